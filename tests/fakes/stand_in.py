@@ -24,6 +24,7 @@ def driver():
     fake.fake_left.restype = ctypes.c_long
     fake.fake_last_launch.restype = fake.fake_failed_call.restype = ctypes.c_char_p
     fake.fake_enter.restype = fake.fake_stream.restype = fake.fake_stream_here.restype = ctypes.c_void_p
+    fake.fake_recorded.restype = ctypes.c_void_p
     fake.fake_fail_call.argtypes = ctypes.c_long, ctypes.c_int
     fake.fake_enter.argtypes = ctypes.c_int, ctypes.c_ulonglong
     return fake

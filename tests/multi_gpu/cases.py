@@ -13,13 +13,14 @@ import socket
 import threading
 import time
 from ctypes import POINTER, byref, c_uint8, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 import capi
 import driver
 import gpu
+from block_model import INT4, INT8
 from capi import EXCHANGE, AllReduce, CodecOptions, Comm, Managed, NcclOptions, PeersOptions, Transport, lib
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
@@ -524,6 +525,7 @@ def compare(found, expected):
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 ONE = Case(segments=(10_001,), steps=2)
+ONE_OF = {"onebit": ONE, "int8": replace(ONE, codec=INT8), "int4, one exchange": replace(ONE, codec=INT4, error=None)}
 
 
 def until(seconds, is_so):
@@ -641,11 +643,14 @@ def halves_of_handle(comm, place, rank, world, case):
     return found
 
 
-def alternating(here, over, sizes, times, in_graphs):
+ALTERNATING = {"onebit": {}, "int8": dict(codec=INT8), "int4, without errors": dict(codec=INT4, error=None)}
+
+
+def alternating(here, over, sizes, times, in_graphs, kind="onebit"):
     """Handles of several sizes in turn, each on a stream of its own unless they are in graphs: a digest of each one's values
     in the end."""
     place, comm = place_of(here, "cuda"), comm_of(here, over)
-    cases = [Case(segments=(n,)) for n in sizes]
+    cases = [Case(segments=(n,), **ALTERNATING[kind]) for n in sizes]
     handles = [Handle(comm, place, here.rank, here.world, case) for case in cases]
     sources = [handle.put(case.gradients(0, here.rank, here.world)) for handle, case in zip(handles, cases)]
     values = [handle.put(case.gradients(0, here.rank, here.world)) for handle, case in zip(handles, cases)]
@@ -679,11 +684,11 @@ def alternating(here, over, sizes, times, in_graphs):
     return found
 
 
-def alternating_on_the_host(world, sizes, times):
+def alternating_on_the_host(world, sizes, times, kind="onebit"):
     """The same of a group on the CPU, of one rank, for all end alike."""
     host, found = OnHost(), []
     for index, n in enumerate(sizes):
-        case = Case(segments=(n,))
+        case = Case(segments=(n,), **ALTERNATING[kind])
         with World(world) as group:
 
             def run(rank, comm=group.comms, case=case, index=index):
@@ -697,13 +702,13 @@ def alternating_on_the_host(world, sizes, times):
     return found
 
 
-def waits_in_vain(here, milliseconds, dies):
+def waits_in_vain(here, milliseconds, dies, kind="onebit"):
     """All exchange something; then the last rank does not come, or is gone. The others: whether values became NaN, the
     status told meanwhile, that of one more call, and whether the device still works."""
     place = place_of(here, "cuda")
     comm = over_peers(here, milliseconds)
-    handle = Handle(comm, place, here.rank, here.world, ONE)
-    tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    handle = Handle(comm, place, here.rank, here.world, ONE_OF[kind])
+    tensors = handle.put(ONE_OF[kind].gradients(0, here.rank, here.world))
     handle.run(tensors)
     place.wait()
     here.gather()
@@ -732,14 +737,14 @@ def is_gone(process):
     return all(one.rpartition(")")[2].split()[0] in "ZX" for one in threads)
 
 
-def dies_in_the_middle(here, milliseconds):
+def dies_in_the_middle(here, milliseconds, kind="onebit"):
     """The last rank has come to a call, and said so to the others, when it is gone; then they come. Until it is gone its
     GPU would go on with the call. Of the others: as waits_in_vain()."""
     place = place_of(here, "cuda")
-    size = lib.gc_peers_bytes(20_000, here.world)
-    comm = over_mapped_peers(here, milliseconds, 20_000)
-    handle = Handle(comm, place, here.rank, here.world, ONE)
-    tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    size = lib.gc_peers_bytes(100_000, here.world)
+    comm = over_mapped_peers(here, milliseconds, 100_000)
+    handle = Handle(comm, place, here.rank, here.world, ONE_OF[kind])
+    tensors = handle.put(ONE_OF[kind].gradients(0, here.rank, here.world))
     handle.run(tensors)
     place.wait()
 
@@ -849,15 +854,15 @@ def ends_by_a_signal(here):
     return "there"
 
 
-def garbage(here, where, milliseconds):
+def garbage(here, where, milliseconds, kind="onebit"):
     """The first rank's buffer is overwritten after the others have come to a call, and before it does: what it heard, or
     what has arrived."""
     place = place_of(here, "cuda")
-    size = lib.gc_peers_bytes(20_000, here.world)
-    comm = over_mapped_peers(here, milliseconds, 20_000)
+    size = lib.gc_peers_bytes(100_000, here.world)
+    comm = over_mapped_peers(here, milliseconds, 100_000)
     buffer = here.kept["memory"][-1].address
-    with Handle(comm, place, here.rank, here.world, ONE) as handle:
-        tensors = handle.put(ONE.gradients(0, here.rank, here.world))
+    with Handle(comm, place, here.rank, here.world, ONE_OF[kind]) as handle:
+        tensors = handle.put(ONE_OF[kind].gradients(0, here.rank, here.world))
         handle.run(tensors)
         place.wait()
         if here.rank > 0:

@@ -3,10 +3,10 @@
 import pytest
 
 import cases
+from block_model import INT4, INT8
 from capi import Status
-from block_model import INT8
 from cases import Case, alternating_on_the_host, compare, expected_of_handle, expected_of_plain, on_rank
-from codec_model import NONFINITE, SIGN
+from codec_model import NONFINITE, SIGN, TRANSACTIONAL
 from test_processes import KINDS, name
 
 OVER = ["peers", "mapped peers"]
@@ -51,22 +51,34 @@ def test_the_plain_form(peers, way, n):
     compare(ranks.call(on_rank, "cuda", way, cases.steps_of_plain, n, 4), expected_of_plain(ranks.world, n, 4))
 
 
-@pytest.mark.parametrize("case", [Case(steps=30), Case("bfloat16", "bfloat16", steps=30)], ids=name)
+GRAPHS = [
+    Case(steps=30),
+    Case("bfloat16", "bfloat16", steps=30),
+    Case(codec=INT8, steps=30),
+    Case(codec=INT8, nonfinite=TRANSACTIONAL, steps=10),
+    Case("bfloat16", None, INT4, raw=(0, 1, 1, 0), steps=30),
+    Case(error=None, codec=INT8, segments=(3000, 70), steps=200),  # which exchanges once
+]
+
+
+@pytest.mark.parametrize("case", GRAPHS, ids=name)
 def test_a_graph_launched_again_and_again(peers, case):
     ranks = peers.get()
     compare(ranks.call(on_rank, "cuda", "peers", cases.graph_of_handle, case), expected_of_handle(ranks.world, case))
 
 
+@pytest.mark.parametrize("kind", cases.ALTERNATING)
 @pytest.mark.parametrize("in_graphs, times", [(True, 1000), (False, 200)], ids=["graphs", "streams"])
-def test_sizes_that_alternate(peers, in_graphs, times):
+def test_sizes_that_alternate(peers, in_graphs, times, kind):
     ranks = peers.get()
-    found = ranks.call(cases.alternating, "peers", SIZES, times, in_graphs, seconds=200)
-    assert found == [alternating_on_the_host(ranks.world, SIZES, times)] * ranks.world
+    found = ranks.call(cases.alternating, "peers", SIZES, times, in_graphs, kind, seconds=200)
+    assert found == [alternating_on_the_host(ranks.world, SIZES, times, kind)] * ranks.world
 
 
+@pytest.mark.parametrize("kind", cases.ONE_OF)
 @pytest.mark.parametrize("dies", [False, True], ids=["stays away", "dies"])
-def test_a_rank_that_does_not_come(peers, dies):
-    *others, last = peers.get().outcomes(cases.waits_in_vain, 2_000, dies, seconds=60)
+def test_a_rank_that_does_not_come(peers, dies, kind):
+    *others, last = peers.get().outcomes(cases.waits_in_vain, 2_000, dies, kind, seconds=60)
     assert (last.kind, last.value) == (("gone", 7) if dies else ("done", None))
     for other in others:
         assert other.kind == "done", other
@@ -75,8 +87,9 @@ def test_a_rank_that_does_not_come(peers, dies):
         assert "2000 ms" in sentence
 
 
-def test_a_rank_that_dies_within_a_call(peers):
-    *others, last = peers.get().outcomes(cases.dies_in_the_middle, 2_000, seconds=60)
+@pytest.mark.parametrize("kind", cases.ONE_OF)
+def test_a_rank_that_dies_within_a_call(peers, kind):
+    *others, last = peers.get().outcomes(cases.dies_in_the_middle, 2_000, kind, seconds=60)
     assert (last.kind, last.value) == ("gone", 7), last
     for other in others:
         assert other.kind == "done", other
@@ -111,11 +124,13 @@ def test_a_rank_that_waits_ends_by_a_signal(peers):
     assert all((other.kind, other.value) == ("done", "there") for other in others)
 
 
+# What is exchanged once is pushed only when all have begun.
+@pytest.mark.parametrize("kind", ["onebit", "int8"])
 @pytest.mark.parametrize("where, status, is_nan", [("heard", Status.TIMEOUT, True), ("areas", Status.CORRUPT, False)])
-def test_a_buffer_that_is_overwritten(peers, where, status, is_nan):
+def test_a_buffer_that_is_overwritten(peers, where, status, is_nan, kind):
     """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
     ranks = peers.get()
-    assert ranks.call(cases.garbage, where, 2_000, seconds=60) == [(is_nan, status, True)] * ranks.world
+    assert ranks.call(cases.garbage, where, 2_000, kind, seconds=60) == [(is_nan, status, True)] * ranks.world
 
 
 def test_buffers_that_are_none(peers):

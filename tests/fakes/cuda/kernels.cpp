@@ -28,7 +28,7 @@ struct Reach {
 struct Look {
     const std::string name;
     const unsigned blocks, threads;
-    Launch launch = {nullptr, {}, 0, 1, 0};
+    Launch launch = {nullptr, {}, 0, 1, 0, 0};
 
     bool packs() const { return name.compare(0, 8, "gc_pack_") == 0; }
     // Bits of an element, at the end of the name.
@@ -147,18 +147,18 @@ static void look(Look &at, const gc_copy &copy) {
 }
 static void look(Look &at, const gc_push &push) {
     const unsigned world = push.way.peers->world;
-    at.launch.late_bytes = 0;
+    at.launch.meets = 1;
     at.uses(false, push.from, 16 * push.vectors + push.apart * (world - 1), true);
     if (reinterpret_cast<u64>(push.from) % 16) at.launch.fault = "vectors that are not aligned";
     at.takes(world * divide_up(push.vectors, THREADS * VECTORS));
 }
 static void look(Look &at, const gc_meet &) {
-    at.launch.late_bytes = 0;
+    at.launch.meets = 1;
     at.takes(1);
     if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
 }
 static void look(Look &at, const gc_finish &call) {
-    if (call.way.peers && call.steps) at.launch.late_bytes = 0;
+    if (call.way.peers && call.steps) at.launch.meets = 1;
 }
 template <typename Call>
 static void look(Look &, const Call &) {}  // of codecs
@@ -173,7 +173,7 @@ template <typename... Arguments, size_t... K>
 static Entry entry(void (*kernel)(Arguments...), std::index_sequence<K...>) {
     return {[kernel](void **given) { kernel(*static_cast<std::decay_t<Arguments> *>(given[K])...); },
             [](Look &at, void **given) {
-                at.launch.late_bytes = sizeof...(K) == 1 ? (sizeof(std::decay_t<Arguments>) + ...) : 0;
+                at.launch.argument_bytes = sizeof...(K) == 1 ? (sizeof(std::decay_t<Arguments>) + ...) : 0;
                 look(at, *static_cast<std::decay_t<Arguments> *>(given[K])...);
             }};
 }

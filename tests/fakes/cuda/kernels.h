@@ -12,8 +12,9 @@ typedef struct {
         int is_written, may_be_pinned;
     } ranges[MOST_RANGES];
     int n_ranges;
-    int is_run;        /* 0: too long for a test, only looked at */
-    size_t late_bytes; /* of its only argument, if it can be put off; else 0 */
+    int is_run;            /* 0: too long for a test, only looked at */
+    size_t argument_bytes; /* of its only argument; else 0, and it is not put off or recorded */
+    int meets;             /* other ranks: it is not put off */
 } Launch;
 
 #ifdef __cplusplus

@@ -644,13 +644,27 @@ static void do_work(Late *work) {
     free(work);
 }
 
-static Late *put_off(Place place, size_t bytes) {
-    Late *work = calloc(1, sizeof *work + bytes), **end = &late_work;
+static Late *append(Late **end, Place place, size_t bytes) {
+    Late *work = calloc(1, sizeof *work + bytes);
     *work = (Late){.context = place.context, .stream = place.stream, .number = ++last_late};
     while (*end)
         end = &(*end)->next;
     return *end = work;
 }
+static Late *append_launch(Late **end, Place place, const char *kernel, unsigned blocks, unsigned threads,
+                           const void *argument, size_t bytes) {
+    Late *work = append(end, place, bytes);
+    work->blocks = blocks, work->threads = threads;
+    snprintf(work->kernel, sizeof work->kernel, "%s", kernel);
+    memcpy(work->argument, argument, bytes);
+    return work;
+}
+
+/* A graph that is captured: launches that are kept in place of being done. */
+typedef struct {
+    Late *work;
+} Graph;
+static Graph *recording;
 
 /* Kernels that were compiled at run time, for the host. A kernel is its name. */
 enum { HOST_KERNELS = 1000 };
@@ -697,11 +711,11 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         if (result)
             return result;
     }
-    if (is_late && launch.late_bytes) {
-        Late *work = put_off(place, launch.late_bytes);
-        work->blocks = x, work->threads = threads;
-        snprintf(work->kernel, sizeof work->kernel, "%s", kernel);
-        memcpy(work->argument, arguments[0], launch.late_bytes);
+    if (recording && !launch.argument_bytes)
+        return fault(INVALID_VALUE, "a launch that cannot be recorded");
+    if (recording || (is_late && launch.argument_bytes && !launch.meets)) {
+        append_launch(recording ? &recording->work : &late_work, place, kernel, x, threads, arguments[0],
+                      launch.argument_bytes);
         return SUCCESS;
     }
     catch_up(place.context, 0, place.stream, last_late);
@@ -765,7 +779,7 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     if (result == SUCCESS && is_on_device(to)) /* else pinned memory */
         result = use(place, WRITTEN, (void *)(uintptr_t)to, bytes);
     if (result == SUCCESS && is_late) {
-        Late *work = put_off(place, 0);
+        Late *work = append(&late_work, place, 0);
         work->to = (void *)(uintptr_t)to, work->from = (void *)(uintptr_t)from, work->bytes = bytes;
     } else if (result == SUCCESS) {
         memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
@@ -1364,6 +1378,28 @@ int fake_physicals(void) {
 /* Memory that came from elsewhere: of a pool 1, managed 2, of the host 3. */
 void fake_kind(uint64_t address, int kind) { block_at(address)->kind = kind; }
 void fake_capture(int status) { capturing = status; }
+/* From here on all launches are recorded, until fake_recorded() gives what they are. Nothing else is to be called. */
+void fake_record(void) {
+    capturing = 1;
+    recording = calloc(1, sizeof *recording);
+}
+Graph *fake_recorded(void) {
+    Graph *graph = recording;
+    capturing = 0, recording = NULL;
+    return graph;
+}
+/* Does all of it, in this thread. */
+void fake_replay(const Graph *graph) {
+    for (Late *work = graph->work; work; work = work->next)
+        run_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
+}
+void fake_forget(Graph *graph) {
+    for (Late *work = graph->work, *next; work; work = next) {
+        next = work->next;
+        free(work);
+    }
+    free(graph);
+}
 int fake_depth(void) { return depth; }
 int fake_capture_mode(void) { return capture_mode; }
 int fake_retained(int device) { return retained[device]; }

@@ -1,0 +1,273 @@
+"""Block codecs over peer memory, on a driver without hardware: ranks that disagree, ranks that are lost or write garbage, and
+graphs that are replayed."""
+
+import pytest
+
+from test_peers import run_ranks
+from tiers import both
+
+# Two ranks, a card each, over buffers that the test sees.
+SEEN = """
+from block_model import BF16, INT4, INT8, MXFP4, MXFP8
+from capi import AllReduce, PeersOptions
+from codec_model import NONFINITE, PROPAGATE
+from codecs_c import Host, model_of, options_of
+from comms import World
+
+HEARD, AREA = 1024, 1 << 16
+MOST_RANKS = 64
+
+class OnCard(Place):
+    def __init__(self, card):
+        super().__init__()
+        self.device = DLDevice(CUDA, card)
+
+    def allocate(self, n_bytes):
+        self.owners.append(held(n_bytes, self.device.device_id))
+        return self.owners[-1].contents.dl_tensor.data
+
+class Seen:
+    def __init__(self, timeout=60_000, area=AREA):
+        for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
+            lib.gc_comm_free(comm)
+        self.places = [OnCard(card) for card in range(2)]
+        self.bytes = HEARD + 2 * area
+        tensors = [place.put(np.zeros(self.bytes + 256, "u1")) for place in self.places]
+        self.buffers = [-(-tensor.struct.dl_tensor.data // 256) * 256 for tensor in tensors]
+        options = [PeersOptions(struct_size=ctypes.sizeof(PeersOptions), rank=rank, world_size=2, timeout_ms=timeout,
+                                device=DLDevice(CUDA, rank), bytes=self.bytes,
+                                buffers=(ctypes.c_void_p * 2)(*self.buffers)) for rank in range(2)]
+        self.comms, self.handles = [POINTER(Comm)() for _ in range(2)], []
+        each(lambda rank: call("gc_comm_from_peers", byref(options[rank]), byref(self.comms[rank])))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for handle in self.handles:
+            lib.gc_allreduce_free(handle)
+        for comm in self.comms:
+            lib.gc_comm_free(comm)
+
+    def handle_of(self, options):
+        # Of each rank.
+        made = [POINTER(AllReduce)() for _ in range(2)]
+        models = [model_of(**options, n_chunks=2, server=rank) for rank in range(2)]
+        given = [options_of(model, DLDevice(CUDA, rank)) for rank, model in enumerate(models)]
+        for one in given:
+            one.server = 0
+        each(lambda rank: call("gc_allreduce_create", self.comms[rank], byref(given[rank]), byref(made[rank])))
+        self.handles += made
+        return made
+
+    def put(self, rank, arrays):
+        return [self.places[rank].put(array) for array in arrays]
+
+    def get(self, rank, tensors):
+        return [self.places[rank].get(tensor).copy() for tensor in tensors]
+
+    # What a rank hears: a number by parity and rank.
+    def heard(self, rank):
+        return np.ctypeslib.as_array((ctypes.c_uint64 * (2 * MOST_RANKS)).from_address(self.buffers[rank]))
+
+    def says(self, rank, to, number):
+        self.heard(to)[number % 2 * MOST_RANKS + rank] = number
+
+    def wait_for(self, rank, at, number):
+        slot = number % 2 * MOST_RANKS + rank
+        while self.heard(at)[slot] != number:
+            os.sched_yield()
+
+    def write(self, rank, first, array):
+        ctypes.memmove(self.buffers[rank] + first, array.ctypes.data, array.nbytes)
+
+def started(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+def noise(count):
+    return np.random.default_rng(0).integers(1, 256, count, np.uint8)
+
+def handle(codec, segments, error="float32", raw=None):
+    family = dict(scale=RMS) if codec == ONEBIT else dict(raw=raw or [0] * len(segments))
+    return dict(codec=codec, segments=segments, values="float32", results="float32", error=error, **family,
+                nonfinite=PROPAGATE, beta=1.0)
+
+def run(one, tensors):
+    return lib.gc_allreduce_run(one, views(tensors), len(tensors), None, None, None)
+"""
+
+
+def run_seen(script):
+    run_ranks(f"import os\nexec({SEEN!r})\n" + script)
+
+
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+def test_ranks_that_disagree_are_told_in_what_and_go_on(numbers):
+    run_seen(f"""
+numbers = {numbers}
+comms = [comm for _, _, comm in opened(cards(*numbers), (1 << 16,) * 2)]
+raw = lambda *which: (ctypes.c_uint8 * 2)(*which)
+base = dict(codec=INT8, segments=capi.int64s((400, 600)), n_segments=2)
+
+def created(options):
+    def create(rank):
+        made, one = POINTER(AllReduce)(), capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions),
+                                                            device=DLDevice(CUDA, numbers[rank]), **options[rank])
+        status = lib.gc_allreduce_create(comms[rank], byref(one), byref(made))
+        assert bool(made) == (status == 0)
+        sentence = last_error() if status else ""
+        lib.gc_allreduce_free(made)
+        return status, sentence
+    return each(create)
+
+for other, expected, got in (
+    (dict(codec=INT4), "codec GC_CODEC_INT8", "GC_CODEC_INT4"),
+    (dict(codec=ONEBIT), "codec GC_CODEC_INT8", "GC_CODEC_ONEBIT"),
+    (dict(reduction=1), "reduction GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"),
+    # With errors ranks would exchange twice, and without once.
+    (dict(error=2), "error GC_ERROR_FLOAT32", "GC_ERROR_NONE"),
+    (dict(segments=capi.int64s((400, 601))), "1000 elements", "1001"),
+):
+    told = created([base, {{**base, **other}}])
+    assert told[0] == (Status.INVALID_ARGUMENT, f"handle: rank 1: {{expected}} expected, got {{got}}"), told
+    name = expected.rpartition(" ")[2] if "GC_" in expected else "1000"
+    assert told[1][0] == Status.INVALID_ARGUMENT and told[1][1].endswith(f"expected, got {{name}}"), told
+for which in ((None, raw(1, 0)), (raw(0, 1), raw(1, 0))):
+    for error in 0, 2:
+        told = created([{{**base, "error": error, **(dict(raw=one) if one else {{}})}} for one in which])
+        words = "handle: rank {{}}: its segments have other counts of elements, or others are raw"
+        assert told == [(Status.INVALID_ARGUMENT, words.format(1 - rank)) for rank in range(2)], told
+assert created([{{**base, "raw": raw(0, 1)}}] * 2) == [(0, "")] * 2
+assert [lib.gc_comm_async_error(comm) for comm in comms] == [0, 0]
+for comm in comms:
+    lib.gc_comm_free(comm)
+""")
+
+
+CODECS = [("ONEBIT", "'float32'", None), ("INT8", "'float32'", [0, 1]), ("MXFP4", "'bfloat16'", [0, 0])]
+
+
+@pytest.mark.parametrize("where", ["heard", "areas"])
+@pytest.mark.parametrize("codec, error, raw", CODECS)
+def test_a_buffer_that_is_overwritten_within_a_call(codec, error, raw, where):
+    """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
+    run_seen(f"""
+with Seen(timeout=200) as world:
+    handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
+    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
+    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+    last = int(world.heard(0).max())
+    other = started(lambda: run(handles[1], tensors[1]))
+    world.wait_for(1, 0, last + 1)
+    first, end = (0, HEARD) if {where!r} == "heard" else (HEARD, world.bytes)
+    world.write(0, first, noise(end - first))
+    assert run(handles[0], tensors[0]) == 0
+    other.join()
+    values = [np.concatenate(world.get(rank, tensors[rank])) for rank in range(2)]
+    statuses = [lib.gc_comm_async_error(comm) for comm in world.comms]
+    if {where!r} == "heard":
+        assert np.isnan(values).all() and statuses == [Status.TIMEOUT] * 2, (values, statuses)
+    else:
+        # Of the first chunk, which rank 0 reduces, nothing is left.
+        assert statuses == [Status.CORRUPT] * 2 and not np.isnan(values).any(), statuses
+        same(*values, "both ranks")
+        assert (values[0] == 0).any() and (values[0] == 1).any()
+""")
+
+
+@pytest.mark.parametrize("codec, raw", [("INT8", [0, 0]), ("BF16", [0, 1])])
+@pytest.mark.parametrize("comes", ["dies", "writes garbage"])
+def test_one_exchange_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
+    """Rank 1, for which the test speaks, begins a call."""
+    run_seen(f"""
+with Seen(timeout=200) as world:
+    handles = world.handle_of(handle({codec}, [3000, 70], None, {raw}))
+    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
+    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+    last = int(world.heard(0).max())
+    world.says(1, 0, last + 1)
+    if {comes!r} == "dies":
+        assert run(handles[0], tensors[0]) == 0
+    else:
+        other = started(lambda: run(handles[0], tensors[0]))
+        world.wait_for(0, 1, last + 2)
+        # In the area in which all gather the same, behind rank 0's own payload.
+        payload = 2 * model_of(**handle({codec}, [3000, 70], None, {raw}), n_chunks=2).stride
+        world.write(0, HEARD + (world.bytes - HEARD) // 2 + payload, noise(payload))
+        world.says(1, 0, last + 2)
+        other.join()
+    values, status = np.concatenate(world.get(0, tensors[0])), lib.gc_comm_async_error(world.comms[0])
+    if {comes!r} == "dies":
+        assert np.isnan(values).all() and status == Status.TIMEOUT, (values, status)
+        expect(run(handles[0], tensors[0]), Status.COMM, "broken off")
+    else:
+        assert not values.any() and status == Status.CORRUPT, (values, status)
+""")
+
+
+@pytest.mark.parametrize("codec, error, raw", CODECS)
+def test_a_rank_that_dies_between_two_meetings_of_a_call(codec, error, raw):
+    run_seen(f"""
+with Seen(timeout=200) as world:
+    handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
+    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
+    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+    flags = world.put(0, [np.zeros(1, np.uint32)])[0]
+    world.says(1, 0, int(world.heard(0).max()) + 1)
+    assert run(handles[0], tensors[0]) == 0
+    assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
+    expect(lib.gc_comm_async_error(world.comms[0]), Status.TIMEOUT, "200 ms")
+    call("gc_allreduce_flags", handles[0], flags.view, None)
+    assert world.get(0, [flags])[0] == NONFINITE
+    expect(run(handles[0], tensors[0]), Status.COMM, "broken off")
+""")
+
+
+# Where what is exchanged once and what twice take turns, an area is written to that was read last.
+@pytest.mark.parametrize("codec, error, raw", [*CODECS, ("INT8", "None", [1, 0]), ("INT4", "None", [0, 0])])
+def test_graphs_are_captured_once_and_replayed_between_calls_of_other_sizes(codec, error, raw):
+    run_seen(f"""
+times, rng = {both(quick=12, all=100)}, np.random.default_rng(5)
+shapes = [[3000, 70], [9, 1025]], [[500, 2500]]
+with Seen() as world, World(2, "board") as board:
+    cases, host = [handle({codec}, sizes, {error}, {raw}) for group in shapes for sizes in group], Host()
+    handles = [world.handle_of(case) for case in cases]
+    others = []
+    for case in cases:
+        made = [POINTER(AllReduce)() for _ in range(2)]
+        given = [options_of(model_of(**case, n_chunks=2, server=rank), host.device) for rank in range(2)]
+        for one in given:
+            one.server = 0
+        board.each(lambda rank: call("gc_allreduce_create", board.comms[rank], byref(given[rank]), byref(made[rank])))
+        others.append(made)
+    tensors = [[world.put(rank, [np.zeros(n, "f4") for n in case["segments"]]) for rank in range(2)] for case in cases]
+    graphs = []
+    for index in range(len(shapes[0])):
+        graphs.append([])
+        for rank in range(2):
+            fake.fake_record()
+            call("gc_allreduce_run", handles[index][rank], views(tensors[index][rank]), 2, None, None, None)
+            graphs[index].append(ctypes.c_void_p(fake.fake_recorded()))
+    for number in range(times):
+        k = number % 3
+        given = [[rng.standard_normal(n).astype("f4") for n in cases[k]["segments"]] for _ in range(2)]
+        for rank in range(2):
+            for tensor, array in zip(tensors[k][rank], given[rank]):
+                ctypes.memmove(tensor.struct.dl_tensor.data, array.ctypes.data, array.nbytes)
+        if k < len(graphs):
+            each(lambda rank: fake.fake_replay(graphs[k][rank]))
+        else:
+            assert each(lambda rank: run(handles[k][rank], tensors[k][rank])) == [0, 0]
+        expected = [[host.put(array) for array in of_rank] for of_rank in given]
+        board.each(lambda rank: call("gc_allreduce_run", others[k][rank], views(expected[rank]), 2, None, None, None))
+        for rank in range(2):
+            for got, right in zip(world.get(rank, tensors[k][rank]), expected[rank]):
+                same(got, host.get(right), f"call {{number}}, rank {{rank}}")
+    assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0, 0]
+    for one in (one for each_rank in graphs for one in each_rank):
+        fake.fake_forget(one)
+    for one in (one for made in others for one in made):
+        lib.gc_allreduce_free(one)
+""")
