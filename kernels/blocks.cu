@@ -6,3 +6,10 @@
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"
 #include "blocks_reduce.cuh"
+
+BLOCKS_ENCODE(gc_blocks_encode_f32, Float, false, false, 4)
+BLOCKS_ENCODE(gc_blocks_encode_f32_kept, Float, true, false, 2)
+BLOCKS_ENCODE(gc_blocks_encode_16, Half, false, false, 4)
+BLOCKS_ENCODE(gc_blocks_encode_16_kept, Half, true, false, 2)
+BLOCKS_REDUCE(gc_blocks_reduce, false, false, 2)
+BLOCKS_REDUCE(gc_blocks_reduce_kept, true, false, 2)

@@ -17,6 +17,7 @@ struct Places {
     u64 chunk, number;  // bytes to the first chunk
     unsigned left;
     bool raw;
+    unsigned first;     // the number of the first chunk
 
     __device__ __forceinline__ unsigned per_chunk() const {
         return at_most_32_bits(raw ? codec.chunk_raws : codec.chunk_bytes);
@@ -53,7 +54,7 @@ __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigne
 
 __device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile &tile) {
     const u64 chunk = (tile.chunk - (codec.half == WORKER ? 0 : codec.chunk)) * codec.stride;
-    return {codec, chunk, tile.to, tile.left, tile.unit == NO_UNIT};
+    return {codec, chunk, tile.to, tile.left, tile.unit == NO_UNIT, tile.chunk};
 }
 
 // What is known of a codec's blocks, but for what its codes stand for: one kernel serves all codecs, for each of its own would
@@ -229,6 +230,39 @@ struct Usual {
     }
 };
 
+// ---- Where chunks are written
+
+// One behind the other; or, of PEERS, each to the rank that it is for, or one to all ranks. It asks again at each store: to keep
+// addresses would take registers that an encode has not.
+//
+// Nothing is fenced here. Stores to other ranks' memory are over when their launch is, and the launch behind it, which meets
+// the ranks, tells of them by a release for the whole system, which each of them acquires before it reads. Nor is anything
+// written to that a rank still reads: between its reading of an area and the next writing to it all have met (peers.rs).
+template <bool PEERS>
+struct Target {
+    const gc_codec &codec;
+    unsigned char *dst;
+    const gc_way &way;
+
+    // A rank that has given up writes nothing, for the others do not know it yet.
+    __device__ __forceinline__ unsigned copies() const {
+        if (!PEERS) return 1;
+        return way.peers->broken ? 0 : codec.half == SERVER ? way.peers->world : 1;
+    }
+    // What a place in a chunk is counted from, `chunk` bytes before it begins. `number`: of the chunk.
+    __device__ __forceinline__ unsigned char *base(unsigned number, unsigned copy, u64 chunk) const {
+        if (!PEERS) return dst;
+        return in_global_memory(way.peers->buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
+    }
+    // Which tile a block has. Neighbouring blocks have tiles of different chunks where these go to different ranks, so that no
+    // link has to wait for another.
+    __device__ __forceinline__ unsigned tile() const {
+        if (!PEERS || codec.half == SERVER) return blockIdx.x;
+        const unsigned each = gridDim.x / codec.n_chunks, turn = blockIdx.x / codec.n_chunks;
+        return turn < each ? blockIdx.x % codec.n_chunks * each + turn : blockIdx.x;
+    }
+};
+
 // ---- The end of a launch
 
 // By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone are
@@ -255,7 +289,9 @@ __device__ __forceinline__ void clear(unsigned char *chunk, u64 begin, u64 end, 
 
 // By the first warp of every block, with the number that come() gave: the last one to come writes headers, what fills
 // chunks up, and what is known of the state.
-__device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned char *dst, unsigned number) {
+template <bool PEERS>
+__device__ __forceinline__ void finish_blocks(const Target<PEERS> &target, unsigned number) {
+    const gc_codec &codec = target.codec;
     if (__shfl_sync(WHOLE_WARP, number, 0) != gridDim.x - 1) return;
     const Format format(codec.kind);
     const unsigned lane = threadIdx.x % WARP;
@@ -280,10 +316,11 @@ __device__ __forceinline__ void finish_blocks(const gc_codec &codec, unsigned ch
         }
     }
     flags = __shfl_sync(WHOLE_WARP, flags, 0);
+    const unsigned copies = target.copies();
 #pragma unroll 1
-    for (unsigned k = 0; k < codec.chunks; k++) {
-        const unsigned chunk_number = codec.chunk + k;
-        unsigned char *chunk = dst + k * codec.stride;
+    for (unsigned i = 0; i < codec.chunks * copies; i++) {
+        const unsigned k = PEERS ? i / copies : i, chunk_number = codec.chunk + k;
+        unsigned char *chunk = target.base(chunk_number, PEERS ? i % copies : 0, k * codec.stride) + k * codec.stride;
         if (lane < HEADER_WORDS) {
             reinterpret_cast<unsigned *>(chunk)[lane] =
                 lane == FLAGS_WORD ? flags : lane == CHUNK_WORD ? chunk_number : codec.header[lane];
@@ -307,14 +344,26 @@ __device__ __forceinline__ float value_of(const unsigned char *values, unsigned 
 }
 
 // Stores one, and tells if it is not finite.
-__device__ __forceinline__ void store_raw(const gc_codec &codec, const Places &places, unsigned char *dst, unsigned i,
-                                          float x, unsigned &found) {
+template <bool PEERS>
+__device__ __forceinline__ void store_raw(const Target<PEERS> &target, const Places &places, unsigned i, float x,
+                                          unsigned &found) {
+    const gc_codec &codec = target.codec;
     x = canonical(x);
     if (!is_finite(x)) {
         found |= NONFINITE;
         if (codec.policy == ZERO) x = 0;
     }
-    *reinterpret_cast<float *>(dst + place_of_raw(codec, places, i)) = x;
+    const u64 at = place_of_raw(codec, places, i);
+    if (!PEERS) {
+        *reinterpret_cast<float *>(target.dst + at) = x;
+        return;
+    }
+    const unsigned later = places.later(i), copies = target.copies();
+    const u64 chunk = places.chunk + later * codec.stride;
+#pragma unroll 1
+    for (unsigned copy = 0; copy < copies; copy++) {
+        *reinterpret_cast<float *>(target.base(places.first + later, copy, chunk) + at) = x;
+    }
 }
 
 #endif

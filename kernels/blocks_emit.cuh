@@ -91,15 +91,16 @@ __device__ __forceinline__ void keep_old(const unsigned char *from, unsigned cha
     }
 }
 
-// What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any.
-template <unsigned N, bool KEPT>
+// What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any. PEERS: to other ranks.
+template <unsigned N, bool KEPT, bool PEERS>
 struct Unit {
     enum : unsigned { ROWS = 32 / N };
     const gc_codec &codec;
     UnitBlocks blocks;
     unsigned lane, count;            // elements
     const unsigned char *from;       // old errors, and where new ones go
-    unsigned char *to, *dst;
+    unsigned char *to;
+    Target<PEERS> target;
 
     // Whether element m of the lane's row k is there.
     __device__ __forceinline__ bool has(unsigned k, unsigned m) const {
@@ -257,10 +258,12 @@ struct Unit {
             }
         }
         const unsigned first = (odd * WARP + lane / TOGETHER * TOGETHER) * N;  // the lane's first element
+        const unsigned copies = target.copies();
 #pragma unroll 1
-        for (unsigned begin = 0; begin < blocks.count;) {
+        for (unsigned begin = 0, copy = 0; begin < blocks.count && copies != 0;) {
             const InChunk piece(blocks, begin);
-            begin = piece.end;
+            unsigned char *const dst = target.base(blocks.places.first + piece.later, copy, piece.chunk);
+            if (!PEERS || ++copy == copies) begin = piece.end, copy = 0;
             if (lane < BLOCKS && piece.has(lane)) {
                 store_scale(dst + piece.chunk + piece.template scales<C>(), Block<C>::SCALE_BYTES, lane, mine.memory);
             }

@@ -15,12 +15,14 @@ struct Factors {
 
 // Reads a value and an error, writes an error and a code an element, and a scale a block. Block: a tile, a unit a warp. With
 // the server's half it makes the chunk of a shard, whose parts are the values: what is not finite there stays until the
-// error is added, as in a reduce. KEPT: with errors.
-template <typename V, bool KEPT>
+// error is added, as in a reduce. KEPT: with errors. PEERS: to other
+// ranks.
+template <typename V, bool KEPT, bool PEERS>
 __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
     const gc_codec &codec = call.codec;
-    const gc_tile tile = tile_of_blocks(codec, blockIdx.x);
+    const Target<PEERS> target = {codec, call.dst, call.way};
+    const gc_tile tile = tile_of_blocks(codec, target.tile());
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT;
     const unsigned dtype = V::SIZE == 2 ? codec.header[2] & 0xff : +FLOAT32;
     const unsigned char *tensor = nullptr;
@@ -31,13 +33,13 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
         const Places places = places_of(codec, tile);
 #pragma unroll 4
         for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
-            store_raw(codec, places, call.dst, i, by.make(value_of<V>(tensor, i, dtype)), found);
+            store_raw(target, places, i, by.make(value_of<V>(tensor, i, dtype)), found);
         }
         number = come(codec, found);
     } else {
         const unsigned count = elements_of_unit(tile, at);
         const unsigned char *values = tensor + at * V::SIZE;
-        Unit<N, KEPT> unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, call.dst};
+        Unit<N, KEPT, PEERS> unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, target};
         Lane<V, N> fresh = {};
         Errors<N> old = {};
         if (count != 0) {
@@ -75,17 +77,13 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
         number = come(codec, found);
         unit.emit(c, most);
     }
-    if (threadIdx.x < WARP) finish_blocks(codec, call.dst, number);
+    if (threadIdx.x < WARP) finish_blocks(target, number);
 }
 
 // BLOCKS: that fit a processor.
-#define BLOCKS_ENCODE(name, V, KEPT, BLOCKS) \
+#define BLOCKS_ENCODE(name, V, KEPT, PEERS, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_encode call) { \
-        encode_blocks<V, KEPT>(call); \
+        encode_blocks<V, KEPT, PEERS>(call); \
     }
-BLOCKS_ENCODE(gc_blocks_encode_f32, Float, false, 4)
-BLOCKS_ENCODE(gc_blocks_encode_f32_kept, Float, true, 2)
-BLOCKS_ENCODE(gc_blocks_encode_16, Half, false, 4)
-BLOCKS_ENCODE(gc_blocks_encode_16_kept, Half, true, 2)
 
 #endif

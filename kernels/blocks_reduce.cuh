@@ -93,17 +93,19 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
 
 // Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale. Block: a
 // tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with errors.
-template <bool KEPT>
+// PEERS: to all ranks.
+template <bool KEPT, bool PEERS>
 __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     constexpr unsigned N = 8, ROWS = 32 / N;
-    typedef Unit<N, KEPT> U;
+    typedef Unit<N, KEPT, PEERS> U;
     const gc_codec &codec = call.codec;
+    const Target<PEERS> target = {codec, call.dst, call.way};
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x);
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned many = static_cast<unsigned>(call.payloads);
     const bool raw = tile.unit == NO_UNIT, zeros = codec.policy == ZERO;
     // Without elements a shard may be NULL.
-    const bool to_shard = !KEPT && call.shard != 0;
+    const bool to_shard = !KEPT && !PEERS && call.shard != 0;
     float *shard = reinterpret_cast<float *>(call.dst);
     if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
     // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has NaN.
@@ -135,12 +137,12 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
             }
             sum = corrupt ? nothing() : share.of(sum);
             if (to_shard) shard[i] = canonical(sum);
-            else store_raw(codec, places, call.dst, i, sum, found);
+            else store_raw(target, places, i, sum, found);
         }
         found |= met;
         if (!to_shard) number = come(codec, found);
     } else {
-        U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, call.dst};
+        U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, target};
         const InChunk blocks(unit.blocks, 0);  // one chunk has all of a tile
         if (KEPT && count != 0) unit.find_errors(tile.unit + threadIdx.x / WARP);
         float c[ROWS][N];
@@ -229,16 +231,14 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
         if (lane == 0 && any) tell(codec, wrong && !codec.control->broken ? CORRUPT : NONFINITE);
     } else if (threadIdx.x < WARP) {
-        finish_blocks(codec, call.dst, number);
+        finish_blocks(target, number);
     }
 }
 
 // BLOCKS: that fit a processor.
-#define BLOCKS_REDUCE(name, KEPT, BLOCKS) \
+#define BLOCKS_REDUCE(name, KEPT, PEERS, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
-        reduce_blocks<KEPT>(call); \
+        reduce_blocks<KEPT, PEERS>(call); \
     }
-BLOCKS_REDUCE(gc_blocks_reduce, false, 2)
-BLOCKS_REDUCE(gc_blocks_reduce_kept, true, 2)
 
 #endif

@@ -170,17 +170,19 @@ __device__ __forceinline__ u64 place_of_byte(const gc_codec &codec, const gc_til
     return tile.to + at + chunks_to_byte(codec, tile, at) * (codec.stride - codec.chunk_bytes);
 }
 
-// The address of a run's values.
-__device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES],
-                                                    unsigned run) {
-    const void *found = codec.addresses ? codec.addresses[run] : values[run % MOST_VALUES];
+// An address in global memory, which the compiler does not find out of one that it has loaded.
+__device__ __forceinline__ unsigned char *in_global_memory(const void *found) {
 #ifdef __CUDA_ARCH__
-    // Global memory, which the compiler does not find out of an address that it has loaded.
     u64 global;
     asm("cvta.to.global.u64 %0, %1;" : "=l"(global) : "l"(found));
     found = __cvta_global_to_generic(global);
 #endif
     return static_cast<unsigned char *>(const_cast<void *>(found));
+}
+// The address of a run's values.
+__device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES],
+                                                    unsigned run) {
+    return in_global_memory(codec.addresses ? codec.addresses[run] : values[run % MOST_VALUES]);
 }
 
 __device__ __forceinline__ float factor(const float *m) {

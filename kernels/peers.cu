@@ -1,6 +1,6 @@
 // Exchanges over memory that all ranks reach, in two steps: each rank pushes what it has for the others into their
 // buffers, and then they meet. What was pushed before a meeting is seen after it. What a codec makes it pushes by itself
-// (encode.cuh, reduce.cuh, finish.cuh); all else goes through these.
+// (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); all else goes through these.
 //
 // Nothing is ever read from another GPU, for a write goes on its way where a read waits for the answer.
 #include "peers.cuh"

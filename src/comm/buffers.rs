@@ -20,16 +20,13 @@ use super::{
 ///     chunk       | own |                      reduced by this rank
 /// ```
 ///
-/// Where the transport has receive slots, chunks arrive there, and there is only room for what this rank sends; where the
-/// codec itself writes to those of the others, for one chunk. Where ranks exchange once, whole payloads of all arrive behind
-/// the first one, or in receive slots.
+/// Where the transport has receive slots, chunks arrive there, and there is only room for one here. Where ranks exchange
+/// once, whole payloads of all arrive behind the first one, or in receive slots.
 pub struct Buffers {
     device: Device,
     memory: Block,
     /// For chunks of all ranks' payloads, and for reduced ones, if the transport has them.
     receive_slots: Option<[usize; 2]>,
-    /// Whether the codec writes to the other ranks' memory by itself.
-    direct: bool,
     /// The shape of all ranks' payloads, where this one can exchange whole ones.
     whole: Option<[i64; 2]>,
     /// Of the codec: set when a rank is lost. An address as a number, to be shared.
@@ -51,15 +48,15 @@ impl Buffers {
         let world = topology.world() as i64;
         let stride = codec.payload_bytes() / world;
         let receive_slots = topology.receive_slots().map(|slots| slots.map(<*mut u8>::expose_provenance));
-        let direct = topology.direct().is_some() && codec.writes_to_peers();
-        let others = match receive_slots {
-            _ if direct => 0,
-            Some(_) => world,
-            None => 2 * world,
+        // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
+        let once = codec.plan().exchanges_once() && (receive_slots.is_none() || codec.plan().blocks.is_some());
+        // Chunks in front of the one that this rank reduces, and all.
+        let (others, chunks) = match (receive_slots.is_some(), once) {
+            (true, false) => (0, 1),
+            (true, true) => (world, world + 1),
+            (false, false) => (2 * world, 2 * world + 1),
+            (false, true) => (2 * world, world + world * world),
         };
-        // Codecs that write to the other ranks' memory gain nothing by copying payloads there.
-        let once = codec.plan().exchanges_once() && !direct;
-        let chunks = if once && receive_slots.is_none() { world + world * world } else { others + 1 };
         let bytes = chunks.checked_mul(stride);
         let bytes = bytes.ok_or_else(|| {
             error!(SizeOverflow, "{world} chunks of {stride} bytes, sent and received, are more than 2^63 - 1")
@@ -67,6 +64,9 @@ impl Buffers {
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
         topology.check(device, &memory, stride)?;
+        if topology.direct().is_some() {
+            codec.load_for_peers(&mut queue)?;
+        }
         let whole = [world, world * stride];
         let whole = Some(whole).filter(|&[_, bytes]| once && topology.check(device, &memory, bytes).is_ok());
         let block = whole.map_or(stride, |[_, bytes]| bytes);
@@ -77,7 +77,6 @@ impl Buffers {
             device,
             memory,
             receive_slots,
-            direct,
             others,
             whole,
             error_flag,
@@ -97,10 +96,6 @@ impl Buffers {
         let stride = codec.payload_bytes() / self.world;
         assert!(stride <= self.most);
         (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
-    }
-
-    pub fn are_direct(&self) -> bool {
-        self.direct
     }
 
     /// Bytes of a chunk.

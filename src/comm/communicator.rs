@@ -240,21 +240,16 @@ impl Communicator {
 
     /// Where a codec puts what this rank sends: into the buffers, or straight to where the others receive it.
     fn destination<'a>(&self, pattern: Pattern, buffers: &'a Buffers) -> Destination<'a> {
-        match (self.direct(buffers), pattern) {
+        match (self.topology.direct(), pattern) {
             (Some(peers), _) => Destination::Peers(peers.sending(pattern, buffers.stride())),
             (None, Pattern::AllToAll) => Destination::Memory(buffers.payload()),
             (None, Pattern::AllGather) => Destination::Memory(buffers.chunk()),
         }
     }
 
-    /// The other ranks' memory, if the codec writes there.
-    fn direct(&self, buffers: &Buffers) -> Option<&Peers> {
-        self.topology.direct().filter(|_| buffers.are_direct())
-    }
-
     /// Brings what a codec has put there to the others.
     fn deliver(&self, pattern: Pattern, buffers: &Buffers, stream: Stream) -> Result<()> {
-        match (self.direct(buffers), &mut buffers.memory().queue(stream)?) {
+        match (self.topology.direct(), &mut buffers.memory().queue(stream)?) {
             (Some(peers), Queue::Cuda(queue)) => peers.arrive(queue, buffers.error_flag()),
             _ if self.world() == 1 => Ok(()),
             _ => buffers.exchange(&self.topology, pattern, stream),
@@ -273,7 +268,7 @@ impl Communicator {
         let to = self.destination(Pattern::AllToAll, buffers);
         let was_torn = codec.is_torn(); // by an earlier call: then this one sends nothing
         let encoded = codec.encode(values, factors, to, stream);
-        if encoded.is_err() && self.direct(buffers).is_some() && !was_torn && codec.is_torn() {
+        if encoded.is_err() && self.topology.direct().is_some() && !was_torn && codec.is_torn() {
             // A part of it is with the others.
             self.topology.abort();
         }

@@ -131,7 +131,7 @@ fault("kernels: errors of another world are not cut", "errors of other elements"
       "const bool cuts = codec.half == SERVER && call.row != 0;", "const bool cuts = false;",
       python("test_comm_driver", "errors_go_on"))
 fault("kernels: a shard without elements is no shard", "wrong half of a step", "kernels/blocks_reduce.cuh",
-      "const bool to_shard = !KEPT && call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
+      "const bool to_shard = !KEPT && !PEERS && call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
       python("test_comm_driver", "halves_on_one_card", "group"))
 fault("kernels: raw elements are added from the last payload on", "wrong order of a sum", "kernels/blocks_reduce.cuh",
       "*reinterpret_cast<const float *>(from + r * call.apart)",
@@ -341,6 +341,13 @@ fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finis
       "if (broken && found & CORRUPT) found", "if (broken && found & 0) found",
       python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
 
+fault("a codec that has sent its blocks and did not meet goes on", "lost rank", "src/backend/cuda/codec/mod.rs",
+      "            self.torn = true;\n            // SAFETY: the communicator, which", "            // SAFETY: the communicator, which",
+      python("test_peers", "breaks_off_between_its_launches"))
+fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
+      "return way.peers->broken ? 0 : codec.half == SERVER", "return codec.half == SERVER",
+      python("test_block_peers", "rank_that_has_given_up"))
+
 # ---- Order of stores
 
 FENCES = python("test_fences", "followed_by_a_fence", fakes=False)
@@ -385,6 +392,12 @@ fault("kernels: float64 to bfloat16 is rounded twice", "wrong bits", "kernels/co
       "to_bf16(to_odd(double_of(v)))", "to_bf16(__double2float_rn(double_of(v)))", COPIED)
 fault("kernels: the bytes of the third chunk go to the second's rank", "wrong order of ranks", "kernels/step.cuh",
       "tile.chunk + later, copy)", "tile.chunk + (later != 0), copy)",
+      python("test_peers", "random_cases"))
+fault("kernels: blocks of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks_emit.cuh",
+      "target.base(blocks.places.first + piece.later, copy,", "target.base(blocks.places.first, copy,",
+      python("test_peers", "random_cases"))
+fault("kernels: raw elements of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks.cuh",
+      "target.base(places.first + later, copy, chunk)", "target.base(places.first, copy, chunk)",
       python("test_peers", "random_cases"))
 fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kernels/state.cuh",
       "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", EMULATED)

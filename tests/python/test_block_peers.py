@@ -225,6 +225,24 @@ with Seen(timeout=200) as world:
 """)
 
 
+@pytest.mark.parametrize("codec, error, raw", CODECS)
+def test_a_rank_that_has_given_up_writes_nothing_more(codec, error, raw):
+    """It gives up at the first meeting; then it reduces, but the other, who comes late, keeps what it has."""
+    run_seen(f"""
+with Seen(timeout=200) as world:
+    handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
+    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
+    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+    half = (world.bytes - HEARD) // 2
+    gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + half, half)
+    world.write(1, HEARD + half, noise(half))
+    before = gathered()
+    assert run(handles[0], tensors[0]) == 0
+    assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
+    assert gathered() == before
+""")
+
+
 # Where what is exchanged once and what twice take turns, an area is written to that was read last.
 @pytest.mark.parametrize("codec, error, raw", [*CODECS, ("INT8", "None", [1, 0]), ("INT4", "None", [0, 0])])
 def test_graphs_are_captured_once_and_replayed_between_calls_of_other_sizes(codec, error, raw):

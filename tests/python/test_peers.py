@@ -284,6 +284,43 @@ with world:
 """)
 
 
+@pytest.mark.parametrize("codec", ["ONEBIT", "INT8"])
+def test_a_call_that_the_driver_breaks_off_between_its_launches_is_the_last(codec):
+    """Other ranks have a part of it, or count a barrier more."""
+    run_ranks(f"""
+from block_model import INT8
+from capi import AllReduce
+
+for card in range(2):
+    assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
+place, broken_off = Place(), set()
+for calls in range(100):
+    comms = [comm for _, _, comm in opened(cards(0, 1), (8192, 8192), timeout=10)]
+    handles = [POINTER(AllReduce)() for _ in comms]
+    options = [capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec={codec}, n_elements=1000,
+                                 device=DLDevice(CUDA, rank)) for rank in range(2)]
+    each(lambda rank: call("gc_allreduce_create", comms[rank], byref(options[rank]), byref(handles[rank])))
+    values = views([place.put(np.ones(1000, "f4"))])
+    before = fake.fake_launches()
+    fake.fake_fail_call(calls, 999)
+    status, name = lib.gc_allreduce_run(handles[0], values, 1, None, None, None), fake.fake_failed_call()
+    fake.fake_fail_call(-1, 0)
+    launched = fake.fake_launches() - before
+    if status and launched:
+        broken_off.add(name)
+        assert lib.gc_allreduce_run(handles[0], values, 1, None, None, None) in (Status.COMM, Status.CUDA), name
+        lib.gc_allreduce_reset(handles[0], None)
+        expect(lib.gc_allreduce_run(handles[0], values, 1, None, None, None), Status.COMM, "broken off")
+    for handle in handles:
+        lib.gc_allreduce_free(handle)
+    for comm in comms:
+        lib.gc_comm_free(comm)
+    if not name:
+        break
+assert not name and any(b"Launch" in one for one in broken_off), (name, broken_off)
+""")
+
+
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
 def test_memory_stays_that_others_may_write_to_after_this_rank_gave_up(numbers):
     run_ranks(f"""

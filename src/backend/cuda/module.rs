@@ -248,6 +248,17 @@ modules! {
         }
     }
 
+    /// The kernels of kernels/blocks_peers.cu, in the same order. Counted in blocks.
+    BLOCKS_PEERS: BlocksPeers, BLOCKS_PEERS_MODULE in "blocks_peers" {
+        internal {
+            encode: [
+                gc_blocks_encode_f32_peers, gc_blocks_encode_f32_kept_peers, gc_blocks_encode_16_peers,
+                gc_blocks_encode_16_kept_peers,
+            ],
+            reduce: [gc_blocks_reduce_peers, gc_blocks_reduce_kept_peers],
+        }
+    }
+
     /// The kernels of kernels/copy.cu. Counted in blocks, but transposed matrices in blocks times the side of a tile.
     COPY: Copy, COPY_MODULE in "copy" {
         internal {

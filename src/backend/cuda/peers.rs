@@ -73,6 +73,24 @@ kernel_structs! {
     }
 }
 
+impl Way {
+    /// Whether it leads anywhere.
+    pub fn is_given(&self) -> bool {
+        self.peers != 0
+    }
+
+    /// Meets the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or NULL.
+    ///
+    /// # Safety
+    /// The way is one of [`Peers::way`], which stays until the stream has passed this, and so does the mark.
+    pub unsafe fn meet(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
+        let mut call = Meet { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
+        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
+        // caller's mark.
+        unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
+    }
+}
+
 /// What becomes of chunks that go straight to other ranks, and of the meeting behind them.
 #[derive(Clone, Copy)]
 pub struct Sending {
@@ -347,10 +365,8 @@ impl Peers {
     /// # Safety
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
-        let mut call = Meet { peers: self.known.at(0), mark, steps: steps as u32, reserved: 0 };
-        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
-        // caller's mark.
-        unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
+        // SAFETY: of memory that this has; the caller's promise.
+        unsafe { Way { peers: self.known.at(0), at: 0 }.meet(queue, steps, mark) }
     }
 
     /// A queue on a stream of its own, which waits for no other.

@@ -203,9 +203,12 @@ impl Codec {
         })
     }
 
-    /// Whether its chunks can go straight to other ranks' memory. Block codecs' are pushed there when they are complete.
-    pub fn writes_to_peers(&self) -> bool {
-        self.plan.blocks.is_none()
+    /// Before chunks of it go straight to other ranks' memory.
+    pub fn load_for_peers(&self, queue: &mut Queue) -> Result<()> {
+        match (&self.enter()?.backend, queue) {
+            (Backend::Cuda(codec), Queue::Cuda(queue)) => codec.load_for_peers(queue, &self.plan),
+            _ => Ok(()),
+        }
     }
 
     pub fn payload_bytes(&self) -> i64 {

@@ -3,7 +3,11 @@
 use crate::{
     backend::{
         call::Decoding,
-        cuda::{launch::argument, module::BLOCKS, queue::Queue},
+        cuda::{
+            launch::argument,
+            module::{BLOCKS, BLOCKS_PEERS},
+            queue::Queue,
+        },
     },
     error::{Result, error},
     tensor::Dtype,
@@ -17,9 +21,11 @@ use super::{
 impl Codec {
     pub(super) fn encode_blocks(&self, queue: &mut Queue, dtype: Dtype, mut call: Encode) -> Result<()> {
         let kept = usize::from(call.codec.error != 0);
-        let kernel = &BLOCKS.encode[2 * usize::from(dtype.size == 2) + kept];
+        let kernels = if call.way.is_given() { &BLOCKS_PEERS.encode } else { &BLOCKS.encode };
+        let kernel = &kernels[2 * usize::from(dtype.size == 2) + kept];
         let tiles = self.tiles[call.codec.half as usize];
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // or chunks of as many bytes in the buffers of ranks.
         unsafe { queue.launch(kernel, tiles, &mut argument(&mut call)) }
     }
 
@@ -35,7 +41,9 @@ impl Codec {
     pub(super) fn reduce_blocks(&self, queue: &mut Queue, mut call: Reduce) -> Result<()> {
         // A shard is what comes before the errors.
         let kept = usize::from(call.codec.error != 0 && call.shard == 0);
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
-        unsafe { queue.launch(&BLOCKS.reduce[kept], self.tiles[1], &mut argument(&mut call)) }
+        let kernels = if call.way.is_given() { &BLOCKS_PEERS.reduce } else { &BLOCKS.reduce };
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // or chunks of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(&kernels[kept], self.tiles[1], &mut argument(&mut call)) }
     }
 }

@@ -20,8 +20,8 @@ use crate::{
 use super::{
     launch::argument,
     memory::{Memory, Parts},
-    module::{BLOCKS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE},
-    peers::{Sending, Way},
+    module::{BLOCKS_MODULE, BLOCKS_PEERS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE},
+    peers::{Sending, Steps, Way},
     queue::Queue,
 };
 
@@ -57,17 +57,17 @@ pub struct Codec {
 pub struct To {
     dst: *mut u8,
     way: Way,
-    steps: u32,
+    steps: Option<Steps>,
 }
 
 impl To {
     pub fn memory(view: &View<'_>) -> Self {
-        Self { dst: view.data(), way: Way::default(), steps: 0 }
+        Self { dst: view.data(), way: Way::default(), steps: None }
     }
 
     /// Into receive slots of other ranks, with a barrier behind it.
     pub fn peers(sending: Sending) -> Self {
-        Self { dst: ptr::null_mut(), way: sending.way, steps: sending.steps as u32 }
+        Self { dst: ptr::null_mut(), way: sending.way, steps: Some(sending.steps) }
     }
 }
 
@@ -158,6 +158,11 @@ impl Codec {
         Ok(codec)
     }
 
+    /// Loads what writes to other ranks' memory, if that is not what writes anywhere.
+    pub fn load_for_peers(&self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
+        if plan.blocks.is_some() { queue.put_into_context(&BLOCKS_PEERS_MODULE) } else { Ok(()) }
+    }
+
     /// A queue for a call on this stream, which must be of the codec's context.
     pub fn queue(&self, stream: Stream) -> Result<Queue> {
         self.memory.queue(stream)
@@ -228,8 +233,7 @@ impl Codec {
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         if plan.blocks.is_some() {
             self.encode_blocks(queue, dtype, call)?;
-            self.pending = self.transactional;
-            return Ok(());
+            return self.meet(queue, to);
         }
         let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
@@ -242,11 +246,25 @@ impl Codec {
     /// state has new elements and old scales.
     fn finish(&mut self, queue: &mut Queue, codec: Half, to: To) -> Result<()> {
         let runs = u64::from(codec.n_segments).max(1);
-        let mut call = Finish { codec, dst: to.dst, way: to.way, steps: to.steps, reserved: 0 };
+        let mut call =
+            Finish { codec, dst: to.dst, way: to.way, steps: to.steps.map_or(0, |steps| steps as u32), reserved: 0 };
         self.torn = true;
         // SAFETY: the argument is the kernel's struct, over the memory that the launch before wrote to.
         unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
         (self.torn, self.pending) = (false, self.transactional);
+        Ok(())
+    }
+
+    /// Behind the launch that has made chunks of blocks: meets the ranks that these have gone to. Without that this rank
+    /// would be a meeting behind.
+    fn meet(&mut self, queue: &mut Queue, to: To) -> Result<()> {
+        if let Some(steps) = to.steps {
+            self.torn = true;
+            // SAFETY: the communicator, which the way is of, waits for its calls; the mark is this codec's.
+            unsafe { to.way.meet(queue, steps, self.mark()) }?;
+            self.torn = false;
+        }
+        self.pending = self.transactional;
         Ok(())
     }
 
@@ -295,15 +313,14 @@ impl Codec {
         call.way = to.way;
         if plan.blocks.is_some() {
             self.reduce_blocks(queue, call)?;
-            self.pending = self.transactional;
-            return Ok(());
+            return self.meet(queue, to);
         }
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
         // against its plan.
         unsafe {
             // To peers it goes behind what has met them: a launch of ours.
-            if to.steps == 0 {
+            if to.steps.is_none() {
                 queue.launch(kernel, self.tiles[1], &mut argument(&mut call))
             } else {
                 queue.launch_pdl(kernel, self.tiles[1], &mut argument(&mut call))
