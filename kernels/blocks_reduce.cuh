@@ -107,10 +107,11 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     float *shard = reinterpret_cast<float *>(call.dst);
     if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
     // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has NaN.
+    const unsigned broken = codec.control->broken;  // on its way with the codes
     const auto count_lost = [&](unsigned &flags) {
-        if (codec.control->broken) flags = CORRUPT;
+        if (broken != 0) flags = CORRUPT;
     };
-    const auto nothing = [&] { return to_shard && codec.control->broken ? __uint_as_float(0x7fc00000u) : 0; };
+    const auto nothing = [&] { return to_shard && broken != 0 ? __uint_as_float(0x7fc00000u) : 0; };
     const Share share(codec, call.payloads);
     unsigned met = 0, found = 0, number = 0;
     if (raw) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     }
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
-        if (lane == 0 && any) tell(codec, wrong && !codec.control->broken ? CORRUPT : NONFINITE);
+        if (lane == 0 && any) tell(codec, wrong && broken == 0 ? CORRUPT : NONFINITE);
     } else if (threadIdx.x < WARP) {
         finish_blocks(codec, call.dst, number);
     }
