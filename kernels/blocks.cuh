@@ -231,20 +231,30 @@ struct Usual {
 
 // ---- The end of a launch
 
+// Of a block the first warp waits here for all others; these go on.
+__device__ __forceinline__ void wait_in_first_warp() {
+#ifdef __CUDA_ARCH__
+    if (threadIdx.x < WARP) asm volatile("bar.sync 1, %0;" : : "n"(+THREADS) : "memory");
+    else asm volatile("bar.arrive 1, %0;" : : "n"(+THREADS) : "memory");
+#else
+    __syncthreads();
+#endif
+}
+
 // By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone are
 // told to others. Gives thread 0 its number among all blocks that have come.
 __device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
-    // Nearly always nothing: then one barrier does.
-    bool corrupt = false, nonfinite = false;
-    if (__syncthreads_or(found)) {
-        corrupt = __syncthreads_or(found & CORRUPT), nonfinite = __syncthreads_or(found & NONFINITE);
+    // Nearly always nothing.
+    if (__any_sync(WHOLE_WARP, found != 0)) {
+        const bool corrupt = __any_sync(WHOLE_WARP, found & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, found & NONFINITE);
+        if (threadIdx.x % WARP == 0) {
+            atomicOr(&codec.control->found, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
+            __threadfence();
+        }
+        __syncwarp();
     }
-    if (threadIdx.x != 0) return 0;
-    if (corrupt || nonfinite) {
-        atomicOr(&codec.control->found, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
-        __threadfence();
-    }
-    return atomicInc(codec.counter, gridDim.x - 1);
+    wait_in_first_warp();
+    return threadIdx.x == 0 ? atomicInc(codec.counter, gridDim.x - 1) : 0;
 }
 
 // Zeros from byte `begin` of a chunk to byte `end`, by a warp.

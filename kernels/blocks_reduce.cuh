@@ -220,8 +220,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
                     for (unsigned m = 0; m < N; m++) c[k][m] = __fadd_rn(c[k][m], __fmul_rn(codec.beta, old.at(k, m)));
                 }
             }
-            unsigned most[ROWS];
-            unit.look(c, most, found, [](unsigned, float (&)[N]) {});
+            const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
             number = come(codec, found);
             unit.emit(c, most, corrupt);
         }
