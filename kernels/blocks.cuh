@@ -184,17 +184,30 @@ __device__ __forceinline__ bool are_usual(const Codes<C, N> &codes) {
     }
     return rare == 0;
 }
+// a & mask ^ other, which ptxas makes two instructions of where mask and other are constants both.
+__device__ __forceinline__ unsigned masked_xor(unsigned a, unsigned mask, unsigned other) {
+#ifdef __CUDA_ARCH__
+    unsigned result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(a), "r"(mask), "r"(other));
+    return result;
+#else
+    return (a & mask) ^ other;
+#endif
+}
+
 // Codes of N neighbours, 4 or 8, of a block with scale s.
 template <unsigned C, unsigned N>
 struct Usual {
-    float s, larger[3];
+    float s;
     __device__ __forceinline__ explicit Usual(float scale) : s(scale) {
-        // A nibble that lies 4, 8 or 12 bits higher counts 16, 256 or 4096 times as much.
-        if (C == CODEC_INT4) {
-            larger[0] = __fmul_rn(s, 0.0625f), larger[1] = __fmul_rn(s, 0.00390625f), larger[2] = __fmul_rn(s, 0.000244140625f);
-        }
         if (C == CODEC_MXFP8) s = __fmul_rn(s, 256);
         if (C == CODEC_MXFP4) s = __fmul_rn(s, 16384);
+    }
+    // With the scale of another lane. By the whole warp.
+    __device__ __forceinline__ Usual of_lane(unsigned from) const {
+        Usual other = *this;
+        other.s = __shfl_sync(WHOLE_WARP, s, from);
+        return other;
     }
     // of(m, x, scale): number m is x * scale.
     template <typename Of>
@@ -209,9 +222,10 @@ struct Usual {
                 const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS] ^ 0x80808080u;
                 of(m, __fsub_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650 | m % 4)), 8388736), s);
             } else if (C == CODEC_INT4) {
-                const unsigned word = (m < 4 ? codes.words[0] : codes.words[0] >> 16) ^ 0x88888888u, at = m % 4 * 4;
-                const float sum = __uint_as_float((word & 0xfu << at) | 0x4b000000u);
-                of(m, __fsub_rn(sum, static_cast<float>(0x800000u + (8u << at))), at == 0 ? s : larger[(m + 3) % 4 % 3]);
+                // The same where a nibble lies: its last place is 1 in a float of 2^(23 - at).
+                const unsigned word = m < 4 ? codes.words[0] : codes.words[0] >> 16, at = m % 4 * 4;
+                const unsigned sum = masked_xor(word, 0xfu << at, (150u - at) << 23 | 8u << at);
+                of(m, __fsub_rn(__uint_as_float(sum), static_cast<float>((0x800000u >> at) + 8u)), s);
             } else if (C == CODEC_MXFP8) {
                 // The fields of float16, 2^8 times too small. Not by the instruction that converts two of them: ptxas 12.9
                 // lets the next one read what it gives a cycle too early.
@@ -265,20 +279,30 @@ struct Target {
 
 // ---- The end of a launch
 
+// Of a block the first warp waits here for all others; these go on.
+__device__ __forceinline__ void wait_in_first_warp() {
+#ifdef __CUDA_ARCH__
+    if (threadIdx.x < WARP) asm volatile("bar.sync 1, %0;" : : "n"(+THREADS) : "memory");
+    else asm volatile("bar.arrive 1, %0;" : : "n"(+THREADS) : "memory");
+#else
+    __syncthreads();
+#endif
+}
+
 // By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone are
 // told to others. Gives thread 0 its number among all blocks that have come.
 __device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
-    // Nearly always nothing: then one barrier does.
-    bool corrupt = false, nonfinite = false;
-    if (__syncthreads_or(found)) {
-        corrupt = __syncthreads_or(found & CORRUPT), nonfinite = __syncthreads_or(found & NONFINITE);
+    // Nearly always nothing.
+    if (__any_sync(WHOLE_WARP, found != 0)) {
+        const bool corrupt = __any_sync(WHOLE_WARP, found & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, found & NONFINITE);
+        if (threadIdx.x % WARP == 0) {
+            atomicOr(&codec.control->found, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
+            __threadfence();
+        }
+        __syncwarp();
     }
-    if (threadIdx.x != 0) return 0;
-    if (corrupt || nonfinite) {
-        atomicOr(&codec.control->found, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
-        __threadfence();
-    }
-    return atomicInc(codec.counter, gridDim.x - 1);
+    wait_in_first_warp();
+    return threadIdx.x == 0 ? atomicInc(codec.counter, gridDim.x - 1) : 0;
 }
 
 // Zeros from byte `begin` of a chunk to byte `end`, by a warp.

@@ -132,25 +132,36 @@ struct Unit {
         }
     }
 
-    // The largest magnitudes of the blocks that the rows are of; and of all of them that the lane has part in.
-    __device__ __forceinline__ unsigned look_once(const float (&c)[ROWS][N], unsigned (&most)[ROWS]) const {
-        unsigned all = 0;
+    // The largest magnitude of a block, one a lane: of row lane % ROWS the block that this lane has elements of. Of 64
+    // elements two lanes have it.
+    __device__ __forceinline__ unsigned look_once(const float (&c)[ROWS][N]) const {
+        unsigned most[ROWS];
 #pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) {
-            most[k] = largest_of_block<CODEC_BF16>(c[k]);  // of 32
-            if (codec.kind == CODEC_INT8) {
-                const unsigned other = __shfl_xor_sync(WHOLE_WARP, most[k], 32 / N);
-                most[k] = other > most[k] ? other : most[k];
+        for (unsigned k = 0; k < ROWS; k++) most[k] = largest(c[k]);
+        // A block of 32 lies in as many lanes as there are rows. Of two of them each gives the other one half of its rows.
+#pragma unroll
+        for (unsigned rows = ROWS / 2; rows > 0; rows /= 2) {
+            const bool upper = lane & rows;
+#pragma unroll
+            for (unsigned i = 0; i < ROWS / 2; i++) {
+                if (i >= rows) continue;
+                const unsigned given = upper ? most[i] : most[i + rows], kept = upper ? most[i + rows] : most[i];
+                const unsigned other = __shfl_xor_sync(WHOLE_WARP, given, rows);
+                most[i] = other > kept ? other : kept;
             }
-            all = most[k] > all ? most[k] : all;
         }
-        return all;
+        if (codec.kind == CODEC_INT8) {
+            const unsigned other = __shfl_xor_sync(WHOLE_WARP, most[0], +ROWS);
+            most[0] = other > most[0] ? other : most[0];
+        }
+        return most[0];
     }
 
     // By the whole warp; tells what is not finite. That becomes +0 if the policy says so: `again(row, x)` makes a row of
     // what it is made of, once more, where that is +0, too.
+    // Gives what look_once() does.
     template <typename Again>
-    __device__ __forceinline__ void look(float (&c)[ROWS][N], unsigned (&most)[ROWS], unsigned &found, Again again) const {
+    __device__ __forceinline__ unsigned look(float (&c)[ROWS][N], unsigned &found, Again again) const {
         if (count < UNIT) {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
@@ -160,9 +171,10 @@ struct Unit {
                 }
             }
         }
-        if (!__any_sync(WHOLE_WARP, look_once(c, most) >= NOT_FINITE)) return;
+        const unsigned most = look_once(c);
+        if (!__any_sync(WHOLE_WARP, most >= NOT_FINITE)) return most;
         found |= NONFINITE;
-        if (codec.policy != ZERO) return;
+        if (codec.policy != ZERO) return most;
         each_row(c, [&](unsigned row, float (&x)[N]) {
             again(row, x);
 #pragma unroll
@@ -171,14 +183,14 @@ struct Unit {
                 if (wrong || !has(row, m)) x[m] = 0;
             }
         });
-        look_once(c, most);
+        return look_once(c);
     }
 
     // Scales, codes and errors of what look() has looked at. Of corrupt payloads the numbers are +0, and errors stay.
-    __device__ __forceinline__ void emit(float (&c)[ROWS][N], const unsigned (&most)[ROWS], bool corrupt = false) const {
-        unsigned wrong = 0;  // row k as bit k: the lane's block is not finite, and its errors stay
-#pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) wrong |= most[k] >= NOT_FINITE ? 1u << k : 0;
+    // `most`: what look() gave.
+    __device__ __forceinline__ void emit(float (&c)[ROWS][N], unsigned most, bool corrupt = false) const {
+        // Row k as bit k: the lane's block is not finite, and its errors stay.
+        const unsigned wrong = __ballot_sync(WHOLE_WARP, most >= NOT_FINITE) >> lane / ROWS * ROWS & ((1u << ROWS) - 1);
         BY_CODEC(codec.kind, encode<C>(c, most, wrong))
         const unsigned size = KEPT && count != 0 && !corrupt ? codec.error : 0;
         if (size == 0) return;
@@ -197,21 +209,13 @@ struct Unit {
         if (wrong != 0 && from != to) keep_old<N>(from, to, size, wrong, lane);
     }
 
-    // Scales and codes; c becomes the errors. Each lane makes the scale of one block of the unit, as a division for each
-    // lane of a block would cost more than all else, and hands it to those who have its elements.
+    // Scales and codes; c becomes the errors. Each lane makes the scale of the block whose largest magnitude it has, as a
+    // division for each lane of a block would cost more than all else, and hands it to those who have its elements.
     template <unsigned C>
-    __device__ __forceinline__ void encode(float (&c)[ROWS][N], const unsigned (&most)[ROWS], unsigned wrong) const {
-        constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BLOCKS = ROWS * A_ROW;
-        BlockScale mine = {0, 1, 1};
-        if (Block<C>::SCALE_BYTES != 0) {
-            unsigned of_block = 0;
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) {
-                const unsigned given = __shfl_sync(WHOLE_WARP, most[k], lane % A_ROW * LANES);
-                if (lane / A_ROW == k) of_block = given;
-            }
-            mine = scale_of_block<C>(of_block);
-        }
+    __device__ __forceinline__ void encode(float (&c)[ROWS][N], unsigned most, unsigned wrong) const {
+        constexpr unsigned OWNERS = Block<C>::ELEMENTS / 32;
+        const unsigned first_owner = lane / ROWS * ROWS;
+        const BlockScale mine = scale_of_block<C>(most);
         // Two neighbours that have 2 bytes each of two rows have a word of one.
         constexpr unsigned TOGETHER = Codes<C, N>::BYTES == 2 ? 2 : 1;
         const unsigned odd = TOGETHER == 2 ? lane & 1 : 0;
@@ -223,9 +227,8 @@ struct Unit {
             for (unsigned i = 0; i < TOGETHER; i++) {
                 BlockScale scale = {0, 1, 1};
                 if (Block<C>::SCALE_BYTES != 0) {
-                    const unsigned owner = (k + i) * A_ROW + lane / LANES;
-                    scale.s = __shfl_sync(WHOLE_WARP, mine.s, owner);
-                    scale.inverse = __shfl_sync(WHOLE_WARP, mine.inverse, owner);
+                    if (KEPT) scale.s = __shfl_sync(WHOLE_WARP, mine.s, first_owner + k + i);
+                    scale.inverse = __shfl_sync(WHOLE_WARP, mine.inverse, first_owner + k + i);
                 }
                 if (KEPT) {
                     float sent[N];
@@ -258,14 +261,15 @@ struct Unit {
             }
         }
         const unsigned first = (odd * WARP + lane / TOGETHER * TOGETHER) * N;  // the lane's first element
+        const unsigned own = (lane % ROWS * N + lane / ROWS) / OWNERS;           // the block whose scale it has
         const unsigned copies = target.copies();
 #pragma unroll 1
         for (unsigned begin = 0, copy = 0; begin < blocks.count && copies != 0;) {
             const InChunk piece(blocks, begin);
             unsigned char *const dst = target.base(blocks.places.first + piece.later, copy, piece.chunk);
             if (!PEERS || ++copy == copies) begin = piece.end, copy = 0;
-            if (lane < BLOCKS && piece.has(lane)) {
-                store_scale(dst + piece.chunk + piece.template scales<C>(), Block<C>::SCALE_BYTES, lane, mine.memory);
+            if (piece.has(own) && lane / ROWS % OWNERS == 0) {
+                store_scale(dst + piece.chunk + piece.template scales<C>(), Block<C>::SCALE_BYTES, own, mine.memory);
             }
             unsigned char *at = dst + piece.chunk + piece.template codes<C>(codec) + first * Block<C>::BITS / 8;
 #pragma unroll

@@ -59,8 +59,7 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
 #pragma unroll
             for (unsigned m = 0; m < N; m++) c[k][m] = KEPT ? by.make(wide.at(k, m), old.at(k, m)) : by.make(wide.at(k, m));
         }
-        unsigned most[ROWS];
-        unit.look(c, most, found, [&](unsigned row, float (&x)[N]) {
+        const unsigned most = unit.look(c, found, [&](unsigned row, float (&x)[N]) {
 #pragma unroll 1
             for (unsigned i = 0; i < N; i++) {
                 float next = 0;

@@ -19,61 +19,55 @@ struct Share {
     }
 };
 
-// The sum of all payloads' numbers of a unit, in turn. Gives whether they are usual: if not, the sum is anything. Two
-// payloads are loaded at once, and with them what tells whether they are right: by every warp.
+// The sum of all payloads' numbers of a unit, in turn. Gives whether they are usual: if not, the sum is anything. With a
+// payload is loaded what tells whether it is right: by every warp. Where a row has been added, the next payload's is loaded
+// in its place, so that some are always on their way, in registers that leave room for three blocks of a processor.
 template <unsigned C, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_of_blocks(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
                                               unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
     typedef Codes<C, N> Row;
-    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, AHEAD = 2;
-    const unsigned char *first = call.chunks + blocks.chunk;
-    const unsigned char *from = first + blocks.codes<C>(call.codec) + lane * Row::BYTES;
-    const unsigned char *scale_from = first + blocks.scales<C>();
+    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES;
+    const unsigned char *chunk = call.chunks + blocks.chunk;
+    const unsigned char *from = chunk + blocks.codes<C>(call.codec) + lane * Row::BYTES;
+    const unsigned char *scale_from = chunk + blocks.scales<C>() + lane * Block<C>::SCALE_BYTES;
     const bool has_scale = blocks.has(lane);
-    unsigned has_rows = 0;
+    unsigned has_rows = 0, memory = 0, word = 0;
+    Row codes[ROWS];
+    const auto load_row = [&](unsigned k) {
+        if (has_rows >> k & 1) codes[k].load(from + k * WARP * Row::BYTES);
+    };
+    const auto load_head = [&] {
+        word = Header::load(chunk, lane);
+        if (has_scale) memory = load_scale(scale_from, Block<C>::SCALE_BYTES, 0);
+    };
 #pragma unroll
     for (unsigned k = 0; k < ROWS; k++) {
         has_rows |= blocks.has(k * A_ROW + lane / LANES) ? 1u << k : 0;
+        codes[k] = Row();
 #pragma unroll
         for (unsigned m = 0; m < N; m++) c[k][m] = 0;
     }
+    if (many != 0) {
+        load_head();
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) load_row(k);
+    }
     const Header header(call.codec, chunk_number, lane);
     bool usual = true;
-    Row codes[AHEAD][ROWS];
-    unsigned scales[AHEAD];
 #pragma unroll 1
-    for (unsigned r = 0, ahead = 0; r < many; r++, ahead--) {
-        if (ahead == 0) {
-            ahead = AHEAD;
-            const unsigned payload = r + lane / HEADER_WORDS;
-            const unsigned word = Header::load(first + (payload < many ? payload : r) * call.apart, lane);
-#pragma unroll
-            for (unsigned i = 0; i < AHEAD; i++) {
-                // In place of one that is not there the first, which is not used: no branch, and nothing more from memory.
-                const u64 at = (r + i < many ? r + i : r) * call.apart;
-                scales[i] = has_scale ? load_scale(scale_from + at, Block<C>::SCALE_BYTES, lane) : 0;
-#pragma unroll
-                for (unsigned k = 0; k < ROWS; k++) {
-                    codes[i][k] = Row();
-                    if (has_rows >> k & 1) codes[i][k].load(from + at + k * WARP * Row::BYTES);
-                }
-            }
-            met |= header.look_at(word);
-        }
-        usual = usual && is_usual<C>(scales[0]);
-        const float mine = scale_from_memory<C>(scales[0]);
+    for (unsigned left = many; left != 0; left--) {
+        const bool more = left > 1;
+        met |= header.look_at(word);
+        usual = usual && is_usual<C>(memory);
+        const Usual<C, N> mine(scale_from_memory<C>(memory));
+        chunk += call.apart, from += call.apart, scale_from += call.apart;
+        if (more) load_head();
 #pragma unroll
         for (unsigned k = 0; k < ROWS; k++) {
-            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : mine;
-            usual = usual && are_usual(codes[0][k]);
-            Usual<C, N>(s).each(codes[0][k], [&](unsigned m, float x, float scale) { c[k][m] = __fmaf_rn(x, scale, c[k][m]); });
-        }
-        // The next one becomes the first, so that this is a loop.
-#pragma unroll
-        for (unsigned i = 0; i + 1 < AHEAD; i++) {
-            scales[i] = scales[i + 1];
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) codes[i][k] = codes[i + 1][k];
+            const Usual<C, N> of_row = Block<C>::SCALE_BYTES != 0 ? mine.of_lane(k * A_ROW + lane / LANES) : mine;
+            usual = usual && are_usual(codes[k]);
+            of_row.each(codes[k], [&](unsigned m, float x, float scale) { c[k][m] = __fmaf_rn(x, scale, c[k][m]); });
+            if (more) load_row(k);
         }
     }
     return __all_sync(WHOLE_WARP, usual);
@@ -104,16 +98,18 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned many = static_cast<unsigned>(call.payloads);
     const bool raw = tile.unit == NO_UNIT, zeros = codec.policy == ZERO;
-    // Without elements a shard may be NULL.
     const bool to_shard = !KEPT && !PEERS && call.shard != 0;
-    float *shard = reinterpret_cast<float *>(call.dst);
-    if (to_shard && tile.count != 0) shard += run_of(codec, tile.run).base + tile.first;
-    // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has NaN.
-    const auto count_lost = [&](unsigned &flags) {
-        if (codec.control->broken) flags = CORRUPT;
+    const auto shard_of = [&](const gc_tile &its) {
+        // Without elements a shard may be NULL.
+        float *shard = reinterpret_cast<float *>(call.dst);
+        return its.count != 0 ? shard + run_of(codec, its.run).base + its.first : shard;
     };
-    const auto nothing = [&] { return to_shard && codec.control->broken ? __uint_as_float(0x7fc00000u) : 0; };
-    const Share share(codec, call.payloads);
+    // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has NaN.
+    const unsigned broken = codec.control->broken;  // on its way with the codes
+    const auto count_lost = [&](unsigned &flags) {
+        if (broken != 0) flags = CORRUPT;
+    };
+    const auto nothing = [&] { return to_shard && broken != 0 ? __uint_as_float(0x7fc00000u) : 0; };
     unsigned met = 0, found = 0, number = 0;
     if (raw) {
         const Places places = places_of(codec, tile);
@@ -121,7 +117,9 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
 #pragma unroll 1
         for (unsigned r = 0; r < many; r++) met |= look_at_header(codec, chunks + r * call.apart, tile.chunk, lane);
         count_lost(met);
+        const Share share(codec, call.payloads);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
+        float *shard = to_shard ? shard_of(tile) : nullptr;
 #pragma unroll 1
         for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
             const unsigned char *from = call.chunks + place_of_raw(codec, places, i);
@@ -149,6 +147,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         bool usual;
         BY_CODEC(codec.kind, usual = sum_of_blocks<C>(call, blocks, tile.chunk, many, lane, c, met))
         count_lost(met);
+        const Share share(codec, call.payloads);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
         if (share.multiplies) {
 #pragma unroll
@@ -198,7 +197,8 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         }
         if (to_shard) {
             // By vectors, or element by element, for parts begin anywhere; neighbours lie in the same lines.
-            float *to = shard + at;
+            // The tile found anew: what is kept of it meanwhile takes registers that are wanted.
+            float *to = shard_of(tile_of_blocks(codec, in_register(blockIdx.x))) + at;
             const bool aligned = count == UNIT && misalignment(to, 16) == 0;
             U::each_row(c, [&](unsigned row, float (&x)[N]) {
                 if (aligned) {
@@ -221,15 +221,14 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
                     for (unsigned m = 0; m < N; m++) c[k][m] = __fadd_rn(c[k][m], __fmul_rn(codec.beta, old.at(k, m)));
                 }
             }
-            unsigned most[ROWS];
-            unit.look(c, most, found, [](unsigned, float (&)[N]) {});
+            const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
             number = come(codec, found);
             unit.emit(c, most, corrupt);
         }
     }
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
-        if (lane == 0 && any) tell(codec, wrong && !codec.control->broken ? CORRUPT : NONFINITE);
+        if (lane == 0 && any) tell(codec, wrong && broken == 0 ? CORRUPT : NONFINITE);
     } else if (threadIdx.x < WARP) {
         finish_blocks(target, number);
     }
