@@ -52,6 +52,7 @@ gc_status_t gc_comm_from_transport(const gc_transport_t *transport, gc_comm_t **
 gc_status_t gc_comm_group(int32_t world_size, gc_comm_t **out);
 gc_status_t gc_comm_reserve(gc_comm_t *comm, DLDevice device, int64_t n_elements);
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
+gc_status_t gc_comm_abort(gc_comm_t *comm);
 void gc_comm_free(gc_comm_t *comm);
 gc_status_t gc_compressed_allreduce(gc_comm_t *comm, DLTensor *buffer, DLTensor *worker_error, DLTensor *server_error, void *stream);
 int64_t gc_shard_elements(int64_t n_elements, int32_t world_size);

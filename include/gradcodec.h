@@ -85,6 +85,9 @@
  *   gc_comm_group                 Creates communicators among threads of this process.
  *   gc_comm_reserve               Allocates the memory for gc_compressed_allreduce(), so that later calls need not.
  *   gc_comm_async_error           Reports a permanent failure of earlier calls on this rank.
+ *   gc_comm_abort                 Aborts a communicator, also while another thread is in a call on it: so a program
+ *                                 that has found out that a rank is lost gets its threads back at once, however long a
+ *                                 timeout is.
  *   gc_comm_free                  Releases a communicator.
  *   gc_compressed_allreduce       Averages a gradient over all ranks at one bit per element, with error feedback.
  *   gc_shard_elements             Elements of a rank's server error: 8 times gc_chunk_bytes(n_elements, world_size).
@@ -817,8 +820,8 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
  * If a call fails on some rank it need not fail on the others.
  *
- * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() may always be called. The
- * memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until gc_comm_free(), also
+ * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
+ * always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until gc_comm_free(), also
  * when a later call has needed more.
  *
  * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
@@ -915,11 +918,35 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
 
 /**
  * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
- * of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. After a failure release the
+ * of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. COMM, too, after gc_comm_abort(). After a failure release the
  * communicator, and the all-reduces over it, on every rank, and create new ones. This never waits, and may be called
  * on any thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
+
+/**
+ * Aborts a communicator, also while another thread is in a call on it: so a program that has found out that a rank is
+ * lost gets its threads back at once, however long a timeout is. A hierarchical one is aborted with both of its parts.
+ * Returns without waiting, and is final: a second time it does nothing more.
+ *
+ * What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a communicator
+ * that this library has created, which a thread of the library aborts. Over peer memory the meetings of all ranks end, as if
+ * this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are written to, so none may be
+ * released yet. A function of a transport that does not return, an ncclComm_t of yours and graphs captured over NCCL are
+ * yours to end: launch none of these graphs afterwards.
+ *
+ * From then on gc_comm_async_error() and all calls that exchange or create something over it say COMM, those over
+ * communicators that share a part with it, too. gc_allreduce_commit(), rollback, flags, errors_out, reset and all that
+ * releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends, because
+ * the GPU may still use it.
+ *
+ * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm), and
+ * no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
+ *
+ * INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY: no
+ * thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
+ */
+gc_status_t gc_comm_abort(gc_comm_t *comm);
 
 /**
  * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
@@ -1123,7 +1150,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
 /*
  * NCCL
  *
- * A communicator over NCCL 2.18 or later: over an ncclComm_t of yours, such as PyTorch's, or over a new one. This
+ * A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new one,
+ * for which 2.19.1 is needed. This
  * library is not linked against NCCL; it uses the one that the process has loaded:
  *
  *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
@@ -1139,12 +1167,12 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
  * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator of NCCL's, or
  * for the other ranks when an all-reduce is created, the call gives TIMEOUT after timeout_ms, and the communicator is
- * unusable from then on.
+ * unusable from then on. So it is after gc_comm_abort(), which ends such waiting with COMM.
  *
  * The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
- * communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created is aborted instead
- * of destroyed, when it and all that was created from it are released, if NCCL has reported an error or a call has
- * given TIMEOUT.
+ * communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created does not block, and
+ * gc_comm_abort() aborts it at any time. It is aborted instead of destroyed, when it and all that was created from it
+ * are released, if NCCL has reported an error or a call has given TIMEOUT.
  *
  * NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
  * ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
@@ -1186,8 +1214,8 @@ typedef struct gc_nccl_options_t {
  * `*out`: yours to release, by gc_comm_free().
  *
  * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
- * clear which. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms. Also any status that a
- * tensor on comm's device can cause.
+ * clear which; 2.19.1 with GC_NCCL_SPLIT. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms.
+ * Also any status that a tensor on comm's device can cause.
  */
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
@@ -1200,7 +1228,7 @@ gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
  *
  * Loads libnccl.so.2 if no NCCL is loaded.
  *
- * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
+ * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.19.1. COMM: a failure of NCCL's.
  */
 gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
@@ -1212,7 +1240,7 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
  * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
  * `*out`: yours to release, by gc_comm_free().
  *
- * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+ * As gc_comm_nccl_id(), and TIMEOUT: not all ranks came within timeout_ms. INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
  * for a tensor on the device.
  */
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,

@@ -13,11 +13,13 @@ struct gc_peers {
     unsigned broken;                     // whether a rank did not come to one
     unsigned world, rank, reserved;
     u64 nanoseconds;                     // how long this one waits
-    unsigned *told;                      // in memory of the host, becomes 1 with `broken`
+    unsigned *told;                      // in memory of the host, becomes 1 with `broken`, or 2: a rank has aborted
     unsigned char *buffers[MOST_RANKS];  // of all ranks, as they are mapped here
 };
 SAME_LAYOUT(gc_peers)
-// A buffer begins with what its rank hears of the others: a number of each for an even meeting, and for an odd one.
+// A buffer begins with what its rank hears of the others: a number of each for an even meeting, and for an odd one. A rank
+// that aborts says a number to all, in all places, that is never due; others may say theirs over it, but it says no other.
+enum : u64 { ABORTED = ~0ull };
 
 // Where this rank's block lies in each buffer, of what it sends to all or to each.
 struct gc_way {
@@ -85,22 +87,24 @@ struct Meeting {
         // All have spoken before one listens.
         __syncthreads();
         if (!(steps & LISTEN)) return;
-        bool silent = broken;
+        bool silent = broken, aborted = false;
         if (heard && !broken) {
             const u64 begin = nanoseconds_now();
-            while (!silent && hear(heard) != number) {
+            for (u64 said; !silent && (said = hear(heard)) != number;) {
                 // Clocks of GPUs may step back a little.
                 const u64 since = nanoseconds_now() - begin;
-                silent = static_cast<long long>(since) >= 0 && since > patience;
+                aborted = said == ABORTED;
+                silent = aborted || (static_cast<long long>(since) >= 0 && since > patience);
             }
         }
         silent = __syncthreads_or(silent);
+        if (silent) aborted = __syncthreads_or(aborted);
         if (threadIdx.x != 0) return;
         peers->meetings = number;
         if (!silent) return;
         peers->broken = 1;
         if (mark) *static_cast<volatile unsigned *>(mark) = 1;
-        *static_cast<volatile unsigned *>(peers->told) = 1;
+        if (!broken) *static_cast<volatile unsigned *>(peers->told) = aborted ? 2 : 1;
     }
 };
 

@@ -4,7 +4,7 @@
 //!
 //! In layers, each of which uses only those before it:
 //!
-//! - `cancel`: keeps a cancelled thread whole while it is in a call.
+//! - `cancel`: keeps a cancelled thread whole while it is in a call. `detached`: threads of our own.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
 //! - `fallible`: boxes and shared values whose allocation can fail. `lock`: one call at a time on a handle.
 //! - `environment`: the floating-point environment that arithmetic wants.
@@ -30,6 +30,7 @@ mod cancel;
 pub mod capi;
 mod comm;
 mod compile;
+mod detached;
 mod dynamic;
 mod environment;
 mod error;

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    error::{Result, error},
+    error::{Error, Result, error},
     panics::boundary,
 };
 
@@ -33,9 +33,7 @@ impl Users {
             match users {
                 0 => {}
                 BROKEN_OFF => return Err(error!(Panic, "{what}: an earlier call on it was broken off")),
-                _ if of != process => {
-                    return Err(error!(InvalidArgument, "{what}: was in use when the process was forked"));
-                }
+                _ if of != process => return Err(forked(what)),
                 _ if users >= most => return Err(error!(Busy, "{what}: another thread's call on it is under way")),
                 _ => {}
             }
@@ -57,11 +55,20 @@ impl Users {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
+    /// INVALID_ARGUMENT if calls were under way when this process was forked. Never waits, and refuses nothing else.
+    fn check_process(&self, what: &str) -> Result<()> {
+        if self.were_abandoned() { Err(forked(what)) } else { Ok(()) }
+    }
+
     /// Whether calls were under way in the parent when this process was forked: they never end here.
     fn were_abandoned(&self) -> bool {
         let word = self.0.load(Ordering::Acquire);
         !matches!(word as u32, 0 | BROKEN_OFF) && (word >> 32) as u32 != process()
     }
+}
+
+fn forked(what: &str) -> Error {
+    error!(InvalidArgument, "{what}: was in use when the process was forked")
 }
 
 /// A call that is counted.
@@ -94,6 +101,11 @@ impl<T> Lock<T> {
     pub fn enter(&self) -> Result<Entered<'_, T>> {
         self.users.enter(1, self.what)?;
         Ok(Entered(self))
+    }
+
+    /// INVALID_ARGUMENT if a call was in when the process was forked. For what may be asked beside a call.
+    pub fn check_process(&self) -> Result<()> {
+        self.users.check_process(self.what)
     }
 }
 

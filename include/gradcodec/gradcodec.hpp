@@ -873,6 +873,8 @@ inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements
 }
 /* Throws what went wrong earlier, if anything did. */
 inline void comm_async_error(const Communicator &comm) { detail::check(gc_comm_async_error(comm.get())); }
+/* On any thread, also while another one is in a call on it. */
+inline void comm_abort(Communicator &comm) { detail::check(gc_comm_abort(comm.get())); }
 
 inline int64_t shard_elements(int64_t n_elements, int32_t world_size)
 {

@@ -62,6 +62,7 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_group)(int32_t world_size, gc_comm_t **out);
     gc_status_t (*gc_comm_reserve)(gc_comm_t *comm, DLDevice device, int64_t n_elements);
     gc_status_t (*gc_comm_async_error)(const gc_comm_t *comm);
+    gc_status_t (*gc_comm_abort)(gc_comm_t *comm);
     void (*gc_comm_free)(gc_comm_t *comm);
     gc_status_t (*gc_compressed_allreduce)(gc_comm_t *comm, DLTensor *buffer, DLTensor *worker_error,
         DLTensor *server_error, void *stream);
@@ -186,6 +187,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_group", &api->gc_comm_group},
         {"gc_comm_reserve", &api->gc_comm_reserve},
         {"gc_comm_async_error", &api->gc_comm_async_error},
+        {"gc_comm_abort", &api->gc_comm_abort},
         {"gc_comm_free", &api->gc_comm_free},
         {"gc_compressed_allreduce", &api->gc_compressed_allreduce},
         {"gc_shard_elements", &api->gc_shard_elements},

@@ -94,6 +94,13 @@ class Communicator(_Owned):
         """Raises what went wrong in work that was enqueued."""
         self._library._check(self._call_with(self._library._raw.gc_comm_async_error))
 
+    def abort(self) -> None:
+        """Ends all waiting on it, from any thread, for good: calls that exchange say COMM from then on.
+
+        Where a function of Python does not return, end that yourself.
+        """
+        self._library._check(self._call_with(self._library._raw.gc_comm_abort))
+
     def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = None) -> None:
         """The mean of `buffer` over all ranks, in place, at one bit per element: DeepSpeed's compressed_allreduce.
 

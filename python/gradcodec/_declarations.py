@@ -78,6 +78,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_comm_group": (c_int32, [c_int32, POINTER(POINTER(gc_comm_t))]),
     "gc_comm_reserve": (c_int32, [POINTER(gc_comm_t), DLDevice, c_int64]),
     "gc_comm_async_error": (c_int32, [POINTER(gc_comm_t)]),
+    "gc_comm_abort": (c_int32, [POINTER(gc_comm_t)]),
     "gc_comm_free": (None, [POINTER(gc_comm_t)]),
     "gc_compressed_allreduce": (c_int32, [POINTER(gc_comm_t), POINTER(DLTensor), POINTER(DLTensor), POINTER(DLTensor),
     c_void_p]),

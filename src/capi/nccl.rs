@@ -1,6 +1,7 @@
 //! NCCL
 //!
-//! A communicator over NCCL 2.18 or later: over an ncclComm_t of yours, such as PyTorch's, or over a new one. This
+//! A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new one,
+//! for which 2.19.1 is needed. This
 //! library is not linked against NCCL; it uses the one that the process has loaded:
 //!
 //! ```c
@@ -18,12 +19,12 @@
 //! be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
 //! between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator of NCCL's, or
 //! for the other ranks when an all-reduce is created, the call gives TIMEOUT after timeout_ms, and the communicator is
-//! unusable from then on.
+//! unusable from then on. So it is after gc_comm_abort(), which ends such waiting with COMM.
 //!
 //! The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
-//! communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created is aborted instead
-//! of destroyed, when it and all that was created from it are released, if NCCL has reported an error or a call has
-//! given TIMEOUT.
+//! communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created does not block, and
+//! gc_comm_abort() aborts it at any time. It is aborted instead of destroyed, when it and all that was created from it
+//! are released, if NCCL has reported an error or a call has given TIMEOUT.
 //!
 //! NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
 //! ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
@@ -91,8 +92,8 @@ pub enum NcclFlag {
 /// `*out`: yours to release, by gc_comm_free().
 ///
 /// INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
-/// clear which. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms. Also any status that a
-/// tensor on comm's device can cause.
+/// clear which; 2.19.1 with GC_NCCL_SPLIT. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms.
+/// Also any status that a tensor on comm's device can cause.
 ///
 /// # Safety
 /// The pointers are as described: comm is a communicator of the library that dl_handle or the process has.
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
 ///
 /// Loads libnccl.so.2 if no NCCL is loaded.
 ///
-/// INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.18. COMM: a failure of NCCL's.
+/// INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.19.1. COMM: a failure of NCCL's.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
 /// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
 /// `*out`: yours to release, by gc_comm_free().
 ///
-/// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
+/// As gc_comm_nccl_id(), and TIMEOUT: not all ranks came within timeout_ms. INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
 /// for a tensor on the device.
 ///
 /// # Safety

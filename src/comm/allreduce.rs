@@ -1,5 +1,7 @@
 //! The handle: an all-reduce that keeps its errors, as its codec does.
 
+use std::mem::ManuallyDrop;
+
 use crate::{
     backend::Stream,
     error::{Error, Result, error},
@@ -21,7 +23,7 @@ use super::{
 pub struct AllReduce {
     communicator: Arc<Communicator>,
     shard_elements: i64,
-    parts: Lock<Parts>,
+    parts: ManuallyDrop<Lock<Parts>>,
 }
 
 struct Parts {
@@ -44,7 +46,7 @@ impl AllReduce {
         }
         drop(call);
         let shard_elements = parts.codec.server_elements();
-        Ok(Self { communicator, shard_elements, parts: Lock::new("handle", parts) })
+        Ok(Self { communicator, shard_elements, parts: ManuallyDrop::new(Lock::new("handle", parts)) })
     }
 
     /// Bytes of each rank's buffer of peer memory for such an all-reduce.
@@ -172,6 +174,16 @@ impl AllReduce {
     pub fn errors_in(&self, workers: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
         let place = (self.communicator.rank(), self.communicator.world());
         self.enter()?.codec.errors_of_world_in(workers, server, place, stream)
+    }
+}
+
+impl Drop for AllReduce {
+    fn drop(&mut self) {
+        // Freeing memory of a GPU waits for what uses it.
+        if !self.communicator.may_hang() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.parts) };
+        }
     }
 }
 

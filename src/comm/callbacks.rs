@@ -1,6 +1,6 @@
 //! Exchanges by functions of the caller's, over any engine.
 
-use std::ffi::c_void;
+use std::{cell::Cell, ffi::c_void};
 
 use dlpark::ffi::DLDevice;
 
@@ -20,6 +20,16 @@ pub type Callback = unsafe extern "C" fn(
     device: DLDevice,
     stream: *mut c_void,
 ) -> i32;
+
+thread_local! {
+    /// Whether this thread is in a function of a caller's.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a function of a caller's, which the library called.
+pub fn is_inside() -> bool {
+    INSIDE.get()
+}
 
 pub struct Callbacks {
     ctx: *mut c_void,
@@ -54,8 +64,12 @@ impl Callbacks {
         let (send, recv) = (exchange.send.cast(), exchange.recv.cast());
         let (device, stream) = (exchange.device.to_dlpack(), exchange.stream.as_raw());
         let _delay = cancel::delay();
+        let was_inside = INSIDE.replace(true);
         // SAFETY: what `new` was promised; both sides are memory of these sizes.
-        match environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) }) {
+        let code =
+            environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) });
+        INSIDE.set(was_inside);
+        match code {
             0 => Ok(()),
             code => Err(error!(Comm, "{name}: the transport's function returned {code}")),
         }

@@ -1,6 +1,6 @@
 //! A communicator: the way to the other ranks, and the steps of the all-reduces over it.
 
-use std::{ptr, sync::OnceLock};
+use std::{mem::ManuallyDrop, ptr, sync::OnceLock};
 
 use crate::{
     backend::{
@@ -17,7 +17,7 @@ use crate::{
 
 use super::{
     buffers::Buffers,
-    callbacks::Callbacks,
+    callbacks::{self, Callbacks},
     exchange::{Pattern, Phases},
     group::Member,
     hierarchical::Hierarchical,
@@ -36,7 +36,7 @@ use super::{
 pub struct Communicator {
     topology: Topology,
     /// For calls whose errors are the caller's: the last one is in use, those before it are outgrown.
-    scratches: Lock<Vec<Scratch>>,
+    scratches: ManuallyDrop<Lock<Vec<Scratch>>>,
     failures: Failures,
     /// Where GPUs write that something was corrupt: a uint32, not 0 then.
     report: OnceLock<Pinned>,
@@ -50,7 +50,7 @@ pub struct Call<'a> {
 
 impl Communicator {
     fn new(topology: Topology) -> Self {
-        let scratches = Lock::new("communicator", Vec::new());
+        let scratches = ManuallyDrop::new(Lock::new("communicator", Vec::new()));
         Self { topology, scratches, failures: Failures::default(), report: OnceLock::new() }
     }
 
@@ -147,8 +147,14 @@ impl Communicator {
         self.topology.world()
     }
 
-    /// One call at a time, also over the communicators that share a transport with this one.
+    /// For a call that exchanges: one at a time, also over the communicators that share a transport with this one. COMM
+    /// once this was aborted.
     pub fn enter(&self) -> Result<Call<'_>> {
+        self.topology.check_aborted()?;
+        self.enter_alone()
+    }
+
+    fn enter_alone(&self) -> Result<Call<'_>> {
         Ok(Call { scratches: self.scratches.enter()?, _links: self.topology.enter()? })
     }
 
@@ -157,7 +163,7 @@ impl Communicator {
         if elements < 0 {
             return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
         }
-        let scratches = &mut *self.enter()?.scratches;
+        let scratches = &mut *self.enter_alone()?.scratches;
         if elements > 0 && Scratch::find(scratches, device, elements).is_none() {
             self.add_scratch(scratches, device, elements)?;
         }
@@ -190,8 +196,18 @@ impl Communicator {
         Ok(buffers)
     }
 
+    /// Ends all waiting on it, on any thread, for good: later exchanges fail.
+    pub fn abort(&self) -> Result<()> {
+        if callbacks::is_inside() {
+            return Err(error!(InvalidArgument, "comm: a transport's function cannot abort it"));
+        }
+        self.scratches.check_process()?;
+        self.topology.end_waits()
+    }
+
     /// Failures that are known, without waiting.
     pub fn async_error(&self) -> Result<()> {
+        self.topology.check_aborted()?;
         self.topology.peer_lost()?; // which is why later exchanges fail
         self.failures.check(self.rank())?;
         // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
@@ -214,6 +230,11 @@ impl Communicator {
     /// Before anything of a call is launched.
     pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
         self.topology.begin(queue, phases)
+    }
+
+    /// Whether kernels that nobody ends may still use the memory of calls over this.
+    pub fn may_hang(&self) -> bool {
+        self.topology.may_hang()
     }
 
     /// Remembers a failure for `async_error`.
@@ -339,5 +360,15 @@ impl Communicator {
     /// The records of all ranks, which are of one world and create the same thing.
     pub fn all_gather_records(&self, subject: Subject, own: Record) -> Result<Records> {
         self.topology.all_gather_records(subject, own)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // Freeing memory of a GPU waits for what uses it.
+        if !self.may_hang() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.scratches) };
+        }
     }
 }

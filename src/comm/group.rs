@@ -252,5 +252,5 @@ fn check(round: &Round) -> Result<()> {
 }
 
 fn gone(rank: usize) -> Error {
-    error!(Comm, "rank {rank} of the group has failed or was freed")
+    error!(Comm, "rank {rank} of the group has failed, or was aborted or freed")
 }

@@ -1,6 +1,6 @@
 //! One transport, with its rank and world: what communicators are made of.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use crate::{
     backend::{Queue, Stream},
@@ -21,6 +21,8 @@ pub struct Link {
     pub transport: Transport,
     calls: Lock<()>,
     failures: Failures,
+    /// By gc_comm_abort().
+    aborted: AtomicBool,
 }
 
 /// The status of the last failure of an exchange, 0: none.
@@ -50,7 +52,8 @@ impl Failures {
 
 impl Link {
     pub fn new(rank: usize, world: usize, transport: Transport) -> Self {
-        Self { rank, world, transport, calls: Lock::new("communicator", ()), failures: Failures::default() }
+        let (calls, failures) = (Lock::new("communicator", ()), Failures::default());
+        Self { rank, world, transport, calls, failures, aborted: AtomicBool::new(false) }
     }
 
     /// One call at a time, over whichever communicator.
@@ -58,7 +61,27 @@ impl Link {
         self.calls.enter()
     }
 
+    /// Ends all waiting on it, on any thread, for good.
+    pub fn abort(&self) -> Result<()> {
+        self.calls.check_process()?;
+        self.aborted.store(true, Ordering::Release);
+        self.transport.end_waits()
+    }
+
+    pub fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    /// COMM once it was aborted.
+    pub fn check_aborted(&self) -> Result<()> {
+        if self.is_aborted() {
+            return Err(error!(Comm, "communicator: was aborted on rank {}", self.rank));
+        }
+        Ok(())
+    }
+
     pub fn async_error(&self) -> Result<()> {
+        self.check_aborted()?;
         self.transport.peer_lost()?; // which is why later exchanges fail
         self.failures.check(self.rank)?;
         self.transport.async_error()
@@ -79,10 +102,10 @@ impl Link {
         if self.world == 1 {
             return Ok(exchange.send);
         }
-        self.failures.note(match staging {
+        self.failures.note(self.check_aborted().and_then(|()| match staging {
             None => self.transport.exchange(exchange),
             Some(staging) => self.exchange_on_host(exchange, staging),
-        })?;
+        }))?;
         let slots = self.transport.receive_slots();
         Ok(slots.map_or(exchange.recv, |[of_all_to_all, of_all_gather]| match exchange.pattern {
             Pattern::AllToAll => of_all_to_all,
@@ -114,7 +137,7 @@ impl Link {
             all[0] = *own;
             return Ok(());
         }
-        self.failures.note(match &self.transport {
+        self.failures.note(self.check_aborted().and_then(|()| match &self.transport {
             Transport::Nccl(nccl) => nccl.all_gather_records(own, all),
             Transport::Peers(peers) => peers.all_gather_records(own, all),
             transport @ (Transport::Callbacks(_) | Transport::Group(_)) => transport.exchange(&Exchange {
@@ -127,7 +150,7 @@ impl Link {
                 memory: None,
                 error_flag: std::ptr::null_mut(),
             }),
-        })
+        }))
     }
 }
 

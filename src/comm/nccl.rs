@@ -6,7 +6,10 @@
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt, mem, ptr,
-    sync::atomic::{AtomicBool, AtomicPtr, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicPtr, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -20,10 +23,11 @@ use crate::{
         Block, Stream,
         cuda::{self, InPrimary},
     },
-    cancel,
+    cancel, detached,
     dynamic::{self, Loaded, table},
     error::{Error, Result, error},
-    fallible,
+    fallible::{self, Arc},
+    panics::boundary,
     tensor::Device,
 };
 
@@ -32,8 +36,11 @@ use super::{
     record::{self, Bytes},
 };
 
-/// The first that can split communicators, as ncclGetVersion says it.
-const OLDEST: c_int = 21800;
+/// The first that can split communicators, as ncclGetVersion says it, and in words.
+const OLDEST: (c_int, &str) = (21800, "2.18");
+
+/// The first in which a communicator that does not block can be aborted at any time, as those of our own are.
+const OLDEST_OF_OWN: (c_int, &str) = (21901, "2.19.1");
 
 /// What a communicator that does not block answers while it is at work.
 const IN_PROGRESS: c_int = 7;
@@ -46,7 +53,7 @@ table! {
     Functions, declared in sys to answer ncclResult_t,
     required {
         ncclGetUniqueId(*mut ncclUniqueId);
-        ncclCommInitRank(*mut ncclComm_t, c_int, ncclUniqueId, c_int);
+        ncclCommInitRankConfig(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t);
         ncclCommSplit(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t);
         ncclCommDestroy(ncclComm_t);
         ncclCommAbort(ncclComm_t);
@@ -68,6 +75,20 @@ type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetLastError = unsafe extern "C" fn(ncclComm_t) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 
+/// The beginning of ncclConfig_t, as it is since 2.14: with its size NCCL takes the rest as if nothing were said.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+}
+
+impl Config {
+    /// Of a communicator of our own, which does not block.
+    const OWN: Self = Self { size: mem::offset_of!(Self, blocking) + 4, magic: 0xcafe_beef, version: 21400, blocking: 0 };
+}
+
 /// NCCL, as this process has it.
 struct Library {
     functions: Functions,
@@ -75,6 +96,8 @@ struct Library {
     last_error: GetLastError,
     /// How long it is waited for.
     timeout_ms: u32,
+    /// What is waited for is of no use any more.
+    aborted: AtomicBool,
 }
 
 impl Library {
@@ -82,11 +105,11 @@ impl Library {
     ///
     /// # Safety
     /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
-    unsafe fn of_borrowed(handle: *mut c_void, timeout_ms: u32) -> Result<Self> {
+    unsafe fn of_borrowed(handle: *mut c_void, oldest: (c_int, &str), timeout_ms: u32) -> Result<Self> {
         let _delay = cancel::delay();
         if !handle.is_null() {
             // SAFETY: the caller's promise.
-            return unsafe { Self::of(handle, timeout_ms) };
+            return unsafe { Self::of(handle, oldest, timeout_ms) };
         }
         // A communicator is of one of them, and nothing tells of which.
         let copies = copies()?;
@@ -99,7 +122,7 @@ impl Library {
         }
         match (loaded(), copies.first()) {
             // SAFETY: it is never closed.
-            (Some(library), _) => unsafe { Self::of(library, timeout_ms) },
+            (Some(library), _) => unsafe { Self::of(library, oldest, timeout_ms) },
             (None, Some(&only)) => Err(error!(
                 CommUnavailable,
                 "NCCL is not loaded as libnccl.so.2, but {} has ncclSend: its handle as dl_handle says so",
@@ -121,14 +144,14 @@ impl Library {
         let library = if handle.is_null() { loaded().or_else(|| dynamic::load(NAME)) } else { Some(handle) };
         let library = library.ok_or_else(|| error!(CommUnavailable, "cannot load NCCL: {}", dynamic::failure()))?;
         // SAFETY: it is never closed, or the caller's promise.
-        unsafe { Self::of(library, timeout_ms) }
+        unsafe { Self::of(library, OLDEST_OF_OWN, timeout_ms) }
     }
 
     /// # Safety
     /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as this is used.
-    unsafe fn of(library: *mut c_void, timeout_ms: u32) -> Result<Self> {
+    unsafe fn of(library: *mut c_void, (oldest, in_words): (c_int, &str), timeout_ms: u32) -> Result<Self> {
         let missing = |name: &CStr| -> Error {
-            error!(CommUnavailable, "NCCL has no {}: 2.18 or later is needed", name.to_string_lossy())
+            error!(CommUnavailable, "NCCL has no {}: {in_words} or later is needed", name.to_string_lossy())
         };
         // SAFETY: the caller's promise; these are the functions' types by NCCL's reference.
         unsafe {
@@ -144,12 +167,12 @@ impl Library {
                     return Err(error!(CommUnavailable, "ncclGetVersion: {why} ({code})"));
                 }
             }
-            if found < OLDEST {
+            if found < oldest {
                 // Up to 2.8 the number had a digit less.
                 let major = if found < 10000 { 1000 } else { 10000 };
                 return Err(error!(
                     CommUnavailable,
-                    "NCCL is of version {}.{}.{} ({found}); 2.18 or later is needed",
+                    "NCCL is of version {}.{}.{} ({found}); {in_words} or later is needed",
                     found / major,
                     found % major / 100,
                     found % 100
@@ -157,7 +180,8 @@ impl Library {
             }
             let last_error = mem::transmute::<*mut c_void, GetLastError>(address(c"ncclGetLastError")?);
             let functions = Functions::of(library).map_err(missing)?;
-            Ok(Self { functions, error_string, last_error, timeout_ms: timeout(timeout_ms) })
+            let (timeout_ms, aborted) = (timeout(timeout_ms), AtomicBool::new(false));
+            Ok(Self { functions, error_string, last_error, timeout_ms, aborted })
         }
     }
 
@@ -188,26 +212,31 @@ impl Library {
         error!(Comm, "{call}: {} ({code}){separator}{details}", name.to_string_lossy())
     }
 
-    /// Waits while a communicator that does not block is at work on what a call asked of it.
-    ///
-    /// # Safety
-    /// `comm` is a communicator of this library.
-    unsafe fn settle(&self, comm: ncclComm_t, mut code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
+    /// Waits while a communicator that does not block is at work on what a call asked of it, as its `state` says.
+    fn settle(&self, state: impl Fn() -> Result<c_int>, mut code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
         self.poll(call, || {
             if code == IN_PROGRESS {
-                // SAFETY: the caller promises a communicator of this library.
-                code = unsafe { self.state(comm)? };
+                code = state()?;
             }
             Ok(code != IN_PROGRESS)
         })?;
         self.check(code, call)
     }
 
-    /// Asks until something is done, which `call` names, or the timeout has passed.
+    /// COMM once it was aborted.
+    fn check_aborted(&self) -> Result<()> {
+        if self.aborted.load(Ordering::Acquire) {
+            return Err(error!(Comm, "communicator: was aborted"));
+        }
+        Ok(())
+    }
+
+    /// Asks until something is done, which `call` names, the timeout has passed, or it was aborted.
     fn poll(&self, call: fmt::Arguments<'_>, mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
         let (begin, timeout) = (Instant::now(), Duration::from_millis(self.timeout_ms.into()));
         let mut polls = 0u32;
         while !is_done()? {
+            self.check_aborted()?;
             if begin.elapsed() >= timeout {
                 return Err(error!(Timeout, "{call}: still in progress after {} ms", self.timeout_ms));
             }
@@ -249,11 +278,11 @@ impl Library {
         // other one is at work.
         let at_work = if parent.is_null() { place.load(Ordering::Acquire) } else { parent };
         // SAFETY: a communicator of this library.
-        let outcome = unsafe { self.settle(at_work, code, format_args!("{name}")) };
+        let state = |comm| unsafe { self.state(comm) };
+        let outcome = self.settle(|| state(at_work), code, format_args!("{name}"));
         let made = place.load(Ordering::Acquire);
         let outcome = outcome.and_then(|()| match made.is_null() {
-            // SAFETY: as above.
-            false => unsafe { self.settle(made, self.state(made)?, format_args!("{name}")) },
+            false => self.settle(|| state(made), state(made)?, format_args!("{name}")),
             true => Err(error!(Comm, "{name}: it made no communicator")),
         });
         if outcome.is_err() {
@@ -314,13 +343,9 @@ fn file_of(address: *mut c_void) -> String {
 
 /// A communicator of NCCL's.
 pub struct Nccl {
-    library: Library,
-    comm: ncclComm_t,
-    /// Whether it is ours to destroy.
-    owned: bool,
+    shared: Arc<Shared>,
     rank: usize,
     world: usize,
-    device: i32,
     /// Whether a call on it has failed.
     broken: AtomicBool,
     /// For a record of this rank, and behind it those of all.
@@ -329,10 +354,83 @@ pub struct Nccl {
     records_in_use: AtomicBool,
 }
 
+/// What the thread that aborts it needs, too.
+struct Shared {
+    library: Library,
+    comm: ncclComm_t,
+    /// Whether it is ours to destroy.
+    owned: bool,
+    device: i32,
+    /// A call of NCCL is under way, on a communicator of our own: these return at once.
+    calls: Mutex<()>,
+    /// A thread aborts it, or has.
+    aborting: AtomicBool,
+}
+
 // SAFETY: a communicator of NCCL's belongs to no thread.
-unsafe impl Send for Nccl {}
-// SAFETY: `Communicator` lets one call in at a time, and what it is asked of its state may be asked at any time.
-unsafe impl Sync for Nccl {}
+unsafe impl Send for Shared {}
+// SAFETY: `Communicator` lets one call in at a time; what is asked of the state of a borrowed one may be asked at any time,
+// and one of our own is used by whoever has `calls`.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new(library: Library, comm: ncclComm_t, owned: bool, device: i32) -> Self {
+        Self { library, comm, owned, device, calls: Mutex::new(()), aborting: AtomicBool::new(false) }
+    }
+
+    /// The communicator, for a call of NCCL, and what keeps it from being aborted meanwhile, if it is our own.
+    fn enter(&self) -> Result<(ncclComm_t, Option<MutexGuard<'_, ()>>)> {
+        let entered = self.owned.then(|| self.calls.lock().unwrap_or_else(PoisonError::into_inner));
+        self.library.check_aborted()?; // and so the thread that aborts it has to wait
+        Ok((self.comm, entered))
+    }
+
+    fn state(&self) -> Result<c_int> {
+        let (comm, _entered) = self.enter()?;
+        // SAFETY: the communicator is there as long as this is entered.
+        unsafe { self.library.state(comm) }
+    }
+
+    fn settle(&self, code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
+        self.library.settle(|| self.state(), code, call)
+    }
+
+    /// What has gone wrong since, without waiting.
+    fn async_error(&self, rank: usize) -> Result<()> {
+        let _delay = cancel::delay();
+        let _entered = match self.calls.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(()), // the call that is under way will say so
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(entered) => entered,
+        };
+        self.library.check_aborted()?;
+        // SAFETY: the communicator is there as long as this is entered.
+        match unsafe { self.library.state(self.comm)? } {
+            0 | IN_PROGRESS => Ok(()),
+            code => Err(self.library.failure(code, format_args!("communicator: rank {rank}"))),
+        }
+    }
+
+    /// Ends what NCCL is at on a communicator of our own, and that with it. Waits for NCCL.
+    fn abort(&self) -> Result<()> {
+        let _entered = InPrimary::enter(self.device)?;
+        let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: ours, and nobody uses it any more: all who enter see that it is aborted. Errors are ignored: there is no
+        // caller left to return them to.
+        unsafe { (self.library.functions.ncclCommAbort)(self.comm) };
+        Ok(())
+    }
+}
+
+/// What the thread does that aborts a communicator.
+extern "C" fn abort_shared(shared: *mut c_void) -> *mut c_void {
+    boundary(|| {
+        // SAFETY: `Nccl::abort` has boxed it for this thread.
+        let shared = unsafe { Box::from_raw(shared.cast::<Arc<Shared>>()) };
+        shared.abort()?;
+        Ok(ptr::null_mut::<c_void>())
+    })
+}
 
 impl Nccl {
     /// What all ranks of a new world are to be told by the caller.
@@ -371,26 +469,21 @@ impl Nccl {
         // SAFETY: the caller's promise.
         let library = unsafe { Library::of_new(handle, timeout_ms)? };
         let _entered = InPrimary::enter(device)?;
-        let records = Some(room_for_records(device, world)?);
+        let (records, shared) = (Some(room_for_records(device, world)?), fallible::Place::new()?);
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         // SAFETY: the place is the call's.
         let comm = unsafe {
-            library.make(ptr::null_mut(), "ncclCommInitRank", |place| {
-                (library.functions.ncclCommInitRank)(place, world, id, rank)
+            library.make(ptr::null_mut(), "ncclCommInitRankConfig", |place| {
+                let mut config = Config::OWN;
+                (library.functions.ncclCommInitRankConfig)(place, world, id, rank, ptr::from_mut(&mut config).cast())
             })?
         };
-        let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
-        Ok(Self {
-            library,
-            comm,
-            owned: true,
-            rank,
-            world,
-            device,
-            broken,
-            records,
-            records_in_use: AtomicBool::new(false),
-        })
+        Ok(Self::over(shared.fill(Shared::new(library, comm, true, device)), rank, world, records))
+    }
+
+    fn over(shared: Arc<Shared>, rank: c_int, world: c_int, records: Option<cuda::Memory>) -> Self {
+        let (broken, records_in_use) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { shared, rank: rank as usize, world: world as usize, broken, records, records_in_use }
     }
 
     /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
@@ -401,13 +494,13 @@ impl Nccl {
     pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool, timeout_ms: u32) -> Result<Self> {
         let comm: ncclComm_t = comm.cast();
         // SAFETY: the caller's promise.
-        let library = unsafe { Library::of_borrowed(handle, timeout_ms)? };
+        let library = unsafe { Library::of_borrowed(handle, if split { OLDEST_OF_OWN } else { OLDEST }, timeout_ms)? };
         let _delay = cancel::delay();
         let (mut rank, mut world, mut device) = (0, 0, 0);
         // SAFETY: a communicator of this library, by the caller's promise; the places outlive the calls.
         unsafe {
             // It may be one that does not block and is not ready.
-            library.settle(comm, library.state(comm)?, format_args!("options: the communicator"))?;
+            library.settle(|| library.state(comm), library.state(comm)?, format_args!("options: the communicator"))?;
             let functions = &library.functions;
             library.check((functions.ncclCommUserRank)(comm, &mut rank), format_args!("ncclCommUserRank"))?;
             library.check((functions.ncclCommCount)(comm, &mut world), format_args!("ncclCommCount"))?;
@@ -417,28 +510,18 @@ impl Nccl {
             return Err(error!(Comm, "ncclCommUserRank and ncclCommCount say rank {rank} of {world}"));
         }
         let _entered = InPrimary::enter(device)?;
-        let records = Some(room_for_records(device, world)?);
+        let (records, shared) = (Some(room_for_records(device, world)?), fallible::Place::new()?);
         let comm = match split {
-            // SAFETY: as above; all ranks are of one color and keep their numbers, and the rest is as in `comm`.
+            // SAFETY: as above; all ranks are of one color and keep their numbers; the new one does not block.
             true => unsafe {
                 library.make(comm, "ncclCommSplit", |place| {
-                    (library.functions.ncclCommSplit)(comm, 0, rank, place, ptr::null_mut())
+                    let mut config = Config::OWN;
+                    (library.functions.ncclCommSplit)(comm, 0, rank, place, ptr::from_mut(&mut config).cast())
                 })?
             },
             false => comm,
         };
-        let (rank, world, broken) = (rank as usize, world as usize, AtomicBool::new(false));
-        Ok(Self {
-            library,
-            comm,
-            owned: split,
-            rank,
-            world,
-            device,
-            broken,
-            records,
-            records_in_use: AtomicBool::new(false),
-        })
+        Ok(Self::over(shared.fill(Shared::new(library, comm, split, device)), rank, world, records))
     }
 
     /// The rank, and how many there are.
@@ -449,7 +532,7 @@ impl Nccl {
     /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there
     /// the legacy stream is another.
     pub fn check(&self, device: Device, memory: &Block) -> Result<()> {
-        let own = Device::Cuda(self.device);
+        let own = Device::Cuda(self.shared.device);
         match memory {
             Block::Cpu(_) => Err(error!(
                 UnsupportedDevice,
@@ -467,7 +550,7 @@ impl Nccl {
     }
 
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let _entered = InPrimary::enter(self.device)?;
+        let _entered = InPrimary::enter(self.shared.device)?;
         let outcome = self.ready().and_then(|()| match exchange.pattern {
             Pattern::AllToAll => self.all_to_all(exchange),
             Pattern::AllGather => self.all_gather(exchange),
@@ -481,48 +564,49 @@ impl Nccl {
     /// A communicator that does not block may be at work on what its owner asked of it before, and refuses all else
     /// then.
     fn ready(&self) -> Result<()> {
-        // SAFETY: the communicator is there as long as this.
-        unsafe { self.library.settle(self.comm, self.library.state(self.comm)?, format_args!("the communicator")) }
+        self.shared.settle(self.shared.state()?, format_args!("the communicator"))
     }
 
     fn all_to_all(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let Functions { ncclGroupStart, ncclGroupEnd, ncclSend, ncclRecv, .. } = self.library.functions;
+        let library = &self.shared.library;
+        let Functions { ncclGroupStart, ncclGroupEnd, ncclSend, ncclRecv, .. } = library.functions;
         let Exchange { send, recv, bytes, .. } = *exchange;
         let (uint8, stream) = (ncclDataType_t::ncclUint8, exchange.stream.as_raw().cast());
+        let (comm, entered) = self.shared.enter()?;
         // SAFETY: it may be called at any time.
-        self.library.check(unsafe { ncclGroupStart() }, format_args!("ncclGroupStart"))?;
+        library.check(unsafe { ncclGroupStart() }, format_args!("ncclGroupStart"))?;
         let asked = (0..self.world).try_for_each(|peer| {
             let (to, from) = (send.wrapping_add(peer * bytes).cast(), recv.wrapping_add(peer * bytes).cast());
             // SAFETY: a block for each rank, and room for one of each, in memory of the communicator's device that is
             // left alone until the stream has passed this; the stream is alive.
-            let sent = unsafe { ncclSend(to, bytes, uint8, peer as c_int, self.comm, stream) };
-            self.library.check(enqueued(sent), format_args!("ncclSend of {bytes} bytes to rank {peer}"))?;
+            let sent = unsafe { ncclSend(to, bytes, uint8, peer as c_int, comm, stream) };
+            library.check(enqueued(sent), format_args!("ncclSend of {bytes} bytes to rank {peer}"))?;
             // SAFETY: as above.
-            let received = unsafe { ncclRecv(from, bytes, uint8, peer as c_int, self.comm, stream) };
-            self.library.check(enqueued(received), format_args!("ncclRecv of {bytes} bytes from rank {peer}"))
+            let received = unsafe { ncclRecv(from, bytes, uint8, peer as c_int, comm, stream) };
+            library.check(enqueued(received), format_args!("ncclRecv of {bytes} bytes from rank {peer}"))
         });
         // In any case, or all that this thread asks of NCCL from now on would belong to the group.
-        // SAFETY: a group was begun; the communicator is there as long as this.
-        let ended = unsafe { self.library.settle(self.comm, ncclGroupEnd(), format_args!("ncclGroupEnd")) };
-        asked.and(ended)
+        // SAFETY: a group was begun; the communicator is there as long as it is entered.
+        let code = unsafe { ncclGroupEnd() };
+        drop(entered);
+        asked.and(self.shared.settle(code, format_args!("ncclGroupEnd")))
     }
 
     fn all_gather(&self, exchange: &Exchange<'_>) -> Result<()> {
         let Exchange { send, recv, bytes, .. } = *exchange;
         let (uint8, stream) = (ncclDataType_t::ncclUint8, exchange.stream.as_raw().cast());
+        let (gather, (comm, entered)) = (self.shared.library.functions.ncclAllGather, self.shared.enter()?);
         // SAFETY: as in `all_to_all`: a block that is sent, and room for one of each rank.
-        unsafe {
-            let gather = self.library.functions.ncclAllGather;
-            let code = gather(send.cast(), recv.cast(), bytes, uint8, self.comm, stream);
-            self.library.settle(self.comm, code, format_args!("ncclAllGather of {bytes} bytes"))
-        }
+        let code = unsafe { gather(send.cast(), recv.cast(), bytes, uint8, comm, stream) };
+        drop(entered);
+        self.shared.settle(code, format_args!("ncclAllGather of {bytes} bytes"))
     }
 
     /// The bootstrap all-gather, on the legacy stream. Waits for it.
     pub fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         /// Behind the record that is sent.
         const RECEIVED: u64 = record::BYTES as u64;
-        let _entered = InPrimary::enter(self.device)?;
+        let _entered = InPrimary::enter(self.shared.device)?;
         let Some(records) = &self.records else { return Err(error!(Comm, "communicator: no room for records")) };
         let at = |offset| ptr::with_exposed_provenance_mut::<u8>(records.at(offset) as usize);
         records.write(0, own)?;
@@ -531,14 +615,14 @@ impl Nccl {
             send: at(0),
             recv: at(RECEIVED),
             bytes: record::BYTES,
-            device: Device::Cuda(self.device),
+            device: Device::Cuda(self.shared.device),
             stream: Stream::LEGACY,
             memory: None,
             error_flag: ptr::null_mut(),
         })?;
         let mut queue = records.queue(Stream::LEGACY)?;
         let what = format_args!("ncclAllGather of {} bytes", record::BYTES);
-        let waited = self.library.poll(what, || queue.is_done());
+        let waited = self.shared.library.poll(what, || queue.is_done());
         if waited.is_err() {
             self.broken.store(true, Ordering::Relaxed);
             self.records_in_use.store(true, Ordering::Relaxed);
@@ -548,12 +632,32 @@ impl Nccl {
 
     /// What has gone wrong since, without waiting.
     pub fn async_error(&self) -> Result<()> {
-        let _delay = cancel::delay();
-        // SAFETY: the communicator is there as long as this.
-        match unsafe { self.library.state(self.comm)? } {
-            0 | IN_PROGRESS => Ok(()),
-            code => Err(self.library.failure(code, format_args!("communicator: rank {}", self.rank))),
+        self.shared.async_error(self.rank)
+    }
+
+    /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own, for
+    /// NCCL waits until the GPU has stopped.
+    pub fn abort(&self) -> Result<()> {
+        /// Enough for what NCCL calls.
+        const STACK_BYTES: usize = 1 << 20;
+        self.broken.store(true, Ordering::Relaxed);
+        self.shared.library.aborted.store(true, Ordering::Release);
+        if !self.shared.owned {
+            return Ok(());
         }
+        let place = fallible::place()?;
+        if self.shared.aborting.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let shared: *mut Arc<Shared> = Box::into_raw(Box::write(place, self.shared.clone()));
+        // SAFETY: the thread gets what it takes back as it was boxed.
+        if unsafe { detached::start(STACK_BYTES, abort_shared, shared.cast()) }.is_none() {
+            // SAFETY: from above, and no thread has it.
+            drop(unsafe { Box::from_raw(shared) });
+            self.shared.aborting.store(false, Ordering::Release);
+            return Err(error!(OutOfMemory, "cannot start the thread that aborts NCCL's communicator"));
+        }
+        Ok(())
     }
 }
 
@@ -568,18 +672,20 @@ fn enqueued(code: c_int) -> c_int {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        if *self.records_in_use.get_mut() {
+        let aborted = self.shared.library.aborted.load(Ordering::Acquire);
+        if *self.records_in_use.get_mut() || aborted {
             mem::forget(self.records.take()); // kept until the process ends: freeing it would wait for the lost rank
         }
-        if !self.owned {
+        let Shared { library, comm, owned, device, aborting, .. } = &*self.shared;
+        if !owned || aborting.load(Ordering::Acquire) {
             return;
         }
         // In a forked child, and while the process ends, the driver refuses, and NCCL is left alone.
-        let Ok(_entered) = InPrimary::enter(self.device) else { return };
-        let Functions { ncclCommDestroy, ncclCommAbort, .. } = self.library.functions;
+        let Ok(_entered) = InPrimary::enter(*device) else { return };
+        let Functions { ncclCommDestroy, ncclCommAbort, .. } = library.functions;
         // What failed may never end, and destroying it would wait for that.
         let broken = self.broken.load(Ordering::Relaxed) || self.async_error().is_err();
         // SAFETY: ours, and nobody uses it any more. Errors are ignored: there is no caller left to return them to.
-        unsafe { if broken { ncclCommAbort(self.comm) } else { ncclCommDestroy(self.comm) } };
+        unsafe { if broken { ncclCommAbort(*comm) } else { ncclCommDestroy(*comm) } };
     }
 }

@@ -272,7 +272,19 @@ impl Peers {
         }
     }
 
+    /// Ends the meetings of all ranks, whether they wait by now or come later.
+    pub fn end_meetings(&self) -> Result<()> {
+        self.abort();
+        self.memory.end_meetings()
+    }
+
     pub fn async_error(&self) -> Result<()> {
+        if self.memory.was_ended() {
+            return Err(error!(
+                Comm,
+                "communicator: a rank has aborted it over peer memory, as rank {} has heard", self.rank
+            ));
+        }
         if self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed) {
             return Err(error!(
                 Timeout,

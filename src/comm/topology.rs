@@ -14,6 +14,7 @@ use super::{
     link::Link,
     peers::Peers,
     record::{Bytes, Record, Records, Subject},
+    transport::Transport,
 };
 
 pub enum Topology {
@@ -57,6 +58,21 @@ impl Topology {
             *place = Some(link.enter()?);
         }
         Ok(entered)
+    }
+
+    /// Ends all waiting on every link, on any thread, for good; the first failure of that.
+    pub fn end_waits(&self) -> Result<()> {
+        self.links().map(Link::abort).fold(Ok(()), Result::and)
+    }
+
+    /// COMM once it was aborted, or a part of it.
+    pub fn check_aborted(&self) -> Result<()> {
+        self.links().try_for_each(Link::check_aborted)
+    }
+
+    /// Whether NCCL was aborted, or its owner is to do so: when its kernels end is not known.
+    pub fn may_hang(&self) -> bool {
+        self.links().any(|link| link.is_aborted() && matches!(link.transport, Transport::Nccl(_)))
     }
 
     pub fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {

@@ -51,7 +51,7 @@ impl Transport {
         }
     }
 
-    /// TIMEOUT if a rank did not come in time, which is why later exchanges fail. Never waits.
+    /// TIMEOUT if a rank did not come in time, COMM if one aborted, which is why later exchanges fail. Never waits.
     pub fn peer_lost(&self) -> Result<()> {
         match self {
             Self::Peers(peers) => peers.async_error(),
@@ -129,6 +129,20 @@ impl Transport {
         match self {
             Self::Peers(peers) => peers.abort(),
             Self::Callbacks(_) | Self::Group(_) | Self::Nccl(_) => {}
+        }
+    }
+
+    /// The caller gives the communicator up, maybe while another thread is in a call on it: ends what waits, here and, over
+    /// a group or peer memory, on the other ranks.
+    pub fn end_waits(&self) -> Result<()> {
+        match self {
+            Self::Callbacks(_) => Ok(()), // which are the caller's to end
+            Self::Group(member) => {
+                member.abort();
+                Ok(())
+            }
+            Self::Nccl(nccl) => nccl.abort(),
+            Self::Peers(peers) => peers.end_meetings(),
         }
     }
 

@@ -79,6 +79,7 @@ FUNCTION(gc_comm_from_nccl_id, gc_status_t, (const gc_nccl_options_t *, const ui
 FUNCTION(gc_comm_group, gc_status_t, (int32_t, gc_comm_t **))
 FUNCTION(gc_comm_reserve, gc_status_t, (gc_comm_t *, DLDevice, int64_t))
 FUNCTION(gc_comm_async_error, gc_status_t, (const gc_comm_t *))
+FUNCTION(gc_comm_abort, gc_status_t, (gc_comm_t *))
 FUNCTION(gc_comm_free, void, (gc_comm_t *))
 FUNCTION(gc_compressed_allreduce, gc_status_t, (gc_comm_t *, DLTensor *, DLTensor *, DLTensor *, void *))
 FUNCTION(gc_shard_elements, int64_t, (int64_t, int32_t))

@@ -231,6 +231,7 @@ static void communicators(void) {
     invalid(gc_comm_reserve(NULL, cpu, 16), "comm: NULL");
     invalid(gc_comm_reserve(comm, cpu, -16), "n_elements: -16");
     invalid(gc_comm_async_error(NULL), "comm: NULL");
+    invalid(gc_comm_abort(NULL), "comm: NULL");
     CHECK_OK(gc_comm_async_error(comm));
     invalid(gc_compressed_allreduce(NULL, &buffer, &worker, &server, NULL), "comm: NULL");
     invalid(gc_compressed_allreduce(comm, NULL, &worker, &server, NULL), "buffer: NULL");

@@ -179,6 +179,7 @@ int main()
     expect([&] { gc::comm_hierarchical(comm, between); }, "gc_comm_hierarchical(h5, h6, out)");
     expect([&] { gc::comm_reserve(comm, {kDLCUDA, 3}, 50); }, "gc_comm_reserve(h5, 2:3, 50)");
     expect([&] { gc::comm_async_error(comm); }, "gc_comm_async_error(h5)");
+    expect([&] { gc::comm_abort(comm); }, "gc_comm_abort(h5)");
     expect([&] { gc::shard_elements(11, 7); }, "gc_shard_elements(11, 7)");
     expect([&] { gc::compressed_allreduce(comm, t(1), t(2), t(3), s); }, "gc_compressed_allreduce(h5, t1, t2, t3, 0x7)");
 

@@ -301,7 +301,7 @@ MADE = "ncclGetVersion ncclCommGetAsyncError"
 BORROWED = f"{MADE} ncclCommUserRank ncclCommCount ncclCommCuDevice"
 ASKED = {
     "an id": "ncclGetVersion ncclGetUniqueId",
-    "a world": f"{MADE} ncclCommInitRank ncclCommDestroy",
+    "a world": f"{MADE} ncclCommInitRankConfig ncclCommGetAsyncError ncclCommDestroy",
     "borrowing": BORROWED,
     "splitting": f"{BORROWED} ncclCommSplit ncclCommDestroy",
     "an all-reduce": "ncclCommGetAsyncError ncclGroupStart ncclSend ncclRecv ncclGroupEnd ncclAllGather",
@@ -589,14 +589,14 @@ expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNA
 @pytest.mark.parametrize("version, text", [(2804, "2.8.4"), (21705, "2.17.5")])
 def test_an_old_version_is_refused_with_its_number(version, text):
     run_borrow(f"""
-expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, {text!r}, "2.18")
+expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, {text!r}, "2.19.1")
 expect(borrow(library()), Status.COMM_UNAVAILABLE, {text!r}, "2.18")
 """, FAKE_NCCL_VERSION=version)
 
 
 def test_a_function_that_is_missing_is_named():
     run_borrow("""
-expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, "ncclCommSplit", "2.18")
+expect(lib.gc_comm_nccl_id(byref(options()), (c_uint8 * 128)()), Status.COMM_UNAVAILABLE, "ncclCommSplit", "2.19.1")
 expect(lib.gc_comm_nccl_id(byref(options(dl_handle=ctypes.CDLL("libm.so.6")._handle)), (c_uint8 * 128)()),
        Status.COMM_UNAVAILABLE, "ncclGetVersion")
 """, LD_LIBRARY_PATH=f"{DRIVERS}/old_nccl:{DRIVERS}/driver")

@@ -5,8 +5,9 @@ use crate::sources;
 use std::{collections::HashMap, fs, path::Path};
 
 /// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
-const LAYERS: [&str; 16] = [
+const LAYERS: [&str; 17] = [
     "cancel",
+    "detached",
     "error",
     "fallible",
     "environment",

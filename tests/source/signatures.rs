@@ -72,6 +72,7 @@ promised! {
     gc_comm_group(i32, *mut *mut gc_comm_t) -> i32;
     gc_comm_reserve(*mut gc_comm_t, DLDevice, i64) -> i32;
     gc_comm_async_error(*const gc_comm_t) -> i32;
+    gc_comm_abort(*mut gc_comm_t) -> i32;
     gc_comm_free(*mut gc_comm_t);
     gc_compressed_allreduce(*mut gc_comm_t, *mut DLTensor, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
     gc_shard_elements(i64, i32) -> i64;

@@ -11,7 +11,9 @@
 //! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it:
 //! that of the other kind. Where a kind follows itself, a meeting of its own is needed.
 
-use std::ptr;
+use std::{mem::offset_of, ptr};
+
+use arrayvec::ArrayVec;
 
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
@@ -129,9 +131,14 @@ pub enum Area {
     AllGather = 1,
 }
 
-/// Where a record of this rank lies in pinned memory, and how much of that there is.
+/// Where a record of this rank lies in pinned memory, and what is told to all if this rank aborts: in the place of
+/// each rank's number one that is never due.
 const RECORD: usize = 64;
-const PINNED_BYTES: i64 = 128;
+const ABORTED: usize = 128;
+const PINNED_BYTES: usize = ABORTED + HEARD as usize;
+
+/// What a GPU writes in pinned memory when a meeting was broken off because a rank has aborted.
+const ENDED: u32 = 2;
 
 /// A rank's way to the memory of the others.
 pub struct Peers {
@@ -140,10 +147,11 @@ pub struct Peers {
     rank: usize,
     world: usize,
     area: u64,
-    /// This rank's, as it is mapped here.
-    buffer: u64,
+    /// By rank, as they are mapped here.
+    buffers: ArrayVec<u64, MOST_RANKS>,
     known: Memory,
-    /// Where a GPU writes that a rank did not come: a uint32, not 0 then; and a record of this rank, to be pushed.
+    /// Where a GPU writes that a rank did not come, or has aborted: a uint32, not 0 then; a record of this rank, to be
+    /// pushed; and what is told if this rank aborts.
     said: Pinned,
     /// The end of the last call.
     ended: Event,
@@ -264,9 +272,11 @@ impl Peers {
         };
         queue.put_into_context(&PEERS_MODULE)?;
         let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
-        let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES)?, Event::new(&mut queue)?);
+        let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
         let stream = OwnStream::new(&mut queue)?;
         queue.wait()?;
+        // SAFETY: within pinned memory that nobody else has yet.
+        unsafe { said.data().add(ABORTED).write_bytes(0xff, HEARD as usize) };
         let mut known = Known {
             meetings: 0,
             broken: 0,
@@ -286,7 +296,7 @@ impl Peers {
             rank,
             world: given.len(),
             area,
-            buffer: given[rank],
+            buffers: given.iter().copied().collect(),
             known: memory,
             said,
             ended,
@@ -315,13 +325,13 @@ impl Peers {
     }
 
     fn place(&self, area: Area) -> u64 {
-        self.buffer + HEARD + area as u64 * self.area
+        self.buffers[self.rank] + HEARD + area as u64 * self.area
     }
 
     /// The way of this rank's block of `bytes` bytes, a multiple of 16, to the others.
     pub fn way(&self, area: Area, bytes: u64) -> Way {
         assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
-        Way { peers: self.known.at(0), at: self.place(area) - self.buffer + self.rank as u64 * bytes }
+        Way { peers: self.known.at(0), at: self.place(area) - self.buffers[self.rank] + self.rank as u64 * bytes }
     }
 
     /// Whether a queue works in the context that this was made in.
@@ -329,10 +339,35 @@ impl Peers {
         memory.home.id == self.home.id
     }
 
-    /// Whether a rank did not come to a meeting. Never waits.
+    /// Whether a meeting was broken off. Never waits.
     pub fn is_broken(&self) -> bool {
+        self.told() != 0
+    }
+
+    /// Whether that was because a rank has aborted.
+    pub fn was_ended(&self) -> bool {
+        self.told() == ENDED
+    }
+
+    fn told(&self) -> u32 {
         // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
-        unsafe { self.said.data().cast::<u32>().read_volatile() != 0 }
+        unsafe { self.said.data().cast::<u32>().read_volatile() }
+    }
+
+    /// Ends meetings on all ranks, those that are under way and the next ones; this rank speaks in none that begins from
+    /// now on. Where it has just spoken, the meeting may come about; the one behind it hears that this rank has aborted, for
+    /// numbers are heard in two places in turn.
+    pub fn end_meetings(&self) -> Result<()> {
+        let (mut queue, told) = (self.own_queue()?, self.said.data().wrapping_add(ABORTED));
+        let broken = ptr::with_exposed_provenance_mut(self.known.at(offset_of!(Known, broken) as u64) as usize);
+        // SAFETY: pinned memory, and buffers that are mapped here, which begin with what their ranks hear: all of it stays
+        // until this is released, which waits for the stream.
+        unsafe {
+            queue.copy(broken, told, size_of::<u32>())?;
+            self.buffers.iter().try_for_each(|&buffer| {
+                queue.copy(ptr::with_exposed_provenance_mut(buffer as usize), told, HEARD as usize)
+            })
+        }
     }
 
     /// What follows in the queue comes after the call before, whichever stream that was on.

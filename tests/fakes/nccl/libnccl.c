@@ -1,11 +1,11 @@
 /* NCCL among the threads of one process, for tests of what ours asks of it and does with its answers. A rank is a
  * thread; memory is that of the driver without a GPU (libcuda.c), whose rules for memory, contexts and streams hold
- * here, too. An exchange is made when it is asked for, and waits for the other ranks' threads: not for ever. What goes
- * wrong is said in the environment:
+ * here, too. An exchange is made when it is asked for, and waits for the other ranks' threads: not for ever. For a
+ * communicator that does not block a thread of its own waits. What goes wrong is said in the environment:
  *
  *   FAKE_NCCL_VERSION    as ncclGetVersion says it, 22803 unless said
  *   FAKE_NCCL_FAILURES   "name=code name=code ...": these functions answer that
- *   FAKE_NCCL_POLLS      so often communicators that do not block answer ncclInProgress; they block unless said
+ *   FAKE_NCCL_POLLS      so often communicators answer ncclInProgress once they are done; a caller's block unless said
  *
  * fake_nccl_...() at the end are for the tests. -DOLD leaves out what versions before 2.18 do not have. */
 #include <pthread.h>
@@ -36,16 +36,25 @@ typedef struct World {
     uint64_t id;
     struct World *child, *next;
 } World;
+typedef struct Id Id;
 typedef struct Comm {
     World *world;
     int rank, device;
     long polls;    /* how often it is still at work */
     Result result; /* when it is not any more */
     struct Comm *made, **place; /* by splitting, once that is done */
+    int is_nonblocking, is_busy; /* busy: its thread is at work, on this: */
+    int is_made, n_ops;
+    Op ops[OPS];
 } Comm;
-typedef struct {
+struct Id {
     char bytes[128];
-} Id;
+};
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+} Config;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
@@ -109,7 +118,7 @@ static Result failure(const char *function) {
     do { \
         if (!(comm)) \
             return fault(INVALID_ARGUMENT, "no communicator"); \
-        if ((comm)->polls > 0) \
+        if ((comm)->polls > 0 || (comm)->is_busy) \
             return fault(INVALID_ARGUMENT, "used while it is at work"); \
     } while (0)
 
@@ -196,16 +205,12 @@ static World *world_of(uint64_t id, int size) {
     return worlds = world;
 }
 
-static Result init(Comm **comm, int size, int rank, const Id *id, int device) {
-    pthread_mutex_lock(&mutex);
-    World *world = world_of((unsigned char)id->bytes[0], size);
-    Comm *made = new_comm(world, rank, device);
-    Result result = world->size == size ? SUCCESS : fault(INVALID_ARGUMENT, "another size");
-    world->devices[rank] = device;
-    if (!result)
-        result = barrier(world);
-    for (int other = 0; other < size && !result; other++)
-        if (other != rank && world->devices[other] == device)
+/* All ranks find each other. With the mutex. */
+static Result meet(Comm *comm) {
+    World *world = comm->world;
+    Result result = barrier(world);
+    for (int other = 0; other < world->size && !result; other++)
+        if (other != comm->rank && world->devices[other] == comm->device)
             result = fault(INVALID_USAGE, "Duplicate GPU detected");
     for (World **place = &worlds; *place; place = &(*place)->next) {
         if (*place == world) {
@@ -213,15 +218,55 @@ static Result init(Comm **comm, int size, int rank, const Id *id, int device) {
             break;
         }
     }
+    return result;
+}
+
+static Result exchange(Comm *comm, const Op *ops, int n_ops);
+
+static void *work(void *argument) {
+    Comm *comm = argument;
+    pthread_mutex_lock(&mutex);
+    comm->result = comm->is_made ? exchange(comm, comm->ops, comm->n_ops) : meet(comm);
+    comm->is_made = 1, comm->is_busy = 0;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
+/* Lets a thread do it. With the mutex. */
+static Result begin(Comm *comm) {
+    pthread_t thread;
+    comm->is_busy = 1, comm->polls = number("FAKE_NCCL_POLLS", 0);
+    if (pthread_create(&thread, NULL, work, comm))
+        abort();
+    pthread_detach(thread);
+    return IN_PROGRESS;
+}
+
+static Result init(Comm **comm, int size, int rank, const Id *id, int device, int is_nonblocking) {
+    pthread_mutex_lock(&mutex);
+    World *world = world_of((unsigned char)id->bytes[0], size);
+    Comm *made = new_comm(world, rank, device);
+    Result result = world->size == size ? SUCCESS : fault(INVALID_ARGUMENT, "another size");
+    world->devices[rank] = device;
     *comm = made;
+    if (!result && is_nonblocking) {
+        made->is_nonblocking = 1;
+        result = begin(made);
+        pthread_mutex_unlock(&mutex);
+        return result;
+    }
+    if (!result)
+        result = meet(made);
+    made->is_made = 1;
     pthread_mutex_unlock(&mutex);
     return later(made, result);
 }
 
-Result ncclCommInitRank(Comm **comm, int size, Id id, int rank) {
+static int is_nonblocking(const Config *config) { return config->size >= 20 && config->magic == 0xcafebeef && !config->blocking; }
+
+static Result init_rank(Comm **comm, int size, Id id, int rank, int is_nonblocking) {
     int device;
-    *comm = NULL;
-    MAY_FAIL;
     for (size_t k = 0; k < sizeof id.bytes; k++)
         if (id.bytes[k] != (char)((unsigned char)id.bytes[0] + 3 * k))
             return fault(INVALID_ARGUMENT, "not an id");
@@ -229,15 +274,27 @@ Result ncclCommInitRank(Comm **comm, int size, Id id, int rank) {
         return fault(INVALID_ARGUMENT, "no such rank");
     if (cuCtxGetDevice(&device))
         return fault(CUDA_ERROR, "no current context");
-    return choose(device - 70) ? CUDA_ERROR : init(comm, size, rank, &id, device - 70);
+    return choose(device - 70) ? CUDA_ERROR : init(comm, size, rank, &id, device - 70, is_nonblocking);
+}
+
+Result ncclCommInitRank(Comm **comm, int size, Id id, int rank) {
+    *comm = NULL;
+    MAY_FAIL;
+    return init_rank(comm, size, id, rank, 0);
+}
+
+Result ncclCommInitRankConfig(Comm **comm, int size, Id id, int rank, const Config *config) {
+    *comm = NULL;
+    MAY_FAIL;
+    return init_rank(comm, size, id, rank, is_nonblocking(config));
 }
 
 #ifndef OLD
-Result ncclCommSplit(Comm *comm, int color, int key, Comm **place, void *config) {
+Result ncclCommSplit(Comm *comm, int color, int key, Comm **place, const Config *config) {
     *place = NULL;
     MAY_FAIL;
     USABLE(comm);
-    if (color != 0 || key != comm->rank || config)
+    if (color != 0 || key != comm->rank || !is_nonblocking(config))
         return fault(INVALID_ARGUMENT, "a split that is not expected");
     pthread_mutex_lock(&mutex);
     Result result = barrier(comm->world);
@@ -246,6 +303,8 @@ Result ncclCommSplit(Comm *comm, int color, int key, Comm **place, void *config)
         comm->world->child->size = comm->world->size;
     }
     Comm *made = result ? NULL : new_comm(comm->world->child, comm->rank, comm->device);
+    if (made)
+        made->is_nonblocking = made->is_made = 1;
     if (!result)
         result = barrier(comm->world);
     comm->world->child = NULL; /* all have it */
@@ -288,6 +347,8 @@ Result ncclCommAbort(Comm *comm) {
     pthread_mutex_lock(&mutex);
     comm->world->is_broken = 1;
     pthread_cond_broadcast(&moved);
+    while (comm->is_busy)
+        pthread_cond_wait(&moved, &mutex);
     pthread_mutex_unlock(&mutex);
     atomic_fetch_add(&aborted, 1);
     release(comm);
@@ -319,7 +380,14 @@ Result ncclCommGetAsyncError(Comm *comm, Result *state) {
     MAY_FAIL;
     if (!comm)
         return fault(INVALID_ARGUMENT, "no communicator");
-    if (comm->polls > 0 && --comm->polls > 0) {
+    pthread_mutex_lock(&mutex); /* a moment, so that tests ask as often each time */
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += 20000000, end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
+    while (comm->is_busy && !pthread_cond_timedwait(&moved, &mutex, &end)) {}
+    int is_busy = comm->is_busy;
+    pthread_mutex_unlock(&mutex);
+    if (is_busy || (comm->polls > 0 && --comm->polls > 0)) {
         *state = IN_PROGRESS;
         return SUCCESS;
     }
@@ -346,10 +414,9 @@ static Result add(Comm *comm, Op op, int type, void *stream) {
     return SUCCESS;
 }
 
-/* Each rank posts what it does, takes what is meant for it, and waits until all have. */
-static Result exchange(Comm *comm) {
+/* Each rank posts what it does, takes what is meant for it, and waits until all have. With the mutex. */
+static Result exchange(Comm *comm, const Op *ops, int n_ops) {
     World *world = comm->world;
-    pthread_mutex_lock(&mutex);
     world->ops[comm->rank] = ops, world->n_ops[comm->rank] = n_ops;
     Result result = barrier(world);
     for (int k = 0; k < n_ops && !result; k++) {
@@ -367,7 +434,6 @@ static Result exchange(Comm *comm) {
             memcpy(ops[k].recv, from->send, ops[k].bytes);
     }
     Result all_took = barrier(world);
-    pthread_mutex_unlock(&mutex);
     return result ? result : all_took;
 }
 
@@ -384,8 +450,18 @@ static Result end(void) {
         return SUCCESS;
     if (group_result || !comm)
         return group_result;
-    Result result = choose(comm->device) ? CUDA_ERROR : exchange(comm);
-    return later(comm, result);
+    if (choose(comm->device))
+        return later(comm, CUDA_ERROR);
+    pthread_mutex_lock(&mutex);
+    Result result;
+    if (comm->is_nonblocking) {
+        memcpy(comm->ops, ops, sizeof ops), comm->n_ops = n_ops;
+        result = begin(comm);
+    } else {
+        result = exchange(comm, ops, n_ops);
+    }
+    pthread_mutex_unlock(&mutex);
+    return comm->is_nonblocking ? result : later(comm, result);
 }
 
 Result ncclGroupEnd(void) {

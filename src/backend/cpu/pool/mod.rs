@@ -8,13 +8,12 @@ mod sync;
 
 use std::{
     ffi::c_void,
-    mem::MaybeUninit,
     ptr,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 use crate::{
-    cancel,
+    detached,
     error::{Error, Result, error},
     panics::boundary,
 };
@@ -25,9 +24,6 @@ use sync::Word;
 
 /// Stack of a thread. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
 const STACK_BYTES: usize = 2 << 20;
-
-/// Signals that an access or an instruction of the thread itself causes: only its own handler can deal with them.
-const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
 /// Workers asked for, the caller counted; 0: as many as this process has CPUs.
 static WANTED: AtomicU32 = AtomicU32::new(0);
@@ -167,28 +163,9 @@ extern "C" fn worker(_: *mut c_void) -> *mut c_void {
 }
 
 fn start_one() -> Option<libc::pthread_t> {
-    let _delay = cancel::delay();
-    let (mut thread, mut attributes) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    let (mut blocked, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: each is initialized by the first function that gets it, which cannot fail with these arguments but for
-    // pthread_create; `worker` needs nothing of this frame and never ends.
+    // SAFETY: `worker` needs no argument, and never ends.
     unsafe {
-        libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
-        // Handlers of the host run on the host's threads. A new thread has the mask of the one that starts it.
-        libc::sigfillset(blocked.as_mut_ptr());
-        for fault in FAULTS {
-            libc::sigdelset(blocked.as_mut_ptr(), fault);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
-        let refusal = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), worker, ptr::null_mut());
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        if refusal != 0 {
-            return None;
-        }
-        let thread = thread.assume_init();
+        let thread = detached::start(STACK_BYTES, worker, ptr::null_mut())?;
         libc::pthread_setname_np(thread, cpus::OWN_NAME.as_ptr());
         Some(thread)
     }

@@ -1,0 +1,38 @@
+//! Threads of the library's own, which nobody joins.
+
+use std::{ffi::c_void, mem::MaybeUninit, ptr};
+
+use crate::cancel;
+
+/// What such a thread does.
+pub type Work = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Signals that an access or an instruction of the thread itself causes: only its own handler can deal with them.
+const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// Starts a thread with so much stack, unless the system refuses. What is returned is valid while the thread runs.
+///
+/// # Safety
+/// `work` may be called with `argument` on another thread, whenever that comes.
+pub unsafe fn start(stack_bytes: usize, work: Work, argument: *mut c_void) -> Option<libc::pthread_t> {
+    let _delay = cancel::delay();
+    let (mut thread, mut attributes) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    let (mut blocked, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: each is initialized by the first function that gets it, which cannot fail with these arguments but for
+    // pthread_create; the work is the caller's promise.
+    unsafe {
+        libc::pthread_attr_init(attributes.as_mut_ptr());
+        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
+        // Handlers of the host run on the host's threads. A new thread has the mask of the one that starts it.
+        libc::sigfillset(blocked.as_mut_ptr());
+        for fault in FAULTS {
+            libc::sigdelset(blocked.as_mut_ptr(), fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
+        let refusal = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), work, argument);
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        (refusal == 0).then(|| thread.assume_init())
+    }
+}
