@@ -66,8 +66,7 @@ impl Callbacks {
         let _delay = cancel::delay();
         let was_inside = INSIDE.replace(true);
         // SAFETY: what `new` was promised; both sides are memory of these sizes.
-        let code =
-            environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) });
+        let code = environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) });
         INSIDE.set(was_inside);
         match code {
             0 => Ok(()),

@@ -86,7 +86,8 @@ struct Config {
 
 impl Config {
     /// Of a communicator of our own, which does not block.
-    const OWN: Self = Self { size: mem::offset_of!(Self, blocking) + 4, magic: 0xcafe_beef, version: 21400, blocking: 0 };
+    const OWN: Self =
+        Self { size: mem::offset_of!(Self, blocking) + 4, magic: 0xcafe_beef, version: 21400, blocking: 0 };
 }
 
 /// NCCL, as this process has it.

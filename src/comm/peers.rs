@@ -234,7 +234,7 @@ impl Peers {
 
     fn wait(&self, arrivals: &Rendezvous, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
         if let Err(refusal) = arrivals.wait(self.timeout_ms) {
-            self.peer_lost.store(true, Ordering::Relaxed);
+            self.peer_lost.fetch_or(!arrivals.was_aborted(), Ordering::Relaxed);
             return Err(refusal);
         }
         // SAFETY: the flag is NULL or part of a codec, which lives until its work is done.
@@ -274,6 +274,9 @@ impl Peers {
 
     /// Ends the meetings of all ranks, whether they wait by now or come later.
     pub fn end_meetings(&self) -> Result<()> {
+        if let Some(arrivals) = &self.arrivals {
+            arrivals.abort();
+        }
         self.abort();
         self.memory.end_meetings()
     }

@@ -23,6 +23,7 @@ struct State {
     rounds: u64,
     here: usize,
     given_up: bool,
+    aborted: bool,
 }
 
 /// Those that ranks are about to find, by a number that only they have.
@@ -58,6 +59,9 @@ impl Rendezvous {
         }
         while state.rounds == round {
             let left = end.saturating_duration_since(Instant::now());
+            if state.aborted {
+                return Err(error!(Comm, "communicator: a rank of this process has aborted it"));
+            }
             if state.given_up {
                 return Err(error!(Comm, "communicator: a rank of this process has given up"));
             }
@@ -72,6 +76,16 @@ impl Rendezvous {
             state = self.moved.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+
+    /// A rank has aborted it: nobody waits any more.
+    pub fn abort(&self) {
+        lock(&self.state).aborted = true;
+        self.moved.notify_all();
+    }
+
+    pub fn was_aborted(&self) -> bool {
+        lock(&self.state).aborted
     }
 
     /// One will not come any more.

@@ -132,6 +132,20 @@ static void garbage() {
     }
 }
 
+// A rank that aborts is not waited for, however long others are, and nobody takes that for its time having passed.
+static void aborted() {
+    std::vector<Rank> ranks(3);
+    introduce(ranks, false);
+    for (u64 &number : ranks[0].heard) number = ABORTED;
+    meet(ranks, 1, SPEAK, 0);  // one comes after that, and one never
+    meet(ranks, 0, SPEAK | LISTEN, ~0ull);
+    hold(is_silent(ranks[0]) && ranks[0].told == 2, "a rank that aborts", 3, 0);
+    meet(ranks, 0, LISTEN, ~0ull);
+    hold(ranks[0].told == 2, "for good", 3, 0);
+    meet(ranks, 1, LISTEN, 1000000);
+    hold(is_silent(ranks[1]) && ranks[1].told == 1, "a rank that does not come", 3, 1);
+}
+
 int main() {
     for (unsigned world : {1u, 2u, 3u, 8u, 64u}) {
         for (unsigned vectors : {1u, 4u, 255u, 1024u, 1025u, 3000u}) {
@@ -143,6 +157,7 @@ int main() {
     }
     broken();
     garbage();
+    aborted();
     printf("%u cases of peer memory, %u wrong\n", cases, wrong);
     return wrong != 0;
 }

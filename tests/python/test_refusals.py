@@ -252,6 +252,7 @@ COMM_CALLS = {
     "gc_comm_hierarchical": lambda: dict(intra_node=Alone(), inter_node=Alone(), out=Out()),
     "gc_comm_reserve": lambda: dict(comm=Alone(), device=DLDevice(CPU, 0), n_elements=400),
     "gc_comm_async_error": lambda: dict(comm=Alone()),
+    "gc_comm_abort": lambda: dict(comm=Alone()),
     "gc_compressed_allreduce": lambda: dict(
         comm=Alone(), buffer=floats(5, 80), worker_error=floats(400), server_error=floats(400), stream=None
     ),

@@ -197,6 +197,7 @@ mod tests {
         collections::HashSet,
         env,
         ffi::CStr,
+        mem::MaybeUninit,
         process::{Command, Output},
         sync::{Barrier, Mutex},
         thread,

@@ -1,0 +1,251 @@
+"""gc_comm_abort, from another thread: every wait ends though nothing else would end it, and what needs no other rank goes
+on. Over callbacks, a group, two levels, and, on a driver without hardware, NCCL and peer memory."""
+
+import threading
+from ctypes import POINTER, byref
+
+import numpy as np
+import pytest
+
+from capi import AllReduce, CodecOptions, Comm, DLDevice, Status, Tensor, lib, says
+from codec_model import ONEBIT, TRANSACTIONAL, f32
+from codecs_c import Host, same, views
+from comms import CheckedRanks, Nodes, World, status_of
+from test_nccl import run_ranks as run_nccl
+from test_peers import run_ranks as run_peers
+
+place, CPU = Host(), DLDevice(1, 0)
+OPTIONS = dict(codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL)
+
+
+def waiting(comm, work):
+    """Starts a call that waits for other ranks, in a thread, and returns once it is in; the result is for join()."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    while lib.gc_comm_reserve(comm, CPU, 0) != Status.BUSY and thread.is_alive():
+        pass
+
+    def join():
+        thread.join(60)
+        assert not thread.is_alive(), "it waits for ever"
+        return found[0]
+
+    return join
+
+
+def gradients(size, seed=0):
+    rng = np.random.default_rng(seed)
+    return [[rng.standard_normal(100).astype(f32)] for _ in range(size)]
+
+
+def creation(comm):
+    options = CodecOptions(112, codec=ONEBIT, device=CPU, n_elements=100)
+    return lambda: status_of(lib.gc_allreduce_create, comm, byref(options), byref(POINTER(AllReduce)()))
+
+
+def expect_aborted(outcome, *words):
+    status, sentence = outcome
+    assert status == Status.COMM and (not words or any(says(sentence, word) for word in words)), outcome
+
+
+def check_what_goes_on(ranks, rank):
+    """What needs no other rank is as before: the step that was broken off is taken back."""
+    handle, worker, server = ranks.handles[rank], np.zeros(100, f32), np.zeros(ranks.models[rank].shard_elements(), f32)
+    flags = np.zeros(1, np.uint32)
+    assert lib.gc_allreduce_rollback(handle, None) == 0
+    assert lib.gc_allreduce_errors_out(handle, Tensor(worker).view, Tensor(server).view, None) == 0
+    same(worker, ranks.models[rank].errors(0), "the worker's errors")
+    same(server, ranks.models[rank].errors(1), "the server's errors")
+    assert lib.gc_allreduce_flags(handle, Tensor(flags).view, None) == 0
+    assert lib.gc_allreduce_commit(handle, None, None) == 0
+    assert lib.gc_allreduce_reset(handle, None) == 0
+    assert lib.gc_allreduce_errors_out(handle, Tensor(worker).view, None, None) == 0 and not worker.any()
+    assert lib.gc_comm_reserve(ranks.world.comms[rank], CPU, 1000) == 0
+
+
+def refused_from_now_on(ranks, rank):
+    comm, values = ranks.world.comms[rank], Tensor(np.ones(100, f32))
+    shard = Tensor(np.ones(ranks.models[rank].shard_elements(), f32))
+    expect_aborted(status_of(lib.gc_comm_async_error, comm), "aborted")
+    for call in (
+        lambda: lib.gc_allreduce_run(ranks.handles[rank], views([values]), 1, None, None, None),
+        lambda: lib.gc_allreduce_reduce_scatter(ranks.handles[rank], views([values]), 1, None, None, shard.view, None),
+        lambda: lib.gc_allreduce_all_gather(ranks.handles[rank], shard.view, views([values]), 1, None),
+        creation(comm),
+        lambda: lib.gc_comm_hierarchical(comm, None, byref(POINTER(Comm)())),
+        lambda: lib.gc_comm_open_peers(comm, DLDevice(2, 0), 8192, 0, byref(POINTER(Comm)())),
+    ):
+        outcome = call()
+        expect_aborted(outcome if isinstance(outcome, tuple) else (outcome, "aborted"))
+    same(values.array, np.ones(100, f32), "values of calls that were refused")
+
+
+def test_a_run_over_a_group_ends_on_every_rank_that_waits():
+    with World(3) as world, CheckedRanks(world, place, **OPTIONS) as ranks:
+        ranks.run(gradients(3))
+        ranks.commit()
+        values = [Tensor(np.ones(100, f32)) for _ in range(2)]
+        run = lambda rank: status_of(  # noqa: E731
+            lib.gc_allreduce_run, ranks.handles[rank], views([values[rank]]), 1, None, None, None
+        )
+        joins = [waiting(world.comms[rank], lambda rank=rank: run(rank)) for rank in range(2)]  # and rank 2 never comes
+        assert [lib.gc_comm_abort(world.comms[0]) for _ in "12"] == [0, 0]
+        for join in joins:
+            expect_aborted(join(), "rank 0", "aborted")
+        for rank in range(2):
+            check_what_goes_on(ranks, rank)
+        refused_from_now_on(ranks, 0)
+        expect_aborted(status_of(lib.gc_comm_async_error, world.comms[1]))  # where a call has failed
+
+
+@pytest.mark.parametrize("what", ["create", "hierarchical"])
+def test_creations_over_a_group_end(what):
+    with World(2) as world:
+        comm, made = world.comms[0], POINTER(Comm)()
+        create = {
+            "create": creation(comm),
+            "hierarchical": lambda: status_of(lib.gc_comm_hierarchical, comm, None, byref(made)),
+        }[what]
+        join = waiting(comm, create)
+        assert lib.gc_comm_abort(comm) == 0
+        expect_aborted(join(), "rank 0", "aborted")
+        assert not made
+
+
+@pytest.mark.parametrize("part", ["whole", "intra", "inter"])
+def test_of_two_levels_both_parts_end(part):
+    """Whichever of the two the rank waits in: with a part aborted the whole is."""
+    nodes = Nodes([2, 2], inter="group")
+    with nodes as world, CheckedRanks(world, place, **OPTIONS) as ranks:
+        intra, inter = world.parts(0)
+        join = waiting(world.comms[0], lambda: status_of(
+            lib.gc_allreduce_run, ranks.handles[0], views([Tensor(np.ones(100, f32))]), 1, None, None, None
+        ))  # fmt: skip
+        # Alone it waits for the other node first.
+        assert lib.gc_comm_abort({"whole": world.comms[0], "intra": intra, "inter": inter}[part]) == 0
+        if part == "intra":
+            assert lib.gc_comm_abort(inter) == 0
+        expect_aborted(join(), "rank 0", "aborted")
+        check_what_goes_on(ranks, 0)
+        refused_from_now_on(ranks, 0)
+        aborted = [lib.gc_comm_async_error(comm) for comm in (intra, inter)]
+        assert aborted == [0 if part == "inter" else Status.COMM, Status.COMM], aborted
+
+
+def test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_called():
+    with World(2, "board") as world, CheckedRanks(world, place, **OPTIONS) as ranks:
+        within, go_on, inside = threading.Event(), threading.Event(), []
+
+        def hold(name, rank, sent):
+            if rank == 0:
+                inside.append(status_of(lib.gc_comm_abort, world.comms[0]))
+                within.set()
+                assert go_on.wait(60)
+            return sent
+
+        world.board.before, world.board.calls[:] = hold, []
+        values = [Tensor(np.ones(100, f32)) for _ in range(2)]
+        run = lambda rank: status_of(  # noqa: E731
+            lib.gc_allreduce_run, ranks.handles[rank], views([values[rank]]), 1, None, None, None
+        )
+        joins = [waiting(world.comms[rank], lambda rank=rank: run(rank)) for rank in range(2)]
+        assert within.wait(60)
+        assert lib.gc_comm_abort(world.comms[0]) == 0
+        go_on.set()
+        expect_aborted(joins[0](), "aborted")
+        world.board.barrier.abort()  # the other rank waits for its second exchange: its owner ends that
+        expect_aborted(joins[1](), "99")
+        ((status, sentence),) = inside  # by a function of a transport it is refused
+        assert status == Status.INVALID_ARGUMENT and says(sentence, "transport"), sentence
+        assert [name for name, rank, *_ in world.board.calls if rank == 0] == ["all_to_all"]
+        for rank in range(2):
+            check_what_goes_on(ranks, rank)
+        refused_from_now_on(ranks, 0)
+        assert lib.gc_comm_async_error(world.comms[1]) == Status.COMM  # for its exchange has failed
+
+
+def test_a_rank_that_is_alone_is_aborted_too():
+    with World(1) as world, CheckedRanks(world, place, **OPTIONS) as ranks:
+        assert lib.gc_comm_abort(world.comms[0]) == 0
+        refused_from_now_on(ranks, 0)
+        check_what_goes_on(ranks, 0)
+
+
+# What a rank does alone, while another thread aborts it once it is within.
+ALONE = """
+def aborted(comm, work, abort):
+    found = []
+    thread = threading.Thread(target=lambda: found.append((work(), last_error())))
+    thread.start()
+    while lib.gc_comm_reserve(comm, DLDevice(1, 0), 0) != Status.BUSY and thread.is_alive():
+        pass
+    assert abort() == 0, last_error()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for ever"
+    return found[0]
+"""
+
+
+@pytest.mark.parametrize("what", ["an exchange", "a creation"])
+@pytest.mark.parametrize("owner", ["ours", "split", "borrowed"])
+def test_over_nccl_the_host_waits_no_more_and_a_communicator_of_ours_is_aborted(owner, what):
+    run_nccl(f"""
+exec({ALONE!r})
+nccl = library()
+if {owner == "ours"}:
+    world = Own(2)
+else:
+    world = Borrowed(nccl, 2, flags={int(owner == "split")})
+before = nccl.fake_nccl_communicators()
+comm, n = world.comms[0], 100
+made, what = POINTER(AllReduce)(), CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, 0), n_elements=n)
+tensors = [Card(0).put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 2))]
+if {what == "a creation"}:
+    work = lambda: lib.gc_allreduce_create(comm, byref(what), byref(made))
+else:
+    work = lambda: lib.gc_compressed_allreduce(comm, *(x.view for x in tensors), None)
+if {owner == "borrowed"}:
+    # Here a call blocks in the stand-in, which its owner ends, by aborting his communicator.
+    expect(lib.gc_comm_abort(comm), 0)
+    status, sentence = work(), last_error()
+    assert nccl.fake_nccl_aborted() == 0
+else:
+    status, sentence = aborted(comm, work, lambda: lib.gc_comm_abort(comm))
+    while nccl.fake_nccl_aborted() == 0:
+        pass
+assert status == Status.COMM and "aborted" in sentence, (status, sentence)
+assert lib.gc_comm_abort(comm) == 0 and not made
+expect(lib.gc_compressed_allreduce(comm, *(x.view for x in tensors), None), Status.COMM, "aborted")
+expect(lib.gc_comm_async_error(comm), Status.COMM, "aborted")
+assert lib.gc_comm_reserve(comm, DLDevice(CUDA, 0), 200) == 0
+world.__exit__()
+assert nccl.fake_nccl_aborted() + nccl.fake_nccl_destroyed() == {0 if owner == "borrowed" else 2}
+assert nccl.fake_nccl_communicators() == before - {0 if owner == "borrowed" else 2}
+""")
+
+
+@pytest.mark.parametrize("devices", [(0, 0, 0), (0, 1, 2)], ids=["one GPU", "three GPUs"])
+def test_over_peer_memory_meetings_end_on_every_rank(devices):
+    """Two wait for a third one, which never comes, with 10 minutes' patience: in a kernel, or, where ranks share a GPU, on
+    the host. What ranks send to each other stays in memory that is never freed."""
+    run_peers(f"""
+exec({ALONE!r})
+from capi import AllReduce, CodecOptions
+from comms import World
+with World(3, "peers", devices={devices}, timeout=0) as world:
+    def run(rank):
+        options = CodecOptions(struct_size=112, codec=1, device=DLDevice(CUDA, {devices}[rank]), n_elements=1000)
+        return lib.gc_allreduce_create(world.comms[rank], byref(options), byref(POINTER(AllReduce)()))
+    second = threading.Thread(target=run, args=(1,))
+    second.start()
+    status, sentence = aborted(world.comms[0], lambda: run(0), lambda: lib.gc_comm_abort(world.comms[0]))
+    second.join(60)
+    assert not second.is_alive(), "the other rank waits for ever"
+    assert status == Status.COMM, (status, sentence)
+    expect(lib.gc_comm_async_error(world.comms[0]), Status.COMM, "aborted")
+    assert lib.gc_comm_async_error(world.comms[1]) == Status.COMM, last_error()
+    assert run(2) == Status.COMM, last_error()  # a rank that comes later hears it at once
+    assert [lib.gc_comm_abort(comm) for comm in world.comms] == [0, 0, 0]
+    expect(run(0), Status.COMM, "aborted")
+""", FAKE_DEVICES=3)
