@@ -15,6 +15,7 @@ use super::{
 };
 
 /// A way to the other ranks.
+#[expect(clippy::large_enum_variant, reason = "each communicator has one, which stays where it is")]
 pub enum Transport {
     Callbacks(Callbacks),
     Group(Member),

@@ -13,8 +13,6 @@
 
 use std::{mem::offset_of, ptr};
 
-use arrayvec::ArrayVec;
-
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
 use crate::{
@@ -148,7 +146,7 @@ pub struct Peers {
     world: usize,
     area: u64,
     /// By rank, as they are mapped here.
-    buffers: ArrayVec<u64, MOST_RANKS>,
+    buffers: Vec<u64>,
     known: Memory,
     /// Where a GPU writes that a rank did not come, or has aborted: a uint32, not 0 then; a record of this rank, to be
     /// pushed; and what is told if this rank aborts.
@@ -275,6 +273,11 @@ impl Peers {
         let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
         let stream = OwnStream::new(&mut queue)?;
         queue.wait()?;
+        let mut buffers = Vec::new();
+        buffers
+            .try_reserve_exact(given.len())
+            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} buffers", given.len()))?;
+        buffers.extend_from_slice(given);
         // SAFETY: within pinned memory that nobody else has yet.
         unsafe { said.data().add(ABORTED).write_bytes(0xff, HEARD as usize) };
         let mut known = Known {
@@ -296,7 +299,7 @@ impl Peers {
             rank,
             world: given.len(),
             area,
-            buffers: given.iter().copied().collect(),
+            buffers,
             known: memory,
             said,
             ended,
