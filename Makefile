@@ -97,7 +97,7 @@ target/release/libgradcodec.a: target/release/$(SONAME)
 	$(CARGO) rustc --release --quiet --lib --crate-type staticlib
 endif
 
-## Four processes train on handwritten digits with gradients of one bit per element.
+## Four processes train on handwritten digits with gradients of one bit or four per element.
 demo: $(BUILD)/examples/digits
 	$< examples_c/data/digits.bin
 

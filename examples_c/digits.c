@@ -1,10 +1,10 @@
-/* Four processes learn to read handwritten digits together and exchange one bit where others exchange a float.
+/* Four processes learn to read handwritten digits together, and exchange one bit or four where others exchange a float.
  *
  *   gcc -std=c99 -O2 -Wall -Wextra -pedantic -Iinclude examples_c/digits.c -Ltarget/release -lgradcodec -lm -o digits
  *   LD_LIBRARY_PATH=target/release ./digits examples_c/data/digits.bin
  *
  * Every worker holds the whole network and a quarter of the training images. A step reduces the four gradients in two
- * hops: worker k gets everyone's k-th part, reduces it, and sends the result back to everyone. Three runs differ in
+ * hops: worker k gets everyone's k-th part, reduces it, and sends the result back to everyone. Four runs differ in
  * what travels and in the size of a step, and in nothing else:
  *
  *   fp32    parts of floats are sent; worker k averages; everyone steps along the mean.
@@ -12,10 +12,12 @@
  *           with majority vote (Bernstein et al., 2018).
  *   onebit  signs and one scale for each of the network's four arrays are sent, and what they lose of a gradient is
  *           added to the next one (error feedback): gc_allreduce_run() over this program's sockets, with fp32's steps.
+ *   int4    the same with four bits and a scale for each 32 weights; the biases are sent as they are.
  *
  * The last line has the accuracy on images that nobody trained on, and the bytes that all workers wrote to each other.
  * The exit status is 0 only if the networks are good, the workers agree to the last bit of every weight, the signs took
- * at most 1/31 of the bytes, and onebit at most 1/16: of a network as small as this the headers are a third. */
+ * at most 1/31 of the bytes, onebit at most 1/16, and int4 at most 1/5: of a network as small as this the headers are a
+ * third of onebit. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -51,9 +53,9 @@ enum {
 };
 
 /* Steps shrink linearly to 0: a sign has always the same length, so only a shrinking step lets the weights settle. */
-typedef enum { FP32, SIGNS, ONEBIT } Mode;
-static const char *const mode_name[] = { "fp32", "signs", "onebit" };
-static const float first_step[] = { 0.5f, 0.008f, 0.5f };
+typedef enum { FP32, SIGNS, ONEBIT, INT4 } Mode;
+static const char *const mode_name[] = { "fp32", "signs", "onebit", "int4" };
+static const float first_step[] = { 0.5f, 0.008f, 0.5f, 0.5f };
 
 /* ---- failing ----------------------------------------------------------------------------------------------------- */
 
@@ -315,7 +317,7 @@ static void exchange(const int line[WORKERS], const Piece out[WORKERS], const Pi
     }
 }
 
-/* ---- the three reductions: on entry everyone's own gradient, on return the same array for all -------------------- */
+/* ---- the reductions: on entry everyone's own gradient, on return the same array for all -------------------------- */
 
 static void average(const int line[WORKERS], float *gradient)
 {
@@ -423,8 +425,9 @@ static int32_t all_gather(void *ctx, const void *send, void *recv, size_t bytes,
 static const int first_of[ARRAYS + 1] = { W1, B1, W2, B2, WEIGHTS };
 
 /* It keeps the errors from step to step. */
-static gc_allreduce_t *make_allreduce(int line[WORKERS])
+static gc_allreduce_t *make_allreduce(int32_t codec, int line[WORKERS])
 {
+    static const uint8_t biases[ARRAYS] = { 0, 1, 0, 1 };
     int64_t sizes[ARRAYS];
     gc_transport_t sockets;
     gc_codec_options_t options;
@@ -441,7 +444,8 @@ static gc_allreduce_t *make_allreduce(int line[WORKERS])
 
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
-    options.codec = GC_CODEC_ONEBIT;
+    options.codec = codec;
+    options.raw = codec == GC_CODEC_ONEBIT ? NULL : biases;
     options.segments = sizes;
     options.n_segments = ARRAYS;
     for (int i = 0; i < ARRAYS; i++)
@@ -481,7 +485,9 @@ static bool is_reported(int step)
 static Report train(Mode mode, int line[WORKERS])
 {
     static float w[WEIGHTS], gradient[WEIGHTS];
-    gc_allreduce_t *allreduce = mode == ONEBIT ? make_allreduce(line) : NULL;
+    gc_allreduce_t *allreduce = mode == ONEBIT ? make_allreduce(GC_CODEC_ONEBIT, line)
+                              : mode == INT4   ? make_allreduce(GC_CODEC_INT4, line)
+                                               : NULL;
     initialize(w);
 
     /* The images are dealt like cards, and the same in both modes. */
@@ -644,7 +650,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN); /* a peer that died is an error of write(), which names it */
     load(argv[1]);
 
-    const Report fp32 = run(FP32), signs = run(SIGNS), onebit = run(ONEBIT);
+    const Report fp32 = run(FP32), signs = run(SIGNS), onebit = run(ONEBIT), int4 = run(INT4);
 
     int good = 1;
     if (fp32.accuracy < 0.95) {
@@ -667,8 +673,16 @@ int main(int argc, char **argv)
         fprintf(stderr, "digits: onebit took more than 1/16 of the bytes of fp32\n");
         good = 0;
     }
+    if (fabs(int4.accuracy - fp32.accuracy) > 0.02) {
+        fprintf(stderr, "digits: int4 and fp32 differ by more than 0.02 on the held-out images\n");
+        good = 0;
+    }
+    if (fp32.bytes < 5 * int4.bytes) {
+        fprintf(stderr, "digits: int4 took more than 1/5 of the bytes of fp32\n");
+        good = 0;
+    }
     printf("RESULT fp32=%.4f signs=%.4f bytes_fp32=%" PRIu64 " bytes_signs=%" PRIu64 " onebit=%.4f"
-           " bytes_onebit=%" PRIu64 "\n", fp32.accuracy, signs.accuracy, fp32.bytes, signs.bytes, onebit.accuracy,
-           onebit.bytes);
+           " bytes_onebit=%" PRIu64 " int4=%.4f bytes_int4=%" PRIu64 "\n", fp32.accuracy, signs.accuracy, fp32.bytes,
+           signs.bytes, onebit.accuracy, onebit.bytes, int4.accuracy, int4.bytes);
     return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }
