@@ -377,6 +377,18 @@ $(VENV)-peers/ready: tests/frameworks/native/requirements.txt tests/frameworks/p
 	$(VENV)-peers/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	touch $@
 
+HEADERS = $(BUILD)/headers
+
+## Kernels that include NVIDIA's and CuPy's own headers, with NVRTC 12.0, 12.9 and 13.0; downloads 500 MB.
+.PHONY: test-kernel-headers
+test-kernel-headers: $(TEST_LIBRARY) $(VENV)/ready $(patsubst tests/frameworks/headers/%.txt,$(HEADERS)/%/ready,$(wildcard tests/frameworks/headers/*.txt))
+	$(TESTED) GRADCODEC_HEADERS=$(HEADERS) $(VENV)/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider tests/frameworks/headers
+
+$(HEADERS)/%/ready: tests/frameworks/headers/%.txt
+	rm -rf $(@D)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+	touch $@
+
 .PHONY: test-languages
 # Debian's Java is older than what its example needs: the one for it comes from PyPI, where there is a network.
 ifneq ($(wildcard Cargo.toml),)

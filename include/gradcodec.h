@@ -2043,8 +2043,9 @@ gc_status_t gc_share_receive(int socket,
  *
  * CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
  * compiled for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
- * driver is. Nothing is included: no headers and no toolkit are needed. What was compiled is kept on disk for the next
- * process.
+ * driver is. Nothing is included: no headers and no toolkit are needed. Your preamble may include NVIDIA's headers, or
+ * CuPy's, from folders that options such as "-I/usr/local/cuda/include" name. What was compiled is kept on disk for
+ * the next process.
  *
  *     gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
  *         .inputs = "float32 x, float32 y", .outputs = "float32 z",
@@ -2063,9 +2064,12 @@ gc_status_t gc_share_receive(int socket,
  * to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
  * tensors have. There may be up to 32. In the C++ each is a variable of that name: a const element of the input, or
  * the element of the output, to be set. An output that is not set keeps its element, which can be read, too. float16
- * and bfloat16 are computed with as float. Names that begin with _, and the names i and n, are the kernel's own:
+ * and bfloat16 are computed with as float; where the headers of CuPy may be included, they are its classes. int8_t to
+ * int64_t, uint8_t to uint64_t, intptr_t and uintptr_t are known without a header. Not offered: complex numbers,
+ * textures, `no_return`. Names that begin with _, and the name i, are the kernel's own:
  *
- * - `i`: the element's number, in C order; `n`: how many there are, as `_ind.size()` says, too;
+ * - `i`: the element's number, in C order; `n`: how many there are, as `_ind.size()` says, too, unless a parameter has
+ *   that name;
  * - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` that at an array of
  *   ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part in
  *   broadcasting, and must lie at a multiple of its element's size;
@@ -2125,7 +2129,7 @@ typedef struct gc_elementwise_options_t {
     const char *inputs;
     /** The output parameters, at least one. */
     const char *outputs;
-    /** The statements for one element, which `return`, `continue` and `break` end. */
+    /** The statements for one element, which `return`, `continue` and `break` end. It may be empty, not NULL. */
     const char *operation;
     /** An identifier, as profilers and errors show it. NULL: "kernel". */
     const char *name;
@@ -2191,7 +2195,10 @@ typedef struct gc_run_options_t {
     uint32_t struct_size;
     /** Any of GC_RUN_*, or'ed. */
     uint32_t flags;
-    /** The number of elements, for an elementwise kernel whose parameters are all raw or scalars. */
+    /**
+     * The number of elements, for an elementwise kernel whose inputs are all raw or scalars: if its outputs are raw,
+     * too, it has to be there; otherwise they have as many elements, or it is 0.
+     */
     int64_t size;
     /** The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
     const int32_t *axes;
@@ -2219,7 +2226,7 @@ typedef struct gc_run_options_t {
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
- * INVALID_ARGUMENT: no outputs, no operation; an invalid type, name or flag; a name twice; a text that is not UTF-8;
+ * INVALID_ARGUMENT: no outputs, operation NULL; an invalid type, name or flag; a name twice; a text that is not UTF-8;
  * more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0 (the
  * message has its offset).
  */
@@ -2249,15 +2256,15 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; axes,
  * GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare(); a reduction of
  * no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other than 0,
- * unless all parameters are raw or scalars, or not above 0 if they are; in a capture, a combination that is yet to be
- * compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
+ * unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a combination yet to
+ * be compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
  * merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
- * shapes that cannot be broadcast, an output of another shape, a workspace that is too small. UNSUPPORTED_DTYPE: a
- * tensor of another dtype than its parameter, or than another one of the same letter. UNSUPPORTED_DEVICE: a tensor of
- * the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW: more than 2^63 - 1 elements or
- * bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace. NVRTC_UNAVAILABLE: nothing to
- * compile with; the message has what was looked for. COMPILE: the kernel's name and NVRTC's first error, whose line is
- * that of your text; gc_kernel_log() has all of them.
+ * shapes that cannot be broadcast, an output of another shape or `size`, a workspace that is too small.
+ * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
+ * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW:
+ * more than 2^63 - 1 elements or bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace.
+ * NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE: the kernel's name and
+ * NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,

@@ -1,14 +1,28 @@
 // What every kernel that is compiled at run time begins with (src/compile/source.rs). For NVRTC 11.2 and up, C++14;
 // includes nothing. Names of ours begin with an underscore: a user's parameters cannot.
 
+// As NVIDIA's headers have it where NVRTC compiles them.
+#ifndef _GC_INT64
+#define _GC_INT64 long long
+#endif
+
+// What a user's texts may name without a header. A header may declare it, too: the same type is no second meaning, and
+// ::int64_t is the header's then.
+namespace _gc_types {
+
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
+typedef _GC_INT64 int64_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
-typedef long int64_t;
-typedef unsigned long uint64_t;
+typedef unsigned _GC_INT64 uint64_t;
+typedef _GC_INT64 intptr_t;
+typedef unsigned _GC_INT64 uintptr_t;
+
+}  // namespace _gc_types
+using namespace _gc_types;
 
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1107
 #define _GC_ARGUMENT const

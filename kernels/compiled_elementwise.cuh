@@ -8,9 +8,9 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Off
                                         const unsigned long long _gc_first, const unsigned long long _gc_left) {
     const unsigned _gc_most = _gc::_gc_THREADS * _gc_ROUNDS;
     const unsigned _gc_units = _gc_left < _gc_most ? static_cast<unsigned>(_gc_left) : _gc_most;
-    const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.size);
-    const _gc::Indexer _ind = {n};
+    const _gc::Indexer _ind = {static_cast<ptrdiff_t>(_gc_args.size)};
     (void)_ind;
+    _GC_N
     _GC_WHOLE_PARAMETERS
     _GC_LOOP_PREP
     _GC_ROUNDS_OF_TENSORS

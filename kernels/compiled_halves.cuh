@@ -1,4 +1,5 @@
-// float16 and bfloat16, where a combination or a text has them: behind gradcodec/device.cuh and compiled.cuh.
+// float16 and bfloat16, where a combination or a text has them: behind gradcodec/device.cuh and compiled.cuh. CuPy's
+// headers have classes of these names, which are taken where those headers may be included.
 
 namespace _gc {
 
@@ -37,10 +38,17 @@ __device__ __forceinline__ float to_odd(double x) {
 
 }  // namespace _gc
 
-_GC_FLOAT_OF_16_BITS(float16, gradcodec::to_f16, gradcodec::from_f16)
-_GC_FLOAT_OF_16_BITS(bfloat16, gradcodec::to_bf16, gradcodec::from_bf16)
+namespace _gc_types {
 
+#ifndef _GC_FLOAT16_IS_CUPYS
+_GC_FLOAT_OF_16_BITS(float16, gradcodec::to_f16, gradcodec::from_f16)
 __device__ __forceinline__ float16 min(float16 x, float16 y) { return x < y ? x : y; }
 __device__ __forceinline__ float16 max(float16 x, float16 y) { return x < y ? y : x; }
+#endif
+#ifndef _GC_BFLOAT16_IS_CUPYS
+_GC_FLOAT_OF_16_BITS(bfloat16, gradcodec::to_bf16, gradcodec::from_bf16)
 __device__ __forceinline__ bfloat16 min(bfloat16 x, bfloat16 y) { return x < y ? x : y; }
 __device__ __forceinline__ bfloat16 max(bfloat16 x, bfloat16 y) { return x < y ? y : x; }
+#endif
+
+}  // namespace _gc_types

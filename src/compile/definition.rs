@@ -1,11 +1,25 @@
 //! What the user wrote: the texts of a kernel, and what its parameters are.
 
-use crate::error::{Result, error};
+use crate::error::{Result, error, sentence};
 
+use super::brackets;
 use super::parameters::{self, Of, Parameter};
 
 /// NVRTC's options that a definition has.
 pub const MOST_OPTIONS: usize = 63;
+
+/// Whether a text has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
+fn includes_files(text: &[u8]) -> bool {
+    let begins = |mut text: &[u8]| {
+        b"include".iter().all(|letter| {
+            while let Some(rest) = text.strip_prefix(b"\\\n") {
+                text = rest;
+            }
+            text.split_off_first() == Some(letter)
+        })
+    };
+    (0..text.len()).any(|at| begins(&text[at..]))
+}
 
 /// The texts that a kernel is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +39,18 @@ pub enum Text {
 }
 
 pub const TEXTS: usize = Text::ReduceType as usize + 1;
+
+/// The texts that are code, with what messages call them.
+pub const CODE: [(Text, &str); 8] = [
+    (Text::Preamble, "preamble"),
+    (Text::LoopPrep, "loop_prep"),
+    (Text::Operation, "operation"),
+    (Text::AfterLoop, "after_loop"),
+    (Text::Map, "map"),
+    (Text::Reduce, "reduce"),
+    (Text::PostMap, "post_map"),
+    (Text::Identity, "identity"),
+];
 
 /// By [`Text`]; those that were not given are None.
 pub type Texts = [Option<String>; TEXTS];
@@ -83,6 +109,32 @@ impl Definition {
         self.texts.iter().flatten().any(|text| text.contains('#')) || self.options.iter().any(defines)
     }
 
+    /// Whether what is compiled depends on files: what they say may be another the next time.
+    pub fn reads_files(&self) -> bool {
+        let includes = |option: &String| {
+            ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
+                .iter()
+                .any(|prefix| option.starts_with(prefix))
+        };
+        self.texts.iter().flatten().any(|text| includes_files(text.as_bytes())) || self.options.iter().any(includes)
+    }
+
+    /// Why it does not compile: in the compiler's words, unless they are about a line that is not the user's and a text
+    /// has a bracket too many or too few. Counted only then, for #if may choose one of two.
+    pub fn explain(&self, why: String) -> String {
+        let name = self.name();
+        let place = why.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&why);
+        let is_in = |file: &str| place.strip_prefix(file).is_some_and(|rest| rest.starts_with('('));
+        if CODE.iter().any(|&(_, file)| is_in(file)) {
+            return why;
+        }
+        let found = CODE.iter().find_map(|&(text, file)| Some((file, brackets::unbalanced(self.text(text))?)));
+        match found {
+            Some((file, (line, what))) => sentence(format_args!("{name}: {file}({line}): error: {what}")),
+            None => why,
+        }
+    }
+
     fn check(&self) -> Result<()> {
         parameters::check_name("name", self.name())?;
         if self.options.len() > MOST_OPTIONS {
@@ -99,7 +151,8 @@ impl Definition {
             &[(Text::Operation, "operation")]
         };
         for &(text, name) in needed {
-            if !self.has(text) {
+            // An operation may do nothing.
+            if !self.has(text) && (self.is_reduction || self.texts[text as usize].is_none()) {
                 return Err(error!(InvalidArgument, "{name}: a text expected, got none"));
             }
         }
@@ -123,5 +176,34 @@ impl Definition {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_files_say_is_never_kept() {
+        for (text, options, expected) in [
+            ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
+            ("#include <x>", &[], true),
+            ("#if __has_include(<x>)", &[], true),
+            ("#inc\\\n\\\nlude <x>", &[], true),
+            ("#define X inc \\\n    lude", &[], false),
+            ("an inc", &[], false),
+            ("int x;", &["-I/x"], true),
+            ("int x;", &["-I", "/x"], true),
+            ("int x;", &["--include-path=/x"], true),
+            ("int x;", &["--pre-include=x"], true),
+        ] {
+            let mut texts = Texts::default();
+            for (which, text) in [(Text::Outputs, "T y"), (Text::Operation, ""), (Text::Preamble, text)] {
+                texts[which as usize] = Some(text.into());
+            }
+            let options: Vec<String> = options.iter().map(|&option| option.into()).collect();
+            let definition = Definition::new(false, texts, options.clone(), false).unwrap();
+            assert_eq!(definition.reads_files(), expected, "{text} {options:?}");
+        }
     }
 }

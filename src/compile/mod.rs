@@ -2,11 +2,13 @@
 //!
 //! - `nvrtc`: the compiler; `search`: where it is;
 //! - `cache`: what was compiled before, in a directory of the user's;
+//! - `brackets`: what a text lacks that does not compile;
 //! - `definition`, `parameters`, `types`: what the user wrote;
 //! - `entries`, `layout`, `source`: the kernels of a source, their argument, and the source;
 //! - `loops`: where the elements of a launch lie;
 //! - `image`: the form in which kernels are kept: there, and by callers.
 
+mod brackets;
 mod cache;
 pub mod definition;
 pub mod entries;
@@ -45,20 +47,10 @@ pub struct Request<'a> {
     /// Of the GPU: (9, 0).
     pub capability: (u32, u32),
     pub nvrtc: Handle,
+    /// Whether what is compiled depends on files: what they say is not in the key.
+    pub reads_files: bool,
     /// Whether it may be read from disk and kept there.
     pub use_disk: bool,
-}
-
-impl Request<'_> {
-    /// Whether what is compiled depends on files: what they say is not in the key, and may be another the next time.
-    pub fn reads_files(&self) -> bool {
-        let includes = |option: &&str| {
-            ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
-                .iter()
-                .any(|prefix| option.starts_with(prefix))
-        };
-        includes_files(self.source.as_bytes()) || self.options.iter().any(includes)
-    }
 }
 
 /// What the driver loads: machine code of the GPU; or PTX with its NUL, where NVRTC does not know the GPU, for the
@@ -72,7 +64,7 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     // Loading runs initializers, compiling reads files, and so does the cache.
     let _delay = cancel::delay();
     log.clear();
-    let cache = if request.use_disk && !request.reads_files() { Cache::open()? } else { None };
+    let cache = if request.use_disk && !request.reads_files { Cache::open()? } else { None };
     let file = match &cache {
         Some(_) => request.nvrtc.file()?,
         None => None,
@@ -110,19 +102,6 @@ fn kept(
         (Some(cache), Some(file)) => cache.find(&digest(request, file), log),
         _ => Ok(None),
     }
-}
-
-/// Whether a source has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
-fn includes_files(source: &[u8]) -> bool {
-    let begins = |mut text: &[u8]| {
-        b"include".iter().all(|letter| {
-            while let Some(rest) = text.strip_prefix(b"\\\n") {
-                text = rest;
-            }
-            text.split_off_first() == Some(letter)
-        })
-    };
-    (0..source.len()).any(|at| begins(&source[at..]))
 }
 
 /// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
@@ -192,7 +171,16 @@ mod tests {
     use std::collections::HashSet;
 
     fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
-        Request { name, source, options, entry: "k", capability: (9, 0), nvrtc: Handle::NONE, use_disk: true }
+        Request {
+            name,
+            source,
+            options,
+            entry: "k",
+            capability: (9, 0),
+            nvrtc: Handle::NONE,
+            reads_files: false,
+            use_disk: true,
+        }
     }
 
     #[test]
@@ -227,23 +215,5 @@ mod tests {
         }
         assert_eq!(keys[0], digest(&first, &usual));
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
-    }
-
-    #[test]
-    fn what_files_say_is_never_kept() {
-        for (source, options, expected) in [
-            ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
-            ("#include <x>", &[], true),
-            ("#if __has_include(<x>)", &[], true),
-            ("#inc\\\n\\\nlude <x>", &[], true),
-            ("#define X inc \\\n    lude", &[], false),
-            ("an inc", &[], false),
-            ("int x;", &["-I/x"], true),
-            ("int x;", &["-I", "/x"], true),
-            ("int x;", &["--include-path=/x"], true),
-            ("int x;", &["--pre-include=x"], true),
-        ] {
-            assert_eq!(request("a", source, options).reads_files(), expected, "{source} {options:?}");
-        }
     }
 }

@@ -83,10 +83,10 @@ fn one(list: &str, index: usize, text: &str) -> Result<Parameter> {
         })?),
     };
     check_name(list, name)?;
-    if matches!(name, "i" | "n") || name.starts_with('_') {
+    if name == "i" || name.starts_with('_') {
         return Err(error!(
             InvalidArgument,
-            "{list}: {name:?} cannot name a parameter; i, n and what begins with _ are the kernel's own"
+            "{list}: {name:?} cannot name a parameter; i and what begins with _ are the kernel's own"
         ));
     }
     Ok(Parameter { name: owned(name)?, of, raw })
@@ -135,7 +135,6 @@ mod tests {
             ("complex64 x", "complex64"),
             ("T x, T x", "\"x\" is the name of two parameters"),
             ("T i", "cannot name a parameter"),
-            ("T n", "cannot name a parameter"),
             ("T _x", "cannot name a parameter"),
             ("T 1x", "is not a name"),
             ("T x*", "is not a name"),

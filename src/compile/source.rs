@@ -54,11 +54,54 @@ const RETURNING_ELEMENT: [&str; 2] = ["[&] { do {", ";} while (false); }();"];
 
 /// What a reduction's texts may ask for.
 const SIZES: &str = "\
-const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.reduced);
 const _gc::Indexer _in_ind = {static_cast<ptrdiff_t>(_gc_args.kept * _gc_args.reduced)};
 const _gc::Indexer _out_ind = {static_cast<ptrdiff_t>(_gc_args.kept)};
-(void)n, (void)_in_ind, (void)_out_ind;
+(void)_in_ind, (void)_out_ind;
 ";
+
+/// Where files are included, what they may declare, too. Host's headers have another int64_t than NVIDIA's have.
+const BESIDE_FILES: &str = "\
+#if __has_include(<stdint.h>) && !__has_include(<cuda/std/cstdint>)
+#define _GC_INT64 long
+#endif
+";
+
+/// Whether the floats of 16 bits are CuPy's classes: before CuPy 14 one of them was, in another header.
+const BESIDE_CUPY: &str = "\
+#if __has_include(<cupy/float16.cuh>)
+#define _GC_FLOAT16_IS_CUPYS
+#define _GC_BFLOAT16_IS_CUPYS
+#elif __has_include(<cupy/carray.cuh>)
+#define _GC_FLOAT16_IS_CUPYS
+#endif
+";
+
+/// They are needed.
+const HALVES_OF_CUPY: &str = "\
+#ifdef _GC_BFLOAT16_IS_CUPYS
+#include <cupy/float16.cuh>
+#include <cupy/bfloat16.cuh>
+#elif defined(_GC_FLOAT16_IS_CUPYS)
+#include <cupy/carray.cuh>
+#endif
+";
+
+/// Around all that is behind the preamble. The operation and the like have a header's types, or else those of
+/// kernels/compiled.cuh.
+const OPEN_NAMESPACE: &str = "\
+namespace _gc_user {
+typedef ::int8_t int8_t;
+typedef ::int16_t int16_t;
+typedef ::int32_t int32_t;
+typedef ::int64_t int64_t;
+typedef ::uint8_t uint8_t;
+typedef ::uint16_t uint16_t;
+typedef ::uint32_t uint32_t;
+typedef ::uint64_t uint64_t;
+typedef ::intptr_t intptr_t;
+typedef ::uintptr_t uintptr_t;
+";
+const CLOSE_NAMESPACE: &str = "}";
 
 /// Text that says when there is no memory for it.
 struct Output(String);
@@ -91,13 +134,25 @@ struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     fn write(mut self, entries: Entries) -> std::result::Result<String, fmt::Error> {
+        let reads_files = self.definition.reads_files();
+        if reads_files {
+            self.lines(BESIDE_FILES)?;
+        }
         self.lines(BEGINNING)?;
-        if self.has_halves() {
+        let names_halves = self.names_halves();
+        if names_halves || self.definition.has_macros() {
+            if reads_files {
+                self.lines(BESIDE_CUPY)?;
+            }
+            if reads_files && names_halves {
+                self.lines(HALVES_OF_CUPY)?;
+            }
             self.lines(DEVICE)?;
             self.lines(HALVES)?;
         }
         self.letters()?;
         self.users(Text::Preamble, "preamble", "", "")?;
+        self.lines(OPEN_NAMESPACE)?;
         self.arguments()?;
         if self.definition.is_reduction {
             self.reduce_type()?;
@@ -106,6 +161,7 @@ impl<'a> Writer<'a> {
             self.template(OPERATION)?;
         }
         self.entries(entries)?;
+        self.lines(CLOSE_NAMESPACE)?;
         Ok(self.out.0)
     }
 
@@ -114,13 +170,12 @@ impl<'a> Writer<'a> {
         code(file).try_for_each(|line| writeln!(self.out, "{line}"))
     }
 
-    /// Whether something may name the floats of 16 bits, or what is device.cuh's.
-    fn has_halves(&self) -> bool {
+    /// Whether something names the floats of 16 bits, or what is device.cuh's.
+    fn names_halves(&self) -> bool {
         let words = ["float16", "bfloat16", "gradcodec"];
         let is_named = |text: &String| words.iter().any(|word| parameters::mentions(text, word));
         self.bindings.iter().any(|binding| matches!(binding.dtype, Dtype::F16 | Dtype::BF16))
             || self.definition.texts.iter().flatten().any(is_named)
-            || self.definition.has_macros()
     }
 
     fn cpp(&self, index: usize) -> &'static str {
@@ -227,12 +282,21 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// The number of elements under the name that a parameter may have as well.
+    fn size_as_n(&mut self, size: &str) -> fmt::Result {
+        if self.definition.parameters.iter().any(|parameter| parameter.name == "n") {
+            return Ok(());
+        }
+        writeln!(self.out, "const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.{size});\n(void)n;")
+    }
+
     /// What is the same in every kernel of a kind, with a combination's own where a line is a name in capitals alone.
     fn template(&mut self, file: &'static str) -> fmt::Result {
         for line in code(file) {
             match line.trim_start() {
                 "_GC_WHOLE_PARAMETERS" => self.whole_parameters(),
-                "_GC_SIZES" => self.lines(SIZES),
+                "_GC_SIZES" => self.lines(SIZES).and_then(|()| self.size_as_n("reduced")),
+                "_GC_N" => self.size_as_n("size"),
                 "_GC_LOOP_PREP" => self.users(Text::LoopPrep, "loop_prep", "", ";"),
                 "_GC_OPERATION" => self.element(Text::Operation, "operation"),
                 "_GC_AFTER_LOOP" => self.users(Text::AfterLoop, "after_loop", "", ";"),

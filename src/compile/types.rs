@@ -13,8 +13,8 @@ const TYPES: [(Dtype, &[&str], &str); 13] = [
     (integer(Kind::Uint, 2), &["uint16"], "unsigned short"),
     (integer(Kind::Uint, 4), &["uint32"], "unsigned"),
     (integer(Kind::Uint, 8), &["uint64"], "unsigned long long"),
-    (Dtype::F16, &["float16", "half"], "float16"),
-    (Dtype::BF16, &["bfloat16"], "bfloat16"),
+    (Dtype::F16, &["float16", "half"], "::float16"),
+    (Dtype::BF16, &["bfloat16"], "::bfloat16"),
     (Dtype::F32, &["float32", "single"], "float"),
     (Dtype::F64, &["float64", "double"], "double"),
 ];

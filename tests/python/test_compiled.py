@@ -304,7 +304,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_launched():
     f = lambda *shape: np.zeros(shape, "f4")
     for words, texts in [
         ("unknown type", ("float x", "T z", "z = x")), ("two parameters", ("T x, T x", "T z", "z = x")),
-        ("two parameters", ("T x", "T x", "z = x")), ("outputs", ("T x", "", "z = x")), ("operation", ("T x", "T z", " ")),
+        ("two parameters", ("T x", "T x", "z = x")), ("outputs", ("T x", "", "z = x")), ("operation", ("T x", "T z", None)),
         ("cannot name", ("T i", "T z", "z = x")), ("not a name", ("T x", "T z", "z = x", "a b")),
     ]:
         refuses(1, words, elementwise, *texts)

@@ -223,13 +223,14 @@ impl Kernel {
             entry: self.definition.name(),
             capability: (major, minor),
             nvrtc: self.nvrtc,
+            reads_files: self.definition.reads_files(),
             use_disk: self.use_disk,
         };
         let mut log = String::new();
         let compiled = compile::compile(&request, &mut log);
         self.keep_log(log)?;
-        let code = match compiled? {
-            Err(why) if request.reads_files() => return Err(error!(Compile, "{why}")),
+        let code = match compiled?.map_err(|why| self.definition.explain(why)) {
+            Err(why) if request.reads_files => return Err(error!(Compile, "{why}")),
             code => code,
         };
         let variant = self.keep(&self.variants, capability, specialization.clone(), entries, code)?;

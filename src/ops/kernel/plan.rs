@@ -296,13 +296,13 @@ impl Kernel {
             nest.push(options.size, std::iter::empty())?;
             return Ok(Loops::Elementwise(nest));
         }
-        if options.size != 0 {
+        let inputs = all.clone().filter(|&index| index < self.definition.inputs);
+        if options.size != 0 && inputs.clone().next().is_some() {
             return Err(error!(
                 InvalidArgument,
-                "options: size {}; it is for kernels all of whose parameters are raw or scalars", options.size
+                "options: size {}; it is for kernels all of whose inputs are raw or scalars", options.size
             ));
         }
-        let inputs = all.clone().filter(|&index| index < self.definition.inputs);
         let of = if inputs.clone().next().is_some() {
             0..self.definition.inputs
         } else {
@@ -333,6 +333,12 @@ impl Kernel {
             self.push(&mut nest, views, bindings, size, [Some(from_last); 2])?;
         }
         self.check_elements(elements)?;
+        if let Some(elements) = elements.filter(|&elements| options.size != 0 && elements != options.size) {
+            return Err(error!(
+                ShapeMismatch,
+                "options: size {}; the outputs have {elements} elements each", options.size
+            ));
+        }
         if !self.ordered[0] {
             // By the first output, which is written, or by what there is.
             let first = Self::tensors(bindings).position(|index| index >= self.definition.inputs);

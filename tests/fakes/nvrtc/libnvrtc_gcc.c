@@ -77,7 +77,7 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
     for (int k = 0; k < options; k++)
         if (!strncmp(texts[k], "-D", 2) && strchr(texts[k], '='))
             fprintf(file, "#define %.*s %s\n", (int)strcspn(texts[k] + 2, "="), texts[k] + 2, strchr(texts[k], '=') + 1);
-    fprintf(file, "#include <math.h>\n#define kernel _gc_kernel\n#include \"%s\"\n#undef kernel\n#define __align__(n) __attribute__((aligned(n)))\n"
+    fprintf(file, "#include <math.h>\n#define _GC_INT64 long\n#define kernel _gc_kernel\n#include \"%s\"\n#undef kernel\n#define __align__(n) __attribute__((aligned(n)))\n"
             "#define __noinline__ __attribute__((noinline))\n#line 1 \"%s\"\n%s\n",
             DEVICE, program->name, program->source);
     /* A runner for each kernel. */
@@ -87,8 +87,8 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         int length = (int)strcspn(at, "(");
         fprintf(file,
                 "extern \"C\" void _gc_emulate_%.*s(unsigned blocks, unsigned threads, void **arguments) {\n"
-                "    const _gc_Args &args = *static_cast<const _gc_Args *>(arguments[0]);\n"
-                "    launch(blocks, threads, [&] { %.*s(args); });\n}\n",
+                "    const _gc_user::_gc_Args &args = *static_cast<const _gc_user::_gc_Args *>(arguments[0]);\n"
+                "    launch(blocks, threads, [&] { _gc_user::%.*s(args); });\n}\n",
                 length, at, length, at);
     }
     fclose(file);

@@ -1,0 +1,155 @@
+"""Kernels beside the headers of others, and texts that are no C++: NVRTC compiles, or g++ in its place, which runs them.
+tests/frameworks/headers has NVIDIA's and CuPy's own headers."""
+
+import textwrap
+
+import pytest
+
+from test_compiled import GCC, REAL, run
+
+# What CCCL, cuda_awbarrier_helpers.h and CuPy's carray.cuh declare, as NVRTC reads them.
+LIKE_NVIDIAS = """
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
+typedef signed long long int64_t;
+typedef unsigned long long uint64_t;
+typedef uint64_t uintptr_t;
+namespace cuda { namespace std { using ::int64_t; using ::uint64_t; } }
+struct Indexer { int64_t size; };
+struct Raw {}; struct Loop {}; struct Element {};
+template <typename T> struct Vector { T of; };
+template <typename T> __device__ T load(const T *x) { return *x; }
+"""
+LIKE_CUPYS = "#pragma once\nclass bfloat16;\nclass float16;\nstruct Holder { float16 *of; bfloat16 *of_other; };\n"
+LIKE_CUPYS_FLOATS = """#pragma once
+#include "cupy/carray.cuh"
+class {name} {{
+    unsigned short bits;
+public:
+    __device__ {name}() {{}}
+    __device__ {name}(float x) : bits(x > 0) {{}}
+    __device__ operator float() const {{ return bits; }}
+    enum {{ is_cupys = 1 }};
+}};
+"""
+
+
+@pytest.fixture
+def headers(tmp_path):
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "like_nvidias.h").write_text(LIKE_NVIDIAS)
+    (tmp_path / "cupy" / "carray.cuh").write_text(LIKE_CUPYS)
+    for name in "float16", "bfloat16":
+        (tmp_path / "cupy" / f"{name}.cuh").write_text(LIKE_CUPYS_FLOATS.format(name=name))
+    return tmp_path
+
+
+def prepared(script, headers=""):
+    """Compiled by a real NVRTC."""
+    assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
+    run(
+        f"""
+    f = lambda *shape, dtype="f4": np.zeros(shape, dtype)
+    INCLUDE = ["-I{headers}"]
+    def prepare(kernel, inputs, outputs):
+        try:
+            kernel.prepare(inputs, outputs, capability=90)
+        except Refused as refusal:
+            raise AssertionError(f"{{refusal}}\\n{{kernel.log()}}")
+    def fails(words, kernel):
+        refuses(26, words, kernel.prepare, [f(3)], [f(3)], capability=90)
+    """
+        + textwrap.indent(textwrap.dedent(script), "    "),
+        nvrtc=REAL,
+    )
+
+
+def test_what_headers_declare_is_not_declared_again(headers):
+    prepared(
+        """
+        uses = "__device__ int64_t f(const int64_t *x) { cuda::std::uint64_t y = uint64_t(1); return x[0] + y; }"
+        for preamble in '#include "like_nvidias.h"\\n', '#include <cupy/carray.cuh>\\n#include "like_nvidias.h"\\n':
+            prepare(elementwise("T x, raw int64 y", "T z", "cuda::std::int64_t k = f(&y[i]); const int64_t *p = &k; z = x + *p + u",
+                "k", preamble=preamble + uses, loop_prep="const uint64_t u = int8_t(n)", options=INCLUDE),
+                [f(3), f(3, dtype="i8")], [f(3)])
+        prepare(reduction("T x", "int64 y", "int64_t(x)", "a + b", "y = a", "0", "k", preamble='#include "like_nvidias.h"',
+            reduce_type="int64_t", options=INCLUDE), [f(3)], [f(dtype="i8")])
+        # CuPy's classes take the place of ours, where its headers may be included.
+        floats = "static_assert(float16::is_cupys && bfloat16::is_cupys, \\"\\"); z = x + y"
+        prepare(elementwise("float16 x, bfloat16 y", "float16 z", floats, "k", preamble="#include <cupy/carray.cuh>",
+            options=INCLUDE), [f(3, dtype="f2"), on_card(f(3, dtype="u2"), dtype="bfloat16")], [f(3, dtype="f2")])
+        """,
+        headers,
+    )
+
+
+def test_integers_have_their_names_without_a_header():
+    prepared("""
+        names = [f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64, "ptr")]
+        declared = " ".join(f"{name} {{0}}_{name} = 1;" for name in names)
+        types = "".join(f'static_assert(sizeof(int{k}_t) * 8 == {k} && uint{k}_t(-1) > 0, "");' for k in (8, 16, 32, 64))
+        prepare(elementwise("T x, raw int64 y", "T z", declared.format("o") + types + "const int64_t *p = &y[0]; z = g(p)", "k",
+            preamble="__device__ int64_t g(const int64_t *x) {" + declared.format("p") + "return *x; }",
+            loop_prep=declared.format("l")), [f(3), f(3, dtype="i8")], [f(3)])
+        """)
+
+
+def test_a_parameter_may_be_called_n_however_it_is_bound():
+    prepared("""
+        for inputs, operation, loop_prep in [
+            ("T x, T n", "z = x * n + _ind.size()", ""), ("T x, raw T n", "z = x + n[8 - i] + k", "const T k = n[0]"),
+        ]:
+            prepare(elementwise(inputs, "T z", operation, "k", loop_prep=loop_prep), [f(9), f(9)], [f(9)])
+        prepare(elementwise("T x, float32 n", "T z", "z = x * n", "k", loop_prep="const float k = 2 * n"),
+            [f(9), scalar(3, "f4")], [f(9)])
+        prepare(elementwise("T x", "T n", "n = x", "k"), [f(9)], [f(9)])
+        prepare(elementwise("", "T z", " \\n", "k"), [], [f(9)])
+        """)
+
+
+def test_texts_that_do_not_compile_are_named_with_their_line():
+    prepared("""
+        k = lambda operation, **more: elementwise("T x", "T z", operation, "k", **more)
+        fails("preamble(2): catastrophic error", k("", preamble="\\n#include <nowhere.h>"))
+        fails("preamble(1): error", k("", preamble="namespace _gc { struct Indexer {}; }"))
+        fails("preamble(1): error", k("", preamble="typedef float _gc;"))
+        fails("k: operation(2): error: a } that closes nothing", k("z = x;\\n}"))
+        fails("operation(2): error", k("\\nif (x > 0) {"))
+        fails("preamble(3): error", k("z = x", preamble="\\n\\nstruct s { int x;"))
+        fails("operation(1): error", k("z = " + "(" * 200 + "x"))
+        """)
+
+
+def test_a_million_characters_are_code_like_any_other():
+    prepared("""
+        k = lambda operation, **more: elementwise("T x", "T z", operation, "k", **more)
+        prepare(k("z = x;" + " " * 500000 + "\\n" * 500000), [f(3)], [f(3)])
+        fails("operation(500001): error", k("z = x;" + "\\n" * 500000 + " " * 500000 + "q"))
+        fails("operation(1): error", k("q" * 1000000))
+        fails("preamble(1): error", k("", preamble="} " * 500000))
+        million = "x" * 1000000
+        for words, how in [("inputs: ", dict(inputs="T " + million[:-2] + "-")), ("name: ", dict(name=million + "-"))]:
+            options = dict(dict(inputs="T x", name="k"), **how)
+            refuses(1, words, elementwise, options["inputs"], "T z", "", options["name"])
+        """)
+
+
+def test_a_parameter_called_n_an_empty_operation_and_a_size_beside_an_output():
+    run("""
+    sums = reduction("T x, T n", "T y", "x * n", "a + b", "y = a", "0", "k")
+    x, n, y = integers(4, 5), integers(4, 5), np.zeros(4, "f4")
+    sums([x, n], [y], axes=1)
+    same(y, (x * n).sum(axis=1))
+    z, before = normal(4, 5), DRIVER.fake_launches()
+    kept = z.copy()
+    elementwise("T x", "T z", "", "k")([x], [z])
+    same(z, kept)
+    sized = elementwise("raw T n, T c", "T z", "z = n[_ind.size() - 1 - i] + c", "k")
+    x, z = normal(6), np.zeros(6, "f4")
+    sized([x, scalar(1, "f4")], [z], size=6)
+    same(z, x[::-1] + np.float32(1))
+    refuses(4, "size 5; the outputs have 6", sized, [x, scalar(1, "f4")], [z], size=5)
+    refuses(4, "size -6", sized, [x, scalar(1, "f4")], [z], size=-6)
+    refuses(1, "size 6; it is for kernels all of whose inputs are raw", sized, [x, x], [z], size=6)
+    refuses(1, "outputs: \\"n\\" is the name of two parameters", elementwise, "T n", "T n", "", "k")
+    """, nvrtc=GCC)
