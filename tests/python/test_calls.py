@@ -218,6 +218,7 @@ METHODS = {
         {
             "reserve": (lambda c: c.reserve(50, (2, 3)), "gc_comm_reserve(h, 2:3, 50)"),
             "async_error": (lambda c: c.async_error(), "gc_comm_async_error(h)"),
+            "abort": (lambda c: c.abort(), "gc_comm_abort(h)"),
             "compressed_allreduce": (
                 lambda c: c.compressed_allreduce(T[1], T[2], T[3], 7), "gc_compressed_allreduce(h, t1, t2, t3, 0x7)"
             ),

@@ -342,7 +342,7 @@ def test_a_kernel_is_prepared_saved_and_loaded(gradcodec, monkeypatch):
         lambda: loaded.prepare([x, 0.5], [y], capability=80),  # yet to be compiled
         lambda: loaded.prepare([x, x[:1, :2]], [y], capability=90),
         lambda: loaded([x, 0.5], [y]),
-        lambda: gradcodec.elementwise("T x", "T y", ""),
+        lambda: gradcodec.elementwise("T x", "T", ""),
     ):
         with pytest.raises(RuntimeError) as raised:
             call()

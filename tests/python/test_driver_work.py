@@ -377,7 +377,7 @@ FUNCTIONS = [
 
 
 # One of each class: prepares; allocates and waits; works where it is told to and does not wait; gives memory back.
-FEW = ["gc_prepare", "gc_pack_chunks", "gc_pack_chunks_into", "gc_onebit_compress_into", "gc_trim"]
+FEW = ["gc_pack_chunks", "gc_onebit_compress_into"]
 
 
 @pytest.mark.parametrize("function, code, status", each_code(FUNCTIONS, FEW))
