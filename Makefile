@@ -379,8 +379,8 @@ $(VENV)-peers/ready: tests/frameworks/native/requirements.txt tests/frameworks/p
 
 HEADERS = $(BUILD)/headers
 
-## Kernels that include NVIDIA's and CuPy's own headers, with NVRTC 12.0, 12.9 and 13.0; downloads 500 MB.
 .PHONY: test-kernel-headers
+## Kernels that include NVIDIA's and CuPy's own headers, with NVRTC 12.0, 12.9 and 13.0; downloads 500 MB.
 test-kernel-headers: $(TEST_LIBRARY) $(VENV)/ready $(patsubst tests/frameworks/headers/%.txt,$(HEADERS)/%/ready,$(wildcard tests/frameworks/headers/*.txt))
 	$(TESTED) GRADCODEC_HEADERS=$(HEADERS) $(VENV)/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider tests/frameworks/headers
 

@@ -801,6 +801,15 @@ static void call_allreduce(void) {
         judge(bytes >= 0 ? GC_STATUS_OK : GC_STATUS_INVALID_ARGUMENT,
               given == NULL || n_ranks > 64 ? FAULT(INVALID_ARGUMENT) : 0);
     }
+    if (!made && comm != NULL && one_in(4)) {
+        faults = 0;
+        void *handle = spoilt(comm, &faults);
+        begin(f_gc_comm_abort);
+        if (judge(gc_comm_abort(handle), faults)) {
+            begin(f_gc_comm_async_error);
+            judge(gc_comm_async_error(comm), FAULT(COMM));
+        }
+    }
     begin(f_gc_comm_free);
     gc_comm_free(comm);
     succeeded();

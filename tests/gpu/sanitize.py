@@ -320,7 +320,6 @@ def peers():
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(6)
     worlds = (
         lambda: OnCard(4, "peers"), lambda: NodesOnCard([2, 2], "peers", "group"),
-        lambda: NodesOnCard([2, 1], "peers", "group"),
     )  # fmt: skip
     for make in worlds:
         for kind, segments in (ONEBIT, [20_003]), (SIGN, [9000, 0, 5]), (INT8, [20_003, 5]):

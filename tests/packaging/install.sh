@@ -66,7 +66,7 @@ $cc -std=c99 examples_c/feedback.c -o "$dir/feedback" -lm -pthread -Wl,-rpath,"$
 "$dir/feedback" > "$dir/log" || { cat "$dir/log"; exit 1; }
 PYTHONPATH="$dir/stripped/share/gradcodec/python" python3 examples/python/codec_numpy.py > "$dir/log" ||
     { cat "$dir/log"; exit 1; }
-PYTHONPATH="$dir/stripped/share/gradcodec/python" python3 -c "import gradcodec; print(gradcodec.GradCodec())" |
+env -u GRADCODEC_LIBRARY PYTHONPATH="$dir/stripped/share/gradcodec/python" python3 -c "import gradcodec; print(gradcodec.GradCodec())" |
     grep -qF "$dir/stripped/lib/" || { echo "FAILED: the package takes another library" >&2; exit 1; }
 cd "$root"
 install uninstall PREFIX="$dir/stripped"
