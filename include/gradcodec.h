@@ -821,8 +821,8 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * If a call fails on some rank it need not fail on the others.
  *
  * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
- * always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until gc_comm_free(), also
- * when a later call has needed more.
+ * always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until
+ * gc_comm_free(), also when a later call has needed more.
  *
  * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
  * ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
@@ -917,10 +917,10 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
                             int64_t n_elements);
 
 /**
- * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
- * of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. COMM, too, after gc_comm_abort(). After a failure release the
- * communicator, and the all-reduces over it, on every rank, and create new ones. This never waits, and may be called
- * on any thread.
+ * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
+ * CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
+ * otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
+ * ones. This never waits, and may be called on any thread.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
@@ -929,22 +929,22 @@ gc_status_t gc_comm_async_error(const gc_comm_t *comm);
  * lost gets its threads back at once, however long a timeout is. A hierarchical one is aborted with both of its parts.
  * Returns without waiting, and is final: a second time it does nothing more.
  *
- * What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a communicator
- * that this library has created, which a thread of the library aborts. Over peer memory the meetings of all ranks end, as if
- * this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are written to, so none may be
- * released yet. A function of a transport that does not return, an ncclComm_t of yours and graphs captured over NCCL are
- * yours to end: launch none of these graphs afterwards.
+ * What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a
+ * communicator that this library has created, which a thread of the library aborts. Over peer memory the meetings of
+ * all ranks end, as if this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are
+ * written to, so none may be released yet. A function of a transport that does not return, an ncclComm_t of yours and
+ * graphs captured over NCCL are yours to end: launch none of these graphs afterwards.
  *
  * From then on gc_comm_async_error() and all calls that exchange or create something over it say COMM, those over
  * communicators that share a part with it, too. gc_allreduce_commit(), rollback, flags, errors_out, reset and all that
- * releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends, because
- * the GPU may still use it.
+ * releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends,
+ * because the GPU may still use it.
  *
- * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm), and
- * no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
+ * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
+ * and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
  *
- * INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY: no
- * thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
+ * INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY:
+ * no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
  */
 gc_status_t gc_comm_abort(gc_comm_t *comm);
 
@@ -1150,9 +1150,9 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
 /*
  * NCCL
  *
- * A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new one,
- * for which 2.19.1 is needed. This
- * library is not linked against NCCL; it uses the one that the process has loaded:
+ * A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new
+ * one, for which 2.19.1 is needed. This library is not linked against NCCL; it uses the one that the process has
+ * loaded:
  *
  *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
  *     gc_comm_t *comm;
@@ -1240,8 +1240,8 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
  * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
  * `*out`: yours to release, by gc_comm_free().
  *
- * As gc_comm_nccl_id(), and TIMEOUT: not all ranks came within timeout_ms. INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
- * for a tensor on the device.
+ * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU.
+ * TIMEOUT: not all ranks came within timeout_ms. And as for a tensor on the device.
  */
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
                                  const uint8_t *id,

@@ -10,8 +10,8 @@ __device__ __forceinline__ unsigned at_most_32_bits(u64 count) {
     return count < ~0u ? static_cast<unsigned>(count) : ~0u;
 }
 
-// A *place* is a block, or an element of a raw segment. Those of a tile follow one another in chunks: `left` in the first,
-// from number `number` on, then from the beginning of each chunk.
+// A *place* is a block, or an element of a raw segment. Those of a tile follow one another in chunks: `left` in the
+// first, from number `number` on, then from the beginning of each chunk.
 struct Places {
     const gc_codec &codec;
     u64 chunk, number;  // bytes to the first chunk
@@ -57,8 +57,8 @@ __device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile
     return {codec, chunk, tile.to, tile.left, tile.unit == NO_UNIT, tile.chunk};
 }
 
-// What is known of a codec's blocks, but for what its codes stand for: one kernel serves all codecs, for each of its own would
-// be four times as much code, and the choice is the same for a whole launch.
+// What is known of a codec's blocks, but for what its codes stand for: one kernel serves all codecs, for each of its
+// own would be four times as much code, and the choice is the same for a whole launch.
 struct Format {
     unsigned elements, scale_bytes, bytes;
     __device__ __forceinline__ explicit Format(unsigned kind)
@@ -80,8 +80,8 @@ struct UnitBlocks {
         : format(codec.kind), places(places_of(codec, tile)), before(format.block(at)),
           count(format.block(elements + format.elements - 1)) {}
 };
-// Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk; the number there of block number 0 of all, as if
-// that lay in this chunk, too.
+// Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk; the number there of block number 0 of all,
+// as if that lay in this chunk, too.
 struct InChunk {
     unsigned begin, end, later;
     u64 chunk, number;
@@ -166,8 +166,9 @@ __device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const 
 
 // ---- Usual numbers
 //
-// All that encode writes of finite blocks, but for those whose scale is 2^100 and more: what a code stands for is x * scale
-// with floats that are quick to make of it. The product is exact, so that it may be a part of a fused multiply-add.
+// All that encode writes of finite blocks, but for those whose scale is 2^100 and more: what a code stands for is
+// x * scale with floats that are quick to make of it. The product is exact, so that it may be a part of a fused
+// multiply-add.
 
 template <unsigned C>
 __device__ __forceinline__ bool is_usual(unsigned memory) {
@@ -227,8 +228,8 @@ struct Usual {
                 const unsigned sum = masked_xor(word, 0xfu << at, (150u - at) << 23 | 8u << at);
                 of(m, __fsub_rn(__uint_as_float(sum), static_cast<float>((0x800000u >> at) + 8u)), s);
             } else if (C == CODEC_MXFP8) {
-                // The fields of float16, 2^8 times too small. Not by the instruction that converts two of them: ptxas 12.9
-                // lets the next one read what it gives a cycle too early.
+                // The fields of float16, 2^8 times too small. Not by the instruction that converts two of them: ptxas
+                // 12.9 lets the next one read what it gives a cycle too early.
                 const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS];
                 const unsigned pair = m % 2 ? (word & 0x80008000u) | (word & 0x7f007f00u) >> 1
                                             : (word << 8 & 0x80008000u) | (word & 0x007f007fu) << 7;
@@ -246,12 +247,13 @@ struct Usual {
 
 // ---- Where chunks are written
 
-// One behind the other; or, of PEERS, each to the rank that it is for, or one to all ranks. It asks again at each store: to keep
-// addresses would take registers that an encode has not.
+// One behind the other; or, of PEERS, each to the rank that it is for, or one to all ranks. It asks again at each
+// store: to keep addresses would take registers that an encode has not.
 //
-// Nothing is fenced here. Stores to other ranks' memory are over when their launch is, and the launch behind it, which meets
-// the ranks, tells of them by a release for the whole system, which each of them acquires before it reads. Nor is anything
-// written to that a rank still reads: between its reading of an area and the next writing to it all have met (peers.rs).
+// Nothing is fenced here. Stores to other ranks' memory are over when their launch is, and the launch behind it, which
+// meets the ranks, tells of them by a release for the whole system, which each of them acquires before it reads. Nor is
+// anything written to that a rank still reads: between its reading of an area and the next writing to it all have met
+// (peers.rs).
 template <bool PEERS>
 struct Target {
     const gc_codec &codec;
@@ -268,8 +270,8 @@ struct Target {
         if (!PEERS) return dst;
         return in_global_memory(way.peers->buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
     }
-    // Which tile a block has. Neighbouring blocks have tiles of different chunks where these go to different ranks, so that no
-    // link has to wait for another.
+    // Which tile a block has. Neighbouring blocks have tiles of different chunks where these go to different ranks, so
+    // that no link has to wait for another.
     __device__ __forceinline__ unsigned tile() const {
         if (!PEERS || codec.half == SERVER) return blockIdx.x;
         const unsigned each = gridDim.x / codec.n_chunks, turn = blockIdx.x / codec.n_chunks;
@@ -289,8 +291,8 @@ __device__ __forceinline__ void wait_in_first_warp() {
 #endif
 }
 
-// By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone are
-// told to others. Gives thread 0 its number among all blocks that have come.
+// By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone
+// are told to others. Gives thread 0 its number among all blocks that have come.
 __device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
     // Nearly always nothing.
     if (__any_sync(WHOLE_WARP, found != 0)) {

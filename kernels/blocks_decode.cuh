@@ -73,8 +73,8 @@ __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile 
     return found;
 }
 
-// Stores rows of vectors where these are not aligned, one row after the other. A lane stores the aligned vector that lies
-// between: of the end of its neighbour's and the beginning of its own.
+// Stores rows of vectors where these are not aligned, one row after the other. A lane stores the aligned vector that
+// lies between: of the end of its neighbour's and the beginning of its own.
 template <typename T>
 struct MovedRows {
     enum : unsigned { N = 16 / sizeof(T) };
@@ -100,7 +100,8 @@ struct MovedRows {
                                        __shfl_sync(WHOLE_WARP, own.z, from), __shfl_sync(WHOLE_WARP, own.w, from));
         const uint4 before = lane == 0 ? last : given;
         last = given;
-        // The last `behind` bytes of the one, the first of the other: the last four of these words, moved by 8, 4 and 2.
+        // The last `behind` bytes of the one, the first of the other: the last four of these words, moved by 8, 4 and
+        // 2.
         const bool eight = behind & 8;
         unsigned words[6] = {eight ? before.x : before.z, eight ? before.y : before.w, eight ? before.z : own.x,
                              eight ? before.w : own.y,    eight ? own.x : own.z,       eight ? own.y : own.w};
@@ -147,8 +148,8 @@ struct Decoder {
         }
     }
 
-    // Where all is there, the chunk is right, the blocks are usual, and there is no divisor or factor: gives whether that is
-    // so, and otherwise nothing is done. All loads are under way before one is waited for.
+    // Where all is there, the chunk is right, the blocks are usual, and there is no divisor or factor: gives whether
+    // that is so, and otherwise nothing is done. All loads are under way before one is waited for.
     template <unsigned C>
     __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
         constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
@@ -247,8 +248,8 @@ struct Decoder {
     }
 };
 
-// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit a
-// warp, in rows of vectors of 16 bytes; or half of that.
+// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit
+// a warp, in rows of vectors of 16 bytes; or half of that.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     typedef Decoder<T, ADD> D;

@@ -56,8 +56,8 @@ __device__ __forceinline__ float error_at(const unsigned char *errors, unsigned 
                      : from_bf16(reinterpret_cast<const unsigned short *>(errors)[i]);
 }
 
-// Stores a row of float32, N neighbours a lane. Vectors that a lane has two of lie apart, which runs at half the speed: so
-// neighbouring lanes give each other one of them, and each store is of neighbouring vectors.
+// Stores a row of float32, N neighbours a lane. Vectors that a lane has two of lie apart, which runs at half the speed:
+// so neighbouring lanes give each other one of them, and each store is of neighbouring vectors.
 // `there`: whether the lane's are to be stored, and so its neighbour's.
 template <unsigned N>
 __device__ __forceinline__ void store_floats(unsigned char *row_at, const float (&x)[N], unsigned lane, bool there) {
@@ -138,7 +138,8 @@ struct Unit {
         unsigned most[ROWS];
 #pragma unroll
         for (unsigned k = 0; k < ROWS; k++) most[k] = largest(c[k]);
-        // A block of 32 lies in as many lanes as there are rows. Of two of them each gives the other one half of its rows.
+        // A block of 32 lies in as many lanes as there are rows. Of two of them each gives the other one half of its
+        // rows.
 #pragma unroll
         for (unsigned rows = ROWS / 2; rows > 0; rows /= 2) {
             const bool upper = lane & rows;
@@ -157,8 +158,8 @@ struct Unit {
         return most[0];
     }
 
-    // By the whole warp; tells what is not finite. That becomes +0 if the policy says so: `again(row, x)` makes a row of
-    // what it is made of, once more, where that is +0, too.
+    // By the whole warp; tells what is not finite. That becomes +0 if the policy says so: `again(row, x)` makes a row
+    // of what it is made of, once more, where that is +0, too.
     // Gives what look_once() does.
     template <typename Again>
     __device__ __forceinline__ unsigned look(float (&c)[ROWS][N], unsigned &found, Again again) const {
@@ -209,8 +210,8 @@ struct Unit {
         if (wrong != 0 && from != to) keep_old<N>(from, to, size, wrong, lane);
     }
 
-    // Scales and codes; c becomes the errors. Each lane makes the scale of the block whose largest magnitude it has, as a
-    // division for each lane of a block would cost more than all else, and hands it to those who have its elements.
+    // Scales and codes; c becomes the errors. Each lane makes the scale of the block whose largest magnitude it has, as
+    // a division for each lane of a block would cost more than all else, and hands it to those who have its elements.
     template <unsigned C>
     __device__ __forceinline__ void encode(float (&c)[ROWS][N], unsigned most, unsigned wrong) const {
         constexpr unsigned OWNERS = Block<C>::ELEMENTS / 32;

@@ -13,10 +13,9 @@ struct Factors {
     }
 };
 
-// Reads a value and an error, writes an error and a code an element, and a scale a block. Block: a tile, a unit a warp. With
-// the server's half it makes the chunk of a shard, whose parts are the values: what is not finite there stays until the
-// error is added, as in a reduce. KEPT: with errors. PEERS: to other
-// ranks.
+// Reads a value and an error, writes an error and a code an element, and a scale a block. Block: a tile, a unit a warp.
+// With the server's half it makes the chunk of a shard, whose parts are the values: what is not finite there stays
+// until the error is added, as in a reduce. KEPT: with errors. PEERS: to other ranks.
 template <typename V, bool KEPT, bool PEERS>
 __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;

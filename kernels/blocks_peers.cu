@@ -1,5 +1,6 @@
-// Encoding and reducing of blocks.cu, straight to the memory of the ranks that get the chunks: no copy of a payload is written,
-// read and pushed. Kernels of their own, for what they ask of peers takes registers that those which write to one place need.
+// Encoding and reducing of blocks.cu, straight to the memory of the ranks that get the chunks: no copy of a payload is
+// written, read and pushed. Kernels of their own, for what they ask of peers takes registers that those which write to
+// one place need.
 #include "blocks_encode.cuh"
 #include "blocks_reduce.cuh"
 

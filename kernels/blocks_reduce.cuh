@@ -19,9 +19,10 @@ struct Share {
     }
 };
 
-// The sum of all payloads' numbers of a unit, in turn. Gives whether they are usual: if not, the sum is anything. With a
-// payload is loaded what tells whether it is right: by every warp. Where a row has been added, the next payload's is loaded
-// in its place, so that some are always on their way, in registers that leave room for three blocks of a processor.
+// The sum of all payloads' numbers of a unit, in turn. Gives whether they are usual: if not, the sum is anything. With
+// a payload is loaded what tells whether it is right: by every warp. Where a row has been added, the next payload's is
+// loaded in its place, so that some are always on their way, in registers that leave room for three blocks of a
+// processor.
 template <unsigned C, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_of_blocks(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
                                               unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
@@ -85,9 +86,9 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
     return v[0];
 }
 
-// Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale. Block: a
-// tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with errors.
-// PEERS: to all ranks.
+// Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale.
+// Block: a tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with
+// errors. PEERS: to all ranks.
 template <bool KEPT, bool PEERS>
 __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     constexpr unsigned N = 8, ROWS = 32 / N;
@@ -104,7 +105,8 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         float *shard = reinterpret_cast<float *>(call.dst);
         return its.count != 0 ? shard + run_of(codec, its.run).base + its.first : shard;
     };
-    // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has NaN.
+    // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has
+    // NaN.
     const unsigned broken = codec.control->broken;  // on its way with the codes
     const auto count_lost = [&](unsigned &flags) {
         if (broken != 0) flags = CORRUPT;

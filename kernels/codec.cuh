@@ -179,6 +179,7 @@ __device__ __forceinline__ unsigned char *in_global_memory(const void *found) {
 #endif
     return static_cast<unsigned char *>(const_cast<void *>(found));
 }
+
 // The address of a run's values.
 __device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES],
                                                     unsigned run) {
@@ -191,8 +192,8 @@ __device__ __forceinline__ float factor(const float *m) {
 
 // ---- Chunks
 
-// Where chunks are written: one behind the other; or each to the buffer of the rank that it is for; or one to those of all
-// ranks. A rank that has given up writes to none, for the others do not know it yet.
+// Where chunks are written: one behind the other; or each to the buffer of the rank that it is for; or one to those of
+// all ranks. A rank that has given up writes to none, for the others do not know it yet.
 struct Chunks {
     unsigned char *dst, *first;
     gc_way way;
@@ -208,8 +209,8 @@ struct Chunks {
         copies = way.peers->broken ? 0 : all ? world : 1;
         first = base(codec, chunk, 0);
     }
-    // What a place in a chunk is counted from, in a copy: for what is not sent to all, as if all chunks lay where this one
-    // does.
+    // What a place in a chunk is counted from, in a copy: for what is not sent to all, as if all chunks lay where this
+    // one does.
     __device__ __forceinline__ unsigned char *base(const gc_codec &codec, unsigned chunk, unsigned copy) const {
         if (!way.peers) return dst;
         return all ? way.peers->buffers[copy] + way.at : way.peers->buffers[chunk] + way.at - chunk * codec.stride;

@@ -174,8 +174,9 @@ struct Offsets {
     i64 of[TENSORS];
 };
 
-// Adds what round number `round` of these loops, outermost first, lies from the first. The outermost one has what is left.
-// Loops are not unrolled: mostly there are one or two, and compiling what more would do takes longer than all else.
+// Adds what round number `round` of these loops, outermost first, lies from the first. The outermost one has what is
+// left. Loops are not unrolled: mostly there are one or two, and compiling what more would do takes longer than all
+// else.
 template <unsigned TENSORS>
 __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
     if (n == 0) return;

@@ -1,6 +1,6 @@
 // Exchanges over memory that all ranks reach, in two steps: each rank pushes what it has for the others into their
-// buffers, and then they meet. What was pushed before a meeting is seen after it. What a codec makes it pushes by itself
-// (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); all else goes through these.
+// buffers, and then they meet. What was pushed before a meeting is seen after it. What a codec makes it pushes by
+// itself (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); all else goes through these.
 //
 // Nothing is ever read from another GPU, for a write goes on its way where a read waits for the answer.
 #include "peers.cuh"
@@ -23,9 +23,9 @@ struct gc_meet {
 };
 SAME_LAYOUT(gc_meet)
 
-// Pushes a block to every rank. Reads and writes each byte once. Neighbouring blocks of threads push to different ranks, and
-// each rank begins with the next one, so that no link has to wait for another.
-// A rank that has given up pushes nothing, for the others do not know it yet.
+// Pushes a block to every rank. Reads and writes each byte once. Neighbouring blocks of threads push to different
+// ranks, and each rank begins with the next one, so that no link has to wait for another. A rank that has given up
+// pushes nothing, for the others do not know it yet.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid_constant__ gc_push call) {
     const gc_peers &peers = *call.way.peers;
     if (peers.broken) return;
@@ -49,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_meet(const __g
     Meeting(call.peers, call.steps).hold(call.mark);
 }
 
-// Keeps a stream busy for so many nanoseconds: the allocator finds out with it whether cuMemFree waits for running work.
-// Launch: 1 block of 1 thread.
+// Keeps a stream busy for so many nanoseconds: the allocator finds out with it whether cuMemFree waits for running
+// work. Launch: 1 block of 1 thread.
 extern "C" __global__ void gc_spin(u64 nanoseconds) {
     const u64 begin = nanoseconds_now();
     while (nanoseconds_now() - begin < nanoseconds) {}

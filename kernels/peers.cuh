@@ -17,8 +17,9 @@ struct gc_peers {
     unsigned char *buffers[MOST_RANKS];  // of all ranks, as they are mapped here
 };
 SAME_LAYOUT(gc_peers)
-// A buffer begins with what its rank hears of the others: a number of each for an even meeting, and for an odd one. A rank
-// that aborts says a number to all, in all places, that is never due; others may say theirs over it, but it says no other.
+// A buffer begins with what its rank hears of the others: a number of each for an even meeting, and for an odd one. A
+// rank that aborts says a number to all, in all places, that is never due; others may say theirs over it, but it says
+// no other.
 enum : u64 { ABORTED = ~0ull };
 
 // Where this rank's block lies in each buffer, of what it sends to all or to each.
@@ -55,11 +56,11 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 #endif
 }
 
-// A meeting, by all threads of a block, MOST_RANKS or more: tells every rank that this one has come, with all that it did
-// before, and waits until all have. The number of the meeting is counted here and not by the host, so that a graph can be
-// launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything but the
-// number that is due counts as silence. Where ranks share a GPU they speak in one launch and listen in another, which the
-// host orders.
+// A meeting, by all threads of a block, MOST_RANKS or more: tells every rank that this one has come, with all that it
+// did before, and waits until all have. The number of the meeting is counted here and not by the host, so that a graph
+// can be launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything
+// but the number that is due counts as silence. Where ranks share a GPU they speak in one launch and listen in another,
+// which the host orders.
 struct Meeting {
     gc_peers *peers;
     u64 number, patience;

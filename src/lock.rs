@@ -1,7 +1,7 @@
 //! Who uses a handle: one call at a time or several, also after a fork.
 //!
-//! Nobody waits for a lock: a call that finds it taken is refused. A child that is forked while another thread is in a call
-//! has the handle as it was, and no thread that would ever leave it; so handles know in which process a call came.
+//! Nobody waits for a lock: a call that finds it taken is refused. A child that is forked while another thread is in a
+//! call has the handle as it was, and no thread that would ever leave it; so handles know in which process a call came.
 
 use std::{
     cell::UnsafeCell,
@@ -193,8 +193,8 @@ impl<T> Deref for Used<'_, T> {
     }
 }
 
-/// A number that differs between this process and the one that it was forked from: how often that has happened. It costs
-/// no system call, and is never reused as a process's own number is.
+/// A number that differs between this process and the one that it was forked from: how often that has happened. It
+/// costs no system call, and is never reused as a process's own number is.
 fn process() -> u32 {
     static FORKS: AtomicU32 = AtomicU32::new(0);
     static COUNTED: AtomicBool = AtomicBool::new(false);
@@ -204,7 +204,8 @@ fn process() -> u32 {
             Ok(())
         });
     }
-    // Before anything is taken, so that no child misses it. Where there is no memory for it, it is tried again next time.
+    // Before anything is taken, so that no child misses it. Where there is no memory for it, it is tried again next
+    // time.
     // SAFETY: a function that can be called in a forked child.
     if !COUNTED.load(Ordering::Relaxed) && unsafe { libc::pthread_atfork(None, None, Some(count)) } == 0 {
         COUNTED.store(true, Ordering::Relaxed);

@@ -30,8 +30,8 @@
 //! If a call fails on some rank it need not fail on the others.
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
-//! always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until gc_comm_free(), also
-//! when a later call has needed more.
+//! always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until
+//! gc_comm_free(), also when a later call has needed more.
 //!
 //! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
 //! ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
@@ -261,10 +261,10 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
     })
 }
 
-/// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed; CORRUPT: a payload was not one
-/// of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK otherwise. COMM, too, after gc_comm_abort(). After a failure release the
-/// communicator, and the all-reduces over it, on every rank, and create new ones. This never waits, and may be called
-/// on any thread.
+/// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
+/// CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
+/// otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
+/// ones. This never waits, and may be called on any thread.
 ///
 /// # Safety
 /// The pointers are as described.
@@ -280,22 +280,22 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
 /// lost gets its threads back at once, however long a timeout is. A hierarchical one is aborted with both of its parts.
 /// Returns without waiting, and is final: a second time it does nothing more.
 ///
-/// What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a communicator
-/// that this library has created, which a thread of the library aborts. Over peer memory the meetings of all ranks end, as if
-/// this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are written to, so none may be
-/// released yet. A function of a transport that does not return, an ncclComm_t of yours and graphs captured over NCCL are
-/// yours to end: launch none of these graphs afterwards.
+/// What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a
+/// communicator that this library has created, which a thread of the library aborts. Over peer memory the meetings of
+/// all ranks end, as if this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are
+/// written to, so none may be released yet. A function of a transport that does not return, an ncclComm_t of yours and
+/// graphs captured over NCCL are yours to end: launch none of these graphs afterwards.
 ///
 /// From then on gc_comm_async_error() and all calls that exchange or create something over it say COMM, those over
 /// communicators that share a part with it, too. gc_allreduce_commit(), rollback, flags, errors_out, reset and all that
-/// releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends, because
-/// the GPU may still use it.
+/// releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends,
+/// because the GPU may still use it.
 ///
-/// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm), and
-/// no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
+/// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
+/// and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
 ///
-/// INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY: no
-/// thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
+/// INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY:
+/// no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
 ///
 /// # Safety
 /// The pointers are as described.

@@ -301,7 +301,8 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
 ) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
-    // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, and room for a pointer.
+    // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, and room for a
+    // pointer.
     unsafe {
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
         let Ingredients { is_reduction, flags, texts: given, options, n_options, nvrtc } = given.into();
@@ -363,8 +364,8 @@ unsafe fn call<'a>(
     stream: *mut c_void,
 ) -> Result<(Used<'a, Kernel>, Call<'a>)> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
-    // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which stay
-    // as they are during the call.
+    // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which
+    // stay as they are during the call.
     unsafe {
         let kernel = handle::borrow("kernel", kernel)?.0.enter()?;
         let mut call = Call {

@@ -1,8 +1,8 @@
 //! NCCL
 //!
-//! A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new one,
-//! for which 2.19.1 is needed. This
-//! library is not linked against NCCL; it uses the one that the process has loaded:
+//! A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new
+//! one, for which 2.19.1 is needed. This library is not linked against NCCL; it uses the one that the process has
+//! loaded:
 //!
 //! ```c
 //! gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
@@ -146,8 +146,8 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
 /// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
 /// `*out`: yours to release, by gc_comm_free().
 ///
-/// As gc_comm_nccl_id(), and TIMEOUT: not all ranks came within timeout_ms. INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU. And as
-/// for a tensor on the device.
+/// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU.
+/// TIMEOUT: not all ranks came within timeout_ms. And as for a tensor on the device.
 ///
 /// # Safety
 /// The pointers are as described.

@@ -20,8 +20,8 @@ use super::{
 ///     chunk       | own |                      reduced by this rank
 /// ```
 ///
-/// Where the transport has receive slots, chunks arrive there, and there is only room for one here. Where ranks exchange
-/// once, whole payloads of all arrive behind the first one, or in receive slots.
+/// Where the transport has receive slots, chunks arrive there, and there is only room for one here. Where ranks
+/// exchange once, whole payloads of all arrive behind the first one, or in receive slots.
 pub struct Buffers {
     device: Device,
     memory: Block,
@@ -194,8 +194,8 @@ impl Buffers {
 
     fn view_at<'a>(&'a self, name: &'static str, address: usize, shape: &'a [i64]) -> View<'a> {
         let data = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: within this memory, or in receive slots, for which `Topology::check` compared the size of a chunk; the call
-        // that has entered the communicator is the only one to use the views.
+        // SAFETY: within this memory, or in receive slots, for which `Topology::check` compared the size of a chunk;
+        // the call that has entered the communicator is the only one to use the views.
         unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
     }
 }

@@ -46,8 +46,8 @@ unsafe impl Sync for Callbacks {}
 
 impl Callbacks {
     /// # Safety
-    /// The functions may be called with `ctx` on any thread, one at a time, as long as this lives; they do what their names
-    /// say with as many bytes as they are told, and nothing unwinds out of them.
+    /// The functions may be called with `ctx` on any thread, one at a time, as long as this lives; they do what their
+    /// names say with as many bytes as they are told, and nothing unwinds out of them.
     pub unsafe fn new(ctx: *mut c_void, all_to_all: Callback, all_gather: Callback, host: bool) -> Self {
         Self { ctx, all_to_all, all_gather, host }
     }

@@ -1,11 +1,11 @@
 //! Ranks that are threads of one process.
 //!
-//! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory, and
-//! waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in the same
-//! way, and their streams by events.
+//! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory,
+//! and waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in
+//! the same way, and their streams by events.
 //!
-//! A forked child has no thread that was in a round, and a mutex that such a thread may have held: a group that was in use is
-//! left alone there.
+//! A forked child has no thread that was in a round, and a mutex that such a thread may have held: a group that was in
+//! use is left alone there.
 
 use std::{
     ptr,
@@ -175,8 +175,8 @@ impl Member {
         }
         let block = if own.pattern == Pattern::AllToAll { self.rank } else { 0 };
         let from = ptr::with_exposed_provenance::<u8>(post.send).wrapping_add(block * own.bytes);
-        // SAFETY: the other rank sends a block for each rank, or one for all, which stays until all have taken; here is room
-        // for a block of each. The other's events are alive as long as its memory.
+        // SAFETY: the other rank sends a block for each rank, or one for all, which stays until all have taken; here is
+        // room for a block of each. The other's events are alive as long as its memory.
         unsafe {
             let to = exchange.recv.add(other * own.bytes);
             match (lane, post.events) {

@@ -116,8 +116,8 @@ impl Link {
     fn exchange_on_host(&self, exchange: &Exchange<'_>, staging: &Staging) -> Result<()> {
         let all = self.world * exchange.bytes;
         let own = if exchange.pattern == Pattern::AllToAll { all } else { exchange.bytes };
-        // SAFETY: each half of the staging memory has room for a block of each rank, as `staging` allocated it; the wait
-        // behind this copy also ends what an earlier exchange still copied out of it.
+        // SAFETY: each half of the staging memory has room for a block of each rank, as `staging` allocated it; the
+        // wait behind this copy also ends what an earlier exchange still copied out of it.
         unsafe { copy(exchange, staging.send(), exchange.send, own, true)? };
         self.transport.exchange(&Exchange {
             send: staging.send(),
@@ -127,7 +127,8 @@ impl Link {
             memory: None,
             ..*exchange
         })?;
-        // SAFETY: room for a block of each rank on both sides; the staging memory is written to only after the next wait.
+        // SAFETY: room for a block of each rank on both sides; the staging memory is written to only after the next
+        // wait.
         unsafe { copy(exchange, exchange.recv, staging.recv(), all, false) }
     }
 

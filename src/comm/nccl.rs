@@ -265,8 +265,8 @@ impl Library {
     /// A new communicator, by a call that puts it into a place.
     ///
     /// # Safety
-    /// `call` calls a function of this library with its argument; `parent` is a communicator of this library that the new
-    /// one is split from, or NULL.
+    /// `call` calls a function of this library with its argument; `parent` is a communicator of this library that the
+    /// new one is split from, or NULL.
     unsafe fn make(
         &self,
         parent: ncclComm_t,
@@ -370,8 +370,8 @@ struct Shared {
 
 // SAFETY: a communicator of NCCL's belongs to no thread.
 unsafe impl Send for Shared {}
-// SAFETY: `Communicator` lets one call in at a time; what is asked of the state of a borrowed one may be asked at any time,
-// and one of our own is used by whoever has `calls`.
+// SAFETY: `Communicator` lets one call in at a time; what is asked of the state of a borrowed one may be asked at any
+// time, and one of our own is used by whoever has `calls`.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -416,8 +416,8 @@ impl Shared {
     fn abort(&self) -> Result<()> {
         let _entered = InPrimary::enter(self.device)?;
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: ours, and nobody uses it any more: all who enter see that it is aborted. Errors are ignored: there is no
-        // caller left to return them to.
+        // SAFETY: ours, and nobody uses it any more: all who enter see that it is aborted. Errors are ignored: there is
+        // no caller left to return them to.
         unsafe { (self.library.functions.ncclCommAbort)(self.comm) };
         Ok(())
     }
@@ -636,8 +636,8 @@ impl Nccl {
         self.shared.async_error(self.rank)
     }
 
-    /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own, for
-    /// NCCL waits until the GPU has stopped.
+    /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own,
+    /// for NCCL waits until the GPU has stopped.
     pub fn abort(&self) -> Result<()> {
         /// Enough for what NCCL calls.
         const STACK_BYTES: usize = 1 << 20;

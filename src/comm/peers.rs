@@ -199,8 +199,8 @@ impl Peers {
         passed
     }
 
-    /// For chunks of `bytes` bytes that a codec writes straight to the others' memory, and the barrier behind them, which
-    /// `arrive` completes.
+    /// For chunks of `bytes` bytes that a codec writes straight to the others' memory, and the barrier behind them,
+    /// which `arrive` completes.
     pub fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
         let steps = if self.arrivals.is_some() { Steps::Speak } else { Steps::Both };
         Sending { way: self.memory.way(area_of(pattern), bytes as u64), steps }
@@ -216,8 +216,8 @@ impl Peers {
             return Err(error!(UnsupportedDevice, "{}: only CUDA has peer memory", exchange.device));
         };
         let area = area_of(exchange.pattern);
-        // SAFETY: blocks whose size was checked when their memory was made; a barrier lies between this and what read the
-        // receive slots last, on any rank: that of the exchange before, or one of `begin` or `end`.
+        // SAFETY: blocks whose size was checked when their memory was made; a barrier lies between this and what read
+        // the receive slots last, on any rank: that of the exchange before, or one of `begin` or `end`.
         let pushed = unsafe { self.memory.push(&mut queue, area, exchange.send, exchange.bytes as u64) };
         pushed.and_then(|()| self.barrier_of(&mut queue, exchange.error_flag))
     }
@@ -255,8 +255,8 @@ impl Peers {
 
     fn gather(&self, queue: &mut cuda::Queue, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         let record = self.memory.write_record(own);
-        // SAFETY: the record is memory of this communicator, which only the next call writes to, and this one waits until
-        // it was read; `begin` has passed a barrier.
+        // SAFETY: the record is memory of this communicator, which only the next call writes to, and this one waits
+        // until it was read; `begin` has passed a barrier.
         unsafe { self.memory.push(queue, Area::AllGather, record, record::BYTES as u64)? };
         self.barrier_of(queue, std::ptr::null_mut())?;
         self.memory.read(queue, Area::AllGather, all.as_flattened_mut())?;

@@ -133,8 +133,8 @@ impl Transport {
         }
     }
 
-    /// The caller gives the communicator up, maybe while another thread is in a call on it: ends what waits, here and, over
-    /// a group or peer memory, on the other ranks.
+    /// The caller gives the communicator up, maybe while another thread is in a call on it: ends what waits, here and,
+    /// over a group or peer memory, on the other ranks.
     pub fn end_waits(&self) -> Result<()> {
         match self {
             Self::Callbacks(_) => Ok(()), // which are the caller's to end

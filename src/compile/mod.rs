@@ -54,8 +54,8 @@ pub struct Request<'a> {
 }
 
 /// What the driver loads: machine code of the GPU; or PTX with its NUL, where NVRTC does not know the GPU, for the
-/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the same,
-/// unless files are read.
+/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the
+/// same, unless files are read.
 pub type Compiled = std::result::Result<Vec<u8>, String>;
 
 /// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
@@ -128,8 +128,8 @@ fn add_part(key: &mut Sha256, part: &[u8]) {
     key.update(part);
 }
 
-/// What a variable of the environment says, if it says something: not to a program that runs with rights that its caller
-/// does not have.
+/// What a variable of the environment says, if it says something: not to a program that runs with rights that its
+/// caller does not have.
 fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: getauxval() reads a table that does not change.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {

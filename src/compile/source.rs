@@ -350,7 +350,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes something for each tensor that is not raw: its type, its index among the parameters and among such tensors.
+    /// Writes something for each tensor that is not raw: its type, its index among the parameters and among such
+    /// tensors.
     fn each(
         &mut self,
         which: Which,

@@ -79,7 +79,8 @@ impl Way {
         self.peers != 0
     }
 
-    /// Meets the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or NULL.
+    /// Meets the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or
+    /// NULL.
     ///
     /// # Safety
     /// The way is one of [`Peers::way`], which stays until the stream has passed this, and so does the mark.
@@ -155,6 +156,8 @@ pub struct Peers {
     ended: Event,
     /// For what belongs to no call.
     stream: OwnStream,
+    /// For aborts alone: on the other one a meeting may be waiting.
+    aborts: OwnStream,
     /// What is to be closed, and this rank's buffer, where they are ours.
     _mapped: Vec<Mapped>,
     own: Option<Memory>,
@@ -271,7 +274,7 @@ impl Peers {
         queue.put_into_context(&PEERS_MODULE)?;
         let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
         let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
-        let stream = OwnStream::new(&mut queue)?;
+        let (stream, aborts) = (OwnStream::new(&mut queue)?, OwnStream::new(&mut queue)?);
         queue.wait()?;
         let mut buffers = Vec::new();
         buffers
@@ -304,6 +307,7 @@ impl Peers {
             said,
             ended,
             stream,
+            aborts,
             _mapped: mapped,
             own: None,
         })
@@ -357,14 +361,15 @@ impl Peers {
         unsafe { self.said.data().cast::<u32>().read_volatile() }
     }
 
-    /// Ends meetings on all ranks, those that are under way and the next ones; this rank speaks in none that begins from
-    /// now on. Where it has just spoken, the meeting may come about; the one behind it hears that this rank has aborted, for
-    /// numbers are heard in two places in turn.
+    /// Ends meetings on all ranks, those that are under way and the next ones; this rank speaks in none that begins
+    /// from now on. Where it has just spoken, the meeting may come about; the one behind it hears that this rank has
+    /// aborted, for numbers are heard in two places in turn.
     pub fn end_meetings(&self) -> Result<()> {
-        let (mut queue, told) = (self.own_queue()?, self.said.data().wrapping_add(ABORTED));
+        let mut queue = self.known.queue(self.aborts.stream())?;
+        let told = self.said.data().wrapping_add(ABORTED);
         let broken = ptr::with_exposed_provenance_mut(self.known.at(offset_of!(Known, broken) as u64) as usize);
-        // SAFETY: pinned memory, and buffers that are mapped here, which begin with what their ranks hear: all of it stays
-        // until this is released, which waits for the stream.
+        // SAFETY: pinned memory, and buffers that are mapped here, which begin with what their ranks hear. All of it
+        // stays until this is released, where `known` is freed first, and cuMemFree waits for what is enqueued.
         unsafe {
             queue.copy(broken, told, size_of::<u32>())?;
             self.buffers.iter().try_for_each(|&buffer| {

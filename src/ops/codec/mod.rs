@@ -27,8 +27,8 @@ pub struct Codec {
 
 struct State {
     backend: Backend,
-    /// Where the values of the call that is under way begin. Calls allocate nothing: room for all segments is made with the
-    /// codec.
+    /// Where the values of the call that is under way begin. Calls allocate nothing: room for all segments is made with
+    /// the codec.
     values: Vec<Address>,
     /// Where the extents of the values begin, each with its segment, to be sorted; likewise.
     extents: Vec<(usize, usize)>,
@@ -118,8 +118,8 @@ impl Codec {
         self.plan.server_elements()
     }
 
-    /// Makes it one for another number of elements, at least 1, in the memory that it has; it was made for one segment of
-    /// at least as many. Its state is nobody's then.
+    /// Makes it one for another number of elements, at least 1, in the memory that it has; it was made for one segment
+    /// of at least as many. Its state is nobody's then.
     pub fn refit(&mut self, elements: i64) -> Result<()> {
         if elements != self.plan.elements {
             let plan = CodecPlan::new(self.plan.rules, &[elements], &[], self.plan.n_chunks, self.plan.server)?;
@@ -141,14 +141,14 @@ impl Codec {
         }
     }
 
-    /// Gives them back as they are now, if nothing since `borrow_errors` was corrupt or not finite: otherwise they stay as
-    /// they were, and `values` becomes NaN everywhere.
+    /// Gives them back as they are now, if nothing since `borrow_errors` was corrupt or not finite: otherwise they stay
+    /// as they were, and `values` becomes NaN everywhere.
     pub fn return_errors(&self, values: &View<'_>, worker: &View<'_>, server: &View<'_>, stream: Stream) -> Result<()> {
         on_backend!(&mut self.enter()?.backend, stream, return_errors(&self.plan, values, worker, server))
     }
 
-    /// From now on a 1 is written to a uint32 of pinned memory, which stays, when something is corrupt. Nothing on the CPU,
-    /// whose calls say so.
+    /// From now on a 1 is written to a uint32 of pinned memory, which stays, when something is corrupt. Nothing on the
+    /// CPU, whose calls say so.
     pub fn report_to(&self, word: *mut u8) -> Result<()> {
         if let Backend::Cuda(codec) = &mut self.enter()?.backend {
             codec.report_to(word);
@@ -437,8 +437,9 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, errors_in(&self.plan, worker, server))
     }
 
-    /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of all elements `server`. The row
-    /// of this rank where the world is as large, otherwise what all rows are together; and this chunk's part of `server`.
+    /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of all elements `server`.
+    /// The row of this rank where the world is as large, otherwise what all rows are together; and this chunk's part of
+    /// `server`.
     pub fn errors_of_world_in(
         &self,
         workers: Option<&View<'_>>,

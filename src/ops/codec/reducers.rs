@@ -26,8 +26,8 @@ impl Reducers {
         Ok(Self(reducers))
     }
 
-    /// `payloads`: one of each rank. `dst`: a payload, of reduced chunks. One that is corrupt goes on, flagged, and so the
-    /// decoding says.
+    /// `payloads`: one of each rank. `dst`: a payload, of reduced chunks. One that is corrupt goes on, flagged, and so
+    /// the decoding says.
     pub fn reduce(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
         for codec in &self.0 {
             match codec.reduce_of(payloads, dst, stream) {

@@ -41,6 +41,7 @@ typedef struct Context {
 typedef struct Stream {
     Context context;
     int at_work;
+    int running;          /* kernels that have not ended yet */
     uint64_t spins_until; /* gc_spin: a time of the clock */
     struct Stream *next;
 } *Stream;
@@ -320,7 +321,7 @@ static void finish(Context context, int all, Stream stream) {
 
 static Stream new_stream(Context context) {
     Stream stream = malloc(sizeof *stream);
-    *stream = (struct Stream){context, 0, 0, streams};
+    *stream = (struct Stream){.context = context, .next = streams};
     return streams = stream;
 }
 
@@ -722,10 +723,14 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     }
     catch_up(place.context, 0, place.stream, last_late);
     /* Other calls go on meanwhile: the kernel may wait for that of another rank. */
+    if (is_created(stream))
+        stream->running++;
     leave(&entered);
     if (launch.is_run)
         run_kernel(kernel, x, threads, arguments);
     entered = enter();
+    if (is_created(stream) && --stream->running == 0)
+        catch_up(place.context, 0, place.stream, last_late);
     return SUCCESS;
 }
 
@@ -787,7 +792,10 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     Place place = place_of(stream);
     if (!is_on_device(from) && is_on_device(to) && is_told((void *)(uintptr_t)from, bytes)) {
         Result result = use(place, TOLD, (void *)(uintptr_t)to, bytes);
-        if (result == SUCCESS)
+        if (result == SUCCESS && is_created(stream) && stream->running) { /* which it comes after */
+            Late *work = append(&late_work, place, 0);
+            work->to = (void *)(uintptr_t)to, work->from = (void *)(uintptr_t)from, work->bytes = bytes;
+        } else if (result == SUCCESS)
             memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
         return result;
     }

@@ -52,8 +52,8 @@ pub struct Tile {
     first: u64,
     /// Its first among the units of all runs, or [`NO_UNIT`].
     unit: u64,
-    /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the chunk is
-    /// its first.
+    /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the chunk
+    /// is its first.
     to: u64,
     /// Its first among the payload's bits, or places.
     byte: u64,
@@ -309,8 +309,8 @@ impl Tables {
         )
     }
 
-    /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run. Of several chunks, each part
-    /// has a run.
+    /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run. Of several chunks, each
+    /// part has a run.
     pub fn of_servers(plan: &CodecPlan, chunk: usize) -> Result<Self> {
         let chunks = chunk..chunk + plan.server_chunks;
         if plan.server_chunks > 1 {
@@ -333,8 +333,8 @@ impl Tables {
         })
     }
 
-    /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `n_runs` in turn. `lies`: of a place of a
-    /// run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
+    /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `n_runs` in turn. `lies`: of a place
+    /// of a run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
     fn of(
         plan: &CodecPlan,
         chunks: Range<usize>,

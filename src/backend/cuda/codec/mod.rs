@@ -1,8 +1,8 @@
 //! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu and kernels/blocks.cu how.
 //!
-//! All memory and tables are made with the codec. After that a call is a launch, another one where ONEBIT's scales are made
-//! (of many segments, one more that carries their addresses), and nothing of the state is known to the host: it is the
-//! device that finds which of two states is valid, so that what was captured in a graph can be launched again.
+//! All memory and tables are made with the codec. After that a call is a launch, another one where ONEBIT's scales are
+//! made (of many segments, one more that carries their addresses), and nothing of the state is known to the host: it is
+//! the device that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
 mod blocks;
 mod layout;
@@ -255,8 +255,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Behind the launch that has made chunks of blocks: meets the ranks that these have gone to. Without that this rank
-    /// would be a meeting behind.
+    /// Behind the launch that has made chunks of blocks: meets the ranks that these have gone to. Without that this
+    /// rank would be a meeting behind.
     fn meet(&mut self, queue: &mut Queue, to: To) -> Result<()> {
         if let Some(steps) = to.steps {
             self.torn = true;
@@ -475,8 +475,8 @@ impl Codec {
         self.take_in(queue, &ONEBIT.errors_in, [worker, server], |_| ())
     }
 
-    /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows, of
-    /// one worker as it is; and of the reducers' errors of all elements the parts of this one.
+    /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows,
+    /// of one worker as it is; and of the reducers' errors of all elements the parts of this one.
     pub fn errors_of_world_in(
         &mut self,
         queue: &mut Queue,
