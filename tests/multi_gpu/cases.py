@@ -728,6 +728,35 @@ def waits_in_vain(here, milliseconds, dies, kind="onebit"):
     return bool(np.isnan(values).all()), int(place.get(flags)[0]), status, sentence, later, still_works(place)
 
 
+def aborts_while_others_wait(here):
+    """An all-reduce is created by all but the last rank, with 10 minutes' patience; the first one aborts while it waits.
+    Of each: the status of the creation and of the communicator, and whether the device still works."""
+    place = place_of(here, "cuda")
+    comm = over_peers(here, 0)
+    here.gather()
+    statuses = []
+    if here.rank < here.world - 1:
+        options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=place.device, n_elements=1000)
+        create = functools.partial(lib.gc_allreduce_create, comm, byref(options), byref(POINTER(AllReduce)()))
+
+        def abort():
+            while lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), 0) != capi.Status.BUSY:
+                pass
+            call("gc_comm_abort", comm)
+
+        thread = threading.Thread(target=abort)
+        if here.rank == 0:
+            thread.start()
+        while (status := create()) == capi.Status.BUSY:
+            pass  # it met the question above
+        if here.rank == 0:
+            thread.join()
+        statuses = [status, lib.gc_comm_async_error(comm)]
+    here.gather()
+    lib.gc_comm_free(comm)
+    return *statuses, still_works(place)
+
+
 def is_gone(process):
     """Also what nobody has waited for yet: what it had open is closed with the last of its threads."""
     try:

@@ -87,6 +87,11 @@ def test_a_rank_that_does_not_come(peers, dies, kind):
         assert "2000 ms" in sentence
 
 
+def test_a_rank_aborts_and_no_rank_waits_any_more(peers):
+    *others, last = peers.get().call(cases.aborts_while_others_wait, seconds=60)
+    assert others == [(Status.COMM, Status.COMM, True)] * len(others) and last == (True,)
+
+
 @pytest.mark.parametrize("kind", cases.ONE_OF)
 def test_a_rank_that_dies_within_a_call(peers, kind):
     *others, last = peers.get().outcomes(cases.dies_in_the_middle, 2_000, kind, seconds=60)
