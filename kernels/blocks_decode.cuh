@@ -94,6 +94,12 @@ struct MovedRows {
             else v.x >>= 16;
         }
     }
+    // Of a row that is aligned, those that are among the first `count` of all.
+    __device__ __forceinline__ void first(unsigned row, uint4 v, unsigned count) const {
+        const unsigned at = (row * WARP + lane) * N;
+        if (at + N <= count) reinterpret_cast<uint4 *>(to)[row * WARP + lane] = v;
+        else some(to + at, v, 0, at < count ? count - at : 0);
+    }
     __device__ __forceinline__ void store(unsigned row, uint4 own, bool is_last) {
         const unsigned from = (lane + WARP - 1) % WARP;
         const uint4 given = make_uint4(__shfl_sync(WHOLE_WARP, own.x, from), __shfl_sync(WHOLE_WARP, own.y, from),
@@ -148,22 +154,36 @@ struct Decoder {
         }
     }
 
-    // Where all is there, the chunk is right, the blocks are usual, and there is no divisor or factor: gives whether
+    // Of a row of codes that begin at `from` for this lane; those of a block that has an element are all there.
+    template <typename OfRow>
+    __device__ __forceinline__ void load_what_is_there(OfRow &codes, const unsigned char *from, unsigned row) const {
+        codes = OfRow();
+        if ((row * WARP + lane) * N < count) codes.load(from + row * WARP * OfRow::BYTES);
+    }
+
+    // Where all lies in one chunk, which is right, the blocks are usual, and there is no divisor or factor: gives whether
     // that is so, and otherwise nothing is done. All loads are under way before one is waited for.
     template <unsigned C>
     __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
         constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
         const unsigned char *chunk = call.payload + piece.chunk, *from = chunk + piece.codes<C>(call.codec) + lane * BYTES;
-        if (count != A_WARP || piece.end - piece.begin != A_WARP / Block<C>::ELEMENTS) return false;
-        const unsigned behind = misalignment(to, 16), header = Header::load(chunk, lane);
+        const unsigned behind = misalignment(to, 16);
+        const bool whole = count == A_WARP;
+        if (piece.end - piece.begin != blocks.count || (!whole && behind != 0)) return false;
+        const unsigned header = Header::load(chunk, lane);
         unsigned memory = 0;
         if (piece.has(lane)) memory = load_scale(chunk + piece.scales<C>(), Block<C>::SCALE_BYTES, lane);
         Codes<C, N> codes[ROWS];
         float old[ADD ? +ROWS : 1][4];
+        if (whole) {
 #pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) {
-            codes[k].load(from + k * WARP * BYTES);
-            if (ADD) get(k, behind == 0, old[ADD ? k : 0]);
+            for (unsigned k = 0; k < ROWS; k++) {
+                codes[k].load(from + k * WARP * BYTES);
+                if (ADD) get(k, behind == 0, old[ADD ? k : 0]);
+            }
+        } else {
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) load_what_is_there(codes[k], from, k);
         }
         bool usual = by.plain && !broken && is_usual<C>(memory);
         if (Header(call.codec, chunk_number, lane).look_at(header) & CORRUPT) usual = false;
@@ -190,7 +210,7 @@ struct Decoder {
             }
             return usual_results(v, call.dtype);
         };
-        if (behind == 0) {
+        if (whole && behind == 0) {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
                 reinterpret_cast<uint4 *>(to)[k * WARP + lane] = results(k, codes[k], old[ADD ? k : 0]);
@@ -201,9 +221,11 @@ struct Decoder {
         MovedRows<T> rows(to, behind, lane);
 #pragma unroll 1
         for (unsigned row = 0; row < ROWS; row++) {
-            codes[0].load(from + row * WARP * BYTES);
+            load_what_is_there(codes[0], from, row);
             if (ADD) get(row, false, old[0]);
-            rows.store(row, results(row, codes[0], old[0]), row + 1 == ROWS);
+            const uint4 v = results(row, codes[0], old[0]);
+            if (behind != 0) rows.store(row, v, row + 1 == ROWS);
+            else rows.first(row, v, count);
         }
         return true;
     }
