@@ -161,8 +161,8 @@ struct Decoder {
         if ((row * WARP + lane) * N < count) codes.load(from + row * WARP * OfRow::BYTES);
     }
 
-    // Where all lies in one chunk, which is right, the blocks are usual, and there is no divisor or factor: gives whether
-    // that is so, and otherwise nothing is done. All loads are under way before one is waited for.
+    // Where all lies in one chunk, which is right, the blocks are usual, and there is no divisor or factor: gives
+    // whether that is so, and otherwise nothing is done. All loads are under way before one is waited for.
     template <unsigned C>
     __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
         constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;

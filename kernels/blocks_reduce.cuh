@@ -24,7 +24,7 @@ struct Share {
 // loaded in its place, so that some are always on their way, in registers that leave room for three blocks of a
 // processor.
 template <unsigned C, unsigned N, unsigned ROWS>
-__device__ __forceinline__ bool sum_of_blocks(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
+__device__ __forceinline__ bool sum_by_rows(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
                                               unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
     typedef Codes<C, N> Row;
     constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES;
@@ -69,6 +69,67 @@ __device__ __forceinline__ bool sum_of_blocks(const gc_reduce &call, const InChu
             usual = usual && are_usual(codes[k]);
             of_row.each(codes[k], [&](unsigned m, float x, float scale) { c[k][m] = __fmaf_rn(x, scale, c[k][m]); });
             if (more) load_row(k);
+        }
+    }
+    return __all_sync(WHOLE_WARP, usual);
+}
+
+// The same where two blocks of a processor are all that fit, for errors take registers: two payloads are loaded at
+// once.
+template <unsigned C, unsigned N, unsigned ROWS>
+__device__ __forceinline__ bool sum_by_pairs(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
+                                              unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
+    typedef Codes<C, N> Row;
+    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, AHEAD = 2;
+    const unsigned char *first = call.chunks + blocks.chunk;
+    const unsigned char *from = first + blocks.codes<C>(call.codec) + lane * Row::BYTES;
+    const unsigned char *scale_from = first + blocks.scales<C>();
+    const bool has_scale = blocks.has(lane);
+    unsigned has_rows = 0;
+#pragma unroll
+    for (unsigned k = 0; k < ROWS; k++) {
+        has_rows |= blocks.has(k * A_ROW + lane / LANES) ? 1u << k : 0;
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) c[k][m] = 0;
+    }
+    const Header header(call.codec, chunk_number, lane);
+    bool usual = true;
+    Row codes[AHEAD][ROWS];
+    unsigned scales[AHEAD];
+#pragma unroll 1
+    for (unsigned r = 0, ahead = 0; r < many; r++, ahead--) {
+        if (ahead == 0) {
+            ahead = AHEAD;
+            const unsigned payload = r + lane / HEADER_WORDS;
+            const unsigned word = Header::load(first + (payload < many ? payload : r) * call.apart, lane);
+#pragma unroll
+            for (unsigned i = 0; i < AHEAD; i++) {
+                // In place of one that is not there the first, which is not used: no branch, and nothing more from
+                // memory.
+                const u64 at = (r + i < many ? r + i : r) * call.apart;
+                scales[i] = has_scale ? load_scale(scale_from + at, Block<C>::SCALE_BYTES, lane) : 0;
+#pragma unroll
+                for (unsigned k = 0; k < ROWS; k++) {
+                    codes[i][k] = Row();
+                    if (has_rows >> k & 1) codes[i][k].load(from + at + k * WARP * Row::BYTES);
+                }
+            }
+            met |= header.look_at(word);
+        }
+        usual = usual && is_usual<C>(scales[0]);
+        const float mine = scale_from_memory<C>(scales[0]);
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, k * A_ROW + lane / LANES) : mine;
+            usual = usual && are_usual(codes[0][k]);
+            Usual<C, N>(s).each(codes[0][k], [&](unsigned m, float x, float scale) { c[k][m] = __fmaf_rn(x, scale, c[k][m]); });
+        }
+        // The next one becomes the first, so that this is a loop.
+#pragma unroll
+        for (unsigned i = 0; i + 1 < AHEAD; i++) {
+            scales[i] = scales[i + 1];
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) codes[i][k] = codes[i + 1][k];
         }
     }
     return __all_sync(WHOLE_WARP, usual);
@@ -144,10 +205,15 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     } else {
         U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, target};
         const InChunk blocks(unit.blocks, 0);  // one chunk has all of a tile
-        if (KEPT && count != 0) unit.find_errors(tile.unit + threadIdx.x / WARP);
+        if (KEPT && count != 0) {
+            unit.find_errors(tile.unit + threadIdx.x / WARP);
+            // They come meanwhile, and take no registers. Of more payloads there is enough on its way without them.
+            if (lane == 0 && many == 2 && codec.error != 0) prefetch(unit.from, UNIT * codec.error);
+        }
         float c[ROWS][N];
         bool usual;
-        BY_CODEC(codec.kind, usual = sum_of_blocks<C>(call, blocks, tile.chunk, many, lane, c, met))
+        BY_CODEC(codec.kind, usual = KEPT ? sum_by_pairs<C>(call, blocks, tile.chunk, many, lane, c, met)
+                                          : sum_by_rows<C>(call, blocks, tile.chunk, many, lane, c, met))
         count_lost(met);
         const Share share(codec, call.payloads);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
