@@ -344,6 +344,9 @@ fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finis
 fault("a codec that has sent its blocks and did not meet goes on", "lost rank", "src/backend/cuda/codec/mod.rs",
       "            self.torn = true;\n            // SAFETY: the communicator, which", "            // SAFETY: the communicator, which",
       python("test_peers", "breaks_off_between_its_launches"))
+fault("an abort waits behind the meeting that it is to end", "lost rank", "src/backend/cuda/peers.rs",
+      "self.known.queue(self.aborts.stream())?", "self.own_queue()?",
+      python("test_abort", "over_peer_memory", limit=60))
 fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
       "return way.peers->broken ? 0 : codec.half == SERVER", "return codec.half == SERVER",
       python("test_block_peers", "rank_that_has_given_up"))

@@ -249,10 +249,9 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
     def run(rank):
         options = CodecOptions(struct_size=112, codec=1, device=DLDevice(CUDA, {devices}[rank]), n_elements=1000)
         return lib.gc_allreduce_create(world.comms[rank], byref(options), byref(POINTER(AllReduce)()))
-    before = fake.fake_launches()
     def abort():
-        while fake.fake_launches() < before + 2:
-            pass  # not before both are at their first meeting
+        while {len(set(devices))} > 1 and fake.fake_running() < 2:
+            pass  # not before both are at a meeting
         return lib.gc_comm_abort(world.comms[0])
     second = threading.Thread(target=run, args=(1,))
     second.start()

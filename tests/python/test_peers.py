@@ -295,7 +295,7 @@ for card in range(2):
     assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
 place, broken_off = Place(), set()
 for calls in range(100):
-    comms = [comm for _, _, comm in opened(cards(0, 1), (8192, 8192), timeout=10)]
+    comms = [comm for _, _, comm in opened(cards(0, 1), (8192, 8192), timeout=500)]
     handles = [POINTER(AllReduce)() for _ in comms]
     options = [capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec={codec}, n_elements=1000,
                                  device=DLDevice(CUDA, rank)) for rank in range(2)]

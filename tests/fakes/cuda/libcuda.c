@@ -1380,6 +1380,13 @@ int fake_streams(void) {
         count++;
     return count;
 }
+/* Streams on which a kernel is under way. */
+int fake_running(void) {
+    int count = 0;
+    for (Stream stream = streams; stream; stream = stream->next)
+        count += stream->running != 0;
+    return count;
+}
 /* Memory of others that is open or mapped here, with what was made here and is not given back. */
 int fake_opened(void) {
     int count = 0;
