@@ -73,8 +73,7 @@ __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile 
     return found;
 }
 
-// Stores rows of vectors where these are not aligned, one row after the other. A lane stores the aligned vector that
-// lies between: of the end of its neighbour's and the beginning of its own.
+// Stores rows of vectors that are not aligned, or not all there, one row after the other.
 template <typename T>
 struct MovedRows {
     enum : unsigned { N = 16 / sizeof(T) };
@@ -100,14 +99,15 @@ struct MovedRows {
         if (at + N <= count) reinterpret_cast<uint4 *>(to)[row * WARP + lane] = v;
         else some(to + at, v, 0, at < count ? count - at : 0);
     }
+    // Of a row that is not aligned. A lane stores the aligned vector that lies between: of the end of its neighbour's
+    // and the beginning of its own.
     __device__ __forceinline__ void store(unsigned row, uint4 own, bool is_last) {
         const unsigned from = (lane + WARP - 1) % WARP;
         const uint4 given = make_uint4(__shfl_sync(WHOLE_WARP, own.x, from), __shfl_sync(WHOLE_WARP, own.y, from),
                                        __shfl_sync(WHOLE_WARP, own.z, from), __shfl_sync(WHOLE_WARP, own.w, from));
         const uint4 before = lane == 0 ? last : given;
         last = given;
-        // The last `behind` bytes of the one, the first of the other: the last four of these words, moved by 8, 4 and
-        // 2.
+        // The last `behind` bytes of the one, the first of the other: the last four of these words, moved by 8, 4, 2.
         const bool eight = behind & 8;
         unsigned words[6] = {eight ? before.x : before.z, eight ? before.y : before.w, eight ? before.z : own.x,
                              eight ? before.w : own.y,    eight ? own.x : own.z,       eight ? own.y : own.w};

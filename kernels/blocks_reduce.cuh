@@ -25,7 +25,7 @@ struct Share {
 // processor.
 template <unsigned C, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_by_rows(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
-                                              unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
+                                            unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
     typedef Codes<C, N> Row;
     constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES;
     const unsigned char *chunk = call.chunks + blocks.chunk;
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool sum_by_rows(const gc_reduce &call, const InChunk
 // once.
 template <unsigned C, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_by_pairs(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
-                                              unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
+                                             unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
     typedef Codes<C, N> Row;
     constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, AHEAD = 2;
     const unsigned char *first = call.chunks + blocks.chunk;
@@ -104,8 +104,7 @@ __device__ __forceinline__ bool sum_by_pairs(const gc_reduce &call, const InChun
             const unsigned word = Header::load(first + (payload < many ? payload : r) * call.apart, lane);
 #pragma unroll
             for (unsigned i = 0; i < AHEAD; i++) {
-                // In place of one that is not there the first, which is not used: no branch, and nothing more from
-                // memory.
+                // In place of one that is not there the first, which is not used: no branch, no more bytes.
                 const u64 at = (r + i < many ? r + i : r) * call.apart;
                 scales[i] = has_scale ? load_scale(scale_from + at, Block<C>::SCALE_BYTES, lane) : 0;
 #pragma unroll
@@ -166,8 +165,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         float *shard = reinterpret_cast<float *>(call.dst);
         return its.count != 0 ? shard + run_of(codec, its.run).base + its.first : shard;
     };
-    // What did not come leaves the errors as they were, as what is corrupt does; in place of its numbers a shard has
-    // NaN.
+    // What did not come leaves the errors as they were, as what is corrupt does; a shard has NaN in its place.
     const unsigned broken = codec.control->broken;  // on its way with the codes
     const auto count_lost = [&](unsigned &flags) {
         if (broken != 0) flags = CORRUPT;

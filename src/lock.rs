@@ -204,8 +204,7 @@ fn process() -> u32 {
             Ok(())
         });
     }
-    // Before anything is taken, so that no child misses it. Where there is no memory for it, it is tried again next
-    // time.
+    // Before anything is taken, so that no child misses it. Where there is no memory for it, the next one tries.
     // SAFETY: a function that can be called in a forked child.
     if !COUNTED.load(Ordering::Relaxed) && unsafe { libc::pthread_atfork(None, None, Some(count)) } == 0 {
         COUNTED.store(true, Ordering::Relaxed);

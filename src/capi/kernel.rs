@@ -301,8 +301,7 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
 ) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
-    // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, and room for a
-    // pointer.
+    // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, room for a pointer.
     unsafe {
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
         let Ingredients { is_reduction, flags, texts: given, options, n_options, nvrtc } = given.into();

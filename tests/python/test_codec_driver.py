@@ -15,8 +15,8 @@ fake = driver()
 fake.fake_enter(0, 100)
 
 class Place:
-    # Memory of the stand-in's device, which is the host's.
-    device = DLDevice(CUDA, 0)
+    # Memory of the stand-in's device, which is the host's. Behind each array nobody may write.
+    device, behind = DLDevice(CUDA, 0), 64
 
     def __init__(self):
         self.owners = []
@@ -32,23 +32,27 @@ class Place:
 
     def put(self, array, dtype=None, aligned=True):
         shift = 0 if aligned else array.itemsize
-        address = self.allocate(max(1, array.nbytes + shift))
+        address = self.allocate(max(1, array.nbytes + shift + self.behind))
         described = capi.Tensor(np.empty((), array.dtype), dtype)
         view = described.struct.dl_tensor
         view.data, view.device, view.ndim = address + shift, self.device, array.ndim
         view.shape, view.strides = int64s(array.shape), None
         described.what = array
         ctypes.memmove(view.data, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+        ctypes.memset(view.data + array.nbytes, 0xA5, self.behind)
         return described
 
     def get(self, tensor):
         fake.fake_finish()
         array = tensor.what
-        text = ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes)
-        return np.frombuffer(text, array.dtype).reshape(array.shape)
+        text = ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes + self.behind)
+        assert text[array.nbytes:] == self.behind * bytes([0xA5]), "written behind it"
+        return np.frombuffer(text[:array.nbytes], array.dtype).reshape(array.shape)
 
 class ExactPlace(Place):
     # Each array has an allocation of its own, which ends with it: for AddressSanitizer (tests/sanitize.sh).
+    behind = 0
+
     def __init__(self):
         super().__init__()
         assert fake.cuInit(0) == 0

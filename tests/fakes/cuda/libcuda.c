@@ -785,6 +785,11 @@ static int is_told(const unsigned char *from, size_t bytes) {
     return 1;
 }
 
+static void copy_late(Place place, uint64_t to, uint64_t from, size_t bytes) {
+    Late *work = append(&late_work, place, 0);
+    work->to = (void *)(uintptr_t)to, work->from = (void *)(uintptr_t)from, work->bytes = bytes;
+}
+
 Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     MAY_FAIL;
     if (!current())
@@ -792,22 +797,19 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     Place place = place_of(stream);
     if (!is_on_device(from) && is_on_device(to) && is_told((void *)(uintptr_t)from, bytes)) {
         Result result = use(place, TOLD, (void *)(uintptr_t)to, bytes);
-        if (result == SUCCESS && is_created(stream) && stream->running) { /* which it comes after */
-            Late *work = append(&late_work, place, 0);
-            work->to = (void *)(uintptr_t)to, work->from = (void *)(uintptr_t)from, work->bytes = bytes;
-        } else if (result == SUCCESS)
+        if (result == SUCCESS && is_created(stream) && stream->running) /* it comes after that */
+            copy_late(place, to, from, bytes);
+        else if (result == SUCCESS)
             memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
         return result;
     }
     Result result = is_on_device(from) ? use(place, READ, (void *)(uintptr_t)from, bytes) : SUCCESS;
     if (result == SUCCESS && is_on_device(to)) /* else pinned memory */
         result = use(place, WRITTEN, (void *)(uintptr_t)to, bytes);
-    if (result == SUCCESS && is_late) {
-        Late *work = append(&late_work, place, 0);
-        work->to = (void *)(uintptr_t)to, work->from = (void *)(uintptr_t)from, work->bytes = bytes;
-    } else if (result == SUCCESS) {
+    if (result == SUCCESS && is_late)
+        copy_late(place, to, from, bytes);
+    else if (result == SUCCESS)
         memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
-    }
     return result;
 }
 
