@@ -347,6 +347,9 @@ fault("a codec that has sent its blocks and did not meet goes on", "lost rank", 
 fault("an abort waits behind the meeting that it is to end", "lost rank", "src/backend/cuda/peers.rs",
       "self.known.queue(self.aborts.stream())?", "self.own_queue()?",
       python("test_abort", "over_peer_memory", limit=60))
+fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a tail", "kernels/blocks_decode.cuh",
+      "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",
+      python("test_codec_driver", "block", limit=300))
 fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
       "return way.peers->broken ? 0 : codec.half == SERVER", "return codec.half == SERVER",
       python("test_block_peers", "rank_that_has_given_up"))

@@ -50,8 +50,8 @@ class Place:
         return np.frombuffer(text[:array.nbytes], array.dtype).reshape(array.shape)
 
 class ExactPlace(Place):
-    # Each array has an allocation of its own, which ends with it: for AddressSanitizer (tests/sanitize.sh).
-    behind = 0
+    # Each array has an allocation of its own, which ends with it for AddressSanitizer (tests/sanitize.sh).
+    behind = 0 if "asan" in os.environ.get("LD_PRELOAD", "") else Place.behind
 
     def __init__(self):
         super().__init__()
