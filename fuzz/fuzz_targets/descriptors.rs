@@ -759,7 +759,7 @@ fn run(call: Call) {
                 if check(gc_comm_from_transport(&given, &mut comm), good) {
                     assert!(check(gc_comm_async_error(comm), true));
                     assert!(check(gc_comm_abort(comm), true) && check(gc_comm_abort(comm), true));
-                    assert!(check(gc_comm_async_error(comm), false));
+                    assert!(!check(gc_comm_async_error(comm), false));
                     gc_comm_free(comm);
                 } else {
                     assert!(!good && comm == ptr::dangling_mut());

@@ -26,39 +26,39 @@ const int64_t number = of_preamble(&counted, static_cast<int8_t>(1));
 z = x + T(number);
 """
 
-# What is included, and what more an operation does.
+# What is included, and what more an operation does. bfloat16 of CuPy has no +=.
 CASES = {
     "nothing": ("", ""),
-    "cuda_fp16.h": ("#include <cuda_fp16.h>", "z += __half2float(__float2half(float(x)));"),
-    "cuda_bf16.h": ("#include <cuda_bf16.h>", "z += __bfloat162float(__float2bfloat16(float(x)));"),
+    "cuda_fp16.h": ("#include <cuda_fp16.h>", "z = z + __half2float(__float2half(float(x)));"),
+    "cuda_bf16.h": ("#include <cuda_bf16.h>", "z = z + __bfloat162float(__float2bfloat16(float(x)));"),
     "curand_kernel.h": (
         "#include <curand_kernel.h>",
-        "curandStatePhilox4_32_10_t state; curand_init(n, i, 0, &state); z += curand_uniform(&state);",
+        "curandStatePhilox4_32_10_t state; curand_init(n, i, 0, &state); z = z + curand_uniform(&state);",
     ),
     "cooperative_groups.h": (
         "#include <cooperative_groups.h>\nnamespace cg = cooperative_groups;",
-        "z += float(cg::this_thread_block().thread_rank());",
+        "z = z + float(cg::this_thread_block().thread_rank());",
     ),
     "cub": (
         "#include <cub/block/block_reduce.cuh>\n#include <cub/warp/warp_scan.cuh>",
         "__shared__ typename cub::WarpScan<float>::TempStorage memory[8]; float sum;"
-        "cub::WarpScan<float>(memory[threadIdx.x / 32]).InclusiveSum(float(x), sum); z += sum;",
+        "cub::WarpScan<float>(memory[threadIdx.x / 32]).InclusiveSum(float(x), sum); z = z + sum;",
     ),
     "cuda/std": (
         "#include <cuda/std/type_traits>\n#include <cuda/std/cstdint>\n#include <cuda/std/complex>",
         'static_assert(cuda::std::is_same<int64_t, cuda::std::int64_t>::value, "one type");'
-        "cuda::std::complex<float> c(float(x), 1.0f); z += (c * c).real();",
+        "cuda::std::complex<float> c(float(x), 1.0f); z = z + (c * c).real();",
     ),
-    "cupy/cuda_workaround.h": ("#include <cupy/cuda_workaround.h>", "z += std::numeric_limits<float>::max();"),
+    "cupy/cuda_workaround.h": ("#include <cupy/cuda_workaround.h>", "z = z + std::numeric_limits<float>::max();"),
     "cupy/carray.cuh": (
         "#include <cupy/carray.cuh>",
-        "CArray<float, 1, true, true> *array = nullptr; if (array) z += float(array->size());",
+        "CArray<float, 1, true, true> *array = nullptr; if (array) z = z + float(array->size());",
     ),
-    "cupy/atomics.cuh": ("#include <cupy/atomics.cuh>", "__shared__ double sum; atomicAdd(&sum, 1.0); z += float(sum);"),
+    "cupy/atomics.cuh": ("#include <cupy/atomics.cuh>", "__shared__ double sum; atomicAdd(&sum, 1.0); z = z + float(sum);"),
     "all": (
         "#include <cupy/carray.cuh>\n#include <cupy/atomics.cuh>\n#include <cuda_fp16.h>\n#include <cuda/std/cstdint>\n"
         "#include <cub/warp/warp_scan.cuh>\n#include <curand_kernel.h>\n#include <cooperative_groups.h>",
-        "z += float(i);",
+        "z = z + float(i);",
     ),
 }
 
