@@ -68,6 +68,22 @@ def test_losses_for_whoever_decides_are_those_that_were_measured():
     assert len(losses) > 15 and losses - measured == set()
 
 
+def test_the_first_screen_has_the_codecs_and_losses_that_were_measured():
+    sizes = {"float32": 4.0}
+    for name, _, size, *_ in rows("docs/CODECS.md", "sends"):
+        sizes[name.strip("`").removeprefix("GC_CODEC_")] = float(size)
+    losses = {
+        (sent.split(", ")[-1], errors == "kept"): loss
+        for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
+        if optimizer == "AdamW"
+    }
+    for name, size, loss, _ in rows("README.md", "loss under AdamW"):
+        codec, _, errors = name.partition(", errors ")
+        assert float(size) == pytest.approx(sizes.pop(codec), abs=0.01), name
+        assert loss == losses.get((codec, errors == "kept"), ""), name
+    assert sizes == {}, "the first screen has every codec"
+
+
 @pytest.fixture
 def commands():
     """tests/commands.py, which has the list of what runs the commands of documents and examples."""
