@@ -35,6 +35,7 @@ LIST = [
     ("*: make gpu-*", "exempt: a GPU"),
     ("*: make multi-gpu*", "exempt: several GPUs; tests/multi_gpu is run with --device cpu"),
     ("*: make bench*", "exempt: measures for an hour, and writes documents"),
+    ("*: make real-link", "exempt: measures; test_real_link.py runs the program with a small model"),
     ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
     ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
     ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),

@@ -18,10 +18,10 @@ block() {
 # The folder that the commands want to be in: the repository, with the two programs saved there.
 mkdir "$work/tree" "$work/home" "$work/bin"
 ln -s "$root"/* "$work/tree"
-block c > "$work/tree/pack.c"
+block c 2 > "$work/tree/pack.c"
 # The block that is indented after "Start here:".
 sed -n '/^ \* Start here:$/,/^ \* Compile it/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/tree/program.c"
-block python > "$work/tree/pack.py"
+block python 2 > "$work/tree/pack.py" # the first is for PyTorch: tests/frameworks/python/test_torch_compress.py
 
 [ "$(grep -c '^```sh$' "$root/README.md")" -eq 5 ] ||
     { echo "FAILED: README.md has other commands than these five" >&2; exit 1; }
@@ -70,12 +70,52 @@ without=
 # compile NAME: $work/NAME.c, with warnings
 compile() {
     # shellcheck disable=SC2086 # a compiler may come with options
-    $cc -std=c99 -Wall -Wextra -pedantic -Werror -I"$root/include" "$work/$1.c" -o "$work/$1" -L"$library" -lgradcodec
+    $cc -std=c99 -Wall -Wextra -pedantic -Werror -I"$root/include" "$work/$1.c" -o "$work/$1" -L"$library" \
+        -lgradcodec -pthread
 }
 cp "$work/tree/pack.c" "$work/"
 compile pack
 
-block c 2 > "$work/codec.c"
+# The functions of the first screen, on two ranks that have 1 and 3.
+{ block c 1; cat <<'END'
+#include <pthread.h>
+#include <stdio.h>
+static gc_comm_t *comms[2];
+static float gradients[2][1000];
+static void *train(void *rank)
+{
+    float *gradient = rank ? gradients[1] : gradients[0];
+    gc_allreduce_t *allreduce;
+    for (int i = 0; i < 1000; i++)
+        gradient[i] = rank ? 3 : 1;
+    if (begin(comms[rank ? 1 : 0], 1000, &allreduce) || average(allreduce, gradient, 1000))
+        fprintf(stderr, "%s\n", gc_last_error());
+    gc_allreduce_free(allreduce);
+    return NULL;
+}
+int main(void)
+{
+    pthread_t other;
+    int near = 0;
+    if (gc_comm_group(2, comms) || pthread_create(&other, NULL, train, comms))
+        return 1;
+    train(NULL);
+    pthread_join(other, NULL);
+    for (int i = 0; i < 1000; i++)
+        near += gradients[0][i] == gradients[1][i] && gradients[0][i] > 1.97f && gradients[0][i] < 2.03f;
+    printf("%d means of 1000\n", near);
+    gc_comm_free(comms[0]);
+    gc_comm_free(comms[1]);
+}
+END
+} > "$work/average.c"
+compile average
+LD_LIBRARY_PATH="$library" "$work/average" > "$work/got"
+[ "$(cat "$work/got")" = "1000 means of 1000" ] ||
+    { echo "FAILED: README.md's all-reduce gives $(cat "$work/got")" >&2; exit 1; }
+echo "ok all-reduce: $(cat "$work/got")"
+
+block c 3 > "$work/codec.c"
 block text 3 > "$work/codec_printed"
 compile codec
 LD_LIBRARY_PATH="$library" "$work/codec" > "$work/got"
@@ -83,7 +123,7 @@ LD_LIBRARY_PATH="$library" "$work/codec" > "$work/got"
     { echo "FAILED: README.md's codec prints something else" >&2; exit 1; }
 echo "ok codec: $(head -n 1 "$work/got")"
 
-block python 2 > "$work/codec.py"
+block python 3 > "$work/codec.py"
 GRADCODEC_LIBRARY="$library/libgradcodec.so.0" PYTHONPATH="$root/python" python3 "$work/codec.py" > "$work/got"
 [ -s "$work/got" ] && diff "$work/codec_printed" "$work/got" ||
     { echo "FAILED: README.md's codec in Python prints something else" >&2; exit 1; }

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from block_cases import CASES, NAMES, ordinary, random_cases
 from block_model import INT4, INT8
 from capi import lib
 from codecs_c import Checked, Host, a_state_between_steps, same, skips
-from codec_model import f32
+from codec_model import ONEBIT, PROPAGATE, SIGN, TRANSACTIONAL, f32
 from tiers import both
 
 HOST = Host()
@@ -75,6 +76,41 @@ def test_without_errors_said_errors_are_float32():
     capi.check(lib.gc_codec_create(ctypes.byref(options), ctypes.byref(handle)))
     assert lib.gc_codec_state_bytes(handle) == 256 + 4096
     lib.gc_codec_free(handle)
+
+
+CHOOSING = pathlib.Path(__file__).resolve().parents[2] / "docs/CHOOSING.md"
+PAGE = CHOOSING.read_text(encoding="utf-8").splitlines()
+ROWS = [line.strip("| ").split(" | ") for line in PAGE if line.count("|") == 6 and " " in line][1:]
+MEMORY = [(name, row[1], row[2:]) for row in ROWS for name in row[0].split(", ")]
+NUMBERS = {"ONEBIT": ONEBIT, "SIGN": SIGN, **{name.upper(): number for number, name in NAMES.items()}}
+
+
+def test_the_page_has_the_memory_of_every_codec():
+    assert sorted(name for name, *_ in MEMORY) == sorted(NUMBERS)
+
+
+@pytest.mark.parametrize("name, payload, states", MEMORY, ids=[row[0] for row in MEMORY])
+def test_the_memory_on_the_page_is_what_a_rank_of_eight_has(name, payload, states):
+    n = 2**20
+    for error, said in ((None, states[0]), ("bfloat16", states[1]), ("float32", states[2])):
+        if said == "none":
+            continue
+        with Checked(HOST, codec=NUMBERS[name], error=error, segments=[n], n_chunks=8, server=1) as handle:
+            sizes = lib.gc_codec_payload_bytes(handle.handle) / n, lib.gc_codec_state_bytes(handle.handle) / n
+            assert sizes == pytest.approx((float(payload), float(said)), abs=1e-3)  # but for headers
+
+
+def test_a_codec_whose_steps_can_be_taken_back_has_its_state_twice():
+    n, taken, statm = 2**24, [], pathlib.Path("/proc/self/statm")
+    for nonfinite in (PROPAGATE, TRANSACTIONAL):
+        options = capi.CodecOptions(
+            struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT4, n_elements=n, nonfinite=nonfinite
+        )
+        handle, before = ctypes.POINTER(capi.Codec)(), int(statm.read_text().split()[0])
+        capi.check(lib.gc_codec_create(ctypes.byref(options), ctypes.byref(handle)))
+        taken.append((int(statm.read_text().split()[0]) - before) * os.sysconf("SC_PAGE_SIZE") / n)
+        lib.gc_codec_free(handle)
+    assert taken == pytest.approx([4, 8], rel=0.05)  # bytes of addresses per element
 
 
 def test_a_raw_segment_travels_as_it_is():

@@ -47,6 +47,43 @@ def test_no_variable_is_documented_that_nothing_reads():
         assert [name for name in sorted(named) if name not in text] == []
 
 
+def test_every_test_that_a_document_names_is_there():
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    named = {found for page in pages for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)}
+    assert len(named) >= 10
+    files = {file: (ROOT / file).read_text(encoding="utf-8") for file, _ in named}
+    assert [(file, name) for file, name in sorted(named) if f"def {name}(" not in files[file]] == []
+
+
+def rows(page, head):
+    """The cells of a page's first table that has this in its head."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    table = next(each for each in re.findall(r"(?m)(?:^\|.*\n)+", text) if head in each.partition("\n")[0])
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_losses_for_whoever_decides_are_those_that_were_measured():
+    measured = set(re.findall(r"\d\.\d+", (ROOT / "docs/CODECS.md").read_text(encoding="utf-8")))
+    losses = {loss for row in rows("docs/CHOOSING.md", "measured loss") for loss in re.findall(r"\d\.\d+", row[-1])}
+    assert len(losses) > 15 and losses - measured == set()
+
+
+def test_the_first_screen_has_the_codecs_and_losses_that_were_measured():
+    sizes = {"float32": 4.0}
+    for name, _, size, *_ in rows("docs/CODECS.md", "sends"):
+        sizes[name.strip("`").removeprefix("GC_CODEC_")] = float(size)
+    losses = {
+        (sent.split(", ")[-1], errors == "kept"): loss
+        for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
+        if optimizer == "AdamW"
+    }
+    for name, size, loss, _ in rows("README.md", "loss under AdamW"):
+        codec, _, errors = name.partition(", errors ")
+        assert float(size) == pytest.approx(sizes.pop(codec), abs=0.01), name
+        assert loss == losses.get((codec, errors == "kept"), ""), name
+    assert sizes == {}, "the first screen has every codec"
+
+
 @pytest.fixture
 def commands():
     """tests/commands.py, which has the list of what runs the commands of documents and examples."""

@@ -243,6 +243,17 @@ def passes_without_synchronization_only_add_up():
     assert compression.taken_back == 0
 
 
+def what_arrived_is_clipped_alike_on_all_ranks(codec):
+    model, _ = hooked(codec)
+    for step in range(2):
+        backward(model, mine(step))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        clipped = [weight.grad for weight in model.module.weights]
+        assert norm > 0.5 and torch.stack([one.norm() for one in clipped]).norm() == pytest.approx(0.5, rel=1e-3)
+        own = [norm, *clipped]
+        assert all(same(other, own) for other in of_all(own))
+
+
 def errors_follow_the_scale_of_a_scaler():
     runs = []
     for scales in None, (1.0, 4.0, 4.0, 2.0, 8.0):
@@ -433,6 +444,7 @@ SAMPLES = [
     what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
     one_inf_takes_the_step_back_in_every_bucket_on_every_rank, a_pass_that_broke_off_is_taken_back,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
+    what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
 ]  # fmt: skip
