@@ -30,14 +30,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests/python")]
 
 import gradcodec  # noqa: E402
-from block_model import INT8  # noqa: E402
+from block_model import INT8, SUM  # noqa: E402
 from codec_model import ONEBIT, TRANSACTIONAL, f32  # noqa: E402
 from codecs_c import model_of  # noqa: E402
 from comms import one_of  # noqa: E402
 
 SEGMENTS = [100, 0, 1500, 70]
 N = sum(SEGMENTS)
-CODECS = {"onebit": ONEBIT, "int8": INT8}
+CODECS = {"onebit": dict(codec=ONEBIT), "int8": dict(codec=INT8), "int8 sum": dict(codec=INT8, reduction=SUM)}
 LEAST, MOST = 2, 6  # ranks of a world
 STEPS = 50  # of a session, which has a codec and processes of its own
 PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
@@ -194,7 +194,8 @@ class Rank:
     # ---- What the coordinator asks for
 
     def world(self, rank, size, server, stranger, fault, descriptors):
-        """A communicator, a handle, and the errors of this rank: [1, n], as of a world of one."""
+        """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide these
+        by the ranks: there they are a row of as many."""
         sockets = iter([socket.socket(fileno=descriptor) for descriptor in descriptors])
         self.rank, self.size = rank, size
         self.peers = [None if r == rank else next(sockets) for r in range(size)]
@@ -204,10 +205,15 @@ class Rank:
         self.server = self.server if server is None else server
 
         def make():
-            kind = "int4" if stranger else self.codec
+            kind, *reduction = self.codec.split()
+            options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
             self.comm = self.library.communicator(rank, size, self.all_to_all, self.all_gather)
-            self.allreduce = self.comm.allreduce(kind, SEGMENTS, error="float32", nonfinite="transactional")
-            self.allreduce.errors_in(self.worker, self.server)
+            self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, **options)
+            workers = self.worker
+            if reduction:
+                workers = np.full((size, N), np.nan, f32)
+                workers[rank] = self.worker
+            self.allreduce.errors_in(workers, self.server)
 
         return self.attempt(make, fault), self.ours
 
@@ -414,9 +420,10 @@ class Session:
             return
         self.models = []
         for rank, i in enumerate(order):
-            model = model_of(CODECS[self.codec], segments=SEGMENTS, error="float32", nonfinite=TRANSACTIONAL,
+            model = model_of(**CODECS[self.codec], segments=SEGMENTS, error="float32", nonfinite=TRANSACTIONAL,
                              n_chunks=len(order), server=rank)  # fmt: skip
-            model.take_errors(0, one_of(self.members[i].worker[None], model))
+            worker = self.members[i].worker
+            model.take_errors(0, worker if "sum" in self.codec else one_of(worker[None], model))
             model.take_errors(1, self.members[i].server[model.shard_places()])
             self.models.append(model)
 
