@@ -1,13 +1,14 @@
 """A training whose ranks die, hang, leave and join, held to a model bit for bit after every step.
 
-    python tests/churn/churn.py [--minutes M | --steps N] [--seed S]
+    python tests/churn/churn.py [--over sockets|group|hierarchical] [--minutes M | --steps N] [--seed S]
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. This process is their
-coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for steps, and has the model
-(tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the coordinator), leaves,
-or is killed at any time. When one is gone the others' callbacks fail, because its sockets end. The survivors roll back,
-hand out their errors, and go on with them in a new world, into which new processes come. A step that did not end is
-taken again with the same gradients.
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. (Over a group, or two
+levels of groups, they are threads, and one that dies aborts its communicators.) This process is their coordinator. It
+draws from the seed who is to fail at which byte of which exchange, asks for steps, and has the model (tests/python). A
+rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the coordinator), leaves, or is killed at any
+time. When one is gone the others' callbacks fail, because its sockets end. The survivors roll back, hand out their
+errors, and go on with them in a new world, into which new ranks come. A step that did not end is taken again with the
+same gradients.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 import zlib
@@ -39,7 +41,8 @@ SEGMENTS = [100, 0, 1500, 70]
 N = sum(SEGMENTS)
 CODECS = {"onebit": dict(codec=ONEBIT), "int8": dict(codec=INT8), "int8 sum": dict(codec=INT8, reduction=SUM)}
 LEAST, MOST = 2, 6  # ranks of a world
-STEPS = 50  # of a session, which has a codec and processes of its own
+TRANSPORTS = "sockets", "group", "hierarchical"
+STEPS = 30  # of a session, which has a codec, a transport and ranks of its own
 PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
 COMM, INVALID_ARGUMENT = gradcodec.Status.COMM, gradcodec.Status.INVALID_ARGUMENT
 
@@ -94,7 +97,7 @@ class Rank:
         self.worker, self.server = np.zeros((1, N), f32), np.zeros(N, f32)
 
     def serve(self):
-        self.descriptors = len(os.listdir("/proc/self/fd"))
+        self.descriptors = count("fd")
         self.threads = None
         while True:
             (name, *arguments), descriptors = self.link.receive()
@@ -186,28 +189,44 @@ class Rank:
         self.ours += time.thread_time() - began - self.outside
         return status
 
+    def connect(self, descriptors):
+        sockets = iter([socket.socket(fileno=descriptor) for descriptor in descriptors])
+        self.peers = [None if r == self.rank else next(sockets) for r in range(self.size)]
+        for peer in self.peers:
+            if peer:
+                peer.setblocking(False)
+
+    def communicator(self):
+        return self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
+
     def hang_up(self):
         for peer in self.peers:
             if peer:
                 peer.close()
 
+    def release(self):
+        """Closes what a world has."""
+        if self.allreduce:
+            self.allreduce.close()
+        if self.comm:
+            self.comm.close()
+        self.comm = self.allreduce = None
+        self.hang_up()
+        self.peers = []
+
     # ---- What the coordinator asks for
 
     def world(self, rank, size, server, stranger, fault, descriptors):
-        """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide these
-        by the ranks: there they are a row of as many."""
-        sockets = iter([socket.socket(fileno=descriptor) for descriptor in descriptors])
+        """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide
+        these by the ranks: there they are a row of as many."""
         self.rank, self.size = rank, size
-        self.peers = [None if r == rank else next(sockets) for r in range(size)]
-        for peer in self.peers:
-            if peer:
-                peer.setblocking(False)
+        self.connect(descriptors)
         self.server = self.server if server is None else server
 
         def make():
             kind, *reduction = self.codec.split()
             options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
-            self.comm = self.library.communicator(rank, size, self.all_to_all, self.all_gather)
+            self.comm = self.communicator()
             self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, **options)
             workers = self.worker
             if reduction:
@@ -241,16 +260,73 @@ class Rank:
             if made:
                 self.worker, self.server = found[0], np.zeros(N, f32)
                 self.server[places] = found[1]
-            self.allreduce.close()
-        if self.comm:
-            self.comm.close()
+        self.release()
         self.ours = time.thread_time() - began
-        self.comm = self.allreduce = None
-        self.hang_up()
-        self.peers = []
-        descriptors, threads = (len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task"))
+        return *found, *self.leaked()
+
+    def leaked(self):
+        """Descriptors since this process began, threads since its first world ended."""
+        descriptors, threads = count("fd"), count("task")
         self.threads = self.threads or threads
-        return *found, descriptors - self.descriptors, threads - self.threads
+        return descriptors - self.descriptors, threads - self.threads
+
+
+class Dead(Exception):
+    """A thread is a rank that has died."""
+
+
+class ThreadRank(Rank):
+    """A rank that is a thread. It dies by gc_comm_abort: before its call, during it, or from another thread at any
+    time."""
+
+    parts, killed = (), False
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.closing = threading.Lock()
+
+    def connect(self, _):
+        self.parts = self.given
+
+    def communicator(self):
+        return self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
+
+    def hang_up(self):
+        with self.closing:
+            for part in self.parts:
+                part.abort()
+
+    def release(self):
+        with self.closing:
+            for owner in (self.allreduce, self.comm, *self.parts):
+                if owner:
+                    owner.close()
+            self.comm, self.allreduce, self.parts = None, None, ()
+
+    def leaked(self):
+        return 0, 0  # of threads the whole process is asked, in the end
+
+    def attempt(self, work, fault):
+        """A fault of the first exchange strikes before the call, one of the second during it."""
+        if fault and fault[1] == 0:
+            self.fault, work = fault, self.strike
+        aborts = threading.Thread(target=self.hang_up) if fault and fault[1] else None
+        if aborts:
+            aborts.start()
+        status = super().attempt(work, fault)
+        if aborts:
+            aborts.join()
+        if self.killed:
+            raise Dead
+        return status
+
+    def strike(self):
+        kind, self.fault = self.fault[0], None
+        self.link.send(Struck(time.monotonic()))
+        self.hang_up()
+        if kind == "kill":
+            raise Dead
+        raise ConnectionAbortedError("this rank leaves")
 
 
 class Member:
@@ -281,15 +357,60 @@ class Member:
         there.close()
 
     def gone(self):
+        """The status with which it has ended."""
         self.link.end.close()
         return os.waitpid(self.pid, 0)[1]
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+
+class ThreadMember:
+    """The same of a thread."""
+
+    def __init__(self, rank_id, seed, codec):
+        here, self.there = socket.socketpair()
+        self.id, self.link, self.status = rank_id, Link(here), None
+        self.worker, self.server, self.places = np.zeros(N, f32), np.zeros(N, f32), np.zeros(0, int)
+        self.rank = ThreadRank(Link(self.there), seed, rank_id, codec)
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+
+    def serve(self):
+        try:
+            self.rank.serve()
+            self.status = 0
+        except (Dead, EOFError):
+            self.status = int(signal.SIGKILL)
+        except BaseException:
+            traceback.print_exc()
+            self.status = 1
+        finally:
+            self.rank.hang_up()
+            self.rank.release()
+            self.there.close()
+
+    def gone(self):
+        self.thread.join(PATIENCE)
+        self.link.end.close()
+        return self.status
+
+    def signal(self, _):
+        self.rank.killed = True
+        self.rank.hang_up()
+        try:
+            self.there.shutdown(socket.SHUT_RDWR)  # it may be waiting to be asked
+        except OSError:
+            pass  # it has ended
 
 
 class Session:
     """Ranks with one codec, until so many steps are done."""
 
-    def __init__(self, seed, codec, totals):
-        self.seed, self.codec, self.totals = seed, codec, totals
+    def __init__(self, seed, codec, over, totals):
+        self.seed, self.codec, self.over, self.totals = seed, codec, over, totals
+        self.member = Member if over == "sockets" else ThreadMember
+        self.stops = ["stop", "pause"] if over == "sockets" else []  # threads cannot be stopped
         self.members, self.order, self.models = {}, [], None
         self.next_id = self.attempts = self.number = 0
         self.died, self.timers = None, []
@@ -311,7 +432,7 @@ class Session:
                 _, victim, number = timer
                 if number == signal.SIGKILL:
                     self.note_death(now)
-                os.kill(self.members[victim].pid, number)
+                self.members[victim].signal(number)
             if now >= end:
                 self.totals["hangs"] += len(waiting)
                 raise SystemExit(f"ranks {sorted(waiting)} hang, of {sorted(ids)}, {self.where()}")
@@ -381,8 +502,10 @@ class Session:
     def make_world(self, rng):
         """One of the survivors and as many new processes as are drawn."""
         size = int(rng.integers(LEAST, MOST + 1))
+        if self.over == "hierarchical":
+            size = 4 if size <= 4 and len(self.members) <= 4 else 6
         while len(self.members) < size:
-            self.members[self.next_id] = Member(self.next_id, self.seed, self.codec)
+            self.members[self.next_id] = self.member(self.next_id, self.seed, self.codec)
             self.next_id += 1
             self.totals["joins"] += 1
         self.order = order = [int(i) for i in rng.permutation(list(self.members))]
@@ -393,12 +516,9 @@ class Session:
                 union[member.places] = member.server[member.places]
             for member in self.members.values():
                 member.server, member.places = union, np.arange(N)
-        self.draw_faults(rng, order, 0.2, ["kill", "kill", "stop", "pause", "leave", "stranger"])
+        self.draw_faults(rng, order, 0.2, ["kill", "kill", *self.stops, "leave", "stranger"])
         doomed, strangers = self.of_kind("kill", "stop"), self.of_kind("stranger")
-        ends = [[None] * len(order) for _ in order]
-        for one in range(len(order)):
-            for other in range(one):
-                ends[one][other], ends[other][one] = socket.socketpair()
+        ends = self.connections(rng)
         for rank, i in enumerate(order):
             given = [end for end in ends[rank] if end]
             member = self.members[i]
@@ -427,10 +547,32 @@ class Session:
             model.take_errors(1, self.members[i].server[model.shard_places()])
             self.models.append(model)
 
+    def connections(self, rng):
+        """The ends of sockets between every two, by rank; threads are given what they make a communicator of."""
+        size = len(self.order)
+        ends = [[None] * size for _ in self.order]
+        if self.over == "sockets":
+            for one in range(size):
+                for other in range(one):
+                    ends[one][other], ends[other][one] = socket.socketpair()
+            return ends
+        group = self.members[self.order[0]].rank.library.group
+        if self.over == "group":
+            parts = [(comm,) for comm in group(size)]
+        else:
+            nodes = 2 if size == 4 else int(rng.choice([2, 3]))
+            places = size // nodes
+            intra, inter = [group(places) for _ in range(nodes)], [group(nodes) for _ in range(places)]
+            parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
+        for i, given in zip(self.order, parts):
+            self.members[i].rank.given = given
+        return ends
+
     def take_step(self, rng):
-        self.draw_faults(rng, self.order, 0.35, ["kill", "kill", "stop", "pause", "leave", "blind", "blind"])
-        keep = rng.random() < 0.5  # a step that has ended on all survivors although one is gone
+        self.draw_faults(rng, self.order, 0.35, ["kill", "kill", *self.stops, "leave", "blind", "blind"])
         doomed = self.of_kind("kill", "stop", "blind")
+        # Whether a step counts that has ended on all survivors although one is gone: by the seed, not by who is faster.
+        keep = rng.random() < 0.5 and self.over == "sockets" and not self.of_kind("blind")
         for i in self.order:
             self.members[i].link.send(("step", self.number, self.for_rank(i)))
         for i in self.of_kind("blind"):
@@ -512,33 +654,48 @@ class Session:
             self.end(i)
 
 
+def count(what, most=None):
+    """Descriptors or threads of this process; with `most`, once there are not more, or after 10 seconds: a thread that
+    has been joined is still on its way out."""
+    end = time.monotonic() + 10
+    while True:
+        found = len(os.listdir(f"/proc/self/{what}"))
+        if most is None or found <= most or time.monotonic() > end:
+            return found
+        os.sched_yield()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--over", choices=TRANSPORTS, help="one of the transports; otherwise all of them in turn")
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--steps", type=int, help="how many steps")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     steps = given.steps or (1 << 62 if given.minutes else 100)
     until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
-    totals = dict.fromkeys(["steps", "deaths", "joins", "hangs", "wrong", "descriptors", "threads"], 0)
-    totals |= dict(longest=0.0, ours=0.0)
-    before, session, failure = len(os.listdir("/proc/self/fd")), 0, None
+    numbers = dict.fromkeys(["steps", "deaths", "joins", "hangs", "wrong", "descriptors", "threads"], 0)
+    all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in ([given.over] if given.over else TRANSPORTS)}
+    failure, session, names = None, 0, list(CODECS)
     try:
-        while totals["steps"] < steps and time.monotonic() < until:
-            names = list(CODECS)
-            of_session = Session(1000 * given.seed + session, names[session % len(names)], totals)
-            of_session.run(min(STEPS, steps - totals["steps"]), until)
+        while (left := steps - sum(totals["steps"] for totals in all_totals.values())) > 0 and time.monotonic() < until:
+            over = list(all_totals)[session // len(names) % len(all_totals)]
+            totals, descriptors, threads = all_totals[over], count("fd"), count("task")
+            of_session = Session(1000 * given.seed + session, names[session % len(names)], over, totals)
+            of_session.run(min(STEPS, left), until)
+            totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
+            totals["threads"] += max(0, count("task", threads) - threads)
             session += 1
-        totals["descriptors"] += len(os.listdir("/proc/self/fd")) - before
     except SystemExit as ended:
         failure = str(ended)
-    print("sockets: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits, "
-          "{descriptors} descriptors and {threads} threads leaked; from a death to the next good step at most "
-          "{longest:.3f} s, of which the library computes {ours:.4f} s; seed {seed}"
-          .format(seed=given.seed, **totals))  # fmt: skip
-    if failure or any(totals[name] for name in ("hangs", "wrong", "descriptors", "threads")):
-        for i, member in of_session.members.items():
-            os.kill(member.pid, signal.SIGKILL)
+    for over, totals in all_totals.items():
+        print("{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits, {descriptors} "
+              "descriptors and {threads} threads leaked; from a death to the next good step at most {longest:.3f} s, "
+              "of which the library computes {ours:.4f} s; seed {seed}"
+              .format(over=over, seed=given.seed, **totals))  # fmt: skip
+    if failure or any(t[name] for t in all_totals.values() for name in ("hangs", "wrong", "descriptors", "threads")):
+        for member in of_session.members.values():
+            member.signal(signal.SIGKILL)
         raise SystemExit(failure or 1)
 
 
