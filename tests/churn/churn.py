@@ -380,7 +380,7 @@ class ThreadMember:
         try:
             self.rank.serve()
             self.status = 0
-        except (Dead, EOFError):
+        except (Dead, EOFError, BrokenPipeError, ConnectionResetError):  # its link ends when it is killed
             self.status = int(signal.SIGKILL)
         except BaseException:
             traceback.print_exc()
