@@ -415,6 +415,12 @@ test-bindgen: $(TEST_LIBRARY)
 test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
 	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
 
+.PHONY: churn
+# SEED: draws what happens; the same faults come at the same bytes.
+## A training whose ranks die, hang, leave and join, beside a model, for MINUTES: `make churn MINUTES=60`.
+churn: $(TEST_LIBRARY) $(VENV)/ready
+	$(TESTED) $(VENV)/bin/python tests/churn/churn.py --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
+
 .PHONY: test-sanitize test-fuzz
 ## The same under AddressSanitizer and valgrind, with planted faults that must be found.
 test-sanitize:

@@ -22,6 +22,22 @@
 //! The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
 //! Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
 //! step back.
+//!
+//! Training can go on when ranks are lost or join, with GC_NONFINITE_TRANSACTIONAL:
+//!
+//! - A step that failed on a rank leaves the errors of that rank as they were before, once it is rolled back. It may
+//!   have ended well on others: the survivors decide whether all of them commit or roll back, before the next run,
+//!   which commits. Among as many ranks, a step that is taken again sends the same bytes, if its values are restored
+//!   first: the call may have written to them.
+//! - A rank that is lost loses its own worker errors and the server errors of its shard, nothing else. A rank that
+//!   joins begins with errors of +0.
+//! - The survivors save gc_allreduce_errors_out(), create a communicator and an all-reduce of the new world, and take
+//!   the errors in by gc_allreduce_errors_in(). A rank may give its own worker errors alone, and of the server errors
+//!   those that it has, +0 for the rest. What it has of elements that another rank reduces now is lost, unless the
+//!   survivors pass their server errors to each other.
+//! - Over NCCL the waits of the host end within the timeout, and over peer memory all waits. A group's waits end by
+//!   gc_comm_abort(), and so does what waits in NCCL's kernels, where that function can end it. Your callbacks end by
+//!   your doing: fail when the connection to another rank ends.
 
 use std::ffi::c_void;
 
@@ -310,9 +326,11 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 /// ranks need not call this at the same time.
 ///
 /// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
-/// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each divided
-/// by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). `server`: NULL, or
-/// float32, C-contiguous, n elements: the server errors of all shards, of which this rank takes those of its own.
+/// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each
+/// divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank may
+/// give its own errors alone: as [1, n], or, with GC_REDUCTION_SUM, which would divide these, as its own row of as
+/// many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
+/// shards, of which this rank takes those of its own.
 ///
 /// As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
 ///

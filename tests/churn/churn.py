@@ -1,0 +1,703 @@
+"""A training whose ranks die, hang, leave and join, held to a model bit for bit after every step.
+
+    python tests/churn/churn.py [--over sockets|group|hierarchical] [--minutes M | --steps N] [--seed S]
+
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. (Over a group, or two
+levels of groups, they are threads, and one that dies aborts its communicators.) This process is their coordinator. It
+draws from the seed who is to fail at which byte of which exchange, asks for steps, and has the model (tests/python). A
+rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the coordinator), leaves, or is killed at any
+time. When one is gone the others' callbacks fail, because its sockets end. The survivors roll back, hand out their
+errors, and go on with them in a new world, into which new ranks come. A step that did not end is taken again with the
+same gradients.
+"""
+
+import argparse
+import os
+import pathlib
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests/python")]
+
+import gradcodec  # noqa: E402
+from block_model import INT8, SUM  # noqa: E402
+from codec_model import ONEBIT, TRANSACTIONAL, f32  # noqa: E402
+from codecs_c import model_of  # noqa: E402
+from comms import one_of  # noqa: E402
+
+SEGMENTS = [100, 0, 1500, 70]
+N = sum(SEGMENTS)
+CODECS = {"onebit": dict(codec=ONEBIT), "int8": dict(codec=INT8), "int8 sum": dict(codec=INT8, reduction=SUM)}
+LEAST, MOST = 2, 6  # ranks of a world
+TRANSPORTS = "sockets", "group", "hierarchical"
+STEPS = 30  # of a session, which has a codec, a transport and ranks of its own
+PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
+COMM, INVALID_ARGUMENT = gradcodec.Status.COMM, gradcodec.Status.INVALID_ARGUMENT
+
+
+def gradients(seed, rank_id, step):
+    rng = np.random.default_rng([seed, rank_id, step])
+    return [rng.standard_normal(n).astype(f32) for n in SEGMENTS]
+
+
+@dataclass
+class Struck:
+    """A rank says that it fails now."""
+
+    when: float
+
+
+class Link:
+    """Objects, and descriptors, between the coordinator and a rank."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def send(self, what, descriptors=()):
+        text = pickle.dumps(what)
+        socket.send_fds(self.end, [struct.pack("<Q", len(text))], descriptors)
+        self.end.sendall(text)
+
+    def receive(self):
+        """What was sent, and descriptors; EOFError when the other end is closed."""
+        head, descriptors, _, _ = socket.recv_fds(self.end, 8, MOST)  # they come with the first bytes
+        if not head:
+            raise EOFError
+        (left,) = struct.unpack("<Q", head)
+        parts = []
+        while left:
+            parts.append(self.end.recv(left))
+            if not parts[-1]:
+                raise EOFError
+            left -= len(parts[-1])
+        return pickle.loads(b"".join(parts)), descriptors
+
+
+class Rank:
+    """A rank's process: does what the coordinator asks for, and fails as it is told to."""
+
+    def __init__(self, link, seed, rank_id, codec):
+        self.link, self.seed, self.id, self.codec = link, seed, rank_id, codec
+        self.library = gradcodec.GradCodec()
+        self.comm = self.allreduce = self.fault = None
+        self.peers = []
+        self.ours = 0  # seconds of this thread in calls that end a world and make one, without the callbacks
+        self.worker, self.server = np.zeros((1, N), f32), np.zeros(N, f32)
+
+    def serve(self):
+        self.descriptors = count("fd")
+        self.threads = None
+        while True:
+            (name, *arguments), descriptors = self.link.receive()
+            if name == "end":
+                return
+            if name == "world":
+                arguments.append(descriptors)
+            self.link.send(getattr(self, name)(*arguments))
+
+    # ---- The exchanges
+
+    def all_to_all(self, send, recv):
+        size = len(send) // self.size
+        self.sent = zlib.crc32(send)
+        self.exchange([send[r * size : (r + 1) * size] for r in range(self.size)], recv)
+
+    def all_gather(self, send, recv):
+        self.exchange([send] * self.size, recv)
+
+    def exchange(self, blocks, recv):
+        began, size = time.thread_time(), len(recv) // self.size
+        recv[self.rank * size : (self.rank + 1) * size] = blocks[self.rank]
+        out = {peer: memoryview(blocks[r]) for r, peer in enumerate(self.peers) if peer}
+        into = {peer: recv[r * size : (r + 1) * size] for r, peer in enumerate(self.peers) if peer}
+        left = self.bytes_to_fault(sum(map(len, [*out.values(), *into.values()])))
+        self.exchanges += 1
+        try:
+            poll, files = select.poll(), {peer.fileno(): peer for peer in out}
+            for file in files:
+                poll.register(file, select.POLLIN | select.POLLOUT)
+            while out or into:
+                for file, event in poll.poll():
+                    peer = files[file]
+                    # Not more than the bytes after which this rank is to fail; one way after the other.
+                    for way, ready, move in (
+                        (out, select.POLLOUT, peer.send),
+                        (into, select.POLLIN | select.POLLHUP, peer.recv_into),
+                    ):
+                        if left == 0:
+                            left = None
+                            self.strike()
+                        if peer in way and event & (ready | select.POLLERR):
+                            moved = move(way[peer][:left])
+                            if moved == 0:
+                                raise ConnectionResetError("a rank is gone")
+                            left = None if left is None else left - moved
+                            way[peer] = way[peer][moved:]
+                            if not way[peer]:
+                                del way[peer]
+                    # No more events of what is not waited for: a rank may be gone that has sent all.
+                    wanted = (select.POLLOUT if peer in out else 0) | (select.POLLIN if peer in into else 0)
+                    if wanted:
+                        poll.modify(file, wanted)
+                    else:
+                        poll.unregister(file)
+            if left == 0:
+                self.strike()
+        finally:
+            self.outside += time.thread_time() - began
+
+    def bytes_to_fault(self, total):
+        """How many bytes this exchange moves until this rank fails; None: it does not fail here."""
+        if self.fault is None or self.fault[1] != self.exchanges:
+            return None
+        return round(self.fault[2] * total)
+
+    def strike(self):
+        kind, self.fault = self.fault[0], None
+        self.link.send(Struck(time.monotonic()))
+        if kind == "leave":
+            raise ConnectionAbortedError("this rank leaves")
+        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+    def attempt(self, work, fault):
+        """The status with which work fails, or None. Whoever fails hangs up, so that nobody waits for it."""
+        self.fault, self.exchanges, self.outside, status, began = fault, 0, 0, None, time.thread_time()
+        try:
+            work()
+            if self.fault:  # it had to fail in an exchange that did not come
+                self.strike()
+        except (gradcodec.GradCodecError, ConnectionAbortedError) as failure:
+            status = getattr(failure, "status", COMM)
+            self.hang_up()
+            if self.fault:
+                try:
+                    self.strike()
+                except ConnectionAbortedError:
+                    pass
+        self.ours += time.thread_time() - began - self.outside
+        return status
+
+    def connect(self, descriptors):
+        sockets = iter([socket.socket(fileno=descriptor) for descriptor in descriptors])
+        self.peers = [None if r == self.rank else next(sockets) for r in range(self.size)]
+        for peer in self.peers:
+            if peer:
+                peer.setblocking(False)
+
+    def communicator(self):
+        return self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
+
+    def hang_up(self):
+        for peer in self.peers:
+            if peer:
+                peer.close()
+
+    def release(self):
+        """Closes what a world has."""
+        if self.allreduce:
+            self.allreduce.close()
+        if self.comm:
+            self.comm.close()
+        self.comm = self.allreduce = None
+        self.hang_up()
+        self.peers = []
+
+    # ---- What the coordinator asks for
+
+    def world(self, rank, size, server, stranger, fault, descriptors):
+        """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide
+        these by the ranks: there they are a row of as many."""
+        self.rank, self.size = rank, size
+        self.connect(descriptors)
+        self.server = self.server if server is None else server
+
+        def make():
+            kind, *reduction = self.codec.split()
+            options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
+            self.comm = self.communicator()
+            self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, **options)
+            workers = self.worker
+            if reduction:
+                workers = np.full((size, N), np.nan, f32)
+                workers[rank] = self.worker
+            self.allreduce.errors_in(workers, self.server)
+
+        return self.attempt(make, fault), self.ours
+
+    def step(self, number, fault):
+        self.sent = None
+        values = gradients(self.seed, self.id, number)
+        status = self.attempt(lambda: self.allreduce.run(values), fault)
+        return status, self.sent, values
+
+    def commit(self):
+        self.allreduce.commit()
+        return self.errors()
+
+    def errors(self):
+        worker, server = np.zeros((1, N), f32), np.zeros(self.allreduce.shard_elements, f32)
+        self.allreduce.errors_out(worker[0], server)
+        return worker, server
+
+    def close(self, made, places):
+        """Ends a world. If it was made by all, its errors are those of this rank from now on."""
+        began, found = time.thread_time(), (self.worker, None)
+        if self.allreduce:
+            self.allreduce.rollback()
+            found = self.errors()
+            if made:
+                self.worker, self.server = found[0], np.zeros(N, f32)
+                self.server[places] = found[1]
+        self.release()
+        self.ours = time.thread_time() - began
+        return *found, *self.leaked()
+
+    def leaked(self):
+        """Descriptors since this process began, threads since its first world ended."""
+        descriptors, threads = count("fd"), count("task")
+        self.threads = self.threads or threads
+        return descriptors - self.descriptors, threads - self.threads
+
+
+class Dead(Exception):
+    """A thread is a rank that has died."""
+
+
+class ThreadRank(Rank):
+    """A rank that is a thread. It dies by gc_comm_abort: before its call, during it, or from another thread at any
+    time."""
+
+    parts, killed = (), False
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.closing = threading.Lock()
+
+    def connect(self, _):
+        self.parts = self.given
+
+    def communicator(self):
+        return self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
+
+    def hang_up(self):
+        with self.closing:
+            for part in self.parts:
+                part.abort()
+
+    def release(self):
+        with self.closing:
+            for owner in (self.allreduce, self.comm, *self.parts):
+                if owner:
+                    owner.close()
+            self.comm, self.allreduce, self.parts = None, None, ()
+
+    def leaked(self):
+        return 0, 0  # of threads the whole process is asked, in the end
+
+    def attempt(self, work, fault):
+        """A fault of the first exchange strikes before the call, one of the second during it."""
+        if fault and fault[1] == 0:
+            self.fault, work = fault, self.strike
+        aborts = threading.Thread(target=self.hang_up) if fault and fault[1] else None
+        if aborts:
+            aborts.start()
+        status = super().attempt(work, fault)
+        if aborts:
+            aborts.join()
+        if self.killed:
+            raise Dead
+        return status
+
+    def strike(self):
+        kind, self.fault = self.fault[0], None
+        self.link.send(Struck(time.monotonic()))
+        self.hang_up()
+        if kind == "kill":
+            raise Dead
+        raise ConnectionAbortedError("this rank leaves")
+
+
+class Member:
+    """What the coordinator knows of a rank's process."""
+
+    def __init__(self, rank_id, seed, codec):
+        here, there = socket.socketpair()
+        self.id, self.link = rank_id, Link(here)
+        # Those of the reducers' errors that it has: of these elements.
+        self.worker, self.server, self.places = np.zeros(N, f32), np.zeros(N, f32), np.zeros(0, int)
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                # Of the others' ends none may stay here: they would not end with their process.
+                os.closerange(3, there.fileno())
+                os.closerange(there.fileno() + 1, 1024)
+                Rank(Link(there), seed, rank_id, codec).serve()
+                status = 0
+            except (EOFError, ConnectionResetError, BrokenPipeError):
+                pass  # the coordinator is gone
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        there.close()
+
+    def gone(self):
+        """The status with which it has ended."""
+        self.link.end.close()
+        return os.waitpid(self.pid, 0)[1]
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+
+class ThreadMember:
+    """The same of a thread."""
+
+    def __init__(self, rank_id, seed, codec):
+        here, self.there = socket.socketpair()
+        self.id, self.link, self.status = rank_id, Link(here), None
+        self.worker, self.server, self.places = np.zeros(N, f32), np.zeros(N, f32), np.zeros(0, int)
+        self.rank = ThreadRank(Link(self.there), seed, rank_id, codec)
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+
+    def serve(self):
+        try:
+            self.rank.serve()
+            self.status = 0
+        except (Dead, EOFError, BrokenPipeError, ConnectionResetError):  # its link ends when it is killed
+            self.status = int(signal.SIGKILL)
+        except BaseException:
+            traceback.print_exc()
+            self.status = 1
+        finally:
+            self.rank.hang_up()
+            self.rank.release()
+            self.there.close()
+
+    def gone(self):
+        self.thread.join(PATIENCE)
+        self.link.end.close()
+        return self.status
+
+    def signal(self, _):
+        self.rank.killed = True
+        self.rank.hang_up()
+        try:
+            self.there.shutdown(socket.SHUT_RDWR)  # it may be waiting to be asked
+        except OSError:
+            pass  # it has ended
+
+
+class Session:
+    """Ranks with one codec, until so many steps are done."""
+
+    def __init__(self, seed, codec, over, totals):
+        self.seed, self.codec, self.over, self.totals = seed, codec, over, totals
+        self.member = Member if over == "sockets" else ThreadMember
+        self.stops = ["stop", "pause"] if over == "sockets" else []  # threads cannot be stopped
+        self.members, self.order, self.models = {}, [], None
+        self.next_id = self.attempts = self.number = 0
+        self.died, self.timers = None, []
+
+    # ---- Asking ranks
+
+    def ask(self, message, ids, doomed=()):
+        """What these ranks answer, by id. Those that are doomed are waited for until they are dead."""
+        for i in ids:
+            self.members[i].link.send(message(i) if callable(message) else message)
+        return self.collect(ids, doomed)
+
+    def collect(self, ids, doomed=()):
+        answers, waiting, end = {}, set(ids), time.monotonic() + PATIENCE
+        while waiting:
+            now = time.monotonic()
+            for timer in [t for t in self.timers if t[0] <= now]:
+                self.timers.remove(timer)
+                _, victim, number = timer
+                if number == signal.SIGKILL:
+                    self.note_death(now)
+                self.members[victim].signal(number)
+            if now >= end:
+                self.totals["hangs"] += len(waiting)
+                raise SystemExit(f"ranks {sorted(waiting)} hang, of {sorted(ids)}, {self.where()}")
+            ends = {self.members[i].link.end: i for i in waiting}
+            left = min([end, *(t[0] for t in self.timers)]) - now
+            for file in select.select(list(ends), [], [], max(0, left))[0]:
+                i = ends[file]
+                try:
+                    answer, _ = self.members[i].link.receive()
+                except (EOFError, ConnectionResetError):
+                    status = self.members.pop(i).gone()
+                    if i not in doomed or status != signal.SIGKILL:
+                        raise SystemExit(f"rank {i} ended with status {status:#x}, {self.where()}")
+                    self.timers = [t for t in self.timers if t[1] != i]
+                    self.totals["deaths"] += 1
+                    waiting.discard(i)
+                    continue
+                if isinstance(answer, Struck):
+                    self.struck(i, answer.when)
+                elif i not in doomed:
+                    answers[i] = answer
+                    waiting.discard(i)
+        return answers
+
+    def struck(self, i, when):
+        kind = self.faults[i][0]
+        if kind == "kill":
+            self.note_death(when)
+        if kind in ("stop", "pause"):
+            pid, status = os.waitpid(self.members[i].pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), hex(status)
+            then = signal.SIGKILL if kind == "stop" else signal.SIGCONT
+            self.timers.append((time.monotonic() + self.faults[i][3], i, then))
+
+    def note_death(self, when):
+        self.died = when if self.died is None else self.died
+
+    # ---- What goes wrong
+
+    def draw_faults(self, rng, ids, share, kinds):
+        """Who is to fail: how, in which exchange, at which part of its bytes; how long one is stopped."""
+        self.faults = {}
+        if rng.random() < share:
+            for i in rng.permutation(ids)[: 1 + (len(ids) > 3 and rng.random() < 0.3)]:
+                where = rng.choice([0.0, 1.0, rng.random(), rng.random(), rng.random()])
+                self.faults[int(i)] = str(rng.choice(kinds)), int(rng.integers(0, 2)), float(where), 0.02 * rng.random()
+
+    def of_kind(self, *kinds):
+        return {i for i, fault in self.faults.items() if fault[0] in kinds}
+
+    def for_rank(self, i):
+        fault = self.faults.get(i)
+        return None if fault is None or fault[0] in ("blind", "stranger") else fault
+
+    def where(self):
+        return f"{self.codec}, step {self.number}, attempt {self.attempts} of the session with seed {self.seed}"
+
+    # ---- Worlds and steps
+
+    def expect_same(self, got, expected, what):
+        got, expected = (np.ascontiguousarray(x).reshape(-1).view(np.uint32) for x in (got, expected))
+        assert got.shape == expected.shape, (what, got.shape, expected.shape)
+        if wrong := int(np.unpackbits((got ^ expected).view(np.uint8)).sum()):
+            self.totals["wrong"] += wrong
+            print(f"WRONG: {wrong} bits: {what}, {self.where()}", file=sys.stderr)
+
+    def make_world(self, rng):
+        """One of the survivors and as many new processes as are drawn."""
+        size = int(rng.integers(LEAST, MOST + 1))
+        if self.over == "hierarchical":
+            size = 4 if size <= 4 and len(self.members) <= 4 else 6
+        while len(self.members) < size:
+            self.members[self.next_id] = self.member(self.next_id, self.seed, self.codec)
+            self.next_id += 1
+            self.totals["joins"] += 1
+        self.order = order = [int(i) for i in rng.permutation(list(self.members))]
+        handed_on = rng.random() < 0.7  # the reducers' errors of all survivors, to all; otherwise each has its own
+        if handed_on:
+            union = np.zeros(N, f32)
+            for member in self.members.values():
+                union[member.places] = member.server[member.places]
+            for member in self.members.values():
+                member.server, member.places = union, np.arange(N)
+        self.draw_faults(rng, order, 0.2, ["kill", "kill", *self.stops, "leave", "stranger"])
+        doomed, strangers = self.of_kind("kill", "stop"), self.of_kind("stranger")
+        ends = self.connections(rng)
+        for rank, i in enumerate(order):
+            given = [end for end in ends[rank] if end]
+            member = self.members[i]
+            server = member.server if handed_on else None
+            message = ("world", rank, len(order), server, i in strangers, self.for_rank(i))
+            member.link.send(message, [end.fileno() for end in given])
+            for end in given:
+                end.close()
+        answers = self.collect(order, doomed)
+        statuses = {status for status, _ in answers.values()}
+        self.ours = max([0, *(ours for _, ours in answers.values())])
+        lost = doomed | self.of_kind("leave") | strangers
+        expected = {None} if not lost else {INVALID_ARGUMENT} if lost == strangers else {None, COMM, INVALID_ARGUMENT}
+        if lost == strangers and len(strangers) == len(order):
+            expected = {None}  # all of them agree
+        assert statuses <= expected, (statuses, self.faults)
+        if lost:
+            self.close(made=False)
+            return
+        self.models = []
+        for rank, i in enumerate(order):
+            model = model_of(**CODECS[self.codec], segments=SEGMENTS, error="float32", nonfinite=TRANSACTIONAL,
+                             n_chunks=len(order), server=rank)  # fmt: skip
+            worker = self.members[i].worker
+            model.take_errors(0, worker if "sum" in self.codec else one_of(worker[None], model))
+            model.take_errors(1, self.members[i].server[model.shard_places()])
+            self.models.append(model)
+
+    def connections(self, rng):
+        """The ends of sockets between every two, by rank; threads are given what they make a communicator of."""
+        size = len(self.order)
+        ends = [[None] * size for _ in self.order]
+        if self.over == "sockets":
+            for one in range(size):
+                for other in range(one):
+                    ends[one][other], ends[other][one] = socket.socketpair()
+            return ends
+        group = self.members[self.order[0]].rank.library.group
+        if self.over == "group":
+            parts = [(comm,) for comm in group(size)]
+        else:
+            nodes = 2 if size == 4 else int(rng.choice([2, 3]))
+            places = size // nodes
+            intra, inter = [group(places) for _ in range(nodes)], [group(nodes) for _ in range(places)]
+            parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
+        for i, given in zip(self.order, parts):
+            self.members[i].rank.given = given
+        return ends
+
+    def take_step(self, rng):
+        self.draw_faults(rng, self.order, 0.35, ["kill", "kill", *self.stops, "leave", "blind", "blind"])
+        doomed = self.of_kind("kill", "stop", "blind")
+        # Whether a step counts that has ended on all survivors although one is gone: by the seed, not by who is faster.
+        keep = rng.random() < 0.5 and self.over == "sockets" and not self.of_kind("blind")
+        for i in self.order:
+            self.members[i].link.send(("step", self.number, self.for_rank(i)))
+        for i in self.of_kind("blind"):
+            self.timers.append((time.monotonic() + self.faults[i][3] / 4, i, signal.SIGKILL))
+        answers = self.collect(self.order, doomed)
+        lost = doomed | self.of_kind("leave")
+        good = all(status is None for status, _, _ in answers.values())
+        assert good or lost, (answers, self.faults)
+
+        given = [gradients(self.seed, i, self.number) for i in self.order]
+        payloads = [model.encode(g) for model, g in zip(self.models, given)]
+        for i, (status, sent, _) in answers.items():
+            assert status in (None, COMM), status
+            # A step that is taken again sends the same bytes: the model's.
+            if sent is not None and sent != zlib.crc32(payloads[self.order.index(i)]):
+                self.totals["wrong"] += 1
+                print(f"WRONG: the payload of {i}, {self.where()}", file=sys.stderr)
+        if good and answers and (keep or not lost):
+            chunks = [p.reshape(model.n_chunks, model.stride) for p, model in zip(payloads, self.models)]
+            reduced = [model.reduce(np.stack([c[k] for c in chunks])) for k, model in enumerate(self.models)]
+            expected = np.concatenate(self.models[0].decode(np.concatenate(reduced), "float32"))
+            for i, (_, _, values) in answers.items():
+                self.expect_same(np.concatenate(values), expected, f"the result of {i}")
+            for model in self.models:
+                model.commit()
+            for i, (worker, server) in self.ask(("commit",), list(answers)).items():
+                self.expect_errors(i, worker, server)
+            self.number += 1
+            self.totals["steps"] += 1
+            if not lost and self.died is not None:
+                self.totals["longest"] = max(self.totals["longest"], time.monotonic() - self.died)
+                self.totals["ours"] = max(self.totals["ours"], self.ours)
+                self.died = None
+        else:
+            for model in self.models:
+                model.commit(True)
+        if lost or rng.random() < 0.05:  # or some are to join
+            self.close(made=True)
+
+    def expect_errors(self, i, worker, server):
+        model = self.models[self.order.index(i)]
+        self.expect_same(worker, model.errors(0), f"the worker's errors of {i}")
+        self.expect_same(server, model.errors(1), f"the reducer's errors of {i}")
+
+    def close(self, made):
+        """Ends the world on all that are left; who wanted to leave does."""
+        places = {i: self.models[rank].shard_places() if made else None for rank, i in enumerate(self.order)}
+        answers = self.ask(lambda i: ("close", made, places[i]), list(self.members))
+        for i, (worker, server, descriptors, threads) in answers.items():
+            member = self.members[i]
+            if made:
+                self.expect_errors(i, worker, server)
+                model = self.models[self.order.index(i)]
+                member.worker, member.server, member.places = model.errors(0), np.zeros(N, f32), places[i]
+                member.server[places[i]] = model.errors(1)
+            self.totals["descriptors"] += max(0, descriptors)
+            self.totals["threads"] += max(0, threads)
+        self.models = None
+        for i in self.of_kind("leave", "stranger") & self.members.keys():
+            self.end(i)
+
+    def end(self, i):
+        member = self.members.pop(i)
+        member.link.send(("end",))
+        assert member.gone() == 0
+
+    def run(self, steps, until):
+        while self.number < steps and time.monotonic() < until:
+            rng = np.random.default_rng([self.seed, self.attempts])
+            self.attempts += 1
+            if self.models is None:
+                self.make_world(rng)
+            else:
+                self.take_step(rng)
+        self.faults = {}
+        if self.models:
+            self.close(made=True)
+        for i in list(self.members):
+            self.end(i)
+
+
+def count(what, most=None):
+    """Descriptors or threads of this process; with `most`, once there are not more, or after 10 seconds: a thread that
+    has been joined is still on its way out."""
+    end = time.monotonic() + 10
+    while True:
+        found = len(os.listdir(f"/proc/self/{what}"))
+        if most is None or found <= most or time.monotonic() > end:
+            return found
+        os.sched_yield()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--over", choices=TRANSPORTS, help="one of the transports; otherwise all of them in turn")
+    parser.add_argument("--minutes", type=float, help="how long")
+    parser.add_argument("--steps", type=int, help="how many steps")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    steps = given.steps or (1 << 62 if given.minutes else 100)
+    until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
+    numbers = dict.fromkeys(["steps", "deaths", "joins", "hangs", "wrong", "descriptors", "threads"], 0)
+    all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in ([given.over] if given.over else TRANSPORTS)}
+    failure, session, names = None, 0, list(CODECS)
+    try:
+        while (left := steps - sum(totals["steps"] for totals in all_totals.values())) > 0 and time.monotonic() < until:
+            over = list(all_totals)[session // len(names) % len(all_totals)]
+            totals, descriptors, threads = all_totals[over], count("fd"), count("task")
+            of_session = Session(1000 * given.seed + session, names[session % len(names)], over, totals)
+            of_session.run(min(STEPS, left), until)
+            totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
+            totals["threads"] += max(0, count("task", threads) - threads)
+            session += 1
+    except SystemExit as ended:
+        failure = str(ended)
+    for over, totals in all_totals.items():
+        print("{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits, {descriptors} "
+              "descriptors and {threads} threads leaked; from a death to the next good step at most {longest:.3f} s, "
+              "of which the library computes {ours:.4f} s; seed {seed}"
+              .format(over=over, seed=given.seed, **totals))  # fmt: skip
+    if failure or any(t[name] for t in all_totals.values() for name in ("hangs", "wrong", "descriptors", "threads")):
+        for member in of_session.members.values():
+            member.signal(signal.SIGKILL)
+        raise SystemExit(failure or 1)
+
+
+if __name__ == "__main__":
+    main()
