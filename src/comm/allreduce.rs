@@ -1,7 +1,5 @@
 //! The handle: an all-reduce that keeps its errors, as its codec does.
 
-use std::mem::ManuallyDrop;
-
 use crate::{
     backend::Stream,
     error::{Error, Result, error},
@@ -13,7 +11,7 @@ use crate::{
 };
 
 use super::{
-    buffers::Buffers,
+    buffers::{Buffers, InExchanges},
     communicator::Communicator,
     exchange::Phases,
     peers::{buffer_bytes, peers_bytes, ranks_of},
@@ -23,7 +21,7 @@ use super::{
 pub struct AllReduce {
     communicator: Arc<Communicator>,
     shard_elements: i64,
-    parts: ManuallyDrop<Lock<Parts>>,
+    parts: InExchanges<Lock<Parts>>,
 }
 
 struct Parts {
@@ -46,7 +44,7 @@ impl AllReduce {
         }
         drop(call);
         let shard_elements = parts.codec.server_elements();
-        Ok(Self { communicator, shard_elements, parts: ManuallyDrop::new(Lock::new("handle", parts)) })
+        Ok(Self { communicator, shard_elements, parts: InExchanges::new(Lock::new("handle", parts)) })
     }
 
     /// Bytes of each rank's buffer of peer memory for such an all-reduce.
@@ -179,11 +177,7 @@ impl AllReduce {
 
 impl Drop for AllReduce {
     fn drop(&mut self) {
-        // Freeing memory of a GPU waits for what uses it.
-        if !self.communicator.may_hang() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.parts) };
-        }
+        self.parts.keep_if(self.communicator.may_hang());
     }
 }
 

@@ -1,5 +1,7 @@
 //! The memory that ranks exchange.
 
+use std::{mem::ManuallyDrop, ops::Deref};
+
 use crate::{
     backend::{Block, Queue, Stream},
     error::{Result, error},
@@ -11,6 +13,40 @@ use super::{
     exchange::{Exchange, Pattern},
     topology::{Topology, Workspace},
 };
+
+/// Has memory of a GPU that exchanges use. Freeing it waits for them, so what ends an exchange that hangs is an earlier
+/// field of the same struct, and goes first; where nothing ends it the memory is kept until the process ends.
+pub struct InExchanges<T> {
+    value: ManuallyDrop<T>,
+    may_hang: bool,
+}
+
+impl<T> InExchanges<T> {
+    pub fn new(value: T) -> Self {
+        Self { value: ManuallyDrop::new(value), may_hang: false }
+    }
+
+    pub fn keep_if(&mut self, may_hang: bool) {
+        self.may_hang = may_hang;
+    }
+}
+
+impl<T> Deref for InExchanges<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for InExchanges<T> {
+    fn drop(&mut self) {
+        if !self.may_hang {
+            // SAFETY: dropped once, here, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
 
 /// The communication buffers of one codec, which has a chunk for each rank:
 ///

@@ -1,6 +1,6 @@
 //! A communicator: the way to the other ranks, and the steps of the all-reduces over it.
 
-use std::{mem::ManuallyDrop, ptr, sync::OnceLock};
+use std::{ptr, sync::OnceLock};
 
 use crate::{
     backend::{
@@ -16,7 +16,7 @@ use crate::{
 };
 
 use super::{
-    buffers::Buffers,
+    buffers::{Buffers, InExchanges},
     callbacks::{self, Callbacks},
     exchange::{Pattern, Phases},
     group::Member,
@@ -36,7 +36,7 @@ use super::{
 pub struct Communicator {
     topology: Topology,
     /// For calls whose errors are the caller's: the last one is in use, those before it are outgrown.
-    scratches: ManuallyDrop<Lock<Vec<Scratch>>>,
+    scratches: InExchanges<Lock<Vec<Scratch>>>,
     failures: Failures,
     /// Where GPUs write that something was corrupt: a uint32, not 0 then.
     report: OnceLock<Pinned>,
@@ -50,7 +50,7 @@ pub struct Call<'a> {
 
 impl Communicator {
     fn new(topology: Topology) -> Self {
-        let scratches = ManuallyDrop::new(Lock::new("communicator", Vec::new()));
+        let scratches = InExchanges::new(Lock::new("communicator", Vec::new()));
         Self { topology, scratches, failures: Failures::default(), report: OnceLock::new() }
     }
 
@@ -365,10 +365,7 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // Freeing memory of a GPU waits for what uses it.
-        if !self.may_hang() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.scratches) };
-        }
+        let may_hang = self.may_hang();
+        self.scratches.keep_if(may_hang);
     }
 }

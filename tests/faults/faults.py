@@ -70,6 +70,11 @@ fault("ranks of another policy get a handle", "refusal lost", "src/comm/allreduc
       "rules.scale as u8, rules.policy as u8", "rules.scale as u8, rules.policy as u8 & 0",
       python("test_comm", "ranks_with_other_options", fakes=False))
 
+fault("memory is freed before what may use it is aborted", "a lost rank", "src/comm/allreduce.rs",
+      "communicator: Arc<Communicator>,\n    shard_elements: i64,\n    parts: InExchanges<Lock<Parts>>,",
+      "parts: InExchanges<Lock<Parts>>,\n    shard_elements: i64,\n    communicator: Arc<Communicator>,",
+      python("test_nccl", "a_communicator_is_aborted_before_memory_is_freed"))
+
 # ---- One exchange
 
 PLAN = "src/plan/codec.rs"

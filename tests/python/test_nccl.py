@@ -452,6 +452,30 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nc
 """)
 
 
+def test_a_communicator_is_aborted_before_memory_is_freed_that_its_kernels_may_use():
+    """cuMemFree waits for a kernel of NCCL's that waits for a lost rank."""
+    run_ranks("""
+nccl, world = library(), Own(2)
+made = [POINTER(AllReduce)() for _ in range(2)]
+def make(rank):
+    call("gc_comm_reserve", world.comms[rank], DLDevice(CUDA, rank), 100)
+    what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, rank), n_elements=100)
+    call("gc_allreduce_create", world.comms[rank], byref(what), byref(made[rank]))
+world.each(make)
+freed = []
+seen = ctypes.CFUNCTYPE(None)(lambda: freed.append(fake.fake_frees()))
+nccl.fake_nccl_at_abort(seen)
+nccl.fake_nccl_async_error(6)
+for rank in range(2):
+    lib.gc_comm_free(world.comms[rank])
+    assert len(freed) == rank
+    now = fake.fake_frees()
+    lib.gc_allreduce_free(made[rank])
+    assert freed[rank] == now < fake.fake_frees(), (freed, now)
+assert nccl.fake_nccl_aborted() == 2
+""")
+
+
 def test_after_a_failed_exchange_a_communicator_of_its_own_is_aborted():
     run_ranks("""
 with Own(2) as world:

@@ -64,6 +64,7 @@ static __thread char last_error[1024]; /* of NCCL there is one, in which ranks t
 static atomic_int communicators, destroyed, aborted, calls, async_error;
 static atomic_long fail_at = -1, fail_code; /* the call of each thread that fails */
 static atomic_long failures;                /* how often that was set */
+static void (*at_abort)(void);
 static _Atomic(const char *) failed_call = "";
 static __thread long calls_of_thread, failures_seen;
 static __thread int depth, n_ops;
@@ -351,6 +352,8 @@ Result ncclCommAbort(Comm *comm) {
         pthread_cond_wait(&moved, &mutex);
     pthread_mutex_unlock(&mutex);
     atomic_fetch_add(&aborted, 1);
+    if (at_abort)
+        at_abort();
     release(comm);
     return SUCCESS;
 }
@@ -507,6 +510,7 @@ Result ncclAllGather(const void *send, void *recv, size_t count, int type, Comm 
 int fake_nccl_calls(void) { return atomic_load(&calls); }
 int fake_nccl_communicators(void) { return atomic_load(&communicators); } /* that are there */
 int fake_nccl_destroyed(void) { return atomic_load(&destroyed); }
+void fake_nccl_at_abort(void (*called)(void)) { at_abort = called; }
 int fake_nccl_aborted(void) { return atomic_load(&aborted); }
 int fake_nccl_depth(void) { return depth; } /* of groups of this thread */
 /* In each thread, the call after the next `calls` answers `code`. */
