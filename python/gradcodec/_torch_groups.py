@@ -157,7 +157,8 @@ class Group:
     def take_peers(self, transport: str) -> None:
         """Handles go over peer memory from now on, where `transport` is "peers", or where it is "auto" and every rank
         reaches the memory of all others. Every rank calls this."""
-        if transport == "auto" and (self.device.type != "cuda" or self.size > MOST_PEERS):
+        could = transport == "auto" and self.device.type == "cuda" and self.size <= MOST_PEERS
+        if transport != "peers" and not could:
             return
         known, key = kept(self.group).peers, (self.device, self.timeout)
         if known.get(key) is None and (transport == "peers" or key not in known):

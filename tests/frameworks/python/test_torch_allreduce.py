@@ -128,6 +128,9 @@ def peer_memory_has_room_for_the_largest_handle():
     _torch_groups.FIRST_ROOM = 1 << 16
     try:
         group, again = (_torch_groups.Group(dist.group.WORLD, device, timeout=30) for _ in range(2))
+        for transport in "gloo", "nccl":
+            group.take_peers(transport)
+            assert group.peers is None and not opened
         group.take_peers("peers")
         again.take_peers("peers")
         assert opened == [(1 << 16, 30_000)] and again.peers is group.peers

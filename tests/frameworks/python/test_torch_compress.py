@@ -82,7 +82,7 @@ def copied(state):
 
 def same(one, other):
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+        return torch.equal(one.cpu(), other.cpu())
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
@@ -91,20 +91,21 @@ def same(one, other):
 
 
 def of_all(state):
+    """The tensors are on the devices of their ranks."""
     states = [None] * dist.get_world_size()
     dist.all_gather_object(states, state)
     return states
 
 
 def carried(states):
-    """What is still to be sent: the mean of workers' errors and the reducers', by parameter."""
-    total = [torch.zeros(torch.Size(shape).numel()) for shape in SHAPES]
+    """What is still to be sent: the mean of workers' errors and the reducers', by parameter. On the CPU."""
+    total = [torch.zeros(torch.Size(shape).numel(), device="cpu") for shape in SHAPES]
     for state in states:
         for k, errors in enumerate(total):
             if f"weights.{k}" in state["worker"]:  # what travels as it is has none
-                errors += state["worker"][f"weights.{k}"] / len(states)
+                errors += state["worker"][f"weights.{k}"].cpu() / len(states)
             for first, part in state["server"].get(f"weights.{k}", []):
-                errors[first : first + part.numel()] += part
+                errors[first : first + part.numel()] += part.cpu()
     return total
 
 
@@ -135,7 +136,7 @@ def nothing_is_lost_when_buckets_are_arranged_anew(codec):
         arrangements.add(tuple(bucket.names for bucket in compression._buckets.values()))
     assert len(arrangements) > 1
     for one, other, left in zip(given, received, carried(of_all(compression.state_dict()))):
-        torch.testing.assert_close(other + left.view_as(other), one, rtol=0, atol=tolerance(codec))
+        torch.testing.assert_close(other.cpu() + left.view_as(other), one.cpu(), rtol=0, atol=tolerance(codec))
     assert max(left.abs().max() for left in carried(of_all(compression.state_dict()))) > 0.005
 
 
@@ -212,7 +213,7 @@ def what_is_saved_goes_on(codec):
     zeros = backward(other, [torch.zeros(shape) for shape in SHAPES])
     left, total = carried(of_all(again.state_dict())), carried(of_all(state))
     for sent, now, then in zip(zeros, left, total):
-        torch.testing.assert_close(sent.view(-1) + now, then, rtol=0, atol=tolerance(codec))
+        torch.testing.assert_close(sent.view(-1).cpu() + now, then, rtol=0, atol=tolerance(codec))
 
 
 def the_errors_of_another_world_are_taken(codec):
@@ -225,7 +226,7 @@ def the_errors_of_another_world_are_taken(codec):
     compression.load_state_dict(three[::-1])
     sent = backward(model, [torch.zeros(shape) for shape in SHAPES])
     for one, now, then in zip(sent, carried(of_all(compression.state_dict())), total):
-        torch.testing.assert_close(one.view(-1) + now, then, rtol=0, atol=tolerance(codec))
+        torch.testing.assert_close(one.view(-1).cpu() + now, then, rtol=0, atol=tolerance(codec))
 
 
 def passes_without_synchronization_only_add_up():
@@ -249,7 +250,7 @@ def what_arrived_is_clipped_alike_on_all_ranks(codec):
         backward(model, mine(step))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         clipped = [weight.grad for weight in model.module.weights]
-        assert norm > 0.5 and torch.stack([one.norm() for one in clipped]).norm() == pytest.approx(0.5, rel=1e-3)
+        assert norm > 0.5 and torch.stack([one.norm() for one in clipped]).norm().item() == pytest.approx(0.5, rel=1e-3)
         own = [norm, *clipped]
         assert all(same(other, own) for other in of_all(own))
 

@@ -41,10 +41,17 @@ def sharded(dtype=torch.float32, factor=None, shapes=SHAPES):
     return model
 
 
+def whole(tensor):
+    """As objects: full_tensor() of PyTorch 2.11 crashes over gloo if tensors are on a GPU."""
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, tensor.to_local().cpu())
+    return torch.cat(parts).to(tensor.device)
+
+
 def backward(model, gradients):
     model.zero_grad()
     model(gradients).backward()
-    return [weight.grad.full_tensor() for weight in model.parameters()]
+    return [whole(weight.grad) for weight in model.parameters()]
 
 
 def of_one_magnitude(step):
