@@ -3,8 +3,8 @@
 //! From below, each of the files uses only those before it:
 //!
 //! - `exchange`: the two exchanges that there are. `record`: what ranks tell each other when something is created;
-//! - `callbacks` of the caller, `group` for ranks that are threads of one process, `nccl`, and `peers` for ranks that reach
-//!   each other's memory (`rendezvous` where they share a GPU) make exchanges; `transport` is any of them, `link` one with
+//! - `callbacks` of the caller, `group` for ranks that are threads of one process, `nccl` (by `nccl_library`), and `peers` for ranks
+//!   that reach each other's memory (`rendezvous` where they share a GPU) make exchanges; `transport` is any of them, `link` one with
 //!   its rank and world;
 //! - `hierarchical`: two links as one, among the ranks of a node and between nodes; `topology`: that, or one link;
 //! - `peers_setup`, `hierarchical_setup`: how ranks find each other over another communicator;
@@ -21,6 +21,7 @@ mod hierarchical;
 mod hierarchical_setup;
 mod link;
 mod nccl;
+mod nccl_library;
 mod peers;
 mod peers_setup;
 mod plain;

@@ -189,7 +189,7 @@ fault("two ranks may have one number", "ranks that disagree", "src/comm/record.r
 fault("nodes may have different numbers of ranks", "ranks that disagree", "src/comm/hierarchical_setup.rs",
       "sizes.find(|&(_, other)| other != ranks)", "sizes.find(|&(_, other)| other > ranks + 99)",
       python("test_hierarchical", "different_numbers", fakes=False, limit=60))
-fault("NCCL is polled without end", "lost rank", "src/comm/nccl.rs",
+fault("NCCL is polled without end", "lost rank", "src/comm/nccl_library.rs",
       "if begin.elapsed() >= timeout {", "if false {", python("test_nccl", "waited_for_so_long", limit=60))
 fault("a communicator of NCCL's that failed is destroyed", "lost rank", "src/comm/nccl.rs",
       "unsafe { if broken {", "unsafe { if broken && false {", python("test_nccl", "aborted"))
