@@ -1015,6 +1015,67 @@ def peer_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
+
+
+def of_codec_ways(results, dtype, way):
+    """Codec by size: us, and times NCCL, called in the same way; from Python beside a call of NCCL's from C."""
+    rows = [{**row, "seconds": {name: slowest(of) for name, of in row["samples"].items()}} for row in results["codecs"]]
+    rows = [row for row in rows if row["seconds"]]
+    ending = f" {dtype} {way}"
+    nccl = f"nccl {dtype} {'C' if way == 'Python' else way}"
+    names = dict.fromkeys(n[: -len(ending)] for row in rows for n in row["seconds"] if n.endswith(ending) and n != nccl)
+    if not names:
+        return None
+    lines, least = [], dict.fromkeys(names)
+    for row in rows:
+        cells = []
+        for name in names:
+            seconds, times = median(row, name + ending), ratio(row, name + ending, nccl)
+            cells.append(f"{microseconds(seconds)}{f' ({number(times)})' if times else ''}" if seconds else "-")
+            if times is not None:
+                least[name] = (least[name] or row["elements"]) if times >= 1 else None
+        lines.append([count(row["elements"]), microseconds(median(row, nccl)), *cells])
+    won = [count(of) if of else "-" for of in least.values()]
+    lines.append(["no slower from", "", *won])
+    return table([f"{dtype} {CODEC_WAYS[way]}, us", "NCCL", *names], lines)
+
+
+def of_codec_hosts(results, dtype):
+    rows = [row for row in results["codecs"] if row["host"]]
+    ending = f" {dtype} C", f" {dtype} Python"
+    names = dict.fromkeys(name for row in rows for name in row["host"] if name.endswith(ending))
+    short = [name.replace(f" {dtype}", "") for name in names]
+    lines = [[count(row["elements"]), *(microseconds(row["host"].get(name)) for name in names)] for row in rows]
+    return table([f"{dtype}, us of the host", *short], lines) if lines and names else None
+
+
+def codecs_tables(results):
+    """The section on all codecs; None if nothing of it was measured."""
+    if not any(row["samples"] for row in results.get("codecs", [])):
+        return None
+    first = results["about"]["ranks"][0]
+    nvls = "NVLS off" if first["nvls"] == "0" else "NVLS as it comes"
+    tables = [of_codec_ways(results, dtype, way) for dtype in ("float32", "bfloat16") for way in CODEC_WAYS]
+    against = paragraph(
+        "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once.",
+    )
+    parts = [
+        against if results["about"].get("against") else None,
+        paragraph(
+            f"Every codec over peer memory on {results['about']['world']} GPUs, {first['card']}, beside ncclAllReduce of",
+            f"NCCL {first['nccl']} ({nvls}), which sums: us a call, in brackets times as fast as NCCL. The slowest rank of",
+            "each round, medians. A prepared list of arguments, which ctypes hands over, stands for C. From Python: the",
+            "package's AllReduce.run() on tensors of torch, beside NCCL from C. \"errors\": kept, in the gradient's dtype,",
+            "as onebit does. The last line: the least size from which on no size is slower than NCCL.",
+        ),
+        *tables,
+        paragraph("What a call takes of the host that only enqueues it: the least of three loops, the slowest rank."),
+        *(of_codec_hosts(results, dtype) for dtype in ("float32", "bfloat16")),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
 def of_stages(results):
     lines = []
     for row in as_rows(results):
@@ -1142,6 +1203,8 @@ def main():
             if peers := peer_tables(results):
                 part = f"## Several GPUs, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
+            if codecs := codecs_tables(results):
+                page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{codecs}")
             options.page.write_text(page)
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)

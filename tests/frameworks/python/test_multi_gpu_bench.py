@@ -23,6 +23,10 @@ RANKS = 2
 ALL = {"handle float32", "handle bfloat16", "nccl float32", "nccl bfloat16", "plain float32", "deepspeed"}
 
 
+BLOCKS = ["bf16", "mxfp8", "int8", "int4", "mxfp4"]
+EVERY = [*BLOCKS, "int8 errors", "int4 errors", "onebit", "int8 over NCCL"]
+
+
 def rehearse(output, *more, program=ROOT / "bench/multi_gpu.py"):
     command = [sys.executable, str(program), "--device", "cpu", "--ranks", str(RANKS)]
     command += ["--library", os.environ["GRADCODEC_LIBRARY"], "--output", str(output), *more]
@@ -52,6 +56,15 @@ def test_a_rehearsal_measures_every_contender_on_every_rank(rehearsed, tmp_path)
         assert {len(samples) for of_ranks in row["samples"].values() for samples in of_ranks} == {3}
         assert all(len(of_ranks) == RANKS for of_ranks in row["samples"].values())
         assert set(row["stages"]) == {"float32", "bfloat16"}
+
+    names = {*EVERY, "nccl"}
+    assert len(results["codecs"]) == 2
+    for row in results["codecs"]:
+        of_dtypes = {f"{name} {dtype}" for name in names for dtype in ("float32", "bfloat16")}
+        expected = {f"{of} {way}" for of in of_dtypes for way in ("C", "Python") if way == "C" or "nccl" not in of}
+        assert set(row["samples"]) == set(row["host"]) == expected and not row["failures"]
+        assert all(len(of_ranks) == RANKS for of_ranks in row["samples"].values())
+    assert "| int8 errors |" in done.stdout and "| bfloat16 from Python, us |" in done.stdout
 
     page = tmp_path / "page.md"
     report = [sys.executable, str(ROOT / "bench/report.py"), str(output), "--page", str(page)]
