@@ -150,10 +150,11 @@ def main():
     options.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
     options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
-    options.add_argument("--seconds", type=float, default=330, help="no size is begun after so many")
+    options.add_argument("--seconds", type=float, help="no size is begun after so many: 330, or 100 with --quick")
     default = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/multi_gpu.json")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
     options = options.parse_args()
+    options.seconds = (100 if options.quick else 330) if options.seconds is None else options.seconds
     begin, on = time.monotonic(), options.device
     world = cards() if on == "cuda" else options.ranks
     if not world:

@@ -1015,6 +1015,7 @@ def peer_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+CODECS_IMAGE = "![How many times as fast as NCCL, by codec and size](performance-codecs.svg)"
 CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
 
 
@@ -1043,11 +1044,13 @@ def of_codec_ways(results, dtype, way):
 
 def of_codec_hosts(results, dtype):
     rows = [row for row in results["codecs"] if row["host"]]
-    ending = f" {dtype} C", f" {dtype} Python"
-    names = dict.fromkeys(name for row in rows for name in row["host"] if name.endswith(ending))
-    short = [name.replace(f" {dtype}", "") for name in names]
-    lines = [[count(row["elements"]), *(microseconds(row["host"].get(name)) for name in names)] for row in rows]
-    return table([f"{dtype}, us of the host", *short], lines) if lines and names else None
+    names = dict.fromkeys(name for row in rows for name in row["host"] if f" {dtype} " in name)
+    lines = []
+    for name in names:
+        who, way = name.split(f" {dtype} ")
+        lines.append([who, CODEC_WAYS[way], *(microseconds(row["host"].get(name)) for row in rows)])
+    sizes = [count(row["elements"]) for row in rows]
+    return table([f"{dtype}, us of the host", "called", *sizes], lines) if lines else None
 
 
 def codecs_tables(results):
@@ -1072,6 +1075,41 @@ def codecs_tables(results):
         *tables,
         paragraph("What a call takes of the host that only enqueues it: the least of three loops, the slowest rank."),
         *(of_codec_hosts(results, dtype) for dtype in ("float32", "bfloat16")),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def training_tables(results):
+    """Step times, what of them the exchange adds, and bytes, of bench/training_step.py."""
+    about, lines = results["about"], []
+    for row in results["rows"]:
+        of = f"{row['model']}, {row['dtype']}"
+        if "failed" in row:
+            lines.append([of, "FAILED: " + row["failed"], *[""] * 5])
+            continue
+        row = {**row, "seconds": {name: slowest(found) for name, found in row["samples"].items()}}
+        alone = median(row, "no exchange")
+        for name in row["seconds"]:
+            took, times = median(row, name), ratio(row, name, "NCCL")
+            spread = f"{milliseconds(min(row['seconds'][name]))} to {milliseconds(max(row['seconds'][name]))}"
+            cells = [milliseconds(took), spread, milliseconds(max(0, took - alone)), number(row["bytes"][name] / 1e6)]
+            lines.append([of, name, *cells, number(times)])
+    found = next((row for row in results["rows"] if "weights" in row), {"card": "unknown", "torch": "unknown"})
+    weights = ", ".join(
+        f"{row['model']}: {row['weights'] / 1e6:.1f} million weights, {row['task']['layers']} layers of {row['task']['width']}"
+        for row in results["rows"] if row["dtype"] == "float32" and "weights" in row
+    )  # fmt: skip
+    parts = [
+        "A REHEARSAL, over gloo on the CPU: no figure here says anything of GPUs." if about["rehearsal"] else None,
+        paragraph(
+            f"A training step of the transformer of bench/accuracy.py ({weights}) on {about['world']} GPUs, {found['card']},",
+            f"{about['batch']} sequences each, with DistributedDataParallel of torch {found['torch']}, whose exchange runs beside",
+            "the backward pass: its own over NCCL without NVLS, and gradcodec.torch.compress() by codec and transport; int4",
+            "keeps errors in float32. ms a step: the median of turns, each that of the slowest rank; from the fastest to the",
+            "slowest turn; what the exchange adds to the same step without one; MB that a rank sends in a step, NCCL's as a",
+            f"ring has it; times as fast as NCCL. Commit {about['commit']}, {about['date']}.",
+        ),
+        table(["model, gradients", "exchange", "ms", "from, to", "added", "MB sent", "times NCCL"], lines),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -1181,7 +1219,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = (
         "cpu.json", "cpu_codec.json", "cpu_copy.json", "gpu.json", "gpu_copy.json", "gpu_codec.json", "gpu_kernels.json",
-        "multi_gpu.json",
+        "multi_gpu.json", "training_step.json",
     )  # fmt: skip
     there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
@@ -1204,8 +1242,13 @@ def main():
                 part = f"## Several GPUs, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
             if codecs := codecs_tables(results):
-                page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{codecs}")
+                page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{CODECS_IMAGE}\n\n{codecs}")
             options.page.write_text(page)
+        elif results["about"].get("of") == "training step":
+            if results["about"]["rehearsal"]:
+                print(f"{path}: a rehearsal, of which the page has nothing")
+                continue
+            options.page.write_text(insert(page, "training step", f"## A training step\n\n{training_tables(results)}"))
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"
