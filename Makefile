@@ -463,7 +463,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: accuracy bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures real-link gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
+.PHONY: accuracy bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures one-exchange real-link training-step gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -492,6 +492,16 @@ accuracy: $(LIBRARY) $(VENV)-peers/ready
 ## A training step over links of 1, 2.5 and 10 Gbit/s, plain and by codec (needs `make peers`): build/bench/real_link.json.
 real-link: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/real_link.py --library $(LIBRARY) $(BENCH)
+
+## A training step on all GPUs, by codec and transport, with python3 as for gpu-test: build/bench/training_step.json.
+training-step: private ON = $(if $(DEVICE),--device $(DEVICE))
+training-step: $(LIBRARY)
+	$(PYTHON) bench/training_step.py --library $(LIBRARY) $(ON) $(BENCH)
+
+## Two libraries that always exchange once, and twice, for bench/multi_gpu.py --against: build/one-exchange/*.so.
+one-exchange:
+	$(needs_cargo)
+	sh bench/one_exchange.sh
 
 ## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
 bench-report: $(VENV)/plot

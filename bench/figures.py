@@ -302,6 +302,28 @@ def all_reduces(name, marker, contenders, suptitle):
     save(figure, name)
 
 
+def codecs(name):
+    """Times NCCL in a graph against sizes; the numbers stand in brackets behind the microseconds."""
+    plt = pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
+    colors = {"int4": OURS, "int8": SECOND, "mxfp8": "#17804e", "bf16": THIRD, "onebit": OTHER}
+    for panel, dtype in zip(panels, ("float32", "bfloat16")):
+        header, rows = the_table(part("all codecs"), f"{dtype} in a graph, us")
+        sizes = {size(row[0]): row for row in rows if size(row[0])}
+        for who, color in colors.items():
+            place = header.index(who)
+            times = {n: float(row[place].split("(")[1].strip(")")) for n, row in sizes.items() if "(" in row[place]}
+            panel.plot(times.keys(), times.values(), color=color, marker="o", markersize=3, label=who)
+        panel.set_xscale("log", base=2)
+        panel.axhline(1, color="0.3", linewidth=1)
+        panel.set_title(f"All-reduce of {dtype}, in a graph", loc="left")
+        panel.grid(alpha=0.25)
+        sizes_axis(panel, [n for n in sizes if n != FULL])
+    panels[0].legend(frameon=False)
+    panels[0].set_ylabel("times as fast as NCCL\n(higher is better)")
+    save(figure, name)
+
+
 def demo_curves(log):
     """{mode: ([million bytes], [per cent])} of what the demo printed."""
     curves, steps = {}, {}
@@ -364,6 +386,8 @@ def main():
     peers = {"GradCodec over peer memory": ("peers", 0, OURS, "-"), "GradCodec, in a graph": ("in a graph", 0, OURS, "--")}
     nccl = {"NCCL": ("NCCL", 0, OTHER, "-"), "NCCL, in a graph": ("in a graph", 2, OTHER, "--")}
     all_reduces("performance-peers.svg", "peer memory", {**peers, **nccl}, "Two NVIDIA H200 on NVLink, over memory that both GPUs reach; NCCL 2.28 without NVLS")
+    if "<!-- all codecs -->" in (DOCS / "PERFORMANCE.md").read_text():
+        codecs("performance-codecs.svg")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ GPU, or --device cpu, this is a rehearsal.
 import argparse
 import ctypes
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -24,11 +25,18 @@ import report
 from cpu import ROOT, commit
 
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("multi_gpu", "python")]
+sys.path.append(str(ROOT / "python"))
 
 LARGE = report.LARGE
 # What matters most comes first, for a run that has to end early.
 SIZES = [LARGE, *(2**k for k in (20, 22, 24, 26, 28, 10, 12, 14, 16, 18, 30))]
 QUICK_SIZES = [LARGE, 2**20, 2**24, 2**12]
+# Of the codecs, first those with a number to reach. There all have all ways; elsewhere few are called from Python.
+AIMED = [LARGE, 2**24, 2**22, 2**20, 2**16]
+CODEC_SIZES = [*AIMED, *(2**k for k in (10, 12, 14, 18, 26, 28, 30))]
+# Payloads of two ranks together pass 2^20 bytes between these, in every codec.
+EXCHANGE_SIZES = [2**k for k in (14, 16, 17, 18, 19, 20, 21, 22)]
+PARTS = "codecs", "onebit"
 STAGE_SIZES = [LARGE, 2**24, 2**20]
 ROUNDS, QUICK_ROUNDS = 21, 7
 REHEARSAL_SIZES, REHEARSAL_ROUNDS = [2**10, 2**12 + 8], 3
@@ -113,16 +121,40 @@ def row(bench, rank, on, elements, rounds, with_stages):
     return row
 
 
+def codecs_row(bench, on, elements, rounds, paths, most, has_all):
+    import multi_gpu_codecs as codecs
+
+    failures = {}
+    row = {"kind": "all codecs", "elements": elements, "failures": failures, "samples": {}, "host": {}}
+    for dtype in "float32", "bfloat16":
+        given = on, elements, rounds, dtype, paths, most, has_all, bench.left_out
+        of_ranks = bench.call(failures, codecs.measure, *given, attempts=ATTEMPTS)
+        if of_ranks is None:
+            row["failed"] = "see its failures"
+            continue
+        first = of_ranks[0]
+        if "left out" in first:
+            return {**row, "left out": first["left out"]}
+        failures |= first["failures"]
+        row["calls"] = first["calls"]
+        row["samples"] |= {name: [of_rank["seconds"][name] for of_rank in of_ranks] for name in first["seconds"]}
+        row["host"] |= {name: max(of_rank["host"][name] for of_rank in of_ranks) for name in first["host"]}
+    return row
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
+    options.add_argument("--against", metavar="FILE", help="another libgradcodec.so: one exchange beside two, and no more")
+    options.add_argument("--only", choices=PARTS, help="of all codecs, or of one bit beside DeepSpeed's chain")
     options.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
     options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
-    options.add_argument("--seconds", type=float, default=330, help="no size is begun after so many")
+    options.add_argument("--seconds", type=float, help="no size is begun after so many: 330, or 100 with --quick")
     default = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/multi_gpu.json")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
     options = options.parse_args()
+    options.seconds = (100 if options.quick else 330) if options.seconds is None else options.seconds
     begin, on = time.monotonic(), options.device
     world = cards() if on == "cuda" else options.ranks
     if not world:
@@ -135,10 +167,12 @@ def main():
 
     if on == "cpu":
         sizes, stage_sizes, rounds = REHEARSAL_SIZES, REHEARSAL_SIZES, REHEARSAL_ROUNDS
+        codec_sizes = REHEARSAL_SIZES
         print(f"no card: a rehearsal with {world} ranks, which exchange through pipes")
     else:
         sizes, stage_sizes = QUICK_SIZES if options.quick else SIZES, STAGE_SIZES
         rounds = QUICK_ROUNDS if options.quick else ROUNDS
+        codec_sizes = EXCHANGE_SIZES if options.against else AIMED if options.quick else CODEC_SIZES
         print(f"{world} card(s), a rank each{': a rehearsal, for nothing is exchanged' if world == 1 else ''}")
 
     bench, results = Bench(world), {"failed": {}}
@@ -165,15 +199,29 @@ def main():
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
         "quick": options.quick,
+        "against": bool(options.against),
     }
-    results["sizes"], results["not begun"] = [], {"seconds": options.seconds, "elements": []}
-    for elements in sizes:
+    results["sizes"], results["codecs"] = [], []
+    results["not begun"] = {"seconds": options.seconds, "elements": []}
+    paths, most = [os.path.abspath(path) for path in (options.library, options.against) if path], max(codec_sizes)
+    parts = ["codecs"] if options.against else [options.only] if options.only else PARTS
+    # Turn about, as a run that ends early is to have something of both.
+    steps = [step for pair in itertools.zip_longest(
+        [("codecs", n) for n in codec_sizes], [("onebit", n) for n in sizes]
+    ) for step in pair if step and step[0] in parts]  # fmt: skip
+    for part, elements in steps:
         if time.monotonic() - begin > options.seconds:
-            results["not begun"]["elements"].append(elements)
+            late = results["not begun"]["elements"]
+            late += [elements] if elements not in late else []
             continue
-        results["sizes"].append(row(bench, rank, on, elements, rounds, elements in stage_sizes))
-        print(f"{report.count(elements)}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+        if part == "onebit":
+            results["sizes"].append(row(bench, rank, on, elements, rounds, elements in stage_sizes))
+        else:
+            has_all = elements in AIMED or on == "cpu"
+            results["codecs"].append(codecs_row(bench, on, elements, rounds, paths, most, has_all))
+        print(f"{part}, {report.count(elements)}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
         save()
+    results["codecs"].sort(key=lambda row: row["elements"])
     results["sizes"].sort(key=lambda row: row["elements"])
     after = bench.call(results["failed"], rank.about, on)
     results["clocks"] = {"after": [of_rank["clocks"] for of_rank in after or []]}
@@ -182,6 +230,7 @@ def main():
     print(report.multi_gpu_tables(results))
     print(report.targets() or "")
     print(report.peer_tables(results) or "")
+    print(report.codecs_tables(results) or "")
     if report.failures(results):
         raise SystemExit(1)
 

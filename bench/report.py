@@ -1015,6 +1015,105 @@ def peer_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+CODECS_IMAGE = "![How many times as fast as NCCL, by codec and size](performance-codecs.svg)"
+CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
+
+
+def of_codec_ways(results, dtype, way):
+    """Codec by size: us, and times NCCL, called in the same way; from Python beside a call of NCCL's from C."""
+    rows = [{**row, "seconds": {name: slowest(of) for name, of in row["samples"].items()}} for row in results["codecs"]]
+    rows = [row for row in rows if row["seconds"]]
+    ending = f" {dtype} {way}"
+    nccl = f"nccl {dtype} {'C' if way == 'Python' else way}"
+    names = dict.fromkeys(n[: -len(ending)] for row in rows for n in row["seconds"] if n.endswith(ending) and n != nccl)
+    if not names:
+        return None
+    lines, least = [], dict.fromkeys(names)
+    for row in rows:
+        cells = []
+        for name in names:
+            seconds, times = median(row, name + ending), ratio(row, name + ending, nccl)
+            cells.append(f"{microseconds(seconds)}{f' ({number(times)})' if times else ''}" if seconds else "-")
+            if times is not None:
+                least[name] = (least[name] or row["elements"]) if times >= 1 else None
+        lines.append([count(row["elements"]), microseconds(median(row, nccl)), *cells])
+    won = [count(of) if of else "-" for of in least.values()]
+    lines.append(["no slower from", "", *won])
+    return table([f"{dtype} {CODEC_WAYS[way]}, us", "NCCL", *names], lines)
+
+
+def of_codec_hosts(results, dtype):
+    rows = [row for row in results["codecs"] if row["host"]]
+    names = dict.fromkeys(name for row in rows for name in row["host"] if f" {dtype} " in name)
+    lines = []
+    for name in names:
+        who, way = name.split(f" {dtype} ")
+        lines.append([who, CODEC_WAYS[way], *(microseconds(row["host"].get(name)) for row in rows)])
+    sizes = [count(row["elements"]) for row in rows]
+    return table([f"{dtype}, us of the host", "called", *sizes], lines) if lines else None
+
+
+def codecs_tables(results):
+    """The section on all codecs; None if nothing of it was measured."""
+    if not any(row["samples"] for row in results.get("codecs", [])):
+        return None
+    first = results["about"]["ranks"][0]
+    nvls = "NVLS off" if first["nvls"] == "0" else "NVLS as it comes"
+    tables = [of_codec_ways(results, dtype, way) for dtype in ("float32", "bfloat16") for way in CODEC_WAYS]
+    against = paragraph(
+        "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once.",
+    )
+    parts = [
+        against if results["about"].get("against") else None,
+        paragraph(
+            f"Every codec over peer memory on {results['about']['world']} GPUs, {first['card']}, beside ncclAllReduce of",
+            f"NCCL {first['nccl']} ({nvls}), which sums: us a call, in brackets times as fast as NCCL. The slowest rank of",
+            "each round, medians. A prepared list of arguments, which ctypes hands over, stands for C. From Python: the",
+            "package's AllReduce.run() on tensors of torch, beside NCCL from C. \"errors\": kept, in the gradient's dtype,",
+            "as onebit does. The last line: the least size from which on no size is slower than NCCL.",
+        ),
+        *tables,
+        paragraph("What a call takes of the host that only enqueues it: the least of three loops, the slowest rank."),
+        *(of_codec_hosts(results, dtype) for dtype in ("float32", "bfloat16")),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def training_tables(results):
+    """Step times, what of them the exchange adds, and bytes, of bench/training_step.py."""
+    about, lines = results["about"], []
+    for row in results["rows"]:
+        of = f"{row['model']}, {row['dtype']}"
+        if "failed" in row:
+            lines.append([of, "FAILED: " + row["failed"], *[""] * 5])
+            continue
+        row = {**row, "seconds": {name: slowest(found) for name, found in row["samples"].items()}}
+        alone = median(row, "no exchange")
+        for name in row["seconds"]:
+            took, times = median(row, name), ratio(row, name, "NCCL")
+            spread = f"{milliseconds(min(row['seconds'][name]))} to {milliseconds(max(row['seconds'][name]))}"
+            cells = [milliseconds(took), spread, milliseconds(max(0, took - alone)), number(row["bytes"][name] / 1e6)]
+            lines.append([of, name, *cells, number(times)])
+    found = next((row for row in results["rows"] if "weights" in row), {"card": "unknown", "torch": "unknown"})
+    weights = ", ".join(
+        f"{row['model']}: {row['weights'] / 1e6:.1f} million weights, {row['task']['layers']} layers of {row['task']['width']}"
+        for row in results["rows"] if row["dtype"] == "float32" and "weights" in row
+    )  # fmt: skip
+    parts = [
+        "A REHEARSAL, over gloo on the CPU: no figure here says anything of GPUs." if about["rehearsal"] else None,
+        paragraph(
+            f"A training step of the transformer of bench/accuracy.py ({weights}) on {about['world']} GPUs, {found['card']},",
+            f"{about['batch']} sequences each, with DistributedDataParallel of torch {found['torch']}, whose exchange runs beside",
+            "the backward pass: its own over NCCL without NVLS, and gradcodec.torch.compress() by codec and transport; int4",
+            "keeps errors in float32. ms a step: the median of turns, each that of the slowest rank; from the fastest to the",
+            "slowest turn; what the exchange adds to the same step without one; MB that a rank sends in a step, NCCL's as a",
+            f"ring has it; times as fast as NCCL. Commit {about['commit']}, {about['date']}.",
+        ),
+        table(["model, gradients", "exchange", "ms", "from, to", "added", "MB sent", "times NCCL"], lines),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
 def of_stages(results):
     lines = []
     for row in as_rows(results):
@@ -1120,7 +1219,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = (
         "cpu.json", "cpu_codec.json", "cpu_copy.json", "gpu.json", "gpu_copy.json", "gpu_codec.json", "gpu_kernels.json",
-        "multi_gpu.json",
+        "multi_gpu.json", "training_step.json",
     )  # fmt: skip
     there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
@@ -1142,7 +1241,14 @@ def main():
             if peers := peer_tables(results):
                 part = f"## Several GPUs, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
+            if codecs := codecs_tables(results):
+                page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{CODECS_IMAGE}\n\n{codecs}")
             options.page.write_text(page)
+        elif results["about"].get("of") == "training step":
+            if results["about"]["rehearsal"]:
+                print(f"{path}: a rehearsal, of which the page has nothing")
+                continue
+            options.page.write_text(insert(page, "training step", f"## A training step\n\n{training_tables(results)}"))
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"

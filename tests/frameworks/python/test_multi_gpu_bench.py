@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,10 @@ from comms import reference  # noqa: E402
 
 RANKS = 2
 ALL = {"handle float32", "handle bfloat16", "nccl float32", "nccl bfloat16", "plain float32", "deepspeed"}
+
+
+BLOCKS = ["bf16", "mxfp8", "int8", "int4", "mxfp4"]
+EVERY = [*BLOCKS, "int8 errors", "int4 errors", "onebit", "int8 over NCCL"]
 
 
 def rehearse(output, *more, program=ROOT / "bench/multi_gpu.py"):
@@ -52,6 +57,15 @@ def test_a_rehearsal_measures_every_contender_on_every_rank(rehearsed, tmp_path)
         assert {len(samples) for of_ranks in row["samples"].values() for samples in of_ranks} == {3}
         assert all(len(of_ranks) == RANKS for of_ranks in row["samples"].values())
         assert set(row["stages"]) == {"float32", "bfloat16"}
+
+    names = {*EVERY, "nccl"}
+    assert len(results["codecs"]) == 2
+    for row in results["codecs"]:
+        of_dtypes = {f"{name} {dtype}" for name in names for dtype in ("float32", "bfloat16")}
+        expected = {f"{of} {way}" for of in of_dtypes for way in ("C", "Python") if way == "C" or "nccl" not in of}
+        assert set(row["samples"]) == set(row["host"]) == expected and not row["failures"]
+        assert all(len(of_ranks) == RANKS for of_ranks in row["samples"].values())
+    assert "| int8 errors |" in done.stdout and "| bfloat16 from Python, us |" in done.stdout
 
     page = tmp_path / "page.md"
     report = [sys.executable, str(ROOT / "bench/report.py"), str(output), "--page", str(page)]
@@ -96,7 +110,9 @@ def test_the_page_gets_a_part_that_begins_with_its_picture(rehearsed, tmp_path):
         subprocess.run([sys.executable, str(ROOT / "bench/report.py"), str(path), "--page", str(page)], check=True)
         text = page.read_text()
         assert text.startswith("before\n<!-- several cards -->\n## Several GPUs\n\n![")
-        assert text.endswith("|\n<!-- /several cards -->\nafter\n") and text.count("(performance-multi-gpu.svg)") == 1
+        before, codecs = text.split("\n<!-- all codecs -->\n")
+        assert before.endswith("|\n<!-- /several cards -->\nafter\n") and text.count("(performance-multi-gpu.svg)") == 1
+        assert codecs.startswith("## Several GPUs, every codec\n\n![") and codecs.endswith("|\n<!-- /all codecs -->\n")
         assert "old" not in text and text.count("## Several GPUs") == 1
 
 
@@ -311,3 +327,62 @@ def test_peer_memory_has_a_section_and_a_picture_of_its_own(tmp_path):
     assert when.of_peers(path) is None and when.of_peers(tmp_path / "none.json") is None
     slow = with_peers({2**10: 2, 2**12: 3})
     assert "at no size to the end" in report.of_peers_and_nccl(slow)
+
+
+def test_every_codec_has_its_times_and_where_it_begins_to_win(rehearsed):
+    results = json.loads(rehearsed[0].read_text())
+    times = {2**10: 2, 2**12: 0.5, 2**14: 1.5, 2**16: 0.5, 2**18: 0.4}
+    results["codecs"] = [
+        {
+            "kind": "all codecs", "elements": elements, "host": {"int4 float32 C": 8e-6},
+            "samples": {"nccl float32 graph": [[2e-5]] * 2, "int4 float32 graph": [[of * 1e-5], [of * 2e-5]]},
+        }
+        for elements, of in times.items()
+    ]  # fmt: skip
+    lines = report.codecs_tables(results).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert ["float32 in a graph, us", "NCCL", "int4"] in cells
+    assert ["4K", "20.0", "10.0 (2.00)"] in cells  # of the slowest rank
+    assert ["no slower from", "", "64K"] in cells  # and not 4K, for 16K is slower again
+    assert ["int4", "from C", *["8.00"] * 5] in cells
+    assert report.codecs_tables({**results, "codecs": []}) is None
+
+
+def test_a_codec_that_loses_too_much_is_named_and_not_timed(tmp_path):
+    code = """
+        import multi_gpu_codecs
+        multi_gpu_codecs.MOST_LOST["int4"] = 1e-3
+    """
+    done = rehearse(tmp_path / "multi_gpu.json", "--only", "codecs", program=broken(tmp_path, code))
+    assert done.returncode == 1, done.stdout + done.stderr
+    for row in json.loads((tmp_path / "multi_gpu.json").read_text())["codecs"]:
+        assert set(row["failures"]) == {f"{of} {dtype}" for of in ("int4", "int4 errors") for dtype in ("float32", "bfloat16")}
+        assert all("of the mean is lost" in why for why in row["failures"].values())
+        assert any(of.startswith("int8 float32 ") for of in row["samples"])
+        assert not any(of.startswith("int4") for of in row["samples"])
+
+
+def test_two_libraries_stand_beside_each_other(tmp_path):
+    another = tmp_path / "another.so"
+    another.write_bytes(pathlib.Path(os.environ["GRADCODEC_LIBRARY"]).read_bytes())
+    done = rehearse(tmp_path / "multi_gpu.json", "--against", str(another))
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {"nccl", *(f"{of}{which}" for of in ("bf16", "int8", "int4") for which in ("", ", against"))}
+    results = json.loads((tmp_path / "multi_gpu.json").read_text())
+    assert results["sizes"] == [] and "the second named `against`" in done.stdout
+    for row in results["codecs"]:
+        assert set(row["samples"]) == {f"{name} {dtype} C" for name in names for dtype in ("float32", "bfloat16")}
+
+
+def test_a_training_step_is_rehearsed_over_gloo(tmp_path):
+    output = tmp_path / "training_step.json"
+    done = rehearse(output, program=ROOT / "bench/training_step.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "A REHEARSAL" in done.stdout
+    results = json.loads(output.read_text())
+    assert [row["dtype"] for row in results["rows"]] == ["float32", "bfloat16"]
+    for row in results["rows"]:
+        assert set(row["samples"]) == {"no exchange", "NCCL", "int8, gloo", "int4, gloo"}
+        assert all(len(of_ranks) == RANKS for of_ranks in row["samples"].values())
+        sent = [row["bytes"][name] for name in ("no exchange", "int4, gloo", "int8, gloo", "NCCL")]
+        assert sent[0] == 0 and sent == sorted(set(sent))

@@ -1,0 +1,180 @@
+"""A training step of bench/accuracy.py's transformer on all GPUs there are: DistributedDataParallel with NCCL's sums, and
+with gradcodec.torch.compress(): build/bench/training_step.json and a table.
+
+    python3 bench/training_step.py --library lib/libgradcodec.so.0 [--quick]
+    python3 bench/training_step.py --library lib/libgradcodec.so.0 --device cpu      a rehearsal over gloo
+
+A process a GPU. The step is whole: forward, backward, during which DDP exchanges its buckets, and SGD. `no exchange` is
+the same without gradients being sent. float32: weights and gradients in float32, products in bfloat16; bfloat16: all of
+it. Besides the model of accuracy.py there is one of 30 times its size. Contenders take turns, several steps at a time,
+which are enqueued without waiting; a turn's time is that of the slowest rank. NCCL goes without NVLS. In the end all
+ranks must have the same weights.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import sys
+import time
+
+import report
+from cpu import ROOT, commit
+
+sys.path[:0] = [str(ROOT / "tests" / "multi_gpu")]
+sys.path.append(str(ROOT / "python"))
+
+import accuracy
+
+# The name: the codec, None for DDP's own exchange, and the transport.
+PLAIN = {"no exchange": (None, None), "NCCL": (None, None)}
+CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in ("int8", "int4")}}
+REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in ("int8", "int4")}}
+FULL = accuracy.SIZES["full"]["transformer"]
+MODELS = {"full": FULL, "large": FULL._replace(width=1280, layers=16)}
+BATCH = 8  # sequences of each rank
+TURNS, QUICK_TURNS, STEPS, FIRST = 15, 7, 5, 5  # FIRST: steps that are not counted; DDP arranges its buckets after one
+SECONDS = 200  # for a model: ranks that take longer wait for each other for ever
+
+
+def model_of(torch, task, dtype, device):
+    shapes = accuracy.Transformer(task)
+
+    class Transformer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            generator = torch.Generator().manual_seed(1)
+            for name in shapes.shapes:
+                begin = shapes.begin(name, torch, generator).to(device, dtype)
+                self.register_parameter(name.replace(".", "_"), torch.nn.Parameter(begin))
+
+        def forward(self, examples):
+            weights = {name: getattr(self, name.replace(".", "_"))[None] for name in shapes.shapes}
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" and dtype == torch.float32):
+                return shapes.losses(torch, weights, examples[None]).mean()
+
+    return Transformer()
+
+
+class Training:
+    def __init__(self, torch, task, dtype, device, codec, transport, is_sent):
+        import gradcodec.torch
+
+        model = torch.nn.parallel.DistributedDataParallel(model_of(torch, task, dtype, device), gradient_as_bucket_view=True)
+        self.model, self.is_sent = model, is_sent
+        self.compression = gradcodec.torch.compress(model, codec, transport=transport) if codec else None
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self.count = sum(parameter.numel() for parameter in model.parameters())
+
+    def step(self, examples):
+        self.optimizer.zero_grad()
+        if self.is_sent:
+            loss = self.model(examples)
+            loss.backward()
+        else:
+            with self.model.no_sync():
+                loss = self.model(examples)
+                loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def measure(here, on, task, dtype_name, contenders, turns, steps):
+    """Seconds a step of each turn, bytes that this rank sends in a step, and how many weights there are."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", here.rank) if on == "cuda" else torch.device("cpu")
+    if on == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    if not dist.is_initialized():
+        store = {"init_method": f"file://{here.folder}/store", "rank": here.rank, "world_size": here.world}
+        dist.init_process_group("nccl" if on == "cuda" else "gloo", **store)
+    dtype, wait = getattr(torch, dtype_name), torch.cuda.synchronize if on == "cuda" else lambda: None
+    made, sent, seconds = {}, {}, {}
+    for name, (codec, transport) in contenders.items():
+        made[name] = Training(torch, task, dtype, device, codec, transport, name != "no exchange")
+        seconds[name] = []
+    size = BATCH if on == "cuda" else 1
+    generator = torch.Generator().manual_seed(here.rank)
+    examples = torch.randint(256, (size, task.context + 1), generator=generator).to(device)
+    for turn in range(-1, turns):
+        names = list(made)
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            training, count = made[name], FIRST if turn < 0 else steps
+            before = training.compression.bytes_sent if training.compression else 0
+            wait()
+            here.gather(at=f"{name}, {dtype_name}")
+            began = time.perf_counter()
+            for _ in range(count):
+                loss = training.step(examples)
+            wait()
+            took = (time.perf_counter() - began) / count
+            if turn < 0:
+                continue
+            seconds[name].append(took)
+            item = 2 if dtype_name == "bfloat16" else 4
+            of_ring = 2 * (here.world - 1) * item * training.count / here.world if training.is_sent else 0
+            own = training.compression and (training.compression.bytes_sent - before) / count
+            sent[name] = of_ring if own is None else own
+            assert torch.isfinite(loss), f"{name}: the loss is {loss.item()}"
+    for name, training in made.items():
+        weights = torch.cat([parameter.detach().reshape(-1) for parameter in training.model.parameters()])
+        sums = here.gather(int(weights.view(torch.int16).to(torch.int64).sum()))
+        assert len(set(sums)) == (here.world if name == "no exchange" else 1), f"{name}: weights differ between ranks"
+    result = {"seconds": seconds, "bytes": sent, "weights": training.count}
+    for training in made.values():
+        if training.compression:
+            training.compression.close()
+    return {**result, "card": torch.cuda.get_device_name() if on == "cuda" else "no card", "torch": torch.__version__}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
+    options.add_argument("--quick", action="store_true", help="fewer turns")
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
+    options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
+    default = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/training_step.json")
+    options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
+    options = options.parse_args()
+    os.environ["GRADCODEC_LIBRARY"] = os.path.abspath(options.library)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    from multi_gpu import cards
+    from ranks import RankError, Ranks
+
+    on = options.device
+    world = cards() if on == "cuda" else options.ranks
+    if world < 2:
+        raise SystemExit("no two CUDA devices; --device cpu rehearses this without")
+    contenders, models, turns = CONTENDERS, MODELS, QUICK_TURNS if options.quick else TURNS
+    if on == "cpu":
+        contenders, models, turns = REHEARSED, {"tiny": accuracy.SIZES["tiny"]["transformer"]}, 2
+    about = {"of": "training step", "world": world, "on": on, "rehearsal": on == "cpu", "quick": options.quick}
+    about |= {"commit": commit(), "date": datetime.date.today().isoformat(), "batch": BATCH if on == "cuda" else 1}
+    results, failed = {"about": about, "rows": []}, False
+    for name, task in models.items():
+        for dtype in "float32", "bfloat16":
+            row = {"model": name, "dtype": dtype, "task": task._asdict()}
+            try:  # in processes of their own: one that is broken breaks no other
+                with Ranks(world) as ranks:
+                    found = ranks.call(measure, on, task, dtype, contenders, turns, STEPS, seconds=SECONDS)
+                row |= {"samples": {who: [of["seconds"][who] for of in found] for who in found[0]["seconds"]}}
+                row |= {key: found[0][key] for key in ("bytes", "weights", "card", "torch")}
+            except RankError as error:
+                row["failed"], failed = error.short[:400], True
+                print(error, file=sys.stderr)
+            results["rows"].append(row)
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text(json.dumps(results) + "\n")
+    print(report.training_tables(results))
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
