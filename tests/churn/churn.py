@@ -1,9 +1,10 @@
 """A training whose ranks die, hang, leave and join, held to a model bit for bit after every step.
 
-    python tests/churn/churn.py [--over sockets|group|hierarchical] [--minutes M | --steps N] [--seed S]
+    python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N] [--seed S] [--devices N]
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. (Over a group, or two
-levels of groups, they are threads, and one that dies aborts its communicators.) This process is their coordinator. It
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. (Over a group, two levels
+of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. For the last two there must
+be a driver: GRADCODEC_DRIVERS names the folder of those without hardware, tests/fakes.) This process is their coordinator. It
 draws from the seed who is to fail at which byte of which exchange, asks for steps, and has the model (tests/python). A
 rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the coordinator), leaves, or is killed at any
 time. When one is gone the others' callbacks fail, because its sockets end. The survivors roll back, hand out their
@@ -24,6 +25,7 @@ import threading
 import time
 import traceback
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +44,7 @@ N = sum(SEGMENTS)
 CODECS = {"onebit": dict(codec=ONEBIT), "int8": dict(codec=INT8), "int8 sum": dict(codec=INT8, reduction=SUM)}
 LEAST, MOST = 2, 6  # ranks of a world
 TRANSPORTS = "sockets", "group", "hierarchical"
+ON_GPUS = "nccl", "peers"
 STEPS = 30  # of a session, which has a codec, a transport and ranks of its own
 PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
 COMM, INVALID_ARGUMENT = gradcodec.Status.COMM, gradcodec.Status.INVALID_ARGUMENT
@@ -196,13 +199,25 @@ class Rank:
             if peer:
                 peer.setblocking(False)
 
-    def communicator(self):
-        return self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
+    def communicate(self):
+        self.comm = self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
 
     def hang_up(self):
         for peer in self.peers:
             if peer:
                 peer.close()
+
+    device = gradcodec.CPU, 0
+
+    def put(self, array):
+        """The same on this rank's device."""
+        return array
+
+    def get(self, placed):
+        return placed
+
+    def run(self, placed):
+        self.allreduce.run(placed)
 
     def release(self):
         """Closes what a world has."""
@@ -225,31 +240,31 @@ class Rank:
 
         def make():
             kind, *reduction = self.codec.split()
-            options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
-            self.comm = self.communicator()
+            options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional", device=self.device)
+            self.communicate()
             self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, **options)
             workers = self.worker
             if reduction:
                 workers = np.full((size, N), np.nan, f32)
                 workers[rank] = self.worker
-            self.allreduce.errors_in(workers, self.server)
+            self.allreduce.errors_in(self.put(workers), self.put(self.server))
 
         return self.attempt(make, fault), self.ours
 
     def step(self, number, fault):
         self.sent = None
-        values = gradients(self.seed, self.id, number)
-        status = self.attempt(lambda: self.allreduce.run(values), fault)
-        return status, self.sent, values
+        values = [self.put(gradient) for gradient in gradients(self.seed, self.id, number)]
+        status = self.attempt(lambda: self.run(values), fault)
+        return status, self.sent, None if status else [self.get(value) for value in values]
 
     def commit(self):
         self.allreduce.commit()
         return self.errors()
 
     def errors(self):
-        worker, server = np.zeros((1, N), f32), np.zeros(self.allreduce.shard_elements, f32)
-        self.allreduce.errors_out(worker[0], server)
-        return worker, server
+        worker, server = self.put(np.zeros(N, f32)), self.put(np.zeros(self.allreduce.shard_elements, f32))
+        self.allreduce.errors_out(worker, server)
+        return self.get(worker)[None], self.get(server)
 
     def close(self, made, places):
         """Ends a world. If it was made by all, its errors are those of this rank from now on."""
@@ -279,20 +294,21 @@ class ThreadRank(Rank):
     """A rank that is a thread. It dies by gc_comm_abort: before its call, during it, or from another thread at any
     time."""
 
-    parts, killed = (), False
+    parts, killed, is_aborted = (), False, False
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.closing = threading.Lock()
 
     def connect(self, _):
-        self.parts = self.given
+        self.parts, self.is_aborted = self.given, False
 
-    def communicator(self):
-        return self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
+    def communicate(self):
+        self.comm = self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
 
     def hang_up(self):
         with self.closing:
+            self.is_aborted = True
             for part in self.parts:
                 part.abort()
 
@@ -327,6 +343,38 @@ class ThreadRank(Rank):
         if kind == "kill":
             raise Dead
         raise ConnectionAbortedError("this rank leaves")
+
+
+class GpuRank(ThreadRank):
+    """The same with a GPU, which it may share."""
+
+    def connect(self, _):
+        number, shown = self.given
+        self.device, self.given = (gradcodec.CUDA, number), shown
+        super().connect(_)
+
+    def communicate(self):
+        super().communicate()
+        if self.is_over_peers:
+            size = max(self.library.allreduce_peers_bytes(kind, SEGMENTS, self.size, error="float32",
+                       nonfinite="transactional") for kind in ("onebit", "int8", "int4"))  # fmt: skip
+            self.comm = self.library.open_peers(self.comm, self.device[1], size)
+            with self.closing:
+                self.parts += (self.comm,)
+                if self.is_aborted:
+                    self.comm.abort()
+
+    def put(self, array):
+        return self.library.tensor_to_device(np.ascontiguousarray(array), self.device)
+
+    def get(self, placed):
+        return np.array(self.library.tensor_to_device(placed, (gradcodec.CPU, 0)))
+
+    def run(self, placed):
+        """The GPU waits for the other ranks, and then says whether they came."""
+        super().run(placed)
+        self.get(placed[0])
+        self.comm.async_error()
 
 
 class Member:
@@ -368,11 +416,13 @@ class Member:
 class ThreadMember:
     """The same of a thread."""
 
+    kind = ThreadRank
+
     def __init__(self, rank_id, seed, codec):
         here, self.there = socket.socketpair()
         self.id, self.link, self.status = rank_id, Link(here), None
         self.worker, self.server, self.places = np.zeros(N, f32), np.zeros(N, f32), np.zeros(0, int)
-        self.rank = ThreadRank(Link(self.there), seed, rank_id, codec)
+        self.rank = self.kind(Link(self.there), seed, rank_id, codec)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
 
@@ -404,12 +454,23 @@ class ThreadMember:
             pass  # it has ended
 
 
+class NcclMember(ThreadMember):
+    kind = type("NcclRank", (GpuRank,), {"is_over_peers": False})
+
+
+class PeersMember(ThreadMember):
+    kind = type("PeersRank", (GpuRank,), {"is_over_peers": True})
+
+
+MEMBERS = {"sockets": Member, "nccl": NcclMember, "peers": PeersMember}
+
+
 class Session:
     """Ranks with one codec, until so many steps are done."""
 
-    def __init__(self, seed, codec, over, totals):
-        self.seed, self.codec, self.over, self.totals = seed, codec, over, totals
-        self.member = Member if over == "sockets" else ThreadMember
+    def __init__(self, seed, codec, over, totals, devices):
+        self.seed, self.codec, self.over, self.totals, self.devices = seed, codec, over, totals, devices
+        self.member = MEMBERS.get(over, ThreadMember)
         self.stops = ["stop", "pause"] if over == "sockets" else []  # threads cannot be stopped
         self.members, self.order, self.models = {}, [], None
         self.next_id = self.attempts = self.number = 0
@@ -449,9 +510,11 @@ class Session:
                     self.timers = [t for t in self.timers if t[1] != i]
                     self.totals["deaths"] += 1
                     waiting.discard(i)
+                    self.give_up()
                     continue
                 if isinstance(answer, Struck):
                     self.struck(i, answer.when)
+                    self.give_up()
                 elif i not in doomed:
                     answers[i] = answer
                     waiting.discard(i)
@@ -466,6 +529,12 @@ class Session:
             assert os.WIFSTOPPED(status), hex(status)
             then = signal.SIGKILL if kind == "stop" else signal.SIGCONT
             self.timers.append((time.monotonic() + self.faults[i][3], i, then))
+
+    def give_up(self):
+        """A rank is lost. What GPUs wait for nobody else ends, so all of them abort."""
+        if self.over in ON_GPUS:
+            for member in self.members.values():
+                member.rank.hang_up()
 
     def note_death(self, when):
         self.died = when if self.died is None else self.died
@@ -504,6 +573,8 @@ class Session:
         size = int(rng.integers(LEAST, MOST + 1))
         if self.over == "hierarchical":
             size = 4 if size <= 4 and len(self.members) <= 4 else 6
+        if self.over == "nccl":  # which wants a GPU for each
+            size = min(size, self.devices)
         while len(self.members) < size:
             self.members[self.next_id] = self.member(self.next_id, self.seed, self.codec)
             self.next_id += 1
@@ -534,6 +605,8 @@ class Session:
         expected = {None} if not lost else {INVALID_ARGUMENT} if lost == strangers else {None, COMM, INVALID_ARGUMENT}
         if lost == strangers and len(strangers) == len(order):
             expected = {None}  # all of them agree
+        if self.over == "peers" and INVALID_ARGUMENT in statuses:
+            expected = expected | {COMM}  # who is told so first aborts, which ends the others' meeting
         assert statuses <= expected, (statuses, self.faults)
         if lost:
             self.close(made=False)
@@ -557,7 +630,12 @@ class Session:
                     ends[one][other], ends[other][one] = socket.socketpair()
             return ends
         group = self.members[self.order[0]].rank.library.group
-        if self.over == "group":
+        shown = range(self.devices if rng.random() < 0.5 or self.over == "nccl" else 1)
+        if self.over == "nccl":
+            parts = [(k, (comm,)) for k, comm in enumerate(self.nccl_world(size))]
+        elif self.over == "peers":
+            parts = [(k % len(shown), (comm,)) for k, comm in enumerate(group(size))]
+        elif self.over == "group":
             parts = [(comm,) for comm in group(size)]
         else:
             nodes = 2 if size == 4 else int(rng.choice([2, 3]))
@@ -567,6 +645,12 @@ class Session:
         for i, given in zip(self.order, parts):
             self.members[i].rank.given = given
         return ends
+
+    def nccl_world(self, size):
+        library = self.members[self.order[0]].rank.library
+        id = library.nccl_id()
+        with ThreadPoolExecutor(size) as threads:
+            return list(threads.map(lambda rank: library.nccl_world(id, rank, size, rank), range(size)))
 
     def take_step(self, rng):
         self.draw_faults(rng, self.order, 0.35, ["kill", "kill", *self.stops, "leave", "blind", "blind"])
@@ -667,21 +751,27 @@ def count(what, most=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--over", choices=TRANSPORTS, help="one of the transports; otherwise all of them in turn")
+    parser.add_argument("--over", choices=TRANSPORTS + ON_GPUS, help="one of the transports; otherwise all in turn")
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--steps", type=int, help="how many steps")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=6, help="GPUs, which a rank over NCCL has for itself")
     given = parser.parse_args()
+    drivers = os.environ.get("GRADCODEC_DRIVERS")
+    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
+        fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(given.devices)}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
+    transports = [given.over] if given.over else [*TRANSPORTS, *(ON_GPUS if drivers else ())]
     steps = given.steps or (1 << 62 if given.minutes else 100)
     until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
     numbers = dict.fromkeys(["steps", "deaths", "joins", "hangs", "wrong", "descriptors", "threads"], 0)
-    all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in ([given.over] if given.over else TRANSPORTS)}
+    all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in transports}
     failure, session, names = None, 0, list(CODECS)
     try:
         while (left := steps - sum(totals["steps"] for totals in all_totals.values())) > 0 and time.monotonic() < until:
             over = list(all_totals)[session // len(names) % len(all_totals)]
             totals, descriptors, threads = all_totals[over], count("fd"), count("task")
-            of_session = Session(1000 * given.seed + session, names[session % len(names)], over, totals)
+            of_session = Session(1000 * given.seed + session, names[session % len(names)], over, totals, given.devices)
             of_session.run(min(STEPS, left), until)
             totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
             totals["threads"] += max(0, count("task", threads) - threads)
