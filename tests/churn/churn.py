@@ -1,18 +1,22 @@
 """A training whose ranks die, hang, leave and join, held to a model bit for bit after every step.
 
-    python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N] [--seed S] [--devices N]
+    python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N | --deaths N] [--seed S]
+    python tests/churn/churn.py --over peers|nccl --processes --devices N    on GPUs, which processes over peers share
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. (Over a group, two levels
-of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. For the last two there must
-be a driver: GRADCODEC_DRIVERS names the folder of those without hardware, tests/fakes.) This process is their coordinator. It
-draws from the seed who is to fail at which byte of which exchange, asks for steps, and has the model (tests/python). A
-rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the coordinator), leaves, or is killed at any
-time. When one is gone the others' callbacks fail, because its sockets end. The survivors roll back, hand out their
-errors, and go on with them in a new world, into which new ranks come. A step that did not end is taken again with the
-same gradients.
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two levels
+of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a driver;
+GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are processes, too:
+when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
+
+This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for steps,
+and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the
+coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets end. The
+survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A step that did
+not end is taken again with the same gradients.
 """
 
 import argparse
+import ctypes
 import os
 import pathlib
 import pickle
@@ -231,18 +235,18 @@ class Rank:
 
     # ---- What the coordinator asks for
 
-    def world(self, rank, size, server, stranger, fault, descriptors):
+    def world(self, rank, size, server, stranger, fault, given, descriptors):
         """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide
         these by the ranks: there they are a row of as many."""
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.given = rank, size, given
         self.connect(descriptors)
         self.server = self.server if server is None else server
 
         def make():
             kind, *reduction = self.codec.split()
-            options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional", device=self.device)
             self.communicate()
-            self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, **options)
+            options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
+            self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, device=self.device, **options)
             workers = self.worker
             if reduction:
                 workers = np.full((size, N), np.nan, f32)
@@ -301,7 +305,7 @@ class ThreadRank(Rank):
         self.closing = threading.Lock()
 
     def connect(self, _):
-        self.parts, self.is_aborted = self.given, False
+        self.parts, self.is_aborted = self.shown, False
 
     def communicate(self):
         self.comm = self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
@@ -345,24 +349,19 @@ class ThreadRank(Rank):
         raise ConnectionAbortedError("this rank leaves")
 
 
-class GpuRank(ThreadRank):
-    """The same with a GPU, which it may share."""
+class OnGpu:
+    """What a rank does that has a GPU, which it may share."""
 
-    def connect(self, _):
-        number, shown = self.given
-        self.device, self.given = (gradcodec.CUDA, number), shown
-        super().connect(_)
+    bootstrap = None
 
-    def communicate(self):
-        super().communicate()
-        if self.is_over_peers:
+    def open(self, device, over, by):
+        """`by`: the communicator; or, over peer memory, one to find the others; or, over NCCL, the bytes of an id."""
+        self.device = gradcodec.CUDA, device
+        if over == "peers":
             size = max(self.library.allreduce_peers_bytes(kind, SEGMENTS, self.size, error="float32",
                        nonfinite="transactional") for kind in ("onebit", "int8", "int4"))  # fmt: skip
-            self.comm = self.library.open_peers(self.comm, self.device[1], size)
-            with self.closing:
-                self.parts += (self.comm,)
-                if self.is_aborted:
-                    self.comm.abort()
+            return self.library.open_peers(by, device, size)
+        return self.library.nccl_world(by, self.rank, self.size, device) if isinstance(by, bytes) else by
 
     def put(self, array):
         return self.library.tensor_to_device(np.ascontiguousarray(array), self.device)
@@ -377,8 +376,94 @@ class GpuRank(ThreadRank):
         self.comm.async_error()
 
 
+class GpuThread(OnGpu, ThreadRank):
+    def connect(self, _):
+        self.parts, self.is_aborted = (self.shown[2],), False
+
+    def communicate(self):
+        self.comm = self.open(*self.shown)
+        with self.closing:
+            self.parts = tuple({self.shown[2], self.comm})
+            if self.is_aborted:
+                self.comm.abort()
+
+
+class GpuProcess(OnGpu, Rank):
+    """Another thread aborts when the coordinator says of which world, for the GPU may wait for a rank that is lost."""
+
+    def __init__(self, *arguments, control=None):
+        super().__init__(*arguments)
+        self.number, self.aborted, self.opened, self.closing = -1, -1, None, threading.Lock()
+        if not os.environ.get("GRADCODEC_DRIVERS"):  # NCCL's wheel is not where the loader looks
+            for folder in sys.path:
+                for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
+                    ctypes.CDLL(str(path))
+        threading.Thread(target=self.listen, args=(control,), daemon=True).start()
+
+    def listen(self, control):
+        while text := control.recv(8):
+            (number,) = struct.unpack("<q", text)
+            self.abort(number)
+
+    def abort(self, number):
+        with self.closing:
+            self.aborted = max(self.aborted, number)
+            if self.opened and self.aborted >= self.number:
+                self.opened.abort()
+
+    def connect(self, descriptors):
+        *self.given, number = self.given
+        with self.closing:
+            self.number = number
+        super().connect(descriptors)
+
+    def communicate(self):
+        super().communicate()
+        self.bootstrap, (device, over, by) = self.comm, self.given
+        self.comm = self.open(device, over, by or self.bootstrap)
+        with self.closing:
+            self.opened = self.comm
+        self.abort(-1)  # if it has been told meanwhile
+
+    def hang_up(self):
+        super().hang_up()
+        self.abort(self.number)
+
+    def attempt(self, work, fault):
+        """Of a fault in an exchange that there is not: the first strikes before the call, the second in it or after."""
+
+        def struck():
+            if fault and fault[1] == 0 and not self.peers_talk:
+                self.strike()
+            elif fault and fault[0] == "kill" and not self.peers_talk:
+                threading.Thread(target=self.strike).start()
+            work()
+
+        self.peers_talk = work.__name__ == "make" and self.given[1] == "peers"
+        return super().attempt(struck, fault)
+
+    def release(self):
+        with self.closing:
+            self.opened = None
+        super().release()
+        if self.bootstrap:
+            self.bootstrap.close()
+        self.bootstrap = None
+
+    def new_id(self):
+        return self.library.nccl_id()
+
+    def leaked(self):
+        return 0, 0  # what a GPU or another rank may still use is kept
+
+
 class Member:
     """What the coordinator knows of a rank's process."""
+
+    controlled = None
+
+    def rank_of(self, *arguments):
+        return Rank(*arguments)
 
     def __init__(self, rank_id, seed, codec):
         here, there = socket.socketpair()
@@ -391,9 +476,10 @@ class Member:
             status = 1
             try:
                 # Of the others' ends none may stay here: they would not end with their process.
-                os.closerange(3, there.fileno())
-                os.closerange(there.fileno() + 1, 1024)
-                Rank(Link(there), seed, rank_id, codec).serve()
+                kept = sorted(end.fileno() for end in (there, self.controlled) if end)
+                for first, last in zip([2, *kept], [*kept, 1024]):
+                    os.closerange(first + 1, last)
+                self.rank_of(Link(there), seed, rank_id, codec).serve()
                 status = 0
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 pass  # the coordinator is gone
@@ -411,6 +497,26 @@ class Member:
 
     def signal(self, number):
         os.kill(self.pid, number)
+
+
+class GpuMember(Member):
+    def __init__(self, *arguments):
+        self.control, self.controlled = socket.socketpair()
+        super().__init__(*arguments)
+        self.controlled.close()
+
+    def rank_of(self, *arguments):
+        return GpuProcess(*arguments, control=self.controlled)
+
+    def give_up(self, number):
+        try:
+            self.control.send(struct.pack("<q", number))
+        except OSError:
+            pass  # it is dead
+
+    def gone(self):
+        self.control.close()
+        return super().gone()
 
 
 class ThreadMember:
@@ -440,6 +546,9 @@ class ThreadMember:
             self.rank.release()
             self.there.close()
 
+    def give_up(self, _):
+        self.rank.hang_up()
+
     def gone(self):
         self.thread.join(PATIENCE)
         self.link.end.close()
@@ -454,27 +563,22 @@ class ThreadMember:
             pass  # it has ended
 
 
-class NcclMember(ThreadMember):
-    kind = type("NcclRank", (GpuRank,), {"is_over_peers": False})
-
-
-class PeersMember(ThreadMember):
-    kind = type("PeersRank", (GpuRank,), {"is_over_peers": True})
-
-
-MEMBERS = {"sockets": Member, "nccl": NcclMember, "peers": PeersMember}
+class GpuThreadMember(ThreadMember):
+    kind = GpuThread
 
 
 class Session:
     """Ranks with one codec, until so many steps are done."""
 
-    def __init__(self, seed, codec, over, totals, devices):
+    def __init__(self, seed, codec, over, totals, devices, processes):
         self.seed, self.codec, self.over, self.totals, self.devices = seed, codec, over, totals, devices
-        self.member = MEMBERS.get(over, ThreadMember)
-        self.stops = ["stop", "pause"] if over == "sockets" else []  # threads cannot be stopped
+        self.processes = processes or over == "sockets"
+        on_gpus = GpuMember if processes else GpuThreadMember
+        self.member = on_gpus if over in ON_GPUS else Member if over == "sockets" else ThreadMember
+        self.stops = ["stop", "pause"] if self.processes else []  # threads cannot be stopped
         self.members, self.order, self.models = {}, [], None
         self.next_id = self.attempts = self.number = 0
-        self.died, self.timers = None, []
+        self.died, self.timers, self.worlds = None, [], 0
 
     # ---- Asking ranks
 
@@ -514,7 +618,6 @@ class Session:
                     continue
                 if isinstance(answer, Struck):
                     self.struck(i, answer.when)
-                    self.give_up()
                 elif i not in doomed:
                     answers[i] = answer
                     waiting.discard(i)
@@ -524,6 +627,8 @@ class Session:
         kind = self.faults[i][0]
         if kind == "kill":
             self.note_death(when)
+        if kind != "pause":
+            self.give_up()
         if kind in ("stop", "pause"):
             pid, status = os.waitpid(self.members[i].pid, os.WUNTRACED)
             assert os.WIFSTOPPED(status), hex(status)
@@ -534,7 +639,7 @@ class Session:
         """A rank is lost. What GPUs wait for nobody else ends, so all of them abort."""
         if self.over in ON_GPUS:
             for member in self.members.values():
-                member.rank.hang_up()
+                member.give_up(self.worlds)
 
     def note_death(self, when):
         self.died = when if self.died is None else self.died
@@ -589,12 +694,13 @@ class Session:
                 member.server, member.places = union, np.arange(N)
         self.draw_faults(rng, order, 0.2, ["kill", "kill", *self.stops, "leave", "stranger"])
         doomed, strangers = self.of_kind("kill", "stop"), self.of_kind("stranger")
-        ends = self.connections(rng)
+        self.worlds += 1
+        ends, parts = self.connections(rng)
         for rank, i in enumerate(order):
             given = [end for end in ends[rank] if end]
             member = self.members[i]
             server = member.server if handed_on else None
-            message = ("world", rank, len(order), server, i in strangers, self.for_rank(i))
+            message = "world", rank, len(order), server, i in strangers, self.for_rank(i), parts[rank]
             member.link.send(message, [end.fileno() for end in given])
             for end in given:
                 end.close()
@@ -621,30 +727,35 @@ class Session:
             self.models.append(model)
 
     def connections(self, rng):
-        """The ends of sockets between every two, by rank; threads are given what they make a communicator of."""
+        """The ends of sockets between every two, by rank; and what else each makes its communicator of."""
         size = len(self.order)
-        ends = [[None] * size for _ in self.order]
-        if self.over == "sockets":
+        ends, parts = [[None] * size for _ in self.order], [None] * size
+        if self.processes:
             for one in range(size):
                 for other in range(one):
                     ends[one][other], ends[other][one] = socket.socketpair()
-            return ends
-        group = self.members[self.order[0]].rank.library.group
-        shown = range(self.devices if rng.random() < 0.5 or self.over == "nccl" else 1)
-        if self.over == "nccl":
-            parts = [(k, (comm,)) for k, comm in enumerate(self.nccl_world(size))]
-        elif self.over == "peers":
-            parts = [(k % len(shown), (comm,)) for k, comm in enumerate(group(size))]
+        shown = self.devices if self.over == "nccl" or rng.random() < 0.5 else 1
+        first = self.members[self.order[0]]
+        if self.over in ON_GPUS:
+            if not self.processes:
+                by = self.nccl_world(size) if self.over == "nccl" else first.rank.library.group(size)
+            else:
+                asked = self.ask(("new_id",), self.order[:1]) if self.over == "nccl" else {0: None}
+                by = list(asked.values()) * size
+            parts = [(rank % shown, self.over, by[rank]) for rank in range(size)]
+            parts = [(*part, self.worlds) for part in parts] if self.processes else parts
         elif self.over == "group":
-            parts = [(comm,) for comm in group(size)]
-        else:
-            nodes = 2 if size == 4 else int(rng.choice([2, 3]))
+            parts = [(comm,) for comm in first.rank.library.group(size)]
+        elif self.over == "hierarchical":
+            group, nodes = first.rank.library.group, 2 if size == 4 else int(rng.choice([2, 3]))
             places = size // nodes
             intra, inter = [group(places) for _ in range(nodes)], [group(nodes) for _ in range(places)]
             parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
-        for i, given in zip(self.order, parts):
-            self.members[i].rank.given = given
-        return ends
+        if not self.processes:
+            for i, given in zip(self.order, parts):
+                self.members[i].rank.shown = given
+            parts = [None] * size  # which cannot be sent
+        return ends, parts
 
     def nccl_world(self, size):
         library = self.members[self.order[0]].rank.library
@@ -755,6 +866,8 @@ def main():
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--steps", type=int, help="how many steps")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deaths", type=int, help="how many deaths")
+    parser.add_argument("--processes", action="store_true", help="also over nccl or peers")
     parser.add_argument("--devices", type=int, default=6, help="GPUs, which a rank over NCCL has for itself")
     given = parser.parse_args()
     drivers = os.environ.get("GRADCODEC_DRIVERS")
@@ -762,16 +875,19 @@ def main():
         fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(given.devices)}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
     transports = [given.over] if given.over else [*TRANSPORTS, *(ON_GPUS if drivers else ())]
-    steps = given.steps or (1 << 62 if given.minutes else 100)
+    steps = given.steps or (1 << 62 if given.minutes or given.deaths else 100)
     until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
     numbers = dict.fromkeys(["steps", "deaths", "joins", "hangs", "wrong", "descriptors", "threads"], 0)
     all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in transports}
     failure, session, names = None, 0, list(CODECS)
     try:
         while (left := steps - sum(totals["steps"] for totals in all_totals.values())) > 0 and time.monotonic() < until:
+            if given.deaths and sum(totals["deaths"] for totals in all_totals.values()) >= given.deaths:
+                break
             over = list(all_totals)[session // len(names) % len(all_totals)]
             totals, descriptors, threads = all_totals[over], count("fd"), count("task")
-            of_session = Session(1000 * given.seed + session, names[session % len(names)], over, totals, given.devices)
+            codec, on = names[session % len(names)], (given.devices, given.processes)
+            of_session = Session(1000 * given.seed + session, codec, over, totals, *on)
             of_session.run(min(STEPS, left), until)
             totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
             totals["threads"] += max(0, count("task", threads) - threads)
@@ -779,10 +895,13 @@ def main():
     except SystemExit as ended:
         failure = str(ended)
     for over, totals in all_totals.items():
-        print("{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits, {descriptors} "
-              "descriptors and {threads} threads leaked; from a death to the next good step at most {longest:.3f} s, "
-              "of which the library computes {ours:.4f} s; seed {seed}"
-              .format(over=over, seed=given.seed, **totals))  # fmt: skip
+        line = "{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits"
+        if over not in ON_GPUS or not given.processes:  # where what GPUs may still use is kept
+            line += ", {descriptors} descriptors and {threads} threads leaked"
+        line += "; from a death to the next good step at most {longest:.3f} s"
+        if over not in ON_GPUS:  # where the thread waits for GPUs, or is one
+            line += ", of which the library computes {ours:.4f} s"
+        print(f"{line}; seed {{seed}}".format(over=over, seed=given.seed, **totals))
     if failure or any(t[name] for t in all_totals.values() for name in ("hangs", "wrong", "descriptors", "threads")):
         for member in of_session.members.values():
             member.signal(signal.SIGKILL)
