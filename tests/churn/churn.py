@@ -1,17 +1,22 @@
 """A training whose ranks die, hang, leave and join, held to a model bit for bit after every step.
 
-    python tests/churn/churn.py [--over sockets|group|hierarchical] [--minutes M | --steps N] [--seed S]
+    python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N | --deaths N] [--seed S]
+    python tests/churn/churn.py --over peers|nccl --processes --devices N    on GPUs, which processes over peers share
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. (Over a group, or two
-levels of groups, they are threads, and one that dies aborts its communicators.) This process is their coordinator. It
-draws from the seed who is to fail at which byte of which exchange, asks for steps, and has the model (tests/python). A
-rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the coordinator), leaves, or is killed at any
-time. When one is gone the others' callbacks fail, because its sockets end. The survivors roll back, hand out their
-errors, and go on with them in a new world, into which new ranks come. A step that did not end is taken again with the
-same gradients.
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two levels
+of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a driver;
+GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are processes, too:
+when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
+
+This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for steps,
+and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the
+coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets end. The
+survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A step that did
+not end is taken again with the same gradients.
 """
 
 import argparse
+import ctypes
 import os
 import pathlib
 import pickle
@@ -24,6 +29,7 @@ import threading
 import time
 import traceback
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +48,7 @@ N = sum(SEGMENTS)
 CODECS = {"onebit": dict(codec=ONEBIT), "int8": dict(codec=INT8), "int8 sum": dict(codec=INT8, reduction=SUM)}
 LEAST, MOST = 2, 6  # ranks of a world
 TRANSPORTS = "sockets", "group", "hierarchical"
+ON_GPUS = "nccl", "peers"
 STEPS = 30  # of a session, which has a codec, a transport and ranks of its own
 PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
 COMM, INVALID_ARGUMENT = gradcodec.Status.COMM, gradcodec.Status.INVALID_ARGUMENT
@@ -196,13 +203,25 @@ class Rank:
             if peer:
                 peer.setblocking(False)
 
-    def communicator(self):
-        return self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
+    def communicate(self):
+        self.comm = self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
 
     def hang_up(self):
         for peer in self.peers:
             if peer:
                 peer.close()
+
+    device = gradcodec.CPU, 0
+
+    def put(self, array):
+        """The same on this rank's device."""
+        return array
+
+    def get(self, placed):
+        return placed
+
+    def run(self, placed):
+        self.allreduce.run(placed)
 
     def release(self):
         """Closes what a world has."""
@@ -216,40 +235,40 @@ class Rank:
 
     # ---- What the coordinator asks for
 
-    def world(self, rank, size, server, stranger, fault, descriptors):
+    def world(self, rank, size, server, stranger, fault, given, descriptors):
         """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide
         these by the ranks: there they are a row of as many."""
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.given = rank, size, given
         self.connect(descriptors)
         self.server = self.server if server is None else server
 
         def make():
             kind, *reduction = self.codec.split()
+            self.communicate()
             options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
-            self.comm = self.communicator()
-            self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, **options)
+            self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, device=self.device, **options)
             workers = self.worker
             if reduction:
                 workers = np.full((size, N), np.nan, f32)
                 workers[rank] = self.worker
-            self.allreduce.errors_in(workers, self.server)
+            self.allreduce.errors_in(self.put(workers), self.put(self.server))
 
         return self.attempt(make, fault), self.ours
 
     def step(self, number, fault):
         self.sent = None
-        values = gradients(self.seed, self.id, number)
-        status = self.attempt(lambda: self.allreduce.run(values), fault)
-        return status, self.sent, values
+        values = [self.put(gradient) for gradient in gradients(self.seed, self.id, number)]
+        status = self.attempt(lambda: self.run(values), fault)
+        return status, self.sent, None if status else [self.get(value) for value in values]
 
     def commit(self):
         self.allreduce.commit()
         return self.errors()
 
     def errors(self):
-        worker, server = np.zeros((1, N), f32), np.zeros(self.allreduce.shard_elements, f32)
-        self.allreduce.errors_out(worker[0], server)
-        return worker, server
+        worker, server = self.put(np.zeros(N, f32)), self.put(np.zeros(self.allreduce.shard_elements, f32))
+        self.allreduce.errors_out(worker, server)
+        return self.get(worker)[None], self.get(server)
 
     def close(self, made, places):
         """Ends a world. If it was made by all, its errors are those of this rank from now on."""
@@ -279,20 +298,21 @@ class ThreadRank(Rank):
     """A rank that is a thread. It dies by gc_comm_abort: before its call, during it, or from another thread at any
     time."""
 
-    parts, killed = (), False
+    parts, killed, is_aborted = (), False, False
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.closing = threading.Lock()
 
     def connect(self, _):
-        self.parts = self.given
+        self.parts, self.is_aborted = self.shown, False
 
-    def communicator(self):
-        return self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
+    def communicate(self):
+        self.comm = self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
 
     def hang_up(self):
         with self.closing:
+            self.is_aborted = True
             for part in self.parts:
                 part.abort()
 
@@ -329,8 +349,121 @@ class ThreadRank(Rank):
         raise ConnectionAbortedError("this rank leaves")
 
 
+class OnGpu:
+    """What a rank does that has a GPU, which it may share."""
+
+    bootstrap = None
+
+    def open(self, device, over, by):
+        """`by`: the communicator; or, over peer memory, one to find the others; or, over NCCL, the bytes of an id."""
+        self.device = gradcodec.CUDA, device
+        if over == "peers":
+            size = max(self.library.allreduce_peers_bytes(kind, SEGMENTS, self.size, error="float32",
+                       nonfinite="transactional") for kind in ("onebit", "int8", "int4"))  # fmt: skip
+            return self.library.open_peers(by, device, size)
+        return self.library.nccl_world(by, self.rank, self.size, device) if isinstance(by, bytes) else by
+
+    def put(self, array):
+        return self.library.tensor_to_device(np.ascontiguousarray(array), self.device)
+
+    def get(self, placed):
+        return np.array(self.library.tensor_to_device(placed, (gradcodec.CPU, 0)))
+
+    def run(self, placed):
+        """The GPU waits for the other ranks, and then says whether they came."""
+        super().run(placed)
+        self.get(placed[0])
+        self.comm.async_error()
+
+
+class GpuThread(OnGpu, ThreadRank):
+    def connect(self, _):
+        self.parts, self.is_aborted = (self.shown[2],), False
+
+    def communicate(self):
+        self.comm = self.open(*self.shown)
+        with self.closing:
+            self.parts = tuple({self.shown[2], self.comm})
+            if self.is_aborted:
+                self.comm.abort()
+
+
+class GpuProcess(OnGpu, Rank):
+    """Another thread aborts when the coordinator says of which world, for the GPU may wait for a rank that is lost."""
+
+    def __init__(self, *arguments, control=None):
+        super().__init__(*arguments)
+        self.number, self.aborted, self.opened, self.closing = -1, -1, None, threading.Lock()
+        if not os.environ.get("GRADCODEC_DRIVERS"):  # NCCL's wheel is not where the loader looks
+            for folder in sys.path:
+                for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
+                    ctypes.CDLL(str(path))
+        threading.Thread(target=self.listen, args=(control,), daemon=True).start()
+
+    def listen(self, control):
+        while text := control.recv(8):
+            (number,) = struct.unpack("<q", text)
+            self.abort(number)
+
+    def abort(self, number):
+        with self.closing:
+            self.aborted = max(self.aborted, number)
+            if self.opened and self.aborted >= self.number:
+                self.opened.abort()
+
+    def connect(self, descriptors):
+        *self.given, number = self.given
+        with self.closing:
+            self.number = number
+        super().connect(descriptors)
+
+    def communicate(self):
+        super().communicate()
+        self.bootstrap, (device, over, by) = self.comm, self.given
+        self.comm = self.open(device, over, by or self.bootstrap)
+        with self.closing:
+            self.opened = self.comm
+        self.abort(-1)  # if it has been told meanwhile
+
+    def hang_up(self):
+        super().hang_up()
+        self.abort(self.number)
+
+    def attempt(self, work, fault):
+        """Of a fault in an exchange that there is not: the first strikes before the call, the second in it or after."""
+
+        def struck():
+            if fault and fault[1] == 0 and not self.peers_talk:
+                self.strike()
+            elif fault and fault[0] == "kill" and not self.peers_talk:
+                threading.Thread(target=self.strike).start()
+            work()
+
+        self.peers_talk = work.__name__ == "make" and self.given[1] == "peers"
+        return super().attempt(struck, fault)
+
+    def release(self):
+        with self.closing:
+            self.opened = None
+        super().release()
+        if self.bootstrap:
+            self.bootstrap.close()
+        self.bootstrap = None
+
+    def new_id(self):
+        return self.library.nccl_id()
+
+    def leaked(self):
+        return 0, 0  # what a GPU or another rank may still use is kept
+
+
 class Member:
     """What the coordinator knows of a rank's process."""
+
+    controlled = None
+
+    def rank_of(self, *arguments):
+        return Rank(*arguments)
 
     def __init__(self, rank_id, seed, codec):
         here, there = socket.socketpair()
@@ -343,9 +476,10 @@ class Member:
             status = 1
             try:
                 # Of the others' ends none may stay here: they would not end with their process.
-                os.closerange(3, there.fileno())
-                os.closerange(there.fileno() + 1, 1024)
-                Rank(Link(there), seed, rank_id, codec).serve()
+                kept = sorted(end.fileno() for end in (there, self.controlled) if end)
+                for first, last in zip([2, *kept], [*kept, 1024]):
+                    os.closerange(first + 1, last)
+                self.rank_of(Link(there), seed, rank_id, codec).serve()
                 status = 0
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 pass  # the coordinator is gone
@@ -365,14 +499,36 @@ class Member:
         os.kill(self.pid, number)
 
 
+class GpuMember(Member):
+    def __init__(self, *arguments):
+        self.control, self.controlled = socket.socketpair()
+        super().__init__(*arguments)
+        self.controlled.close()
+
+    def rank_of(self, *arguments):
+        return GpuProcess(*arguments, control=self.controlled)
+
+    def give_up(self, number):
+        try:
+            self.control.send(struct.pack("<q", number))
+        except OSError:
+            pass  # it is dead
+
+    def gone(self):
+        self.control.close()
+        return super().gone()
+
+
 class ThreadMember:
     """The same of a thread."""
+
+    kind = ThreadRank
 
     def __init__(self, rank_id, seed, codec):
         here, self.there = socket.socketpair()
         self.id, self.link, self.status = rank_id, Link(here), None
         self.worker, self.server, self.places = np.zeros(N, f32), np.zeros(N, f32), np.zeros(0, int)
-        self.rank = ThreadRank(Link(self.there), seed, rank_id, codec)
+        self.rank = self.kind(Link(self.there), seed, rank_id, codec)
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
 
@@ -390,6 +546,9 @@ class ThreadMember:
             self.rank.release()
             self.there.close()
 
+    def give_up(self, _):
+        self.rank.hang_up()
+
     def gone(self):
         self.thread.join(PATIENCE)
         self.link.end.close()
@@ -404,16 +563,22 @@ class ThreadMember:
             pass  # it has ended
 
 
+class GpuThreadMember(ThreadMember):
+    kind = GpuThread
+
+
 class Session:
     """Ranks with one codec, until so many steps are done."""
 
-    def __init__(self, seed, codec, over, totals):
-        self.seed, self.codec, self.over, self.totals = seed, codec, over, totals
-        self.member = Member if over == "sockets" else ThreadMember
-        self.stops = ["stop", "pause"] if over == "sockets" else []  # threads cannot be stopped
+    def __init__(self, seed, codec, over, totals, devices, processes):
+        self.seed, self.codec, self.over, self.totals, self.devices = seed, codec, over, totals, devices
+        self.processes = processes or over == "sockets"
+        on_gpus = GpuMember if processes else GpuThreadMember
+        self.member = on_gpus if over in ON_GPUS else Member if over == "sockets" else ThreadMember
+        self.stops = ["stop", "pause"] if self.processes else []  # threads cannot be stopped
         self.members, self.order, self.models = {}, [], None
         self.next_id = self.attempts = self.number = 0
-        self.died, self.timers = None, []
+        self.died, self.timers, self.worlds = None, [], 0
 
     # ---- Asking ranks
 
@@ -449,6 +614,7 @@ class Session:
                     self.timers = [t for t in self.timers if t[1] != i]
                     self.totals["deaths"] += 1
                     waiting.discard(i)
+                    self.give_up()
                     continue
                 if isinstance(answer, Struck):
                     self.struck(i, answer.when)
@@ -461,11 +627,19 @@ class Session:
         kind = self.faults[i][0]
         if kind == "kill":
             self.note_death(when)
+        if kind != "pause":
+            self.give_up()
         if kind in ("stop", "pause"):
             pid, status = os.waitpid(self.members[i].pid, os.WUNTRACED)
             assert os.WIFSTOPPED(status), hex(status)
             then = signal.SIGKILL if kind == "stop" else signal.SIGCONT
             self.timers.append((time.monotonic() + self.faults[i][3], i, then))
+
+    def give_up(self):
+        """A rank is lost. What GPUs wait for nobody else ends, so all of them abort."""
+        if self.over in ON_GPUS:
+            for member in self.members.values():
+                member.give_up(self.worlds)
 
     def note_death(self, when):
         self.died = when if self.died is None else self.died
@@ -504,6 +678,8 @@ class Session:
         size = int(rng.integers(LEAST, MOST + 1))
         if self.over == "hierarchical":
             size = 4 if size <= 4 and len(self.members) <= 4 else 6
+        if self.over == "nccl":  # which wants a GPU for each
+            size = min(size, self.devices)
         while len(self.members) < size:
             self.members[self.next_id] = self.member(self.next_id, self.seed, self.codec)
             self.next_id += 1
@@ -518,12 +694,13 @@ class Session:
                 member.server, member.places = union, np.arange(N)
         self.draw_faults(rng, order, 0.2, ["kill", "kill", *self.stops, "leave", "stranger"])
         doomed, strangers = self.of_kind("kill", "stop"), self.of_kind("stranger")
-        ends = self.connections(rng)
+        self.worlds += 1
+        ends, parts = self.connections(rng)
         for rank, i in enumerate(order):
             given = [end for end in ends[rank] if end]
             member = self.members[i]
             server = member.server if handed_on else None
-            message = ("world", rank, len(order), server, i in strangers, self.for_rank(i))
+            message = "world", rank, len(order), server, i in strangers, self.for_rank(i), parts[rank]
             member.link.send(message, [end.fileno() for end in given])
             for end in given:
                 end.close()
@@ -534,6 +711,8 @@ class Session:
         expected = {None} if not lost else {INVALID_ARGUMENT} if lost == strangers else {None, COMM, INVALID_ARGUMENT}
         if lost == strangers and len(strangers) == len(order):
             expected = {None}  # all of them agree
+        if self.over == "peers" and INVALID_ARGUMENT in statuses:
+            expected = expected | {COMM}  # who is told so first aborts, which ends the others' meeting
         assert statuses <= expected, (statuses, self.faults)
         if lost:
             self.close(made=False)
@@ -548,25 +727,41 @@ class Session:
             self.models.append(model)
 
     def connections(self, rng):
-        """The ends of sockets between every two, by rank; threads are given what they make a communicator of."""
+        """The ends of sockets between every two, by rank; and what else each makes its communicator of."""
         size = len(self.order)
-        ends = [[None] * size for _ in self.order]
-        if self.over == "sockets":
+        ends, parts = [[None] * size for _ in self.order], [None] * size
+        if self.processes:
             for one in range(size):
                 for other in range(one):
                     ends[one][other], ends[other][one] = socket.socketpair()
-            return ends
-        group = self.members[self.order[0]].rank.library.group
-        if self.over == "group":
-            parts = [(comm,) for comm in group(size)]
-        else:
-            nodes = 2 if size == 4 else int(rng.choice([2, 3]))
+        shown = self.devices if self.over == "nccl" or rng.random() < 0.5 else 1
+        first = self.members[self.order[0]]
+        if self.over in ON_GPUS:
+            if not self.processes:
+                by = self.nccl_world(size) if self.over == "nccl" else first.rank.library.group(size)
+            else:
+                asked = self.ask(("new_id",), self.order[:1]) if self.over == "nccl" else {0: None}
+                by = list(asked.values()) * size
+            parts = [(rank % shown, self.over, by[rank]) for rank in range(size)]
+            parts = [(*part, self.worlds) for part in parts] if self.processes else parts
+        elif self.over == "group":
+            parts = [(comm,) for comm in first.rank.library.group(size)]
+        elif self.over == "hierarchical":
+            group, nodes = first.rank.library.group, 2 if size == 4 else int(rng.choice([2, 3]))
             places = size // nodes
             intra, inter = [group(places) for _ in range(nodes)], [group(nodes) for _ in range(places)]
             parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
-        for i, given in zip(self.order, parts):
-            self.members[i].rank.given = given
-        return ends
+        if not self.processes:
+            for i, given in zip(self.order, parts):
+                self.members[i].rank.shown = given
+            parts = [None] * size  # which cannot be sent
+        return ends, parts
+
+    def nccl_world(self, size):
+        library = self.members[self.order[0]].rank.library
+        id = library.nccl_id()
+        with ThreadPoolExecutor(size) as threads:
+            return list(threads.map(lambda rank: library.nccl_world(id, rank, size, rank), range(size)))
 
     def take_step(self, rng):
         self.draw_faults(rng, self.order, 0.35, ["kill", "kill", *self.stops, "leave", "blind", "blind"])
@@ -667,21 +862,32 @@ def count(what, most=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--over", choices=TRANSPORTS, help="one of the transports; otherwise all of them in turn")
+    parser.add_argument("--over", choices=TRANSPORTS + ON_GPUS, help="one of the transports; otherwise all in turn")
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--steps", type=int, help="how many steps")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deaths", type=int, help="how many deaths")
+    parser.add_argument("--processes", action="store_true", help="also over nccl or peers")
+    parser.add_argument("--devices", type=int, default=6, help="GPUs, which a rank over NCCL has for itself")
     given = parser.parse_args()
-    steps = given.steps or (1 << 62 if given.minutes else 100)
+    drivers = os.environ.get("GRADCODEC_DRIVERS")
+    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
+        fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(given.devices)}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
+    transports = [given.over] if given.over else [*TRANSPORTS, *(ON_GPUS if drivers else ())]
+    steps = given.steps or (1 << 62 if given.minutes or given.deaths else 100)
     until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
     numbers = dict.fromkeys(["steps", "deaths", "joins", "hangs", "wrong", "descriptors", "threads"], 0)
-    all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in ([given.over] if given.over else TRANSPORTS)}
+    all_totals = {over: numbers | dict(longest=0.0, ours=0.0) for over in transports}
     failure, session, names = None, 0, list(CODECS)
     try:
         while (left := steps - sum(totals["steps"] for totals in all_totals.values())) > 0 and time.monotonic() < until:
+            if given.deaths and sum(totals["deaths"] for totals in all_totals.values()) >= given.deaths:
+                break
             over = list(all_totals)[session // len(names) % len(all_totals)]
             totals, descriptors, threads = all_totals[over], count("fd"), count("task")
-            of_session = Session(1000 * given.seed + session, names[session % len(names)], over, totals)
+            codec, on = names[session % len(names)], (given.devices, given.processes)
+            of_session = Session(1000 * given.seed + session, codec, over, totals, *on)
             of_session.run(min(STEPS, left), until)
             totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
             totals["threads"] += max(0, count("task", threads) - threads)
@@ -689,10 +895,13 @@ def main():
     except SystemExit as ended:
         failure = str(ended)
     for over, totals in all_totals.items():
-        print("{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits, {descriptors} "
-              "descriptors and {threads} threads leaked; from a death to the next good step at most {longest:.3f} s, "
-              "of which the library computes {ours:.4f} s; seed {seed}"
-              .format(over=over, seed=given.seed, **totals))  # fmt: skip
+        line = "{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits"
+        if over not in ON_GPUS or not given.processes:  # where what GPUs may still use is kept
+            line += ", {descriptors} descriptors and {threads} threads leaked"
+        line += "; from a death to the next good step at most {longest:.3f} s"
+        if over not in ON_GPUS:  # where the thread waits for GPUs, or is one
+            line += ", of which the library computes {ours:.4f} s"
+        print(f"{line}; seed {{seed}}".format(over=over, seed=given.seed, **totals))
     if failure or any(t[name] for t in all_totals.values() for name in ("hangs", "wrong", "descriptors", "threads")):
         for member in of_session.members.values():
             member.signal(signal.SIGKILL)

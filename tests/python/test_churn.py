@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from stand_in import DRIVERS
 from tiers import both
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,15 +22,27 @@ PROGRAM = ROOT / "tests/churn/churn.py"
 
 
 def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
-    steps = both(quick=270, all=2700)  # 30 with each codec over each transport, or several times as many
+    transports = ["sockets", "group", "hierarchical", *(["nccl", "peers"] if DRIVERS else [])]
+    steps = both(quick=90, all=900) * len(transports)  # 30 with each codec, or several times as many
     done = subprocess.run([sys.executable, PROGRAM, "--steps", str(steps)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    leaks = "0 hangs, 0 wrong bits, 0 descriptors and 0 threads leaked"
-    found = re.findall(rf"(?m)^(\w+): (\d+) steps, (\d+) deaths, (\d+) joins, {leaks}", done.stdout)
-    assert [over for over, *_ in found] == ["sockets", "group", "hierarchical"], done.stdout
+    good = "0 hangs, 0 wrong bits, 0 descriptors and 0 threads leaked"
+    found = re.findall(rf"(?m)^(\w+): (\d+) steps, (\d+) deaths, (\d+) joins, {good};", done.stdout)
+    assert [over for over, *_ in found] == transports, done.stdout
     for _, *numbers in found:
         taken, deaths, joins = map(int, numbers)
-        assert taken == steps // 3 and deaths > taken // 10 and joins > deaths, done.stdout
+        assert taken == steps // len(transports) and deaths > taken // 10 and joins > deaths, done.stdout
+
+
+@pytest.mark.skipif(not DRIVERS, reason="no driver without hardware: GRADCODEC_DRIVERS names them")
+@pytest.mark.parametrize("devices", [1, 6])
+def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(devices):
+    """tests/multi_gpu/test_deaths.py on a GPU."""
+    about = ["--over", "peers", "--processes", "--devices", str(devices), "--steps", str(both(quick=15, all=90))]
+    done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    deaths, = map(int, re.findall(r"^peers: \d+ steps, (\d+) deaths, \d+ joins, 0 hangs, 0 wrong bits;", done.stdout))
+    assert deaths > 2, done.stdout
 
 
 class Three:

@@ -1,0 +1,26 @@
+"""Ranks on GPUs that are killed, over NCCL and over peer memory, by tests/churn/churn.py. The others' handles still give the
+errors of before, to the bit, and are released; the training goes on with them in a new communicator."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = pathlib.Path(__file__).resolve().parents[1] / "churn/churn.py"
+DEATHS = 20
+
+
+@pytest.mark.parametrize("transport", ["peers", "nccl"])
+def test_ranks_die_and_the_others_go_on(pytestconfig, transport):
+    if not pytestconfig.cards:
+        pytest.skip("no GPU: tests/python/test_churn.py shows it on a driver without hardware")
+    if transport == "nccl" and pytestconfig.cards < 2:
+        pytest.skip("two GPUs needed for NCCL, one found")
+    about = ["--over", transport, "--processes", "--devices", str(pytestconfig.cards), "--deaths", str(DEATHS)]
+    done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    good = "0 hangs, 0 wrong bits;"
+    (deaths,) = map(int, re.findall(rf"^{transport}: \d+ steps, (\d+) deaths, \d+ joins, {good}", done.stdout))
+    assert deaths >= DEATHS, done.stdout
