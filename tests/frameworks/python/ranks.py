@@ -40,7 +40,8 @@ def _rank(rank, function, world, backend, device, folder, arguments):
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
         torch.set_default_device(f"cuda:{torch.cuda.current_device()}")
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    own = {"device_id": torch.get_default_device()} if backend == "nccl" else {}  # or barrier() warns
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world, **own)
     try:
         function(*arguments)
         dist.barrier()
