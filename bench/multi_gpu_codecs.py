@@ -161,7 +161,8 @@ def measure(here, on, elements, rounds, dtype, paths, most, has_all, left_out):
         return {"seconds": {}, "host": {}, "left out": f"{needed / 2**30:.0f} GiB needed, {free / 2**30:.0f} free"}
     failures, ready, runs, calls, made = {}, {}, {}, calls_for(elements), []
     try:
-        libraries = {", against" if number else "": library_of(machine, path, most) for number, path in enumerate(paths)}
+        names = [""] if len(paths) == 1 else ["", ", against"]
+        libraries = {name: library_of(machine, path, most) for name, path in zip(names, paths)}
         contenders, ways = of_dtype(machine, dtype, libraries, has_all, len(paths) > 1)
         made += contenders.values()
         for name, contender in contenders.items():

@@ -1053,23 +1053,33 @@ def of_codec_hosts(results, dtype):
     return table([f"{dtype}, us of the host", "called", *sizes], lines) if lines else None
 
 
+def of_exchanges(results):
+    """From which size on the second library is never slower than the first, in words."""
+    rows, said = results["codecs"], []
+    for name in dict.fromkeys(name for row in rows for name in row["samples"] if ", against" in name):
+        least = from_size({"sizes": rows}, name, name.replace(", against", ""))
+        who, way = name.replace(", against", "").rsplit(" ", 1)
+        where = f"from {count(least)} elements on" if least else "at no size to the end"
+        said.append(f"{who} {CODEC_WAYS[way]} {where}")
+    return paragraph(f"The second is never slower than the first: {'; '.join(said)}.") if said else None
+
+
 def codecs_tables(results):
     """The section on all codecs; None if nothing of it was measured."""
     if not any(row["samples"] for row in results.get("codecs", [])):
         return None
-    first = results["about"]["ranks"][0]
-    nvls = "NVLS off" if first["nvls"] == "0" else "NVLS as it comes"
     tables = [of_codec_ways(results, dtype, way) for dtype in ("float32", "bfloat16") for way in CODEC_WAYS]
-    against = paragraph(
-        "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once.",
-    )
+    against = "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once."
     parts = [
-        against if results["about"].get("against") else None,
+        paragraph(against) if results["about"].get("against") else None,
+        of_exchanges(results),
+        paragraph(of_cards(results)),
+        None if results["sizes"] else failures(results),  # which the section before has
         paragraph(
-            f"Every codec over peer memory on {results['about']['world']} GPUs, {first['card']}, beside ncclAllReduce of",
-            f"NCCL {first['nccl']} ({nvls}), which sums: us a call, in brackets times as fast as NCCL. The slowest rank of",
-            "each round, medians. A prepared list of arguments, which ctypes hands over, stands for C. From Python: the",
-            "package's AllReduce.run() on tensors of torch, beside NCCL from C. \"errors\": kept, in the gradient's dtype,",
+            "Every codec over peer memory beside ncclAllReduce, which sums: us a call, in brackets times as fast as NCCL.",
+            "NCCL goes without sums in the switch. The slowest rank of each round, medians. A prepared list of arguments,",
+            "which ctypes hands over, stands for C. From Python: the package's AllReduce.run() on tensors of torch, beside",
+            "NCCL from C; where no time stands, it was not called so. \"errors\": kept, in the gradient's dtype,",
             "as onebit does. The last line: the least size from which on no size is slower than NCCL.",
         ),
         *tables,
@@ -1235,13 +1245,17 @@ def main():
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
-            part = f"## Several GPUs\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
-            page = insert(page, "several cards", part)
-            write_targets(options.page, "several cards", "Several GPUs")
+            if results["sizes"]:
+                part = f"## Several GPUs\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
+                page = insert(page, "several cards", part)
+                write_targets(options.page, "several cards", "Several GPUs")
             if peers := peer_tables(results):
                 part = f"## Several GPUs, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
-            if codecs := codecs_tables(results):
+            codecs = codecs_tables(results)
+            if codecs and results["about"].get("against"):
+                page = insert(page, "exchanges", f"## Several GPUs, one exchange or two\n\n{codecs}")
+            elif codecs:
                 page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{CODECS_IMAGE}\n\n{codecs}")
             options.page.write_text(page)
         elif results["about"].get("of") == "training step":

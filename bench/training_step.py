@@ -1,5 +1,5 @@
-"""A training step of bench/accuracy.py's transformer on all GPUs there are: DistributedDataParallel with NCCL's sums, and
-with gradcodec.torch.compress(): build/bench/training_step.json and a table.
+"""A training step of bench/accuracy.py's transformer on all GPUs there are, by DistributedDataParallel: with NCCL's sums,
+and with gradcodec.torch.compress(). build/bench/training_step.json and a table.
 
     python3 bench/training_step.py --library lib/libgradcodec.so.0 [--quick]
     python3 bench/training_step.py --library lib/libgradcodec.so.0 --device cpu      a rehearsal over gloo
@@ -29,8 +29,9 @@ import accuracy
 
 # The name: the codec, None for DDP's own exchange, and the transport.
 PLAIN = {"no exchange": (None, None), "NCCL": (None, None)}
-CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in ("int8", "int4")}}
-REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in ("int8", "int4")}}
+CODECS = "int8", "int4"
+CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in CODECS}}
+REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in CODECS}}
 FULL = accuracy.SIZES["full"]["transformer"]
 MODELS = {"full": FULL, "large": FULL._replace(width=1280, layers=16)}
 BATCH = 8  # sequences of each rank
@@ -61,7 +62,8 @@ class Training:
     def __init__(self, torch, task, dtype, device, codec, transport, is_sent):
         import gradcodec.torch
 
-        model = torch.nn.parallel.DistributedDataParallel(model_of(torch, task, dtype, device), gradient_as_bucket_view=True)
+        model = model_of(torch, task, dtype, device)
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.model, self.is_sent = model, is_sent
         self.compression = gradcodec.torch.compress(model, codec, transport=transport) if codec else None
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

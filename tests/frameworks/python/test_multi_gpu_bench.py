@@ -113,7 +113,7 @@ def test_the_page_gets_a_part_that_begins_with_its_picture(rehearsed, tmp_path):
         before, codecs = text.split("\n<!-- all codecs -->\n")
         assert before.endswith("|\n<!-- /several cards -->\nafter\n") and text.count("(performance-multi-gpu.svg)") == 1
         assert codecs.startswith("## Several GPUs, every codec\n\n![") and codecs.endswith("|\n<!-- /all codecs -->\n")
-        assert "old" not in text and text.count("## Several GPUs") == 1
+        assert "old" not in text and text.count("## Several GPUs\n") == 1
 
 
 def test_the_page_on_links_says_whether_several_cards_were_measured(rehearsed, tmp_path):
