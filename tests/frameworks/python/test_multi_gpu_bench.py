@@ -356,7 +356,8 @@ def test_a_codec_that_loses_too_much_is_named_and_not_timed(tmp_path):
     done = rehearse(tmp_path / "multi_gpu.json", "--only", "codecs", program=broken(tmp_path, code))
     assert done.returncode == 1, done.stdout + done.stderr
     for row in json.loads((tmp_path / "multi_gpu.json").read_text())["codecs"]:
-        assert set(row["failures"]) == {f"{of} {dtype}" for of in ("int4", "int4 errors") for dtype in ("float32", "bfloat16")}
+        dtypes = "float32", "bfloat16"
+        assert set(row["failures"]) == {f"{of} {dtype}" for of in ("int4", "int4 errors") for dtype in dtypes}
         assert all("of the mean is lost" in why for why in row["failures"].values())
         assert any(of.startswith("int8 float32 ") for of in row["samples"])
         assert not any(of.startswith("int4") for of in row["samples"])
