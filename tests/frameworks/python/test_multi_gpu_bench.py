@@ -33,7 +33,8 @@ def rehearse(output, *more, program=ROOT / "bench/multi_gpu.py"):
     command += ["--library", os.environ["GRADCODEC_LIBRARY"], "--output", str(output), *more]
     temporary = output.parent / "temporary"
     temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary)}
+    # DistributedDataParallel makes an empty folder for a compiler, and leaves it.
+    environment = {**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(output.parent / "compiled")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert not list(temporary.iterdir()), "files stayed"
     return done
