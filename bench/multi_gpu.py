@@ -231,6 +231,7 @@ def main():
     print(report.targets() or "")
     print(report.peer_tables(results) or "")
     print(report.codecs_tables(results) or "")
+    print(report.targets() or "")
     if report.failures(results):
         raise SystemExit(1)
 

@@ -1015,6 +1015,19 @@ def peer_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+# To reach on two GPUs: times NCCL, called in the same way.
+CODECS_TO_REACH = {
+    ("int4 float32 C", LARGE): 3.6, ("int8 float32 C", LARGE): 2.8, ("mxfp8 float32 C", LARGE): 2.8,
+    ("int4 bfloat16 C", LARGE): 2.8, ("int8 bfloat16 C", LARGE): 1.8, ("mxfp8 bfloat16 C", LARGE): 1.8,
+    ("int4 float32 C", 2**24): 3, ("int4 bfloat16 C", 2**24): 2.2,
+    ("int8 bfloat16 graph", 2**22): 1.8, ("int4 bfloat16 graph", 2**22): 2.3, ("int8 bfloat16 graph", 2**20): 2.2,
+}  # fmt: skip
+# At most so many us in a graph; and at most so many of the host, from C.
+US_TO_REACH = {
+    **{(codec, 2**16): 10 for codec in ("bf16", "mxfp8", "int8", "int4", "mxfp4")},
+    **{(codec, elements): us for codec in ("onebit", "int8 errors") for elements, us in ((2**16, 18), (2**20, 21))},
+}
+HOST_US_TO_REACH = 8
 CODECS_IMAGE = "![How many times as fast as NCCL, by codec and size](performance-codecs.svg)"
 CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
 
@@ -1053,6 +1066,28 @@ def of_codec_hosts(results, dtype):
     return table([f"{dtype}, us of the host", "called", *sizes], lines) if lines else None
 
 
+def aim_of_codecs(results):
+    """Puts what is to be reached among the aims."""
+    if results["about"]["rehearsal"] or results["about"]["world"] != 2:
+        return
+    for row in ({**row, "seconds": {n: slowest(of) for n, of in row["samples"].items()}} for row in results["codecs"]):
+        elements, size = row["elements"], count(row["elements"])
+        for name in row["seconds"]:
+            who, dtype, way = name.rsplit(" ", 2)
+            what, least = f"{who} {dtype} {CODEC_WAYS[way]}", CODECS_TO_REACH.get((name, elements))
+            times = least and ratio(row, name, f"nccl {dtype} {way}")
+            if times:
+                AIMS.append((what, size, f"{least} times NCCL", verdict(times >= least)))
+            most = US_TO_REACH.get((who, elements)) if way == "graph" else None
+            if most:
+                AIMS.append((what, size, f"at most {most} us", verdict(median(row, name) * 1e6 <= most)))
+        for name, seconds in row["host"].items():
+            who, dtype, way = name.rsplit(" ", 2)
+            if way == "C" and who != "nccl":
+                aim = f"at most {HOST_US_TO_REACH} us of the host"
+                AIMS.append((f"{who} {dtype} from C", size, aim, verdict(seconds * 1e6 <= HOST_US_TO_REACH)))
+
+
 def of_exchanges(results):
     """From which size on the second library is never slower than the first, in words."""
     rows, said = results["codecs"], []
@@ -1070,6 +1105,8 @@ def codecs_tables(results):
         return None
     tables = [of_codec_ways(results, dtype, way) for dtype in ("float32", "bfloat16") for way in CODEC_WAYS]
     against = "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once."
+    if not results["about"].get("against"):
+        aim_of_codecs(results)
     parts = [
         paragraph(against) if results["about"].get("against") else None,
         of_exchanges(results),
@@ -1257,6 +1294,7 @@ def main():
                 page = insert(page, "exchanges", f"## Several GPUs, one exchange or two\n\n{codecs}")
             elif codecs:
                 page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{CODECS_IMAGE}\n\n{codecs}")
+                write_targets(options.page, "all codecs", "Several GPUs, every codec")
             options.page.write_text(page)
         elif results["about"].get("of") == "training step":
             if results["about"]["rehearsal"]:

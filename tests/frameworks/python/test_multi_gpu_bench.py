@@ -347,6 +347,13 @@ def test_every_codec_has_its_times_and_where_it_begins_to_win(rehearsed):
     assert ["no slower from", "", "64K"] in cells  # and not 4K, for 16K is slower again
     assert ["int4", "from C", *["8.00"] * 5] in cells
     assert report.codecs_tables({**results, "codecs": []}) is None
+    assert report.targets() is None  # for a rehearsal has none
+    results["about"]["rehearsal"] = False
+    results["codecs"][3]["samples"]["int4 float32 graph"] = [[1.1e-5], [0.9e-5]]  # of 64K elements
+    report.codecs_tables(results)
+    aims = [[cell.strip() for cell in line.strip("|").split("|")] for line in report.targets().splitlines()]
+    assert ["int4 float32 in a graph", "at most 10 us", "-", "64K"] in aims
+    assert ["int4 float32 from C", "at most 8 us of the host", "5 sizes", "-"] in aims
 
 
 def test_a_codec_that_loses_too_much_is_named_and_not_timed(tmp_path):
