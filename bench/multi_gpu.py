@@ -145,7 +145,7 @@ def codecs_row(bench, on, elements, rounds, paths, most, has_all):
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
-    options.add_argument("--against", metavar="FILE", help="another libgradcodec.so: one exchange beside two, and no more")
+    options.add_argument("--against", metavar="FILE", help="another libgradcodec.so: one exchange beside two, alone")
     options.add_argument("--only", choices=PARTS, help="of all codecs, or of one bit beside DeepSpeed's chain")
     options.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
@@ -231,6 +231,7 @@ def main():
     print(report.targets() or "")
     print(report.peer_tables(results) or "")
     print(report.codecs_tables(results) or "")
+    print(report.targets() or "")
     if report.failures(results):
         raise SystemExit(1)
 

@@ -28,7 +28,7 @@ FROM_PYTHON = "int8", "int4", "onebit", "int8 over NCCL"
 EXCHANGED = "bf16", "int8", "int4"
 # Of the mean of normal numbers, in the norm of the difference: some twice what two roundings by the codec lose.
 MOST_LOST = {"bf16": 0.01, "mxfp8": 0.1, "int8": 0.03, "int4": 0.35, "mxfp4": 0.4, "onebit": 1.2}
-HOST_CALLS = 64  # enqueued without waiting, fewer than a stream has room for
+HOST_CALLS, LARGE_CALLS = 64, 8  # enqueued without waiting, fewer than a stream has room for
 TIMEOUT_MS = 20_000
 
 
@@ -161,7 +161,8 @@ def measure(here, on, elements, rounds, dtype, paths, most, has_all, left_out):
         return {"seconds": {}, "host": {}, "left out": f"{needed / 2**30:.0f} GiB needed, {free / 2**30:.0f} free"}
     failures, ready, runs, calls, made = {}, {}, {}, calls_for(elements), []
     try:
-        libraries = {", against" if number else "": library_of(machine, path, most) for number, path in enumerate(paths)}
+        names = [""] if len(paths) == 1 else ["", ", against"]
+        libraries = {name: library_of(machine, path, most) for name, path in zip(names, paths)}
         contenders, ways = of_dtype(machine, dtype, libraries, has_all, len(paths) > 1)
         made += contenders.values()
         for name, contender in contenders.items():
@@ -230,7 +231,7 @@ def is_timed(key, left_out):
 def host_seconds(machine, key, contender):
     """What the host takes for a call that it only enqueues: the least of three loops."""
     run, found = contender.from_python if key.endswith("Python") else contender.run, []
-    calls = HOST_CALLS if machine.has_graphs else 2
+    calls = (HOST_CALLS if contender.n <= 2**22 else LARGE_CALLS) if machine.has_graphs else 2
     for _ in range(3):
         contender.again()
         machine.wait()

@@ -13,7 +13,8 @@ for of in "always-one 1 << 40" "always-two 0"; do
     sed -i "s/^pub const ONE_EXCHANGE_BYTES: i64 = .*;/pub const ONE_EXCHANGE_BYTES: i64 = $limit;/" \
         "$out/tree/src/plan/codec.rs"
     grep -q "ONE_EXCHANGE_BYTES: i64 = $limit;" "$out/tree/src/plan/codec.rs"
-    cargo build --quiet --profile "${PROFILE:-release}" --lib --manifest-path "$out/tree/Cargo.toml" --target-dir "$out/target"
+    cargo build --quiet --profile "${PROFILE:-release}" --lib --manifest-path "$out/tree/Cargo.toml" \
+        --target-dir "$out/target"
     cp "$out/target/${PROFILE:-release}/libgradcodec.so" "$out/$name.so"
     echo "$out/$name.so"
 done

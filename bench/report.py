@@ -1015,6 +1015,19 @@ def peer_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+# To reach on two GPUs: times NCCL, called in the same way.
+CODECS_TO_REACH = {
+    ("int4 float32 C", LARGE): 3.6, ("int8 float32 C", LARGE): 2.8, ("mxfp8 float32 C", LARGE): 2.8,
+    ("int4 bfloat16 C", LARGE): 2.8, ("int8 bfloat16 C", LARGE): 1.8, ("mxfp8 bfloat16 C", LARGE): 1.8,
+    ("int4 float32 C", 2**24): 3, ("int4 bfloat16 C", 2**24): 2.2,
+    ("int8 bfloat16 graph", 2**22): 1.8, ("int4 bfloat16 graph", 2**22): 2.3, ("int8 bfloat16 graph", 2**20): 2.2,
+}  # fmt: skip
+# At most so many us in a graph; and at most so many of the host, from C.
+US_TO_REACH = {
+    **{(codec, 2**16): 10 for codec in ("bf16", "mxfp8", "int8", "int4", "mxfp4")},
+    **{(codec, elements): us for codec in ("onebit", "int8 errors") for elements, us in ((2**16, 18), (2**20, 21))},
+}
+HOST_US_TO_REACH = 8
 CODECS_IMAGE = "![How many times as fast as NCCL, by codec and size](performance-codecs.svg)"
 CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
 
@@ -1053,23 +1066,57 @@ def of_codec_hosts(results, dtype):
     return table([f"{dtype}, us of the host", "called", *sizes], lines) if lines else None
 
 
+def aim_of_codecs(results):
+    """Puts what is to be reached among the aims."""
+    if results["about"]["rehearsal"] or results["about"]["world"] != 2:
+        return
+    for row in ({**row, "seconds": {n: slowest(of) for n, of in row["samples"].items()}} for row in results["codecs"]):
+        elements, size = row["elements"], count(row["elements"])
+        for name in row["seconds"]:
+            who, dtype, way = name.rsplit(" ", 2)
+            what, least = f"{who} {dtype} {CODEC_WAYS[way]}", CODECS_TO_REACH.get((name, elements))
+            times = least and ratio(row, name, f"nccl {dtype} {way}")
+            if times:
+                AIMS.append((what, size, f"{least} times NCCL", verdict(times >= least)))
+            most = US_TO_REACH.get((who, elements)) if way == "graph" else None
+            if most:
+                AIMS.append((what, size, f"at most {most} us", verdict(median(row, name) * 1e6 <= most)))
+        for name, seconds in row["host"].items():
+            who, dtype, way = name.rsplit(" ", 2)
+            if way == "C" and who != "nccl":
+                aim = f"at most {HOST_US_TO_REACH} us of the host"
+                AIMS.append((f"{who} {dtype} from C", size, aim, verdict(seconds * 1e6 <= HOST_US_TO_REACH)))
+
+
+def of_exchanges(results):
+    """From which size on the second library is never slower than the first, in words."""
+    rows, said = results["codecs"], []
+    for name in dict.fromkeys(name for row in rows for name in row["samples"] if ", against" in name):
+        least = from_size({"sizes": rows}, name, name.replace(", against", ""))
+        who, way = name.replace(", against", "").rsplit(" ", 1)
+        where = f"from {count(least)} elements on" if least else "at no size to the end"
+        said.append(f"{who} {CODEC_WAYS[way]} {where}")
+    return paragraph(f"The second is never slower than the first: {'; '.join(said)}.") if said else None
+
+
 def codecs_tables(results):
     """The section on all codecs; None if nothing of it was measured."""
     if not any(row["samples"] for row in results.get("codecs", [])):
         return None
-    first = results["about"]["ranks"][0]
-    nvls = "NVLS off" if first["nvls"] == "0" else "NVLS as it comes"
     tables = [of_codec_ways(results, dtype, way) for dtype in ("float32", "bfloat16") for way in CODEC_WAYS]
-    against = paragraph(
-        "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once.",
-    )
+    against = "Two libraries, the second named `against`: they differ in up to how many bytes ranks exchange once."
+    if not results["about"].get("against"):
+        aim_of_codecs(results)
     parts = [
-        against if results["about"].get("against") else None,
+        paragraph(against) if results["about"].get("against") else None,
+        of_exchanges(results),
+        paragraph(of_cards(results)),
+        None if results["sizes"] else failures(results),  # which the section before has
         paragraph(
-            f"Every codec over peer memory on {results['about']['world']} GPUs, {first['card']}, beside ncclAllReduce of",
-            f"NCCL {first['nccl']} ({nvls}), which sums: us a call, in brackets times as fast as NCCL. The slowest rank of",
-            "each round, medians. A prepared list of arguments, which ctypes hands over, stands for C. From Python: the",
-            "package's AllReduce.run() on tensors of torch, beside NCCL from C. \"errors\": kept, in the gradient's dtype,",
+            "Every codec over peer memory beside ncclAllReduce, which sums: us a call, in brackets times as fast as NCCL.",
+            "NCCL goes without sums in the switch. The slowest rank of each round, medians. A prepared list of arguments,",
+            "which ctypes hands over, stands for C. From Python: the package's AllReduce.run() on tensors of torch, beside",
+            "NCCL from C; where no time stands, it was not called so. \"errors\": kept, in the gradient's dtype,",
             "as onebit does. The last line: the least size from which on no size is slower than NCCL.",
         ),
         *tables,
@@ -1235,14 +1282,19 @@ def main():
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
-            part = f"## Several GPUs\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
-            page = insert(page, "several cards", part)
-            write_targets(options.page, "several cards", "Several GPUs")
+            if results["sizes"]:
+                part = f"## Several GPUs\n\n{image('multi-gpu')}\n\n{multi_gpu_tables(results)}"
+                page = insert(page, "several cards", part)
+                write_targets(options.page, "several cards", "Several GPUs")
             if peers := peer_tables(results):
                 part = f"## Several GPUs, over peer memory\n\n{image('peers')}\n\n{peers}"
                 page = insert(page, "peer memory", part)
-            if codecs := codecs_tables(results):
+            codecs = codecs_tables(results)
+            if codecs and results["about"].get("against"):
+                page = insert(page, "exchanges", f"## Several GPUs, one exchange or two\n\n{codecs}")
+            elif codecs:
                 page = insert(page, "all codecs", f"## Several GPUs, every codec\n\n{CODECS_IMAGE}\n\n{codecs}")
+                write_targets(options.page, "all codecs", "Several GPUs, every codec")
             options.page.write_text(page)
         elif results["about"].get("of") == "training step":
             if results["about"]["rehearsal"]:

@@ -1,5 +1,5 @@
-"""A training step of bench/accuracy.py's transformer on all GPUs there are: DistributedDataParallel with NCCL's sums, and
-with gradcodec.torch.compress(): build/bench/training_step.json and a table.
+"""A training step of bench/accuracy.py's transformer on all GPUs there are, with DistributedDataParallel, over NCCL and by
+gradcodec.torch.compress(): build/bench/training_step.json and a table.
 
     python3 bench/training_step.py --library lib/libgradcodec.so.0 [--quick]
     python3 bench/training_step.py --library lib/libgradcodec.so.0 --device cpu      a rehearsal over gloo
@@ -12,6 +12,7 @@ ranks must have the same weights.
 """
 
 import argparse
+import copy
 import datetime
 import json
 import os
@@ -29,8 +30,9 @@ import accuracy
 
 # The name: the codec, None for DDP's own exchange, and the transport.
 PLAIN = {"no exchange": (None, None), "NCCL": (None, None)}
-CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in ("int8", "int4")}}
-REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in ("int8", "int4")}}
+CODECS = "int8", "int4"
+CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in CODECS}}
+REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in CODECS}}
 FULL = accuracy.SIZES["full"]["transformer"]
 MODELS = {"full": FULL, "large": FULL._replace(width=1280, layers=16)}
 BATCH = 8  # sequences of each rank
@@ -58,10 +60,10 @@ def model_of(torch, task, dtype, device):
 
 
 class Training:
-    def __init__(self, torch, task, dtype, device, codec, transport, is_sent):
+    def __init__(self, torch, model, codec, transport, is_sent):
         import gradcodec.torch
 
-        model = torch.nn.parallel.DistributedDataParallel(model_of(torch, task, dtype, device), gradient_as_bucket_view=True)
+        model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.model, self.is_sent = model, is_sent
         self.compression = gradcodec.torch.compress(model, codec, transport=transport) if codec else None
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -95,8 +97,9 @@ def measure(here, on, task, dtype_name, contenders, turns, steps):
         dist.init_process_group("nccl" if on == "cuda" else "gloo", **store)
     dtype, wait = getattr(torch, dtype_name), torch.cuda.synchronize if on == "cuda" else lambda: None
     made, sent, seconds = {}, {}, {}
+    begin = model_of(torch, task, dtype, device)
     for name, (codec, transport) in contenders.items():
-        made[name] = Training(torch, task, dtype, device, codec, transport, name != "no exchange")
+        made[name] = Training(torch, copy.deepcopy(begin), codec, transport, name != "no exchange")
         seconds[name] = []
     size = BATCH if on == "cuda" else 1
     generator = torch.Generator().manual_seed(here.rank)
