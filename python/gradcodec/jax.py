@@ -123,8 +123,9 @@ class Codec:
     def encode(self, values: Any, worker: Any = None, n_chunks: int = 1) -> tuple[Any, Any]:
         """Encodes values plus what was not sent of earlier ones.
 
-        `worker`: those errors, float32, as many as `values` has elements; None if the codec keeps none. Gives the
-        payload, uint8 [n_chunks, bytes of a chunk], and the new errors.
+        `worker`: those errors, float32, as many as `values` has elements; None if the codec keeps none.
+
+        Gives the payload, uint8 [n_chunks, bytes of a chunk], and the new errors.
         """
         leaves, chunks = self._leaves(values), _whole("n_chunks", n_chunks, 1)
         self._check_errors("worker", worker, sum(leaves.counts))
@@ -154,6 +155,7 @@ class Codec:
         `chunk`: its number, which is not traced. `chunks`: uint8 [payloads, bytes]. `server`: float32, what was not
         sent of this chunk, as long as in Errors, or as long as the chunk; None if the codec keeps none. `turn` may be
         traced: in a tie of SIGN payload `turn` has its way in the first byte of the bits, the next one in the second.
+
         Gives uint8 [bytes], a chunk to decode, and the new errors.
         """
         leaves, parts = self._leaves(like), _whole("n_chunks", n_chunks, 1)
@@ -279,8 +281,9 @@ def all_reduce(
 
     `values`: a tree of arrays, alike on all ranks. `axis_name`: as lax.psum() takes it. `codec`: a kind, or a Codec.
     `errors`: this rank's part of Codec.errors(values, ranks), then what the last step gave; None if the codec keeps
-    none. `turn`: for ties of SIGN; the number of the step is one, which may be traced. Gives values, the same bytes on
-    all ranks, and the new errors.
+    none. `turn`: for ties of SIGN; the number of the step is one, which may be traced.
+
+    Gives the values, the same bytes on all ranks, and the new errors.
 
     Ranks exchange twice: lax.all_to_all of chunks, and lax.all_gather of what each has reduced. They exchange once, all
     payloads by lax.all_gather, if the codec keeps nothing, is not "sign", and all payloads together have at most

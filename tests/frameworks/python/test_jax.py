@@ -3,6 +3,8 @@ and errors of handles (which tests/python holds to docs/NUMERICS.md), and what i
 
 import ctypes
 import json
+import pathlib
+import re
 import subprocess
 import threading
 
@@ -460,3 +462,13 @@ def test_an_xla_of_another_interface_is_refused_in_words():
         xla = Xla(b"{}", 0, 1)
         xla.api.version.major, xla.api.size = change.get("major", 0), change.get("size", xla.api.size)
         assert xla.call("CUDA") == 99 and "is not known here" in xla.messages[0][1]
+
+
+def test_the_program_of_getting_started_runs_as_printed(on):
+    text = (pathlib.Path(__file__).resolve().parents[3] / "docs/START.md").read_text(encoding="utf-8")
+    (program,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "gradcodec.jax" in block]
+    gradients = {"w": values(0)["weight"]}
+    names = {"gradients": gradients, "mesh": Mesh(np.array(on), ("data",))}
+    exec(program, names)
+    np.testing.assert_allclose(names["mean"]["w"], gradients["w"], atol=0.3)
+    assert 0 < np.abs(names["mean"]["w"] - gradients["w"]).max() and np.abs(names["errors"].worker).max() > 0

@@ -419,7 +419,7 @@ def training_is_as_good_as_plain_with_momentum_with_adamw_and_with_an_inf():
 
 def the_programs_of_documents_run_as_printed():
     root, images = pathlib.Path(__file__).resolve().parents[3], torch.randn(4, 3)
-    for document in "README.md", "docs/ALLREDUCE.md":
+    for document in "README.md", "docs/ALLREDUCE.md", "docs/START.md":
         blocks = re.findall(r"```python\n(.*?)```", (root / document).read_text(), re.S)
         (program,) = [block for block in blocks if "gradcodec.torch" in block]
         model = torch.nn.Linear(3, 2)
