@@ -39,6 +39,7 @@ LIST = [
     ("*: make bench*", "exempt: measures for an hour, and writes documents"),
     ("*: make real-link", "exempt: measures; test_real_link.py runs the program with a small model"),
     ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
+    ("*: make momentum", "exempt: takes minutes, and measures; test_benches.py runs the program with few steps"),
     ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
     ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),
     ("*: make install-static", "in packaging/build.sh"),
