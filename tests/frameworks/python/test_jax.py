@@ -35,8 +35,13 @@ def on(request):
 
 
 def values(seed, dtype="float32", shapes=SHAPES):
+    """Arrays of NumPy, which are of no device of JAX's."""
     rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype) for name, shape in shapes.items()}
+    return {name: rng.standard_normal(shape, np.float32).astype(jnp.dtype(dtype)) for name, shape in shapes.items()}
+
+
+def on_cpu(array):
+    return jax.device_put(array, jax.devices("cpu")[0])
 
 
 def same(one, other):
@@ -79,7 +84,7 @@ def test_payloads_values_and_errors_are_those_of_a_handle(on, codec, dtype):
     for step in range(3):
         given = values(step, dtype)
         payload, worker = encode(jax.device_put(given, on[0]), errors)
-        handle.encode(list(given.values()), expected.reshape(-1))
+        handle.encode([on_cpu(each) for each in given.values()], expected.reshape(-1))
         same(payload, expected)
         there = [np.zeros(count, np.float32) for count in COUNTS] if dtype == "float32" else None
         back = decode(payload, given)
@@ -176,7 +181,8 @@ def test_all_reduces_are_those_of_handles(on, codec, size):
     assert "all-gather" in run.lower(stacked, errors, turn).compile().as_text() or world == 1
 
 
-def test_a_small_one_without_errors_exchanges_once_and_a_large_one_twice(on):
+def test_a_small_one_without_errors_exchanges_once_and_a_large_one_twice():
+    on = jax.devices("cpu")
     mesh, each = Mesh(np.array(on), ("data",)), PartitionSpec("data")
     for kind, size, twice in ("int8", 1 << 12, False), ("int8", 1 << 21, True), ("sign", 64, True), ("int4", 64, True):
         codec = gj.Codec(kind)
@@ -188,7 +194,7 @@ def test_a_small_one_without_errors_exchanges_once_and_a_large_one_twice(on):
 
 
 def test_a_scan_carries_errors_and_leaves_those_that_it_was_given(on):
-    codec, gradients = gj.Codec("int4", raw=(False,)), jnp.stack([values(0)["weight"]] * 60)
+    codec, gradients = gj.Codec("int4", raw=(False,)), np.stack([values(0)["weight"]] * 60)
     first = codec.errors(gradients[0]).worker
 
     @jax.jit
@@ -231,7 +237,7 @@ def test_programs_that_run_at_once_do_not_meet(on):
 
 
 def test_a_batch_goes_one_by_one(on):
-    codec, batch = gj.Codec("int8", raw=(False,)), jnp.stack([values(k)["weight"] for k in range(3)])
+    codec, batch = gj.Codec("int8", raw=(False,)), np.stack([values(k)["weight"] for k in range(3)])
     payloads, _ = jax.jit(jax.vmap(codec.encode))(jax.device_put(batch, on[0]))
     for row, each in zip(payloads, batch):
         same(row, codec.encode(each)[0])
@@ -263,7 +269,7 @@ def test_bits_and_signs_are_numpys(on):
 
 
 def test_what_is_not_finite_is_nan_and_never_an_error_that_is_kept(on):
-    codec, x = gj.Codec("int8", "float32", raw=(False,)), values(0)["weight"].at[0, 0].set(jnp.inf)
+    codec, x = gj.Codec("int8", "float32", raw=(False,)), jnp.asarray(values(0)["weight"]).at[0, 0].set(jnp.inf)
     payload, worker = jax.jit(codec.encode)(jax.device_put(x, on[0]), codec.errors(x).worker)
     back = np.asarray(codec.decode(payload, x)).ravel()
     assert np.isnan(back[:64]).all() and np.isfinite(back[64:]).all() and np.isfinite(worker).all()
@@ -326,7 +332,7 @@ def test_what_the_library_refuses_is_an_error_of_xla_with_its_words(on, call, wo
 
 def test_a_payload_that_was_damaged_is_not_decoded():
     codec = gj.Codec("int8")
-    payload, _ = codec.encode(X)
+    payload, _ = codec.encode(on_cpu(X))
     with pytest.raises(jax.errors.JaxRuntimeError, match="CORRUPT"):
         jax.block_until_ready(codec.decode(payload.at[0, 8].add(1), X))
 
