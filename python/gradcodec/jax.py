@@ -9,8 +9,8 @@ Values are any tree of arrays of one dtype: float32, float16 or bfloat16. Errors
 It needs JAX and no compiler. Nothing here has a derivative. `import gradcodec` does not import this module.
 
 XLA calls the library through Python: some ten microseconds of the host for each operation. On CUDA the work goes to
-XLA's stream, but is not captured in command buffers. An operation keeps memory of its own outside of XLA's pool, once
-for each stream: 4 bytes per element if its codec keeps errors, else 256 bytes.
+XLA's stream, but is not captured in command buffers. For each operation and stream a codec is kept, whose state lies
+outside of XLA's pool: 4 bytes per element and more if it keeps errors, else 256 bytes.
 """
 
 from __future__ import annotations
