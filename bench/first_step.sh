@@ -1,7 +1,7 @@
 #!/bin/sh
-# first_step.sh WHEEL [PYTHON]: from the wheel to the first compressed step of DistributedDataParallel, in an environment
-# that has nothing yet: each command with its seconds, and all of them. The program is that of docs/START.md, two ranks
-# over gloo. PYTHON: of an environment with PyTorch, which is used in place of getting it (several GB).
+# first_step.sh WHEEL [PYTHON]: from the wheel to the first compressed step of DistributedDataParallel, in an
+# environment that has nothing yet: each command with its seconds, and all of them. The program is that of
+# docs/START.md, two ranks over gloo. PYTHON: of an environment with PyTorch, used in place of getting it (several GB).
 set -eu
 [ $# -ge 1 ] || { echo "usage: $0 WHEEL [PYTHON]" >&2; exit 2; }
 wheel=$(realpath "$1")

@@ -29,7 +29,9 @@ sys.path.insert(0, str(ROOT / "python"))
 from cpu import commit  # noqa: E402 the path comes first
 
 WORLD, BATCH = 2, 64
-WAYS = {"float32": None, "INT8": "int8", "INT4": "int4", "ONEBIT, the gradient": "onebit", "ONEBIT, the momentum": "sgd"}
+WAYS = {
+    "float32": None, "INT8": "int8", "INT4": "int4", "ONEBIT, the gradient": "onebit", "ONEBIT, the momentum": "sgd",
+}  # fmt: skip
 RUNS = [(rate, 0.9, None) for rate in (0.05, 0.1)] + [(0.3, 0.0, 50)]  # rate, momentum, the step with an Inf
 
 
@@ -45,8 +47,9 @@ def train(seed, way, rate, momentum, overflow, steps):
 
     torch.manual_seed(seed)
     images, labels = digits()
-    layers = torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
-    model, compression = DistributedDataParallel(torch.nn.Sequential(*layers)), None
+    layer, relu = torch.nn.Linear, torch.nn.ReLU
+    model = torch.nn.Sequential(layer(64, 256), relu(), layer(256, 128), relu(), layer(128, 10))
+    model, compression = DistributedDataParallel(model), None
     if way == "sgd":
         optimizer = compression = gradcodec.torch.OneBitSGD(model.parameters(), rate, momentum)
     else:

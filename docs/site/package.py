@@ -1,4 +1,4 @@
-"""The reference of the Python package for the site, made of its sources: nothing is imported, so no framework is needed.
+"""The reference of the Python package for the site, made of its sources: nothing is imported, no framework is needed.
 
 A page has each module, with what its __all__ names. A class, function or method without a docstring is an error: what
 it says is the reference. Where a method is a function of the header, it links there.
@@ -131,7 +131,8 @@ class Reference:
         plain = [name for name in names if name not in defined and not name.startswith("__")]
         body = [self.words(ast.get_docstring(self.package.tree(file)))]
         if plain:
-            body.append("*Constants and types* that the header explains: " + ", ".join(f"`{name}`" for name in plain) + ".")
+            listed = ", ".join(f"`{name}`" for name in plain)
+            body.append(f"*Constants and types* that the header explains: {listed}.")
         body += [self.one(file, name) for name in sorted(defined, key=str.lower)]
         current = self.directive("py:module", module, "")
         return f"# {module}\n\n{current}\n\n" + "\n\n".join(body) + "\n"
