@@ -464,7 +464,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: accuracy bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures one-exchange real-link training-step gpu-bench gpu-bench-copy gpu-bench-codec gpu-bench-kernels
+.PHONY: accuracy bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures first-step momentum one-exchange real-link training-step gpu-bench gpu-bench-codec gpu-bench-copy gpu-bench-kernels
 ## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
 bench: $(BUILD)/bench/bits.so $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -489,6 +489,16 @@ bench-ddp-hook: $(LIBRARY) $(VENV)-peers/ready
 ## What each codec costs in accuracy, by optimizer (needs `make peers`): build/bench/accuracy.json and a table.
 accuracy: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/accuracy.py --library $(LIBRARY) $(BENCH)
+
+## What compression costs SGD with momentum (needs `make peers`; minutes): build/bench/momentum.json and a table.
+momentum: $(LIBRARY) $(VENV)-peers/ready
+	$(VENV)-peers/bin/python bench/momentum.py --library $(LIBRARY) $(BENCH)
+
+# WHEEL: one that `make wheel` has made.
+WHEEL = $(BUILD)/package/gradcodec-$(VERSION)-py3-none-manylinux_2_17_x86_64.whl
+## From the wheel to the first compressed step of PyTorch in a new environment, in seconds; gets PyTorch (several GB).
+first-step:
+	sh bench/first_step.sh $(WHEEL)
 
 ## A training step over links of 1, 2.5 and 10 Gbit/s, plain and by codec (needs `make peers`): build/bench/real_link.json.
 real-link: $(LIBRARY) $(VENV)-peers/ready

@@ -8,12 +8,14 @@ waited for after it, outside of the time. On the CPU the work, of 1024 elements,
 `C` is the C function, called by ctypes with arguments that were prepared, in the same turn: the least that Python could
 take. Of each the median of the batches, and the least, which other processes on the machine disturb less.
 
-With NumPy; with PyTorch and CuPy where they are, and on CUDA where there is a device.
+With NumPy; with PyTorch and CuPy where they are, and on CUDA where there is a device. With JAX from the call of a
+compiled function to its result, beside one of XLA's own.
 """
 
 import argparse
 import ctypes
 import json
+import os
 import pathlib
 import platform
 import statistics
@@ -77,6 +79,18 @@ def places():
         print(f"no CuPy, or no device for it ({type(error).__name__}): left out")
     else:
         yield cupy_place(cupy)
+    try:
+        import jax
+    except ImportError:
+        print("no JAX: left out")
+        return
+    yield jax_place(jax, "cpu")
+    try:
+        jax.devices("cuda")
+    except RuntimeError:
+        print("no CUDA device for JAX: left out")
+    else:
+        yield jax_place(jax, "cuda")
 
 
 def torch_place(torch, device):
@@ -104,6 +118,21 @@ def cupy_place(cupy):
 
     own = {"cupy.add": lambda: cupy.add(x, x, out), "cupy.ElementwiseKernel": lambda: kernel(x, out)}
     return Place("CuPy", CUDA, cupy.zeros, lambda array: array.data.ptr, wait, **own)
+
+
+def jax_place(jax, platform):
+    """Calls from within programs of XLA's: what a handler takes is their difference from the first."""
+    import gradcodec.jax
+
+    x = jax.device_put(np.ones(ELEMENTS, "f4"), jax.devices(platform)[0])
+    codec = gradcodec.jax.Codec("int8", raw=(False,))
+    functions = {
+        "x + 1": lambda x: x + 1, "pack_signs": gradcodec.jax.pack_signs, "encode": lambda x: codec.encode(x)[0],
+        "encode, decode": lambda x: codec.decode(codec.encode(x)[0], x),
+    }  # fmt: skip
+    compiled = {name: jax.jit(function) for name, function in functions.items()}
+    own = {f"jit: {name}": lambda each=each: each(x).block_until_ready() for name, each in compiled.items()}
+    return Place(f"JAX, {platform}", CUDA if platform == "cuda" else CPU, None, None, **own)
 
 
 def cases(library, place):
@@ -188,11 +217,14 @@ def main():
     parser.add_argument("--quick", action="store_true", help="fewer batches")
     parser.add_argument("--library", help="of the library, if not the one that the package finds")
     arguments = parser.parse_args()
+    if arguments.library:
+        os.environ["GRADCODEC_LIBRARY"] = arguments.library  # for gradcodec.jax
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     batches, library = 20 if arguments.quick else 200, GradCodec(arguments.library)
     result = {"commit": commit(), "python": platform.python_version(), "elements": ELEMENTS, "microseconds": {}}
     for place in places():
         try:
-            of_place = cases(library, place)
+            of_place = cases(library, place) if place.zeros else {}
         except GradCodecError as error:
             print(f"{place.name}: left out: {error}")
             continue

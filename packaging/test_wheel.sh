@@ -68,6 +68,13 @@ for example in examples/*.py; do
     echo "ok ${example#*/}: $(tail -n 1 log)"
 done
 
+if [ -x "$root/build/venv-peers/bin/python" ]; then
+    sh "$root/bench/first_step.sh" "$wheel" "$root/build/venv-peers/bin/python" > log || fail "first step: $(cat log)"
+    echo "ok PyTorch: $(tail -n 1 log)"
+else
+    echo "NOT RUN, because there is no PyTorch (make peers): bench/first_step.sh"
+fi
+
 PATH=$venv/bin:$PATH
 cp "$root/examples_c/bits.c" pack.c
 # shellcheck disable=SC2046 # the flags are words

@@ -28,6 +28,8 @@ LIST = [
     ("README.md: make uninstall PREFIX=*", "in tests/packaging/readme.sh"),
     ("README.md: cc pack.c -lgradcodec", "exempt: README's block for /usr/local is the same with -o and ./pack"),
     ("README.md: cc pack.c $(gradcodec-config *", "in packaging/test_wheel.sh"),
+    ("docs/START.md: cc pack.c $(gradcodec-config *", "in packaging/test_wheel.sh"),
+    ("docs/START.md sh: *pip install *", "exempt: packaging/test_wheel.sh does so, in an environment of its own"),
     ("packaging/config.py: *", "in packaging/test_wheel.sh"),
     ("include/gradcodec.h: cc program.c $(pkg-config *", "in tests/packaging/readme.sh"),
     # Makefile's targets.
@@ -37,6 +39,7 @@ LIST = [
     ("*: make bench*", "exempt: measures for an hour, and writes documents"),
     ("*: make real-link", "exempt: measures; test_real_link.py runs the program with a small model"),
     ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
+    ("*: make momentum", "exempt: takes minutes, and measures; test_benches.py runs the program with few steps"),
     ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
     ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),
     ("*: make install-static", "in packaging/build.sh"),

@@ -18,8 +18,10 @@ suppress_warnings = ["myst.header"]  # pages of the repository may skip a level
 smartquotes = False
 nitpicky = True
 OTHERS = "DLManagedTensor DLManagedTensorVersioned DLTensor DLDevice DLDataType int32_t int64_t uint8_t uint32_t uint64_t size_t"
+# Annotations name types of Python and of frameworks, which have no page here.
+nitpick_ignore_regex = [("py:.*", ".*")]
 nitpick_ignore = [("c:identifier", name) for name in OTHERS.split()]
-c_maximum_signature_line_length = 72
+c_maximum_signature_line_length = python_maximum_signature_line_length = 72
 highlight_language = "none"
 
 html_theme = "furo"

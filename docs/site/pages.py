@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The pages of the site, for Sphinx: those of the repository as they are, and the header as a reference.
+"""The pages of the site, for Sphinx: those of the repository as they are, and the header and the Python package
+(package.py) as references.
 
     pages.py FOLDER
 
@@ -12,9 +13,11 @@ import re
 import shutil
 import sys
 
+import package
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-GUIDE = ["docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/KERNELS.md"]
+GUIDE = ["docs/START.md", "docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/KERNELS.md"]
 GUIDE += ["kernels/README.md", "docs/GLOSSARY.md"]
 SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md"]
 RULES = ["docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
@@ -254,11 +257,16 @@ def main():
     for name, text in pages.items():
         (folder / f"reference/{name}.md").write_text(text)
     first = ["functions", "conventions"]
+    markdown = Markdown(names, [])
+    of_python = package.Reference(ROOT / "python/gradcodec", markdown, names, directive).pages()
+    for name, text in of_python.items():
+        (folder / f"reference/{name}.md").write_text(text)
     order = [f"reference/{name}" for name in first + [name for name in pages if name not in first]]
     index = folder / "index.md"
     captions = ("Guide", "Speed", "Rules", "Project")
     trees = [toctree(caption, group) for caption, group in zip(captions, groups) if group]
-    index.write_text("\n".join([index.read_text(), *trees[:1], toctree("Reference", order), *trees[1:]]))
+    python = toctree("Python", [f"reference/{name}" for name in of_python])
+    index.write_text("\n".join([index.read_text(), *trees[:1], python, toctree("C", order), *trees[1:]]))
 
 
 if __name__ == "__main__":

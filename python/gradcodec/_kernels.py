@@ -110,17 +110,23 @@ class Kernel(_Owned):
 
     # fmt: off
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
+        """Runs it. `options`: `workspace`; `axes`, one or several, and `keepdims` of a reduction; `size`, the number of
+        elements where no array tells it; `capability`, of a GPU that is not here, for prepare()."""
         self._call(self._raw.gc_kernel_run, inputs, outputs, stream, options)
     def prepare(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
+        """Compiles and loads what the same call needs, so that it does neither, and can be captured in a graph."""
         self._call(self._raw.gc_kernel_prepare, inputs, outputs, stream, options)
     def workspace_bytes(self, inputs: Sequence[Any], outputs: Sequence[Array], **options: Any) -> int:
+        """The bytes of `workspace` that the same call wants: of a reduction; 0 otherwise."""
         size = int(self._call(self._raw.gc_kernel_workspace_bytes, inputs, outputs, None, options))
         self._library._check(int(size < 0))
         return size
     def log(self) -> str:
+        """What the compiler said last."""
         log = c_char_p()
         self._library._check(self._call_with(self._raw.gc_kernel_log, byref(log)))
         return (log.value or b"").decode()
     def save(self) -> bytes:
+        """All that was compiled so far, for GradCodec.load_kernel()."""
         saved = self._library.make(self._call_with, self._raw.gc_kernel_save)
         return ctypes.string_at(saved.address, saved.shape[0])

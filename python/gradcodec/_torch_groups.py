@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ._abi import CPU, CUDA, CUDA_HOST, Exchange, G, Transport
-from ._arguments import _said
+from ._arguments import _arrays, _said
 from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
@@ -463,10 +463,11 @@ def all_reduce(
     known_codec(codec)
     if op not in ("mean", "sum") or (op, codec) == ("sum", "sign"):
         raise ValueError(f"op: {'mean' if codec == 'sign' else 'mean or sum'} expected, got {_said(op)}")
-    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    given = [tensors] if isinstance(tensors, torch.Tensor) else _arrays("tensors", tensors, "tensors")
     for number, tensor in enumerate(given):
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"tensors[{number}]: a tensor of PyTorch expected, got {_said(tensor)}")
+            hint = "; leave out what has no gradient" if tensor is None else ""
+            raise TypeError(f"tensors[{number}]: a tensor of PyTorch expected, got {_said(tensor)}{hint}")
         check_tensor(f"tensors[{number}]", tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"tensors[{number}]: requires grad, so write to it within torch.no_grad()")

@@ -49,6 +49,7 @@ class _OneBit(torch.optim.Optimizer):
         return self._group.bytes_sent
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As any optimizer's, before the first step."""
         if self.state:
             raise RuntimeError("param_group: parameters have to be there before the first step")
         super().add_param_group(param_group)

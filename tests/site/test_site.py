@@ -72,6 +72,27 @@ def test_every_function_of_the_header_has_its_place(pages):
     assert [name for name in sorted(functions) if f"c.{name}" not in places] == []
 
 
+def test_everything_that_the_python_package_exports_has_its_place(pages):
+    package = SITE.parents[1] / "python/gradcodec"
+    modules = {"gradcodec": "__init__.py", "gradcodec.torch": "torch.py", "gradcodec.jax": "jax.py"}
+    for module, file in modules.items():
+        listed = re.search(r"^__all__ = \[(.*?)\]", (package / file).read_text(), re.M | re.S)[1]
+        names = [name for name in re.findall(r'"(\w+)"', listed) if not name.startswith("__")]
+        page = f"reference/{module.replace('.', '_')}.html"
+        text, places = (SITE / page).read_text(), pages[page].places
+        lost = [name for name in names if f"{module}.{name}" not in places and f">{name}<" not in text]
+        assert len(names) >= 6 and lost == [], module
+    methods = {"Codec.encode", "AllReduce.commit", "Kernel.__call__", "Share.close", "GradCodec.pack_signs_into"}
+    assert {f"gradcodec.{name}" for name in methods} <= pages["reference/gradcodec.html"].places
+
+
+def test_getting_started_comes_first_and_python_before_c(pages):
+    links = [link for link in pages["docs/PERFORMANCE.html"].links if link.endswith(".html")]
+    order = [links.index(page) for page in ("START.html", "CHOOSING.html", "../reference/gradcodec.html",
+                                            "../reference/functions.html")]  # fmt: skip
+    assert order == sorted(order) and not any("CHOOSING" in link for link in links[: order[0]])
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")

@@ -15,6 +15,7 @@ if not os.environ.get("GRADCODEC_LIBRARY"):
     in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
     os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the GPU for itself
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  # the CPU as four devices
 if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
     raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
 

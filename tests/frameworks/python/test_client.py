@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import socket
+import re
 import subprocess
 import sys
 import threading
@@ -65,6 +66,13 @@ def test_it_needs_nothing_but_the_standard_library():
     )
     alone = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", program], capture_output=True, text=True)
     assert (alone.stdout, alone.stderr) == ("(3, 5) (1, 0) 32\n", "")
+
+
+def test_the_program_of_getting_started_prints_what_it_says(capsys):
+    text = (ROOT / "docs" / "START.md").read_text(encoding="utf-8")
+    (program,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "import numpy" in block]
+    exec(program, {})
+    assert capsys.readouterr().out in re.findall(r"```text\n(.*?)```", text, re.S)
 
 
 def test_the_library_is_the_one_that_is_named(monkeypatch, tmp_path):

@@ -66,6 +66,8 @@ SAYS = {
     "cupy_kernels.py": (["bytes of kernels for all GPUs", "gc_unpack_u8 on 9.0: blocks of "],
                         ("cupy", ["epilogue: True; applied in a prologue: True", "feedback is a codec's: True",
                                   "launched by name: True"])),
+    "jax_codec.py": (["cpu, 4 ranks: float32: loss 0.0", "cpu, 4 ranks: int8: loss 0.0", "cpu, 4 ranks: int4: loss 0.0"],
+                     ("jax", [": int4: loss 0.0", "within 5 %: True"])),
     "jax_bits.py": (["cpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",
                      "cpu: unpacked, as they were: True"],
                     ("jax", ["gpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",

@@ -244,6 +244,27 @@ def passes_without_synchronization_only_add_up():
     assert compression.taken_back == 0
 
 
+def parameters_without_gradients_are_left_alone():
+    plain = Linear()
+    plain.weights[2].requires_grad_(False)
+    used = [0, 1, 4]
+    plain.forward = lambda gradients: sum((plain.weights[k] * gradients[k]).sum() for k in used)
+    model = DistributedDataParallel(plain, bucket_cap_mb=0.002, find_unused_parameters=True)
+    compression = compress(model, "onebit", momentum=True)
+    for step in range(4):
+        used[:] = [0, 1, 4] if step < 2 else [1, 3]  # which is another set from one step to the next
+        gradients = of_one_magnitude(step)
+        model.zero_grad()
+        model(gradients).backward()
+        for k, weight in enumerate(model.module.weights):
+            if k in used:
+                torch.testing.assert_close(weight.grad, gradients[k], rtol=0, atol=0)
+            else:
+                assert weight.grad is None or not weight.grad.any()
+    assert compression.taken_back == 0
+    assert sorted(compression.state_dict()["worker"]) == [f"weights.{k}" for k in (0, 1, 3, 4)]
+
+
 def what_arrived_is_clipped_alike_on_all_ranks(codec):
     model, _ = hooked(codec)
     for step in range(2):
@@ -420,7 +441,7 @@ def training_is_as_good_as_plain_with_momentum_with_adamw_and_with_an_inf():
 
 def the_programs_of_documents_run_as_printed():
     root, images = pathlib.Path(__file__).resolve().parents[3], torch.randn(4, 3)
-    for document in "README.md", "docs/ALLREDUCE.md":
+    for document in "README.md", "docs/ALLREDUCE.md", "docs/START.md":
         blocks = re.findall(r"```python\n(.*?)```", (root / document).read_text(), re.S)
         (program,) = [block for block in blocks if "gradcodec.torch" in block]
         model = torch.nn.Linear(3, 2)
@@ -445,7 +466,7 @@ SAMPLES = [
     what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
     one_inf_takes_the_step_back_in_every_bucket_on_every_rank, a_pass_that_broke_off_is_taken_back,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
-    what_arrived_is_clipped_alike_on_all_ranks,
+    parameters_without_gradients_are_left_alone, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
 ]  # fmt: skip

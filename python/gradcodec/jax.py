@@ -1,0 +1,385 @@
+"""GradCodec for JAX: codecs as pure functions of arrays, inside jit and shard_map, on the CPU and on CUDA.
+
+    def step(parameters, errors, batch):  # inside of shard_map over the axis "data"
+        gradients = jax.grad(loss)(parameters, batch)
+        gradients, errors = gradcodec.jax.all_reduce(gradients, "data", "int4", errors)
+        ...
+
+Values are any tree of arrays of one dtype: float32, float16 or bfloat16. Errors are arrays that come in and go out.
+It needs JAX and no compiler. Nothing here has a derivative. `import gradcodec` does not import this module.
+
+XLA calls the library through Python: some ten microseconds of the host for each operation. On CUDA the work goes to
+XLA's stream, but is not captured in command buffers. For each operation and stream a codec is kept, whose state lies
+outside of XLA's pool: 4 bytes per element and more if it keeps errors, else 256 bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+from typing import Any, NamedTuple, Sequence
+
+from . import _jax_ffi
+from ._abi import AXIS_NONE, BIG, ERRORS, KINDS, POLICIES, REDUCTIONS, RMS
+from ._arguments import _bools, _choice, _float32, _int32, _named, _said, _whole
+
+__all__ = [
+    "Codec", "Errors", "all_reduce", "pack_bits", "pack_chunks", "pack_signs", "unpack_bits", "unpack_chunks",
+    "unpack_signs", "vote_signs",
+]  # fmt: skip
+
+jax: Any = importlib.import_module("jax")  # whose functions are not all typed
+jnp: Any = importlib.import_module("jax.numpy")
+lax: Any = jax.lax
+_UNITS = dict(onebit=8, sign=8, bf16=32, mxfp8=32, int8=64, int4=32, mxfp4=32)  # elements of a byte, or of a block
+_SIGNS = "onebit", "sign"
+_DTYPES = "float32", "float16", "bfloat16"
+_ONE_EXCHANGE = 1 << 20  # bytes of all payloads, up to which every rank gets all of them
+_SMALL = 1024  # elements
+
+
+class Errors(NamedTuple):
+    """What was not sent yet: float32, one dimension each.
+
+    `worker`: of this rank's values, one leaf after the other. `server`: of the chunk that this rank reduces, filled up
+    with zeros to the length that all ranks have. Codec.errors() makes those to begin with.
+    """
+
+    worker: Any
+    server: Any
+
+
+class _Leaves(NamedTuple):
+    """A tree of values: its arrays, their element counts, which of them travel as they are, and their dtype."""
+
+    each: list[Any]
+    tree: Any
+    counts: tuple[int, ...]
+    raw: tuple[bool, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """How values are compressed: a description, without a state, which may be a static argument of jit.
+
+    `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit" or "sign". `error`: "float32", "bfloat16" or "none";
+    None: "none" for bf16, mxfp8, int8 and sign, else "float32". `raw`: a bool for each leaf, whether it travels as
+    float32; None: those with fewer than two dimensions or fewer than 1,024 elements (block codecs). `reduction`: "mean"
+    or "sum". `nonfinite`: "propagate" or "zero". `scale`: RMS or MEAN (onebit). `beta`: the decay of errors.
+
+    An option that does not exist is a ValueError.
+    """
+
+    kind: str = "int8"
+    error: str | None = None
+    raw: tuple[bool, ...] | None = None
+    reduction: str = "mean"
+    nonfinite: str = "propagate"
+    scale: int = RMS
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        def known(name: str, of: dict[str, int]) -> None:
+            _named(name, getattr(self, name), of)
+
+        known("kind", KINDS)
+        if self.error is None:
+            object.__setattr__(self, "error", "none" if self.kind in ("bf16", "mxfp8", "int8", "sign") else "float32")
+        known("error", ERRORS)
+        known("reduction", REDUCTIONS)
+        known("nonfinite", POLICIES)
+        if self.nonfinite == "transactional":
+            raise ValueError(
+                "nonfinite: 'propagate' or 'zero' expected, got 'transactional': a pure function has no step to take "
+                "back; keep the errors that went in"
+            )
+        if self.kind == "sign" and self.error != "none":
+            raise ValueError(f"error: 'none' expected with sign, got {self.error!r}")
+        if self.raw is not None:
+            object.__setattr__(self, "raw", tuple(map(bool, _bools("raw", self.raw))))
+        object.__setattr__(self, "scale", _int32("scale", self.scale))
+        object.__setattr__(self, "beta", _float32("beta", self.beta))
+
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether it wants errors and gives them."""
+        return self.error != "none"
+
+    def errors(self, values: Any, world_size: int = 1) -> Errors | None:
+        """Errors of zero for all ranks of an all-reduce of such values: arrays, or what has their shape and dtype.
+
+        Both have a part for each rank, one after the other, so that PartitionSpec(axis) gives each rank its own. None:
+        the codec keeps none.
+        """
+        if not self.keeps_errors:
+            return None
+        leaves, ranks = self._leaves(values), _whole("world_size", world_size, 1)
+        server = max(_part(self.kind, leaves, chunk, ranks) for chunk in range(ranks))
+        return Errors(jnp.zeros(ranks * sum(leaves.counts)), jnp.zeros(ranks * server))
+
+    def encode(self, values: Any, worker: Any = None, n_chunks: int = 1) -> tuple[Any, Any]:
+        """Encodes values plus what was not sent of earlier ones.
+
+        `worker`: those errors, float32, as many as `values` has elements; None if the codec keeps none.
+
+        Gives the payload, uint8 [n_chunks, bytes of a chunk], and the new errors.
+        """
+        leaves, chunks = self._leaves(values), _whole("n_chunks", n_chunks, 1)
+        self._check_errors("worker", worker, sum(leaves.counts))
+        payload = jax.ShapeDtypeStruct((chunks, self._chunk_bytes(leaves, chunks)), jnp.uint8)
+        about = self._about("encode", leaves, chunks)
+        if not self.keeps_errors:
+            (made,) = _jax_ffi.call([payload], leaves.each, about)
+            return made, None
+        kept = jax.ShapeDtypeStruct(worker.shape, jnp.float32)
+        made, errors = _jax_ffi.call([payload, kept], [*leaves.each, worker], about, {len(leaves.each): 1})
+        return made, errors
+
+    def decode(self, payload: Any, like: Any) -> Any:
+        """The values of a payload, uint8 [n_chunks, bytes of a chunk]: a tree with the shapes and dtype of `like`."""
+        leaves = self._leaves(like)
+        if getattr(payload, "ndim", 0) != 2 or payload.dtype != jnp.uint8:
+            raise ValueError(f"payload: uint8 [n_chunks, bytes] expected, got {_shape(payload)}")
+        shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in leaves.each]
+        about = self._about("decode", leaves, payload.shape[0])
+        return jax.tree.unflatten(leaves.tree, _jax_ffi.call(shapes, [payload.reshape(-1)], about) if shapes else [])
+
+    def reduce(
+        self, chunk: int, chunks: Any, like: Any, server: Any = None, *, n_chunks: int = 1, turn: Any = 0
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Reduces one chunk of several payloads, each of `n_chunks`, of values as `like`.
+
+        `chunk`: its number, which is not traced. `chunks`: uint8 [payloads, bytes]. `server`: float32, what was not
+        sent of this chunk, as long as in Errors, or as long as the chunk; None if the codec keeps none. `turn` may be
+        traced: in a tie of SIGN payload `turn` has its way in the first byte of the bits, the next one in the second.
+
+        Gives uint8 [bytes], a chunk to decode, and the new errors.
+        """
+        leaves, parts = self._leaves(like), _whole("n_chunks", n_chunks, 1)
+        number = _whole("chunk", chunk, 0, parts - 1)
+        if getattr(chunks, "ndim", 0) != 2 or chunks.dtype != jnp.uint8:
+            raise ValueError(f"chunks: uint8 [payloads, bytes] expected, got {_shape(chunks)}")
+        if self.kind == "sign":
+            chunks = jnp.roll(chunks, -turn, axis=0)
+        about = self._about("reduce", leaves, parts, number)
+        reduced = jax.ShapeDtypeStruct(chunks.shape[1:], jnp.uint8)
+        if not self.keeps_errors:
+            self._check_errors("server", server, 0)
+            (made,) = _jax_ffi.call([reduced], [chunks], about)
+            return made, None
+        elements = _part(self.kind, leaves, number, parts)
+        self._check_errors("server", server, elements, exactly=False)
+        kept = jax.ShapeDtypeStruct((elements,), jnp.float32)
+        made, errors = _jax_ffi.call([reduced, kept], [chunks, server[:elements]], about, {1: 1})
+        return made, jnp.pad(errors, (0, server.shape[0] - elements))
+
+    # --- what operations have in common
+
+    def _leaves(self, values: Any) -> _Leaves:
+        paths, tree = jax.tree_util.tree_flatten_with_path(values)
+        for path, leaf in paths:
+            name = f"values{jax.tree_util.keystr(path)}"
+            if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+                raise TypeError(f"{name}: an array expected, got {_said(leaf)}")
+            if str(leaf.dtype) not in _DTYPES:
+                raise TypeError(f"{name}: {', '.join(_DTYPES)} expected, got {leaf.dtype}")
+            if leaf.dtype != paths[0][1].dtype:
+                first = f"values{jax.tree_util.keystr(paths[0][0])}"
+                raise TypeError(
+                    f"{name}: {paths[0][1].dtype} expected, as {first} is, got {leaf.dtype}; astype() makes them alike"
+                )
+        each = [leaf for _, leaf in paths]
+        if self.kind in _SIGNS:
+            if self.raw is not None and any(self.raw):
+                raise ValueError(f"raw: nothing travels as it is with {self.kind}")
+            raw = (False,) * len(each)
+        elif self.raw is None:
+            raw = tuple(len(leaf.shape) < 2 or math.prod(leaf.shape) < _SMALL for leaf in each)
+        elif len(self.raw) != len(each):
+            raise ValueError(f"raw: {len(each)} bools expected, one for each leaf, got {len(self.raw)}")
+        else:
+            raw = self.raw
+        dtype = str(each[0].dtype) if each else "float32"
+        return _Leaves(each, tree, tuple(math.prod(leaf.shape) for leaf in each), raw, dtype)
+
+    def _options(self, leaves: _Leaves, n_chunks: int) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "error": self.error, "nonfinite": self.nonfinite, "values": leaves.dtype, "results": leaves.dtype,
+            "n_chunks": n_chunks,
+        }  # fmt: skip
+        if self.beta != 1:
+            options["beta"] = self.beta
+        if self.kind in _SIGNS:
+            return {**options, "scale": self.scale}
+        return {**options, "reduction": self.reduction, "raw": leaves.raw}
+
+    def _about(self, do: str, leaves: _Leaves, n_chunks: int, chunk: int | None = None) -> dict[str, Any]:
+        options = self._options(leaves, n_chunks)
+        about: dict[str, Any] = {"do": do, "kind": self.kind, "segments": leaves.counts, "options": options}
+        if chunk is not None:
+            options["server"] = chunk + 1
+            about["chunk"] = chunk
+        elif do == "decode":
+            options["error"] = "none"
+        return about
+
+    def _chunk_bytes(self, leaves: _Leaves, n_chunks: int) -> int:
+        return _bytes_of(self.kind, leaves.counts, None if self.kind in _SIGNS else leaves.raw, n_chunks)
+
+    def _check_errors(self, name: str, errors: Any, elements: int, exactly: bool = True) -> None:
+        if not self.keeps_errors:
+            if errors is not None:
+                raise ValueError(f"{name}: None expected, because {self.kind} keeps no errors (error='none')")
+            return
+        if errors is None:
+            raise ValueError(f"{name}: {self.kind} keeps errors: give those of the last step, at first Codec.errors()")
+        right = getattr(errors, "ndim", 0) == 1 and errors.dtype == jnp.float32
+        if not right or errors.shape[0] < elements or exactly and errors.shape[0] != elements:
+            least = "" if exactly else ", or more,"
+            raise ValueError(f"{name}: float32 [{elements}]{least} expected, got {_shape(errors)}")
+
+
+def _shape(array: Any) -> str:
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        return _said(array)
+    return f"{array.dtype} {list(array.shape)}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _bytes_of(kind: str, counts: tuple[int, ...], raw: tuple[bool, ...] | None, n_chunks: int) -> int:
+    """Of a chunk; a codec without errors tells, since it has no memory for them."""
+    with _jax_ffi.library().codec(kind, counts, error="none", n_chunks=n_chunks, raw=raw) as codec:
+        return codec.payload_bytes // n_chunks
+
+
+def _part(kind: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
+    """The elements of a chunk: those of its blocks, or of its bytes, and its raw ones."""
+
+    def between(counts: Sequence[int], unit: int) -> int:
+        units = [-(-count // unit) for count in counts]
+        each = -(-sum(units) // n_chunks)
+        first, elements, at = chunk * each, 0, 0
+        for count, own in zip(counts, units):
+            low, high = max(first - at, 0), min(first + each - at, own)
+            elements += max(0, min(high * unit, count) - min(low * unit, count)) if high > low else 0
+            at += own
+        return elements
+
+    blocks = [count for count, raw in zip(leaves.counts, leaves.raw) if not raw]
+    raws = [count for count, raw in zip(leaves.counts, leaves.raw) if raw]
+    return between(blocks, _UNITS[kind]) + between(raws, 1)
+
+
+def all_reduce(
+    values: Any, axis_name: Any, codec: str | Codec = "int8", errors: Errors | None = None, *, turn: Any = 0
+) -> tuple[Any, Errors | None]:  # fmt: skip
+    """The mean of all ranks' values over a mapped axis, compressed on the way: for shard_map(..., check_vma=False).
+    With Codec(reduction="sum") the sum, with "sign" the majority.
+
+    `values`: a tree of arrays, alike on all ranks. `axis_name`: as lax.psum() takes it. `codec`: a kind, or a Codec.
+    `errors`: this rank's part of Codec.errors(values, ranks), then what the last step gave; None if the codec keeps
+    none. `turn`: for ties of SIGN; the number of the step is one, which may be traced.
+
+    Gives the values, the same bytes on all ranks, and the new errors.
+
+    Ranks exchange twice: lax.all_to_all of chunks, and lax.all_gather of what each has reduced. They exchange once, all
+    payloads by lax.all_gather, if the codec keeps nothing, is not "sign", and all payloads together have at most
+    1,048,576 bytes. Which chunk a rank reduces is decided by lax.switch, for which a GPU's host waits.
+
+    ValueError: errors that are missing, or are not the codec's. TypeError: a leaf that is not float32, float16 or
+    bfloat16, or has another dtype than the first one.
+    """
+    how = codec if isinstance(codec, Codec) else Codec(codec)
+    if how.keeps_errors and not (isinstance(errors, tuple) and len(errors) == 2):
+        raise ValueError(
+            f"errors: {how.kind} keeps errors: give those of the last step, at first Codec.errors(values, ranks); "
+            f"got {_said(errors)}"
+        )
+    if not how.keeps_errors and errors is not None:
+        raise ValueError(
+            f"errors: None expected, because {how.kind} keeps no errors (error='none'), got {_said(errors)}"
+        )
+    worker, server = errors if errors is not None else (None, None)
+    ranks = lax.axis_size(axis_name)
+    payload, worker = how.encode(values, worker, ranks)
+    if not how.keeps_errors and how.kind != "sign" and ranks * payload.size <= _ONE_EXCHANGE:
+        of_all = lax.all_gather(payload, axis_name)
+        chunks = [how.reduce(k, of_all[:, k], values, n_chunks=ranks)[0] for k in range(ranks)]
+        return how.decode(jnp.stack(chunks), values), None
+    mine = lax.all_to_all(payload, axis_name, 0, 0, tiled=True)
+
+    def reducer(chunk: int) -> Any:
+        return lambda: how.reduce(chunk, mine, values, server, n_chunks=ranks, turn=turn)
+
+    reduced, server = lax.switch(lax.axis_index(axis_name), [reducer(chunk) for chunk in range(ranks)])
+    decoded = how.decode(lax.all_gather(reduced, axis_name), values)
+    return decoded, Errors(worker, server) if how.keeps_errors else None
+
+
+# --- bits and signs ---------------------------------------------------------------------------------------------------
+
+
+def _plain(function: str, result: Any, operands: Sequence[Any], *arguments: Any) -> Any:
+    (made,) = _jax_ffi.call([result], operands, {"function": function, "arguments": arguments})
+    return made
+
+
+def _chunks(x: Any, n_chunks: int) -> Any:
+    chunks, packed = _whole("n_chunks", n_chunks, 1), -(-x.size // 8)
+    return jax.ShapeDtypeStruct((chunks, -(-packed // chunks)), jnp.uint8)
+
+
+def pack_signs(x: Any, n_chunks: int = 1, order: int = BIG) -> Any:
+    """The signs of floats, uint8 [n_chunks, bytes]: a bit is 0 where an element is below zero."""
+    return _plain("gc_pack_signs_into", _chunks(x, n_chunks), [x], "i0", _int32("order", order), "o0")
+
+
+def unpack_signs(chunks: Any, like: Any, scales: Any = None, order: int = BIG) -> Any:
+    """+1 and -1 by packed signs, in the shape and dtype of `like`; with `scales`, float32 [n_chunks], those of a chunk
+    times its scale."""
+    result = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    given = [chunks] if scales is None else [chunks, scales]
+    return _plain("gc_unpack_signs_into", result, given, "i0", None if scales is None else "i1",
+        _int32("order", order), "o0")  # fmt: skip
+
+
+def pack_chunks(x: Any, n_chunks: int = 1, order: int = BIG) -> Any:
+    """Booleans or integers as bits, uint8 [n_chunks, bytes]: 1 where an element is not zero."""
+    return _plain("gc_pack_chunks_into", _chunks(x, n_chunks), [x], "i0", _int32("order", order), "o0")
+
+
+def unpack_chunks(chunks: Any, like: Any, order: int = BIG) -> Any:
+    """The zeros and ones of pack_chunks(), in the shape and dtype of `like`."""
+    result = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    return _plain("gc_unpack_chunks_into", result, [chunks], "i0", _int32("order", order), "o0")
+
+
+def pack_bits(x: Any, axis: int | None = None, order: int = BIG) -> Any:
+    """As numpy.packbits(): eight elements of an axis, or of all in a row, a byte."""
+    if axis is None:
+        shape: tuple[int, ...] = (-(-x.size // 8),)
+    else:
+        at = _whole("axis", axis, -x.ndim, x.ndim - 1) % x.ndim
+        shape = *x.shape[:at], -(-x.shape[at] // 8), *x.shape[at + 1 :]
+    result, number = jax.ShapeDtypeStruct(shape, jnp.uint8), AXIS_NONE if axis is None else axis
+    return _plain("gc_pack_bits_into", result, [x], "i0", number, _int32("order", order), "o0")
+
+
+def unpack_bits(x: Any, like: Any, axis: int | None = None, order: int = BIG) -> Any:
+    """As numpy.unpackbits(), in the shape and dtype of `like`: bits that only fill up a byte are left out."""
+    result, number = jax.ShapeDtypeStruct(like.shape, like.dtype), AXIS_NONE if axis is None else _int32("axis", axis)
+    return _plain("gc_unpack_bits_into", result, [x], "i0", number, _int32("order", order), "o0")
+
+
+def vote_signs(ballots: Any, turn: Any = 0) -> Any:
+    """What most ballots have, bit by bit: uint8 [voters, bytes] to [bytes]. In a tie voter `turn`, which may be traced,
+    has its way in byte 0, the next one in byte 1."""
+    result = jax.ShapeDtypeStruct(ballots.shape[1:], jnp.uint8)
+    return _plain("gc_vote_signs_into", result, [jnp.roll(ballots, -turn, axis=0)], "i0", 0, "o0")
+
+
+for _each in (Codec, Errors):
+    _each.__module__ = __name__
