@@ -14,8 +14,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-GUIDE = ["docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/KERNELS.md"]
-GUIDE += ["kernels/README.md", "docs/GLOSSARY.md"]
+GUIDE = ["docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/ELASTIC.md"]
+GUIDE += ["docs/KERNELS.md", "kernels/README.md", "docs/GLOSSARY.md"]
 SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md"]
 RULES = ["docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
 PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "docs/TARGETS.md", "RELEASING.md"]

@@ -3,16 +3,16 @@
     python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N | --deaths N] [--seed S]
     python tests/churn/churn.py --over peers|nccl --processes --devices N    on GPUs, which processes over peers share
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two levels
-of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a driver;
-GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are processes, too:
-when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two
+levels of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a
+driver; GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are
+processes, too: when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
 
-This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for steps,
-and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the
-coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets end. The
-survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A step that did
-not end is taken again with the same gradients.
+This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for
+steps, and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by
+the coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets
+end. The survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A
+step that did not end is taken again with the same gradients.
 """
 
 import argparse
@@ -100,6 +100,7 @@ class Rank:
         self.library = gradcodec.GradCodec()
         self.comm = self.allreduce = self.fault = None
         self.peers = []
+        self.said = ""  # by the library, of what has failed last
         self.ours = 0  # seconds of this thread in calls that end a world and make one, without the callbacks
         self.worker, self.server = np.zeros((1, N), f32), np.zeros(N, f32)
 
@@ -186,7 +187,7 @@ class Rank:
             if self.fault:  # it had to fail in an exchange that did not come
                 self.strike()
         except (gradcodec.GradCodecError, ConnectionAbortedError) as failure:
-            status = getattr(failure, "status", COMM)
+            status, self.said = getattr(failure, "status", COMM), str(failure)
             self.hang_up()
             if self.fault:
                 try:
@@ -253,7 +254,7 @@ class Rank:
                 workers[rank] = self.worker
             self.allreduce.errors_in(self.put(workers), self.put(self.server))
 
-        return self.attempt(make, fault), self.ours
+        return self.attempt(make, fault), self.ours, self.said
 
     def step(self, number, fault):
         self.sent = None
@@ -705,15 +706,15 @@ class Session:
             for end in given:
                 end.close()
         answers = self.collect(order, doomed)
-        statuses = {status for status, _ in answers.values()}
-        self.ours = max([0, *(ours for _, ours in answers.values())])
+        statuses = {status for status, *_ in answers.values()}
+        self.ours = max([0, *(ours for _, ours, _ in answers.values())])
         lost = doomed | self.of_kind("leave") | strangers
         expected = {None} if not lost else {INVALID_ARGUMENT} if lost == strangers else {None, COMM, INVALID_ARGUMENT}
         if lost == strangers and len(strangers) == len(order):
             expected = {None}  # all of them agree
         if self.over == "peers" and INVALID_ARGUMENT in statuses:
             expected = expected | {COMM}  # who is told so first aborts, which ends the others' meeting
-        assert statuses <= expected, (statuses, self.faults)
+        assert statuses <= expected, (answers, self.faults, self.where())
         if lost:
             self.close(made=False)
             return
@@ -860,6 +861,40 @@ def count(what, most=None):
         os.sched_yield()
 
 
+def on_threads(session, steps, until):
+    """A session whose ranks are threads with GPUs. Its totals; the first step's are what a process gets once."""
+    session.run(1, until)
+    descriptors, threads = count("fd"), count("task")
+    session.run(steps, until)
+    session.totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
+    session.totals["threads"] += max(0, count("task", threads) - threads)
+    return session.totals
+
+
+def in_child(function):
+    """What it gives in a process of its own, with which the memory goes that an abort keeps until then."""
+    read, write = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with open(write, "wb") as to:
+                pickle.dump(function(), to)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        text = pipe.read()
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("a process of threads has failed")
+    return pickle.loads(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--over", choices=TRANSPORTS + ON_GPUS, help="one of the transports; otherwise all in turn")
@@ -888,7 +923,10 @@ def main():
             totals, descriptors, threads = all_totals[over], count("fd"), count("task")
             codec, on = names[session % len(names)], (given.devices, given.processes)
             of_session = Session(1000 * given.seed + session, codec, over, totals, *on)
-            of_session.run(min(STEPS, left), until)
+            if over in ON_GPUS and not given.processes:
+                totals.update(in_child(lambda: on_threads(of_session, min(STEPS, left), until)))
+            else:
+                of_session.run(min(STEPS, left), until)
             totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
             totals["threads"] += max(0, count("task", threads) - threads)
             session += 1
