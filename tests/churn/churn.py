@@ -350,6 +350,14 @@ class ThreadRank(Rank):
         raise ConnectionAbortedError("this rank leaves")
 
 
+def load_nccl():
+    """That of the wheel, which is not where the loader looks."""
+    if not os.environ.get("GRADCODEC_DRIVERS"):
+        for folder in sys.path:
+            for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
+                ctypes.CDLL(str(path))
+
+
 class OnGpu:
     """What a rank does that has a GPU, which it may share."""
 
@@ -395,10 +403,7 @@ class GpuProcess(OnGpu, Rank):
     def __init__(self, *arguments, control=None):
         super().__init__(*arguments)
         self.number, self.aborted, self.opened, self.closing = -1, -1, None, threading.Lock()
-        if not os.environ.get("GRADCODEC_DRIVERS"):  # NCCL's wheel is not where the loader looks
-            for folder in sys.path:
-                for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
-                    ctypes.CDLL(str(path))
+        load_nccl()
         threading.Thread(target=self.listen, args=(control,), daemon=True).start()
 
     def listen(self, control):
@@ -861,6 +866,15 @@ def count(what, most=None):
         os.sched_yield()
 
 
+def use_drivers(devices):
+    """Begins anew where the loader finds the driver without hardware, if there is one. The folder of these."""
+    drivers = os.environ.get("GRADCODEC_DRIVERS")
+    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
+        fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(devices)}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
+    return drivers
+
+
 def on_threads(session, steps, until):
     """A session whose ranks are threads with GPUs. Its totals; the first step's are what a process gets once."""
     session.run(1, until)
@@ -905,10 +919,7 @@ def main():
     parser.add_argument("--processes", action="store_true", help="also over nccl or peers")
     parser.add_argument("--devices", type=int, default=6, help="GPUs, which a rank over NCCL has for itself")
     given = parser.parse_args()
-    drivers = os.environ.get("GRADCODEC_DRIVERS")
-    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
-        fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(given.devices)}
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
+    drivers = use_drivers(given.devices)
     transports = [given.over] if given.over else [*TRANSPORTS, *(ON_GPUS if drivers else ())]
     steps = given.steps or (1 << 62 if given.minutes or given.deaths else 100)
     until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
