@@ -430,23 +430,29 @@ class GpuProcess(OnGpu, Rank):
         with self.closing:
             self.opened = self.comm
         self.abort(-1)  # if it has been told meanwhile
+        if over == "nccl":
+            # All have it before one may fail: nobody can abort what is still being made.
+            try:
+                self.exchange([b"?"] * self.size, memoryview(bytearray(self.size)))
+            except OSError as gone:
+                raise ConnectionAbortedError(str(gone)) from gone
 
     def hang_up(self):
         super().hang_up()
         self.abort(self.number)
 
     def attempt(self, work, fault):
-        """Of a fault in an exchange that there is not: the first strikes before the call, the second in it or after."""
+        """In a step there are no exchanges of ours: the first fault strikes before the call, the second in it or after."""
 
-        def struck():
-            if fault and fault[1] == 0 and not self.peers_talk:
+        def step():
+            if fault and fault[1] == 0:
                 self.strike()
-            elif fault and fault[0] == "kill" and not self.peers_talk:
-                threading.Thread(target=self.strike).start()
+            elif fault and fault[0] == "kill":
+                self.fault = None  # it tells nobody: its link is for one thread
+                threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGKILL)).start()
             work()
 
-        self.peers_talk = work.__name__ == "make" and self.given[1] == "peers"
-        return super().attempt(struck, fault)
+        return super().attempt(work if work.__name__ == "make" else step, fault)
 
     def release(self):
         with self.closing:
@@ -617,6 +623,7 @@ class Session:
                     status = self.members.pop(i).gone()
                     if i not in doomed or status != signal.SIGKILL:
                         raise SystemExit(f"rank {i} ended with status {status:#x}, {self.where()}")
+                    self.note_death(time.monotonic())
                     self.timers = [t for t in self.timers if t[1] != i]
                     self.totals["deaths"] += 1
                     waiting.discard(i)
