@@ -415,12 +415,13 @@ test-bindgen: $(TEST_LIBRARY)
 test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
 	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
 
+CHURN = $(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $(VENV)/bin/python tests/churn
 .PHONY: churn
 # SEED: draws what happens; the same faults come at the same bytes.
-## A training whose ranks die, hang, leave and join, beside a model, for MINUTES: `make churn MINUTES=60`.
+## How long waits last after an abort; ranks that die, hang, leave and join, beside a model: `make churn MINUTES=60`.
 churn: $(TEST_LIBRARY) $(VENV)/ready $(firstword $(DRIVERS)) $(firstword $(NCCLS))
-	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
-	    $(VENV)/bin/python tests/churn/churn.py --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
+	$(CHURN)/waits.py
+	$(CHURN)/churn.py --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-sanitize test-fuzz
 ## The same under AddressSanitizer and valgrind, with planted faults that must be found.

@@ -17,8 +17,8 @@ import package
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-GUIDE = ["docs/START.md", "docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/KERNELS.md"]
-GUIDE += ["kernels/README.md", "docs/GLOSSARY.md"]
+GUIDE = ["docs/START.md", "docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md"]
+GUIDE += ["docs/ELASTIC.md", "docs/KERNELS.md", "kernels/README.md", "docs/GLOSSARY.md"]
 SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md"]
 RULES = ["docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
 PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "docs/TARGETS.md", "RELEASING.md"]

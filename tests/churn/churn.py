@@ -3,16 +3,16 @@
     python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N | --deaths N] [--seed S]
     python tests/churn/churn.py --over peers|nccl --processes --devices N    on GPUs, which processes over peers share
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two levels
-of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a driver;
-GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are processes, too:
-when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two
+levels of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a
+driver; GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are
+processes, too: when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
 
-This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for steps,
-and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by the
-coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets end. The
-survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A step that did
-not end is taken again with the same gradients.
+This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for
+steps, and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by
+the coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets
+end. The survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A
+step that did not end is taken again with the same gradients.
 """
 
 import argparse
@@ -100,6 +100,7 @@ class Rank:
         self.library = gradcodec.GradCodec()
         self.comm = self.allreduce = self.fault = None
         self.peers = []
+        self.said = ""  # by the library, of what has failed last
         self.ours = 0  # seconds of this thread in calls that end a world and make one, without the callbacks
         self.worker, self.server = np.zeros((1, N), f32), np.zeros(N, f32)
 
@@ -186,7 +187,7 @@ class Rank:
             if self.fault:  # it had to fail in an exchange that did not come
                 self.strike()
         except (gradcodec.GradCodecError, ConnectionAbortedError) as failure:
-            status = getattr(failure, "status", COMM)
+            status, self.said = getattr(failure, "status", COMM), str(failure)
             self.hang_up()
             if self.fault:
                 try:
@@ -253,7 +254,7 @@ class Rank:
                 workers[rank] = self.worker
             self.allreduce.errors_in(self.put(workers), self.put(self.server))
 
-        return self.attempt(make, fault), self.ours
+        return self.attempt(make, fault), self.ours, self.said
 
     def step(self, number, fault):
         self.sent = None
@@ -349,6 +350,14 @@ class ThreadRank(Rank):
         raise ConnectionAbortedError("this rank leaves")
 
 
+def load_nccl():
+    """That of the wheel, which is not where the loader looks."""
+    if not os.environ.get("GRADCODEC_DRIVERS"):
+        for folder in sys.path:
+            for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
+                ctypes.CDLL(str(path))
+
+
 class OnGpu:
     """What a rank does that has a GPU, which it may share."""
 
@@ -394,10 +403,7 @@ class GpuProcess(OnGpu, Rank):
     def __init__(self, *arguments, control=None):
         super().__init__(*arguments)
         self.number, self.aborted, self.opened, self.closing = -1, -1, None, threading.Lock()
-        if not os.environ.get("GRADCODEC_DRIVERS"):  # NCCL's wheel is not where the loader looks
-            for folder in sys.path:
-                for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
-                    ctypes.CDLL(str(path))
+        load_nccl()
         threading.Thread(target=self.listen, args=(control,), daemon=True).start()
 
     def listen(self, control):
@@ -424,23 +430,29 @@ class GpuProcess(OnGpu, Rank):
         with self.closing:
             self.opened = self.comm
         self.abort(-1)  # if it has been told meanwhile
+        if over == "nccl":
+            # All have it before one may fail: nobody can abort what is still being made.
+            try:
+                self.exchange([b"?"] * self.size, memoryview(bytearray(self.size)))
+            except OSError as gone:
+                raise ConnectionAbortedError(str(gone)) from gone
 
     def hang_up(self):
         super().hang_up()
         self.abort(self.number)
 
     def attempt(self, work, fault):
-        """Of a fault in an exchange that there is not: the first strikes before the call, the second in it or after."""
+        """In a step there are no exchanges of ours: the first fault strikes before the call, the second in it or after."""
 
-        def struck():
-            if fault and fault[1] == 0 and not self.peers_talk:
+        def step():
+            if fault and fault[1] == 0:
                 self.strike()
-            elif fault and fault[0] == "kill" and not self.peers_talk:
-                threading.Thread(target=self.strike).start()
+            elif fault and fault[0] == "kill":
+                self.fault = None  # it tells nobody: its link is for one thread
+                threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGKILL)).start()
             work()
 
-        self.peers_talk = work.__name__ == "make" and self.given[1] == "peers"
-        return super().attempt(struck, fault)
+        return super().attempt(work if work.__name__ == "make" else step, fault)
 
     def release(self):
         with self.closing:
@@ -611,6 +623,7 @@ class Session:
                     status = self.members.pop(i).gone()
                     if i not in doomed or status != signal.SIGKILL:
                         raise SystemExit(f"rank {i} ended with status {status:#x}, {self.where()}")
+                    self.note_death(time.monotonic())
                     self.timers = [t for t in self.timers if t[1] != i]
                     self.totals["deaths"] += 1
                     waiting.discard(i)
@@ -705,15 +718,15 @@ class Session:
             for end in given:
                 end.close()
         answers = self.collect(order, doomed)
-        statuses = {status for status, _ in answers.values()}
-        self.ours = max([0, *(ours for _, ours in answers.values())])
+        statuses = {status for status, *_ in answers.values()}
+        self.ours = max([0, *(ours for _, ours, _ in answers.values())])
         lost = doomed | self.of_kind("leave") | strangers
         expected = {None} if not lost else {INVALID_ARGUMENT} if lost == strangers else {None, COMM, INVALID_ARGUMENT}
         if lost == strangers and len(strangers) == len(order):
             expected = {None}  # all of them agree
         if self.over == "peers" and INVALID_ARGUMENT in statuses:
             expected = expected | {COMM}  # who is told so first aborts, which ends the others' meeting
-        assert statuses <= expected, (statuses, self.faults)
+        assert statuses <= expected, (answers, self.faults, self.where())
         if lost:
             self.close(made=False)
             return
@@ -860,6 +873,49 @@ def count(what, most=None):
         os.sched_yield()
 
 
+def use_drivers(devices):
+    """Begins anew where the loader finds the driver without hardware, if there is one. The folder of these."""
+    drivers = os.environ.get("GRADCODEC_DRIVERS")
+    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
+        fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(devices)}
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
+    return drivers
+
+
+def on_threads(session, steps, until):
+    """A session whose ranks are threads with GPUs. Its totals; the first step's are what a process gets once."""
+    session.run(1, until)
+    descriptors, threads = count("fd"), count("task")
+    session.run(steps, until)
+    session.totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
+    session.totals["threads"] += max(0, count("task", threads) - threads)
+    return session.totals
+
+
+def in_child(function):
+    """What it gives in a process of its own, with which the memory goes that an abort keeps until then."""
+    read, write = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with open(write, "wb") as to:
+                pickle.dump(function(), to)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        text = pipe.read()
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("a process of threads has failed")
+    return pickle.loads(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--over", choices=TRANSPORTS + ON_GPUS, help="one of the transports; otherwise all in turn")
@@ -870,10 +926,7 @@ def main():
     parser.add_argument("--processes", action="store_true", help="also over nccl or peers")
     parser.add_argument("--devices", type=int, default=6, help="GPUs, which a rank over NCCL has for itself")
     given = parser.parse_args()
-    drivers = os.environ.get("GRADCODEC_DRIVERS")
-    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
-        fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(given.devices)}
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
+    drivers = use_drivers(given.devices)
     transports = [given.over] if given.over else [*TRANSPORTS, *(ON_GPUS if drivers else ())]
     steps = given.steps or (1 << 62 if given.minutes or given.deaths else 100)
     until = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
@@ -888,7 +941,10 @@ def main():
             totals, descriptors, threads = all_totals[over], count("fd"), count("task")
             codec, on = names[session % len(names)], (given.devices, given.processes)
             of_session = Session(1000 * given.seed + session, codec, over, totals, *on)
-            of_session.run(min(STEPS, left), until)
+            if over in ON_GPUS and not given.processes:
+                totals.update(in_child(lambda: on_threads(of_session, min(STEPS, left), until)))
+            else:
+                of_session.run(min(STEPS, left), until)
             totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
             totals["threads"] += max(0, count("task", threads) - threads)
             session += 1

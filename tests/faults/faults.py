@@ -184,6 +184,18 @@ fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
       "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
 fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
       "_ if of != process => return", "_ if false => return", python("test_fork", "in_the_middle", fakes=False, limit=60))
+fault("an aborted rank of a group wakes nobody", "lost rank", "src/comm/group.rs",
+      "round.gone.get_or_insert(self.rank);\n        self.group.moved.notify_all();", "round.gone.get_or_insert(self.rank);",
+      python("test_abort", "creations_over_a_group_end", fakes=False, limit=40))
+fault("of two levels the first part is aborted alone", "lost rank", "src/comm/topology.rs",
+      "self.links().map(Link::abort)", "self.links().take(1).map(Link::abort)",
+      python("test_abort", "of_two_levels", fakes=False, limit=90))
+fault("what was aborted exchanges on", "lost rank", "src/comm/link.rs",
+      "if self.is_aborted() {", "if false {", python("test_abort", "callback_returns", fakes=False, limit=90))
+fault("a function of a transport may abort", "lost rank", "src/comm/communicator.rs",
+      "if callbacks::is_inside() {\n            return Err(error!(InvalidArgument, \"comm: a transport's",
+      "if false {\n            return Err(error!(InvalidArgument, \"comm: a transport's",
+      python("test_abort", "callback_returns", fakes=False, limit=90))
 fault("two ranks may have one number", "ranks that disagree", "src/comm/record.rs",
       "if number as usize != rank {", "if false {", python("test_comm", "two_ranks_with_one_number", fakes=False))
 fault("nodes may have different numbers of ranks", "ranks that disagree", "src/comm/hierarchical_setup.rs",

@@ -1,7 +1,9 @@
 """gc_comm_abort, from another thread: every wait ends though nothing else would end it, and what needs no other rank goes
 on. Over callbacks, a group, two levels, and, on a driver without hardware, NCCL and peer memory."""
 
+import os
 import threading
+import time
 from ctypes import POINTER, byref
 
 import numpy as np
@@ -11,6 +13,7 @@ from capi import AllReduce, CodecOptions, Comm, DLDevice, Status, Tensor, lib, s
 from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, same, views
 from comms import CheckedRanks, Nodes, World, status_of
+from tiers import both
 from test_nccl import run_ranks as run_nccl
 from test_peers import run_ranks as run_peers
 
@@ -178,6 +181,84 @@ def test_a_rank_that_is_alone_is_aborted_too():
         check_what_goes_on(ranks, 0)
 
 
+def test_an_abort_beside_the_release_of_all_that_it_reaches():
+    """Of a handle over the communicator, and of another rank's; of the communicator itself the header forbids it."""
+    for _ in range(both(quick=100, all=1000)):
+        with World(2) as world:
+            ranks, together = CheckedRanks(world, place, **OPTIONS), threading.Barrier(3)
+            other, handle = world.comms[1], ranks.handles[0]
+            world.comms[1], ranks.handles[0] = POINTER(Comm)(), POINTER(AllReduce)()
+            frees = [(lib.gc_comm_free, other), (lib.gc_allreduce_free, handle)]
+            threads = [threading.Thread(target=lambda f=f, x=x: (together.wait(), f(x))) for f, x in frees]
+            for thread in threads:
+                thread.start()
+            together.wait()
+            assert lib.gc_comm_abort(world.comms[0]) == 0
+            for thread in threads:
+                thread.join()
+            expect_aborted(status_of(lib.gc_comm_async_error, world.comms[0]), "aborted")
+            ranks.__exit__()
+
+
+def test_errors_of_a_world_that_never_was():
+    """Its shapes are refused if no world can have them. Otherwise its numbers are taken, for nobody can know."""
+    with World(2) as world, CheckedRanks(world, place, **OPTIONS) as ranks:
+        ranks.run(gradients(2))
+        ranks.commit()
+        for worker, server in ((0, 100), None), ((3, 99), None), ((3, 100, 1), None), (None, (99,)), (None, (101,)):
+            given = [None if shape is None else Tensor(np.ones(shape, f32)) for shape in (worker, server)]
+            for rank in range(2):
+                views_of = [None if one is None else one.view for one in given]
+                status, sentence = status_of(lib.gc_allreduce_errors_in, ranks.handles[rank], *views_of, None)
+                assert status == Status.SHAPE_MISMATCH and "expected" in sentence, (status, sentence)
+        ranks.errors()  # as they were
+        rng = np.random.default_rng(1)
+        ranks.errors_in(rng.standard_normal((7, 100)).astype(f32), rng.standard_normal(100).astype(f32))
+        ranks.errors()
+        ranks.run(gradients(2, 2))
+
+
+# --- what is left behind ----------------------------------------------------------------------------------------------
+
+
+def left():
+    """What this process has: bytes in memory, numbers of the rest. A joined thread may be on its way out."""
+    end = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > threading.active_count() + left.of_the_library:
+        assert time.monotonic() < end, "threads are left"
+    with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
+        resident, lines = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"), maps.readlines()
+    shared = sum("/dev/shm" in line or "memfd:" in line for line in lines)
+    return resident, len(lines), len(os.listdir("/proc/self/fd")), shared
+
+
+def aborted_once(over):
+    with Nodes([2, 2], inter="group") if over == "two levels" else World(2, over) as world:
+        with CheckedRanks(world, place, **OPTIONS) as ranks:
+            join = waiting(world.comms[0], lambda: status_of(
+                lib.gc_allreduce_run, ranks.handles[0], views([Tensor(np.ones(100, f32))]), 1, None, None, None
+            ))  # fmt: skip
+            assert lib.gc_comm_abort(world.comms[0]) == 0
+            if over == "board":
+                world.board.barrier.abort()
+            expect_aborted(join())
+
+
+@pytest.mark.parametrize("over", ["group", "board", "two levels"])
+def test_a_thousand_aborts_leave_nothing_behind(over):
+    for _ in range(20):
+        aborted_once(over)
+    left.of_the_library = len(os.listdir("/proc/self/task")) - threading.active_count()  # its pool
+    resident, *before = left()
+    for _ in range(both(quick=100, all=1000)):
+        aborted_once(over)
+    resident_after, *after = left()
+    # A state and payload of 1 KiB each that are kept would be more; mappings are of stacks that are kept for threads.
+    assert resident_after - resident < 2 << 20
+    mappings, mappings_after = before.pop(0), after.pop(0)
+    assert after == before and mappings_after <= mappings + 20
+
+
 # What a rank does alone, while another thread aborts it once it is within.
 ALONE = """
 def aborted(comm, work, abort):
@@ -265,3 +346,71 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
     assert [lib.gc_comm_abort(comm) for comm in world.comms] == [0, 0, 0]
     expect(run(0), Status.COMM, "aborted")
 """, FAKE_DEVICES=3)
+
+
+def test_over_nccl_aborts_leave_what_the_gpu_may_still_use_and_nothing_else():
+    """Memory is kept until the process ends; communicators, threads, descriptors and events are not."""
+    run_nccl(f"""
+exec({ALONE!r})
+nccl = library()
+
+def numbers():
+    while nccl.fake_nccl_communicators() or len(os.listdir("/proc/self/task")) > 1 + pool:
+        pass  # the thread that aborts is not waited for
+    return len(os.listdir("/proc/self/fd")), fake.fake_events(), fake.fake_in_use(0)
+
+def once():
+    with Own(2) as world:
+        tensors = [Card(0).put(np.ones(k, "f4")) for k in (100, 100, lib.gc_shard_elements(100, 2))]
+        work = lambda: lib.gc_compressed_allreduce(world.comms[0], *(x.view for x in tensors), None)
+        status, sentence = aborted(world.comms[0], work, lambda: lib.gc_comm_abort(world.comms[0]))
+        assert status == Status.COMM, sentence
+        assert lib.gc_comm_abort(world.comms[1]) == 0
+        Card(0).free(*tensors)
+
+once()
+pool = len(os.listdir("/proc/self/task")) - 1 - nccl.fake_nccl_communicators()
+found = []
+for _ in range({both(quick=10, all=100)}):
+    once()
+    found.append(numbers())
+files, events, memory = zip(*found)
+assert len(set(files)) == 1 and len(set(events)) == 1, (files, events)
+kept = np.diff(memory)
+assert (kept < 16 << 10).all(), kept  # what the call worked in; how far it came differs
+""")
+
+
+def test_over_peer_memory_aborts_leave_what_others_may_still_write_to_and_nothing_else():
+    run_peers(f"""
+exec({ALONE!r})
+from capi import AllReduce, CodecOptions
+from comms import World
+
+def once():
+    with World(2, "peers", devices=(0, 1), timeout=0) as world:
+        options = CodecOptions(struct_size=112, codec=1, device=DLDevice(CUDA, 0), n_elements=1000)
+        create = lambda: lib.gc_allreduce_create(world.comms[0], byref(options), byref(POINTER(AllReduce)()))
+        def abort():
+            while fake.fake_running() < 1:
+                pass  # not before it is at the meeting
+            return lib.gc_comm_abort(world.comms[0])
+        status, sentence = aborted(world.comms[0], create, abort)
+        assert status == Status.COMM, sentence
+
+def numbers():
+    while len(os.listdir("/proc/self/task")) > threads:
+        pass  # that of Python, which was joined, is on its way out
+    return len(os.listdir("/proc/self/fd")), fake.fake_in_use(0), fake.fake_in_use(1)
+
+for _ in range(2):
+    once()
+threads = len(os.listdir("/proc/self/task"))
+found = []
+for _ in range({both(quick=10, all=100)}):
+    once()
+    found.append(numbers())
+files, *memory = zip(*found)
+assert len(set(files)) == 1, files
+assert all(len(set(np.diff(one))) == 1 for one in memory), memory
+""", FAKE_DEVICES=2)

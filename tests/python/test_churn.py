@@ -10,6 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from capi import Status, Tensor, lib
+from codec_model import ONEBIT, TRANSACTIONAL
+from codecs_c import Host, views
+from comms import CheckedRanks, World
 from stand_in import DRIVERS
 from tiers import both
 
@@ -119,3 +123,65 @@ def test_a_step_that_failed_is_taken_again_with_the_same_bytes_and_only_errors_o
         assert again[rank][0] == failed[rank][0], "the bytes that are sent again"
         assert np.array_equal(again[rank][1][0], workers[rank]) and np.array_equal(again[rank][1][1], servers[rank])
     assert not again[2][1][0].any() and not again[2][1][1].any()
+
+
+@pytest.mark.parametrize("counts", [True, False], ids=["commit", "rollback"])
+def test_a_step_that_ended_on_one_rank_alone_counts_or_not_as_the_ranks_decide(counts):
+    options = dict(codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL)
+    with World(2, "board") as world, CheckedRanks(world, Host(), **options) as ranks:
+        rng = np.random.default_rng(3)
+        first, second = ([[rng.standard_normal(100).astype(np.float32)] for _ in range(2)] for _ in "12")
+        ranks.run(first)
+        ranks.commit()
+        world.board.answer = lambda name, rank: 99 if (name, rank) == ("all_gather", 1) else 0
+        values = [[Tensor(one.copy()) for one in each] for each in second]
+
+        def run(rank):
+            return lib.gc_allreduce_run(ranks.handles[rank], views(values[rank]), 1, None, None, None)
+
+        assert world.each(run) == [Status.OK, Status.COMM]
+        for model, of_rank in zip(ranks.models, ranks.exchanged(second)):
+            model.reduce(of_rank)
+        ranks.commit() if counts else ranks.rollback()
+        ranks.errors()
+
+
+# Each sentence of the header on a training that goes on, and what shows it.
+TAKEN_AGAIN = (
+    "test_churn.py::test_a_step_that_failed_is_taken_again_with_the_same_bytes_and_only_errors_of_the_dead_are_lost"
+)
+GOES_ON = "test_churn.py::test_survivors_of_ranks_that_die_go_on_as_the_model_says"
+ONE_ALONE = "test_churn.py::test_a_step_that_ended_on_one_rank_alone_counts_or_not_as_the_ranks_decide"
+ABORTED = "test_abort.py::test_over_nccl_the_host_waits_no_more_and_a_communicator_of_ours_is_aborted"
+SHOWN_BY = {
+    "A step that failed on a rank leaves": [TAKEN_AGAIN, GOES_ON],
+    "It may have ended well on others": [ONE_ALONE, "comms.py::steps"],
+    "Among as many ranks, a step that is taken again": [TAKEN_AGAIN],
+    "A rank that is lost loses": [TAKEN_AGAIN, GOES_ON],
+    "A rank that joins begins": [TAKEN_AGAIN, GOES_ON],
+    "The survivors save gc_allreduce_errors_out()": [TAKEN_AGAIN, GOES_ON],
+    "A rank may give its own worker errors alone": [TAKEN_AGAIN, GOES_ON],
+    "What it has of elements that another rank reduces now": [GOES_ON],
+    "Over NCCL the waits of the host end": [
+        "test_nccl.py::test_a_communicator_that_stays_at_work_is_waited_for_so_long",
+        "test_peers.py::test_a_rank_that_does_not_come_is_waited_for_so_long",
+    ],
+    "A group's waits end by gc_comm_abort()": [
+        "test_abort.py::test_a_run_over_a_group_ends_on_every_rank_that_waits", ABORTED,
+    ],
+    "Your callbacks end by your doing": [
+        "test_abort.py::test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_called", GOES_ON,
+    ],
+}  # fmt: skip
+
+
+def test_each_sentence_of_the_header_on_a_training_that_goes_on_is_shown():
+    header = (ROOT / "include/gradcodec.h").read_text(encoding="utf-8")
+    lines = header.split("Training can go on when ranks are lost")[1]
+    text = re.sub(r"\s*\n \* (?:- |  )?", " ", lines[: lines.index("*/")])
+    sentences = re.findall(r"[A-Z][^.]*?(?:\.|:)(?= [A-Z]|\s*$)", text[text.index(":") + 1 :])
+    assert len(sentences) == len(SHOWN_BY), sentences
+    for sentence, (begins, tests) in zip(sentences, SHOWN_BY.items()):
+        assert sentence.startswith(begins), (sentence, begins)
+        for file, name in (test.split("::") for test in tests):
+            assert f"def {name}(" in (ROOT / "tests/python" / file).read_text(encoding="utf-8"), name

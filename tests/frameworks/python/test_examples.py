@@ -38,6 +38,8 @@ SAYS = {
     "ddp_hook.py": (["gloo, 4 ranks, plain DDP: loss ", "of the bytes of float32", "gloo: within 5 %: True",
                      "gloo, int4: one Inf, one step left out, loss as before: True"],
                     ("torch", ["nccl: within 5 %: True"])),
+    "elastic.py": (["gloo, 4 ranks: loss ", "a process lost in step 26: 4 ranks, loss ", "the same losses as without: True",
+                    "a node lost in step 26: 2 ranks, loss ", "within 5 % of the loss without: True"], None),
     "fsdp_hook.py": (["gloo, 4 ranks, plain FSDP: loss ", "of the bytes of float32", "gloo: within 5 %: True"],
                      ("torch", ["nccl: within 5 %: True"])),
     "numpy_ctypes.py": (["4 chunks of 32 bytes", "as they were: True", "(40, 25) to (40, 4)", "unpacked: True",
@@ -87,11 +89,11 @@ def test_no_example_is_forgotten():
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_says_what_it_should(name):
     always, on_cuda = SAYS[name]
-    module = "torch" if name.endswith("_hook.py") else name.split("_")[0]
+    module = "torch" if name.endswith("_hook.py") or name == "elastic.py" else name.split("_")[0]
     if module in ("torch", "jax", "cffi") and not has(module):
         # A machine with a GPU comes with what it has; any other is to have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")
-    child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True, timeout=300)
+    child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True, timeout=600)
     assert child.returncode == 0, child.stdout + child.stderr
     if module != "jax" and not has_cuda():  # JAX warns of what it finds or does not find, others where there is a GPU
         assert child.stderr == ""
@@ -110,7 +112,8 @@ def test_an_example_runs_and_says_what_it_should(name):
 def test_an_example_without_its_framework_says_so(module, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module}')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
-    for path in sorted([*EXAMPLES.glob(f"{module}_*.py"), *(EXAMPLES.glob("*_hook.py") if module == "torch" else [])]):
+    of_torch = [*EXAMPLES.glob("*_hook.py"), EXAMPLES / "elastic.py"] if module == "torch" else []
+    for path in sorted([*EXAMPLES.glob(f"{module}_*.py"), *of_torch]):
         if path.name in COMPILING:
             continue
         child = subprocess.run([sys.executable, "-B", str(path)], capture_output=True, text=True, env=environment)

@@ -1,0 +1,155 @@
+"""Training under torchrun that goes on when ranks are lost: from the last checkpoint, with the errors that were kept.
+
+    python3 examples/python/elastic.py
+
+Four processes learn to read digits over gloo, on the CPU, with gradients at 4 bits. First nothing happens. Then a
+process is killed, and torchrun starts all four again. Then there are two nodes, here both on this machine: one of them
+is lost, and the other one goes on alone with two processes. A worker of yours does as work(), save() and load() do.
+"""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError:
+    print("SKIPPED: no PyTorch here")
+    raise SystemExit
+
+from torch.nn.parallel import DistributedDataParallel
+
+import gradcodec.torch
+
+# The batch is that of all ranks together, however many they are. It ends while the loss is still falling.
+BATCH, STEPS, SAVED_EVERY, LOST_AT, RATE, MOMENTUM = 256, 60, 10, 25, 0.1, 0.9
+DIGITS = pathlib.Path(__file__).resolve().parents[2] / "examples_c" / "data" / "digits.bin"
+
+
+def digits():
+    records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65)
+    return records[:, :64] / 16, records[:, 64].long()
+
+
+def save(folder, step, model, optimizer, compression):
+    """Every rank saves its own errors. The checkpoint counts once its number is in `latest`, when all have."""
+    rank, of_step = dist.get_rank(), folder / f"{step}-{dist.get_world_size()}"
+    of_step.mkdir(exist_ok=True)
+    torch.save(compression.state_dict(), of_step / f"errors-{rank}.pt")
+    if rank == 0:
+        torch.save([model.module.state_dict(), optimizer.state_dict()], of_step / "model.pt")
+    dist.barrier()
+    if rank == 0:
+        (folder / "new").write_text(of_step.name)
+        (folder / "new").replace(folder / "latest")
+
+
+def load(folder, model, optimizer, compression):
+    """The number of steps that the last checkpoint has. Ranks of as many take their own errors; otherwise all of them
+    take those of all, of which nothing is lost then."""
+    if not (folder / "latest").exists():
+        return 0
+    of_step = folder / (folder / "latest").read_text()
+    step, world = map(int, of_step.name.split("-"))
+    of_model, of_optimizer = torch.load(of_step / "model.pt")
+    model.module.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    mine = [dist.get_rank()] if world == dist.get_world_size() else range(world)
+    errors = [torch.load(of_step / f"errors-{rank}.pt") for rank in mine]
+    compression.load_state_dict(errors[0] if world == dist.get_world_size() else errors)
+    return step
+
+
+def work(folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
+    compression = gradcodec.torch.compress(model, "int4", raw=())
+    images, labels = digits()
+
+    first = load(folder, model, optimizer, compression)
+    for step in range(first, STEPS):
+        of_step = torch.Generator().manual_seed(step)  # the same batches, whoever begins where
+        batch = torch.randint(len(images), (BATCH,), generator=of_step)[dist.get_rank() :: dist.get_world_size()]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        if step == LOST_AT:
+            fail()
+        optimizer.step()
+        if (step + 1) % SAVED_EVERY == 0:
+            save(folder, step + 1, model, optimizer, compression)
+            if dist.get_rank() == 0:
+                with torch.no_grad():
+                    loss = torch.nn.functional.cross_entropy(model.module(images), labels).item()
+                print(f"ranks {dist.get_world_size()} step {step + 1} loss {loss:.9f}", flush=True)
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+
+
+# --- what goes wrong, and who starts it -------------------------------------------------------------------------------
+
+
+def fail():
+    """The first time: one process dies, or all of a node with torchrun, which has started them."""
+    lost, node, rank = os.environ["ELASTIC_LOST"], os.environ["ELASTIC_NODE"], dist.get_rank()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" or dist.get_world_size() != 4:
+        return
+    if lost == "a node" and node == "1":
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if lost == "a process" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trained(lost, nodes=1):
+    """By step the number of ranks and the loss, of a training of four ranks which loses that."""
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.create_server(("localhost", 0)) as free:
+            meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"]
+        started = []
+        for node in range(nodes):
+            # Any number of nodes up to this one; more than one are waited for so many seconds.
+            much = ["--nnodes", f"1:{nodes}", "--nproc-per-node", str(4 // nodes), "--max-restarts", "3"]
+            meet_at = ["--local-addr", "localhost", "--rdzv-conf", f"is_host={int(node == 0)},last_call_timeout=10"]
+            command = [sys.executable, "-m", "torch.distributed.run", *much, *meet, *meet_at, __file__, folder]
+            about = {"ELASTIC_LOST": lost, "ELASTIC_NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"}
+            # Nodes count their restarts each for itself, and ranks that look for each other under the wrong number of
+            # the shared store never meet: a store of the workers' own knows no such number.
+            about["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            with open(os.path.join(folder, f"node-{node}"), "w") as output:
+                started.append(subprocess.Popen(command, env={**os.environ, **about}, stdout=output, stderr=output))
+        statuses = [each.wait() for each in started]
+        said = [pathlib.Path(folder, f"node-{node}").read_text() for node in range(nodes)]
+        assert statuses == [0, -signal.SIGKILL][:nodes], (statuses, *said)
+        lines = [line.split() for text in said for line in text.splitlines() if line.startswith("ranks ")]
+    return {int(step): (int(ranks), float(loss)) for _, ranks, _, step, _, loss in lines}
+
+
+def main():
+    undisturbed = trained("nothing")
+    last = undisturbed[STEPS][1]
+    print(f"gloo, 4 ranks: loss {last:.4f} after {STEPS} steps")
+    again = trained("a process")
+    print(f"a process lost in step {LOST_AT + 1}: {again[STEPS][0]} ranks, loss {again[STEPS][1]:.4f}")
+    print(f"the same losses as without: {again == undisturbed}")
+    smaller = trained("a node", nodes=2)
+    gap = smaller[STEPS][1] / last - 1
+    print(f"a node lost in step {LOST_AT + 1}: {smaller[STEPS][0]} ranks, loss {smaller[STEPS][1]:.4f}")
+    print(f"within 5 % of the loss without: {abs(gap) < 0.05} ({gap:+.2%})")
+    assert again == undisturbed and smaller[STEPS][0] == 2 and abs(gap) < 0.05
+
+
+if __name__ == "__main__":
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        work(pathlib.Path(sys.argv[1]))
+    else:
+        main()

@@ -1,0 +1,94 @@
+"""How long a rank still waits once another thread has aborted its communicator, by transport: the wait of another rank.
+
+    python tests/churn/waits.py [--rounds N] [--over TRANSPORT] [--devices N]
+
+Over a group, two levels of groups and peer memory a rank is in a call, for which the other one never comes; over NCCL it
+waits for what it has enqueued, too. GRADCODEC_DRIVERS is as for churn.py. Transport callbacks are their owner's to end.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import churn
+import gradcodec
+import numpy as np
+
+N = 10_000
+
+
+def communicators(library, over, devices):
+    """Of the rank that waits, and of the one that does not come; then what they are made of."""
+    if over == "nccl":
+        id = library.nccl_id()
+        return together(lambda rank: library.nccl_world(id, rank, 2, rank)), []
+    comms = library.group(2)
+    if over == "peers":
+        size = library.allreduce_peers_bytes("int8", [N], 2, error="float32")
+        return together(lambda rank: library.open_peers(comms[rank], rank % devices, size)), comms
+    if over == "hierarchical":
+        alone = [library.group(1)[0] for _ in comms]
+        return together(lambda rank: library.hierarchical(alone[rank], comms[rank])), [*alone, *comms]
+    return comms, []
+
+
+def together(function):
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(function, range(2)))
+
+
+def waited(library, over, devices):
+    """Seconds from the beginning of the abort to the end of the wait."""
+    comms, kept = communicators(library, over, devices)
+    on_gpu = over in churn.ON_GPUS
+    places = [(gradcodec.CUDA, rank % devices) if on_gpu else (gradcodec.CPU, 0) for rank in range(2)]
+    handles = together(lambda rank: comms[rank].allreduce("int8", [N], error="float32", device=places[rank]))
+    values, found = np.ones(N, np.float32), []
+    values = library.tensor_to_device(values, places[0]) if on_gpu else values
+    within = threading.Event()
+
+    def wait():
+        within.set()
+        try:
+            handles[0].run([values])
+            if on_gpu:
+                library.tensor_to_device(values, (gradcodec.CPU, 0))  # waits for the GPU
+        except gradcodec.GradCodecError as failure:
+            assert failure.status == gradcodec.Status.COMM, failure
+        found.append(time.perf_counter())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    within.wait()
+    time.sleep(0.02)  # by then it waits
+    began = time.perf_counter()
+    comms[0].abort()
+    thread.join()
+    comms[1].abort()
+    for owner in (*handles, *comms, *kept):
+        owner.close()
+    return found[0] - began
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--over", choices=("group", "hierarchical", *churn.ON_GPUS))
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--devices", type=int, default=2, help="GPUs")
+    given = parser.parse_args()
+    churn.use_drivers(given.devices)
+    churn.load_nccl()
+    library = gradcodec.GradCodec()
+    with_gpus = churn.ON_GPUS if os.environ.get("GRADCODEC_DRIVERS") else ()
+    for over in [given.over] if given.over else ["group", "hierarchical", *with_gpus]:
+        times = [1000 * waited(library, over, given.devices) for _ in range(given.rounds)]
+        print(f"{over}: a wait ends {statistics.median(times):.2f} ms after an abort, {max(times):.2f} ms at most, "
+              f"of {given.rounds}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
