@@ -7,9 +7,12 @@
 #include "blocks_encode.cuh"
 #include "blocks_reduce.cuh"
 
-BLOCKS_ENCODE(gc_blocks_encode_f32, Float, false, false, 4)
-BLOCKS_ENCODE(gc_blocks_encode_f32_kept, Float, true, false, 2)
-BLOCKS_ENCODE(gc_blocks_encode_16, Half, false, false, 4)
-BLOCKS_ENCODE(gc_blocks_encode_16_kept, Half, true, false, 2)
-BLOCKS_REDUCE(gc_blocks_reduce, false, false, 3)
-BLOCKS_REDUCE(gc_blocks_reduce_kept, true, false, 2)
+BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 3)
+BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)
+BLOCKS_DECODE(gc_blocks_decode_add, unsigned, true, 3)
+BLOCKS_ENCODE(gc_blocks_encode_f32, Float, false, HERE, 4)
+BLOCKS_ENCODE(gc_blocks_encode_f32_kept, Float, true, HERE, 2)
+BLOCKS_ENCODE(gc_blocks_encode_16, Half, false, HERE, 4)
+BLOCKS_ENCODE(gc_blocks_encode_16_kept, Half, true, HERE, 2)
+BLOCKS_REDUCE(gc_blocks_reduce, false, HERE, 3)
+BLOCKS_REDUCE(gc_blocks_reduce_kept, true, HERE, 2)

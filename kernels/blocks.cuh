@@ -247,14 +247,16 @@ struct Usual {
 
 // ---- Where chunks are written
 
-// One behind the other; or, of PEERS, each to the rank that it is for, or one to all ranks. It asks again at each
-// store: to keep addresses would take registers that an encode has not.
+// One behind the other; or, of PEERS, each to the rank that it is for, or one to all ranks; of WHOLE, which is PEERS too,
+// one behind the other to all ranks. It asks again at each store: to keep addresses would take registers that an encode
+// has not.
 //
 // Nothing is fenced here. Stores to other ranks' memory are over when their launch is, and the launch behind it, which
 // meets the ranks, tells of them by a release for the whole system, which each of them acquires before it reads. Nor is
 // anything written to that a rank still reads: between its reading of an area and the next writing to it all have met
 // (peers.rs).
-template <bool PEERS>
+enum : unsigned { HERE = 0, AWAY = 1, WHOLE = 2 };
+template <unsigned PEERS>
 struct Target {
     const gc_codec &codec;
     unsigned char *dst;
@@ -263,11 +265,13 @@ struct Target {
     // A rank that has given up writes nothing, for the others do not know it yet.
     __device__ __forceinline__ unsigned copies() const {
         if (!PEERS) return 1;
-        return way.peers->broken ? 0 : codec.half == SERVER ? way.peers->world : 1;
+        return way.peers->broken ? 0 : PEERS == WHOLE || codec.half == SERVER ? way.peers->world : 1;
     }
     // What a place in a chunk is counted from, `chunk` bytes before it begins. `number`: of the chunk.
     __device__ __forceinline__ unsigned char *base(unsigned number, unsigned copy, u64 chunk) const {
         if (!PEERS) return dst;
+        // Each rank begins with the next one, so that no link has to wait for another.
+        if (PEERS == WHOLE) return in_global_memory(way.peers->buffers[(way.peers->rank + 1 + copy) % way.peers->world]) + way.at;
         return in_global_memory(way.peers->buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
     }
     // Which tile a block has. Neighbouring blocks have tiles of different chunks where these go to different ranks, so
@@ -313,9 +317,26 @@ __device__ __forceinline__ void clear(unsigned char *chunk, u64 begin, u64 end, 
     for (u64 at = begin + lane; at < end; at += WARP) chunk[at] = 0;
 }
 
+// Writes all of a chunk but what it has of elements. By a warp.
+__device__ __forceinline__ void store_frame(const gc_codec &codec, const Format &format, unsigned char *chunk,
+                                            unsigned chunk_number, unsigned flags, unsigned lane) {
+    if (lane < HEADER_WORDS) {
+        reinterpret_cast<unsigned *>(chunk)[lane] =
+            lane == FLAGS_WORD ? flags : lane == CHUNK_WORD ? chunk_number : codec.header[lane];
+    }
+    const auto held = [=](u64 all, u64 per_chunk) {
+        const u64 begin = chunk_number * per_chunk, left = begin < all ? all - begin : 0;
+        return left < per_chunk ? left : per_chunk;
+    };
+    const u64 blocks = held(codec.bytes, codec.chunk_bytes), raws = held(codec.raws, codec.chunk_raws);
+    clear(chunk, HEADER + blocks * format.scale_bytes, codec.codes_at, lane);
+    clear(chunk, codec.codes_at + blocks * format.bytes, codec.raws_at, lane);
+    clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
+}
+
 // By the first warp of every block, with the number that come() gave: the last one to come writes headers, what fills
 // chunks up, and what is known of the state.
-template <bool PEERS>
+template <unsigned PEERS>
 __device__ __forceinline__ void finish_blocks(const Target<PEERS> &target, unsigned number) {
     const gc_codec &codec = target.codec;
     if (__shfl_sync(WHOLE_WARP, number, 0) != gridDim.x - 1) return;
@@ -347,18 +368,7 @@ __device__ __forceinline__ void finish_blocks(const Target<PEERS> &target, unsig
     for (unsigned i = 0; i < codec.chunks * copies; i++) {
         const unsigned k = PEERS ? i / copies : i, chunk_number = codec.chunk + k;
         unsigned char *chunk = target.base(chunk_number, PEERS ? i % copies : 0, k * codec.stride) + k * codec.stride;
-        if (lane < HEADER_WORDS) {
-            reinterpret_cast<unsigned *>(chunk)[lane] =
-                lane == FLAGS_WORD ? flags : lane == CHUNK_WORD ? chunk_number : codec.header[lane];
-        }
-        const auto held = [=](u64 all, u64 per_chunk) {
-            const u64 begin = chunk_number * per_chunk, left = begin < all ? all - begin : 0;
-            return left < per_chunk ? left : per_chunk;
-        };
-        const u64 blocks = held(codec.bytes, codec.chunk_bytes), raws = held(codec.raws, codec.chunk_raws);
-        clear(chunk, HEADER + blocks * format.scale_bytes, codec.codes_at, lane);
-        clear(chunk, codec.codes_at + blocks * format.bytes, codec.raws_at, lane);
-        clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
+        store_frame(codec, format, chunk, chunk_number, flags, lane);
     }
 }
 
@@ -370,7 +380,7 @@ __device__ __forceinline__ float value_of(const unsigned char *values, unsigned 
 }
 
 // Stores one, and tells if it is not finite.
-template <bool PEERS>
+template <unsigned PEERS>
 __device__ __forceinline__ void store_raw(const Target<PEERS> &target, const Places &places, unsigned i, float x,
                                           unsigned &found) {
     const gc_codec &codec = target.codec;

@@ -323,8 +323,5 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_decode call) { \
         decode_blocks<T, ADD>(call); \
     }
-BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 3)
-BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)
-BLOCKS_DECODE(gc_blocks_decode_add, unsigned, true, 3)
 
 #endif

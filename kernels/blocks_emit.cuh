@@ -92,7 +92,7 @@ __device__ __forceinline__ void keep_old(const unsigned char *from, unsigned cha
 }
 
 // What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any. PEERS: to other ranks.
-template <unsigned N, bool KEPT, bool PEERS>
+template <unsigned N, bool KEPT, unsigned PEERS>
 struct Unit {
     enum : unsigned { ROWS = 32 / N };
     const gc_codec &codec;

@@ -13,28 +13,29 @@ struct Factors {
     }
 };
 
-// Reads a value and an error, writes an error and a code an element, and a scale a block. Block: a tile, a unit a warp.
-// With the server's half it makes the chunk of a shard, whose parts are the values: what is not finite there stays
-// until the error is added, as in a reduce. KEPT: with errors. PEERS: to other ranks.
-template <typename V, bool KEPT, bool PEERS>
-__device__ __forceinline__ void encode_blocks(const gc_encode &call) {
+// What values of 16 bits are.
+template <typename V>
+__device__ __forceinline__ unsigned dtype_of_values(const gc_codec &codec) {
+    return V::SIZE == 2 ? codec.header[2] & 0xff : +FLOAT32;
+}
+
+// A tile's. `come`: what all threads do when they have met what they meet, before they store all of it.
+template <typename V, bool KEPT, unsigned PEERS, typename Come>
+__device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const gc_tile &tile, const Factors &by,
+                                            const void *const (&all)[MOST_VALUES], unsigned &found, Come come) {
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
-    const gc_codec &codec = call.codec;
-    const Target<PEERS> target = {codec, call.dst, call.way};
-    const gc_tile tile = tile_of_blocks(codec, target.tile());
+    const gc_codec &codec = target.codec;
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT;
-    const unsigned dtype = V::SIZE == 2 ? codec.header[2] & 0xff : +FLOAT32;
+    const unsigned dtype = dtype_of_values<V>(codec);
     const unsigned char *tensor = nullptr;
-    if (tile.count != 0) tensor = values_of(codec, call.values, tile.run) + tile.first * V::SIZE;
-    const Factors by = {factor(call.m_g), factor(call.m_e), codec.beta};
-    unsigned found = 0, number;
+    if (tile.count != 0) tensor = values_of(codec, all, tile.run) + tile.first * V::SIZE;
     if (tile.unit == NO_UNIT) {
         const Places places = places_of(codec, tile);
 #pragma unroll 4
         for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
             store_raw(target, places, i, by.make(value_of<V>(tensor, i, dtype)), found);
         }
-        number = come(codec, found);
+        come();
     } else {
         const unsigned count = elements_of_unit(tile, at);
         const unsigned char *values = tensor + at * V::SIZE;
@@ -72,9 +73,22 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
                 for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : next;
             }
         });
-        number = come(codec, found);
+        come();
         unit.emit(c, most);
     }
+}
+
+// Reads a value and an error, writes an error and a code an element, and a scale a block. Block: a tile, a unit a warp.
+// With the server's half it makes the chunk of a shard, whose parts are the values: what is not finite there stays
+// until the error is added, as in a reduce. KEPT: with errors. PEERS: to other ranks.
+template <typename V, bool KEPT, unsigned PEERS>
+__device__ __forceinline__ void encode_blocks(const gc_encode &call) {
+    const gc_codec &codec = call.codec;
+    const Target<PEERS> target = {codec, call.dst, call.way};
+    const Factors by = {factor(call.m_g), factor(call.m_e), codec.beta};
+    unsigned found = 0, number = 0;
+    encode_tile<V, KEPT>(target, tile_of_blocks(codec, target.tile()), by, call.values, found,
+                         [&] { number = come(codec, found); });
     if (threadIdx.x < WARP) finish_blocks(target, number);
 }
 

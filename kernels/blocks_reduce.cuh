@@ -23,8 +23,8 @@ struct Share {
 // a payload is loaded what tells whether it is right: by every warp. Where a row has been added, the next payload's is
 // loaded in its place, so that some are always on their way, in registers that leave room for three blocks of a
 // processor.
-template <unsigned C, unsigned N, unsigned ROWS>
-__device__ __forceinline__ bool sum_by_rows(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
+template <unsigned C, typename Call, unsigned N, unsigned ROWS>
+__device__ __forceinline__ bool sum_by_rows(const Call &call, const InChunk &blocks, unsigned chunk_number,
                                             unsigned many, unsigned lane, float (&c)[ROWS][N], unsigned &met) {
     typedef Codes<C, N> Row;
     constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES;
@@ -146,10 +146,58 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
     return v[0];
 }
 
+// A sum that is not usual: all once more. Tells what is not finite, or counts it as +0. `there`: whether an element of a
+// block is.
+template <typename U, typename Call, unsigned N, unsigned ROWS, typename There>
+__device__ __forceinline__ void sum_exactly(const Call &call, const UnitBlocks &unit, const InChunk &blocks,
+                                            unsigned many, unsigned lane, bool zeros, const Share &share,
+                                            float (&c)[ROWS][N], unsigned &found, There there) {
+    const gc_codec &codec = call.codec;
+    U::each_row(c, [&](unsigned row, float (&x)[N]) {
+#pragma unroll 1
+        for (unsigned i = 0; i < N; i++) {
+            const unsigned element = (row * WARP + lane) * N + i, j = unit.format.block(element);
+            float sum = 0;
+#pragma unroll 1
+            for (unsigned r = 0; r < many && there(element, j); r++) {
+                const unsigned char *chunk = call.chunks + r * call.apart + blocks.chunk;
+                float v;
+                BY_CODEC(codec.kind, v = one_number<C>(chunk + blocks.codes<C>(codec), element,
+                         load_scale(chunk + blocks.scales<C>(), Block<C>::SCALE_BYTES, j)))
+                if (!is_finite(v)) {
+                    found |= NONFINITE;
+                    if (zeros) v = 0;
+                }
+                sum = __fadd_rn(sum, v);
+            }
+            sum = canonical(share.of(sum));
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : sum;
+        }
+    });
+}
+
+// The mean of a sum.
+template <typename U, unsigned N, unsigned ROWS>
+__device__ __forceinline__ void divide(const Share &share, float (&c)[ROWS][N]) {
+    if (share.multiplies) {
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) c[k][m] = __fmul_rn(c[k][m], share.reciprocal);
+        }
+    } else if (share.divides) {
+        U::each_row(c, [&](unsigned, float (&x)[N]) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) x[m] = share.of(x[m]);
+        });
+    }
+}
+
 // Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale.
 // Block: a tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with
 // errors. PEERS: to all ranks.
-template <bool KEPT, bool PEERS>
+template <bool KEPT, unsigned PEERS>
 __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     constexpr unsigned N = 8, ROWS = 32 / N;
     typedef Unit<N, KEPT, PEERS> U;
@@ -215,42 +263,11 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
         count_lost(met);
         const Share share(codec, call.payloads);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
-        if (share.multiplies) {
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) {
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) c[k][m] = __fmul_rn(c[k][m], share.reciprocal);
-            }
-        } else if (share.divides) {
-            U::each_row(c, [&](unsigned, float (&x)[N]) {
-#pragma unroll
-                for (unsigned m = 0; m < N; m++) x[m] = share.of(x[m]);
-            });
-        }
-        // Only what is not usual may not be finite; then it is told, or counts as +0. All once more.
+        divide<U>(share, c);
+        // Only what is not usual may not be finite.
         if (!usual && !corrupt) {
-            U::each_row(c, [&](unsigned row, float (&x)[N]) {
-#pragma unroll 1
-                for (unsigned i = 0; i < N; i++) {
-                    const unsigned element = (row * WARP + lane) * N + i, j = unit.blocks.format.block(element);
-                    float sum = 0;
-#pragma unroll 1
-                    for (unsigned r = 0; r < many && element < count; r++) {
-                        const unsigned char *chunk = call.chunks + r * call.apart + blocks.chunk;
-                        float v;
-                        BY_CODEC(codec.kind, v = one_number<C>(chunk + blocks.codes<C>(codec), element,
-                                 load_scale(chunk + blocks.scales<C>(), Block<C>::SCALE_BYTES, j)))
-                        if (!is_finite(v)) {
-                            found |= NONFINITE;
-                            if (zeros) v = 0;
-                        }
-                        sum = __fadd_rn(sum, v);
-                    }
-                    sum = canonical(share.of(sum));
-#pragma unroll
-                    for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : sum;
-                }
-            });
+            sum_exactly<U>(call, unit.blocks, blocks, many, lane, zeros, share, c, found,
+                           [&](unsigned element, unsigned) { return element < count; });
         }
         found |= met;
         if (corrupt) {

@@ -88,6 +88,10 @@
 #define LAYOUT_gc_decode(field) \
     field(codec, 336) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
     field(first_empty, 8) field(values, 128)
+// blocks_once.cuh
+#define LAYOUT_gc_once(field) \
+    field(codec, 336) field(factor, 8) field(way, 16) field(apart, 8) field(turn, 8) field(tiles, 8) field(steps, 4) \
+    field(reserved, 4) field(values, 128)
 // state.cuh
 #define LAYOUT_gc_state(field) \
     field(worker, 336) field(server, 336) field(bytes, 8) field(skip, 8) field(size, 8) field(half, 4) \

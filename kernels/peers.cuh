@@ -56,7 +56,7 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 #endif
 }
 
-// A meeting, by all threads of a block, MOST_RANKS or more: tells every rank that this one has come, with all that it
+// A meeting, by all threads of a block, MOST_RANKS or more, or of several: tells every rank that this one has come, with all that it
 // did before, and waits until all have. The number of the meeting is counted here and not by the host, so that a graph
 // can be launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything
 // but the number that is due counts as silence. Where ranks share a GPU they speak in one launch and listen in another,
@@ -80,14 +80,12 @@ struct Meeting {
         place = reinterpret_cast<u64 *>(peers->buffers[rank]) + parity + peers->rank;
         heard = reinterpret_cast<const u64 *>(peers->buffers[peers->rank]) + parity + rank;
     }
-    // `mark`: becomes 1 if a rank does not come, or NULL.
-    __device__ __forceinline__ void hold(unsigned *mark) const {
-        // What this block has written before is told, too.
-        __syncthreads();
+    // By a block that knows what this rank did before, its own threads' at a barrier.
+    __device__ __forceinline__ void speak() const {
         if (steps & SPEAK && place && !broken) say(place, number);
-        // All have spoken before one listens.
-        __syncthreads();
-        if (!(steps & LISTEN)) return;
+    }
+    // Gives whether a rank does not come; then `mark` becomes 1, if there is one.
+    __device__ __forceinline__ bool listen(unsigned *mark) const {
         bool silent = broken, aborted = false;
         if (heard && !broken) {
             const u64 begin = nanoseconds_now();
@@ -99,13 +97,26 @@ struct Meeting {
             }
         }
         silent = __syncthreads_or(silent);
-        if (silent) aborted = __syncthreads_or(aborted);
-        if (threadIdx.x != 0) return;
-        peers->meetings = number;
-        if (!silent) return;
+        if (!silent) return false;
+        aborted = __syncthreads_or(aborted);
+        if (threadIdx.x != 0) return true;
         peers->broken = 1;
         if (mark) *static_cast<volatile unsigned *>(mark) = 1;
         if (!broken) *static_cast<volatile unsigned *>(peers->told) = aborted ? 2 : 1;
+        return true;
+    }
+    // By one thread, when nobody will look at the last number any more.
+    __device__ __forceinline__ void count() const { peers->meetings = number; }
+    // All of it, by one block.
+    __device__ __forceinline__ void hold(unsigned *mark) const {
+        // What this block has written before is told, too.
+        __syncthreads();
+        speak();
+        // All have spoken before one listens.
+        __syncthreads();
+        if (!(steps & LISTEN)) return;
+        listen(mark);
+        if (threadIdx.x == 0) count();
     }
 };
 

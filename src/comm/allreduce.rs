@@ -28,7 +28,15 @@ struct Parts {
     codec: Codec,
     buffers: Buffers,
     /// Where ranks exchange once.
-    reducers: Option<Reducers>,
+    once: Option<Once>,
+}
+
+/// How ranks do that.
+enum Once {
+    /// By exchanging payloads, of which each rank reduces all chunks.
+    Whole(Reducers),
+    /// By one launch.
+    OverPeers,
 }
 
 impl AllReduce {
@@ -40,7 +48,7 @@ impl AllReduce {
         let mut parts = parts?;
         compare(&records, communicator.rank())?;
         if !records.iter().all(|record| can_exchange_once(&record)) {
-            parts.reducers = None; // the peer memory of some nodes has no room, say
+            parts.once = None; // the peer memory of some nodes has no room, say
         }
         drop(call);
         let shard_elements = parts.codec.server_elements();
@@ -77,11 +85,17 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers, reducers } = &*parts;
+        let Parts { codec, buffers, once } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
-        if let Some(reducers) = reducers {
-            return self.run_once(codec, buffers, reducers, values, factors, stream);
+        match once {
+            None => {}
+            Some(Once::Whole(reducers)) => return self.run_once(codec, buffers, reducers, values, factors, stream),
+            Some(Once::OverPeers) => {
+                self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::Once)?;
+                self.communicator.exchange_once(codec, values, factors[0].as_ref(), stream)?;
+                return self.communicator.end(Ok(()), buffers, Phases::Once, stream);
+            }
         }
         self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
         self.communicator.encode(codec, buffers, values.clone(), factors, stream)?;
@@ -199,8 +213,12 @@ impl Parts {
         check_results(&descriptor)?;
         let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
         let buffers = communicator.buffers(codec.device(), &codec)?;
-        let reducers = buffers.whole_payloads().is_some().then(|| Reducers::of(&codec)).transpose()?;
-        Ok(Self { codec, buffers, reducers })
+        let once = match buffers.can_exchange_once() {
+            false => None,
+            true if communicator.is_over_peers() => Some(Once::OverPeers),
+            true => Some(Once::Whole(Reducers::of(&codec)?)),
+        };
+        Ok(Self { codec, buffers, once })
     }
 }
 
@@ -217,13 +235,12 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
 /// What a rank tells the others of its handle: a field for all that must be alike.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
-    let Ok(Parts { codec, reducers, .. }) = parts else { return record };
+    let Ok(Parts { codec, once, .. }) = parts else { return record };
     let plan = codec.plan();
     let rules = &plan.rules;
     let error = rules.error.map_or(0, number_of);
     let (scale, policy, reduction) = (rules.scale as u8, rules.policy as u8, rules.reduction as u8);
-    let numbers =
-        [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction, reducers.is_some().into()];
+    let numbers = [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction, once.is_some().into()];
     let words = [
         plan.elements as u64,
         plan.workers.len() as u64,

@@ -57,7 +57,7 @@ impl<T> Drop for InExchanges<T> {
 /// ```
 ///
 /// Where the transport has receive slots, chunks arrive there, and there is only room for one here. Where ranks
-/// exchange once, whole payloads of all arrive behind the first one, or in receive slots.
+/// exchange once, whole payloads of all arrive behind the first one; over peer memory in areas of their own.
 pub struct Buffers {
     device: Device,
     memory: Block,
@@ -88,8 +88,7 @@ impl Buffers {
         let once = codec.plan().exchanges_once() && (receive_slots.is_none() || codec.plan().blocks.is_some());
         // Chunks in front of the one that this rank reduces, and all.
         let (others, chunks) = match (receive_slots.is_some(), once) {
-            (true, false) => (0, 1),
-            (true, true) => (world, world + 1),
+            (true, _) => (0, 1),
             (false, false) => (2 * world, 2 * world + 1),
             (false, true) => (2 * world, world + world * world),
         };
@@ -103,8 +102,11 @@ impl Buffers {
         if topology.direct().is_some() {
             codec.load_for_peers(&mut queue)?;
         }
-        let whole = [world, world * stride];
-        let whole = Some(whole).filter(|&[_, bytes]| once && topology.check(device, &memory, bytes).is_ok());
+        let has_room = |bytes| match topology.direct() {
+            Some(peers) => peers.once(bytes).is_some(),
+            None => topology.check(device, &memory, bytes).is_ok(),
+        };
+        let whole = Some([world, world * stride]).filter(|&[_, bytes]| once && has_room(bytes));
         let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
         let workspace = topology.workspace(&mut queue, block)?;
@@ -154,8 +156,9 @@ impl Buffers {
 
     /// Brings this rank's whole payload to all. Gives those of all ranks.
     pub fn exchange_whole(&self, topology: &Topology, stream: Stream) -> Result<View<'_>> {
-        let whole = self.whole_payloads().ok_or_else(|| error!(Panic, "buffers: no room for whole payloads"))?;
-        let payload = self.payload();
+        let shape = self.whole.as_ref().filter(|_| self.receive_slots.is_none());
+        let shape = shape.ok_or_else(|| error!(Panic, "buffers: no room for whole payloads"))?;
+        let (whole, payload) = (self.view("payloads", self.world, shape), self.payload());
         self.exchange_of(topology, Pattern::AllGather, (&payload, &whole), payload.elements(), stream)?;
         Ok(whole)
     }
@@ -195,13 +198,9 @@ impl Buffers {
         self.view("payloads", behind, &self.payloads)
     }
 
-    /// All of every rank's payload, if there is room for that.
-    pub fn whole_payloads(&self) -> Option<View<'_>> {
-        let shape = self.whole.as_ref()?;
-        Some(match self.receive_slots {
-            Some([_, slots]) => self.view_at("payloads", slots, shape),
-            None => self.view("payloads", self.world, shape),
-        })
+    /// Whether there is room for all of every rank's payload.
+    pub fn can_exchange_once(&self) -> bool {
+        self.whole.is_some()
     }
 
     pub fn chunk(&self) -> View<'_> {

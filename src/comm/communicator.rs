@@ -324,6 +324,34 @@ impl Communicator {
         self.or_abort(buffers.exchange_whole(&self.topology, stream))
     }
 
+    /// Whether codecs write straight to the memory of the others.
+    pub fn is_over_peers(&self) -> bool {
+        self.topology.direct().is_some()
+    }
+
+    /// All steps where ranks exchange once over peer memory.
+    pub fn exchange_once<'v>(
+        &self,
+        codec: &Codec,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        factor: Option<&View<'_>>,
+        stream: Stream,
+    ) -> Result<()> {
+        let peers = self.topology.direct();
+        let way = peers.and_then(|peers| Some((peers, peers.once(codec.payload_bytes())?)));
+        let (peers, once) = way.ok_or_else(|| error!(Panic, "communicator: no room for whole payloads"))?;
+        let mut steps = peers.steps_once().iter();
+        if let Some(&first) = steps.next() {
+            codec.exchange_once(values.clone(), factor, once, first, stream)?;
+        }
+        for &step in steps {
+            // The others have what they wait for; this rank would be a meeting behind.
+            let come = peers.come().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
+            self.or_abort(come)?;
+        }
+        Ok(())
+    }
+
     /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
     pub fn mean(&self, codec: &Codec, buffers: &Buffers, shard: &View<'_>, stream: Stream) -> Result<()> {
         match codec.mean(self.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {

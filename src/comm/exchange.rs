@@ -26,6 +26,8 @@ pub enum Phases {
     Both,
     AllToAll,
     AllGather,
+    /// One of whole payloads over peer memory.
+    Once,
 }
 
 /// One rank's part in an exchange. In both patterns it receives a block from each rank, its own too, in ranks' order.

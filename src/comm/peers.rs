@@ -7,7 +7,7 @@ use crate::{
         Block, Queue,
         cuda::{
             self,
-            peers::{self as memory, Area, Sending, Steps},
+            peers::{self as memory, Area, Once, Sending, Steps},
         },
     },
     cancel,
@@ -206,9 +206,24 @@ impl Peers {
         Sending { way: self.memory.way(area_of(pattern), bytes as u64), steps }
     }
 
+    /// For whole payloads of `bytes` bytes of calls that exchange once, if there is room.
+    pub fn once(&self, bytes: i64) -> Option<Once> {
+        self.memory.once(bytes as u64)
+    }
+
+    /// What the launches of such a call do; `come` lies between two.
+    pub fn steps_once(&self) -> &'static [Steps] {
+        if self.arrivals.is_some() { &[Steps::Speak, Steps::Listen] } else { &[Steps::Both] }
+    }
+
     /// Behind what a codec has sent. `error_flag`: its own.
     pub fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
         self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait(arrivals, queue, error_flag))
+    }
+
+    /// Waits on the host until all ranks of this process have launched what speaks.
+    pub fn come(&self) -> Result<()> {
+        self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait_for(arrivals))
     }
 
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
@@ -232,11 +247,14 @@ impl Peers {
         self.wait(arrivals, queue, error_flag)
     }
 
-    fn wait(&self, arrivals: &Rendezvous, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
-        if let Err(refusal) = arrivals.wait(self.timeout_ms) {
+    fn wait_for(&self, arrivals: &Rendezvous) -> Result<()> {
+        arrivals.wait(self.timeout_ms).inspect_err(|_| {
             self.peer_lost.fetch_or(!arrivals.was_aborted(), Ordering::Relaxed);
-            return Err(refusal);
-        }
+        })
+    }
+
+    fn wait(&self, arrivals: &Rendezvous, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
+        self.wait_for(arrivals)?;
         // SAFETY: the flag is NULL or part of a codec, which lives until its work is done.
         unsafe { self.memory.meet(queue, Steps::Listen, error_flag) }
     }

@@ -2,8 +2,9 @@
 //
 // A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot),
 // where each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its
-// block. Blocks run one after the other, in an order of no meaning. Everything is the calling thread's own, so several
-// threads may run kernels at once. What is compiled for some cards alone, cache hints,
+// block. Blocks run one after the other, in an order of no meaning; those that wait for each other run side by side, a
+// thread each (together.h). Everything is the calling thread's own, so several threads may run kernels at once. What is
+// compiled for some cards alone, cache hints,
 // prefetches and instructions of their own, is not seen here.
 #ifndef GRADCODEC_TESTS_DEVICE_H
 #define GRADCODEC_TESTS_DEVICE_H
@@ -222,11 +223,13 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
 }
 [[maybe_unused]] static void __threadfence() {}
+[[maybe_unused]] static void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 [[maybe_unused]] static void __syncwarp() { exchange(0); }
 [[maybe_unused]] static unsigned atomicOr(unsigned *to, unsigned bits) {
-    const unsigned before = *to;
-    *to |= bits;
-    return before;
+    return __atomic_fetch_or(to, bits, __ATOMIC_SEQ_CST);
+}
+[[maybe_unused]] static unsigned atomicAdd(unsigned *to, unsigned by) {
+    return __atomic_fetch_add(to, by, __ATOMIC_SEQ_CST);
 }
 [[maybe_unused]] static unsigned atomicExch(unsigned *to, unsigned value) { return std::exchange(*to, value); }
 [[maybe_unused]] static unsigned atomicInc(unsigned *to, unsigned most) {
@@ -285,47 +288,55 @@ static void run_lane() {
     leave_lane(running);
 }
 
+// This thread runs blocks of a kernel from here on.
 template <typename Call>
-static void launch(uint64_t blocks, unsigned threads, Call call) {
+static void begin_launch(uint64_t blocks, unsigned threads, Call call) {
     static thread_local const std::unique_ptr<char[]> memory(new char[MOST_THREADS * STACK + 16]);
-    static thread_local unsigned seed = 1;
     stacks = memory.get() + (16 - reinterpret_cast<uintptr_t>(memory.get()) % 16);
     kernel = call;
     blockDim = {threads}, gridDim = {unsigned(blocks)};
+}
+
+static void run_block(unsigned block, unsigned threads) {
+    blockIdx = {block};
+    for (unsigned thread = 0; thread < threads; thread++) {
+        make_context(lanes[thread], stacks + thread * STACK, run_lane);
+        // What marked the frames of the lane that was here before and left them for ever.
+        if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stacks + (thread + 1) * STACK - 4096, 4096);
+        states[thread] = RUNS;
+        turn[thread] = barrier[thread] = 0;
+    }
+    // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
+    for (bool waiting = true; waiting;) {
+        waiting = false;
+        for (unsigned warp = 0; warp < threads; warp += LANES) {
+            for (bool any = true; any;) {
+                any = false;
+                for (unsigned thread = warp; thread < warp + LANES; thread++) {
+                    if (states[thread] != RUNS) continue;
+                    running = thread;
+                    threadIdx = {thread};
+                    continue_lane(thread);
+                    any = true;
+                }
+            }
+        }
+        for (unsigned thread = 0; thread < threads; thread++) {
+            if (states[thread] == WAITS) states[thread] = RUNS, waiting = true;
+        }
+    }
+}
+
+template <typename Call>
+static void launch(uint64_t blocks, unsigned threads, Call call) {
+    static thread_local unsigned seed = 1;
+    begin_launch(blocks, threads, call);
     std::vector<unsigned> order(blocks);
     for (unsigned k = 0; k < blocks; k++) {
         order[k] = k;
         std::swap(order[k], order[(seed = seed * 1664525 + 1013904223) / 64 % (k + 1)]);
     }
-    for (unsigned block : order) {
-        blockIdx = {block};
-        for (unsigned thread = 0; thread < threads; thread++) {
-            make_context(lanes[thread], stacks + thread * STACK, run_lane);
-            // What marked the frames of the lane that was here before and left them for ever.
-            if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stacks + (thread + 1) * STACK - 4096, 4096);
-            states[thread] = RUNS;
-            turn[thread] = barrier[thread] = 0;
-        }
-        // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
-        for (bool waiting = true; waiting;) {
-            waiting = false;
-            for (unsigned warp = 0; warp < threads; warp += LANES) {
-                for (bool any = true; any;) {
-                    any = false;
-                    for (unsigned thread = warp; thread < warp + LANES; thread++) {
-                        if (states[thread] != RUNS) continue;
-                        running = thread;
-                        threadIdx = {thread};
-                        continue_lane(thread);
-                        any = true;
-                    }
-                }
-            }
-            for (unsigned thread = 0; thread < threads; thread++) {
-                if (states[thread] == WAITS) states[thread] = RUNS, waiting = true;
-            }
-        }
-    }
+    for (unsigned block : order) run_block(block, threads);
 }
 
 #endif

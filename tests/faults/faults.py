@@ -368,8 +368,17 @@ fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a t
       "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",
       python("test_codec_driver", "block", limit=300))
 fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
-      "return way.peers->broken ? 0 : codec.half == SERVER", "return codec.half == SERVER",
+      "return way.peers->broken ? 0 : PEERS", "return PEERS",
       python("test_block_peers", "rank_that_has_given_up"))
+fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_once.cuh",
+      "const u64 turn = meeting.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
+      python("test_block_peers", "rank_that_is_ahead"))
+fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_once.cuh",
+      "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
+      python("test_block_peers", "take_turns", limit=120))
+fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",
+      "kernels/blocks_once.cuh", "sum_by_rows<C>(from, piece, tile.chunk + piece.later,", "sum_by_rows<C>(from, piece, tile.chunk,",
+      python("test_block_peers", "take_turns", limit=120))
 
 # ---- Order of stores
 

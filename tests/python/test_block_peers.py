@@ -26,12 +26,14 @@ class OnCard(Place):
         self.owners.append(held(n_bytes, self.device.device_id))
         return self.owners[-1].contents.dl_tensor.data
 
+# Areas: of all to all, of what all gather, and two in turn of payloads that are exchanged once.
 class Seen:
     def __init__(self, timeout=60_000, area=AREA):
+        self.area = area
         for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
             lib.gc_comm_free(comm)
         self.places = [OnCard(card) for card in range(2)]
-        self.bytes = HEARD + 2 * area
+        self.bytes = HEARD + 4 * area
         tensors = [place.put(np.zeros(self.bytes + 256, "u1")) for place in self.places]
         self.buffers = [-(-tensor.struct.dl_tensor.data // 256) * 256 for tensor in tensors]
         options = [PeersOptions(struct_size=ctypes.sizeof(PeersOptions), rank=rank, world_size=2, timeout_ms=timeout,
@@ -186,17 +188,16 @@ with Seen(timeout=200) as world:
     handles = world.handle_of(handle({codec}, [3000, 70], None, {raw}))
     tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
     assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
-    last = int(world.heard(0).max())
-    world.says(1, 0, last + 1)
+    number = int(world.heard(0).max()) + 1
     if {comes!r} == "dies":
         assert run(handles[0], tensors[0]) == 0
     else:
         other = started(lambda: run(handles[0], tensors[0]))
-        world.wait_for(0, 1, last + 2)
-        # In the area in which all gather the same, behind rank 0's own payload.
+        world.wait_for(0, 1, number)
+        # In the area of this meeting, behind rank 0's own payload.
         payload = 2 * model_of(**handle({codec}, [3000, 70], None, {raw}), n_chunks=2).stride
-        world.write(0, HEARD + (world.bytes - HEARD) // 2 + payload, noise(payload))
-        world.says(1, 0, last + 2)
+        world.write(0, HEARD + (2 + number % 2) * world.area + payload, noise(payload))
+        world.says(1, 0, number)
         other.join()
     values, status = np.concatenate(world.get(0, tensors[0])), lib.gc_comm_async_error(world.comms[0])
     if {comes!r} == "dies":
@@ -233,9 +234,8 @@ with Seen(timeout=200) as world:
     handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
     tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
     assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
-    half = (world.bytes - HEARD) // 2
-    gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + half, half)
-    world.write(1, HEARD + half, noise(half))
+    gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + world.area, world.area)
+    world.write(1, HEARD + world.area, noise(world.area))
     before = gathered()
     assert run(handles[0], tensors[0]) == 0
     assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
@@ -286,6 +286,84 @@ with Seen() as world, World(2, "board") as board:
     assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0, 0]
     for one in (one for each_rank in graphs for one in each_rank):
         fake.fake_forget(one)
+    for one in (one for made in others for one in made):
+        lib.gc_allreduce_free(one)
+""")
+
+
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+def test_one_exchange_is_one_launch_and_one_meeting(values):
+    """And another launch before it, where there are more addresses than one takes."""
+    run_seen(f"""
+with Seen() as world:
+    for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1)):
+        options = dict(handle(INT8, segments, None), values={values!r}, results={values!r})
+        handles = world.handle_of(options)
+        zeros = [np.zeros(n, dict(float32="f4", bfloat16="u2")[{values!r}]) for n in segments]
+        tensors = [[place.put(array, {values!r}) for array in zeros] for place in world.places]
+        before, met = fake.fake_launches(), int(world.heard(0).max())
+        assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+        assert fake.fake_launches() - before == 2 * launches and int(world.heard(0).max()) - met == 1
+""")
+
+
+def test_a_rank_that_is_ahead_leaves_what_the_others_still_read():
+    """Rank 1, for which the test speaks, still reads what came with one meeting while rank 0 comes to the next."""
+    run_seen("""
+with Seen() as world:
+    handles = world.handle_of(handle(BF16, [3000, 70], None))
+    whole = 2 * model_of(**handle(BF16, [3000, 70], None), n_chunks=2).stride
+    area_of = lambda number: HEARD + (2 + number % 2) * world.area
+    came = lambda number: ctypes.string_at(world.buffers[1] + area_of(number), whole)
+
+    def comes_to(number, value):
+        tensors = world.put(0, [np.full(3000, value, "f4"), np.ones(70, "f4")])
+        other = started(lambda: run(handles[0], tensors))
+        world.wait_for(0, 1, number)
+        world.write(0, area_of(number) + whole, np.frombuffer(came(number), "u1"))
+        world.says(1, 0, number)
+        other.join()
+        same(world.get(0, tensors)[0], np.full(3000, value, "f4"), "a mean of equals")
+
+    first = int(world.heard(0).max()) + 1
+    comes_to(first, 1)
+    payload = came(first)
+    comes_to(first + 1, 2)
+    assert came(first) == payload and came(first + 1) != payload
+    comes_to(first + 2, 3)
+    assert came(first) != payload
+""")
+
+
+@pytest.mark.parametrize("seed", range(both(quick=3, all=12)))
+def test_calls_of_one_exchange_and_of_two_take_turns(seed):
+    """The areas of each are free when it comes, whatever came before: the bytes of a group on the CPU."""
+    run_seen(f"""
+rng, host = np.random.default_rng({seed}), Host()
+segments = [[25_000, 1, 900], [40] * 20, [3000, 70], [8191]]
+with Seen() as world, World(2, "board") as board:
+    cases = [handle(INT8, segments[0], None, [0, 0, 1]), handle(MXFP4, segments[1], None),
+             handle(BF16, segments[2], "float32"), handle(ONEBIT, segments[3], None), handle(MXFP8, [20_001], None)]
+    handles, others = [world.handle_of(case) for case in cases], []
+    for case in cases:
+        made = [POINTER(AllReduce)() for _ in range(2)]
+        given = [options_of(model_of(**case, n_chunks=2, server=rank), host.device) for rank in range(2)]
+        for one in given:
+            one.server = 0
+        board.each(lambda rank: call("gc_allreduce_create", board.comms[rank], byref(given[rank]), byref(made[rank])))
+        others.append(made)
+    for number in range(15):
+        k, aligned = int(rng.integers(len(cases))), bool(rng.random() < 0.5)
+        given = [[rng.standard_normal(n).astype("f4") for n in cases[k]["segments"]] for _ in range(2)]
+        put = [[world.places[rank].put(array, aligned=aligned) for array in given[rank]] for rank in range(2)]
+        expected = [[host.put(array) for array in of_rank] for of_rank in given]
+        assert each(lambda rank: run(handles[k][rank], put[rank])) == [0, 0]
+        board.each(lambda rank: call("gc_allreduce_run", others[k][rank], views(expected[rank]),
+                                     len(expected[rank]), None, None, None))
+        for rank in range(2):
+            for got, right in zip(world.get(rank, put[rank]), expected[rank]):
+                same(got, host.get(right), f"call {{number}} of case {{k}}, rank {{rank}}")
+    assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0, 0]
     for one in (one for made in others for one in made):
         lib.gc_allreduce_free(one)
 """)

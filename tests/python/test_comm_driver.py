@@ -219,7 +219,7 @@ def room_of(options):
     model = codecs_c.model_of(**options, n_chunks=size)
     given = codecs_c.options_of(model, place.device)
     room = max(lib.gc_allreduce_peers_bytes(byref(given), size), lib.gc_peers_bytes(3001, size))
-    more = 32 * size * ranks[0] if {leaders} < ranks[0] else 0
+    more = 64 * size * ranks[0] if {leaders} < ranks[0] else 0
     return -(-room * ranks[0] // {leaders}) + more
 
 for seed in range(2):

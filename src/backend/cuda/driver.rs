@@ -130,6 +130,8 @@ pub struct Properties {
     pub handle: CUdevice,
     /// 90 for 9.0.
     pub compute_capability: i32,
+    /// That it runs at once.
+    pub threads: u64,
     /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
     pub primary: OnceLock<usize>,
     /// The memory that is kept for reuse.
@@ -204,15 +206,23 @@ impl Driver {
         use CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR as THREADS_OF_ONE,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
         };
         let (mut handle, mut major, mut minor, mut memory) = (0, 0, 0, 0);
+        let (mut multiprocessors, mut threads_of_one) = (0, 0);
         // SAFETY: the integers outlive the calls, and the driver is initialized.
         unsafe {
             self.check(
                 (self.functions.cuDeviceGet)(&mut handle, ordinal),
                 format_args!("cuDeviceGet of cuda:{ordinal}"),
             )?;
-            for (value, attribute) in [(&mut major, MAJOR), (&mut minor, MINOR)] {
+            for (value, attribute) in [
+                (&mut major, MAJOR),
+                (&mut minor, MINOR),
+                (&mut multiprocessors, MULTIPROCESSORS),
+                (&mut threads_of_one, THREADS_OF_ONE),
+            ] {
                 let code = (self.functions.cuDeviceGetAttribute)(value, attribute, handle);
                 self.check(code, format_args!("cuDeviceGetAttribute of cuda:{ordinal}"))?;
             }
@@ -222,6 +232,7 @@ impl Driver {
         Ok(Properties {
             handle,
             compute_capability: 10 * major + minor,
+            threads: u64::from(multiprocessors.unsigned_abs()) * u64::from(threads_of_one.unsigned_abs()),
             primary: OnceLock::new(),
             cache: Cache::of_device(memory),
         })

@@ -248,7 +248,7 @@ modules! {
         }
     }
 
-    /// The kernels of kernels/blocks_peers.cu, in the same order. Counted in blocks.
+    /// The kernels of kernels/blocks_peers.cu, the first in the same order. Counted in blocks.
     BLOCKS_PEERS: BlocksPeers, BLOCKS_PEERS_MODULE in "blocks_peers" {
         internal {
             encode: [
@@ -256,6 +256,8 @@ modules! {
                 gc_blocks_encode_16_kept_peers,
             ],
             reduce: [gc_blocks_reduce_peers, gc_blocks_reduce_kept_peers],
+            /// One exchange, of float32 and of 16 bits of either dtype.
+            once: [gc_blocks_once_f32, gc_blocks_once_16],
         }
     }
 

@@ -6,10 +6,14 @@
 //!     heard    | in even meetings | in odd ones |        a number of each rank
 //!     area     | of rank 0 | of rank 1 | ...             blocks of an exchange of all to all
 //!     area     | of rank 0 | of rank 1 | ...             blocks of an exchange in which all gather the same
+//!     area     | of rank 0 | of rank 1 | ...             whole payloads of calls that exchange once, in even meetings
+//!     area     | of rank 0 | of rank 1 | ...             and in odd ones
 //! ```
 //!
 //! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it:
-//! that of the other kind. Where a kind follows itself, a meeting of its own is needed.
+//! that of the other kind. Where a kind follows itself, a meeting of its own is needed. A call that exchanges once has
+//! one meeting, by whose number it takes its area: before the next call that takes the same one all have come to another
+//! meeting, whatever that was of.
 
 use std::{mem::offset_of, ptr};
 
@@ -18,6 +22,7 @@ use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 use crate::{
     backend::call::Stream,
     error::{Error, Result, Status, error},
+    plan::codec::ONE_EXCHANGE_BYTES,
 };
 
 use super::{
@@ -48,7 +53,15 @@ const PUSHED: u64 = 256 * 4 * 16;
 /// Bytes of a buffer for exchanges of `block` bytes between `world` ranks.
 pub fn buffer_bytes(world: u64, block: u64) -> Option<u64> {
     let area = world.checked_mul(block)?.checked_next_multiple_of(ALIGNMENT)?;
-    area.checked_mul(2)?.checked_add(HEARD)
+    area.checked_add(area.min(ONE_EXCHANGE_BYTES as u64))?.checked_mul(2)?.checked_add(HEARD)
+}
+
+/// Bytes of an area of a buffer of so many, at least those for the smallest blocks, and of one of calls that exchange
+/// once.
+fn areas_of(bytes: u64) -> (u64, u64) {
+    let all = bytes.saturating_sub(HEARD);
+    let once = (all / 4).next_multiple_of(ALIGNMENT).min(ONE_EXCHANGE_BYTES as u64);
+    (all.saturating_sub(2 * once) / 2 / ALIGNMENT * ALIGNMENT, once)
 }
 
 kernel_structs! {
@@ -99,6 +112,16 @@ pub struct Sending {
     pub steps: Steps,
 }
 
+/// Where whole payloads go of calls that exchange once.
+#[derive(Clone, Copy)]
+pub struct Once {
+    /// Of this rank's, to the area of even meetings.
+    pub way: Way,
+    /// Bytes from payload to payload, and from that area to the other one.
+    pub apart: u64,
+    pub turn: u64,
+}
+
 kernel_structs! {
     struct Push: gc_push {
         way: Way,
@@ -146,6 +169,7 @@ pub struct Peers {
     rank: usize,
     world: usize,
     area: u64,
+    once: u64,
     /// By rank, as they are mapped here.
     buffers: Vec<u64>,
     known: Memory,
@@ -295,13 +319,14 @@ impl Peers {
         };
         known.buffers[..given.len()].copy_from_slice(given);
         memory.put(0, &[known])?;
-        let area = bytes.saturating_sub(HEARD) / 2 / ALIGNMENT * ALIGNMENT;
+        let (area, once) = areas_of(bytes);
         Ok(Self {
             device: queue.device,
             home: memory.home,
             rank,
             world: given.len(),
             area,
+            once,
             buffers,
             known: memory,
             said,
@@ -339,6 +364,13 @@ impl Peers {
     pub fn way(&self, area: Area, bytes: u64) -> Way {
         assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
         Way { peers: self.known.at(0), at: self.place(area) - self.buffers[self.rank] + self.rank as u64 * bytes }
+    }
+
+    /// The way of this rank's whole payload of `bytes` bytes, a multiple of 16, to the others; None without room.
+    pub fn once(&self, bytes: u64) -> Option<Once> {
+        let fits = bytes.checked_mul(self.world as u64).is_some_and(|all| all <= self.once);
+        let at = HEARD + 2 * self.area + self.rank as u64 * bytes;
+        fits.then(|| Once { way: Way { peers: self.known.at(0), at }, apart: bytes, turn: self.once })
     }
 
     /// Whether a queue works in the context that this was made in.
@@ -519,5 +551,21 @@ fn unreachable(failure: Error) -> Error {
     match failure.status {
         Status::OutOfMemory | Status::ContextLost => failure,
         _ => Error { status: Status::UnsupportedDevice, ..failure },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_has_room_for_its_blocks_and_up_to_a_size_for_those_of_one_exchange() {
+        for (world, block) in [(1, 16), (2, 16), (2, 1 << 18), (2, 1 << 19), (2, 1 << 20), (3, 1 << 30), (64, 16_400)] {
+            let bytes = buffer_bytes(world, block).unwrap();
+            let ((area, once), all) = (areas_of(bytes), world * block);
+            assert!(area >= all && once >= all.min(ONE_EXCHANGE_BYTES as u64), "{world} {block}: {area} {once}");
+            assert!(HEARD + 2 * (area + once) <= bytes && area.is_multiple_of(ALIGNMENT), "{world} {block}");
+            assert!(areas_of(bytes - 1).0 < all.next_multiple_of(ALIGNMENT), "{world} {block}: a byte too many");
+        }
     }
 }

@@ -239,6 +239,28 @@ impl Codec {
         to_destination!(backend, stream, to, encode(&self.plan, places, factors))
     }
 
+    /// Over peer memory, an all-reduce of ranks that exchange once, or a step of it. `values`: as for `check_outputs`,
+    /// which has looked at them.
+    pub fn exchange_once<'v>(
+        &self,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factor: Option<&View<'_>>,
+        once: cuda::peers::Once,
+        steps: cuda::peers::Steps,
+        stream: Stream,
+    ) -> Result<()> {
+        factor.map_or(Ok(()), |factor| self.check_scalar(factor, &[Dtype::F32]))?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
+        self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
+        match backend {
+            Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
+            Backend::Cuda(codec) => {
+                codec.check_whole()?;
+                codec.exchange_once(&mut codec.queue(stream)?, &self.plan, places, factor, once, steps)
+            }
+        }
+    }
+
     /// `values`: of each segment in turn.
     pub fn decode<'v>(
         &self,

@@ -1,6 +1,6 @@
 // Kernels for the driver without a GPU (libcuda.c): those of kernels/*.cu themselves, lane by lane. What is said here of
 // each is which memory a launch uses and how many blocks it takes, from the structs that the kernels read.
-#include "../../emulator/device.h"
+#include "../../emulator/together.h"
 
 #include "../../../kernels/bits.cu"
 #include "../../../kernels/blocks.cu"
@@ -158,6 +158,11 @@ static void look(Look &at, const gc_meet &) {
     at.takes(1);
     if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
 }
+// As many blocks at once as a card has room for beside others.
+static void look(Look &at, const gc_once &call) {
+    at.launch.meets = 1;
+    if (at.blocks > MOST_TOGETHER || at.blocks > call.tiles) at.launch.fault = "blocks that would wait for ever, or for nothing";
+}
 static void look(Look &at, const gc_finish &call) {
     if (call.way.peers && call.steps) at.launch.meets = 1;
 }
@@ -216,6 +221,7 @@ static Entries all_kernels() {
     KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_kept),
     KERNEL(gc_blocks_encode_f32_peers), KERNEL(gc_blocks_encode_f32_kept_peers), KERNEL(gc_blocks_encode_16_peers),
     KERNEL(gc_blocks_encode_16_kept_peers), KERNEL(gc_blocks_reduce_peers), KERNEL(gc_blocks_reduce_kept_peers),
+    KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16),
     KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
     KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
     KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
@@ -243,5 +249,7 @@ Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, voi
 
 void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
     const Entry *found = find(kernel);
-    launch(blocks, threads, [=] { found->run(arguments); });
+    const auto run = [=] { found->run(arguments); };
+    if (strncmp(kernel, "gc_blocks_once", 14)) launch(blocks, threads, run);
+    else launch_together(blocks, threads, run);
 }

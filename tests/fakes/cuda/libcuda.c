@@ -192,8 +192,15 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     MAY_FAIL;
     if (device < 70)
         return INVALID_DEVICE;
+    enum { MULTIPROCESSOR_COUNT = 16, MAX_THREADS_PER_MULTIPROCESSOR = 39, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
     int capability = (int)number("FAKE_CAPABILITY", 90);
-    *value = attribute == 75 ? capability / 10 : capability % 10;
+    switch (attribute) {
+    case MULTIPROCESSOR_COUNT: *value = MULTIPROCESSORS; break;
+    case MAX_THREADS_PER_MULTIPROCESSOR: *value = THREADS_OF_ONE; break;
+    case CAPABILITY_MAJOR: *value = capability / 10; break;
+    case CAPABILITY_MINOR: *value = capability % 10; break;
+    default: return INVALID_VALUE;
+    }
     return SUCCESS;
 }
 

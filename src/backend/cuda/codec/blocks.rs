@@ -15,8 +15,13 @@ use crate::{
 
 use super::{
     Codec,
-    layout::{Decode, Encode, Reduce},
+    layout::{Decode, Encode, Once, Reduce},
 };
+
+/// Threads of a block.
+const THREADS: u64 = 256;
+/// Blocks that kernels/blocks_once.cuh can count.
+const MOST_BLOCKS: u64 = 512;
 
 impl Codec {
     pub(super) fn encode_blocks(&self, queue: &mut Queue, dtype: Dtype, mut call: Encode) -> Result<()> {
@@ -35,6 +40,15 @@ impl Codec {
         let blocks = self.tiles[0].checked_mul(a_tile).ok_or_else(|| error!(SizeOverflow, "more than 2^64 blocks"))?;
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
+    }
+
+    /// All blocks run at once, with room for others like them: an eighth of the card's threads.
+    pub(super) fn blocks_once(&self, queue: &mut Queue, dtype: Dtype, mut call: Once) -> Result<()> {
+        let room = (queue.device.properties().threads / 8 / THREADS).clamp(1, MOST_BLOCKS);
+        let kernel = &BLOCKS_PEERS.once[usize::from(dtype.size == 2)];
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // and whole payloads of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(kernel, call.tiles.min(room), &mut argument(&mut call)) }
     }
 
     /// Also to a shard, where `call` says so.

@@ -167,6 +167,19 @@ impl Reduce {
 }
 
 #[repr(C)]
+pub struct Once {
+    pub codec: Half,
+    pub factor: *const u8,
+    pub way: Way,
+    pub apart: u64,
+    pub turn: u64,
+    pub tiles: u64,
+    pub steps: u32,
+    pub reserved: u32,
+    pub values: [*const u8; MOST_VALUES],
+}
+
+#[repr(C)]
 pub struct Decode {
     pub codec: Half,
     pub payload: *const u8,
@@ -258,6 +271,7 @@ same_layout!(
 same_layout!(gc_encode, Encode { codec, factors, dst, way, values });
 same_layout!(gc_finish, Finish { codec, dst, way, steps, reserved });
 same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads, apart, shard, reserved });
+same_layout!(gc_once, Once { codec, factor, way, apart, turn, tiles, steps, reserved, values });
 same_layout!(gc_decode, Decode { codec, payload, factor, divisor, dtype, tiles, first_empty, values });
 same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kind, rows, row });
 same_layout!(gc_addresses, Addresses { table, count, values });

@@ -21,13 +21,13 @@ use super::{
     launch::argument,
     memory::{Memory, Parts},
     module::{BLOCKS_MODULE, BLOCKS_PEERS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE},
-    peers::{Sending, Steps, Way},
+    peers::{self, Sending, Steps, Way},
     queue::Queue,
 };
 
 use layout::{
-    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Reduce, Run, SERVER,
-    State, TILE, Tables, Tile, WORKER, index_of, number_of,
+    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run,
+    SERVER, State, TILE, Tables, Tile, WORKER, index_of, number_of,
 };
 
 pub use plain::{carry, compress};
@@ -264,6 +264,33 @@ impl Codec {
             unsafe { to.way.meet(queue, steps, self.mark()) }?;
             self.torn = false;
         }
+        self.pending = self.transactional;
+        Ok(())
+    }
+
+    /// A whole all-reduce of a block codec that keeps nothing, whose ranks exchange once; or a step of one.
+    pub fn exchange_once(
+        &mut self,
+        queue: &mut Queue,
+        plan: &CodecPlan,
+        values: &[Address],
+        factor: Option<&View<'_>>,
+        once: peers::Once,
+        steps: Steps,
+    ) -> Result<()> {
+        let mut call = Once {
+            codec: self.halves[0],
+            factor: factor.map_or(ptr::null(), |factor| factor.data().cast_const()),
+            way: once.way,
+            apart: once.apart,
+            turn: once.turn,
+            tiles: self.tiles[0],
+            steps: steps as u32,
+            reserved: 0,
+            values: [ptr::null(); MOST_VALUES],
+        };
+        call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
+        self.blocks_once(queue, plan.rules.values, call)?;
         self.pending = self.transactional;
         Ok(())
     }

@@ -1,0 +1,319 @@
+// One exchange in one launch, for calls that wait for launches and not for bytes: every rank gets every rank's whole
+// payload, reduces all of it and keeps what it would have sent in registers, where it decodes it.
+#ifndef GRADCODEC_BLOCKS_ONCE_CUH
+#define GRADCODEC_BLOCKS_ONCE_CUH
+
+#include "blocks_decode.cuh"
+#include "blocks_encode.cuh"
+#include "blocks_reduce.cuh"
+
+// Laid out by the host too: src/backend/cuda/codec/layout.rs.
+struct gc_once {
+    gc_codec codec;
+    const float *factor;      // m_g
+    gc_way way;               // of this rank's payload, to the first of two areas, that of even meetings
+    u64 apart;                // bytes from payload to payload
+    u64 turn;                 // and from the first area to the second one
+    u64 tiles;
+    unsigned steps, reserved; // how the ranks meet: in two launches where they share a GPU
+    const void *values[MOST_VALUES];
+};
+SAME_LAYOUT(gc_once)
+
+// The payloads that have arrived.
+struct Arrived {
+    const gc_codec &codec;
+    const unsigned char *chunks;
+    u64 apart;
+    unsigned many;
+};
+
+// The flags of a chunk, from those that a warp has met in its copies.
+__device__ __forceinline__ unsigned flags_of_chunk(unsigned met) {
+    if (__any_sync(WHOLE_WARP, met & CORRUPT)) return CORRUPT;
+    return __any_sync(WHOLE_WARP, met & NONFINITE) ? +NONFINITE : 0u;
+}
+
+// What is decoded of the numbers of a warp's blocks once they are encoded: a code and a scale are rounded as if they
+// were sent. `most`: what look() gave.
+template <unsigned C, unsigned N, unsigned ROWS>
+__device__ __forceinline__ void encode_and_decode(float (&c)[ROWS][N], unsigned most, unsigned lane) {
+    const unsigned first_owner = lane / ROWS * ROWS;
+    const unsigned wrong = __ballot_sync(WHOLE_WARP, most >= NOT_FINITE) >> first_owner & ((1u << ROWS) - 1);
+    const BlockScale mine = scale_of_block<C>(most);
+    const float read = scale_from_memory<C>(mine.memory);
+#pragma unroll
+    for (unsigned k = 0; k < ROWS; k++) {
+        BlockScale scale = {0, 1, 1};
+        float s = 1;
+        if (Block<C>::SCALE_BYTES != 0) {
+            scale.inverse = __shfl_sync(WHOLE_WARP, mine.inverse, first_owner + k);
+            s = __shfl_sync(WHOLE_WARP, read, first_owner + k);
+        }
+        Codes<C, N> codes = quantize<C>(scale, c[k]);
+        if (wrong >> k & 1) codes.poison();
+        dequantize(codes, s, c[k]);
+    }
+}
+
+// The mean or sum of a warp's elements, from all payloads to values. Gives the flags that are told.
+template <typename V>
+__device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_tile &tile, unsigned at, unsigned count,
+                                                 unsigned char *to) {
+    typedef typename V::element T;
+    constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
+    typedef Unit<N, false, HERE> U;
+    const gc_codec &codec = from.codec;
+    const gc_way nowhere = {};
+    const unsigned lane = threadIdx.x % WARP, dtype = dtype_of_values<V>(codec);
+    const U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
+    const Share share(codec, from.many);
+    unsigned told = 0;
+    // What lies in a chunk at a time: nearly always all.
+#pragma unroll 1
+    for (unsigned begin = 0; begin < unit.blocks.count;) {
+        const InChunk piece(unit.blocks, begin);
+        begin = piece.end;
+        float c[ROWS][N];
+        unsigned met = 0, found = 0;
+        bool usual;
+        BY_CODEC(codec.kind, usual = sum_by_rows<C>(from, piece, tile.chunk + piece.later, from.many, lane, c, met))
+        const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
+        divide<U>(share, c);
+        // Only what is not usual may not be finite.
+        if (!usual && !corrupt) {
+            sum_exactly<U>(from, unit.blocks, piece, from.many, lane, codec.policy == ZERO, share, c, found,
+                           [&](unsigned element, unsigned j) { return element < count && piece.has(j); });
+        }
+        if (corrupt) {
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+                for (unsigned m = 0; m < N; m++) c[k][m] = 0;
+            }
+        }
+        const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
+        BY_CODEC(codec.kind, encode_and_decode<C>(c, most, lane))
+        // From number `first` to number `end` of the lane's.
+        const int first = static_cast<int>(piece.begin * unit.blocks.format.elements) - static_cast<int>(lane * N);
+        const int last = static_cast<int>(piece.end * unit.blocks.format.elements) - static_cast<int>(lane * N);
+        const int left = left_of_lane<N>(lane, count), end = last < left ? last : left;
+        Lane<V, N> results;
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                bool finite;
+                const unsigned x = pattern_of<T>(corrupt ? 0 : c[k][m], dtype, finite);
+                const int number = static_cast<int>(k * WARP * N + m);
+                if (!finite && number >= first && number < end) found |= NONFINITE;
+                if (V::SIZE == 4) results.vectors[k].words[m] = x;
+                else if (m % 2 == 0) results.vectors[k].words[m / 2] = x;
+                else results.vectors[k].words[m / 2] |= x << 16;
+            }
+        }
+        told |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
+        if (piece.begin == 0 && piece.end == unit.blocks.count) {
+            results.store_anywhere(to, lane, count);
+            continue;
+        }
+        T *elements = reinterpret_cast<T *>(to) + lane * N;
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) {
+                const int number = static_cast<int>(k * WARP * N + m);
+                const unsigned word = results.vectors[k].words[V::SIZE == 4 ? m : m / 2];
+                if (number >= first && number < end) {
+                    elements[number] = static_cast<T>(V::SIZE == 4 ? word : word >> m % 2 * 16);
+                }
+            }
+        }
+    }
+    return told;
+}
+
+// The same of raw elements, one a thread: a chunk's at a time.
+template <typename V>
+__device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_tile &tile, unsigned char *to) {
+    typedef typename V::element T;
+    const gc_codec &codec = from.codec;
+    const Places places = places_of(codec, tile);
+    const unsigned lane = threadIdx.x % WARP, dtype = dtype_of_values<V>(codec);
+    const bool zeros = codec.policy == ZERO;
+    const Share share(codec, from.many);
+    unsigned told = 0;
+#pragma unroll 1
+    for (unsigned begin = 0; begin < tile.count;) {
+        const unsigned later = places.later(begin), left = places.left + later * places.per_chunk() - begin;
+        const unsigned end = left < tile.count - begin ? begin + left : tile.count;
+        const unsigned char *chunk = from.chunks + places.chunk + later * codec.stride;
+        const unsigned char *raws = chunk + codec.raws_at + 4 * places.number_of(begin, later);
+        unsigned met = 0, found = 0;
+#pragma unroll 1
+        for (unsigned r = 0; r < from.many; r++) met |= look_at_header(codec, chunk + r * from.apart, tile.chunk + later, lane);
+        const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
+#pragma unroll 1
+        for (unsigned i = begin + threadIdx.x; i < end; i += THREADS) {
+            float sum = 0;
+#pragma unroll 4
+            for (unsigned r = 0; r < from.many; r++) {
+                float v = reinterpret_cast<const float *>(raws + r * from.apart)[i - begin];
+                if (!is_finite(v)) {
+                    found |= NONFINITE;
+                    if (zeros) v = 0;
+                }
+                sum = __fadd_rn(sum, v);
+            }
+            sum = canonical(share.of(sum));
+            if (!is_finite(sum)) {
+                found |= NONFINITE;
+                if (zeros) sum = 0;
+            }
+            bool finite;
+            reinterpret_cast<T *>(to)[i] = static_cast<T>(pattern_of<T>(corrupt ? 0 : sum, dtype, finite));
+            if (!finite) found |= NONFINITE;
+        }
+        __syncwarp();
+        told |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
+        begin = end;
+    }
+    return told;
+}
+
+// A tile without what should have come: NaN.
+template <typename V>
+__device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_tile &tile, unsigned char *to) {
+    typedef typename V::element T;
+    bool finite;
+    const T nan = static_cast<T>(pattern_of<T>(__uint_as_float(0x7fc00000u), dtype_of_values<V>(codec), finite));
+#pragma unroll 1
+    for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) reinterpret_cast<T *>(to)[i] = nan;
+    return tile.count != 0 ? +NONFINITE : 0u;
+}
+
+// How a block is known that comes last of its grid. Blocks that have come, those of them that have found something, and
+// those that know that this rank has given up, in a word.
+enum : unsigned { COMES = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
+
+// By all threads of a block, with all that it has written to other ranks. Gives whether it is the last one, and what
+// all have told; the word is ready for the next launch then.
+__device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any, bool &given_up) {
+    bool last = false;
+    unsigned all = 0;
+    found = __syncthreads_or(found);
+    if (threadIdx.x == 0) {
+        // If some of this block's were not written for that, it has become so before.
+        const bool gave_up = *static_cast<const volatile unsigned *>(&peers.broken) != 0;
+        __threadfence_system();
+        const unsigned own = COMES + (found ? +HAS_FOUND : 0u) + (gave_up ? +GAVE_UP : 0u);
+        all = atomicAdd(codec.counter, own) + own;
+        last = all % HAS_FOUND == gridDim.x;
+        if (last) {
+            *codec.counter = 0;
+            __threadfence_system();
+        }
+    }
+    last = __syncthreads_or(last);
+    if (!last) return false;
+    any = __syncthreads_or(all / HAS_FOUND % HAS_FOUND != 0);
+    given_up = __syncthreads_or(all / GAVE_UP != 0);
+    return true;
+}
+
+// Reads and writes values; writes a payload to each rank, and reads one of each. Blocks wait for each other, so all of
+// them run at once: no more of them than the card has room for beside others like this. There is one meeting, and no
+// other: a meeting's number has an area, of two in turn, so that what is read behind one is written to only when all
+// have come to the next.
+template <typename V>
+__device__ __forceinline__ void exchange_once(const gc_once &call) {
+    const gc_codec &codec = call.codec;
+    const gc_peers &peers = *call.way.peers;
+    const Meeting meeting(call.way.peers, call.steps);
+    const u64 turn = meeting.number % 2 * call.turn;
+    const unsigned lane = threadIdx.x % WARP, world = peers.world;
+    const unsigned warp = blockIdx.x * WARPS + threadIdx.x / WARP, warps = gridDim.x * WARPS;
+    const bool speaks = call.steps & SPEAK, listens = call.steps & LISTEN;
+    const gc_way way = {call.way.peers, call.way.at + turn};
+    const Target<WHOLE> target = {codec, nullptr, way};
+    const unsigned copies = codec.n_chunks * target.copies();
+    // Of a chunk, of which each rank has a copy.
+    const auto copy_of = [&](unsigned i, unsigned &k) {
+        k = i % codec.n_chunks;
+        return target.base(k, i / codec.n_chunks, 0) + k * codec.stride;
+    };
+    unsigned found = 0;
+    if (speaks) {
+        const Factors by = {::factor(call.factor), 1, codec.beta};
+#pragma unroll 1
+        for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
+            encode_tile<V, false>(target, tile_of_blocks(codec, number), by, call.values, found, [] {});
+        }
+        // Nearly always nothing is found, and the headers are right.
+        const Format format(codec.kind);
+#pragma unroll 1
+        for (unsigned i = warp; i < copies; i += warps) {
+            unsigned k;
+            unsigned char *chunk = copy_of(i, k);
+            store_frame(codec, format, chunk, k, 0, lane);
+        }
+    }
+    bool any = false, given_up = false;
+    if (come_last(codec, peers, found != 0, any, given_up)) {
+        if (speaks && threadIdx.x == 0) {
+            gc_control &control = *codec.control;
+            if (codec.policy == TRANSACTIONAL) {
+                if (control.pending >> codec.half & 1) commit(control, false);
+                control.pending |= 1u << codec.half;
+            }
+            if (any) tell(codec, NONFINITE);
+        }
+        if (speaks && any) {
+#pragma unroll 1
+            for (unsigned i = threadIdx.x; i < copies; i += THREADS) {
+                unsigned k;
+                unsigned char *chunk = copy_of(i, k);
+                reinterpret_cast<unsigned *>(chunk)[FLAGS_WORD] = NONFINITE;
+            }
+        }
+        __syncthreads();
+        if (!given_up) meeting.speak();
+        // All have looked at the last one.
+        if (listens && threadIdx.x == 0) meeting.count();
+    }
+    if (!listens) return;
+    const bool lost = meeting.listen(&codec.control->broken);
+    const unsigned char *first = peers.buffers[peers.rank] + way.at - peers.rank * call.apart;
+    const Arrived from = {codec, in_global_memory(first), call.apart, world};
+    unsigned told = 0;
+#pragma unroll 1
+    for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
+        const gc_tile tile = tile_of_blocks(codec, number);
+        if (tile.count == 0) continue;
+        unsigned char *to = values_of(codec, call.values, tile.run) + tile.first * V::SIZE;
+        const unsigned at = threadIdx.x / WARP * UNIT;
+        if (lost) told |= lose_tile<V>(codec, tile, to);
+        else if (tile.unit == NO_UNIT) told |= receive_raw<V>(from, tile, to);
+        else told |= receive_unit<V>(from, tile, at, elements_of_unit(tile, at), to + at * V::SIZE);
+    }
+    // Chunks without elements.
+#pragma unroll 1
+    for (u64 k = warp; k < codec.n_chunks && !lost; k += warps) {
+        if (k * codec.chunk_bytes < codec.bytes || k * codec.chunk_raws < codec.raws) continue;
+        unsigned met = 0;
+#pragma unroll 1
+        for (unsigned r = 0; r < world; r++) {
+            met |= look_at_header(codec, from.chunks + r * call.apart + k * codec.stride, static_cast<unsigned>(k), lane);
+        }
+        told |= flags_of_chunk(met);
+    }
+    if (told != 0 && lane == 0) tell(codec, told);
+}
+
+// BLOCKS: that fit a processor.
+#define BLOCKS_ONCE(name, V, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_once call) { \
+        exchange_once<V>(call); \
+    }
+
+#endif
