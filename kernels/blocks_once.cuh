@@ -113,8 +113,8 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
             }
         }
         told |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
-        if (piece.begin == 0 && piece.end == unit.blocks.count) {
-            results.store_anywhere(to, lane, count);
+        if (count == UNIT && piece.begin == 0 && piece.end == unit.blocks.count && misalignment(to, 16) == 0) {
+            results.store_to(to, lane);
             continue;
         }
         T *elements = reinterpret_cast<T *>(to) + lane * N;

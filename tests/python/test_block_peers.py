@@ -11,7 +11,7 @@ SEEN = """
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8
 from capi import AllReduce, PeersOptions
 from codec_model import NONFINITE, PROPAGATE
-from codecs_c import Host, model_of, options_of
+from codecs_c import Host, gradient, model_of, options_of
 from comms import World
 
 HEARD, AREA = 1024, 1 << 16
@@ -335,8 +335,9 @@ with Seen() as world:
 """)
 
 
-@pytest.mark.parametrize("seed", range(both(quick=3, all=12)))
-def test_calls_of_one_exchange_and_of_two_take_turns(seed):
+@pytest.mark.parametrize("values", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("seed", range(both(quick=2, all=8)))
+def test_calls_of_one_exchange_and_of_two_take_turns(seed, values):
     """The areas of each are free when it comes, whatever came before: the bytes of a group on the CPU."""
     run_seen(f"""
 rng, host = np.random.default_rng({seed}), Host()
@@ -344,6 +345,8 @@ segments = [[25_000, 1, 900], [40] * 20, [3000, 70], [8191]]
 with Seen() as world, World(2, "board") as board:
     cases = [handle(INT8, segments[0], None, [0, 0, 1]), handle(MXFP4, segments[1], None),
              handle(BF16, segments[2], "float32"), handle(ONEBIT, segments[3], None), handle(MXFP8, [20_001], None)]
+    for case in cases:
+        case |= dict(values={values!r}, results={values!r})
     handles, others = [world.handle_of(case) for case in cases], []
     for case in cases:
         made = [POINTER(AllReduce)() for _ in range(2)]
@@ -354,9 +357,9 @@ with Seen() as world, World(2, "board") as board:
         others.append(made)
     for number in range(15):
         k, aligned = int(rng.integers(len(cases))), bool(rng.random() < 0.5)
-        given = [[rng.standard_normal(n).astype("f4") for n in cases[k]["segments"]] for _ in range(2)]
-        put = [[world.places[rank].put(array, aligned=aligned) for array in given[rank]] for rank in range(2)]
-        expected = [[host.put(array) for array in of_rank] for of_rank in given]
+        given = [[gradient(rng, n, {values!r}, number % 5 == 4) for n in cases[k]["segments"]] for _ in range(2)]
+        put = [[world.places[rank].put(array, {values!r}, aligned) for array in given[rank]] for rank in range(2)]
+        expected = [[host.put(array, {values!r}) for array in of_rank] for of_rank in given]
         assert each(lambda rank: run(handles[k][rank], put[rank])) == [0, 0]
         board.each(lambda rank: call("gc_allreduce_run", others[k][rank], views(expected[rank]),
                                      len(expected[rank]), None, None, None))
