@@ -633,7 +633,7 @@ static void handle_matches(unsigned rounds) {
             count(right, "decode to " + std::to_string(dtype) + (add ? ", added; " : "; ") + what);
             states_are_equal("decode");
 
-            const unsigned many = unsigned(1 + random(random(4) ? 5 : 40));
+            const unsigned many = unsigned(1 + random(random(4) ? 9 : 40));
             Bytes chunks;
             for (unsigned r = 0; r < many; r++) {
                 const Bytes &from = payloads[random(payloads.size())];
