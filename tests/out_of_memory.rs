@@ -215,9 +215,7 @@ const ALL_CODECS: std::ops::RangeInclusive<i32> = 1..=7;
 /// Runs `make`, which hands handles out, with the first allocation failing, then the second, until none fails; tells how
 /// many there were.
 fn with_every_failure_of<T>(
-    outputs: usize,
-    mut make: impl FnMut(*mut *mut T) -> gc_status_t,
-    free: unsafe extern "C" fn(*mut T),
+    outputs: usize, mut make: impl FnMut(*mut *mut T) -> gc_status_t, free: unsafe extern "C" fn(*mut T),
 ) -> u32 {
     let mut out = vec![ptr::dangling_mut::<T>(); outputs];
     for turn in 0.. {
@@ -245,12 +243,7 @@ fn with_every_failure_of<T>(
 
 /// An engine that nothing is asked of.
 unsafe extern "C" fn never(
-    _: *mut c_void,
-    _: *const c_void,
-    _: *mut c_void,
-    _: usize,
-    _: DLDevice,
-    _: *mut c_void,
+    _: *mut c_void, _: *const c_void, _: *mut c_void, _: usize, _: DLDevice, _: *mut c_void,
 ) -> i32 {
     1
 }
@@ -285,12 +278,7 @@ fn a_communicator_that_cannot_be_made_leaves_nothing_behind() {
 
 /// Answers as if both of two ranks sent the same, but in what they tell each other. `ctx`: how far apart they are among all.
 unsafe extern "C" fn echo(
-    ctx: *mut c_void,
-    send: *const c_void,
-    recv: *mut c_void,
-    bytes: usize,
-    _: DLDevice,
-    _: *mut c_void,
+    ctx: *mut c_void, send: *const c_void, recv: *mut c_void, bytes: usize, _: DLDevice, _: *mut c_void,
 ) -> i32 {
     for rank in 0..2 {
         // SAFETY: room for a block of each of two ranks.

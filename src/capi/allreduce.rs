@@ -71,9 +71,7 @@ pub struct gc_allreduce_t(AllReduce);
 /// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_create(
-    comm: *mut gc_comm_t,
-    options: *const gc_codec_options_t,
-    out: *mut *mut gc_allreduce_t,
+    comm: *mut gc_comm_t, options: *const gc_codec_options_t, out: *mut *mut gc_allreduce_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a communicator, options of their own size, segments, and room for a pointer.
@@ -135,12 +133,8 @@ pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allred
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_run(
-    allreduce: *mut gc_allreduce_t,
-    values: *const *mut DLTensor,
-    n_values: usize,
-    value_factor: *const DLTensor,
-    error_factor: *const DLTensor,
-    stream: *mut c_void,
+    allreduce: *mut gc_allreduce_t, values: *const *mut DLTensor, n_values: usize, value_factor: *const DLTensor,
+    error_factor: *const DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
@@ -178,13 +172,8 @@ pub unsafe extern "C" fn gc_allreduce_run(
 /// The pointers are as described, and nothing else uses the memory of `shard` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
-    allreduce: *mut gc_allreduce_t,
-    values: *const *const DLTensor,
-    n_values: usize,
-    value_factor: *const DLTensor,
-    error_factor: *const DLTensor,
-    shard: *mut DLTensor,
-    stream: *mut c_void,
+    allreduce: *mut gc_allreduce_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
+    error_factor: *const DLTensor, shard: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
@@ -214,10 +203,7 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_all_gather(
-    allreduce: *mut gc_allreduce_t,
-    shard: *const DLTensor,
-    values: *const *mut DLTensor,
-    n_values: usize,
+    allreduce: *mut gc_allreduce_t, shard: *const DLTensor, values: *const *mut DLTensor, n_values: usize,
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
@@ -239,9 +225,7 @@ pub unsafe extern "C" fn gc_allreduce_all_gather(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_flags(
-    allreduce: *mut gc_allreduce_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    allreduce: *mut gc_allreduce_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
@@ -257,9 +241,7 @@ pub unsafe extern "C" fn gc_allreduce_flags(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_commit(
-    allreduce: *mut gc_allreduce_t,
-    skip: *const DLTensor,
-    stream: *mut c_void,
+    allreduce: *mut gc_allreduce_t, skip: *const DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
@@ -304,10 +286,7 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
 /// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_out(
-    allreduce: *mut gc_allreduce_t,
-    worker: *mut DLTensor,
-    server: *mut DLTensor,
-    stream: *mut c_void,
+    allreduce: *mut gc_allreduce_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.
@@ -338,10 +317,7 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_in(
-    allreduce: *mut gc_allreduce_t,
-    workers: *const DLTensor,
-    server: *const DLTensor,
-    stream: *mut c_void,
+    allreduce: *mut gc_allreduce_t, workers: *const DLTensor, server: *const DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle, and tensors that stay as they are during the call.

@@ -70,9 +70,7 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_chunks(
-    src: *const DLManagedTensor,
-    n_chunks: usize,
-    out: *mut *mut DLManagedTensor,
+    src: *const DLManagedTensor, n_chunks: usize, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for `n_chunks` pointers.
@@ -97,10 +95,7 @@ pub unsafe extern "C" fn gc_pack_chunks(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_chunks(
-    chunks: *const *mut DLManagedTensor,
-    n_chunks: usize,
-    n_elements: i64,
-    out: *mut *mut DLManagedTensor,
+    chunks: *const *mut DLManagedTensor, n_chunks: usize, n_elements: i64, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises `n_chunks` tensors, and room for a pointer.
@@ -125,10 +120,7 @@ pub unsafe extern "C" fn gc_unpack_chunks(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_bits(
-    src: *const DLManagedTensor,
-    axis: i32,
-    order: gc_bit_order_t,
-    out: *mut *mut DLManagedTensor,
+    src: *const DLManagedTensor, axis: i32, order: gc_bit_order_t, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
@@ -151,11 +143,7 @@ pub unsafe extern "C" fn gc_pack_bits(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_bits(
-    src: *const DLManagedTensor,
-    axis: i32,
-    count: i64,
-    order: gc_bit_order_t,
-    out: *mut *mut DLManagedTensor,
+    src: *const DLManagedTensor, axis: i32, count: i64, order: gc_bit_order_t, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
@@ -178,10 +166,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_chunks_into(
-    src: *const DLTensor,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
@@ -202,10 +187,7 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_chunks_into(
-    src: *const DLTensor,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
@@ -224,11 +206,7 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_bits_into(
-    src: *const DLTensor,
-    axis: i32,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
@@ -248,11 +226,7 @@ pub unsafe extern "C" fn gc_pack_bits_into(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_bits_into(
-    src: *const DLTensor,
-    axis: i32,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.

@@ -101,9 +101,7 @@ pub unsafe fn optional<'a>(name: &'static str, tensor: *const DLTensor) -> Resul
 /// # Safety
 /// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`tensor`]; all of that for `'a`.
 pub unsafe fn tensors<'a>(
-    name: &'static str,
-    tensors: *const *const DLTensor,
-    count: Count,
+    name: &'static str, tensors: *const *const DLTensor, count: Count,
 ) -> Result<impl ExactSizeIterator<Item = Result<View<'a>>> + Clone> {
     // SAFETY: unless NULL or unaligned, `tensors` points at `count` pointers for `'a`.
     let tensors: &'a [_] = unsafe { items(name, tensors, count)? };
@@ -225,9 +223,7 @@ pub unsafe fn optional_managed<'a>(name: &'static str, tensor: *const DLManagedT
 /// # Safety
 /// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`managed`].
 pub unsafe fn managed_items<'a>(
-    name: &'static str,
-    tensors: *const *mut DLManagedTensor,
-    count: Count,
+    name: &'static str, tensors: *const *mut DLManagedTensor, count: Count,
 ) -> Result<Vec<View<'a>>> {
     // SAFETY: unless NULL or unaligned, `tensors` points at `count` pointers.
     let tensors = unsafe { items(name, tensors, count)? };

@@ -231,10 +231,7 @@ impl gc_codec_options_t {
 /// # Safety
 /// As for [`handle::borrow`] and [`borrow::tensor`].
 unsafe fn with_tensor(
-    codec: *const gc_codec_t,
-    name: &'static str,
-    tensor: *const DLTensor,
-    stream: *mut c_void,
+    codec: *const gc_codec_t, name: &'static str, tensor: *const DLTensor, stream: *mut c_void,
     operation: impl FnOnce(&Codec, &View<'_>, Stream) -> Result<()>,
 ) -> Result<()> {
     // SAFETY: `codec` is as [`handle::borrow`] wants it, `tensor` as [`borrow::tensor`] does.
@@ -247,10 +244,7 @@ unsafe fn with_tensor(
 /// # Safety
 /// As for [`handle::borrow`] and [`borrow::optional`].
 unsafe fn with_errors(
-    codec: *const gc_codec_t,
-    worker: *const DLTensor,
-    server: *const DLTensor,
-    stream: *mut c_void,
+    codec: *const gc_codec_t, worker: *const DLTensor, server: *const DLTensor, stream: *mut c_void,
     operation: impl FnOnce(&Codec, Option<&View<'_>>, Option<&View<'_>>, Stream) -> Result<()>,
 ) -> Result<()> {
     // SAFETY: `codec` is as [`handle::borrow`] wants it, the tensors as [`borrow::optional`] does.
@@ -324,13 +318,8 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
 /// The pointers are as described, and nothing else uses the memory of `payload` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_encode(
-    codec: *mut gc_codec_t,
-    values: *const *const DLTensor,
-    n_values: usize,
-    value_factor: *const DLTensor,
-    error_factor: *const DLTensor,
-    payload: *mut DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
+    error_factor: *const DLTensor, payload: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
@@ -363,14 +352,8 @@ pub unsafe extern "C" fn gc_codec_encode(
 /// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_decode(
-    codec: *mut gc_codec_t,
-    payload: *const DLTensor,
-    divisor: i32,
-    factor: *const DLTensor,
-    mode: gc_decode_t,
-    values: *const *mut DLTensor,
-    n_values: usize,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, payload: *const DLTensor, divisor: i32, factor: *const DLTensor, mode: gc_decode_t,
+    values: *const *mut DLTensor, n_values: usize, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
@@ -407,11 +390,7 @@ pub unsafe extern "C" fn gc_codec_decode(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_reduce(
-    codec: *mut gc_codec_t,
-    chunk: usize,
-    chunks: *const DLTensor,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, chunk: usize, chunks: *const DLTensor, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
@@ -430,9 +409,7 @@ pub unsafe extern "C" fn gc_codec_reduce(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_flags(
-    codec: *mut gc_codec_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
@@ -451,9 +428,7 @@ pub unsafe extern "C" fn gc_codec_flags(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_scales(
-    codec: *mut gc_codec_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
@@ -473,9 +448,7 @@ pub unsafe extern "C" fn gc_codec_scales(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_commit(
-    codec: *mut gc_codec_t,
-    skip: *const DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, skip: *const DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
@@ -534,9 +507,7 @@ pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_out(
-    codec: *mut gc_codec_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
@@ -553,9 +524,7 @@ pub unsafe extern "C" fn gc_codec_state_out(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_in(
-    codec: *mut gc_codec_t,
-    src: *const DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, src: *const DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and a tensor that stays as it is during the call.
@@ -575,10 +544,7 @@ pub unsafe extern "C" fn gc_codec_state_in(
 /// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_errors_out(
-    codec: *mut gc_codec_t,
-    worker: *mut DLTensor,
-    server: *mut DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.
@@ -598,10 +564,7 @@ pub unsafe extern "C" fn gc_codec_errors_out(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_errors_in(
-    codec: *mut gc_codec_t,
-    worker: *const DLTensor,
-    server: *const DLTensor,
-    stream: *mut c_void,
+    codec: *mut gc_codec_t, worker: *const DLTensor, server: *const DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a codec, and tensors that stay as they are during the call.

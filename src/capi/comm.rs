@@ -157,8 +157,7 @@ pub enum TransportFlag {
 /// The pointers are as described, and the functions do what they are said to do.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_transport(
-    transport: *const gc_transport_t,
-    out: *mut *mut gc_comm_t,
+    transport: *const gc_transport_t, out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
@@ -341,10 +340,7 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
 /// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_compressed_allreduce(
-    comm: *mut gc_comm_t,
-    buffer: *mut DLTensor,
-    worker_error: *mut DLTensor,
-    server_error: *mut DLTensor,
+    comm: *mut gc_comm_t, buffer: *mut DLTensor, worker_error: *mut DLTensor, server_error: *mut DLTensor,
     stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {

@@ -48,9 +48,7 @@ use super::{
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_to_device(
-    src: *const DLManagedTensor,
-    device: DLDevice,
-    out: *mut *mut DLManagedTensor,
+    src: *const DLManagedTensor, device: DLDevice, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.

@@ -52,9 +52,7 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 /// The pointers have room for what they receive, and `family` ends with a NUL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_builtin_kernels(
-    family: *const c_char,
-    fatbin: *mut *const c_void,
-    size: *mut usize,
+    family: *const c_char, fatbin: *mut *const c_void, size: *mut usize,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a text, and room.
@@ -103,9 +101,7 @@ unsafe impl borrow::Extensible for gc_kernel_shape_t {
 /// `kernel` ends with a NUL, and `out` is a struct.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_builtin_kernel_shape(
-    kernel: *const c_char,
-    compute_capability: i32,
-    out: *mut gc_kernel_shape_t,
+    kernel: *const c_char, compute_capability: i32, out: *mut gc_kernel_shape_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a text, and a struct.

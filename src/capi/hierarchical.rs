@@ -58,9 +58,7 @@ use super::{
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_hierarchical(
-    intra_node: *mut gc_comm_t,
-    inter_node: *mut gc_comm_t,
-    out: *mut *mut gc_comm_t,
+    intra_node: *mut gc_comm_t, inter_node: *mut gc_comm_t, out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a communicator, another one or NULL, and room for a pointer.

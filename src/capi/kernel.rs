@@ -296,8 +296,7 @@ impl From<gc_reduction_options_t> for Ingredients {
 /// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its
 /// handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
 unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
-    options: *const T,
-    out: *mut *mut gc_kernel_t,
+    options: *const T, out: *mut *mut gc_kernel_t,
 ) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
@@ -335,10 +334,7 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
 /// # Safety
 /// As for [`borrow::tensors`].
 unsafe fn add<'a>(
-    views: &mut Views<'a>,
-    name: &'static str,
-    tensors: *const *const DLTensor,
-    count: Count,
+    views: &mut Views<'a>, name: &'static str, tensors: *const *const DLTensor, count: Count,
 ) -> Result<()> {
     // SAFETY: `tensors` has `count` tensors, which outlive the views.
     for view in unsafe { borrow::tensors(name, tensors, count)? } {
@@ -354,13 +350,8 @@ unsafe fn add<'a>(
 /// # Safety
 /// The pointers are as gc_kernel_run() describes them.
 unsafe fn call<'a>(
-    kernel: *const gc_kernel_t,
-    inputs: *const *const DLTensor,
-    n_inputs: usize,
-    outputs: *const *mut DLTensor,
-    n_outputs: usize,
-    options: *const gc_run_options_t,
-    stream: *mut c_void,
+    kernel: *const gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
+    n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> Result<(Used<'a, Kernel>, Call<'a>)> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
     // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which
@@ -412,8 +403,7 @@ unsafe fn call<'a>(
 /// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_elementwise_create(
-    options: *const gc_elementwise_options_t,
-    out: *mut *mut gc_kernel_t,
+    options: *const gc_elementwise_options_t, out: *mut *mut gc_kernel_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, texts, and room for a pointer.
@@ -432,8 +422,7 @@ pub unsafe extern "C" fn gc_elementwise_create(
 /// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_reduction_create(
-    options: *const gc_reduction_options_t,
-    out: *mut *mut gc_kernel_t,
+    options: *const gc_reduction_options_t, out: *mut *mut gc_kernel_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, texts, and room for a pointer.
@@ -467,13 +456,8 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// within the tensors.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_run(
-    kernel: *mut gc_kernel_t,
-    inputs: *const *const DLTensor,
-    n_inputs: usize,
-    outputs: *const *mut DLTensor,
-    n_outputs: usize,
-    options: *const gc_run_options_t,
-    stream: *mut c_void,
+    kernel: *mut gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
+    n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the pointers are those of this call, as described.
@@ -493,13 +477,8 @@ pub unsafe extern "C" fn gc_kernel_run(
 /// As there.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_prepare(
-    kernel: *mut gc_kernel_t,
-    inputs: *const *const DLTensor,
-    n_inputs: usize,
-    outputs: *const *mut DLTensor,
-    n_outputs: usize,
-    options: *const gc_run_options_t,
-    stream: *mut c_void,
+    kernel: *mut gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
+    n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the pointers are those of this call, as described.
@@ -515,12 +494,8 @@ pub unsafe extern "C" fn gc_kernel_prepare(
 /// As there.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_workspace_bytes(
-    kernel: *const gc_kernel_t,
-    inputs: *const *const DLTensor,
-    n_inputs: usize,
-    outputs: *const *mut DLTensor,
-    n_outputs: usize,
-    options: *const gc_run_options_t,
+    kernel: *const gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
+    n_outputs: usize, options: *const gc_run_options_t,
 ) -> i64 {
     boundary(|| {
         // SAFETY: the pointers are those of this call, as described.

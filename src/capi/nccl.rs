@@ -153,11 +153,7 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_nccl_id(
-    options: *const gc_nccl_options_t,
-    id: *const u8,
-    rank: i32,
-    world_size: i32,
-    device: DLDevice,
+    options: *const gc_nccl_options_t, id: *const u8, rank: i32, world_size: i32, device: DLDevice,
     out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {

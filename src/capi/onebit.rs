@@ -54,10 +54,7 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
 /// The pointers are as described, and nothing else uses the memory of `error` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_compress(
-    grad: *const DLManagedTensor,
-    error: *mut DLManagedTensor,
-    n_chunks: usize,
-    out_chunks: *mut *mut DLManagedTensor,
+    grad: *const DLManagedTensor, error: *mut DLManagedTensor, n_chunks: usize, out_chunks: *mut *mut DLManagedTensor,
     out_scale: *mut f32,
 ) -> gc_status_t {
     boundary(|| {
@@ -93,11 +90,7 @@ pub unsafe extern "C" fn gc_onebit_compress(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_decompress(
-    chunks: *const *mut DLManagedTensor,
-    n_chunks: usize,
-    scales: *const f32,
-    n_elements: i64,
-    dtype: DLDataType,
+    chunks: *const *mut DLManagedTensor, n_chunks: usize, scales: *const f32, n_elements: i64, dtype: DLDataType,
     out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
@@ -130,13 +123,8 @@ pub unsafe extern "C" fn gc_onebit_decompress(
 /// meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_compress_into(
-    grad: *const DLTensor,
-    error: *mut DLTensor,
-    rule: gc_scale_t,
-    dst: *mut DLTensor,
-    scale: *mut DLTensor,
-    workspace: *mut DLTensor,
-    stream: *mut c_void,
+    grad: *const DLTensor, error: *mut DLTensor, rule: gc_scale_t, dst: *mut DLTensor, scale: *mut DLTensor,
+    workspace: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises tensors that stay as they are during the call, whose memory nothing else uses

@@ -120,8 +120,7 @@ pub unsafe extern "C" fn gc_allreduce_peers_bytes(options: *const gc_codec_optio
 /// The pointers are as described, and each buffer has so many bytes that this device can write to.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_peers(
-    options: *const gc_peers_options_t,
-    out: *mut *mut gc_comm_t,
+    options: *const gc_peers_options_t, out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
@@ -157,11 +156,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_open_peers(
-    bootstrap: *mut gc_comm_t,
-    device: DLDevice,
-    bytes: i64,
-    timeout_ms: u32,
-    out: *mut *mut gc_comm_t,
+    bootstrap: *mut gc_comm_t, device: DLDevice, bytes: i64, timeout_ms: u32, out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a communicator, and room for a pointer.

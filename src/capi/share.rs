@@ -107,11 +107,7 @@ pub enum ShareFlag {
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_send(
-    tensor: *const DLManagedTensor,
-    socket: c_int,
-    flags: u32,
-    timeout_ms: i32,
-    lease: *mut *mut gc_share_t,
+    tensor: *const DLManagedTensor, socket: c_int, flags: u32, timeout_ms: i32, lease: *mut *mut gc_share_t,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
@@ -188,10 +184,7 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// The pointer is as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_receive(
-    socket: c_int,
-    device: DLDevice,
-    timeout_ms: i32,
-    out: *mut *mut DLManagedTensor,
+    socket: c_int, device: DLDevice, timeout_ms: i32, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises room for a pointer.

@@ -39,9 +39,7 @@ use super::{
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_signs(
-    src: *const DLManagedTensor,
-    n_chunks: usize,
-    out: *mut *mut DLManagedTensor,
+    src: *const DLManagedTensor, n_chunks: usize, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for `n_chunks` pointers.
@@ -64,10 +62,7 @@ pub unsafe extern "C" fn gc_pack_signs(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_signs(
-    chunks: *const *mut DLManagedTensor,
-    n_chunks: usize,
-    n_elements: i64,
-    dtype: DLDataType,
+    chunks: *const *mut DLManagedTensor, n_chunks: usize, n_elements: i64, dtype: DLDataType,
     out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
@@ -89,10 +84,7 @@ pub unsafe extern "C" fn gc_unpack_signs(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_signs_into(
-    src: *const DLTensor,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
@@ -120,11 +112,7 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_signs_into(
-    src: *const DLTensor,
-    scales: *const DLTensor,
-    order: gc_bit_order_t,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, scales: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises tensors that stay as they are during the call.
@@ -152,10 +140,7 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
 /// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_vote_signs_into(
-    src: *const DLTensor,
-    turn: u64,
-    dst: *mut DLTensor,
-    stream: *mut c_void,
+    src: *const DLTensor, turn: u64, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.

@@ -39,11 +39,7 @@ use super::{
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_empty(
-    device: DLDevice,
-    dtype: DLDataType,
-    ndim: i32,
-    shape: *const i64,
-    out: *mut *mut DLManagedTensor,
+    device: DLDevice, dtype: DLDataType, ndim: i32, shape: *const i64, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises `ndim` sizes and room for a pointer.
@@ -75,15 +71,8 @@ pub unsafe extern "C" fn gc_tensor_empty(
 /// The pointers are as described, and the memory stays until `release` is called.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_from_pointer(
-    data: *mut c_void,
-    device: DLDevice,
-    dtype: DLDataType,
-    ndim: i32,
-    shape: *const i64,
-    strides: *const i64,
-    release: Option<unsafe extern "C" fn(ctx: *mut c_void)>,
-    ctx: *mut c_void,
-    out: *mut *mut DLManagedTensor,
+    data: *mut c_void, device: DLDevice, dtype: DLDataType, ndim: i32, shape: *const i64, strides: *const i64,
+    release: Option<unsafe extern "C" fn(ctx: *mut c_void)>, ctx: *mut c_void, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         let described = DLTensor {
@@ -143,8 +132,7 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_to_versioned(
-    src: *mut DLManagedTensor,
-    out: *mut *mut DLManagedTensorVersioned,
+    src: *mut DLManagedTensor, out: *mut *mut DLManagedTensorVersioned,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
@@ -168,8 +156,7 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
 /// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_from_versioned(
-    src: *mut DLManagedTensorVersioned,
-    out: *mut *mut DLManagedTensor,
+    src: *mut DLManagedTensorVersioned, out: *mut *mut DLManagedTensor,
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.

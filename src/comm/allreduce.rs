@@ -78,9 +78,7 @@ impl AllReduce {
 
     /// Replaces values by the mean over the ranks of what they were, with the errors carried.
     pub fn run<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
-        factors: &[Option<View<'_>>; 2],
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factors: &[Option<View<'_>>; 2],
         stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
@@ -106,12 +104,8 @@ impl AllReduce {
 
     /// The same to the byte by one exchange.
     fn run_once<'v>(
-        &self,
-        codec: &Codec,
-        buffers: &Buffers,
-        reducers: &Reducers,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
-        factors: &[Option<View<'_>>; 2],
+        &self, codec: &Codec, buffers: &Buffers, reducers: &Reducers,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factors: &[Option<View<'_>>; 2],
         stream: Stream,
     ) -> Result<()> {
         let phases = Phases::AllGather;
@@ -127,11 +121,8 @@ impl AllReduce {
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
     pub fn reduce_scatter<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
-        factors: &[Option<View<'_>>; 2],
-        shard: &View<'_>,
-        stream: Stream,
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factors: &[Option<View<'_>>; 2],
+        shard: &View<'_>, stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
@@ -146,10 +137,7 @@ impl AllReduce {
 
     /// The second half, of any shard.
     pub fn all_gather<'v>(
-        &self,
-        shard: &View<'_>,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
-        stream: Stream,
+        &self, shard: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;

@@ -164,12 +164,7 @@ impl Buffers {
     }
 
     fn exchange_of(
-        &self,
-        topology: &Topology,
-        pattern: Pattern,
-        (send, recv): (&View<'_>, &View<'_>),
-        bytes: i64,
-        stream: Stream,
+        &self, topology: &Topology, pattern: Pattern, (send, recv): (&View<'_>, &View<'_>), bytes: i64, stream: Stream,
     ) -> Result<()> {
         let exchange = Exchange {
             pattern,

@@ -172,10 +172,7 @@ impl Communicator {
 
     /// One more, for so many elements, at least 1.
     pub fn add_scratch<'a>(
-        &self,
-        scratches: &'a mut Vec<Scratch>,
-        device: Device,
-        elements: i64,
+        &self, scratches: &'a mut Vec<Scratch>, device: Device, elements: i64,
     ) -> Result<&'a mut Scratch> {
         let count = scratches.len();
         scratches
@@ -279,12 +276,8 @@ impl Communicator {
 
     /// Encodes this rank's values and sends each rank its chunk: the first step of an all-reduce.
     pub fn encode<'v>(
-        &self,
-        codec: &Codec,
-        buffers: &Buffers,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2],
-        stream: Stream,
+        &self, codec: &Codec, buffers: &Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2], stream: Stream,
     ) -> Result<()> {
         let to = self.destination(Pattern::AllToAll, buffers);
         let was_torn = codec.is_torn(); // by an earlier call: then this one sends nothing
@@ -313,12 +306,8 @@ impl Communicator {
     /// Encodes this rank's values and sends all of them to every rank: the first step where ranks exchange once. Gives
     /// the payloads of all.
     pub fn encode_for_all<'a, 'v>(
-        &self,
-        codec: &Codec,
-        buffers: &'a Buffers,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2],
-        stream: Stream,
+        &self, codec: &Codec, buffers: &'a Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2], stream: Stream,
     ) -> Result<View<'a>> {
         codec.encode(values, factors, Destination::Memory(buffers.payload()), stream)?;
         self.or_abort(buffers.exchange_whole(&self.topology, stream))
@@ -331,11 +320,8 @@ impl Communicator {
 
     /// All steps where ranks exchange once over peer memory.
     pub fn exchange_once<'v>(
-        &self,
-        codec: &Codec,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
-        factor: Option<&View<'_>>,
-        stream: Stream,
+        &self, codec: &Codec, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        factor: Option<&View<'_>>, stream: Stream,
     ) -> Result<()> {
         let peers = self.topology.direct();
         let way = peers.and_then(|peers| Some((peers, peers.once(codec.payload_bytes())?)));
@@ -363,11 +349,7 @@ impl Communicator {
 
     /// Encodes this rank's shard and sends it to all. Gives the reduced chunks of all ranks.
     pub fn gather<'a>(
-        &self,
-        codec: &Codec,
-        buffers: &'a Buffers,
-        shard: &View<'_>,
-        stream: Stream,
+        &self, codec: &Codec, buffers: &'a Buffers, shard: &View<'_>, stream: Stream,
     ) -> Result<View<'a>> {
         let encoded = codec.encode_shard(shard, self.destination(Pattern::AllGather, buffers), stream);
         self.or_abort(encoded.and_then(|()| self.deliver(Pattern::AllGather, buffers, stream)))?;
@@ -376,10 +358,7 @@ impl Communicator {
 
     /// Sets values to what the ranks have reduced: the last step.
     pub fn decode<'v>(
-        &self,
-        codec: &Codec,
-        reduced: &View<'_>,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        &self, codec: &Codec, reduced: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
     ) -> Result<()> {
         codec.decode_reduced(reduced, self.topology.direct().is_some(), values, stream)

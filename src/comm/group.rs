@@ -151,12 +151,7 @@ impl Member {
 
     /// Takes what another rank has for this one.
     fn take(
-        &self,
-        other: usize,
-        post: &Post,
-        own: &Post,
-        exchange: &Exchange<'_>,
-        lane: &mut Option<Lane>,
+        &self, other: usize, post: &Post, own: &Post, exchange: &Exchange<'_>, lane: &mut Option<Lane>,
     ) -> Result<()> {
         if (post.pattern, post.bytes) != (own.pattern, own.bytes) || post.events.is_some() != own.events.is_some() {
             let place = |post: &Post| if post.events.is_some() { "on a GPU" } else { "on the host" };

@@ -241,11 +241,7 @@ impl Hierarchical {
 
     /// The last intra-node exchange, of `[leader][rank]`, and the blocks put together of its slices.
     fn join(
-        &self,
-        exchange: &Exchange<'_>,
-        queue: &mut Queue,
-        workspace: &Workspace,
-        last: &Exchange<'_>,
+        &self, exchange: &Exchange<'_>, queue: &mut Queue, workspace: &Workspace, last: &Exchange<'_>,
     ) -> Result<()> {
         let (leaders, world) = (self.nodes.leaders, self.nodes.count * self.nodes.ranks);
         let (bytes, slice, device) = (exchange.bytes, self.nodes.slice(exchange.bytes), exchange.device);

@@ -159,12 +159,7 @@ impl Nccl {
     /// # Safety
     /// `handle` is NULL or came from dlopen, and stays open as long as this lives.
     pub unsafe fn of_id(
-        handle: *mut c_void,
-        id: &[u8; ID_BYTES],
-        rank: i32,
-        world: i32,
-        device: Device,
-        timeout_ms: u32,
+        handle: *mut c_void, id: &[u8; ID_BYTES], rank: i32, world: i32, device: Device, timeout_ms: u32,
     ) -> Result<Self> {
         let Device::Cuda(device) = device else {
             return Err(error!(UnsupportedDevice, "device: {device}; NCCL exchanges memory of CUDA devices"));

@@ -238,10 +238,7 @@ impl Library {
     /// `call` calls a function of this library with its argument; `parent` is a communicator of this library that the
     /// new one is split from, or NULL.
     pub unsafe fn make(
-        &self,
-        parent: ncclComm_t,
-        name: &str,
-        call: impl FnOnce(*mut ncclComm_t) -> c_int,
+        &self, parent: ncclComm_t, name: &str, call: impl FnOnce(*mut ncclComm_t) -> c_int,
     ) -> Result<ncclComm_t> {
         let place = Box::write(fallible::place()?, AtomicPtr::<ncclComm>::new(ptr::null_mut()));
         let code = call(place.as_ptr());

@@ -88,10 +88,7 @@ impl Opening {
 
     /// Reaches the buffers of all ranks.
     fn map(
-        &self,
-        greetings: &[Greeting],
-        rank: usize,
-        handles: Option<&Records>,
+        &self, greetings: &[Greeting], rank: usize, handles: Option<&Records>,
     ) -> Result<(ArrayVec<u64, MOST_RANKS>, Vec<Mapped>)> {
         let (mut buffers, mut mapped) = (ArrayVec::new(), Vec::new());
         mapped

@@ -27,11 +27,7 @@ pub fn shard_elements(elements: i64, world: i32) -> Result<i64> {
 
 /// Replaces `buffer` by the mean over the ranks of what it was plus `worker_error`, at one bit per element.
 pub fn allreduce(
-    communicator: &Communicator,
-    buffer: &View<'_>,
-    worker_error: &View<'_>,
-    server_error: &View<'_>,
-    stream: Stream,
+    communicator: &Communicator, buffer: &View<'_>, worker_error: &View<'_>, server_error: &View<'_>, stream: Stream,
 ) -> Result<()> {
     let elements = buffer.elements();
     check(communicator, buffer, worker_error, server_error)?;
@@ -58,12 +54,8 @@ pub fn allreduce(
 }
 
 fn exchanged(
-    communicator: &Communicator,
-    Scratch { codec, buffers, .. }: &Scratch,
-    buffer: &View<'_>,
-    worker_error: &View<'_>,
-    server_error: &View<'_>,
-    stream: Stream,
+    communicator: &Communicator, Scratch { codec, buffers, .. }: &Scratch, buffer: &View<'_>, worker_error: &View<'_>,
+    server_error: &View<'_>, stream: Stream,
 ) -> Result<()> {
     let shard = [codec.server_elements()];
     let server_error = server_error.part(0, &shard);
@@ -77,10 +69,7 @@ fn exchanged(
 }
 
 fn check(
-    communicator: &Communicator,
-    buffer: &View<'_>,
-    worker_error: &View<'_>,
-    server_error: &View<'_>,
+    communicator: &Communicator, buffer: &View<'_>, worker_error: &View<'_>, server_error: &View<'_>,
 ) -> Result<()> {
     let elements = buffer.elements();
     let shard = shard_elements(elements, communicator.world() as i32)?;

@@ -121,12 +121,7 @@ impl Nest {
 /// Whether the innermost loop of `nest` can be gone through `vector` elements at a time, and which tensors have the
 /// same element for all of them. `others`: loops around it. `partly`: whether the last vector may be cut short.
 fn vectors(
-    nest: &Nest,
-    others: Option<&Nest>,
-    operands: &[Operand],
-    vector: i64,
-    partly: bool,
-    looks_at: fn(&Operand) -> bool,
+    nest: &Nest, others: Option<&Nest>, operands: &[Operand], vector: i64, partly: bool, looks_at: fn(&Operand) -> bool,
 ) -> Option<u32> {
     let inner = nest.last()?;
     if vector < 2 || inner[0] % vector != 0 && !(partly && nest.len() == 1) {
@@ -300,12 +295,7 @@ impl Split {
 
 /// The work of a reduction. `partials`: the address of the workspace.
 pub fn reduction(
-    layout: &Layout,
-    split: &Split,
-    [kept, reduced]: [&Nest; 2],
-    operands: &[Operand],
-    values: &[u64],
-    partials: u64,
+    layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand], values: &[u64], partials: u64,
 ) -> Result<Work> {
     let (vector, is_input): (_, fn(&Operand) -> bool) = (layout.vector as i64, |operand| operand.is_input);
     let bytes = is_unaligned(&[kept, reduced], operands);

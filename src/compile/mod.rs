@@ -93,10 +93,7 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
 
 /// What this file's NVRTC has made of a request, if it was kept.
 fn kept(
-    cache: &Option<Cache>,
-    request: &Request<'_>,
-    file: &Option<File>,
-    log: &mut String,
+    cache: &Option<Cache>, request: &Request<'_>, file: &Option<File>, log: &mut String,
 ) -> Result<Option<Vec<u8>>> {
     match (cache, file) {
         (Some(cache), Some(file)) => cache.find(&digest(request, file), log),

@@ -353,9 +353,7 @@ impl<'a> Writer<'a> {
     /// Writes something for each tensor that is not raw: its type, its index among the parameters and among such
     /// tensors.
     fn each(
-        &mut self,
-        which: Which,
-        mut write: impl FnMut(&mut Output, &str, usize, usize) -> fmt::Result,
+        &mut self, which: Which, mut write: impl FnMut(&mut Output, &str, usize, usize) -> fmt::Result,
     ) -> fmt::Result {
         let inputs = self.definition.inputs;
         let is_meant = |index: usize| match which {

@@ -104,11 +104,7 @@ fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &
 
 /// Unpacks, if there is anything to write. `plan` was made from these two views.
 pub(super) fn unpack(
-    queue: &mut Queue,
-    plan: &BitPlan,
-    patterns: Patterns,
-    src: &View<'_>,
-    dst: &View<'_>,
+    queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>,
 ) -> Result<()> {
     match queue {
         _ if dst.elements() == 0 => Ok(()),
@@ -166,10 +162,7 @@ pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
 
 /// The chunks of `elements` bits to a new tensor, by the patterns of each.
 pub(super) fn unpack_from_chunks(
-    chunks: &[View<'_>],
-    elements: i64,
-    dtype: Dtype,
-    patterns: impl Fn(usize) -> Patterns,
+    chunks: &[View<'_>], elements: i64, dtype: Dtype, patterns: impl Fn(usize) -> Patterns,
 ) -> Result<Outputs> {
     let bytes = chunk_bytes(elements, chunks.len())?;
     for chunk in chunks {
@@ -195,11 +188,7 @@ pub(super) fn unpack_from_chunks(
 
 /// The bits of chunks of `bytes` bytes, one after the other, to all of `unpacked`.
 fn unpack_each(
-    queue: &mut Queue,
-    patterns: impl Fn(usize) -> Patterns,
-    chunks: &[View<'_>],
-    bytes: i64,
-    unpacked: &View<'_>,
+    queue: &mut Queue, patterns: impl Fn(usize) -> Patterns, chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>,
 ) -> Result<()> {
     let (mut first, mut done) = (0, 0);
     while let Some(chunk) = chunks.get(done).filter(|_| first < unpacked.elements()) {
@@ -262,11 +251,7 @@ pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream:
 
 /// The bits of elements to the chunks that are the rows of `dst`.
 pub(super) fn pack_rows_into(
-    src: &View<'_>,
-    rule: BitRule,
-    order: BitOrder,
-    dst: &View<'_>,
-    stream: Stream,
+    src: &View<'_>, rule: BitRule, order: BitOrder, dst: &View<'_>, stream: Stream,
 ) -> Result<()> {
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;

@@ -62,11 +62,7 @@ pub(super) fn unpack_scaled(chunks: &[View<'_>], scales: &[f32], elements: i64, 
 
 /// The chunks that are the rows of `src` to scales and minus them in `dst`: to +1 and -1 without any.
 pub fn unpack_signs_into(
-    src: &View<'_>,
-    scales: Option<&View<'_>>,
-    order: BitOrder,
-    dst: &View<'_>,
-    stream: Stream,
+    src: &View<'_>, scales: Option<&View<'_>>, order: BitOrder, dst: &View<'_>, stream: Stream,
 ) -> Result<()> {
     check_chunk_rows(src, dst)?;
     let dtype = dst.dtype();

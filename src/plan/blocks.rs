@@ -73,12 +73,7 @@ mod tests {
     };
 
     fn plan(
-        kind: Kind,
-        error: Option<Dtype>,
-        segments: &[i64],
-        raw: &[u8],
-        n_chunks: usize,
-        server: Option<usize>,
+        kind: Kind, error: Option<Dtype>, segments: &[i64], raw: &[u8], n_chunks: usize, server: Option<usize>,
     ) -> CodecPlan {
         let rules = Rules { kind, ..rules(error) };
         CodecPlan::new(rules, segments, raw, n_chunks, server).unwrap()

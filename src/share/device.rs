@@ -44,9 +44,7 @@ pub struct Known {
 /// The memory that a tensor is in, or a copy in memory that holds nothing else: what is told of it, and its files. The
 /// work on it is done.
 pub fn export(
-    tensor: &Described<'_>,
-    ordinal: i32,
-    as_copy: bool,
+    tensor: &Described<'_>, ordinal: i32, as_copy: bool,
 ) -> Result<(Message, Vec<Descriptor>, Option<Known>)> {
     let sizes = sizes_of(tensor)?;
     let strides: Lengths = if as_copy {
@@ -247,11 +245,7 @@ impl Import {
     /// # Safety
     /// `answers` is a socket that is given up when this succeeds.
     pub unsafe fn into_tensor(
-        mut self,
-        message: &Message,
-        place: &Place,
-        ordinal: i32,
-        answers: RawFd,
+        mut self, message: &Message, place: &Place, ordinal: i32, answers: RawFd,
     ) -> Result<Outputs> {
         let address = self.memory.as_ref().map_or(0, |memory| memory.address() + place.offset);
         let tensor = DLTensor {

@@ -43,11 +43,7 @@ impl<'a> Elements<'a> {
     /// # Safety
     /// As for [`Self::new`]: `data` is where the elements are, or NULL if there is none.
     pub unsafe fn of_memory(
-        name: &Name,
-        device: Device,
-        dtype: DLDataType,
-        shape: &'a [i64],
-        data: *mut u8,
+        name: &Name, device: Device, dtype: DLDataType, shape: &'a [i64], data: *mut u8,
     ) -> Result<Self> {
         let tensor = DLTensor {
             data: data.cast(),

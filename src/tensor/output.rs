@@ -198,24 +198,14 @@ pub struct Outputs<M: ManagedTensorBase = DLManagedTensor> {
 impl Outputs {
     /// `count` compact tensors over new memory, each `step` bytes after the one before.
     pub fn over(
-        memory: Owner,
-        device: Device,
-        dtype: DLDataType,
-        shape: Shape<'_>,
-        count: usize,
-        step: usize,
+        memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
     ) -> Result<Self> {
         Self::over_made(|| memory, device, dtype, shape, count, step)
     }
 
     /// The same over memory that is taken only when nothing can fail any more.
     pub fn over_made(
-        memory: impl FnOnce() -> Owner,
-        device: Device,
-        dtype: DLDataType,
-        shape: Shape<'_>,
-        count: usize,
-        step: usize,
+        memory: impl FnOnce() -> Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
     ) -> Result<Self> {
         let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;
         let memory = memory();
@@ -246,12 +236,7 @@ pub struct NewTensors {
 impl NewTensors {
     /// `count` tensors of this shape side by side in `memory`, which holds `bytes` bytes: those of all of them.
     pub fn over(
-        memory: Owner,
-        device: Device,
-        dtype: Dtype,
-        shape: Shape<'_>,
-        count: usize,
-        bytes: i64,
+        memory: Owner, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize, bytes: i64,
     ) -> Result<Self> {
         let step = bytes as usize / count.max(1);
         Ok(Self {
@@ -353,8 +338,7 @@ pub fn over_described(described: &Described<'_>, memory: impl FnOnce() -> Owner)
 /// # Safety
 /// `tensor` is the one described, and the caller's to give away. It is taken on success only.
 pub unsafe fn to_versioned(
-    described: &Described<'_>,
-    tensor: *mut DLManagedTensor,
+    described: &Described<'_>, tensor: *mut DLManagedTensor,
 ) -> Result<Outputs<DLManagedTensorVersioned>> {
     let version = DLPackVersion { major: DLPACK_MAJOR_VERSION, minor: lowest_minor_version(described.tensor.dtype) };
     // SAFETY: `tensor` is the one described, and the caller gives it away.
@@ -376,8 +360,7 @@ pub unsafe fn from_versioned(described: &Described<'_>, tensor: *mut DLManagedTe
 /// # Safety
 /// `tensor` is the one described, and the caller's to give away. It is taken on success only.
 unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
-    described: &Described<'_>,
-    tensor: *mut From,
+    described: &Described<'_>, tensor: *mut From,
 ) -> Result<Outputs<To>> {
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
     // Once the tensor is taken, the shape and strides that were described may be gone: from here on they are not read.

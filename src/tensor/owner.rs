@@ -20,9 +20,7 @@ impl Owner {
     /// # Safety
     /// `free` may be called with `data` and `words`, once, on any thread.
     pub unsafe fn new(
-        data: *mut u8,
-        words: [*mut c_void; 2],
-        free: unsafe fn(data: *mut u8, words: [*mut c_void; 2]),
+        data: *mut u8, words: [*mut c_void; 2], free: unsafe fn(data: *mut u8, words: [*mut c_void; 2]),
     ) -> Self {
         Self { data, words, free }
     }

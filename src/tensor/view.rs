@@ -206,11 +206,7 @@ impl<'a> View<'a> {
 
 /// Refuses an output two of whose elements share a place.
 pub(super) fn check_places(
-    name: &Name,
-    shape: &[i64],
-    strides: Option<&[i64]>,
-    elements: i64,
-    contiguous: bool,
+    name: &Name, shape: &[i64], strides: Option<&[i64]>, elements: i64, contiguous: bool,
 ) -> Result<()> {
     let overlaps = if contiguous { Some(false) } else { some_share_a_place(dims(shape, strides), elements) };
     let (strides, shape) = (Strides(strides), Shape::of(shape));
@@ -316,8 +312,7 @@ impl fmt::Display for Strides<'_> {
 
 /// Size and stride (in elements) of each dimension, outermost first.
 pub fn dims<'a>(
-    shape: &'a [i64],
-    strides: Option<&'a [i64]>,
+    shape: &'a [i64], strides: Option<&'a [i64]>,
 ) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
     // As Shape::compact, without its divisions where the strides are given: this is on the way of every call.
     let mut compact = if strides.is_some() { 0 } else { Shape::of(shape).span() };

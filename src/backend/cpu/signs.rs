@@ -130,12 +130,7 @@ unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Rang
 /// As for [`vote_part`], and each row has so many bytes there.
 #[inline(always)]
 unsafe fn elect<const WHOLE: bool>(
-    poll: &Poll,
-    turns: &Turns,
-    src: *const u8,
-    at: i64,
-    count: usize,
-    planes: &mut [Block; 64],
+    poll: &Poll, turns: &Turns, src: *const u8, at: i64, count: usize, planes: &mut [Block; 64],
 ) -> Block {
     let voters = poll.voters;
     let (even, few) = (voters.is_multiple_of(2), voters <= FEW as u64);

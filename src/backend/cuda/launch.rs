@@ -50,10 +50,7 @@ impl Queue {
     /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before
     /// it is one of ours, for those of others need not have waited for what was before them.
     pub(super) unsafe fn launch_pdl(
-        &mut self,
-        kernel: &Kernel,
-        items: u64,
-        arguments: &mut [*mut c_void],
+        &mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let (driver, stream) = (self.device.driver, self.stream);
         if !driver.begins_launches_early || self.device.properties().compute_capability < 90 {
@@ -92,11 +89,7 @@ impl Queue {
     /// # Safety
     /// As for [`Queue::launch`].
     pub(super) unsafe fn launch_compiled(
-        &mut self,
-        kernel: &CompiledKernel,
-        blocks: u64,
-        threads: u32,
-        arguments: &mut [*mut c_void],
+        &mut self, kernel: &CompiledKernel, blocks: u64, threads: u32, arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let grid = Grid::new(blocks, threads, 0)?;
         // SAFETY: the caller promises that the image is in this context, and the arguments.
@@ -106,11 +99,7 @@ impl Queue {
     /// # Safety
     /// As for [`Queue::launch`], and the function is in the context of the stream.
     unsafe fn enqueue(
-        &self,
-        function: CUfunction,
-        name: &CStr,
-        grid: Grid,
-        arguments: &mut [*mut c_void],
+        &self, function: CUfunction, name: &CStr, grid: Grid, arguments: &mut [*mut c_void],
     ) -> Result<()> {
         // SAFETY: the function is in the stream's context and the arguments are its own, as the caller promises.
         let code = unsafe {

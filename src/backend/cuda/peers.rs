@@ -283,12 +283,7 @@ impl Peers {
     /// Over buffers of `bytes` bytes, by rank, that are mapped here. `own`: this rank's buffer, where it is ours, to be
     /// taken over.
     pub fn new(
-        ordinal: i32,
-        rank: usize,
-        given: &[u64],
-        bytes: u64,
-        milliseconds: u32,
-        mapped: Vec<Mapped>,
+        ordinal: i32, rank: usize, given: &[u64], bytes: u64, milliseconds: u32, mapped: Vec<Mapped>,
         own: Option<&Buffer>,
     ) -> Result<Self> {
         let mut queue = match own {

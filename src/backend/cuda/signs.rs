@@ -76,12 +76,7 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
 
 /// The same with a scale and minus it, which lie on the device: one, or one for each row of `src`.
 pub fn unpack_scaled(
-    queue: &mut Queue,
-    plan: &BitPlan,
-    dtype: Dtype,
-    scales: &View<'_>,
-    src: &View<'_>,
-    dst: &View<'_>,
+    queue: &mut Queue, plan: &BitPlan, dtype: Dtype, scales: &View<'_>, src: &View<'_>, dst: &View<'_>,
 ) -> Result<()> {
     let chunk_bytes = if scales.elements() == 1 { 0 } else { src.shape()[1] as u64 };
     let signs = Signs {

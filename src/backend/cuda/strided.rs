@@ -22,11 +22,7 @@ const MANY_BLOCKS: i64 = 2048;
 /// What does the plan, if one of the kernels can. `elements` and `bytes` are where the first row's begin, `readable`
 /// all addresses of the side that is read.
 pub fn work(
-    plan: &BitPlan,
-    operation: Operation,
-    elements: *mut u8,
-    bytes: *mut u8,
-    readable: Range<usize>,
+    plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8, readable: Range<usize>,
 ) -> Option<Work> {
     let tiles = Tiles::of(plan, operation, elements, bytes, readable)?;
     let needed = divide_up(plan.elements.count(), 8);
@@ -194,11 +190,7 @@ mod tests {
 
     /// Of these rows, elements and bytes: counts and strides.
     fn work_of(
-        operation: Operation,
-        start: usize,
-        rows: &[(i64, [i64; 2])],
-        elements: &[(i64, i64)],
-        bytes: (i64, i64),
+        operation: Operation, start: usize, rows: &[(i64, [i64; 2])], elements: &[(i64, i64)], bytes: (i64, i64),
     ) -> Option<Work> {
         let size = match operation {
             Operation::Pack(rule) => rule.size,

@@ -87,11 +87,7 @@ impl Tiles {
     /// side that is read. None where elements are not at multiples of their size, or bytes are not packed by their
     /// truth.
     pub fn of(
-        plan: &BitPlan,
-        operation: Operation,
-        elements: *mut u8,
-        bytes: *mut u8,
-        readable: Range<usize>,
+        plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8, readable: Range<usize>,
     ) -> Option<Self> {
         let rows = plan.rows.as_slice().iter().map(|row| row.strides[0]);
         let mut strides = rows.chain(plan.elements.as_slice().iter().map(|item| item.strides[0]));

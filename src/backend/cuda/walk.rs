@@ -77,11 +77,7 @@ enum Part {
 /// # Safety
 /// The plan and the addresses describe memory that a kernel may use until it is done.
 pub unsafe fn walk(
-    queue: &mut Queue,
-    plan: &BitPlan,
-    operation: Operation,
-    elements: *mut u8,
-    bytes: *mut u8,
+    queue: &mut Queue, plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8,
 ) -> Result<()> {
     // Behind joined lines nothing is the line's that a thread has.
     if matches!(operation, Operation::Pack(_))
@@ -103,11 +99,7 @@ pub unsafe fn walk(
 /// # Safety
 /// As for [`walk`].
 pub unsafe fn zero_behind(
-    queue: &mut Queue,
-    plan: &BitPlan,
-    operation: Operation,
-    elements: *mut u8,
-    bytes: *mut u8,
+    queue: &mut Queue, plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8,
 ) -> Result<()> {
     // SAFETY: the plan and the addresses describe memory that a kernel may use, as the caller promises.
     unsafe { Walk::of(plan, operation, Part::Zeros, elements, bytes).launch(queue, operation) }

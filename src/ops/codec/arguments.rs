@@ -22,10 +22,7 @@ impl Codec {
 
     /// Takes one tensor for each segment, checked also by `check`, and notes where its elements begin.
     pub fn take_values<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        known: &[Dtype],
-        places: &mut Vec<Address>,
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, known: &[Dtype], places: &mut Vec<Address>,
         mut check: impl FnMut(&View<'v>) -> Result<()>,
     ) -> Result<()> {
         let workers = &self.plan.workers;

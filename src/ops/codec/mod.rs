@@ -158,9 +158,7 @@ impl Codec {
 
     /// That values can be replaced by results, while these are read.
     pub fn check_outputs<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        inputs: &[Option<View<'_>>],
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, inputs: &[Option<View<'_>>],
     ) -> Result<()> {
         let (dtype, State { values: places, extents, .. }) = (self.plan.rules.values, &mut *self.enter()?);
         self.take_values(values, &[dtype], places, |one| {
@@ -176,9 +174,7 @@ impl Codec {
 
     /// That a shard can be written to, while values and factors are read.
     pub fn check_shard_output<'v>(
-        &self,
-        shard: &View<'_>,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        &self, shard: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
         self.check_shard(shard)?;
@@ -221,11 +217,8 @@ impl Codec {
 
     /// `values`: of each segment in turn.
     pub fn encode<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2],
-        to: Destination<'_>,
-        stream: Stream,
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
+        to: Destination<'_>, stream: Stream,
     ) -> Result<()> {
         let payload = self.check_destination(&to, self.payload_bytes())?;
         let check_output = |input: &View<'_>| payload.map_or(Ok(()), |payload| payload.check_output(&[input]));
@@ -242,12 +235,8 @@ impl Codec {
     /// Over peer memory, an all-reduce of ranks that exchange once, or a step of it. `values`: as for `check_outputs`,
     /// which has looked at them.
     pub fn exchange_once<'v>(
-        &self,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factor: Option<&View<'_>>,
-        once: cuda::peers::Once,
-        steps: cuda::peers::Steps,
-        stream: Stream,
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>,
+        once: cuda::peers::Once, steps: cuda::peers::Steps, stream: Stream,
     ) -> Result<()> {
         factor.map_or(Ok(()), |factor| self.check_scalar(factor, &[Dtype::F32]))?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
@@ -263,13 +252,8 @@ impl Codec {
 
     /// `values`: of each segment in turn.
     pub fn decode<'v>(
-        &self,
-        payload: &View<'_>,
-        divisor: i32,
-        factor: Option<&View<'_>>,
-        mode: Decode,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        stream: Stream,
+        &self, payload: &View<'_>, divisor: i32, factor: Option<&View<'_>>, mode: Decode,
+        values: impl ExactSizeIterator<Item = Result<View<'v>>>, stream: Stream,
     ) -> Result<()> {
         let by = Decoding { dtype: Dtype::F32, divisor, factor, add: mode == Decode::Add, behind_ours: false };
         self.decode_by(payload, by, values, stream)
@@ -277,10 +261,7 @@ impl Codec {
 
     /// Sets values to what ranks have reduced. `behind_ours`: the launch before on the stream is one of ours.
     pub fn decode_reduced<'v>(
-        &self,
-        payload: &View<'_>,
-        behind_ours: bool,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        &self, payload: &View<'_>, behind_ours: bool, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
     ) -> Result<()> {
         let by = Decoding { dtype: Dtype::F32, divisor: 1, factor: None, add: false, behind_ours };
@@ -289,10 +270,7 @@ impl Codec {
 
     /// `by`: but for the dtype, which is that of the values.
     fn decode_by<'v>(
-        &self,
-        payload: &View<'_>,
-        by: Decoding<'_>,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        &self, payload: &View<'_>, by: Decoding<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
     ) -> Result<()> {
         let Decoding { divisor, factor, add, .. } = by;
@@ -335,12 +313,7 @@ impl Codec {
 
     /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
     pub fn mean(
-        &self,
-        chunk: usize,
-        chunks: &View<'_>,
-        room: &View<'_>,
-        shard: &View<'_>,
-        stream: Stream,
+        &self, chunk: usize, chunks: &View<'_>, room: &View<'_>, shard: &View<'_>, stream: Stream,
     ) -> Result<()> {
         self.check_chunks(chunk, chunks)?;
         self.check_bytes(room, self.plan.stride)?;
@@ -463,11 +436,7 @@ impl Codec {
     /// The row of this rank where the world is as large, otherwise what all rows are together; and this chunk's part of
     /// `server`.
     pub fn errors_of_world_in(
-        &self,
-        workers: Option<&View<'_>>,
-        server: Option<&View<'_>>,
-        (rank, world): (usize, usize),
-        stream: Stream,
+        &self, workers: Option<&View<'_>>, server: Option<&View<'_>>, (rank, world): (usize, usize), stream: Stream,
     ) -> Result<()> {
         let plan = &self.plan;
         if plan.rules.error.is_none() {

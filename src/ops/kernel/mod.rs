@@ -162,10 +162,7 @@ impl Kernel {
 
     /// An image that has these entries, where one is in the context.
     fn ready(
-        &self,
-        queue: &mut cuda::Queue,
-        specialization: &Specialization,
-        entries: Entries,
+        &self, queue: &mut cuda::Queue, specialization: &Specialization, entries: Entries,
     ) -> Result<Option<&cuda::Image>> {
         let serving = self.variants.serving(queue.compute_capability(), specialization, entries);
         for image in serving.filter_map(|variant| variant.image.get()) {
@@ -239,11 +236,7 @@ impl Kernel {
 
     /// Adds to what was compiled. `after`: where the search for its end begins.
     fn keep<'a>(
-        &self,
-        after: &'a Variants,
-        capability: i32,
-        specialization: Specialization,
-        entries: Entries,
+        &self, after: &'a Variants, capability: i32, specialization: Specialization, entries: Entries,
         code: compile::Compiled,
     ) -> Result<&'a Variant> {
         let (image, next) = (OnceLock::new(), Variants::default());

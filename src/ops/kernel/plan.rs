@@ -233,10 +233,7 @@ impl Kernel {
 
     /// The size at an axis, counted from the last, of the shape that some tensors are broadcast to.
     fn broadcast(
-        &self,
-        views: &Views<'_>,
-        tensors: impl Iterator<Item = usize> + Clone,
-        from_last: usize,
+        &self, views: &Views<'_>, tensors: impl Iterator<Item = usize> + Clone, from_last: usize,
     ) -> Result<i64> {
         let mut found: Option<(i64, usize)> = None;
         for index in tensors {
@@ -262,11 +259,7 @@ impl Kernel {
 
     /// Pushes a loop over an axis of the broadcast shape, counted from its last, or of the outputs.
     fn push(
-        &self,
-        nest: &mut Nest,
-        views: &Views<'_>,
-        bindings: &[Binding],
-        count: i64,
+        &self, nest: &mut Nest, views: &Views<'_>, bindings: &[Binding], count: i64,
         [of_inputs, of_outputs]: [Option<usize>; 2],
     ) -> Result<()> {
         let strides = Self::tensors(bindings).map(|index| {

@@ -42,10 +42,7 @@ impl Variants {
 
     /// All that have these entries.
     pub fn serving<'a>(
-        &'a self,
-        capability: i32,
-        specialization: &Specialization,
-        entries: Entries,
+        &'a self, capability: i32, specialization: &Specialization, entries: Entries,
     ) -> impl Iterator<Item = &'a Variant> {
         self.iter().filter(move |variant| {
             variant.capability == capability
@@ -56,10 +53,7 @@ impl Variants {
 
     /// One that has them; or else these very ones, which failed: where all entries together do not compile, some may.
     pub fn find<'a>(
-        &'a self,
-        capability: i32,
-        specialization: &Specialization,
-        entries: Entries,
+        &'a self, capability: i32, specialization: &Specialization, entries: Entries,
     ) -> Option<&'a Variant> {
         let serving = || self.serving(capability, specialization, entries);
         let good = serving().find(|variant| variant.code.is_ok());

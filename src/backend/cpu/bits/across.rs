@@ -30,11 +30,7 @@ fn blocks<const BLOCK: usize>(columns: usize) -> impl Iterator<Item = (usize, us
 /// instructions.
 #[inline(always)]
 pub unsafe fn pack_across<S: Simd<T>, T: Element>(
-    rule: BitRule,
-    order: BitOrder,
-    src: *const u8,
-    lines: Lines,
-    dst: *mut u8,
+    rule: BitRule, order: BitOrder, src: *const u8, lines: Lines, dst: *mut u8,
 ) {
     // SAFETY: the lines are elements, `dst` has room for their bits, and the processor has the instructions.
     unsafe {
@@ -49,10 +45,7 @@ pub unsafe fn pack_across<S: Simd<T>, T: Element>(
 /// As for [`pack_across`].
 #[inline(always)]
 unsafe fn pack<T: Element, const BIG: bool>(
-    zeros: ZeroRange<T>,
-    src: *const u8,
-    Lines { count, columns, stride }: Lines,
-    dst: *mut u8,
+    zeros: ZeroRange<T>, src: *const u8, Lines { count, columns, stride }: Lines, dst: *mut u8,
 ) {
     const BLOCK: usize = 64;
     for (start, width) in blocks::<BLOCK>(columns) {
@@ -91,11 +84,7 @@ unsafe fn pack<T: Element, const BIG: bool>(
 /// S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_across<S: Simd<T>, T: Element>(
-    patterns: Patterns,
-    order: BitOrder,
-    src: *const u8,
-    dst: *mut u8,
-    lines: Lines,
+    patterns: Patterns, order: BitOrder, src: *const u8, dst: *mut u8, lines: Lines,
 ) {
     let values = Values::new(patterns);
     // SAFETY: the lines are places of elements, and the bytes of their bits are there.
@@ -111,10 +100,7 @@ pub unsafe fn unpack_across<S: Simd<T>, T: Element>(
 /// As for [`unpack_across`].
 #[inline(always)]
 unsafe fn unpack<T: Element, const BIG: bool>(
-    values: Values<T>,
-    src: *const u8,
-    dst: *mut u8,
-    Lines { count, columns, stride }: Lines,
+    values: Values<T>, src: *const u8, dst: *mut u8, Lines { count, columns, stride }: Lines,
 ) {
     const BLOCK: usize = 64;
     for (start, width) in blocks::<BLOCK>(columns) {

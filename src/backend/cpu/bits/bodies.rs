@@ -33,10 +33,7 @@ fn words_of(order: BitOrder) -> impl Iterator<Item = usize> {
 /// The lines begin at `src`, at most [`TILE`] both ways, and the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn pack_tile<S: Simd<T>, T: Element>(
-    rule: BitRule,
-    order: BitOrder,
-    src: *const u8,
-    Lines { count: lines, columns, stride }: Lines,
+    rule: BitRule, order: BitOrder, src: *const u8, Lines { count: lines, columns, stride }: Lines,
     words: &mut [u64; TILE],
 ) {
     let zeros = ZeroRange::new(rule);
@@ -77,10 +74,7 @@ pub unsafe fn pack_tile<S: Simd<T>, T: Element>(
 /// instructions.
 #[inline(always)]
 pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
-    patterns: Patterns,
-    order: BitOrder,
-    words: &mut [u64; TILE],
-    dst: *mut u8,
+    patterns: Patterns, order: BitOrder, words: &mut [u64; TILE], dst: *mut u8,
     Lines { count: lines, columns, stride }: Lines,
 ) {
     let values = Values::new(patterns);
@@ -242,10 +236,7 @@ unsafe fn bits_from(string: &[u8; STRING + SLACK], at: usize) -> u64 {
 /// The string has all their bits, and `packed` has room; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn string_to_columns<S: Simd<T>, T: Element>(
-    order: BitOrder,
-    string: &[u8; STRING + SLACK],
-    groups: Groups,
-    (first, count): (usize, usize),
+    order: BitOrder, string: &[u8; STRING + SLACK], groups: Groups, (first, count): (usize, usize),
     packed: &mut [u8; PACKED + SLACK],
 ) {
     let width = groups.width;
@@ -290,10 +281,7 @@ pub unsafe fn string_to_columns<S: Simd<T>, T: Element>(
 /// `packed` has the bytes of the groups, and `string` room for their bits; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn columns_to_string<S: Simd<T>, T: Element>(
-    order: BitOrder,
-    packed: &[u8; PACKED + SLACK],
-    groups: Groups,
-    (first, count): (usize, usize),
+    order: BitOrder, packed: &[u8; PACKED + SLACK], groups: Groups, (first, count): (usize, usize),
     string: &mut [u8; STRING + SLACK],
 ) {
     let width = groups.width;
@@ -338,10 +326,7 @@ pub unsafe fn columns_to_string<S: Simd<T>, T: Element>(
 /// `src` has the bytes of the groups, and `writer` has room for their bits.
 #[inline(always)]
 unsafe fn push_wide<const STEPS: usize, const BYTES: usize>(
-    groups: Groups,
-    (first, count): (usize, usize),
-    mut src: *const u8,
-    lines_of: impl Fn(usize, *const u8) -> u64,
+    groups: Groups, (first, count): (usize, usize), mut src: *const u8, lines_of: impl Fn(usize, *const u8) -> u64,
     writer: &mut BitWriter<'_>,
 ) {
     let (width, together) = (groups.width, 1 << STEPS);
@@ -372,11 +357,7 @@ unsafe fn push_wide<const STEPS: usize, const BYTES: usize>(
 /// The string has all their bits, and `packed` has room; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn string_to_rows<S: Simd<T>, T: Element>(
-    order: BitOrder,
-    string: &[u8; STRING + SLACK],
-    groups: Groups,
-    count: usize,
-    packed: &mut [u8; PACKED + SLACK],
+    order: BitOrder, string: &[u8; STRING + SLACK], groups: Groups, count: usize, packed: &mut [u8; PACKED + SLACK],
 ) {
     let mask = u64::MAX >> (64 - groups.width);
     let mut dst = packed.as_mut_ptr();
@@ -399,11 +380,7 @@ pub unsafe fn string_to_rows<S: Simd<T>, T: Element>(
 /// `packed` has the bytes of the rows, and `string` room for their bits; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn rows_to_string<S: Simd<T>, T: Element>(
-    order: BitOrder,
-    packed: &mut [u8; PACKED + SLACK],
-    groups: Groups,
-    count: usize,
-    string: &mut [u8; STRING + SLACK],
+    order: BitOrder, packed: &mut [u8; PACKED + SLACK], groups: Groups, count: usize, string: &mut [u8; STRING + SLACK],
 ) {
     if order == BitOrder::Big {
         packed[..count * groups.bytes].iter_mut().for_each(|byte| *byte = byte.reverse_bits());

@@ -104,10 +104,7 @@ unsafe fn read_bytes(src: *const u8, count: usize) -> u64 {
 /// `src` holds the elements, at any alignment; `dst` has room for the bytes; the processor has S's instructions.
 #[inline(always)]
 unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
-    zeros: ZeroRange<T>,
-    src: *const u8,
-    bits: usize,
-    dst: *mut u8,
+    zeros: ZeroRange<T>, src: *const u8, bits: usize, dst: *mut u8,
 ) {
     let (whole, rest) = (bits / 64, bits % 64);
     // SAFETY: 64 more elements and 8 bytes more are there, for every index below `whole`; then `rest` elements.
@@ -150,10 +147,7 @@ unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
 /// `src` holds the bytes; `dst` has room for the elements, at any alignment; the processor has S's instructions.
 #[inline(always)]
 unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    src: *const u8,
-    bits: usize,
-    dst: *mut u8,
+    values: Values<T>, src: *const u8, bits: usize, dst: *mut u8,
 ) {
     let (whole, rest) = (bits / 64, bits % 64);
     // SAFETY: 8 bytes more and room for 64 more elements are there, for every index below `whole`; then the bytes of
@@ -196,12 +190,7 @@ unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(
 /// room for their bytes; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn pack_rows<S: Simd<T>, T: Element>(
-    rule: BitRule,
-    order: BitOrder,
-    src: *const u8,
-    bits: usize,
-    dst: *mut u8,
-    rows: &Rows,
+    rule: BitRule, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows,
 ) {
     let zeros = ZeroRange::new(rule);
     for [element, byte] in rows.offsets() {
@@ -223,12 +212,7 @@ pub unsafe fn pack_rows<S: Simd<T>, T: Element>(
 /// and room for the elements; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_rows<S: Simd<T>, T: Element>(
-    patterns: Patterns,
-    order: BitOrder,
-    src: *const u8,
-    bits: usize,
-    dst: *mut u8,
-    rows: &Rows,
+    patterns: Patterns, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows,
 ) {
     let values = Values::new(patterns);
     for [element, byte] in rows.offsets() {

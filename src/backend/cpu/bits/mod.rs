@@ -76,11 +76,7 @@ pub fn unpack(plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>
 
 /// Writes the bits of a flat plan, each `groups` groups of 8 by patterns of their own.
 pub fn unpack_chunks(
-    plan: &BitPlan,
-    groups: i64,
-    patterns: impl Fn(i64) -> Patterns + Sync,
-    src: &View<'_>,
-    dst: &View<'_>,
+    plan: &BitPlan, groups: i64, patterns: impl Fn(i64) -> Patterns + Sync, src: &View<'_>, dst: &View<'_>,
 ) {
     let layout = plan.layout();
     let job = Job::new(plan, &None, Variant::unpacking(InstructionSet::chosen(), plan.size), dst.data(), src.data());
@@ -213,11 +209,7 @@ fn columns_of(plan: &BitPlan, layout: Layout) -> Option<(Loop<2>, Loops<2>)> {
 
 impl<'a> Job<'a> {
     fn new(
-        plan: &'a BitPlan,
-        across: &'a Option<(Loop<2>, Loops<2>)>,
-        variant: Variant,
-        elements: *mut u8,
-        bytes: *mut u8,
+        plan: &'a BitPlan, across: &'a Option<(Loop<2>, Loops<2>)>, variant: Variant, elements: *mut u8, bytes: *mut u8,
     ) -> Self {
         let (columns, rows) = match across {
             Some((columns, rows)) => (Some(columns), rows),
@@ -360,12 +352,7 @@ impl<'a> Job<'a> {
     /// # Safety
     /// `element` and `byte` are the first of the first row.
     unsafe fn unpack_rows(
-        &self,
-        patterns: Patterns,
-        element: *mut u8,
-        byte: *const u8,
-        groups: &Range<i64>,
-        rows: &Rows,
+        &self, patterns: Patterns, element: *mut u8, byte: *const u8, groups: &Range<i64>, rows: &Rows,
     ) {
         let (elements, bytes) = self.ranges(groups);
         let (wanted, available) = (length(&elements), length(&bytes));
@@ -486,12 +473,7 @@ impl<'a> Job<'a> {
     /// # Safety
     /// `element` and `byte` are the first of column 0.
     unsafe fn unpack_columns(
-        &self,
-        patterns: Patterns,
-        columns: &Loop<2>,
-        element: *mut u8,
-        byte: *const u8,
-        part: &Part,
+        &self, patterns: Patterns, columns: &Loop<2>, element: *mut u8, byte: *const u8, part: &Part,
     ) {
         let [[element_step], [byte_step]] = self.steps();
         let [_, column_step] = columns.strides;

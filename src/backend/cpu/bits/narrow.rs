@@ -123,12 +123,7 @@ impl Narrow {
     /// `elements` and `bytes` are the first of the plan that this was made of, of elements that `variant` is for; nobody
     /// else works on the same groups.
     pub unsafe fn pack(
-        &self,
-        variant: Variant,
-        rule: BitRule,
-        order: BitOrder,
-        groups: &Range<i64>,
-        elements: *const u8,
+        &self, variant: Variant, rule: BitRule, order: BitOrder, groups: &Range<i64>, elements: *const u8,
         bytes: *mut u8,
     ) {
         let (mut string, mut packed) = ([0; STRING + SLACK], [0; PACKED + SLACK]);
@@ -154,12 +149,7 @@ impl Narrow {
     /// # Safety
     /// As for `pack`.
     pub unsafe fn unpack(
-        &self,
-        variant: Variant,
-        patterns: Patterns,
-        order: BitOrder,
-        groups: &Range<i64>,
-        bytes: *const u8,
+        &self, variant: Variant, patterns: Patterns, order: BitOrder, groups: &Range<i64>, bytes: *const u8,
         elements: *mut u8,
     ) {
         let (mut string, mut packed) = ([0; STRING + SLACK], [0; PACKED + SLACK]);

@@ -95,10 +95,7 @@ impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoBackward<S, T, 
 /// As for [`pack_strided`].
 #[inline(always)]
 unsafe fn pack_side_by_side<S: Simd<T>, T: Element>(
-    zeros: ZeroRange<T>,
-    mut src: *const u8,
-    count: usize,
-    writer: &mut BitWriter<'_>,
+    zeros: ZeroRange<T>, mut src: *const u8, count: usize, writer: &mut BitWriter<'_>,
 ) {
     // SAFETY: `src` is moved over `count` elements, and there is room for their bits.
     unsafe {
@@ -123,10 +120,7 @@ unsafe fn pack_side_by_side<S: Simd<T>, T: Element>(
 /// As for [`pack_strided`].
 #[inline(always)]
 unsafe fn pack_backward<S: Simd<T>, T: Element>(
-    zeros: ZeroRange<T>,
-    src: *const u8,
-    count: usize,
-    writer: &mut BitWriter<'_>,
+    zeros: ZeroRange<T>, src: *const u8, count: usize, writer: &mut BitWriter<'_>,
 ) {
     // SAFETY: `end` goes back over `count` elements from the one at `src`, and there is room for their bits.
     unsafe {
@@ -152,10 +146,7 @@ unsafe fn pack_backward<S: Simd<T>, T: Element>(
 /// As for [`unpack_strided`].
 #[inline(always)]
 unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    reader: &mut BitReader<BIG>,
-    dst: *mut u8,
-    count: usize,
+    values: Values<T>, reader: &mut BitReader<BIG>, dst: *mut u8, count: usize,
 ) {
     // SAFETY: `end` goes back over the room for `count` elements, the first of them at `dst`.
     unsafe {
@@ -182,10 +173,7 @@ unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
 /// As for [`unpack_strided`].
 #[inline(always)]
 unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    reader: &mut BitReader<BIG>,
-    mut dst: *mut u8,
-    count: usize,
+    values: Values<T>, reader: &mut BitReader<BIG>, mut dst: *mut u8, count: usize,
 ) {
     // SAFETY: `dst` is moved over the room for `count` elements.
     unsafe {
@@ -210,12 +198,7 @@ unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
 /// has S's instructions.
 #[inline(always)]
 pub unsafe fn pack_runs<S: Simd<T>, T: Element>(
-    rule: BitRule,
-    order: BitOrder,
-    cursor: &mut Cursor<'_, 1>,
-    base: *const u8,
-    bits: usize,
-    dst: *mut u8,
+    rule: BitRule, order: BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize, dst: *mut u8,
 ) {
     let zeros = ZeroRange::new(rule);
     let mut left = bits;
@@ -246,11 +229,7 @@ pub unsafe fn pack_runs<S: Simd<T>, T: Element>(
 /// the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_runs<S: Simd<T>, T: Element>(
-    patterns: Patterns,
-    order: BitOrder,
-    bytes: (*const u8, usize),
-    cursor: &mut Cursor<'_, 1>,
-    base: *mut u8,
+    patterns: Patterns, order: BitOrder, bytes: (*const u8, usize), cursor: &mut Cursor<'_, 1>, base: *mut u8,
     bits: usize,
 ) {
     let values = Values::new(patterns);
@@ -267,11 +246,7 @@ pub unsafe fn unpack_runs<S: Simd<T>, T: Element>(
 /// As for [`unpack_runs`].
 #[inline(always)]
 unsafe fn unpack_ordered<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    (src, available): (*const u8, usize),
-    cursor: &mut Cursor<'_, 1>,
-    base: *mut u8,
-    bits: usize,
+    values: Values<T>, (src, available): (*const u8, usize), cursor: &mut Cursor<'_, 1>, base: *mut u8, bits: usize,
 ) {
     let mut left = bits;
     // SAFETY: the cursor's runs are places of elements, as the caller promises.

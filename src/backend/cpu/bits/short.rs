@@ -65,12 +65,7 @@ fn block_of_short_runs(cursor: &Cursor<'_, 1>, size: usize) -> Option<usize> {
 /// Every offset of the cursor from `base` is an element that `rule` and `variant` are for, at any alignment; `dst` has
 /// room for the bytes.
 pub unsafe fn pack_runs(
-    variant: Variant,
-    rule: BitRule,
-    order: BitOrder,
-    cursor: &mut Cursor<'_, 1>,
-    base: *const u8,
-    bits: usize,
+    variant: Variant, rule: BitRule, order: BitOrder, cursor: &mut Cursor<'_, 1>, base: *const u8, bits: usize,
     mut dst: *mut u8,
 ) {
     let Some(most) = block_of_short_runs(cursor, rule.size) else {
@@ -102,13 +97,8 @@ pub unsafe fn pack_runs(
 /// Every offset of the cursor from `base` is the place of an element that `patterns` and `variant` are for, at any
 /// alignment; the bytes are there.
 pub unsafe fn unpack_runs(
-    variant: Variant,
-    patterns: Patterns,
-    order: BitOrder,
-    bytes: (*const u8, usize),
-    cursor: &mut Cursor<'_, 1>,
-    base: *mut u8,
-    bits: usize,
+    variant: Variant, patterns: Patterns, order: BitOrder, bytes: (*const u8, usize), cursor: &mut Cursor<'_, 1>,
+    base: *mut u8, bits: usize,
 ) {
     let Some(most) = block_of_short_runs(cursor, patterns.size) else {
         // SAFETY: the bytes are there, and the cursor has `bits` places of elements for this variant.
@@ -157,10 +147,7 @@ const FEW_ROWS: i64 = 16;
 /// how many rows of how many elements they are.
 #[inline(always)]
 fn for_each_rows(
-    cursor: &mut Cursor<'_, 1>,
-    size: usize,
-    count: usize,
-    mut work: impl FnMut(Place<isize>, Place<isize>, [usize; 2]),
+    cursor: &mut Cursor<'_, 1>, size: usize, count: usize, mut work: impl FnMut(Place<isize>, Place<isize>, [usize; 2]),
 ) {
     let mut done = 0;
     while let Some(Block { offsets: [first], count: outermost, strides, inside }) =

@@ -14,11 +14,7 @@ use crate::backend::cpu::{
 /// `src` is the first of `count` elements, at any alignment; `writer` has room; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn pack_strided<S: Simd<T>, T: Element>(
-    zeros: ZeroRange<T>,
-    src: *const u8,
-    stride: isize,
-    count: usize,
-    writer: &mut BitWriter<'_>,
+    zeros: ZeroRange<T>, src: *const u8, stride: isize, count: usize, writer: &mut BitWriter<'_>,
 ) {
     let distance = stride.unsigned_abs();
     let step = distance / T::SIZE;
@@ -44,11 +40,7 @@ pub unsafe fn pack_strided<S: Simd<T>, T: Element>(
 /// As for [`pack_strided`], and there are at least 64 lanes.
 #[inline(always)]
 unsafe fn pack_strided_lanes<S: Simd<T>, T: Element, const STEP: usize>(
-    zeros: ZeroRange<T>,
-    src: *const u8,
-    backward: bool,
-    count: usize,
-    writer: &mut BitWriter<'_>,
+    zeros: ZeroRange<T>, src: *const u8, backward: bool, count: usize, writer: &mut BitWriter<'_>,
 ) {
     /// Groups of 64 lanes whose bits are compacted at once: where that takes several steps, in vectors.
     const GROUPS: usize = 16;
@@ -120,11 +112,7 @@ impl Words for Ready {
 /// As for [`pack_strided_lanes`]: so many lanes from `bottom` are between its first element and its last.
 #[inline(always)]
 unsafe fn strided_word<S: Simd<T>, T: Element, const STEP: usize>(
-    zeros: ZeroRange<T>,
-    bottom: *const u8,
-    lanes: usize,
-    lowest: usize,
-    count: usize,
+    zeros: ZeroRange<T>, bottom: *const u8, lanes: usize, lowest: usize, count: usize,
 ) -> u64 {
     let each = const { per_group(64, STEP) };
     let mut word = 0;
@@ -148,11 +136,7 @@ unsafe fn strided_word<S: Simd<T>, T: Element, const STEP: usize>(
 /// As for [`pack_strided`].
 #[inline(always)]
 unsafe fn pack_one_by_one<S: Simd<T>, T: Element>(
-    zeros: ZeroRange<T>,
-    src: *const u8,
-    stride: isize,
-    count: usize,
-    writer: &mut BitWriter<'_>,
+    zeros: ZeroRange<T>, src: *const u8, stride: isize, count: usize, writer: &mut BitWriter<'_>,
 ) {
     let whole = count - count % 64;
     // SAFETY: every index is below `count`; there is room for as many bits.
@@ -173,11 +157,7 @@ unsafe fn pack_one_by_one<S: Simd<T>, T: Element>(
 /// `dst` is the place of the first of `count` elements, at any alignment; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_strided<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    reader: &mut BitReader<BIG>,
-    dst: *mut u8,
-    stride: isize,
-    count: usize,
+    values: Values<T>, reader: &mut BitReader<BIG>, dst: *mut u8, stride: isize, count: usize,
 ) {
     // SAFETY: the room and the instructions are there, as the caller promises.
     unsafe {
@@ -191,11 +171,7 @@ pub unsafe fn unpack_strided<S: Simd<T>, T: Element, const BIG: bool>(
 /// As for [`unpack_strided`].
 #[inline(always)]
 unsafe fn unpack_one_by_one<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    reader: &mut BitReader<BIG>,
-    dst: *mut u8,
-    stride: isize,
-    count: usize,
+    values: Values<T>, reader: &mut BitReader<BIG>, dst: *mut u8, stride: isize, count: usize,
 ) {
     let whole = count - count % 64;
     // SAFETY: every index is below `count`.
@@ -233,11 +209,7 @@ pub unsafe fn collect<S: Simd<T>, T: Element>(zeros: ZeroRange<T>, src: *const u
 /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn distribute<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>,
-    bits: u64,
-    dst: *mut u8,
-    stride: isize,
-    count: usize,
+    values: Values<T>, bits: u64, dst: *mut u8, stride: isize, count: usize,
 ) {
     // SAFETY: every index is below `count`; 64 elements are on the stack.
     unsafe {

@@ -127,12 +127,7 @@ impl Tiles {
     /// `elements` and `bytes` are the first of the plan that the tiles were made of, of elements that `variant` is
     /// for; nobody else works on the same columns, nor on others if the tiles are not divisible.
     pub unsafe fn pack(
-        &self,
-        variant: Variant,
-        rule: BitRule,
-        order: BitOrder,
-        columns: &Range<i64>,
-        elements: *const u8,
+        &self, variant: Variant, rule: BitRule, order: BitOrder, columns: &Range<i64>, elements: *const u8,
         bytes: *mut u8,
     ) {
         self.for_each(columns, rule.size, |element, bit, lines, columns| {
@@ -178,12 +173,7 @@ impl Tiles {
     /// # Safety
     /// As for `pack`, and `bytes` says how many there are.
     pub unsafe fn unpack(
-        &self,
-        variant: Variant,
-        patterns: Patterns,
-        order: BitOrder,
-        columns: &Range<i64>,
-        bytes: (*const u8, usize),
+        &self, variant: Variant, patterns: Patterns, order: BitOrder, columns: &Range<i64>, bytes: (*const u8, usize),
         elements: *mut u8,
     ) {
         self.for_each(columns, patterns.size, |element, bit, lines, columns| {
@@ -259,11 +249,7 @@ unsafe fn add_apart(order: BitOrder, mut word: u64, count: usize, bytes: *mut u8
 /// There are `available` bytes.
 #[inline(always)]
 unsafe fn take_apart(
-    order: BitOrder,
-    count: usize,
-    (bytes, available): (*const u8, usize),
-    first: i64,
-    step: i64,
+    order: BitOrder, count: usize, (bytes, available): (*const u8, usize), first: i64, step: i64,
 ) -> u64 {
     let (mut word, mut at) = (0, first as usize);
     for index in 0..count {

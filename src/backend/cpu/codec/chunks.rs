@@ -119,10 +119,7 @@ pub fn scale_at(chunk: *mut u8, segment: usize) -> *mut u32 {
 
 /// Refuses a header that is not the one that is expected, in a field that is not `free`.
 pub fn check_header(
-    who: fmt::Arguments<'_>,
-    header: &[u8; HEADER],
-    expected: &[u8; HEADER],
-    free: Range<usize>,
+    who: fmt::Arguments<'_>, header: &[u8; HEADER], expected: &[u8; HEADER], free: Range<usize>,
 ) -> Result<()> {
     if header == expected {
         return Ok(());

@@ -30,11 +30,7 @@ struct Decoder<'a> {
 impl Codec {
     /// Decodes a payload to an address a segment. If a chunk is corrupt, nothing is written.
     pub fn decode(
-        &mut self,
-        plan: &CodecPlan,
-        payload: &View<'_>,
-        by: &Decoding<'_>,
-        values: &[Address],
+        &mut self, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
     ) -> Result<()> {
         let mut flags = 0;
         for chunk in 0..plan.n_chunks {
@@ -86,10 +82,7 @@ impl Codec {
     /// Calls `work` with what lies side by side in a chunk: bits, the value of a 1, where the values belong, and how
     /// many. Tells whether it ever returned true.
     fn for_each_piece(
-        &self,
-        decoder: &Decoder<'_>,
-        size: usize,
-        work: impl Fn(*const u8, f32, *mut u8, usize) -> bool + Sync,
+        &self, decoder: &Decoder<'_>, size: usize, work: impl Fn(*const u8, f32, *mut u8, usize) -> bool + Sync,
     ) -> bool {
         let plan = decoder.plan;
         let chunks = Chunks::of_payload(plan, decoder.payload.at(0));

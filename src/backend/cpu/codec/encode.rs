@@ -29,11 +29,7 @@ pub fn sum_of(plan: &CodecPlan) -> Option<ScaleRule> {
 impl Codec {
     /// Encodes a gradient, an address a segment. `factors`: what gradients and errors are multiplied by.
     pub fn encode(
-        &mut self,
-        plan: &CodecPlan,
-        values: &[Address],
-        factors: [Option<&View<'_>>; 2],
-        payload: &View<'_>,
+        &mut self, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2], payload: &View<'_>,
     ) -> Result<()> {
         if self.worker.pending {
             self.commit(Skip::Never)?;
@@ -61,11 +57,7 @@ impl Codec {
 
     /// Writes bits, state and partial sums. Tells whether anything was not finite.
     fn encode_tiles<G: Number, E: Number>(
-        &self,
-        plan: &CodecPlan,
-        values: &[Address],
-        factors: [f32; 2],
-        payload: &View<'_>,
+        &self, plan: &CodecPlan, values: &[Address], factors: [f32; 2], payload: &View<'_>,
     ) -> bool {
         let (valid, next) = self.buffers_of(self.worker);
         let (valid, next) = (Address(valid), Address(next));

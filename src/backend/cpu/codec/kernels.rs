@@ -67,10 +67,7 @@ fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
 /// The processor has the instructions.
 #[inline(always)]
 unsafe fn bits_of<S: Simd<u32>>(
-    elements: *const u32,
-    zeros: ZeroRange<u32>,
-    count: usize,
-    bytes: &mut [u8; UNIT_BYTES],
+    elements: *const u32, zeros: ZeroRange<u32>, count: usize, bytes: &mut [u8; UNIT_BYTES],
 ) -> &[u8] {
     for (index, bytes) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         // SAFETY: the elements of a unit are 16 times 64.

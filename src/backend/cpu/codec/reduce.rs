@@ -56,12 +56,7 @@ impl Codec {
 
     /// Makes scales of the sums, and all of the chunks but their bits; goes on to the next turn.
     pub(super) fn finish_chunks(
-        &mut self,
-        plan: &CodecPlan,
-        number: usize,
-        mut flags: u32,
-        nonfinite: bool,
-        dst: &View<'_>,
+        &mut self, plan: &CodecPlan, number: usize, mut flags: u32, nonfinite: bool, dst: &View<'_>,
     ) {
         let (valid, next) = self.buffers_of(self.server);
         // SAFETY: both are states.
@@ -111,11 +106,7 @@ impl Codec {
     /// Writes bits, state and partial sums of what `source_of` makes of a piece of a part. `bytes`: what it reads of an
     /// element, but for what is kept. Tells whether anything was not finite.
     pub(super) fn make_parts<E: Number, C: Source<Kept = E>>(
-        &self,
-        plan: &CodecPlan,
-        bytes: usize,
-        dst: &View<'_>,
-        source_of: impl Fn(&Piece<'_>) -> C + Sync,
+        &self, plan: &CodecPlan, bytes: usize, dst: &View<'_>, source_of: impl Fn(&Piece<'_>) -> C + Sync,
     ) -> bool {
         let (valid, next) = self.buffers_of(self.server);
         let (valid, next) = (Address(valid), Address(next));

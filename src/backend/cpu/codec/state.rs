@@ -131,22 +131,14 @@ impl Codec {
     /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows, of
     /// one worker as it is; and of the reducers' errors of all elements the parts of this one.
     pub fn errors_of_world_in(
-        &mut self,
-        plan: &CodecPlan,
-        workers: Option<&View<'_>>,
-        rows: usize,
-        server: Option<&View<'_>>,
+        &mut self, plan: &CodecPlan, workers: Option<&View<'_>>, rows: usize, server: Option<&View<'_>>,
     ) -> Result<()> {
         self.keep_errors(plan, (workers, rows), server, Server::All);
         Ok(())
     }
 
     fn keep_errors(
-        &mut self,
-        plan: &CodecPlan,
-        (workers, rows): (Option<&View<'_>>, usize),
-        server: Option<&View<'_>>,
-        of: Server,
+        &mut self, plan: &CodecPlan, (workers, rows): (Option<&View<'_>>, usize), server: Option<&View<'_>>, of: Server,
     ) {
         let row = plan.elements as usize;
         let mut nonfinite = false;
@@ -173,11 +165,7 @@ impl Codec {
     /// What they are now, if nothing was met that is not finite: otherwise `values` becomes NaN. What was corrupt has
     /// failed before.
     pub fn return_errors(
-        &mut self,
-        plan: &CodecPlan,
-        values: &View<'_>,
-        worker: &View<'_>,
-        server: &View<'_>,
+        &mut self, plan: &CodecPlan, values: &View<'_>, worker: &View<'_>, server: &View<'_>,
     ) -> Result<()> {
         if self.flags & NONFINITE == 0 {
             return self.errors_out(plan, Some(worker), Some(server));
@@ -192,10 +180,7 @@ impl Codec {
     /// Calls `work` with each run of each half that has a view: where its scale is, if it has one, what is kept of it, and
     /// its errors in the view.
     fn for_halves(
-        &mut self,
-        plan: &CodecPlan,
-        errors: [Option<&View<'_>>; 2],
-        of: Server,
+        &mut self, plan: &CodecPlan, errors: [Option<&View<'_>>; 2], of: Server,
         mut work: impl FnMut(&Run, *mut f32, *mut u8, *mut f32),
     ) {
         let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];

@@ -89,10 +89,7 @@ impl<E> Taken<'_, E> {
     /// Runs `work(index, parts)` for every index below `parts` on this thread and up to `others` more. Returns when all
     /// parts are done, with the first failure. `work` does not panic.
     pub fn share(
-        &self,
-        others: usize,
-        parts: u32,
-        work: &(dyn Fn(usize, usize) -> Result<(), E> + Sync),
+        &self, others: usize, parts: u32, work: &(dyn Fn(usize, usize) -> Result<(), E> + Sync),
     ) -> Result<(), E> {
         let pool = self.0;
         let job = Job { work, failure: Mutex::new(None) };

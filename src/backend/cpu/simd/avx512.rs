@@ -491,11 +491,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
 
     #[inline(always)]
     unsafe fn unpack_strided<const BIG: bool>(
-        values: Values<T>,
-        reader: &mut BitReader<BIG>,
-        dst: *mut u8,
-        stride: isize,
-        count: usize,
+        values: Values<T>, reader: &mut BitReader<BIG>, dst: *mut u8, stride: isize, count: usize,
     ) -> bool {
         let Some(strided) = StridedVector::new(stride, T::SIZE) else {
             return false;

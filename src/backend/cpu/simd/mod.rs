@@ -216,11 +216,7 @@ pub trait Simd<T: Element>: Sized {
     /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has the instructions.
     #[inline(always)]
     unsafe fn unpack_strided<const BIG: bool>(
-        _values: Values<T>,
-        _reader: &mut BitReader<BIG>,
-        _dst: *mut u8,
-        _stride: isize,
-        _count: usize,
+        _values: Values<T>, _reader: &mut BitReader<BIG>, _dst: *mut u8, _stride: isize, _count: usize,
     ) -> bool {
         false
     }

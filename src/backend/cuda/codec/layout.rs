@@ -350,10 +350,7 @@ impl Tables {
     /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `n_runs` in turn. `lies`: of a place
     /// of a run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
     fn of(
-        plan: &CodecPlan,
-        chunks: Range<usize>,
-        n_runs: usize,
-        mut run: impl FnMut(usize) -> PlanRun,
+        plan: &CodecPlan, chunks: Range<usize>, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
         let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {n_runs} runs");

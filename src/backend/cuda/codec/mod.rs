@@ -197,12 +197,7 @@ impl Codec {
     }
 
     pub fn encode(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        values: &[Address],
-        factors: [Option<&View<'_>>; 2],
-        to: To,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2], to: To,
     ) -> Result<()> {
         self.encode_half(queue, plan, WORKER, values, factors, to)
     }
@@ -213,12 +208,7 @@ impl Codec {
     }
 
     fn encode_half(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        half: u32,
-        values: &[Address],
-        factors: [Option<&View<'_>>; 2],
+        &mut self, queue: &mut Queue, plan: &CodecPlan, half: u32, values: &[Address], factors: [Option<&View<'_>>; 2],
         to: To,
     ) -> Result<()> {
         let dtype = if half == WORKER { plan.rules.values } else { Dtype::F32 };
@@ -270,13 +260,8 @@ impl Codec {
 
     /// A whole all-reduce of a block codec that keeps nothing, whose ranks exchange once; or a step of one.
     pub fn exchange_once(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        values: &[Address],
-        factor: Option<&View<'_>>,
-        once: peers::Once,
-        steps: Steps,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factor: Option<&View<'_>>,
+        once: peers::Once, steps: Steps,
     ) -> Result<()> {
         let mut call = Once {
             codec: self.halves[0],
@@ -296,12 +281,7 @@ impl Codec {
     }
 
     pub fn decode(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        payload: &View<'_>,
-        by: &Decoding<'_>,
-        values: &[Address],
+        &mut self, queue: &mut Queue, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
     ) -> Result<()> {
         let kernel = match (by.add, by.dtype.size) {
             (true, _) => 2,
@@ -358,12 +338,7 @@ impl Codec {
 
     /// Writes the mean of `chunks`, one a payload, to a shard, without the error; or their sum. The state is only read.
     pub fn mean(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        chunks: &View<'_>,
-        _: &View<'_>,
-        shard: &[Address],
+        &mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, _: &View<'_>, shard: &[Address],
     ) -> Result<()> {
         // The parts lie one behind the other.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
@@ -444,11 +419,7 @@ impl Codec {
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
     pub fn errors_out(
-        &mut self,
-        queue: &mut Queue,
-        _: &CodecPlan,
-        worker: Option<&View<'_>>,
-        server: Option<&View<'_>>,
+        &mut self, queue: &mut Queue, _: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
         self.errors_out_unless(queue, 0, [worker, server])
     }
@@ -462,11 +433,7 @@ impl Codec {
 
     /// Errors of the caller's, for the encode and the reduce that follow: nothing of the state before is left.
     pub fn borrow_errors(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        worker: &View<'_>,
-        server: &View<'_>,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, worker: &View<'_>, server: &View<'_>,
     ) -> Result<()> {
         // The flags, and those since the last commit, are the first of what is known there; and those of a launch.
         self.memory.clear(queue, self.flags, CONTROL_BYTES as u64)?;
@@ -475,12 +442,7 @@ impl Codec {
 
     /// What they are now, unless something was met that is corrupt or not finite: then `values` becomes NaN.
     pub fn return_errors(
-        &mut self,
-        queue: &mut Queue,
-        _: &CodecPlan,
-        values: &View<'_>,
-        worker: &View<'_>,
-        server: &View<'_>,
+        &mut self, queue: &mut Queue, _: &CodecPlan, values: &View<'_>, worker: &View<'_>, server: &View<'_>,
     ) -> Result<()> {
         const AFTER_REFUSAL: u32 = 5;
         self.errors_out_unless(queue, AFTER_REFUSAL, [Some(worker), Some(server)])?;
@@ -493,11 +455,7 @@ impl Codec {
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(
-        &mut self,
-        queue: &mut Queue,
-        _: &CodecPlan,
-        worker: Option<&View<'_>>,
-        server: Option<&View<'_>>,
+        &mut self, queue: &mut Queue, _: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
         self.take_in(queue, &ONEBIT.errors_in, [worker, server], |_| ())
     }
@@ -505,11 +463,7 @@ impl Codec {
     /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows,
     /// of one worker as it is; and of the reducers' errors of all elements the parts of this one.
     pub fn errors_of_world_in(
-        &mut self,
-        queue: &mut Queue,
-        plan: &CodecPlan,
-        workers: Option<&View<'_>>,
-        rows: usize,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, workers: Option<&View<'_>>, rows: usize,
         server: Option<&View<'_>>,
     ) -> Result<()> {
         self.take_in(queue, &ONEBIT.errors_in, [workers, server], |call| {
@@ -519,11 +473,7 @@ impl Codec {
 
     /// Takes over what there is for each half. Between the two launches the state is part new, part old.
     fn take_in(
-        &mut self,
-        queue: &mut Queue,
-        kernel: &Kernel,
-        halves: [Option<&View<'_>>; 2],
-        complete: impl Fn(&mut State),
+        &mut self, queue: &mut Queue, kernel: &Kernel, halves: [Option<&View<'_>>; 2], complete: impl Fn(&mut State),
     ) -> Result<()> {
         let [worker, server] = halves;
         self.launch_on_half(queue, kernel, WORKER, worker, &complete)?;
@@ -536,11 +486,7 @@ impl Codec {
     /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them. `complete`
     /// sets what differs between kernels.
     fn launch_on_half(
-        &self,
-        queue: &mut Queue,
-        kernel: &Kernel,
-        half: u32,
-        bytes: Option<&View<'_>>,
+        &self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: Option<&View<'_>>,
         complete: impl FnOnce(&mut State),
     ) -> Result<()> {
         match (bytes, self.tiles[half as usize]) {
@@ -555,11 +501,7 @@ impl Codec {
 
     /// Launches one of the kernels that take a whole state. `complete` sets what differs between them.
     fn launch_on_state(
-        &self,
-        queue: &mut Queue,
-        kernel: &Kernel,
-        items: u64,
-        complete: impl FnOnce(&mut State),
+        &self, queue: &mut Queue, kernel: &Kernel, items: u64, complete: impl FnOnce(&mut State),
     ) -> Result<()> {
         let mut call = State {
             worker: self.halves[0],
@@ -581,10 +523,7 @@ impl Codec {
     /// Where the kernels find the addresses of the segments' values: few are in `places`, which is told by 0, more in a
     /// table on the device, which is written for this call.
     fn pass_addresses(
-        &self,
-        queue: &mut Queue,
-        values: &[Address],
-        places: &mut [*const u8; MOST_VALUES],
+        &self, queue: &mut Queue, values: &[Address], places: &mut [*const u8; MOST_VALUES],
     ) -> Result<u64> {
         if values.len() <= MOST_VALUES {
             for (place, value) in places.iter_mut().zip(values) {

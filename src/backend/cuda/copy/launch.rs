@@ -236,13 +236,7 @@ impl Work {
     /// Rows that are contiguous on both sides, of elements of such sizes, of which a vector has so many. Without a cast
     /// elements may be what the kernel takes for some.
     fn rows(
-        &mut self,
-        plan: &CopyPlan,
-        sides: Sides,
-        kernel: &'static Kernel,
-        sizes: [i64; 2],
-        a_vector: i64,
-        rounds: i64,
+        &mut self, plan: &CopyPlan, sides: Sides, kernel: &'static Kernel, sizes: [i64; 2], a_vector: i64, rounds: i64,
     ) -> Result<()> {
         let row = plan.loops.as_slice().len().checked_sub(2);
         let tiles = &mut self.tiles;

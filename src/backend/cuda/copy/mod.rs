@@ -103,11 +103,7 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
 /// # Safety
 /// As for [`between`].
 unsafe fn with_pageable(
-    queue: &mut Queue,
-    plan: &CopyPlan,
-    data: [*mut u8; 2],
-    pageable: usize,
-    on_host: OnHost,
+    queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], pageable: usize, on_host: OnHost,
 ) -> Result<()> {
     refuse_capture(queue, "between pageable memory and CUDA")?;
     // SAFETY: both sides are memory as the plan describes it and stay until the stream is done, as the caller promises.

@@ -166,11 +166,7 @@ impl Halves {
 /// # Safety
 /// Both sides are such memory as the plan describes, and the host's stays until this returns.
 pub unsafe fn between_host_and_device(
-    queue: &mut Queue,
-    plan: &CopyPlan,
-    data: [*mut u8; 2],
-    host: usize,
-    on_host: OnHost,
+    queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], host: usize, on_host: OnHost,
 ) -> Result<()> {
     let staging = Staging::of(queue)?;
     let halves = Halves::of(plan, data, host);

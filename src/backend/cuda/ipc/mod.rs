@@ -264,10 +264,7 @@ impl Queue {
 
     /// Maps memory of another process on this device, part behind part.
     pub fn map<'a>(
-        &mut self,
-        uuid: Uuid,
-        parts: impl ExactSizeIterator<Item = (u64, BorrowedFd<'a>)>,
-        bytes: u64,
+        &mut self, uuid: Uuid, parts: impl ExactSizeIterator<Item = (u64, BorrowedFd<'a>)>, bytes: u64,
     ) -> Result<Imported> {
         let owner = self.check_reach(uuid)?;
         let (device, home) = (self.device, self.home()?);

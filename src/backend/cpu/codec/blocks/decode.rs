@@ -42,13 +42,7 @@ impl Reader {
     /// # Safety
     /// The payload has them.
     pub unsafe fn read(
-        &self,
-        payload: &Payload<'_>,
-        run: &Run,
-        first: i64,
-        count: usize,
-        coded: &mut Coded,
-        unit: &mut Unit,
+        &self, payload: &Payload<'_>, run: &Run, first: i64, count: usize, coded: &mut Coded, unit: &mut Unit,
     ) {
         // SAFETY: the payload has these elements, and the set is one that this processor has.
         unsafe {
@@ -64,12 +58,7 @@ impl Reader {
 impl Codec {
     /// Decodes a payload to an address a segment. Tells whether something was written that is not finite.
     pub fn decode_blocks(
-        &self,
-        plan: &CodecPlan,
-        blocks: &Blocks,
-        payload: *mut u8,
-        by: &Decoding<'_>,
-        values: &[Address],
+        &self, plan: &CodecPlan, blocks: &Blocks, payload: *mut u8, by: &Decoding<'_>, values: &[Address],
     ) -> bool {
         let (set, size) = (self.set, by.dtype.size);
         let payload = Payload::new(plan, blocks, payload, 0);

@@ -66,12 +66,7 @@ impl<'a> Encoder<'a> {
     /// The tile's elements are in the memory of `origin`, and kept in `old` and `new` if errors are; the payload has the
     /// run; nobody else writes what belongs to the tile.
     pub unsafe fn tile<E: Number>(
-        &self,
-        run: &Run,
-        tile: &Tile,
-        origin: &impl Origin,
-        old: *const u8,
-        new: *mut u8,
+        &self, run: &Run, tile: &Tile, origin: &impl Origin, old: *const u8, new: *mut u8,
     ) -> bool {
         let (set, block) = (self.set, self.blocks.format.block as usize);
         let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
@@ -127,12 +122,7 @@ impl<'a> Encoder<'a> {
 impl Codec {
     /// Writes blocks, raw elements and state. Tells whether anything was not finite.
     pub fn encode_blocks(
-        &self,
-        plan: &CodecPlan,
-        blocks: &Blocks,
-        values: &[Address],
-        factors: [f32; 2],
-        payload: *mut u8,
+        &self, plan: &CodecPlan, blocks: &Blocks, values: &[Address], factors: [f32; 2], payload: *mut u8,
     ) -> bool {
         let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, payload, 0));
         with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
@@ -141,11 +131,7 @@ impl Codec {
     }
 
     fn encode_tiles_of_blocks<G: Number, E: Number>(
-        &self,
-        plan: &CodecPlan,
-        encoder: &Encoder<'_>,
-        values: &[Address],
-        factors: [f32; 2],
+        &self, plan: &CodecPlan, encoder: &Encoder<'_>, values: &[Address], factors: [f32; 2],
     ) -> bool {
         let (valid, next) = self.buffers_of(self.worker);
         let (valid, next) = (Address(valid), Address(next));

@@ -111,10 +111,7 @@ fn write_all<W: Code>(from: &[u32], to: &mut [u8]) {
 
 #[inline(always)]
 fn code_blocks<C: Coding, W: Code, const ERRORS: bool>(
-    unit: &mut Unit,
-    blocks: usize,
-    [inverses, steps]: &[[f32; STEP_BLOCKS]; 2],
-    codes: &mut [u8],
+    unit: &mut Unit, blocks: usize, [inverses, steps]: &[[f32; STEP_BLOCKS]; 2], codes: &mut [u8],
 ) {
     let groups = unit.0.chunks_exact_mut(GROUP).zip(W::all_mut(codes).chunks_exact_mut(GROUP));
     for (number, (c, codes)) in groups.take((blocks * C::BLOCK).div_ceil(GROUP)).enumerate() {

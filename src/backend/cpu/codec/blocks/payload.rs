@@ -64,10 +64,7 @@ impl<'a> Payload<'a> {
     /// Calls `copy` with what lies in each chunk: its address, the number of the first place there, the number of the
     /// first one of ours, and how many.
     fn for_each_chunk(
-        &self,
-        (first, count): (i64, usize),
-        each: i64,
-        mut copy: impl FnMut(*mut u8, usize, usize, usize),
+        &self, (first, count): (i64, usize), each: i64, mut copy: impl FnMut(*mut u8, usize, usize, usize),
     ) {
         let mut done = 0;
         while done < count {

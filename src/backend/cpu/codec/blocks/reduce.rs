@@ -84,12 +84,7 @@ impl Codec {
     /// Writes blocks, raw elements and state of chunks of payloads, from `number` on. Tells whether anything was not
     /// finite.
     pub fn reduce_blocks(
-        &self,
-        plan: &CodecPlan,
-        blocks: &Blocks,
-        number: usize,
-        received: Received,
-        dst: *mut u8,
+        &self, plan: &CodecPlan, blocks: &Blocks, number: usize, received: Received, dst: *mut u8,
     ) -> bool {
         let inputs = self.inputs(plan, blocks, number, received);
         let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
@@ -113,12 +108,7 @@ impl Codec {
     /// Writes the sum or the mean of what payloads say to the parts of a shard, an address a segment. Tells whether one of
     /// them says something that is not finite.
     pub fn mean_of_blocks(
-        &self,
-        plan: &CodecPlan,
-        blocks: &Blocks,
-        number: usize,
-        received: Received,
-        shard: &[Address],
+        &self, plan: &CodecPlan, blocks: &Blocks, number: usize, received: Received, shard: &[Address],
     ) -> bool {
         let (set, inputs) = (self.set, self.inputs(plan, blocks, number, received));
         self.for_each_tile::<Nothing>(plan, received.payloads * 2, |run, tile, [old, _]| {
@@ -139,12 +129,7 @@ impl Codec {
 
     /// Writes blocks, raw elements and state of a shard, an address a segment. Tells whether anything was not finite.
     pub fn encode_blocks_of_shard(
-        &self,
-        plan: &CodecPlan,
-        blocks: &Blocks,
-        number: usize,
-        shard: &[Address],
-        dst: *mut u8,
+        &self, plan: &CodecPlan, blocks: &Blocks, number: usize, shard: &[Address], dst: *mut u8,
     ) -> bool {
         let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.shard_tiles::<E>(plan, &encoder, shard))
@@ -175,10 +160,7 @@ impl Codec {
     /// Calls `work` with each tile of each part, and where its errors are kept, now and from now on. `bytes`: what is
     /// touched of an element beside them. Tells whether it ever returned true.
     fn for_each_tile<E: Number>(
-        &self,
-        plan: &CodecPlan,
-        bytes: usize,
-        work: impl Fn(&Run, &Tile, [*mut u8; 2]) -> bool + Sync,
+        &self, plan: &CodecPlan, bytes: usize, work: impl Fn(&Run, &Tile, [*mut u8; 2]) -> bool + Sync,
     ) -> bool {
         let (valid, next) = self.buffers_of(self.server);
         let (valid, next) = (Address(valid), Address(next));

@@ -358,12 +358,7 @@ impl Model {
     }
 
     pub fn decode(
-        &mut self,
-        payload: &[u8],
-        divisor: i32,
-        factor: f32,
-        dtype: Dtype,
-        old: Option<&[Vec<f32>]>,
+        &mut self, payload: &[u8], divisor: i32, factor: f32, dtype: Dtype, old: Option<&[Vec<f32>]>,
     ) -> Vec<Vec<u32>> {
         let mut out: Vec<Vec<u32>> = vec![vec![]; self.segments.len()];
         let mut flags = 0;

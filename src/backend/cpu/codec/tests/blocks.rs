@@ -29,12 +29,7 @@ fn bits_of(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
 
 impl Blocks {
     fn new(
-        set: InstructionSet,
-        rules: Rules,
-        segments: &[usize],
-        raw: &[bool],
-        n_chunks: usize,
-        server: Option<usize>,
+        set: InstructionSet, rules: Rules, segments: &[usize], raw: &[bool], n_chunks: usize, server: Option<usize>,
     ) -> Self {
         let counts: Vec<i64> = segments.iter().map(|&count| count as i64).collect();
         let raws: Vec<u8> = raw.iter().map(|&raw| u8::from(raw) * 3).collect();

@@ -328,12 +328,7 @@ impl Model {
 
     /// What each segment is set to, or becomes of `old` float32, as bits. `payload`: a good one.
     pub fn decode(
-        &mut self,
-        payload: &[u8],
-        divisor: i32,
-        m: f32,
-        dtype: Dtype,
-        old: Option<&[Vec<f32>]>,
+        &mut self, payload: &[u8], divisor: i32, m: f32, dtype: Dtype, old: Option<&[Vec<f32>]>,
     ) -> Vec<Vec<u32>> {
         let chunks: Vec<&[u8]> = payload.chunks(self.stride()).collect();
         let mut nonfinite = chunks.iter().any(|chunk| self.flags_of(chunk) & 2 != 0);

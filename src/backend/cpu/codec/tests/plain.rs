@@ -13,11 +13,7 @@ fn bytes_of(dtype: Dtype, bits: &[u32]) -> Vec<u8> {
 
 /// Compresses; the bytes and the scale.
 fn compress(
-    set: InstructionSet,
-    rule: ScaleRule,
-    grad: &mut Memory,
-    error: Option<&mut Memory>,
-    bytes: usize,
+    set: InstructionSet, rule: ScaleRule, grad: &mut Memory, error: Option<&mut Memory>, bytes: usize,
 ) -> (Vec<u8>, u32) {
     let mut dst = Memory::new(Dtype::U8, bytes, 1);
     let mut scale = Memory::new(Dtype::F32, 1, 1);
