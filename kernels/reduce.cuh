@@ -12,7 +12,7 @@ struct Payloads {
     const unsigned char *scales;
     u64 stride;
     unsigned many, beyond;         // payloads; bytes from there to the lane's word
-    bool exists, low, high;        // the tile, this word of a unit, and the word behind if it is needed
+    bool exists, low, high;        // the unit, this word of it, and the word behind, as far as it is needed
 
     __device__ __forceinline__ Payloads(const gc_reduce &call, const gc_tile &tile, unsigned at, unsigned count,
                                         unsigned lane) {
@@ -20,7 +20,7 @@ struct Payloads {
         beyond = misalignment(unit, 4), bits = reinterpret_cast<const unsigned *>(unit - beyond) + lane;
         scales = call.chunks + HEADER + 4 * static_cast<u64>(tile.run);
         stride = call.apart, many = static_cast<unsigned>(call.payloads);
-        exists = tile.count != 0, low = lane * 32 < count, high = beyond != 0 && (lane * 4 + 4 - beyond) * 8 < count;
+        exists = count != 0, low = lane * 32 < count, high = beyond != 0 && (lane * 4 + 4 - beyond) * 8 < count;
     }
     // The word as it lies in memory; what is in it past the unit's last element is not looked at.
     __device__ __forceinline__ unsigned word(u64 payload) const {
@@ -33,130 +33,61 @@ struct Payloads {
     }
 };
 
-// The sums of the first payloads' scales, by the bits that an element has in them, bit r of the index in payload r: a
-// look in a table takes the place of a sum for each element, and gives the same, for each sum is formed in turn.
-struct Table {
-    enum : unsigned { MOST = 8, LANE = 8 };   // payloads; words of a lane
-    float sums[1 << MOST];
-    uint4 indices[WARPS][WARP * LANE / 4];    // of the elements of a unit, a byte each
-
-    // By all threads of a block, who meet before they look; each makes a sum. Gives whether a scale is not finite.
-    __device__ __forceinline__ bool fill(const Payloads &payloads, bool zero, unsigned lane) {
-        const unsigned few = payloads.many < MOST ? payloads.many : +MOST;
-        float q = lane < few ? payloads.scale(lane) : 0;
-        q = __fdiv_rn(q, static_cast<float>(payloads.many));
-        const bool found = __any_sync(WHOLE_WARP, !is_finite(q));
-        if (zero && !is_finite(q)) q = 0;
-        float sum = 0;
-#pragma unroll 1
-        for (unsigned r = 0; r < few; r++) {
-            // Its sign is turned where the bit is 0. +0 and -0 are +0.
-            const unsigned term = __float_as_uint(__shfl_sync(WHOLE_WARP, q, r)) ^ (~(threadIdx.x >> r) << 31);
-            sum = __fadd_rn(sum, __uint_as_float(term));
-        }
-        sums[threadIdx.x] = sum;
-        return found;
-    }
-    // The sums of a lane's elements. `words`: those of the first payloads, of others anything.
-    __device__ __forceinline__ void look(unsigned many, const unsigned (&words)[MOST], Lane<F32, 4> &sum, unsigned lane,
-                                         unsigned warp) {
-        if (many <= MOST / 2) put_indices<MOST / 2>(words, indices[warp] + lane * (LANE / 4));
-        else put_indices<MOST>(words, indices[warp] + lane * (LANE / 4));
-        __syncwarp();
-        const unsigned *mine = reinterpret_cast<const unsigned *>(indices[warp]) + lane;
-#pragma unroll
-        for (unsigned k = 0; k < 8; k++) {
-            const unsigned four = mine[k * WARP];
-#pragma unroll
-            for (unsigned m = 0; m < 4; m++) sum.vectors[k].words[m] = __float_as_uint(sums[four >> 8 * m & 0xff]);
-        }
-    }
-
-private:
-    // Bits i of every 2 * SHIFT go from the upper half of a to the lower half of b, and back.
-    template <unsigned SHIFT>
-    static __device__ __forceinline__ void swap_bits(unsigned &a, unsigned &b) {
-        constexpr unsigned LOWER = 0xffffffffu / ((1u << SHIFT) + 1);
-        const unsigned lower = (a & LOWER) | (b << SHIFT & ~LOWER), upper = (a >> SHIFT & LOWER) | (b & ~LOWER);
-        a = lower, b = upper;
-    }
-    // Bytes k of four words become word k.
-    static __device__ __forceinline__ void swap_bytes(unsigned (&words)[4], unsigned a, unsigned b, unsigned c,
-                                                      unsigned d) {
-        const unsigned ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
-        const unsigned high_ab = __byte_perm(a, b, 0x7362), high_cd = __byte_perm(c, d, 0x7362);
-        words[0] = __byte_perm(ab, cd, 0x5410), words[1] = __byte_perm(ab, cd, 0x7632);
-        words[2] = __byte_perm(high_ab, high_cd, 0x5410), words[3] = __byte_perm(high_ab, high_cd, 0x7632);
-    }
-    // Bits r of eight words become those of a byte: 8 bits of each of as many payloads.
-    template <unsigned N>
-    static __device__ __forceinline__ void put_indices(const unsigned (&words)[MOST], uint4 *to) {
-        unsigned bits[8];
-#pragma unroll
-        for (unsigned r = 0; r < 8; r++) bits[r] = r < N ? words[r] : 0;
-#pragma unroll
-        for (unsigned r = 0; r < 8; r += 2) swap_bits<1>(bits[r], bits[r + 1]);
-#pragma unroll
-        for (unsigned r = 0; r < 8; r++) {
-            if (r % 4 < 2) swap_bits<2>(bits[r], bits[r + 2]);
-        }
-#pragma unroll
-        for (unsigned r = 0; r < 4; r++) swap_bits<4>(bits[r], bits[r + 4]);
-        // The most significant bit of a byte is its first element's.
-        unsigned first[4], second[4];
-        swap_bytes(first, bits[7], bits[6], bits[5], bits[4]);
-        swap_bytes(second, bits[3], bits[2], bits[1], bits[0]);
-        to[0] = make_uint4(first[0], second[0], first[1], second[1]);
-        to[1] = make_uint4(first[2], second[2], first[3], second[3]);
-    }
-};
-
-// The words of the first payloads, loaded at once, and not looked at meanwhile. Nothing for a warp without elements.
+// What is loaded at once: words and scales of some payloads from one on. Nothing for a warp without elements.
 struct Group {
-    unsigned first[Table::MOST], next[Table::MOST];
-    __device__ __forceinline__ explicit Group(const Payloads &payloads) {
-        const unsigned *from = payloads.bits;
-        const auto load = [&](unsigned r) {
-            // In place of one that is not there the last, which is not used: no branch, nothing more from memory.
-            if (r != 0) from += r < payloads.many ? payloads.stride / 4 : 0;
-            first[r] = payloads.low ? from[0] : 0, next[r] = payloads.high ? from[1] : 0;
-        };
+    enum : unsigned { MOST = 2 };
+    unsigned words[MOST];
+    float scales[MOST];
+    __device__ __forceinline__ void load(const Payloads &payloads, unsigned first) {
 #pragma unroll
-        for (unsigned r = 0; r < Table::MOST; r++) first[r] = 0, next[r] = 0;
-#pragma unroll
-        for (unsigned r = 0; r < Table::MOST / 2; r++) load(r);
-        if (payloads.many <= Table::MOST / 2) return;
-#pragma unroll
-        for (unsigned r = Table::MOST / 2; r < Table::MOST; r++) load(r);
+        for (unsigned i = 0; i < MOST; i++) {
+            // In place of one that is not there the first, which is not used: no branch, and nothing more from memory.
+            const unsigned payload = first + i < payloads.many ? first + i : first;
+            words[i] = payloads.word(payload);
+            scales[i] = payloads.scale(payload);
+        }
     }
-    __device__ __forceinline__ unsigned word(const Payloads &payloads, unsigned r) const {
-        return __funnelshift_r(from_memory(first[r]), from_memory(next[r]), payloads.beyond * 8);
+    // The next one becomes the first: so the loop over them is not unrolled.
+    __device__ __forceinline__ void next() {
+#pragma unroll
+        for (unsigned i = 1; i < MOST; i++) words[i - 1] = words[i], scales[i - 1] = scales[i];
     }
 };
 
-// The sum of all payloads' scales, each with the sign of its bit, in turn. `group`: the words of the first of them,
-// whose sums the table has. What is not finite is told, or zeroed.
-__device__ __forceinline__ void sum_of_payloads(const Payloads &payloads, const Group &group, Table &table, bool zero,
-                                                bool &found, Lane<F32, 4> &sum, unsigned lane, unsigned warp) {
-    unsigned words[Table::MOST];
+// Adds a payload's scale, with the sign of each bit. FIRST: to +0. `word`: the lane's word of its bits.
+template <bool FIRST>
+__device__ __forceinline__ void add_payload(Lane<F32, 4> &sum, float q, unsigned word, unsigned lane) {
+    constexpr unsigned N = 4;
+    const unsigned fields = fields_of_unit<N>(in_order(word, ORDER_BIG), lane), scale = __float_as_uint(q);
+    // +0 and -0 are +0.
+    const unsigned sign = FIRST && q == 0 ? 0 : 0x80000000u;
 #pragma unroll
-    for (unsigned r = 0; r < Table::MOST; r++) words[r] = group.word(payloads, r);
-    table.look(payloads.many, words, sum, lane, warp);
-#pragma unroll 1
-    for (unsigned r = Table::MOST; r < payloads.many; r++) {
-        const unsigned fields = fields_of_unit<4>(in_order(payloads.word(r), ORDER_BIG), lane);
-        float q = __fdiv_rn(payloads.scale(r), static_cast<float>(payloads.many));
-        if (!is_finite(q)) {
-            found = true;
-            if (zero) q = 0;
-        }
+    for (unsigned k = 0; k < 32 / N; k++) {
 #pragma unroll
-        for (unsigned i = 0; i < 32; i++) {
+        for (unsigned m = 0; m < N; m++) {
             // Its sign is turned where the bit is 0. Not `bit ? q : -q`: ptxas divides by -W again for that.
-            const unsigned term = __float_as_uint(q) ^ (~fields << (31 - i) & 0x80000000u);
-            unsigned &word = sum.vectors[i / 4].words[i % 4];
-            word = __float_as_uint(__fadd_rn(__uint_as_float(word), __uint_as_float(term)));
+            const unsigned term = scale ^ (~fields << (31 - (k * N + m)) & sign);
+            sum.vectors[k].words[m] = FIRST ? term : __float_as_uint(__fadd_rn(sum.at(k, m), __uint_as_float(term)));
         }
+    }
+}
+
+// The sum of all payloads' scales, each with the sign of its bit, in turn. `group`: the first of them. What is not
+// finite is told, or zeroed.
+__device__ __forceinline__ void sum_of_payloads(const Payloads &payloads, Group &group, bool zero, bool &found,
+                                                Lane<F32, 4> &sum, unsigned lane) {
+    const auto share = [&] {
+        const float q = __fdiv_rn(group.scales[0], static_cast<float>(payloads.many));
+        if (is_finite(q)) return q;
+        found = true;
+        return zero ? 0 : q;
+    };
+    add_payload<true>(sum, share(), group.words[0], lane);
+#pragma unroll 1
+    for (unsigned r = 1; r < payloads.many; r++) {
+        group.next();
+        if (r % Group::MOST == 0) group.load(payloads, r);
+        add_payload<false>(sum, share(), group.words[0], lane);
     }
 }
 
@@ -216,14 +147,13 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     const u64 kept_at = codec.units_at + (tile.unit * UNIT + at) * E::SIZE;
     const Payloads payloads(call, tile, at, count, lane);
     Lane<E, N> old = {};
-    __shared__ Table table;
+    Group group;
     float t = 0;
     if (count != 0) {
         old.load_from(from + kept_at, lane);
         t = reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
     }
-    const Group group(payloads);
-    bool found = table.fill(payloads, codec.policy == ZERO, lane);
+    group.load(payloads, 0);
 
     let_next_launch_begin();
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
@@ -243,8 +173,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
         unsigned below_zero;
         Lane<F32, N> sum;
         Lane<E, N> kept;
-        sum_of_payloads(payloads, group, table, rules.zero, found, sum, lane, warp);
-        found = found && count != 0;  // what there is none of is not stored again
+        bool found = false;
+        sum_of_payloads(payloads, group, rules.zero, found, sum, lane);
         // What is usual costs a third less: reduce() is where instructions count, and not memory alone.
         if (codec.rule == RMS && codec.beta == 1 && tile.count == TILE) {
             const Rules usual = {true, false, false};
@@ -292,12 +222,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     const gc_tile tile = tile_of(codec, blockIdx.x);
     const unsigned count = elements_of_unit(tile, at);
     const Payloads payloads(call, tile, at, count, lane);
-    __shared__ Table table;
-    const Group group(payloads);
-    bool found = table.fill(payloads, codec.policy == ZERO, lane);
+    Group group;
+    group.load(payloads, 0);
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
     Lane<F32, N> sum;
-    found = found || told.nonfinite;
+    bool found = told.nonfinite;
     if (codec.kind == SIGN) {
         const unsigned char *state = codec.state[codec.control->valid >> SERVER & 1];
         const unsigned word = vote_of_unit(payloads, tile, state, at, count, lane);
@@ -307,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
             sum.vectors[i / N].words[i % N] = 0x3f800000u | (~fields << (31 - i) & 0x80000000u);
         }
     } else {
-        sum_of_payloads(payloads, group, table, codec.policy == ZERO, found, sum, lane, warp);
+        sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
     }
     if (lane == 0 && (told.broken || told.corrupt || found)) {
         tell(codec, told.corrupt && !told.broken ? CORRUPT : NONFINITE);
