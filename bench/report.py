@@ -887,12 +887,15 @@ def of_cards(results):
         for cards in ([of_rank["clocks"] for of_rank in about["ranks"]], results.get("clocks", {}).get("after", []))
     ]
     nvls = f"NCCL_NVLS_ENABLE={first['nvls']}" if first["nvls"] is not None else "no NVLS"
+    copy = ""  # which is not timed where codecs are all that is
+    if copied:
+        speed = number(statistics.median(copied) / 1e12)
+        copy = f"The copy on the slowest GPU: {speed} TB/s, bytes read and written. "
     return (
         f"{about['world']} GPUs, {', '.join(names)} (compute capability {first['capability']}), driver "
         f"{about['driver'] or 'unknown'}; NCCL {first['nccl']}, without sums in the switch ({nvls}); GradCodec "
         f"{first['library']}, commit {about['commit']}; torch {first['torch']}; {about['date']}"
-        f"{'; a quick run' if about['quick'] else ''}. The copy on the slowest GPU: "
-        f"{number(statistics.median(copied) / 1e12) if copied else '-'} TB/s, bytes read and written. Clocks of the "
+        f"{'; a quick run' if about['quick'] else ''}. {copy}Clocks of the "
         f"processors and of memory, power and degrees of each GPU, before: {clocks[0] or 'unknown'}; after: "
         f"{clocks[1] or 'unknown'}."
     )
