@@ -267,7 +267,7 @@ test-install: $(TEST_LIBRARY) $(VENV)/ready
 test-dist: $(TEST_LIBRARY)
 ifneq ($(wildcard Cargo.toml),)
 	$(MAKE) --no-print-directory dist LIB=$(TEST_LIB) DIST=$(BUILD)/dist-test
-	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false demo test-abi
+	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false LIB=lib TEST_LIB=lib demo test-abi
 endif
 
 ifdef EMULATORS
