@@ -12,7 +12,9 @@ import torch
 import gpu
 from capi import DLTensor
 from gradcodec import Communicator, GradCodec
-from multi_gpu_rank import BYTES_AN_ELEMENT, DTYPES, Contender, NcclSum, agreed, calls_for, machine_of, many, view
+from multi_gpu_rank import (
+    BYTES_AN_ELEMENT, DTYPES, Contender, NcclSum, agreed, calls_for, in_turn, machine_of, many, view,
+)  # fmt: skip
 
 BLOCKS = "bf16", "mxfp8", "int8", "int4", "mxfp4"
 # The name, the codec, whether it keeps errors (in the gradient's dtype), and what it goes over.
@@ -202,17 +204,7 @@ def measure(here, on, elements, rounds, dtype, paths, most, has_all, left_out):
                         continue
                     run = captured[0]
                 runs[key] = contender, run
-        seconds = {key: [] for key in runs}
-        for number in range(rounds + 1):  # the first is to warm up
-            order = list(runs)
-            first = number % len(order) if order else 0
-            for key in order[first:] + order[:first]:
-                contender, run = runs[key]
-                contender.again()
-                here.gather(at=key)
-                took = machine.seconds(run, is_ahead=key.endswith("graph")) / calls
-                if number:
-                    seconds[key].append(gpu.significant(took))
+        seconds = in_turn(machine, runs, rounds, calls)
         host = {key: host_seconds(machine, key, runs[key][0]) for key in runs if is_timed(key, left_out)}
         return {"seconds": seconds, "host": host, "calls": calls, "failures": failures}
     finally:

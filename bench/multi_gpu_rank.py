@@ -488,25 +488,14 @@ def measure(here, on, elements, rounds, left_out):
                 failures[in_graph] = why
             else:
                 ways[in_graph] = ready[name], captured[0]
-        seconds = {name: [] for name in ways}
         copies = []
-        for number in range(rounds + 1):  # the first is to warm up
-            order = list(ways)
-            order = order[number % len(order) :] + order[: number % len(order)] if order else []
-            for name in order:
-                contender, run = ways[name]
-                contender.again()
-                here.gather(at=name)
-                took = machine.seconds(run, is_ahead=name.endswith("graph")) / calls
-                if number:
-                    seconds[name].append(gpu.significant(took))
-            copied, took = machine.copy_seconds(1)
-            copies += took if number else []
+        seconds = in_turn(machine, ways, rounds, calls, lambda: copies.append(machine.copy_seconds(1)))
+        (copied, _), *copies = copies  # the first is to warm up
         return {
             "seconds": seconds,
             "calls": calls,
             "failures": failures,
-            "copy": {"bytes": copied, "seconds": [gpu.significant(s) for s in copies]},
+            "copy": {"bytes": copied, "seconds": [gpu.significant(s) for _, took in copies for s in took]},
         }
     finally:
         machine.wait()
@@ -571,6 +560,24 @@ def bytes_of_stages(values, elements, world):
         "reduce": math.ceil(elements / world * (world / 8 + 2 * size + 1 / 8)),
         "decode": math.ceil(elements * (size + 1 / 8)),
     }
+
+
+def in_turn(machine, ways, rounds, calls, after=lambda: None):
+    """Seconds a call of each contender, by name, in rounds whose order goes round; the first is to warm up. `ways`: by
+    name a contender, and what is timed of it. `after`: what else is done in every round."""
+    seconds = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        order = list(ways)
+        first = number % len(order) if order else 0
+        for name in order[first:] + order[:first]:
+            contender, run = ways[name]
+            contender.again()
+            machine.here.gather(at=name)
+            took = machine.seconds(run, is_ahead=name.endswith("graph")) / calls
+            if number:
+                seconds[name].append(gpu.significant(took))
+        after()
+    return seconds
 
 
 def many(run, calls):

@@ -1335,9 +1335,9 @@ int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
 
 /**
- * Bytes of each rank's buffer for an all-reduce with these options. They are about twice those of a payload, and so many
- * again up to 2 MiB more; or four times those of all ranks' payloads, if it is one that may exchange once. Several
- * all-reduces over one communicator need the most of theirs, not the sum.
+ * Bytes of each rank's buffer for an all-reduce with these options. About twice those of a payload, and as many again
+ * but at most 2 MiB; for one that may exchange once about four times those of all ranks' payloads. Several all-reduces
+ * over one communicator need the most of theirs, not the sum.
  *
  * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
  * `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.
@@ -1418,8 +1418,8 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  *
  * Over peer memory `intra_node` carries what all ranks send. With N nodes of R ranks its buffers need the bytes that
  * gc_allreduce_peers_bytes() and gc_peers_bytes() say for a `world_size` of N * R; above 64 ranks those for 64, and
- * 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L times
- * as many, and 64 * N * R * R more.
+ * 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
+ * times as many, and 64 * N * R * R more.
  *
  * INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
  * `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one

@@ -247,14 +247,13 @@ struct Usual {
 
 // ---- Where chunks are written
 
-// One behind the other; or, of PEERS, each to the rank that it is for, or one to all ranks; of WHOLE, which is PEERS too,
-// one behind the other to all ranks. It asks again at each store: to keep addresses would take registers that an encode
-// has not.
+// HERE: one behind the other. AWAY: each to the rank that it is for, or one to all ranks. WHOLE: one behind the other,
+// to all ranks. It asks again at each store: to keep addresses would take registers that an encode has not.
 //
-// Nothing is fenced here. Stores to other ranks' memory are over when their launch is, and the launch behind it, which
-// meets the ranks, tells of them by a release for the whole system, which each of them acquires before it reads. Nor is
-// anything written to that a rank still reads: between its reading of an area and the next writing to it all have met
-// (peers.rs).
+// Nothing is fenced here; of WHOLE blocks_once.cuh does it. Stores to other ranks' memory are over when their launch is,
+// and the launch behind it, which meets the ranks, tells of them by a release for the whole system, which each of them
+// acquires before it reads. Nor is anything written to that a rank still reads: between its reading of an area and the
+// next writing to it all have met (peers.rs).
 enum : unsigned { HERE = 0, AWAY = 1, WHOLE = 2 };
 template <unsigned PEERS>
 struct Target {
@@ -271,8 +270,9 @@ struct Target {
     __device__ __forceinline__ unsigned char *base(unsigned number, unsigned copy, u64 chunk) const {
         if (!PEERS) return dst;
         // Each rank begins with the next one, so that no link has to wait for another.
-        if (PEERS == WHOLE) return in_global_memory(way.peers->buffers[(way.peers->rank + 1 + copy) % way.peers->world]) + way.at;
-        return in_global_memory(way.peers->buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
+        const gc_peers &peers = *way.peers;
+        if (PEERS == WHOLE) return in_global_memory(peers.buffers[(peers.rank + 1 + copy) % peers.world]) + way.at;
+        return in_global_memory(peers.buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
     }
     // Which tile a block has. Neighbouring blocks have tiles of different chunks where these go to different ranks, so
     // that no link has to wait for another.

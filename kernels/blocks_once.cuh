@@ -66,7 +66,8 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
     const gc_codec &codec = from.codec;
     const gc_way nowhere = {};
     const unsigned lane = threadIdx.x % WARP, dtype = dtype_of_values<V>(codec);
-    const U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
+    const UnitBlocks blocks(codec, tile, at, count);
+    const U unit = {codec, blocks, lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
     const Share share(codec, from.many);
     unsigned told = 0;
     // What lies in a chunk at a time: nearly always all.
@@ -151,7 +152,9 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
         const unsigned char *raws = chunk + codec.raws_at + 4 * places.number_of(begin, later);
         unsigned met = 0, found = 0;
 #pragma unroll 1
-        for (unsigned r = 0; r < from.many; r++) met |= look_at_header(codec, chunk + r * from.apart, tile.chunk + later, lane);
+        for (unsigned r = 0; r < from.many; r++) {
+            met |= look_at_header(codec, chunk + r * from.apart, tile.chunk + later, lane);
+        }
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
 #pragma unroll 1
         for (unsigned i = begin + threadIdx.x; i < end; i += THREADS) {
@@ -198,7 +201,8 @@ enum : unsigned { COMES = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS
 
 // By all threads of a block, with all that it has written to other ranks. Gives whether it is the last one, and what
 // all have told; the word is ready for the next launch then.
-__device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any, bool &given_up) {
+__device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any,
+                                          bool &given_up) {
     bool last = false;
     unsigned all = 0;
     found = __syncthreads_or(found);
@@ -222,7 +226,7 @@ __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers 
 }
 
 // Reads and writes values; writes a payload to each rank, and reads one of each. Blocks wait for each other, so all of
-// them run at once: no more of them than the card has room for beside others like this. There is one meeting, and no
+// them run at once: no more of them than the GPU has room for beside others like this. There is one meeting, and no
 // other: a meeting's number has an area, of two in turn, so that what is read behind one is written to only when all
 // have come to the next.
 template <typename V>
@@ -303,7 +307,8 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         unsigned met = 0;
 #pragma unroll 1
         for (unsigned r = 0; r < world; r++) {
-            met |= look_at_header(codec, from.chunks + r * call.apart + k * codec.stride, static_cast<unsigned>(k), lane);
+            const unsigned char *chunk = from.chunks + r * call.apart + k * codec.stride;
+            met |= look_at_header(codec, chunk, static_cast<unsigned>(k), lane);
         }
         told |= flags_of_chunk(met);
     }

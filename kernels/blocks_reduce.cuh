@@ -146,8 +146,8 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
     return v[0];
 }
 
-// A sum that is not usual: all once more. Tells what is not finite, or counts it as +0. `there`: whether an element of a
-// block is.
+// A sum that is not usual: all once more. Tells what is not finite, or counts it as +0. `there`: whether an element of
+// a block is.
 template <typename U, typename Call, unsigned N, unsigned ROWS, typename There>
 __device__ __forceinline__ void sum_exactly(const Call &call, const UnitBlocks &unit, const InChunk &blocks,
                                             unsigned many, unsigned lane, bool zeros, const Share &share,

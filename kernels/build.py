@@ -27,7 +27,8 @@ MODULES = ["bits", "strided", "signs", "onebit", "blocks", "blocks_peers", "copy
 # know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.
 LEVELS = {75: [75, 80, 86, 89], 90: [90, 100, 120]}
 # A large module has no machine code of its own for 8.6 and 8.9, which run that of 8.0; the largest has the PTX of the
-# lowest level alone; and what goes to other GPUs' memory only that of GPUs with links between them, and PTX for all others.
+# lowest level alone; and what goes to other GPUs' memory only that of GPUs with links between them, and PTX for all
+# others.
 ALL_BUT_THE_SAME = {75: [75, 80], 90: [90, 100, 120]}
 FEWER_LEVELS = {"onebit": ALL_BUT_THE_SAME, "blocks": ALL_BUT_THE_SAME, "blocks_peers": {75: [80], 90: [90, 100]}}
 PTX_OF_LOWEST_LEVEL = {"blocks", "blocks_peers"}

@@ -56,11 +56,11 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 #endif
 }
 
-// A meeting, by all threads of a block, MOST_RANKS or more, or of several: tells every rank that this one has come, with all that it
-// did before, and waits until all have. The number of the meeting is counted here and not by the host, so that a graph
-// can be launched again. A rank can be one meeting ahead, and no more, so it is heard in two places in turn; anything
-// but the number that is due counts as silence. Where ranks share a GPU they speak in one launch and listen in another,
-// which the host orders.
+// A meeting, by all threads of a block, MOST_RANKS or more, or of several blocks: tells every rank that this one has
+// come, with all that it did before, and waits until all have. The number of the meeting is counted here and not by the
+// host, so that a graph can be launched again. A rank can be one meeting ahead, and no more, so it is heard in two
+// places in turn; anything but the number that is due counts as silence. Where ranks share a GPU they speak in one
+// launch and listen in another, which the host orders.
 struct Meeting {
     gc_peers *peers;
     u64 number, patience;

@@ -2,8 +2,8 @@
 
 XLA calls a handler with a frame, a struct of C whose layout is stable (xla/ffi/api/c_api.h of JAX's wheel, version 0):
 the buffers of operands and results, the attributes, and on a GPU the stream. The handler is a function here, which
-ctypes makes callable from C: there is nothing to compile, and the library needs nothing of XLA. A call takes some ten
-microseconds of the host, and the interpreter's lock, except while the library works.
+ctypes makes callable from C: there is nothing to compile, and the library needs nothing of XLA. A call takes the
+interpreter's lock, except while the library works.
 """
 
 from __future__ import annotations
@@ -108,8 +108,7 @@ class _Call:
     """An operation of a codec, by a text that describes it. Each call has a handle for itself, which carries nothing
     from one to the next: errors come in and go out as arrays, so the same arrays give the same results."""
 
-    def __init__(self, text: bytes) -> None:
-        about = json.loads(text)
+    def __init__(self, about: dict[str, Any]) -> None:
         self._do: Callable[..., None] = getattr(self, "_" + about["do"])
         self._kind, self._segments, self._chunk = about["kind"], about["segments"], about.get("chunk", 0)
         self._options = about["options"]
@@ -155,8 +154,7 @@ class _Plain:
     """A function of the library without a state: its name, and its arguments but for the stream. A text stands for an
     operand ("i0") or a result ("o0")."""
 
-    def __init__(self, text: bytes) -> None:
-        about = json.loads(text)
+    def __init__(self, about: dict[str, Any]) -> None:
         self._name, self._arguments = about["function"], about["arguments"]
 
     def __call__(self, frame: _Frame, inputs: int, device: tuple[int, int], stream: int) -> None:
@@ -172,7 +170,8 @@ class _Plain:
 
 @functools.cache
 def _call_of(text: bytes) -> _Call | _Plain:
-    return _Plain(text) if b'"function"' in text else _Call(text)
+    about = json.loads(text)
+    return _Plain(about) if "function" in about else _Call(about)
 
 
 # --- the handlers -----------------------------------------------------------------------------------------------------

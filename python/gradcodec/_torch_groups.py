@@ -13,25 +13,18 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from ._abi import CPU, CUDA, CUDA_HOST, Exchange, G, Transport
+from ._abi import CPU, CUDA, CUDA_HOST, KINDS, ONE_EXCHANGE_BYTES, SIGNS, UNITS, Exchange, G, Transport
 from ._arguments import _arrays, _said
 from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
 
-# By name: the number, and the elements of a block, or of a byte of signs.
-CODECS = {
-    "onebit": (1, 8), "sign": (2, 8), "bf16": (3, 32), "mxfp8": (4, 32), "int8": (5, 64), "int4": (6, 32),
-    "mxfp4": (7, 32),
-}  # fmt: skip
-SIGNS = "onebit", "sign"
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 HOST_MEMORY, TRANSACTIONAL = 1, 2
 BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
-ONE_EXCHANGE = 1 << 20  # bytes of all payloads
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
@@ -39,8 +32,8 @@ _c10d: Any = dist.distributed_c10d  # whose options are not all public
 
 
 def known_codec(codec: Any) -> str:
-    if not isinstance(codec, str) or codec not in CODECS:
-        raise ValueError(f"codec: one of {', '.join(CODECS)} expected, got {_said(codec)}")
+    if not isinstance(codec, str) or codec not in KINDS:
+        raise ValueError(f"codec: one of {', '.join(KINDS)} expected, got {_said(codec)}")
     return codec
 
 
@@ -279,7 +272,7 @@ class Handle:
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
             more["reduction"] = "sum"
-        kind, all_options = CODECS[codec][0], {**self.options, **more}
+        kind, all_options = KINDS[codec], {**self.options, **more}
         self.steps = group.comm_for(kind, self.sizes, all_options).allreduce(kind, self.sizes, **all_options)
         self._sent = self._sent_by_half = 0  # over peer memory: of the rest the group knows
         if group.peers is not None:
@@ -291,10 +284,10 @@ class Handle:
         options = {**options, "device": "cpu", "n_chunks": world}
         if self.codec != "sign":
             options["error"] = ERRORS["none"]
-        with library().codec(CODECS[self.codec][0], self.sizes, **options) as codec:
+        with library().codec(KINDS[self.codec], self.sizes, **options) as codec:
             payload = codec.payload_bytes
         half = payload // world * (world - 1)
-        once = self.codec not in SIGNS and error == "none" and world * payload <= ONE_EXCHANGE
+        once = self.codec not in SIGNS and error == "none" and world * payload <= ONE_EXCHANGE_BYTES
         return payload * (world - 1) if once else 2 * half, half
 
     def stream(self) -> Any:
@@ -327,7 +320,7 @@ class Handle:
 
     def parts(self, rank: int) -> list[tuple[int, int, int]]:
         """What a rank reduces: the number of a tensor, the first of its elements, and how many. docs/NUMERICS.md"""
-        raw, unit = self.raw or [False] * len(self.sizes), CODECS[self.codec][1]
+        raw, unit = self.raw or [False] * len(self.sizes), UNITS[self.codec]
         widths = [1 if each else unit for each in raw]
         counts = [-(-size // width) for size, width in zip(self.sizes, widths)]
         of_kinds = [sum(count for count, each in zip(counts, raw) if each == kind) for kind in (False, True)]

@@ -9,8 +9,9 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from ._abi import KINDS, SIGNS
 from ._arguments import _said
-from ._torch_groups import CODECS, ERRORS, SIGNS, Group, Handle, Verdict, known_codec, library, number_of
+from ._torch_groups import ERRORS, Group, Handle, Verdict, known_codec, library, number_of
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
 FORMAT = 1  # of a state
@@ -310,7 +311,7 @@ class Compression:
             carried, _ = handle.errors()
             given = [one + (error if factor is None else error * factor) for one, error in zip(given, carried)]
         options = {**handle.options, "values": "float32", "n_chunks": self._group.size, "error": ERRORS["none"]}
-        codec = library().codec(CODECS[self.codec][0], handle.sizes, **options)
+        codec = library().codec(KINDS[self.codec], handle.sizes, **options)
         payload = torch.empty(codec.payload_bytes, dtype=torch.uint8, device=self._group.device)
         decoded = [torch.empty_like(one) for one in given]
         codec.encode(given, payload, stream=handle.stream())

@@ -45,8 +45,8 @@ use super::{
 ///
 /// Over peer memory `intra_node` carries what all ranks send. With N nodes of R ranks its buffers need the bytes that
 /// gc_allreduce_peers_bytes() and gc_peers_bytes() say for a `world_size` of N * R; above 64 ranks those for 64, and
-/// 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L times
-/// as many, and 64 * N * R * R more.
+/// 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
+/// times as many, and 64 * N * R * R more.
 ///
 /// INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
 /// `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one

@@ -87,9 +87,9 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::peers_bytes(n_elements, world_size))
 }
 
-/// Bytes of each rank's buffer for an all-reduce with these options. They are about twice those of a payload, and so many
-/// again up to 2 MiB more; or four times those of all ranks' payloads, if it is one that may exchange once. Several
-/// all-reduces over one communicator need the most of theirs, not the sum.
+/// Bytes of each rank's buffer for an all-reduce with these options. About twice those of a payload, and as many again
+/// but at most 2 MiB; for one that may exchange once about four times those of all ranks' payloads. Several all-reduces
+/// over one communicator need the most of theirs, not the sum.
 ///
 /// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
 /// `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.

@@ -372,7 +372,6 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let may_hang = self.may_hang();
-        self.scratches.keep_if(may_hang);
+        self.scratches.keep_if(self.topology.may_hang());
     }
 }

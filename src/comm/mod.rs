@@ -3,9 +3,9 @@
 //! From below, each of the files uses only those before it:
 //!
 //! - `exchange`: the two exchanges that there are. `record`: what ranks tell each other when something is created;
-//! - `callbacks` of the caller, `group` for ranks that are threads of one process, `nccl` (by `nccl_library`), and `peers` for ranks
-//!   that reach each other's memory (`rendezvous` where they share a GPU) make exchanges; `transport` is any of them, `link` one with
-//!   its rank and world;
+//! - `callbacks` of the caller, `group` for ranks that are threads of one process, `nccl` (by `nccl_library`), and
+//!   `peers` for ranks that reach each other's memory (`rendezvous` where they share a GPU) make exchanges; `transport`
+//!   is any of them, `link` one with its rank and world;
 //! - `hierarchical`: two links as one, among the ranks of a node and between nodes; `topology`: that, or one link;
 //! - `peers_setup`, `hierarchical_setup`: how ranks find each other over another communicator;
 //! - `buffers`: the memory that is exchanged. `communicator`: all of this, and the steps of an all-reduce;

@@ -2,8 +2,8 @@
 
     python tests/churn/waits.py [--rounds N] [--over TRANSPORT] [--devices N]
 
-Over a group, two levels of groups and peer memory a rank is in a call, for which the other one never comes; over NCCL it
-waits for what it has enqueued, too. GRADCODEC_DRIVERS is as for churn.py. Transport callbacks are their owner's to end.
+Over a group, two levels of groups and peer memory a rank is in a call, for which the other one never comes; over NCCL
+it waits for what it has enqueued, too. GRADCODEC_DRIVERS is as for churn.py. Transport callbacks are their owner's to end.
 """
 
 import argparse
@@ -49,22 +49,32 @@ def waited(library, over, devices):
     handles = together(lambda rank: comms[rank].allreduce("int8", [N], error="float32", device=places[rank]))
     values, found = np.ones(N, np.float32), []
     values = library.tensor_to_device(values, places[0]) if on_gpu else values
-    within = threading.Event()
+    enqueued = threading.Event()
 
     def wait():
-        within.set()
-        try:
-            handles[0].run([values])
-            if on_gpu:
+        status = gradcodec.Status.BUSY
+        while status == gradcodec.Status.BUSY:  # it met the question below
+            try:
+                handles[0].run([values])
+                enqueued.set()
                 library.tensor_to_device(values, (gradcodec.CPU, 0))  # waits for the GPU
-        except gradcodec.GradCodecError as failure:
-            assert failure.status == gradcodec.Status.COMM, failure
+                status = gradcodec.Status.OK
+            except gradcodec.GradCodecError as failure:
+                status = failure.status
         found.append(time.perf_counter())
+        assert status in (gradcodec.Status.OK, gradcodec.Status.COMM), status
+
+    def is_within():
+        try:
+            handles[0].commit()  # without a step it does nothing
+        except gradcodec.GradCodecError as failure:
+            return failure.status == gradcodec.Status.BUSY
+        return False
 
     thread = threading.Thread(target=wait)
     thread.start()
-    within.wait()
-    time.sleep(0.02)  # by then it waits
+    while not (enqueued.is_set() or is_within()):
+        pass
     began = time.perf_counter()
     comms[0].abort()
     thread.join()

@@ -4,8 +4,7 @@
 // where each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its
 // block. Blocks run one after the other, in an order of no meaning; those that wait for each other run side by side, a
 // thread each (together.h). Everything is the calling thread's own, so several threads may run kernels at once. What is
-// compiled for some cards alone, cache hints,
-// prefetches and instructions of their own, is not seen here.
+// compiled for some GPUs alone, cache hints, prefetches and instructions of their own, is not seen here.
 #ifndef GRADCODEC_TESTS_DEVICE_H
 #define GRADCODEC_TESTS_DEVICE_H
 

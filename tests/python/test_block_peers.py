@@ -26,6 +26,15 @@ class OnCard(Place):
         self.owners.append(held(n_bytes, self.device.device_id))
         return self.owners[-1].contents.dl_tensor.data
 
+def made_over(comms, options, devices):
+    # A handle of each rank.
+    made = [POINTER(AllReduce)() for _ in comms]
+    given = [options_of(model_of(**options, n_chunks=2, server=rank), device) for rank, device in enumerate(devices)]
+    for one in given:
+        one.server = 0
+    each(lambda rank: call("gc_allreduce_create", comms[rank], byref(given[rank]), byref(made[rank])))
+    return made
+
 # Areas: of all to all, of what all gather, and two in turn of payloads that are exchanged once.
 class Seen:
     def __init__(self, timeout=60_000, area=AREA):
@@ -52,13 +61,7 @@ class Seen:
             lib.gc_comm_free(comm)
 
     def handle_of(self, options):
-        # Of each rank.
-        made = [POINTER(AllReduce)() for _ in range(2)]
-        models = [model_of(**options, n_chunks=2, server=rank) for rank in range(2)]
-        given = [options_of(model, DLDevice(CUDA, rank)) for rank, model in enumerate(models)]
-        for one in given:
-            one.server = 0
-        each(lambda rank: call("gc_allreduce_create", self.comms[rank], byref(given[rank]), byref(made[rank])))
+        made = made_over(self.comms, options, [DLDevice(CUDA, rank) for rank in range(2)])
         self.handles += made
         return made
 
@@ -252,14 +255,7 @@ shapes = [[3000, 70], [9, 1025]], [[500, 2500]]
 with Seen() as world, World(2, "board") as board:
     cases, host = [handle({codec}, sizes, {error}, {raw}) for group in shapes for sizes in group], Host()
     handles = [world.handle_of(case) for case in cases]
-    others = []
-    for case in cases:
-        made = [POINTER(AllReduce)() for _ in range(2)]
-        given = [options_of(model_of(**case, n_chunks=2, server=rank), host.device) for rank in range(2)]
-        for one in given:
-            one.server = 0
-        board.each(lambda rank: call("gc_allreduce_create", board.comms[rank], byref(given[rank]), byref(made[rank])))
-        others.append(made)
+    others = [made_over(board.comms, case, [host.device] * 2) for case in cases]
     tensors = [[world.put(rank, [np.zeros(n, "f4") for n in case["segments"]]) for rank in range(2)] for case in cases]
     graphs = []
     for index in range(len(shapes[0])):
@@ -347,14 +343,8 @@ with Seen() as world, World(2, "board") as board:
              handle(BF16, segments[2], "float32"), handle(ONEBIT, segments[3], None), handle(MXFP8, [20_001], None)]
     for case in cases:
         case |= dict(values={values!r}, results={values!r})
-    handles, others = [world.handle_of(case) for case in cases], []
-    for case in cases:
-        made = [POINTER(AllReduce)() for _ in range(2)]
-        given = [options_of(model_of(**case, n_chunks=2, server=rank), host.device) for rank in range(2)]
-        for one in given:
-            one.server = 0
-        board.each(lambda rank: call("gc_allreduce_create", board.comms[rank], byref(given[rank]), byref(made[rank])))
-        others.append(made)
+    handles = [world.handle_of(case) for case in cases]
+    others = [made_over(board.comms, case, [host.device] * 2) for case in cases]
     for number in range(15):
         k, aligned = int(rng.integers(len(cases))), bool(rng.random() < 0.5)
         given = [[gradient(rng, n, {values!r}, number % 5 == 4) for n in cases[k]["segments"]] for _ in range(2)]

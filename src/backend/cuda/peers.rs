@@ -12,8 +12,8 @@
 //!
 //! The two kinds of exchanges come in turn, and a meeting lies between an area's reading and the next writing to it:
 //! that of the other kind. Where a kind follows itself, a meeting of its own is needed. A call that exchanges once has
-//! one meeting, by whose number it takes its area: before the next call that takes the same one all have come to another
-//! meeting, whatever that was of.
+//! one meeting, by whose number it takes its area: before the next call that takes the same one all have come to
+//! another meeting, whatever that was of.
 
 use std::{mem::offset_of, ptr};
 

@@ -158,7 +158,7 @@ static void look(Look &at, const gc_meet &) {
     at.takes(1);
     if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
 }
-// As many blocks at once as a card has room for beside others.
+// As many blocks at once as a GPU has room for beside others.
 static void look(Look &at, const gc_once &call) {
     at.launch.meets = 1;
     if (at.blocks > MOST_TOGETHER || at.blocks > call.tiles) at.launch.fault = "blocks that would wait for ever, or for nothing";

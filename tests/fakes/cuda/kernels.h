@@ -3,7 +3,7 @@
 
 enum { MOST_RANGES = 3 };
 
-/* What a card of this driver has, and the blocks of 256 threads that are an eighth of its threads. */
+/* What a GPU of this driver has, and the blocks of 256 threads that are an eighth of its threads. */
 enum { MULTIPROCESSORS = 3, THREADS_OF_ONE = 2048, MOST_TOGETHER = MULTIPROCESSORS * THREADS_OF_ONE / 8 / 256 };
 
 /* What a launch is about to do, as its arguments have it. */

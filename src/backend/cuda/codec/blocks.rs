@@ -42,7 +42,7 @@ impl Codec {
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
     }
 
-    /// All blocks run at once, with room for others like them: an eighth of the card's threads.
+    /// All blocks run at once, with room for others like them: an eighth of the GPU's threads.
     pub(super) fn blocks_once(&self, queue: &mut Queue, dtype: Dtype, mut call: Once) -> Result<()> {
         let room = (queue.device.properties().threads / 8 / THREADS).clamp(1, MOST_BLOCKS);
         let kernel = &BLOCKS_PEERS.once[usize::from(dtype.size == 2)];
