@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
-wheel=$1
+wheel=$(realpath "$1")
 venv=$root/build/package/venv
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
