@@ -69,8 +69,8 @@ fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
 unsafe fn bits_of<S: Simd<u32>>(
     elements: *const u32, zeros: ZeroRange<u32>, count: usize, bytes: &mut [u8; UNIT_BYTES],
 ) -> &[u8] {
-    for (index, bytes) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        // SAFETY: the elements of a unit are 16 times 64.
+    for (index, bytes) in bytes.as_chunks_mut::<8>().0[..count.div_ceil(64)].iter_mut().enumerate() {
+        // SAFETY: the elements of a unit are 16 times 64, and `count` is at most these.
         *bytes = unsafe { S::to_bits::<true>(zeros, elements.add(64 * index).cast()) }.to_le_bytes();
     }
     let used = &mut bytes[..count.div_ceil(8)];
@@ -113,7 +113,7 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
         }
         source.ask_for(next, 3);
     }
-    Outcome { sum: sum::of_tile(sums), nonfinite }
+    Outcome { sum: sum::of_tile(sums, elements.div_ceil(UNIT_ELEMENTS)), nonfinite }
 }
 
 #[inline(always)]

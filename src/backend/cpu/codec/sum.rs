@@ -45,10 +45,10 @@ fn of_terms(unit: &Unit, term: impl Fn(f32) -> f32) -> f32 {
     sums[0]
 }
 
-/// The sum of a tile: of its units, absent ones 0.
+/// The sum of a tile, of its first `units`: those that are absent are 0, and add nothing, as no sum is -0.
 #[inline(always)]
-pub fn of_tile(mut sums: [f64; TILE_UNITS]) -> f64 {
-    let mut left = TILE_UNITS;
+pub fn of_tile(mut sums: [f64; TILE_UNITS], units: usize) -> f64 {
+    let mut left = units.next_power_of_two();
     while left > 1 {
         left /= 2;
         for index in 0..left {
