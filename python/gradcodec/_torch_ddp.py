@@ -1,6 +1,7 @@
 """DistributedDataParallel's gradients, compressed."""
 
 import datetime
+import weakref
 from typing import Any, Iterable, Sequence
 
 import torch
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ._arguments import _said
-from ._torch_groups import TRANSACTIONAL, Group, Handle, check_tensor, process_group
+from ._torch_groups import Group, Handle, check_tensor, process_group
 from ._torch_steps import Compression, Raw, Unit, plain_name, raws, settings, warn_of_onebit
 
 
@@ -18,6 +19,12 @@ class _Bucket(Unit):
     def __init__(self, parameters: list[int], names: Sequence[str], handle: Handle) -> None:
         super().__init__(names, handle)
         self.parameters = parameters  # by id()
+        self.is_final = False  # DDP arranges its buckets anew once
+        self._elements = sum(handle.sizes)
+
+    def is_of(self, buffer: torch.Tensor) -> bool:
+        """Whether the handle, which looks at no more than the address, stays within the buffer."""
+        return buffer.dtype is self.handle.dtype and buffer.numel() == self._elements
 
 
 class _Slot:
@@ -49,6 +56,7 @@ class _Buckets(Compression):
         parameters = [(plain_name(name), one) for name, one in model.module.named_parameters() if one.requires_grad]
         super().__init__(group, codec, error, {name: one.numel() for name, one in parameters}, raw, scaler)
         self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters}
+        self._model = weakref.ref(model)  # which keeps this
         self._buckets: dict[int, _Bucket] = {}
 
     def _units(self) -> Iterable[Unit]:
@@ -81,9 +89,15 @@ class _Buckets(Compression):
     def _bucket(self, bucket: Any, buffer: torch.Tensor) -> _Bucket:
         """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
         pass."""
-        index, parameters = bucket.index(), [*map(id, bucket.parameters())]
+        index, is_final = bucket.index(), getattr(self._model(), "_has_rebuilt_buckets", False)
         known = self._buckets.get(index)
-        if known is not None and known.parameters == parameters and known.handle.dtype is buffer.dtype:
+        if known is not None and not known.is_of(buffer):
+            known = None
+        if known is not None and is_final and known.is_final:  # a list of many parameters takes its time
+            return known
+        parameters = [*map(id, bucket.parameters())]
+        if known is not None and known.parameters == parameters:
+            known.is_final = is_final
             return known
         check_tensor("gradient", buffer)
         others = [old for old, one in self._buckets.items() if not one.in_step]
@@ -97,7 +111,7 @@ class _Buckets(Compression):
         sizes, error = [self._sizes[name] for name in names], self.error
         if buffer.numel() != sum(sizes) or not buffer.is_contiguous():
             raise ValueError(f"gradient: {sum(sizes)} contiguous elements expected, got shape {list(buffer.shape)}")
-        handle = Handle(self._group, self.codec, sizes, buffer.dtype, error=error, raw=raw, nonfinite=TRANSACTIONAL)
+        handle = Handle(self._group, self.codec, sizes, buffer.dtype, error=error, raw=raw, transactional=True)
         self._buckets[index] = made = _Bucket(parameters, names, handle)
         made.give(self._worker, self._server)
         return made

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ._torch_ddp import check_transport
-from ._torch_groups import TRANSACTIONAL, Group, Handle, check_tensor, process_group
+from ._torch_groups import Group, Handle, check_tensor, process_group
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, plain_name, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum"}
@@ -88,7 +88,7 @@ class _ReduceScatter:
             shards._wait()  # a handle over peer memory begins when the work of others is done
             handle = Handle(
                 shards._group, shards.codec, parts * world, dtype, error=shards.error, raw=raw * world, op=op,
-                nonfinite=TRANSACTIONAL,
+                transactional=True,
             )  # fmt: skip
             self.units[row, dtype, op] = made = _Rows(names, handle, shards._sizes)
             made.give(shards._worker, shards._server)

@@ -256,7 +256,7 @@ class Handle:
 
     def __init__(
         self, group: Group, codec: str, sizes: Sequence[int], dtype: torch.dtype, *, error: str = "none",
-        raw: Sequence[bool] = (), op: str = "mean", nonfinite: int = 0,
+        raw: Sequence[bool] = (), op: str = "mean", transactional: bool = False,
     ) -> None:  # fmt: skip
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.has_errors, device = error != "none" and codec != "sign", group.device
@@ -267,7 +267,9 @@ class Handle:
             self.options["device"] = group.place
         if any(self.raw):
             self.options["raw"] = self.raw
-        more: dict[str, Any] = {"nonfinite": nonfinite} if nonfinite else {}
+        # Without errors there is nothing that a step could take back, and the flags are the same.
+        self._pends = transactional and self.has_errors
+        more: dict[str, Any] = {"nonfinite": TRANSACTIONAL} if self._pends else {}
         if codec != "sign":
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
@@ -316,7 +318,13 @@ class Handle:
             shard.mul_(self._factor)
 
     def rollback(self) -> None:
-        self.steps.rollback(stream=self.stream())
+        if self._pends:
+            self.steps.rollback(stream=self.stream())
+
+    def commit(self, skip: int, stream: int) -> None:
+        """`skip`: the address of the DLTensor of a bool."""
+        if self._pends:
+            self.steps._run(self.steps._raw.gc_allreduce_commit, skip, stream)
 
     def parts(self, rank: int) -> list[tuple[int, int, int]]:
         """What a rank reduces: the number of a tensor, the first of its elements, and how many. docs/NUMERICS.md"""
@@ -352,8 +360,8 @@ class Handle:
 
 
 class Verdict:
-    """Whether a step of several handles is taken back: on the device, which nothing waits for. With TRANSACTIONAL it is
-    if one of them met what is not finite."""
+    """Whether a step of several handles is taken back, which it is if one of them met what is not finite: on the
+    device, which nothing waits for."""
 
     def __init__(self, group: Group, handles: int) -> None:
         self.handles = handles
@@ -380,8 +388,7 @@ class Verdict:
 
     def carry_out(self, handles: Sequence[Handle], stream: int) -> None:
         for handle in handles:
-            steps = handle.steps
-            steps._run(steps._raw.gc_allreduce_commit, self._of_undone.places[0], stream)
+            handle.commit(self._of_undone.places[0], stream)
 
     def count(self, taken_back: torch.Tensor) -> None:
         if not self._here or self._here[1].value:

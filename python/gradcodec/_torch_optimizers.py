@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _said
-from ._torch_groups import TRANSACTIONAL, Group, Handle, Verdict, check_tensor, number_of, process_group
+from ._torch_groups import Group, Handle, Verdict, check_tensor, number_of, process_group
 
 Tensors = list[torch.Tensor]
 
@@ -101,7 +101,7 @@ class _OneBit(torch.optim.Optimizer):
         if self._handle is None:
             sizes = [tensor.numel() for tensor in tensors]
             self._handle = Handle(
-                self._group, "onebit", sizes, torch.float32, error="float32", nonfinite=TRANSACTIONAL
+                self._group, "onebit", sizes, torch.float32, error="float32", transactional=True
             )  # fmt: skip
         handle = self._handle
         handle.rollback()  # what an exception has left
