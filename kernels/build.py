@@ -23,15 +23,11 @@ KERNELS = ROOT / "kernels"
 # One source and one fatbin each.
 MODULES = ["bits", "strided", "signs", "onebit", "blocks", "blocks_peers", "copy", "peers"]
 
-# The levels of the PTX, and the GPUs that get machine code of it. All other GPUs compile the highest level that they
-# know, so both are in the fatbin. Levels 8.0 to 8.9 give the PTX of 7.5, and the same machine code.
-LEVELS = {75: [75, 80, 86, 89], 90: [90, 100, 120]}
-# A large module has no machine code of its own for 8.6 and 8.9, which run that of 8.0; the largest has the PTX of the
-# lowest level alone; and what goes to other GPUs' memory only that of GPUs with links between them, and PTX for all
-# others.
-ALL_BUT_THE_SAME = {75: [75, 80], 90: [90, 100, 120]}
-FEWER_LEVELS = {"onebit": ALL_BUT_THE_SAME, "blocks": ALL_BUT_THE_SAME, "blocks_peers": {75: [80], 90: [90, 100]}}
-PTX_OF_LOWEST_LEVEL = {"blocks", "blocks_peers"}
+# The levels of the PTX, and the GPUs that get machine code of it. Levels 8.0 to 8.9 give the PTX of 7.5; 8.6 and 8.9 run
+# the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the fatbin.
+LEVELS = {75: [75, 80], 90: [90, 100, 120]}
+# What goes to other GPUs' memory has machine code of GPUs with links between them.
+FEWER_LEVELS = {"blocks_peers": {75: [80], 90: [90, 100]}}
 
 OPTIONS = [
     "--std=c++14",
@@ -172,7 +168,7 @@ def fatbin(nvrtc, module):
         print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
         for capability in capabilities:
             built.add_cubin(assemble(ptx, capability), capability, module)
-        if level == min(LEVELS) or module not in PTX_OF_LOWEST_LEVEL:
+        if level == min(LEVELS):
             built.add_ptx(ptx, level, module)
     return built.take()
 

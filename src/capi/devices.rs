@@ -39,7 +39,7 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 }
 
 /// The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
-/// compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
+/// compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
 /// takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
 /// an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
 ///
