@@ -6,9 +6,8 @@ import functools
 import math
 import weakref
 from collections import OrderedDict
-from contextlib import contextmanager
 from ctypes import byref, c_bool, c_int32, c_uint8
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -144,7 +143,7 @@ class Group:
         library().lib.gc_comm_from_transport(byref(transport), byref(made))
         self.comm = Communicator._of(library(), made)
         self.comm._transport = transport  # which handles keep with the communicator
-        self._last: Any = None  # the stream of in_order(), and what is recorded on it
+        self._last: Any = None  # the stream of end(), and what is recorded on it
         self._done: Any = None
 
     def take_peers(self, transport: str) -> None:
@@ -222,21 +221,21 @@ class Group:
             self.comm._failures.append(failure)
             return 1
 
-    @contextmanager
-    def in_order(self) -> Iterator[None]:
-        """Calls on the current stream that come behind those which another stream has got: a handle, and the memory
+    def begin(self) -> Any:
+        """The current stream, None on a CPU, behind what another stream has got since end(): a handle, and the memory
         that all handles of a group share, are for one stream at a time."""
         if self.device.type != "cuda":
-            yield
-            return
+            return None
         stream = torch.cuda.current_stream(self.device)
         if self._done is None:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         elif stream != self._last:
             stream.wait_event(self._done)
-        try:
-            yield
-        finally:
+        return stream
+
+    def end(self, stream: Any) -> None:
+        """After the calls on that stream."""
+        if stream is not None:
             self._last = stream
             self._done.record(stream)
 
@@ -296,8 +295,9 @@ class Handle:
         device = self.group.device
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def run(self, tensors: Sequence[torch.Tensor], error_factor: torch.Tensor | None = None) -> None:
-        self.steps.run(tensors, None, error_factor, stream=self.stream())
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        """On the current stream."""
+        self.steps.run(tensors)
         if self._factor is not None:
             torch._foreach_mul_(list(tensors), self._factor)
 
@@ -447,6 +447,18 @@ def kept(group: Any) -> _Kept:
     return _kept[group]
 
 
+def _refuse(given: Sequence[Any], number: int) -> None:
+    """Says what is wrong with one of the tensors of all_reduce()."""
+    name, tensor = f"tensors[{number}]", given[number]
+    if not isinstance(tensor, torch.Tensor):
+        hint = "; leave out what has no gradient" if tensor is None else ""
+        raise TypeError(f"{name}: a tensor of PyTorch expected, got {_said(tensor)}{hint}")
+    check_tensor(name, tensor)
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}: requires grad, so write to it within torch.no_grad()")
+    raise ValueError(f"{name}: on {given[0].device}, as the first, expected, got {tensor.device}")
+
+
 def all_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor], codec: str = "int8", *, op: str = "mean", group: Any = None,
     timeout: float | datetime.timedelta | None = None,
@@ -464,30 +476,29 @@ def all_reduce(
     if op not in ("mean", "sum") or (op, codec) == ("sum", "sign"):
         raise ValueError(f"op: {'mean' if codec == 'sign' else 'mean or sum'} expected, got {_said(op)}")
     given = [tensors] if isinstance(tensors, torch.Tensor) else _arrays("tensors", tensors, "tensors")
-    for number, tensor in enumerate(given):
-        if not isinstance(tensor, torch.Tensor):
-            hint = "; leave out what has no gradient" if tensor is None else ""
-            raise TypeError(f"tensors[{number}]: a tensor of PyTorch expected, got {_said(tensor)}{hint}")
-        check_tensor(f"tensors[{number}]", tensor)
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"tensors[{number}]: requires grad, so write to it within torch.no_grad()")
-        if tensor.device != given[0].device:
-            raise ValueError(f"tensors[{number}]: on {given[0].device}, as the first, expected, got {tensor.device}")
     over, wait = process_group(group), seconds(timeout)
     if not given:
         return
-    device = given[0].device
+    recording, device = torch.is_grad_enabled(), getattr(given[0], "device", None)
+    for number, tensor in enumerate(given):
+        if not (
+            isinstance(tensor, torch.Tensor) and tensor.device == device and tensor.dtype in DTYPES
+            and tensor.layout is torch.strided and not (recording and tensor.requires_grad)
+        ):  # fmt: skip
+            _refuse(given, number)
+    check_tensor("tensors[0]", given[0])  # its device, which is that of all
     known = kept(over)
     own_group = known.group(device, wait)
-    with torch.no_grad():
-        for dtype in dict.fromkeys(tensor.dtype for tensor in given):
-            own = [tensor.detach() for tensor in given if tensor.dtype == dtype]
-            flat = [tensor.contiguous() for tensor in own]
-            key = tuple(tensor.shape for tensor in own), dtype, device, codec, op, wait
-            sizes = [tensor.numel() for tensor in own]
-            handle = known.handle(key, lambda: Handle(own_group, codec, sizes, dtype, op=op))
-            with own_group.in_order():
-                handle.run(flat)
-            for tensor, reduced in zip(own, flat):
-                if reduced.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(reduced)
+    for dtype in dict.fromkeys([tensor.dtype for tensor in given]):
+        own = [tensor for tensor in given if tensor.dtype is dtype]
+        flat = [tensor.contiguous() for tensor in own]
+        key = tuple([tensor.shape for tensor in own]), dtype, device, codec, op, wait
+        handle = known.handle(key, lambda: Handle(own_group, codec, [one.numel() for one in own], dtype, op=op))
+        stream = own_group.begin()
+        try:
+            handle.run(flat)
+        finally:
+            own_group.end(stream)
+        for tensor, reduced in zip(own, flat):
+            if reduced is not tensor:
+                tensor.copy_(reduced)
