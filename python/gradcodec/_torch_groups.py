@@ -479,7 +479,8 @@ def all_reduce(
     over, wait = process_group(group), seconds(timeout)
     if not given:
         return
-    recording, device = torch.is_grad_enabled(), getattr(given[0], "device", None)
+    recording = torch.is_grad_enabled()
+    device: Any = getattr(given[0], "device", None)
     for number, tensor in enumerate(given):
         if not (
             isinstance(tensor, torch.Tensor) and tensor.device == device and tensor.dtype in DTYPES
