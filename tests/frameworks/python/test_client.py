@@ -83,7 +83,7 @@ def test_the_library_is_the_one_that_is_named(monkeypatch, tmp_path):
     assert GradCodec(path).chunk_bytes(9, 1) == 2
     monkeypatch.delenv("GRADCODEC_LIBRARY")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail(name))
-    with pytest.raises(pytest.fail.Exception, match=r"^libgradcodec\.so\.0$"):
+    with pytest.raises(pytest.fail.Exception, match=r"(^|/)libgradcodec\.so\.0$"):  # in the tree, if it is built
         GradCodec()
 
 
