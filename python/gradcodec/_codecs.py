@@ -80,11 +80,6 @@ class _Steps(_Owned):
         self._home = frame.home or self._home
         return handle
 
-    def _run(self, function: Any, *arguments: Any) -> None:
-        status = self._call_with(function, *arguments)
-        if status:
-            self._library._check(status)
-
     def _over(
         self, function: Any, stream: Any, name: str, values: Sequence[Array], of_values: _Note,
         others: tuple[Array | None, ...], notes: list[_Note], arranged: Callable[..., Any] | None = None,

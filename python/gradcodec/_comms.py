@@ -72,34 +72,31 @@ class Communicator(_Owned):
         comm._own(library, made)
         return comm
 
-    def _run(self, of: _Owned, function: Any, *arguments: Any) -> None:
-        """A call on this communicator, or on an all-reduce over it."""
-        status = of._call_with(function, *arguments)
-        if status:
-            failures = [failure for raised in self._raised for failure in raised]
-            for raised in self._raised:
-                raised.clear()  # each keeps all that its frames have seen
-            cause = failures[0] if failures else None
-            sentence = self._library._last_error()
-            if cause is not None:
-                sentence = f"{_cut(sentence, 300)}: {type(cause).__name__}: {_cut(str(cause), 150)}"
-            raise GradCodecError(sentence, status) from cause
+    def _failed(self, status: int) -> None:
+        failures = [failure for raised in self._raised for failure in raised]
+        for raised in self._raised:
+            raised.clear()  # each keeps all that its frames have seen
+        cause = failures[0] if failures else None
+        sentence = self._library._last_error()
+        if cause is not None:
+            sentence = f"{_cut(sentence, 300)}: {type(cause).__name__}: {_cut(str(cause), 150)}"
+        raise GradCodecError(sentence, status) from cause
 
     def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
         """Allocates the memory for all-reduces of `n_elements` now, so that they allocate nothing."""
         given = _device(device), _whole("n_elements", n_elements)
-        self._library._check(self._call_with(self._library._raw.gc_comm_reserve, *given))
+        self._run(self._library._raw.gc_comm_reserve, *given)
 
     def async_error(self) -> None:
         """Raises what went wrong in work that was enqueued."""
-        self._library._check(self._call_with(self._library._raw.gc_comm_async_error))
+        self._run(self._library._raw.gc_comm_async_error)
 
     def abort(self) -> None:
         """Ends all waiting on it, from any thread, for good: calls that exchange say COMM from then on.
 
         Where a function of Python does not return, end that yourself.
         """
-        self._library._check(self._call_with(self._library._raw.gc_comm_abort))
+        self._run(self._library._raw.gc_comm_abort)
 
     def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = None) -> None:
         """The mean of `buffer` over all ranks, in place, at one bit per element: DeepSpeed's compressed_allreduce.
@@ -110,7 +107,7 @@ class Communicator(_Owned):
         frame = _frame()
         try:
             handle = frame.read(stream, (buffer, worker_error, server_error), _COMPRESSED)
-            self._run(self, self._library._raw.gc_compressed_allreduce, *frame.places[:3], handle)
+            self._run(self._library._raw.gc_compressed_allreduce, *frame.places[:3], handle)
         finally:
             frame.release()
 
@@ -127,12 +124,12 @@ class AllReduce(_Steps):
 
     def __init__(self, comm: Communicator, kind: int | str, segments: Sequence[int], **options: Any) -> None:
         all_of_them, made, self._comm = _options(kind, segments, options), R(), comm
-        comm._run(comm, comm._library._raw.gc_allreduce_create, byref(all_of_them), byref(made))
+        comm._run(comm._library._raw.gc_allreduce_create, byref(all_of_them), byref(made))
         self._own(comm._library, made)
         self.shard_elements = int(comm._library.lib.gc_allreduce_shard_elements(made))
 
-    def _run(self, function: Any, *arguments: Any) -> None:
-        self._comm._run(self, function, *arguments)
+    def _failed(self, status: int) -> None:
+        self._comm._failed(status)
 
     def run(
         self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,

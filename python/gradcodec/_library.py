@@ -500,7 +500,7 @@ class GradCodec:
         and peers_bytes() say); the ranks find each other over any communicator, `bootstrap`."""
         made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         about = _device((CUDA, device)), _whole("size", size), wait
-        bootstrap._run(bootstrap, self._raw.gc_comm_open_peers, *about, byref(made))
+        bootstrap._run(self._raw.gc_comm_open_peers, *about, byref(made))
         return Communicator._of(self, made)
 
     def hierarchical(self, intra_node: Communicator, inter_node: Communicator | None) -> Communicator:
@@ -515,6 +515,8 @@ class GradCodec:
                 return create(intra, None, byref(out))
             return inter_node._call_with(lambda inter: create(intra, inter, byref(out)))
 
-        made._run(intra_node, within)
+        status = intra_node._call_with(within)
+        if status:
+            made._failed(status)
         made._own(self, out)
         return made

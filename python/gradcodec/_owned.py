@@ -41,6 +41,16 @@ class _Owned:
         finally:
             calls.pop()
 
+    def _run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """The same of one that returns a status."""
+        status = self._call_with(function, *arguments)
+        if status:
+            self._failed(status)
+
+    def _failed(self, status: int) -> None:
+        """Raises what a status says."""
+        self._library._check(status)
+
     def close(self) -> None:
         """Releases it now, unless it has been. BUSY while another thread is in a call on it."""
         handle = vars(self).pop("_handle", None)  # of two threads one gets it

@@ -40,7 +40,7 @@ class Share(_Owned):
 
     def wait(self, timeout_ms: int = -1) -> None:
         """Until the other process has released the tensor; -1: however long that takes."""
-        self._library._check(self._call_with(self._raw.gc_share_wait, _int32("timeout_ms", timeout_ms)))
+        self._run(self._raw.gc_share_wait, _int32("timeout_ms", timeout_ms))
 
     def close(self) -> None:
         """Releases it now, unless it has been: the receiver keeps its tensor, on CUDA until this one's memory goes."""
