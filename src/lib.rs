@@ -27,6 +27,7 @@ compile_error!("gradcodec is written for 64-bit little-endian machines");
 mod about;
 mod backend;
 mod cancel;
+#[allow(non_camel_case_types, reason = "the names in the header")]
 pub mod capi;
 mod comm;
 mod compile;

@@ -54,7 +54,6 @@ use super::{
 };
 
 /// A compressed all-reduce: gc_allreduce_create() makes one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_allreduce_t(AllReduce);
 
 /// Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options

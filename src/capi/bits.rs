@@ -23,7 +23,6 @@ use super::{
 };
 
 /// Which bit of a byte comes first: one of GC_BIT_ORDER_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_bit_order_t = i32;
 
 /// For `axis`: all dimensions as one, in C order.

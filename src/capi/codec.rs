@@ -80,15 +80,12 @@ use super::{
 };
 
 /// How values are decoded: one of GC_DECODE_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_decode_t = i32;
 
 /// A codec: gc_codec_create() makes one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_codec_t(Codec);
 
 /// Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_codec_options_t {

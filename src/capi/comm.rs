@@ -61,7 +61,6 @@ use super::{
 
 /// A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
 /// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() create one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_comm_t(pub(super) Arc<Communicator>);
 
 /// Where a communicator is handed out: storage for all of it, reserved before other ranks are told that all is well.
@@ -93,7 +92,6 @@ impl CommPlace {
 /// means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
 /// it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
 /// gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_transport_t {

@@ -66,7 +66,6 @@ pub unsafe extern "C" fn gc_builtin_kernels(
 }
 
 /// How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_kernel_shape_t {

@@ -88,7 +88,6 @@ use super::{
 };
 
 /// A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_kernel_t(Shared<Kernel>);
 
 /// How a kernel is made: flags of its options.
@@ -111,7 +110,6 @@ pub enum RunFlag {
 
 /// What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
 /// are read during the call.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_elementwise_options_t {
@@ -151,7 +149,6 @@ unsafe impl borrow::Extensible for gc_elementwise_options_t {
 
 /// What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
 /// field that is 0 has its default. Texts are read during the call.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_reduction_options_t {
@@ -195,7 +192,6 @@ unsafe impl borrow::Extensible for gc_reduction_options_t {
 }
 
 /// How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_run_options_t {

@@ -49,7 +49,6 @@ use super::{
 };
 
 /// Which communicator of NCCL, and which NCCL.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_nccl_options_t {

@@ -28,7 +28,6 @@ use super::{
 };
 
 /// What a scale is: one of GC_SCALE_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_scale_t = i32;
 
 fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {

@@ -51,7 +51,6 @@ use super::{
 };
 
 /// Memory by which ranks reach each other, as one of them has it mapped.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_peers_options_t {

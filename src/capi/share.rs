@@ -78,7 +78,6 @@ use super::{
 };
 
 /// What the sender keeps of a tensor that it has sent: gc_share_send() makes it.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_share_t(Lease);
 
 /// How a tensor is shared.
