@@ -17,6 +17,7 @@ use dlpark::{
 
 use crate::{
     error::{Error, Result, error},
+    fallible,
     tensor::{Described, Elements, Name, View},
 };
 
@@ -227,10 +228,7 @@ pub unsafe fn managed_items<'a>(
 ) -> Result<Vec<View<'a>>> {
     // SAFETY: unless NULL or unaligned, `tensors` points at `count` pointers.
     let tensors = unsafe { items(name, tensors, count)? };
-    let mut views = Vec::new();
-    views
-        .try_reserve_exact(tensors.len())
-        .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate {} views", tensors.len()))?;
+    let mut views = fallible::list(tensors.len(), format_args!("views of {name}"))?;
     for (index, &tensor) in tensors.iter().enumerate() {
         // SAFETY: each of the `count` pointers is as [`managed_named`] wants it.
         views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });

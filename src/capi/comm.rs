@@ -215,11 +215,7 @@ struct Handles(Vec<*mut gc_comm_t>);
 
 impl Handles {
     fn with_room(count: usize) -> Result<Self> {
-        let mut handles = Vec::new();
-        handles
-            .try_reserve_exact(count)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} communicators"))?;
-        Ok(Self(handles))
+        fallible::list(count, "communicators").map(Self)
     }
 
     fn push(&mut self, communicator: gc_comm_t) -> Result<()> {

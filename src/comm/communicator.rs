@@ -9,7 +9,7 @@ use crate::{
     },
     cancel,
     error::{Error, Result, Status, error},
-    fallible::{Arc, Place},
+    fallible::{self, Arc, Place},
     lock::{Entered, Lock},
     ops::codec::Codec,
     tensor::{Device, View},
@@ -175,9 +175,7 @@ impl Communicator {
         &self, scratches: &'a mut Vec<Scratch>, device: Device, elements: i64,
     ) -> Result<&'a mut Scratch> {
         let count = scratches.len();
-        scratches
-            .try_reserve(1)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} scratches", count + 1))?;
+        fallible::reserve(scratches, 1, "scratches")?;
         let codec = Scratch::codec(device, elements, self.rank(), self.world())?;
         let buffers = self.buffers(device, &codec)?;
         scratches.push(Scratch { device, most: elements, codec, buffers });

@@ -23,6 +23,7 @@ use crate::{
         },
     },
     error::{Result, Status, error},
+    fallible,
     ops::copy::copy_now,
     tensor::{Described, Device, Elements, Name, Outputs, Owner, Shape, over_described},
 };
@@ -81,9 +82,7 @@ pub fn export(
             handle
         }
         Means::Parts(its) => {
-            let refusal = |_| error!(OutOfMemory, "cannot allocate a list of {} parts", its.len());
-            parts.try_reserve_exact(its.len()).map_err(refusal)?;
-            files.try_reserve_exact(its.len() + 1).map_err(refusal)?;
+            (parts, files) = (fallible::list(its.len(), "parts")?, fallible::list(its.len() + 1, "descriptors")?);
             for part in its {
                 parts.push(part.bytes);
                 // SAFETY: it is open, and given up here.
@@ -104,7 +103,7 @@ impl Known {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, travels) = (NEXT.fetch_add(1, Ordering::Relaxed), Identity::of(travels.number())?);
         let mut table = table();
-        table.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of what was sent"))?;
+        fallible::reserve(&mut table, 1, "tensors that were sent")?;
         table.push(Entry { id, travels, kept: kept.number(), left: None, memory: self });
         Ok(Sent { id, process: process::id() })
     }
@@ -217,8 +216,7 @@ struct Held {
 impl Import {
     /// Memory that a message describes, on this device.
     pub fn of(message: &Message, place: &Place, files: &[Descriptor], ordinal: i32, answers: &Socket) -> Result<Self> {
-        let mut held = Vec::new();
-        held.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "cannot allocate a place for a tensor"))?;
+        let held = fallible::list(1, "tensors")?;
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let bytes = message.bytes as u64;
         queue.uuid()?; // in a forked child the driver refuses, before a lock is waited for

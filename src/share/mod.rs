@@ -18,7 +18,8 @@ use std::{os::fd::RawFd, time::Duration};
 
 use crate::{
     cancel,
-    error::{Error, Result, Status, error, status_name},
+    error::{Result, Status, error, status_name},
+    fallible,
     tensor::{Described, Device, Name, Outputs, Shape},
 };
 
@@ -65,15 +66,14 @@ impl Parcel {
             Device::Cpu => {
                 let message = Message::of(tensor)?;
                 let file = Sealed::copy_of(tensor, message.bytes)?.into_descriptor();
-                let mut files = Vec::new();
-                files.try_reserve_exact(2).map_err(no_list)?;
+                let mut files = fallible::list(2, "descriptors")?;
                 files.push(file);
                 (message, files, None)
             }
             Device::Cuda(ordinal) => device::export(tensor, ordinal, as_copy)?,
         };
         let text = message.encoded()?;
-        files.try_reserve(1).map_err(no_list)?;
+        fallible::reserve(&mut files, 1, "descriptors")?;
         let (socket, answers) = socket::pair()?;
         let sent = known.map(|known| known.remember(&socket, &answers)).transpose()?;
         files.push(answers);
@@ -82,16 +82,11 @@ impl Parcel {
 
     pub fn send(self, socket: BorrowedSocket, patience: Patience) -> Result<Lease> {
         let _delay = cancel::delay();
-        let mut numbers: Vec<RawFd> = Vec::new();
-        numbers.try_reserve_exact(self.files.len()).map_err(no_list)?;
+        let mut numbers: Vec<RawFd> = fallible::list(self.files.len(), "descriptors")?;
         numbers.extend(self.files.iter().map(Descriptor::number));
         socket.send(&self.text, &numbers, Deadline::after(patience.0))?;
         Ok(self.lease)
     }
-}
-
-fn no_list(_: std::collections::TryReserveError) -> Error {
-    error!(OutOfMemory, "cannot allocate a list of descriptors")
 }
 
 impl Lease {

@@ -10,7 +10,10 @@ use std::{
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
 
-use crate::error::{Result, error};
+use crate::{
+    error::{Result, error},
+    fallible,
+};
 
 use super::{context::LossyCache, queue::Queue};
 
@@ -364,10 +367,7 @@ impl Queue {
             return Ok(());
         }
         let driver = self.device.driver;
-        let mut handles = Vec::new();
-        handles
-            .try_reserve_exact(module.kernels().count())
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of the kernels of {:?}", module.name))?;
+        let mut handles = fallible::list(module.kernels().count(), format_args!("kernels of {:?}", module.name))?;
         let mut library = ptr::null_mut();
         // SAFETY: a fatbin that stays, which says its own size, and no options.
         let code = unsafe {

@@ -22,6 +22,7 @@ use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 use crate::{
     backend::call::Stream,
     error::{Error, Result, Status, error},
+    fallible,
     plan::codec::ONE_EXCHANGE_BYTES,
 };
 
@@ -295,10 +296,7 @@ impl Peers {
         let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
         let (stream, aborts) = (OwnStream::new(&mut queue)?, OwnStream::new(&mut queue)?);
         queue.wait()?;
-        let mut buffers = Vec::new();
-        buffers
-            .try_reserve_exact(given.len())
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} buffers", given.len()))?;
+        let mut buffers = fallible::list(given.len(), "buffers")?;
         buffers.extend_from_slice(given);
         // SAFETY: within pinned memory that nobody else has yet.
         unsafe { said.data().add(ABORTED).write_bytes(0xff, HEARD as usize) };

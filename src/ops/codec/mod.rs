@@ -9,6 +9,7 @@ use crate::{
         cuda::{self, codec::To},
     },
     error::{Result, error},
+    fallible,
     lock::{Entered, Lock},
     plan::codec::{CodecPlan, Decode, NonFinite},
     tensor::{Device, Dtype, Kind as DtypeKind, Name, Shape, View},
@@ -84,10 +85,8 @@ impl Codec {
     }
 
     fn of_plan(device: Device, plan: CodecPlan) -> Result<Self> {
-        let (mut values, mut extents, segments) = (Vec::new(), Vec::new(), plan.workers.len());
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {segments} addresses");
-        values.try_reserve_exact(segments).map_err(no_memory)?;
-        extents.try_reserve_exact(segments).map_err(no_memory)?;
+        let segments = plan.workers.len();
+        let (values, extents) = (fallible::list(segments, "addresses")?, fallible::list(segments, "addresses")?);
         let backend = match Queue::of(device, Stream::LEGACY)? {
             Queue::Cpu => Backend::Cpu(cpu::codec::Codec::new(&plan)?),
             Queue::Cuda(mut queue) => Backend::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),

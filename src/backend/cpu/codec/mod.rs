@@ -33,7 +33,8 @@ use crate::{
         call::Skip,
         cpu::{dispatch::InstructionSet, memory},
     },
-    error::{Result, error},
+    error::Result,
+    fallible,
     plan::codec::{CodecPlan, NONFINITE, NonFinite, TAKEN_BACK},
     tensor::{Owner, View},
 };
@@ -83,10 +84,8 @@ impl Codec {
             // SAFETY: memory of so many bytes, which is ours alone.
             unsafe { buffer.data().write_bytes(0, plan.state_bytes as usize) };
         }
-        let mut scales = Vec::new();
         let segments = plan.workers.len();
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate {segments} scales");
-        scales.try_reserve_exact(segments).map_err(no_memory)?;
+        let mut scales = fallible::list(segments, "scales")?;
         scales.resize(segments, 0.0);
         let (worker_tiles, server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);
         let partials = tiles::partials(worker_tiles.count().max(server_tiles.count()))?;

@@ -11,6 +11,7 @@ use crate::{
         },
     },
     error::{Result, error},
+    fallible,
     plan::codec::{CodecPlan, HEADER, NonFinite, Run as PlanRun, UNIT, units},
     tensor::Dtype,
 };
@@ -293,9 +294,7 @@ impl Tables {
         plan: &CodecPlan, chunks: Range<usize>, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
-        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {n_runs} runs");
-        let (mut runs, mut tiles) = (Vec::new(), Vec::new());
-        runs.try_reserve_exact(n_runs).map_err(refusal)?;
+        let (mut runs, mut tiles) = (fallible::list(n_runs, "runs")?, Vec::new());
         let (mut base, mut unit) = (0, 0);
         for index in 0..n_runs {
             let part = run(index);
@@ -305,7 +304,7 @@ impl Tables {
             let number = u32::try_from(count).map_err(|_| {
                 error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
             })?;
-            tiles.try_reserve(count as usize).map_err(refusal)?;
+            fallible::reserve(&mut tiles, count as usize, "tiles")?;
             runs.push(Run {
                 elements: elements as u64,
                 byte: place as u64,
@@ -334,7 +333,7 @@ impl Tables {
         }
         // The last ones may have nothing but a header.
         for chunk in tiles.last().map_or(chunks.start, |tile: &Tile| tile.chunk as usize + 1)..chunks.end {
-            tiles.try_reserve(1).map_err(refusal)?;
+            fallible::reserve(&mut tiles, 1, "tiles")?;
             let chunk = chunk as u32;
             tiles.push(Tile { first: 0, unit: 0, to: 0, byte: 0, run: NO_RUN, count: 0, left: u32::MAX, chunk });
         }
