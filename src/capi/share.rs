@@ -101,9 +101,6 @@ pub enum ShareFlag {
 /// SHARE: the other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given
 /// away, and what to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file:
 /// RLIMIT_FSIZE and its SIGXFSZ apply.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_send(
     tensor: *const DLManagedTensor, socket: c_int, flags: u32, timeout_ms: i32, lease: *mut *mut gc_share_t,
@@ -125,9 +122,11 @@ pub unsafe extern "C" fn gc_share_send(
         let sent = parcel.send(socket, Patience::of_milliseconds(timeout_ms))?;
         match place {
             Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
-            None => sent.give_up(),
+            None => {
+                sent.give_up();
+                Ok(())
+            }
         }
-        Ok(())
     })
 }
 
@@ -137,9 +136,6 @@ pub unsafe extern "C" fn gc_share_send(
 ///
 /// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it;
 /// that it ended shows when its children that inherited the tensor have ended, too.
-///
-/// # Safety
-/// The pointer is as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) -> gc_status_t {
     boundary(|| {
@@ -178,9 +174,6 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
 /// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
 /// the socket, and the sender is told.
-///
-/// # Safety
-/// The pointer is as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_receive(
     socket: c_int, device: DLDevice, timeout_ms: i32, out: *mut *mut DLManagedTensor,
@@ -190,7 +183,6 @@ pub unsafe extern "C" fn gc_share_receive(
         let out = unsafe { Out::one("out", out)? };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         let received = share::receive(BorrowedSocket::new(socket)?, device, Patience::of_milliseconds(timeout_ms));
-        out.fill(received?.into_raw());
-        Ok(())
+        out.fill(received?.into_raw())
     })
 }
