@@ -67,7 +67,7 @@ use dlpark::ffi::{DLDevice, DLManagedTensor};
 use crate::{
     error::error,
     panics::boundary,
-    share::{self, BorrowedSocket, Lease, Parcel, Patience},
+    share::{self, BorrowedSocket, Deadline, Lease, Parcel},
     tensor::{Device, Name},
 };
 
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn gc_share_send(
         let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor, flags & COPY != 0)?);
         // Once the message is written, nothing may fail.
         let place = lease.map(|lease| Place::new().map(|place| (lease, place))).transpose()?;
-        let sent = parcel.send(socket, Patience::of_milliseconds(timeout_ms))?;
+        let sent = parcel.send(socket, Deadline::after(timeout_ms))?;
         match place {
             Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
             None => {
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn gc_share_send(
 pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a lease.
-        unsafe { handle::borrow("lease", lease)? }.0.wait(Patience::of_milliseconds(timeout_ms))
+        unsafe { handle::borrow("lease", lease)? }.0.wait(Deadline::after(timeout_ms))
     })
 }
 
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn gc_share_receive(
         // SAFETY: the caller promises room for a pointer.
         let out = unsafe { Out::one("out", out)? };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
-        let received = share::receive(BorrowedSocket::new(socket)?, device, Patience::of_milliseconds(timeout_ms));
+        let received = share::receive(BorrowedSocket::new(socket)?, device, Deadline::after(timeout_ms));
         out.fill(received?.into_raw())
     })
 }

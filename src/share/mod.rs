@@ -14,7 +14,7 @@ mod message;
 mod sealed;
 mod socket;
 
-use std::{os::fd::RawFd, time::Duration};
+use std::os::fd::RawFd;
 
 use crate::{
     cancel,
@@ -26,22 +26,12 @@ use crate::{
 use device::{Import, Sent};
 use message::Message;
 use sealed::Sealed;
-use socket::{Deadline, Descriptor, Socket};
+use socket::{Descriptor, Socket};
 
-pub use socket::BorrowedSocket;
+pub use socket::{BorrowedSocket, Deadline};
 
 /// What the receiver answers when it has released a tensor.
 const RELEASED: u8 = Status::Ok as u8;
-
-/// How long a call may wait.
-pub struct Patience(Option<Duration>);
-
-impl Patience {
-    /// Negative: without end.
-    pub fn of_milliseconds(milliseconds: i32) -> Self {
-        Self(u64::try_from(milliseconds).ok().map(Duration::from_millis))
-    }
-}
 
 /// The sender's side of a tensor that was sent.
 pub struct Lease {
@@ -80,21 +70,21 @@ impl Parcel {
         Ok(Self { text, files, lease: Lease { socket: Some(socket), sent } })
     }
 
-    pub fn send(self, socket: BorrowedSocket, patience: Patience) -> Result<Lease> {
+    pub fn send(self, socket: BorrowedSocket, deadline: Deadline) -> Result<Lease> {
         let _delay = cancel::delay();
         let mut numbers: Vec<RawFd> = fallible::list(self.files.len(), "descriptors")?;
         numbers.extend(self.files.iter().map(Descriptor::number));
-        socket.send(&self.text, &numbers, Deadline::after(patience.0))?;
+        socket.send(&self.text, &numbers, deadline)?;
         Ok(self.lease)
     }
 }
 
 impl Lease {
     /// Waits until the receiver has released the tensor.
-    pub fn wait(&self, patience: Patience) -> Result<()> {
+    pub fn wait(&self, deadline: Deadline) -> Result<()> {
         let _delay = cancel::delay();
         let Some(socket) = &self.socket else { return Ok(()) }; // only while it is dropped
-        let answer = socket.peek(Deadline::after(patience.0))?;
+        let answer = socket.peek(deadline)?;
         if let Some(sent) = &self.sent {
             sent.has_ended();
         }
@@ -127,9 +117,9 @@ impl Drop for Lease {
 }
 
 /// The tensor that comes next.
-pub fn receive(socket: BorrowedSocket, device: Device, patience: Patience) -> Result<Outputs> {
+pub fn receive(socket: BorrowedSocket, device: Device, deadline: Deadline) -> Result<Outputs> {
     let _delay = cancel::delay();
-    let mut incoming = socket.incoming(Deadline::after(patience.0));
+    let mut incoming = socket.incoming(deadline);
     let message = Message::receive(&mut incoming, device != Device::Cpu)?;
     let mut files = incoming.descriptors(message.descriptors() + 1)?;
     let Some(answers) = files.pop() else { return Err(error!(Corrupt, "socket: no descriptor came")) };
