@@ -205,7 +205,7 @@ pub unsafe extern "C" fn gc_allreduce_flags(
     boundary(|| {
         // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
         let (allreduce, dst) = unsafe { (handle::borrow("allreduce", allreduce)?, borrow::tensor("dst", dst)?) };
-        allreduce.0.flags(&dst, Stream::from_raw(stream))
+        allreduce.0.enter()?.codec.flags(&dst, Stream::from_raw(stream))
     })
 }
 
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn gc_allreduce_commit(
     boundary(|| {
         // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
         let (allreduce, skip) = unsafe { (handle::borrow("allreduce", allreduce)?, borrow::optional("skip", skip)?) };
-        allreduce.0.commit(skip.as_ref(), Stream::from_raw(stream))
+        allreduce.0.enter()?.codec.commit(skip.as_ref(), Stream::from_raw(stream))
     })
 }
 
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn gc_allreduce_commit(
 pub unsafe extern "C" fn gc_allreduce_rollback(allreduce: *mut gc_allreduce_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle.
-        unsafe { handle::borrow("allreduce", allreduce)? }.0.rollback(Stream::from_raw(stream))
+        unsafe { handle::borrow("allreduce", allreduce)? }.0.enter()?.codec.rollback(Stream::from_raw(stream))
     })
 }
 
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn gc_allreduce_rollback(allreduce: *mut gc_allreduce_t, s
 pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle.
-        unsafe { handle::borrow("allreduce", allreduce)? }.0.reset(Stream::from_raw(stream))
+        unsafe { handle::borrow("allreduce", allreduce)? }.0.enter()?.codec.reset(Stream::from_raw(stream))
     })
 }
 
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
                 borrow::optional("server", server)?,
             )
         };
-        allreduce.0.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+        allreduce.0.enter()?.codec.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
     })
 }
 

@@ -287,7 +287,7 @@ pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
 pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
         // SAFETY: the caller promises a codec.
-        Ok(unsafe { handle::borrow("codec", codec)? }.0.payload_bytes())
+        Ok(unsafe { handle::borrow("codec", codec)? }.0.plan().payload_bytes())
     })
 }
 
@@ -452,7 +452,7 @@ pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_v
 pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
         // SAFETY: the caller promises a codec.
-        Ok(unsafe { handle::borrow("codec", codec)? }.0.state_bytes())
+        Ok(unsafe { handle::borrow("codec", codec)? }.0.plan().state_bytes)
     })
 }
 

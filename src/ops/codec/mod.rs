@@ -107,16 +107,6 @@ impl Codec {
         &self.plan
     }
 
-    /// Digest of every option that affects the result.
-    pub fn digest(&self) -> u64 {
-        self.plan.digest_of_all()
-    }
-
-    /// Elements of the chunk that it reduces.
-    pub fn server_elements(&self) -> i64 {
-        self.plan.server_elements()
-    }
-
     /// Makes it one for another number of elements, at least 1, in the memory that it has; it was made for one segment
     /// of at least as many. Its state is nobody's then.
     pub fn refit(&mut self, elements: i64) -> Result<()> {
@@ -206,20 +196,12 @@ impl Codec {
         }
     }
 
-    pub fn payload_bytes(&self) -> i64 {
-        self.plan.payload_bytes()
-    }
-
-    pub fn state_bytes(&self) -> i64 {
-        self.plan.state_bytes
-    }
-
     /// `values`: of each segment in turn.
     pub fn encode<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
         to: Destination<'_>, stream: Stream,
     ) -> Result<()> {
-        let payload = self.check_destination(&to, self.payload_bytes())?;
+        let payload = self.check_destination(&to, self.plan.payload_bytes())?;
         let check_output = |input: &View<'_>| payload.map_or(Ok(()), |payload| payload.check_output(&[input]));
         for factor in factors.iter().flatten() {
             self.check_scalar(factor, &[Dtype::F32])?;
@@ -273,7 +255,7 @@ impl Codec {
         stream: Stream,
     ) -> Result<()> {
         let Decoding { divisor, factor, add, .. } = by;
-        self.check_bytes(payload, self.payload_bytes())?;
+        self.check_bytes(payload, self.plan.payload_bytes())?;
         if divisor < 0 {
             return Err(error!(InvalidArgument, "divisor: {divisor} is negative"));
         }

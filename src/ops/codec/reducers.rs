@@ -40,7 +40,7 @@ impl Reducers {
 impl Codec {
     /// Reduces the chunks of whole payloads that this codec is for, to their places in one.
     fn reduce_of(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
-        let (plan, bytes) = (&self.plan, self.payload_bytes());
+        let (plan, bytes) = (&self.plan, self.plan.payload_bytes());
         let &[count, each] = payloads.shape() else { return Err(error!(Panic, "reducers: no payloads")) };
         if each != bytes || plan.rules.error.is_some() {
             return Err(error!(
