@@ -454,12 +454,9 @@ impl Peers {
     pub fn read(&self, queue: &mut Queue, area: Area, to: &mut [u8]) -> Result<()> {
         queue.current()?;
         queue.wait()?;
-        let (driver, from) = (self.device.driver, self.place(area));
         assert!(to.len() as u64 <= self.area);
-        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until
-        // it is done.
-        let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
-        driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
+        // SAFETY: from within this rank's buffer, as was asserted.
+        unsafe { queue.copy_to_host(to, self.place(area)) }
     }
 
     /// Takes this rank's buffer over.

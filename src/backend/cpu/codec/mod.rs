@@ -43,6 +43,10 @@ use tiles::Tiles;
 
 pub use plain::{carry, compress};
 
+/// Which half of a state is meant.
+const WORKER: usize = 0;
+const SERVER: usize = 1;
+
 /// Half of a state: the workers' or the server's. Each half is valid in one of the two buffers.
 #[derive(Clone, Copy, Default)]
 struct Half {
@@ -186,6 +190,5 @@ fn is_not_zero(scalar: &View<'_>) -> bool {
 
 /// A scalar on the device: a float32, or 1.
 fn factor(scalar: Option<&View<'_>>) -> f32 {
-    // SAFETY: a view of one float32, at any address.
-    scalar.map_or(1.0, |scalar| unsafe { scalar.data().cast::<f32>().read_unaligned() })
+    scalar.map_or(1.0, memory::read)
 }
