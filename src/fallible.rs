@@ -1,9 +1,10 @@
-//! Boxes and shared values whose allocation can fail with a status, where std's would abort.
+//! Lists, boxes and shared values whose allocation can fail with a status, where std's would abort.
 //!
 //! The storage can be allocated before the value exists: for callers who may not fail once they have the value.
 
 use std::{
     alloc::{self, Layout},
+    fmt::Display,
     mem::MaybeUninit,
     ops::Deref,
     ptr::NonNull,
@@ -11,6 +12,19 @@ use std::{
 };
 
 use crate::error::{Result, error};
+
+/// An empty list with room for `count` items. `what`: what these are, for the message.
+pub fn list<T>(count: usize, what: impl Display) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    let room = list.try_reserve_exact(count);
+    room.map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} {what}")).map(|()| list)
+}
+
+/// Makes room in a list for so many items more.
+pub fn reserve<T>(list: &mut Vec<T>, more: usize, what: impl Display) -> Result<()> {
+    let all = list.len().saturating_add(more);
+    list.try_reserve(more).map_err(|_| error!(OutOfMemory, "cannot allocate a list of {all} {what}"))
+}
 
 /// Storage for one value: `Box::write` fills it.
 pub fn place<T>() -> Result<Box<MaybeUninit<T>>> {

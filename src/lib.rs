@@ -27,6 +27,13 @@ compile_error!("gradcodec is written for 64-bit little-endian machines");
 mod about;
 mod backend;
 mod cancel;
+/// The exported functions.
+///
+/// # Safety
+/// Of each that is unsafe: its pointers are as its text describes them, `struct_size` bytes of options are readable, and
+/// nothing else uses the memory that is written to until the work is done. What one wants besides stands there.
+#[allow(non_camel_case_types, reason = "the names in the header")]
+#[allow(clippy::missing_safety_doc, reason = "said above, once for all of them")]
 pub mod capi;
 mod comm;
 mod compile;

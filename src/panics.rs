@@ -20,54 +20,28 @@ pub trait Answer {
     fn failure(status: Status) -> Self::C;
 }
 
-impl Answer for () {
-    type C = i32;
-    fn success(self) -> i32 {
-        Status::Ok as i32
-    }
-    fn failure(status: Status) -> i32 {
-        status as i32
-    }
-}
+macro_rules! answers {
+    ($($answer:ty: $c:ty, |$value:ident| $success:expr, |$status:pat_param| $failure:expr;)*) => {$(
+        impl Answer for $answer {
+            type C = $c;
 
-impl Answer for i64 {
-    type C = i64;
-    fn success(self) -> i64 {
-        self
-    }
-    fn failure(_: Status) -> i64 {
-        -1
-    }
-}
+            fn success(self) -> $c {
+                let $value = self;
+                $success
+            }
 
-impl Answer for u32 {
-    type C = u32;
-    fn success(self) -> u32 {
-        self
-    }
-    fn failure(_: Status) -> u32 {
-        0
-    }
+            fn failure($status: Status) -> $c {
+                $failure
+            }
+        }
+    )*};
 }
-
-impl Answer for *const c_char {
-    type C = *const c_char;
-    fn success(self) -> *const c_char {
-        self
-    }
-    fn failure(_: Status) -> *const c_char {
-        c"".as_ptr()
-    }
-}
-
-impl Answer for *mut c_void {
-    type C = *mut c_void;
-    fn success(self) -> *mut c_void {
-        self
-    }
-    fn failure(_: Status) -> *mut c_void {
-        ptr::null_mut()
-    }
+answers! {
+    (): i32, |_done| Status::Ok as i32, |status| status as i32;
+    i64: i64, |value| value, |_| -1;
+    u32: u32, |value| value, |_| 0;
+    *const c_char: *const c_char, |text| text, |_| c"".as_ptr();
+    *mut c_void: *mut c_void, |pointer| pointer, |_| ptr::null_mut();
 }
 
 thread_local! {

@@ -54,7 +54,6 @@ use super::{
 };
 
 /// A compressed all-reduce: gc_allreduce_create() makes one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_allreduce_t(AllReduce);
 
 /// Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
@@ -66,9 +65,6 @@ pub struct gc_allreduce_t(AllReduce);
 /// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer
 /// memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY
 /// and a NULL `comm`: then the others keep waiting.
-///
-/// # Safety
-/// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_create(
     comm: *mut gc_comm_t, options: *const gc_codec_options_t, out: *mut *mut gc_allreduce_t,
@@ -85,17 +81,11 @@ pub unsafe extern "C" fn gc_allreduce_create(
             Err(refusal) => (None, Err(refusal)),
         };
         let allreduce = gc_allreduce_t(AllReduce::new(comm.0.clone(), descriptor)?);
-        if let Some((out, place)) = places {
-            out.fill([place.hand_out(allreduce)]);
-        }
-        Ok(())
+        places.map_or(Ok(()), |(out, place)| out.fill([place.hand_out(allreduce)]))
     })
 }
 
 /// Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     boundary(|| {
@@ -108,9 +98,6 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
 /// Elements of this rank's shard: its part of every segment, raw or not, which it reduces. So many has the shard of
 /// gc_allreduce_reduce_scatter(), and `server` of gc_allreduce_errors_out(). They may be 0. -1, and the last error, if
 /// `allreduce` is NULL.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allreduce_t) -> i64 {
     boundary(|| {
@@ -128,9 +115,6 @@ pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allred
 /// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
 /// rank whose payload is not of such an all-reduce: values are unchanged; on CUDA GC_FLAG_CORRUPT is set. After a
 /// failure the errors of this rank may be those of the step: roll it back, or reset them.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_run(
     allreduce: *mut gc_allreduce_t, values: *const *mut DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -167,9 +151,6 @@ pub unsafe extern "C" fn gc_allreduce_run(
 /// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
 /// one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
 /// both together.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `shard` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
     allreduce: *mut gc_allreduce_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -198,9 +179,6 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
 ///
 /// As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
 /// overlap it. After a failure the server's errors of this rank may be those of the step.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_all_gather(
     allreduce: *mut gc_allreduce_t, shard: *const DLTensor, values: *const *mut DLTensor, n_values: usize,
@@ -220,9 +198,6 @@ pub unsafe extern "C" fn gc_allreduce_all_gather(
 }
 
 /// Writes the flags of this rank since the last gc_allreduce_flags(), as gc_codec_flags() does.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_flags(
     allreduce: *mut gc_allreduce_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -230,15 +205,12 @@ pub unsafe extern "C" fn gc_allreduce_flags(
     boundary(|| {
         // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
         let (allreduce, dst) = unsafe { (handle::borrow("allreduce", allreduce)?, borrow::tensor("dst", dst)?) };
-        allreduce.0.flags(&dst, Stream::from_raw(stream))
+        allreduce.0.enter()?.codec.flags(&dst, Stream::from_raw(stream))
     })
 }
 
 /// Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all. The
 /// values stay as they are. Nothing is exchanged, so `skip` must say the same on every rank.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_commit(
     allreduce: *mut gc_allreduce_t, skip: *const DLTensor, stream: *mut c_void,
@@ -246,31 +218,25 @@ pub unsafe extern "C" fn gc_allreduce_commit(
     boundary(|| {
         // SAFETY: the caller promises a handle, and a tensor that stays as it is during the call.
         let (allreduce, skip) = unsafe { (handle::borrow("allreduce", allreduce)?, borrow::optional("skip", skip)?) };
-        allreduce.0.commit(skip.as_ref(), Stream::from_raw(stream))
+        allreduce.0.enter()?.codec.commit(skip.as_ref(), Stream::from_raw(stream))
     })
 }
 
 /// Takes the pending step back: gc_allreduce_commit() with a `skip` that is not 0.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_rollback(allreduce: *mut gc_allreduce_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle.
-        unsafe { handle::borrow("allreduce", allreduce)? }.0.rollback(Stream::from_raw(stream))
+        unsafe { handle::borrow("allreduce", allreduce)? }.0.enter()?.codec.rollback(Stream::from_raw(stream))
     })
 }
 
 /// Resets the errors to +0, as after gc_allreduce_create(). Flags and a pending step are dropped.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a handle.
-        unsafe { handle::borrow("allreduce", allreduce)? }.0.reset(Stream::from_raw(stream))
+        unsafe { handle::borrow("allreduce", allreduce)? }.0.enter()?.codec.reset(Stream::from_raw(stream))
     })
 }
 
@@ -281,9 +247,6 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
 /// has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
 /// elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts where
 /// these are (docs/NUMERICS.md 11).
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_out(
     allreduce: *mut gc_allreduce_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,
@@ -297,7 +260,7 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
                 borrow::optional("server", server)?,
             )
         };
-        allreduce.0.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+        allreduce.0.enter()?.codec.errors_out(worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
     })
 }
 
@@ -312,9 +275,6 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 /// shards, of which this rank takes those of its own.
 ///
 /// As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_in(
     allreduce: *mut gc_allreduce_t, workers: *const DLTensor, server: *const DLTensor, stream: *mut c_void,

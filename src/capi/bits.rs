@@ -23,7 +23,6 @@ use super::{
 };
 
 /// Which bit of a byte comes first: one of GC_BIT_ORDER_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_bit_order_t = i32;
 
 /// For `axis`: all dimensions as one, in C order.
@@ -65,9 +64,6 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 ///
 /// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
 /// 2^63 - 1 bytes, or pointers.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_chunks(
     src: *const DLManagedTensor, n_chunks: usize, out: *mut *mut DLManagedTensor,
@@ -77,8 +73,7 @@ pub unsafe extern "C" fn gc_pack_chunks(
         let (src, out) = unsafe {
             (borrow::managed("src", src)?, Out::several("out", out, borrow::Count::of("n_chunks", n_chunks))?)
         };
-        out.fill(bits::pack_chunks(&src, n_chunks)?.into_raw());
-        Ok(())
+        out.fill(bits::pack_chunks(&src, n_chunks)?.into_raw())
     })
 }
 
@@ -90,9 +85,6 @@ pub unsafe extern "C" fn gc_pack_chunks(
 ///
 /// INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
 /// chunk of another length.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_chunks(
     chunks: *const *mut DLManagedTensor, n_chunks: usize, n_elements: i64, out: *mut *mut DLManagedTensor,
@@ -102,8 +94,7 @@ pub unsafe extern "C" fn gc_unpack_chunks(
         let (chunks, out) = unsafe {
             (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
         };
-        out.fill(bits::unpack_chunks(&chunks, n_elements)?.into_raw());
-        Ok(())
+        out.fill(bits::unpack_chunks(&chunks, n_elements)?.into_raw())
     })
 }
 
@@ -115,9 +106,6 @@ pub unsafe extern "C" fn gc_unpack_chunks(
 /// `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
 ///
 /// INVALID_ARGUMENT: an axis out of range, an unknown order. UNSUPPORTED_DTYPE: floats.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_bits(
     src: *const DLManagedTensor, axis: i32, order: gc_bit_order_t, out: *mut *mut DLManagedTensor,
@@ -125,8 +113,7 @@ pub unsafe extern "C" fn gc_pack_bits(
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
-        out.fill(bits::pack_bits(&src, to_axis(axis), to_order(order)?)?.into_raw());
-        Ok(())
+        out.fill(bits::pack_bits(&src, to_axis(axis), to_order(order)?)?.into_raw())
     })
 }
 
@@ -138,9 +125,6 @@ pub unsafe extern "C" fn gc_pack_bits(
 ///
 /// INVALID_ARGUMENT: an axis out of range, an unknown order, a count that leaves off more bits than there are.
 /// UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_bits(
     src: *const DLManagedTensor, axis: i32, count: i64, order: gc_bit_order_t, out: *mut *mut DLManagedTensor,
@@ -149,8 +133,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
         let (axis, count) = (to_axis(axis), to_count(count));
-        out.fill(bits::unpack_bits(&src, axis, count, to_order(order)?)?.into_raw());
-        Ok(())
+        out.fill(bits::unpack_bits(&src, axis, count, to_order(order)?)?.into_raw())
     })
 }
 
@@ -161,9 +144,6 @@ pub unsafe extern "C" fn gc_unpack_bits(
 ///
 /// INVALID_ARGUMENT: an unknown order, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
 /// SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_chunks_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -182,9 +162,6 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 ///
 /// INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
 /// NOT_CONTIGUOUS: src.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_chunks_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -201,9 +178,6 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
 /// `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
 ///
 /// As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_bits_into(
     src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -221,9 +195,6 @@ pub unsafe extern "C" fn gc_pack_bits_into(
 /// strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
 ///
 /// As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_bits_into(
     src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,

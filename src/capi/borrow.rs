@@ -17,6 +17,7 @@ use dlpark::{
 
 use crate::{
     error::{Error, Result, error},
+    fallible,
     tensor::{Described, Elements, Name, View},
 };
 
@@ -190,10 +191,11 @@ impl<T: Extensible> OutStruct<T> {
     }
 
     /// Writes all that both sides know but `struct_size`, which stays the program's.
-    pub fn fill(self, value: T) {
+    pub fn fill(self, value: T) -> Result<()> {
         let (bytes, head) = ((&raw const value).cast::<u8>(), size_of::<u32>());
         // SAFETY: `new` was promised room for `size` bytes; a `T` has as many, all of them initialized.
         unsafe { self.place.cast::<u8>().add(head).copy_from_nonoverlapping(bytes.add(head), self.size - head) };
+        Ok(())
     }
 }
 
@@ -227,10 +229,7 @@ pub unsafe fn managed_items<'a>(
 ) -> Result<Vec<View<'a>>> {
     // SAFETY: unless NULL or unaligned, `tensors` points at `count` pointers.
     let tensors = unsafe { items(name, tensors, count)? };
-    let mut views = Vec::new();
-    views
-        .try_reserve_exact(tensors.len())
-        .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate {} views", tensors.len()))?;
+    let mut views = fallible::list(tensors.len(), format_args!("views of {name}"))?;
     for (index, &tensor) in tensors.iter().enumerate() {
         // SAFETY: each of the `count` pointers is as [`managed_named`] wants it.
         views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });
@@ -334,11 +333,13 @@ impl<T> Out<T> {
         Ok(Self { first, count: count.items })
     }
 
-    pub fn fill(self, results: impl IntoIterator<Item = T>) {
+    /// Never fails: a call ends with it.
+    pub fn fill(self, results: impl IntoIterator<Item = T>) -> Result<()> {
         for (index, result) in results.into_iter().take(self.count).enumerate() {
             // SAFETY: `one` or `several` was promised room for `count` results.
             unsafe { self.first.add(index).write(result) };
         }
+        Ok(())
     }
 }
 
@@ -462,7 +463,7 @@ mod tests {
         ] {
             let memory = BeforeAGuard::new(before);
             // SAFETY: as many bytes as `struct_size` says, to the end of a page.
-            unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value);
+            unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value).unwrap();
             assert_eq!(memory.words(), after);
         }
         let memory = BeforeAGuard::new(&[0]);

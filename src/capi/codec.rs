@@ -80,15 +80,12 @@ use super::{
 };
 
 /// How values are decoded: one of GC_DECODE_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_decode_t = i32;
 
 /// A codec: gc_codec_create() makes one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_codec_t(Codec);
 
 /// Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_codec_options_t {
@@ -265,24 +262,17 @@ unsafe fn with_errors(
 /// GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
 /// with a block codec; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16.
 /// SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
-///
-/// # Safety
-/// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out: *mut *mut gc_codec_t) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size with what they point at, and room for a pointer.
         let (descriptor, out) = unsafe { (borrow::options("options", options)?.descriptor()?, Out::one("out", out)?) };
-        out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))?]);
-        Ok(())
+        out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))?])
     })
 }
 
 /// Releases a codec. No thread, no pending work and no graph may use it any more. NULL is ignored. On CUDA this may
 /// wait for all work in the context: do not call it in a capture or between the launches of a collective.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
     boundary(|| {
@@ -293,14 +283,11 @@ pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
 }
 
 /// Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
         // SAFETY: the caller promises a codec.
-        Ok(unsafe { handle::borrow("codec", codec)? }.0.payload_bytes())
+        Ok(unsafe { handle::borrow("codec", codec)? }.0.plan().payload_bytes())
     })
 }
 
@@ -313,9 +300,6 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
 ///
 /// INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
 /// SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `payload` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_encode(
     codec: *mut gc_codec_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -347,9 +331,6 @@ pub unsafe extern "C" fn gc_codec_encode(
 ///
 /// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
 /// that this codec would not have written; nothing is written then.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `values` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_decode(
     codec: *mut gc_codec_t, payload: *const DLTensor, divisor: i32, factor: *const DLTensor, mode: gc_decode_t,
@@ -385,9 +366,6 @@ pub unsafe extern "C" fn gc_codec_decode(
 /// is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
 ///
 /// INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_reduce(
     codec: *mut gc_codec_t, chunk: usize, chunks: *const DLTensor, dst: *mut DLTensor, stream: *mut c_void,
@@ -404,9 +382,6 @@ pub unsafe extern "C" fn gc_codec_reduce(
 /// Writes the flags of all calls since the last gc_codec_flags(): GC_FLAG_*, or'ed, in stream order.
 ///
 /// `dst`: uint32, one element, on the codec's device or CUDAHost.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_flags(
     codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -423,9 +398,6 @@ pub unsafe extern "C" fn gc_codec_flags(
 ///
 /// INVALID_ARGUMENT: a block codec, whose scales are those of blocks. UNSUPPORTED_DTYPE, SHAPE_MISMATCH, NOT_CONTIGUOUS:
 /// a tensor that is not as described. BUSY.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_scales(
     codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -443,9 +415,6 @@ pub unsafe extern "C" fn gc_codec_scales(
 /// `skip`: NULL, or one bool, int32 or float32 on the codec's device.
 ///
 /// INVALID_ARGUMENT: a codec of another policy. BUSY.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_commit(
     codec: *mut gc_codec_t, skip: *const DLTensor, stream: *mut c_void,
@@ -458,9 +427,6 @@ pub unsafe extern "C" fn gc_codec_commit(
 }
 
 /// Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_rollback(codec: *mut gc_codec_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
@@ -471,9 +437,6 @@ pub unsafe extern "C" fn gc_codec_rollback(codec: *mut gc_codec_t, stream: *mut 
 }
 
 /// Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
@@ -485,14 +448,11 @@ pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_v
 
 /// Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each segment
 /// that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without errors.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
         // SAFETY: the caller promises a codec.
-        Ok(unsafe { handle::borrow("codec", codec)? }.0.state_bytes())
+        Ok(unsafe { handle::borrow("codec", codec)? }.0.plan().state_bytes)
     })
 }
 
@@ -502,9 +462,6 @@ pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
 /// `dst`: gc_codec_state_bytes() bytes on the codec's device.
 ///
 /// INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_out(
     codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -519,9 +476,6 @@ pub unsafe extern "C" fn gc_codec_state_out(
 /// CORRUPT on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
 ///
 /// `src`: as for gc_codec_state_out(), and so are the errors.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_in(
     codec: *mut gc_codec_t, src: *const DLTensor, stream: *mut c_void,
@@ -539,9 +493,6 @@ pub unsafe extern "C" fn gc_codec_state_in(
 ///
 /// INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
 /// NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_errors_out(
     codec: *mut gc_codec_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,
@@ -559,9 +510,6 @@ pub unsafe extern "C" fn gc_codec_errors_out(
 ///
 /// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
 /// none.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_errors_in(
     codec: *mut gc_codec_t, worker: *const DLTensor, server: *const DLTensor, stream: *mut c_void,

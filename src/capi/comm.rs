@@ -61,7 +61,6 @@ use super::{
 
 /// A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
 /// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() create one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_comm_t(pub(super) Arc<Communicator>);
 
 /// Where a communicator is handed out: storage for all of it, reserved before other ranks are told that all is well.
@@ -80,8 +79,8 @@ impl CommPlace {
         Ok(Self { out, handle: handle::Place::new()?, shared: fallible::Place::new()? })
     }
 
-    pub(super) fn fill(self, communicator: Communicator) {
-        self.out.fill([self.handle.hand_out(gc_comm_t(self.shared.fill(communicator)))]);
+    pub(super) fn fill(self, communicator: Communicator) -> Result<()> {
+        self.out.fill([self.handle.hand_out(gc_comm_t(self.shared.fill(communicator)))])
     }
 }
 
@@ -93,7 +92,6 @@ impl CommPlace {
 /// means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
 /// it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
 /// gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_transport_t {
@@ -164,8 +162,7 @@ pub unsafe extern "C" fn gc_comm_from_transport(
         let (transport, place) = unsafe { (borrow::options("transport", transport)?, CommPlace::new(out)?) };
         // SAFETY: the caller promises that the functions do what they are said to do.
         let callbacks = unsafe { callbacks(&transport)? };
-        place.fill(Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?);
-        Ok(())
+        place.fill(Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?)
     })
 }
 
@@ -193,9 +190,6 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
 /// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
 ///
 /// INVALID_ARGUMENT: world_size below 1.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -207,8 +201,7 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
         for member in comm::group(ranks)? {
             handles.push(gc_comm_t(Arc::new(Communicator::over_group(member)?)?))?;
         }
-        out.fill(handles.into_raw());
-        Ok(())
+        out.fill(handles.into_raw())
     })
 }
 
@@ -217,11 +210,7 @@ struct Handles(Vec<*mut gc_comm_t>);
 
 impl Handles {
     fn with_room(count: usize) -> Result<Self> {
-        let mut handles = Vec::new();
-        handles
-            .try_reserve_exact(count)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} communicators"))?;
-        Ok(Self(handles))
+        fallible::list(count, "communicators").map(Self)
     }
 
     fn push(&mut self, communicator: gc_comm_t) -> Result<()> {
@@ -248,9 +237,6 @@ impl Drop for Handles {
 /// this.
 ///
 /// INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice, n_elements: i64) -> gc_status_t {
     boundary(|| {
@@ -264,9 +250,6 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
 /// CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
 /// otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
 /// ones. This never waits, and may be called on any thread.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -295,9 +278,6 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
 ///
 /// INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY:
 /// no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -309,9 +289,6 @@ pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
 /// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
 /// remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
 /// too.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
     boundary(|| {
@@ -335,9 +312,6 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
 /// UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
 /// different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
 /// another number of elements. BUSY.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of the tensors meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_compressed_allreduce(
     comm: *mut gc_comm_t, buffer: *mut DLTensor, worker_error: *mut DLTensor, server_error: *mut DLTensor,

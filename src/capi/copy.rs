@@ -43,9 +43,6 @@ use super::{
 ///
 /// UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
 /// it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_to_device(
     src: *const DLManagedTensor, device: DLDevice, out: *mut *mut DLManagedTensor,
@@ -53,8 +50,7 @@ pub unsafe extern "C" fn gc_tensor_to_device(
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed_elements("src", src)?, Out::one("out", out)?) };
-        out.fill(copy::to_device(&src, device)?.into_raw());
-        Ok(())
+        out.fill(copy::to_device(&src, device)?.into_raw())
     })
 }
 
@@ -84,9 +80,6 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
 /// NOT_CONTIGUOUS: elements that are not a whole number of bytes and are not C-contiguous on both sides; such elements
 /// are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_copy_into(src: *const DLTensor, dst: *mut DLTensor, stream: *mut c_void) -> gc_status_t {
     boundary(|| {

@@ -59,14 +59,12 @@ pub unsafe extern "C" fn gc_builtin_kernels(
         let (family, fatbin, size) =
             unsafe { (borrow::text("family", family)?, Out::one("fatbin", fatbin)?, Out::one("size", size)?) };
         let bytes = devices::builtin_kernels(family)?;
-        fatbin.fill([bytes.as_ptr().cast()]);
-        size.fill([bytes.len()]);
-        Ok(())
+        fatbin.fill([bytes.as_ptr().cast()])?;
+        size.fill([bytes.len()])
     })
 }
 
 /// How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_kernel_shape_t {
@@ -114,7 +112,6 @@ pub unsafe extern "C" fn gc_builtin_kernel_shape(
             shared_bytes: shape.shared_bytes,
             cluster: 1,
             reserved: [0; 3],
-        });
-        Ok(())
+        })
     })
 }

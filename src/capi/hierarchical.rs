@@ -53,9 +53,6 @@ use super::{
 /// communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL
 /// `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
 /// communicator): then the others keep waiting. OUT_OF_MEMORY, COMM, BUSY.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_hierarchical(
     intra_node: *mut gc_comm_t, inter_node: *mut gc_comm_t, out: *mut *mut gc_comm_t,
@@ -71,9 +68,6 @@ pub unsafe extern "C" fn gc_comm_hierarchical(
         let (place, so_far) = place.map_or_else(|refusal| (None, Err(refusal)), |place| (Some(place), Ok(())));
         let (inter, so_far) = inter.map_or_else(|refusal| (None, Err(refusal)), |inter| (inter, so_far));
         let communicator = Communicator::hierarchical(&intra.0, inter.map(|inter| &*inter.0), so_far)?;
-        if let Some(place) = place {
-            place.fill(communicator);
-        }
-        Ok(())
+        place.map_or(Ok(()), |place| place.fill(communicator))
     })
 }

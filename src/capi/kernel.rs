@@ -88,7 +88,6 @@ use super::{
 };
 
 /// A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_kernel_t(Shared<Kernel>);
 
 /// How a kernel is made: flags of its options.
@@ -111,7 +110,6 @@ pub enum RunFlag {
 
 /// What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
 /// are read during the call.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_elementwise_options_t {
@@ -151,7 +149,6 @@ unsafe impl borrow::Extensible for gc_elementwise_options_t {
 
 /// What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
 /// field that is 0 has its default. Texts are read during the call.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_reduction_options_t {
@@ -195,7 +192,6 @@ unsafe impl borrow::Extensible for gc_reduction_options_t {
 }
 
 /// How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_run_options_t {
@@ -324,9 +320,8 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
         }
         let definition = Definition::new(is_reduction, texts, copies, flags & FMAD != 0)?;
         let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
-        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?]);
+        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?])
     }
-    Ok(())
 }
 
 /// Adds a call's tensors to those that are there.
@@ -398,9 +393,6 @@ unsafe fn call<'a>(
 /// INVALID_ARGUMENT: no outputs, operation NULL; an invalid type, name or flag; a name twice; a text that is not UTF-8;
 /// more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0 (the
 /// message has its offset).
-///
-/// # Safety
-/// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_elementwise_create(
     options: *const gc_elementwise_options_t, out: *mut *mut gc_kernel_t,
@@ -417,9 +409,6 @@ pub unsafe extern "C" fn gc_elementwise_create(
 ///
 /// As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
 /// is not.
-///
-/// # Safety
-/// The pointers are as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_reduction_create(
     options: *const gc_reduction_options_t, out: *mut *mut gc_kernel_t,
@@ -472,9 +461,6 @@ pub unsafe extern "C" fn gc_kernel_run(
 /// matter, unless they take more than 8 loops.
 ///
 /// As gc_kernel_run().
-///
-/// # Safety
-/// As there.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_prepare(
     kernel: *mut gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
@@ -489,9 +475,6 @@ pub unsafe extern "C" fn gc_kernel_prepare(
 
 /// Bytes of the workspace that gc_kernel_run() with these arguments wants. `workspace` of `options` is ignored. 0 for
 /// elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
-///
-/// # Safety
-/// As there.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     kernel: *const gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
@@ -507,16 +490,12 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
 /// What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
 ///
 /// `*log`: text that stays until gc_kernel_free().
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *const c_char) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, log) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("log", log)?) };
-        log.fill([kernel.0.enter()?.log()]);
-        Ok(())
+        log.fill([kernel.0.enter()?.log()])
     })
 }
 
@@ -524,16 +503,12 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
 /// NVRTC.
 ///
 /// `*out`: uint8, of the CPU, yours to release.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *mut DLManagedTensor) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, out) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("out", out)?) };
-        out.fill(kernel.0.enter()?.save()?.into_raw());
-        Ok(())
+        out.fill(kernel.0.enter()?.save()?.into_raw())
     })
 }
 
@@ -544,25 +519,18 @@ pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *m
 /// yours to release, by gc_kernel_free().
 ///
 /// CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *mut *mut gc_kernel_t) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises so many bytes, and room for a pointer.
         let (data, out) =
             unsafe { (borrow::items("data", data.cast::<u8>(), Count::of("size", size))?, Out::one("out", out)?) };
-        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", Kernel::load(data)?)))?]);
-        Ok(())
+        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", Kernel::load(data)?)))?])
     })
 }
 
 /// Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
 /// may wait for all work of the context: not in a capture, not between the launches of a collective.
-///
-/// # Safety
-/// As described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_free(kernel: *mut gc_kernel_t) {
     boundary(|| {

@@ -49,7 +49,6 @@ use super::{
 };
 
 /// Which communicator of NCCL, and which NCCL.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_nccl_options_t {
@@ -112,8 +111,7 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
         }
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0, timeout_ms)? };
-        place.fill(Communicator::over_nccl(nccl)?);
-        Ok(())
+        place.fill(Communicator::over_nccl(nccl)?)
     })
 }
 
@@ -125,9 +123,6 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
 /// Loads libnccl.so.2 if no NCCL is loaded.
 ///
 /// INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.19.1. COMM: a failure of NCCL's.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: *mut u8) -> gc_status_t {
     boundary(|| {
@@ -135,8 +130,7 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
         let (options, id) =
             unsafe { (borrow::options("options", options)?, Out::several("id", id, Count::of("id", NCCL_ID_BYTES))?) };
         // SAFETY: the caller's promise.
-        id.fill(unsafe { Nccl::new_id(handle_alone(&options)?)? });
-        Ok(())
+        id.fill(unsafe { Nccl::new_id(handle_alone(&options)?)? })
     })
 }
 
@@ -148,9 +142,6 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
 ///
 /// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU.
 /// TIMEOUT: not all ranks came within timeout_ms. And as for a tensor on the device.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_nccl_id(
     options: *const gc_nccl_options_t, id: *const u8, rank: i32, world_size: i32, device: DLDevice,
@@ -165,8 +156,7 @@ pub unsafe extern "C" fn gc_comm_from_nccl_id(
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device, options.timeout_ms)? };
-        place.fill(Communicator::over_nccl(nccl)?);
-        Ok(())
+        place.fill(Communicator::over_nccl(nccl)?)
     })
 }
 

@@ -28,7 +28,6 @@ use super::{
 };
 
 /// What a scale is: one of GC_SCALE_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_scale_t = i32;
 
 fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
@@ -49,9 +48,6 @@ fn to_rule(code: gc_scale_t) -> Result<ScaleRule> {
 /// INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
 /// error of another size. A call that fails leaves the error unchanged; on CUDA it may be the new one if the driver
 /// fails at the end, in the wait for its work.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `error` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_compress(
     grad: *const DLManagedTensor, error: *mut DLManagedTensor, n_chunks: usize, out_chunks: *mut *mut DLManagedTensor,
@@ -68,9 +64,8 @@ pub unsafe extern "C" fn gc_onebit_compress(
             )
         };
         let (packed, s) = onebit::compress(&grad, error.as_ref(), n_chunks)?;
-        chunks.fill(packed.into_raw());
-        scale.fill([s]);
-        Ok(())
+        chunks.fill(packed.into_raw())?;
+        scale.fill([s])
     })
 }
 
@@ -85,9 +80,6 @@ pub unsafe extern "C" fn gc_onebit_compress(
 /// infinite, and a NaN gives NaN for either bit.
 ///
 /// As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_decompress(
     chunks: *const *mut DLManagedTensor, n_chunks: usize, scales: *const f32, n_elements: i64, dtype: DLDataType,
@@ -103,8 +95,7 @@ pub unsafe extern "C" fn gc_onebit_decompress(
                 Out::one("out", out)?,
             )
         };
-        out.fill(onebit::decompress(&chunks, scales, n_elements, dtype)?.into_raw());
-        Ok(())
+        out.fill(onebit::decompress(&chunks, scales, n_elements, dtype)?.into_raw())
     })
 }
 
@@ -117,10 +108,6 @@ pub unsafe extern "C" fn gc_onebit_decompress(
 ///
 /// As gc_onebit_compress(), and INVALID_ARGUMENT: an unknown rule. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
 /// workspace.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `error`, `dst`, `scale` and `workspace`
-/// meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_onebit_compress_into(
     grad: *const DLTensor, error: *mut DLTensor, rule: gc_scale_t, dst: *mut DLTensor, scale: *mut DLTensor,

@@ -51,7 +51,6 @@ use super::{
 };
 
 /// Memory by which ranks reach each other, as one of them has it mapped.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_peers_options_t {
@@ -95,9 +94,6 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
 /// `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.
 ///
 /// -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64.
-///
-/// # Safety
-/// `options` is as described, and struct_size bytes are readable.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_peers_bytes(options: *const gc_codec_options_t, world_size: i32) -> i64 {
     boundary(|| {
@@ -136,8 +132,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
             buffers: &buffers,
             timeout_ms: options.timeout_ms,
         };
-        place.fill(Communicator::over_peers(Peers::new(&places)?)?);
-        Ok(())
+        place.fill(Communicator::over_peers(Peers::new(&places)?)?)
     })
 }
 
@@ -151,9 +146,6 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 /// UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
 /// CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
 /// failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_open_peers(
     bootstrap: *mut gc_comm_t, device: DLDevice, bytes: i64, timeout_ms: u32, out: *mut *mut gc_comm_t,
@@ -167,9 +159,6 @@ pub unsafe extern "C" fn gc_comm_open_peers(
             Err(refusal) => (None, Err(refusal)),
         };
         let communicator = Communicator::open_peers(&bootstrap.0, device, bytes, timeout_ms)?;
-        if let Some(place) = place {
-            place.fill(communicator);
-        }
-        Ok(())
+        place.map_or(Ok(()), |place| place.fill(communicator))
     })
 }

@@ -67,7 +67,7 @@ use dlpark::ffi::{DLDevice, DLManagedTensor};
 use crate::{
     error::error,
     panics::boundary,
-    share::{self, BorrowedSocket, Lease, Parcel, Patience},
+    share::{self, BorrowedSocket, Deadline, Lease, Parcel},
     tensor::{Device, Name},
 };
 
@@ -78,7 +78,6 @@ use super::{
 };
 
 /// What the sender keeps of a tensor that it has sent: gc_share_send() makes it.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub struct gc_share_t(Lease);
 
 /// How a tensor is shared.
@@ -102,9 +101,6 @@ pub enum ShareFlag {
 /// SHARE: the other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given
 /// away, and what to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file:
 /// RLIMIT_FSIZE and its SIGXFSZ apply.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_send(
     tensor: *const DLManagedTensor, socket: c_int, flags: u32, timeout_ms: i32, lease: *mut *mut gc_share_t,
@@ -123,12 +119,14 @@ pub unsafe extern "C" fn gc_share_send(
         let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor, flags & COPY != 0)?);
         // Once the message is written, nothing may fail.
         let place = lease.map(|lease| Place::new().map(|place| (lease, place))).transpose()?;
-        let sent = parcel.send(socket, Patience::of_milliseconds(timeout_ms))?;
+        let sent = parcel.send(socket, Deadline::after(timeout_ms))?;
         match place {
             Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
-            None => sent.give_up(),
+            None => {
+                sent.give_up();
+                Ok(())
+            }
         }
-        Ok(())
     })
 }
 
@@ -138,14 +136,11 @@ pub unsafe extern "C" fn gc_share_send(
 ///
 /// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it;
 /// that it ended shows when its children that inherited the tensor have ended, too.
-///
-/// # Safety
-/// The pointer is as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a lease.
-        unsafe { handle::borrow("lease", lease)? }.0.wait(Patience::of_milliseconds(timeout_ms))
+        unsafe { handle::borrow("lease", lease)? }.0.wait(Deadline::after(timeout_ms))
     })
 }
 
@@ -179,9 +174,6 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
 /// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
 /// the socket, and the sender is told.
-///
-/// # Safety
-/// The pointer is as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_receive(
     socket: c_int, device: DLDevice, timeout_ms: i32, out: *mut *mut DLManagedTensor,
@@ -190,8 +182,7 @@ pub unsafe extern "C" fn gc_share_receive(
         // SAFETY: the caller promises room for a pointer.
         let out = unsafe { Out::one("out", out)? };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
-        let received = share::receive(BorrowedSocket::new(socket)?, device, Patience::of_milliseconds(timeout_ms));
-        out.fill(received?.into_raw());
-        Ok(())
+        let received = share::receive(BorrowedSocket::new(socket)?, device, Deadline::after(timeout_ms));
+        out.fill(received?.into_raw())
     })
 }

@@ -34,9 +34,6 @@ use super::{
 ///
 /// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
 /// more than 2^63 - 1 bytes, or pointers.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_signs(
     src: *const DLManagedTensor, n_chunks: usize, out: *mut *mut DLManagedTensor,
@@ -46,8 +43,7 @@ pub unsafe extern "C" fn gc_pack_signs(
         let (src, out) = unsafe {
             (borrow::managed("src", src)?, Out::several("out", out, borrow::Count::of("n_chunks", n_chunks))?)
         };
-        out.fill(signs::pack_signs(&src, n_chunks)?.into_raw());
-        Ok(())
+        out.fill(signs::pack_signs(&src, n_chunks)?.into_raw())
     })
 }
 
@@ -57,9 +53,6 @@ pub unsafe extern "C" fn gc_pack_signs(
 /// one-dimensional, of that dtype, `n_elements` long, yours to release.
 ///
 /// As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_signs(
     chunks: *const *mut DLManagedTensor, n_chunks: usize, n_elements: i64, dtype: DLDataType,
@@ -70,8 +63,7 @@ pub unsafe extern "C" fn gc_unpack_signs(
         let (chunks, out) = unsafe {
             (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
         };
-        out.fill(signs::unpack_signs(&chunks, n_elements, dtype)?.into_raw());
-        Ok(())
+        out.fill(signs::unpack_signs(&chunks, n_elements, dtype)?.into_raw())
     })
 }
 
@@ -79,9 +71,6 @@ pub unsafe extern "C" fn gc_unpack_signs(
 ///
 /// `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
 /// are UNSUPPORTED_DTYPE here.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_signs_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -107,9 +96,6 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 /// INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
 /// or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
 /// scales.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_signs_into(
     src: *const DLTensor, scales: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -135,9 +121,6 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
 ///
 /// INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
 /// NOT_CONTIGUOUS: the bytes of a voter, dst.
-///
-/// # Safety
-/// The pointers are as described, and nothing else uses the memory of `dst` meanwhile.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_vote_signs_into(
     src: *const DLTensor, turn: u64, dst: *mut DLTensor, stream: *mut c_void,

@@ -6,7 +6,6 @@ use crate::error::status_name;
 use crate::panics::{boundary, last_error};
 
 /// The status of a call: one of GC_STATUS_*.
-#[allow(non_camel_case_types, reason = "the name in the header")]
 pub type gc_status_t = i32;
 
 /// The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH". A code that this version does

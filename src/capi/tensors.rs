@@ -34,9 +34,6 @@ use super::{
 /// NULL when `ndim` is 0. `*out`: yours to release.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_empty(
     device: DLDevice, dtype: DLDataType, ndim: i32, shape: *const i64, out: *mut *mut DLManagedTensor,
@@ -46,8 +43,7 @@ pub unsafe extern "C" fn gc_tensor_empty(
         let (shape, out) =
             unsafe { (borrow::items("shape", shape, Count::of_signed("ndim", ndim)?)?, Out::one("out", out)?) };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
-        out.fill(tensors::empty(device, dtype, Shape::of(shape))?.into_raw());
-        Ok(())
+        out.fill(tensors::empty(device, dtype, Shape::of(shape))?.into_raw())
     })
 }
 
@@ -87,8 +83,7 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
         // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
         let (described, out) =
             unsafe { (Described::from_dlpack(&Name::new("tensor"), &described)?, Out::one("out", out)?) };
-        out.fill(tensor::from_pointer(&described, Release { function: release, context: ctx })?.into_raw());
-        Ok(())
+        out.fill(tensor::from_pointer(&described, Release { function: release, context: ctx })?.into_raw())
     })
 }
 
@@ -127,9 +122,6 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 /// `byte_offset` are passed on as they are.
 ///
 /// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_to_versioned(
     src: *mut DLManagedTensor, out: *mut *mut DLManagedTensorVersioned,
@@ -138,9 +130,8 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
             let (described, out) = (borrow::described("src", src)?, Out::one("out", out)?);
-            out.fill(tensor::to_versioned(&described, src)?.into_raw());
+            out.fill(tensor::to_versioned(&described, src)?.into_raw())
         }
-        Ok(())
     })
 }
 
@@ -151,9 +142,6 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
 /// READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
 /// NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
 /// (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
-///
-/// # Safety
-/// The pointers are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_from_versioned(
     src: *mut DLManagedTensorVersioned, out: *mut *mut DLManagedTensor,
@@ -162,9 +150,8 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
             let (described, out) = (borrow::versioned("src", src)?, Out::one("out", out)?);
-            out.fill(tensor::from_versioned(&described, src)?.into_raw());
+            out.fill(tensor::from_versioned(&described, src)?.into_raw())
         }
-        Ok(())
     })
 }
 

@@ -24,8 +24,8 @@ pub struct AllReduce {
     parts: InExchanges<Lock<Parts>>,
 }
 
-struct Parts {
-    codec: Codec,
+pub struct Parts {
+    pub codec: Codec,
     buffers: Buffers,
     /// Where ranks exchange once.
     once: Option<Once>,
@@ -44,14 +44,14 @@ impl AllReduce {
     pub fn new(communicator: Arc<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
         let call = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
-        let records = communicator.all_gather_records(Subject::AllReduce, record_of(&parts))?;
+        let records = communicator.topology.all_gather_records(Subject::AllReduce, record_of(&parts))?;
         let mut parts = parts?;
-        compare(&records, communicator.rank())?;
+        compare(&records, communicator.topology.rank())?;
         if !records.iter().all(|record| can_exchange_once(&record)) {
             parts.once = None; // the peer memory of some nodes has no room, say
         }
         drop(call);
-        let shard_elements = parts.codec.server_elements();
+        let shard_elements = parts.codec.plan().server_elements();
         Ok(Self { communicator, shard_elements, parts: InExchanges::new(Lock::new("handle", parts)) })
     }
 
@@ -72,7 +72,8 @@ impl AllReduce {
         self.shard_elements
     }
 
-    fn enter(&self) -> Result<Entered<'_, Parts>> {
+    /// For a call on its codec, or one that exchanges.
+    pub fn enter(&self) -> Result<Entered<'_, Parts>> {
         self.parts.enter()
     }
 
@@ -90,12 +91,12 @@ impl AllReduce {
             None => {}
             Some(Once::Whole(reducers)) => return self.run_once(codec, buffers, reducers, values, factors, stream),
             Some(Once::OverPeers) => {
-                self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::Once)?;
+                self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::Once)?;
                 self.communicator.exchange_once(codec, values, factors[0].as_ref(), stream)?;
                 return self.communicator.end(Ok(()), buffers, Phases::Once, stream);
             }
         }
-        self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
+        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
         self.communicator.encode(codec, buffers, values.clone(), factors, stream)?;
         let reduced = self.communicator.reduce(codec, buffers, stream)?;
         let decoded = self.communicator.decode(codec, &reduced, values, stream);
@@ -109,7 +110,7 @@ impl AllReduce {
         stream: Stream,
     ) -> Result<()> {
         let phases = Phases::AllGather;
-        self.communicator.begin(&mut buffers.memory().queue(stream)?, phases)?;
+        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, phases)?;
         let payloads = self.communicator.encode_for_all(codec, buffers, values.clone(), factors, stream)?;
         // In place of this rank's own payload.
         let reduced = buffers.payload();
@@ -129,7 +130,7 @@ impl AllReduce {
         let Parts { codec, buffers, .. } = &*parts;
         // What would be refused after the encoding, before anything is changed.
         codec.check_shard_output(shard, values.clone(), factors)?;
-        self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::AllToAll)?;
+        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::AllToAll)?;
         self.communicator.encode(codec, buffers, values, factors, stream)?;
         self.communicator.mean(codec, buffers, shard, stream)?;
         self.communicator.end(Ok(()), buffers, Phases::AllToAll, stream)
@@ -144,48 +145,28 @@ impl AllReduce {
         let Parts { codec, buffers, .. } = &*parts;
         codec.check_shard(shard)?;
         codec.check_outputs(values.clone(), &[Some(*shard)])?;
-        self.communicator.begin(&mut buffers.memory().queue(stream)?, Phases::AllGather)?;
+        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::AllGather)?;
         let reduced = self.communicator.gather(codec, buffers, shard, stream)?;
         let decoded = self.communicator.decode(codec, &reduced, values, stream);
         self.communicator.end(decoded, buffers, Phases::AllGather, stream)
     }
 
-    pub fn flags(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
-        self.enter()?.codec.flags(dst, stream)
-    }
-
-    pub fn commit(&self, skip: Option<&View<'_>>, stream: Stream) -> Result<()> {
-        self.enter()?.codec.commit(skip, stream)
-    }
-
-    pub fn rollback(&self, stream: Stream) -> Result<()> {
-        self.enter()?.codec.rollback(stream)
-    }
-
-    pub fn reset(&self, stream: Stream) -> Result<()> {
-        self.enter()?.codec.reset(stream)
-    }
-
-    pub fn errors_out(&self, worker: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
-        self.enter()?.codec.errors_out(worker, server, stream)
-    }
-
     /// `workers`: a row of each rank of a world. `server`: of all elements.
     pub fn errors_in(&self, workers: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
-        let place = (self.communicator.rank(), self.communicator.world());
+        let place = (self.communicator.topology.rank(), self.communicator.topology.world());
         self.enter()?.codec.errors_of_world_in(workers, server, place, stream)
     }
 }
 
 impl Drop for AllReduce {
     fn drop(&mut self) {
-        self.parts.keep_if(self.communicator.may_hang());
+        self.parts.keep_if(self.communicator.topology.may_hang());
     }
 }
 
 impl Parts {
     fn new(communicator: &Communicator, descriptor: Descriptor<'_>) -> Result<Self> {
-        let world = communicator.world();
+        let world = communicator.topology.world();
         if descriptor.n_chunks != 0 && descriptor.n_chunks != world {
             return Err(error!(
                 InvalidArgument,
@@ -199,11 +180,12 @@ impl Parts {
             ));
         }
         check_results(&descriptor)?;
-        let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
+        let codec =
+            Codec::new(&Descriptor { n_chunks: world, server: communicator.topology.rank() as u64 + 1, ..descriptor })?;
         let buffers = communicator.buffers(codec.device(), &codec)?;
         let once = match buffers.can_exchange_once() {
             false => None,
-            true if communicator.is_over_peers() => Some(Once::OverPeers),
+            true if communicator.topology.direct().is_some() => Some(Once::OverPeers),
             true => Some(Once::Whole(Reducers::of(&codec)?)),
         };
         Ok(Self { codec, buffers, once })
@@ -235,7 +217,7 @@ fn record_of(parts: &Result<Parts>) -> Record {
         numbers.iter().rev().fold(0, |word, &number| word << 8 | u64::from(number)),
         rules.beta.to_bits().into(),
         plan.digest(),
-        codec.digest(),
+        plan.digest_of_all(),
     ];
     (0..).zip(words).for_each(|(index, word)| record.set_word(index, word));
     record

@@ -82,8 +82,8 @@ pub struct Buffers {
 impl Buffers {
     pub fn new(topology: &Topology, device: Device, codec: &Codec) -> Result<Self> {
         let world = topology.world() as i64;
-        let stride = codec.payload_bytes() / world;
-        let receive_slots = topology.receive_slots().map(|slots| slots.map(<*mut u8>::expose_provenance));
+        let stride = codec.plan().payload_bytes() / world;
+        let receive_slots = topology.direct().map(|peers| peers.receive_slots().map(<*mut u8>::expose_provenance));
         // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
         let once = codec.plan().exchanges_once() && (receive_slots.is_none() || codec.plan().blocks.is_some());
         // Chunks in front of the one that this rank reduces, and all.
@@ -131,7 +131,7 @@ impl Buffers {
 
     /// For a codec whose chunks are no larger than those of the one that this was made for.
     pub fn fit(&mut self, codec: &Codec) {
-        let stride = codec.payload_bytes() / self.world;
+        let stride = codec.plan().payload_bytes() / self.world;
         assert!(stride <= self.most);
         (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
     }

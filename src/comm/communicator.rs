@@ -9,7 +9,7 @@ use crate::{
     },
     cancel,
     error::{Error, Result, Status, error},
-    fallible::{Arc, Place},
+    fallible::{self, Arc, Place},
     lock::{Entered, Lock},
     ops::codec::Codec,
     tensor::{Device, View},
@@ -26,7 +26,6 @@ use super::{
     nccl::Nccl,
     peers::Peers,
     peers_setup,
-    record::{Record, Records, Subject},
     scratch::Scratch,
     topology::Topology,
     transport::Transport,
@@ -34,10 +33,11 @@ use super::{
 
 /// One of several ranks, and its way to the others.
 pub struct Communicator {
-    topology: Topology,
+    pub(super) topology: Topology,
     /// For calls whose errors are the caller's: the last one is in use, those before it are outgrown.
     scratches: InExchanges<Lock<Vec<Scratch>>>,
-    failures: Failures,
+    /// For `async_error`.
+    pub(super) failures: Failures,
     /// Where GPUs write that something was corrupt: a uint32, not 0 then.
     report: OnceLock<Pinned>,
 }
@@ -139,14 +139,6 @@ impl Communicator {
         }
     }
 
-    pub fn rank(&self) -> usize {
-        self.topology.rank()
-    }
-
-    pub fn world(&self) -> usize {
-        self.topology.world()
-    }
-
     /// For a call that exchanges: one at a time, also over the communicators that share a transport with this one. COMM
     /// once this was aborted.
     pub fn enter(&self) -> Result<Call<'_>> {
@@ -175,10 +167,8 @@ impl Communicator {
         &self, scratches: &'a mut Vec<Scratch>, device: Device, elements: i64,
     ) -> Result<&'a mut Scratch> {
         let count = scratches.len();
-        scratches
-            .try_reserve(1)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} scratches", count + 1))?;
-        let codec = Scratch::codec(device, elements, self.rank(), self.world())?;
+        fallible::reserve(scratches, 1, "scratches")?;
+        let codec = Scratch::codec(device, elements, self.topology.rank(), self.topology.world())?;
         let buffers = self.buffers(device, &codec)?;
         scratches.push(Scratch { device, most: elements, codec, buffers });
         Ok(&mut scratches[count])
@@ -206,11 +196,11 @@ impl Communicator {
     pub fn async_error(&self) -> Result<()> {
         self.topology.check_aborted()?;
         self.topology.peer_lost()?; // which is why later exchanges fail
-        self.failures.check(self.rank())?;
+        self.failures.check(self.topology.rank())?;
         // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
         let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         if reported != 0 {
-            return Err(corrupt(self.rank()));
+            return Err(corrupt(self.topology.rank()));
         }
         self.topology.async_error()
     }
@@ -224,21 +214,6 @@ impl Communicator {
         self.report.get().map_or(Ok(()), |word| codec.report_to(word.data()))
     }
 
-    /// Before anything of a call is launched.
-    pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
-        self.topology.begin(queue, phases)
-    }
-
-    /// Whether kernels that nobody ends may still use the memory of calls over this.
-    pub fn may_hang(&self) -> bool {
-        self.topology.may_hang()
-    }
-
-    /// Remembers a failure for `async_error`.
-    pub fn note(&self, outcome: Result<()>) -> Result<()> {
-        self.failures.note(outcome)
-    }
-
     /// The end of a call that has exchanged, if what followed that went well.
     pub fn end(&self, outcome: Result<()>, buffers: &Buffers, phases: Phases, stream: Stream) -> Result<()> {
         let ended = outcome.and_then(|()| self.topology.end(&mut buffers.memory().queue(stream)?, phases));
@@ -250,7 +225,7 @@ impl Communicator {
 
     /// Remembers a failure of a step that the others may be waiting for, and tells them.
     fn or_abort<T>(&self, outcome: Result<T>) -> Result<T> {
-        if outcome.is_err() && self.world() > 1 {
+        if outcome.is_err() && self.topology.world() > 1 {
             self.topology.abort();
         }
         self.failures.note(outcome)
@@ -269,7 +244,7 @@ impl Communicator {
     fn deliver(&self, pattern: Pattern, buffers: &Buffers, stream: Stream) -> Result<()> {
         match (self.topology.direct(), &mut buffers.memory().queue(stream)?) {
             (Some(peers), Queue::Cuda(queue)) => peers.arrive(queue, buffers.error_flag()),
-            _ if self.world() == 1 => Ok(()),
+            _ if self.topology.world() == 1 => Ok(()),
             _ => buffers.exchange(&self.topology, pattern, stream),
         }
     }
@@ -295,7 +270,7 @@ impl Communicator {
     /// A chunk that is corrupt goes on, flagged, so that the others neither wait nor take it for good.
     pub fn reduce<'a>(&self, codec: &Codec, buffers: &'a Buffers, stream: Stream) -> Result<View<'a>> {
         let to = self.destination(Pattern::AllGather, buffers);
-        let reduced = match codec.reduce(self.rank(), &buffers.payloads(), to, stream) {
+        let reduced = match codec.reduce(self.topology.rank(), &buffers.payloads(), to, stream) {
             Err(Error { status: Status::Corrupt, .. }) => Ok(()), // and so the decoding says
             outcome => outcome,
         };
@@ -313,18 +288,13 @@ impl Communicator {
         self.or_abort(buffers.exchange_whole(&self.topology, stream))
     }
 
-    /// Whether codecs write straight to the memory of the others.
-    pub fn is_over_peers(&self) -> bool {
-        self.topology.direct().is_some()
-    }
-
     /// All steps where ranks exchange once over peer memory.
     pub fn exchange_once<'v>(
         &self, codec: &Codec, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
         factor: Option<&View<'_>>, stream: Stream,
     ) -> Result<()> {
         let peers = self.topology.direct();
-        let way = peers.and_then(|peers| Some((peers, peers.once(codec.payload_bytes())?)));
+        let way = peers.and_then(|peers| Some((peers, peers.once(codec.plan().payload_bytes())?)));
         let (peers, once) = way.ok_or_else(|| error!(Panic, "communicator: no room for whole payloads"))?;
         let mut steps = peers.steps_once().iter();
         if let Some(&first) = steps.next() {
@@ -340,7 +310,7 @@ impl Communicator {
 
     /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
     pub fn mean(&self, codec: &Codec, buffers: &Buffers, shard: &View<'_>, stream: Stream) -> Result<()> {
-        match codec.mean(self.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {
+        match codec.mean(self.topology.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {
             // The others have what they came for, and this rank can go on, too.
             outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => self.failures.note(outcome),
             outcome => self.or_abort(outcome),
@@ -362,11 +332,6 @@ impl Communicator {
         stream: Stream,
     ) -> Result<()> {
         codec.decode_reduced(reduced, self.topology.direct().is_some(), values, stream)
-    }
-
-    /// The records of all ranks, which are of one world and create the same thing.
-    pub fn all_gather_records(&self, subject: Subject, own: Record) -> Result<Records> {
-        self.topology.all_gather_records(subject, own)
     }
 }
 

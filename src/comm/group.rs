@@ -19,7 +19,7 @@ use crate::{
     },
     cancel,
     error::{Error, Result, error},
-    fallible::Arc,
+    fallible::{self, Arc},
     lock::Users,
 };
 
@@ -67,8 +67,7 @@ pub struct Member {
 
 /// The members of a group, by rank.
 pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
-    let mut posts = Vec::new();
-    posts.try_reserve_exact(world).map_err(|_| error!(OutOfMemory, "cannot allocate a group of {world} ranks"))?;
+    let mut posts = fallible::list(world, "ranks")?;
     posts.resize(world, None);
     let round = Round { posts, posted: 0, taken: 0, left: 0, gone: None };
     let group = Arc::new(Group { users: Users::default(), round: Mutex::new(round), moved: Condvar::new() })?;

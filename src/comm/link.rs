@@ -11,6 +11,7 @@ use crate::{
 
 use super::{
     exchange::{Exchange, Pattern, Staging},
+    peers::Peers,
     record::{self, Bytes},
     transport::Transport,
 };
@@ -82,7 +83,7 @@ impl Link {
 
     pub fn async_error(&self) -> Result<()> {
         self.check_aborted()?;
-        self.transport.peer_lost()?; // which is why later exchanges fail
+        self.transport.peers().map_or(Ok(()), Peers::async_error)?; // which is why later exchanges fail
         self.failures.check(self.rank)?;
         self.transport.async_error()
     }
@@ -106,7 +107,7 @@ impl Link {
             None => self.transport.exchange(exchange),
             Some(staging) => self.exchange_on_host(exchange, staging),
         }))?;
-        let slots = self.transport.receive_slots();
+        let slots = self.transport.peers().map(Peers::receive_slots);
         Ok(slots.map_or(exchange.recv, |[of_all_to_all, of_all_gather]| match exchange.pattern {
             Pattern::AllToAll => of_all_to_all,
             Pattern::AllGather => of_all_gather,

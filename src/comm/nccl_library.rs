@@ -293,9 +293,7 @@ fn copies() -> Result<Vec<*mut c_void>> {
         };
         // Those that depend on it show it, too.
         if let Some(address) = address.filter(|address| !found.contains(address)) {
-            found
-                .try_reserve(1)
-                .map_err(|_| error!(OutOfMemory, "a list of {} libraries could not be had", found.len()))?;
+            fallible::reserve(&mut found, 1, "libraries")?;
             found.push(address);
         }
     }

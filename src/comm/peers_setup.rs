@@ -12,6 +12,7 @@ use arrayvec::ArrayVec;
 use crate::{
     backend::cuda::peers::{self as memory, Buffer, Identity, MOST_RANKS, Mapped},
     error::{Error, Result, error},
+    fallible,
     plan::codec::fnv1a,
     tensor::Device,
 };
@@ -90,10 +91,7 @@ impl Opening {
     fn map(
         &self, greetings: &[Greeting], rank: usize, handles: Option<&Records>,
     ) -> Result<(ArrayVec<u64, MOST_RANKS>, Vec<Mapped>)> {
-        let (mut buffers, mut mapped) = (ArrayVec::new(), Vec::new());
-        mapped
-            .try_reserve_exact(greetings.len())
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} buffers", greetings.len()))?;
+        let (mut buffers, mut mapped) = (ArrayVec::new(), fallible::list(greetings.len(), "buffers")?);
         for (number, greeting) in greetings.iter().enumerate() {
             let address = match handles {
                 Some(handles) if greeting.process != greetings[rank].process => {

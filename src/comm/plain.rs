@@ -36,7 +36,7 @@ pub fn allreduce(
         return Ok(());
     }
     let mut queue = Queue::of(buffer.device(), stream)?;
-    communicator.begin(&mut queue, Phases::Both)?;
+    communicator.topology.begin(&mut queue, Phases::Both)?;
     let scratch = match Scratch::find(scratches, buffer.device(), elements) {
         Some(scratch) => scratch,
         None if queue.is_capturing()? => {
@@ -50,14 +50,14 @@ pub fn allreduce(
     drop(queue);
     scratch.codec.refit(elements)?;
     scratch.buffers.fit(&scratch.codec);
-    communicator.note(exchanged(communicator, scratch, buffer, worker_error, server_error, stream))
+    communicator.failures.note(exchanged(communicator, scratch, buffer, worker_error, server_error, stream))
 }
 
 fn exchanged(
     communicator: &Communicator, Scratch { codec, buffers, .. }: &Scratch, buffer: &View<'_>, worker_error: &View<'_>,
     server_error: &View<'_>, stream: Stream,
 ) -> Result<()> {
-    let shard = [codec.server_elements()];
+    let shard = [codec.plan().server_elements()];
     let server_error = server_error.part(0, &shard);
     codec.borrow_errors(worker_error, &server_error, stream)?;
     communicator.encode(codec, buffers, [Ok(*buffer)].into_iter(), &[None, None], stream)?;
@@ -72,7 +72,7 @@ fn check(
     communicator: &Communicator, buffer: &View<'_>, worker_error: &View<'_>, server_error: &View<'_>,
 ) -> Result<()> {
     let elements = buffer.elements();
-    let shard = shard_elements(elements, communicator.world() as i32)?;
+    let shard = shard_elements(elements, communicator.topology.world() as i32)?;
     for (tensor, expected) in [(buffer, elements), (worker_error, elements), (server_error, shard)] {
         check_dtype(tensor, &[Dtype::F32])?;
         check_elements(tensor, expected)?;

@@ -7,7 +7,10 @@
 
 use std::fmt;
 
-use crate::error::{Result, error};
+use crate::{
+    error::{Result, error},
+    fallible,
+};
 
 /// Bytes of a record.
 pub const BYTES: usize = 64;
@@ -88,9 +91,7 @@ pub struct Records(pub Vec<Bytes>);
 
 impl Records {
     pub fn with_room(ranks: usize) -> Result<Self> {
-        let mut all = Vec::new();
-        all.try_reserve_exact(ranks)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate {ranks} records of {BYTES} bytes"))?;
+        let mut all = fallible::list(ranks, "records")?;
         all.resize(ranks, [0; BYTES]);
         Ok(Self(all))
     }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     error::{Result, error},
-    fallible::Arc,
+    fallible::{self, Arc},
 };
 
 pub struct Rendezvous {
@@ -36,8 +36,7 @@ impl Rendezvous {
         if let Some((_, found)) = open.iter().find(|(other, _)| *other == key) {
             return Ok(found.clone());
         }
-        open.try_reserve(1)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} rendezvous", open.len() + 1))?;
+        fallible::reserve(&mut open, 1, "rendezvous")?;
         let new = Arc::new(Self { ranks, state: Mutex::default(), moved: Condvar::new() })?;
         open.push((key, new.clone()));
         Ok(new)

@@ -37,6 +37,10 @@ impl Topology {
         flat.into_iter().chain(both.into_iter().flatten())
     }
 
+    fn peers(&self) -> impl Iterator<Item = &Peers> {
+        self.links().filter_map(|link| link.transport.peers())
+    }
+
     pub fn rank(&self) -> usize {
         match self {
             Self::Flat(link) => link.rank,
@@ -118,8 +122,9 @@ impl Topology {
         self.links().try_for_each(|link| link.transport.end(queue, phases))
     }
 
+    /// A call broke off after an exchange: where ranks count what they do, this one is out of step from now on.
     pub fn desynchronized(&self) {
-        self.links().for_each(|link| link.transport.desynchronized());
+        self.peers().for_each(Peers::abort);
     }
 
     /// This rank will not come to the exchange that the others may be waiting in.
@@ -127,27 +132,19 @@ impl Topology {
         self.links().for_each(|link| link.transport.abort());
     }
 
-    /// TIMEOUT if a rank did not come in time. Never waits.
+    /// TIMEOUT if a rank did not come in time, COMM if one aborted, which is why later exchanges fail. Never waits.
     pub fn peer_lost(&self) -> Result<()> {
-        self.links().try_for_each(|link| link.transport.peer_lost())
+        self.peers().try_for_each(Peers::async_error)
     }
 
     pub fn async_error(&self) -> Result<()> {
         self.links().try_for_each(Link::async_error)
     }
 
-    /// Memory that blocks arrive in by each pattern, if the transport has its own.
-    pub fn receive_slots(&self) -> Option<[*mut u8; 2]> {
-        match self {
-            Self::Flat(link) if link.world > 1 => link.transport.receive_slots(),
-            _ => None,
-        }
-    }
-
     /// The memory of the others, if codecs write there without an exchange.
     pub fn direct(&self) -> Option<&Peers> {
         match self {
-            Self::Flat(link) if link.world > 1 => link.transport.direct(),
+            Self::Flat(link) if link.world > 1 => link.transport.peers(),
             _ => None,
         }
     }

@@ -52,14 +52,6 @@ impl Transport {
         }
     }
 
-    /// TIMEOUT if a rank did not come in time, COMM if one aborted, which is why later exchanges fail. Never waits.
-    pub fn peer_lost(&self) -> Result<()> {
-        match self {
-            Self::Peers(peers) => peers.async_error(),
-            Self::Callbacks(_) | Self::Group(_) | Self::Nccl(_) => Ok(()),
-        }
-    }
-
     /// Whether a GPU's memory has to be copied to the host first.
     pub fn wants_host_memory(&self) -> bool {
         matches!(self, Self::Callbacks(callbacks) if callbacks.want_host_memory())
@@ -109,27 +101,11 @@ impl Transport {
         }
     }
 
-    /// Memory that blocks arrive in by each pattern, if it has its own.
-    pub fn receive_slots(&self) -> Option<[*mut u8; 2]> {
-        match self {
-            Self::Peers(peers) => Some(peers.receive_slots()),
-            _ => None,
-        }
-    }
-
-    /// The memory of the others, if codecs write there without an exchange.
-    pub fn direct(&self) -> Option<&Peers> {
+    /// The memory of the others, if that is what it exchanges over.
+    pub fn peers(&self) -> Option<&Peers> {
         match self {
             Self::Peers(peers) => Some(peers),
             _ => None,
-        }
-    }
-
-    /// A call broke off after an exchange: where ranks count what they do, this one is out of step from now on.
-    pub fn desynchronized(&self) {
-        match self {
-            Self::Peers(peers) => peers.abort(),
-            Self::Callbacks(_) | Self::Group(_) | Self::Nccl(_) => {}
         }
     }
 

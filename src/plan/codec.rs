@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use crate::{
     error::{Result, error},
+    fallible,
     tensor::Dtype,
 };
 
@@ -302,9 +303,7 @@ impl CodecPlan {
                 segments.len()
             ));
         }
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {} segments", segments.len());
-        let (mut workers, mut servers) = (Vec::new(), Vec::new());
-        workers.try_reserve_exact(segments.len()).map_err(no_memory)?;
+        let mut workers = fallible::list(segments.len(), "segments")?;
         let place_elements = rules.kind.format().map_or(8, |format| format.block);
         // Places of segments that are not raw, and of those that are.
         let (mut elements, mut places) = (0i64, [0i64; 2]);
@@ -346,7 +345,7 @@ impl CodecPlan {
             header: [0; HEADER],
         };
         if let Some(chunk) = server {
-            servers.try_reserve_exact(segments.len()).map_err(no_memory)?;
+            let mut servers = fallible::list(segments.len(), "parts of segments")?;
             servers.extend((0..segments.len()).filter_map(|segment| plan.part(segment, chunk)));
             plan.servers = servers;
         }
@@ -370,10 +369,7 @@ impl CodecPlan {
     /// Of one that reduces `chunks_at_once` chunks from `first` on, to the same bytes, and keeps nothing.
     pub fn reducer(&self, first: usize) -> Result<Self> {
         let segments = self.workers.len();
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate lists of {segments} segments");
-        let (mut counts, mut raw, mut servers) = (Vec::new(), Vec::new(), Vec::new());
-        counts.try_reserve_exact(segments).map_err(no_memory)?;
-        raw.try_reserve_exact(segments).map_err(no_memory)?;
+        let (mut counts, mut raw) = (fallible::list(segments, "segments")?, fallible::list(segments, "segments")?);
         for run in &self.workers {
             counts.push(run.elements);
             raw.push(u8::from(run.raw));
@@ -384,12 +380,12 @@ impl CodecPlan {
             policy => policy,
         };
         let rules = Rules { policy, error: None, ..self.rules };
-        let chunks = self.chunks_at_once();
+        let (chunks, mut servers) = (self.chunks_at_once(), Vec::new());
         for part in (first..first + chunks)
             .flat_map(|chunk| (0..segments).map(move |segment| (segment, chunk)))
             .filter_map(|(segment, chunk)| self.part(segment, chunk))
         {
-            servers.try_reserve(1).map_err(no_memory)?;
+            fallible::reserve(&mut servers, 1, "parts of segments")?;
             servers.push(Run { state: 0, ..part });
         }
         let plan = Self::new(rules, &counts, &raw, self.n_chunks, Some(first))?;

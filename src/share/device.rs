@@ -2,7 +2,7 @@
 
 use std::{
     ffi::c_void,
-    mem,
+    mem::{self, MaybeUninit},
     ops::Range,
     os::fd::{BorrowedFd, IntoRawFd, RawFd},
     process, ptr,
@@ -23,13 +23,13 @@ use crate::{
         },
     },
     error::{Result, Status, error},
-    ops::copy::copy_now,
-    tensor::{Described, Device, Elements, Name, Outputs, Owner, Shape, over_described},
+    fallible,
+    tensor::{Described, Device, Name, Outputs, Owner, Shape, over_described},
 };
 
 use super::{
     RELEASED,
-    message::{Lengths, Message, Place, bytes_of, sizes_of},
+    message::{Lengths, Message, Place, bytes_of, copy, sizes_of},
     socket::{self, Deadline, Descriptor, Identity, Socket},
 };
 
@@ -62,13 +62,9 @@ pub fn export(
     // In this order: in a forked child the driver refuses before a lock is waited for.
     let Exported { uuid, address, bytes, means } = if as_copy {
         let bytes = bytes_of(tensor.tensor.dtype, &sizes)?;
-        // SAFETY: the caller of gc_share_send() vouched for the elements.
-        let source = unsafe { Elements::new(&Name::new("tensor"), *tensor)? };
         queue.export_copy(bytes as u64, |data| {
-            let (name, device) = (Name::new("copy"), Device::Cuda(ordinal));
             // SAFETY: new memory of this device, as many bytes as the elements take.
-            let target = unsafe { Elements::of_memory(&name, device, tensor.tensor.dtype, &sizes, data)? };
-            copy_now(&source, &target)
+            unsafe { copy(tensor, &sizes, Device::Cuda(ordinal), data) }
         })?
     } else {
         queue.export(begin as u64, end as u64)?
@@ -81,9 +77,7 @@ pub fn export(
             handle
         }
         Means::Parts(its) => {
-            let refusal = |_| error!(OutOfMemory, "cannot allocate a list of {} parts", its.len());
-            parts.try_reserve_exact(its.len()).map_err(refusal)?;
-            files.try_reserve_exact(its.len() + 1).map_err(refusal)?;
+            (parts, files) = (fallible::list(its.len(), "parts")?, fallible::list(its.len() + 1, "descriptors")?);
             for part in its {
                 parts.push(part.bytes);
                 // SAFETY: it is open, and given up here.
@@ -104,7 +98,7 @@ impl Known {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, travels) = (NEXT.fetch_add(1, Ordering::Relaxed), Identity::of(travels.number())?);
         let mut table = table();
-        table.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of what was sent"))?;
+        fallible::reserve(&mut table, 1, "tensors that were sent")?;
         table.push(Entry { id, travels, kept: kept.number(), left: None, memory: self });
         Ok(Sent { id, process: process::id() })
     }
@@ -131,7 +125,7 @@ fn table() -> MutexGuard<'static, Vec<Entry>> {
 
 /// Whether nobody has answered on a socket, nor closed the other end.
 fn is_unanswered(kept: RawFd) -> bool {
-    socket::peek(kept, Deadline::now()).is_err_and(|failure| failure.status == Status::Timeout)
+    socket::peek(kept, Deadline::after(0)).is_err_and(|failure| failure.status == Status::Timeout)
 }
 
 /// Forgets what has ended and whose lease is gone.
@@ -205,7 +199,7 @@ impl Sent {
 pub struct Import {
     memory: Option<Imported>,
     /// Where it goes when it is given to a tensor.
-    place: Vec<Held>,
+    place: Box<MaybeUninit<Held>>,
 }
 
 struct Held {
@@ -217,8 +211,7 @@ struct Held {
 impl Import {
     /// Memory that a message describes, on this device.
     pub fn of(message: &Message, place: &Place, files: &[Descriptor], ordinal: i32, answers: &Socket) -> Result<Self> {
-        let mut held = Vec::new();
-        held.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "cannot allocate a place for a tensor"))?;
+        let held = fallible::place()?;
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let bytes = message.bytes as u64;
         queue.uuid()?; // in a forked child the driver refuses, before a lock is waited for
@@ -244,9 +237,7 @@ impl Import {
     ///
     /// # Safety
     /// `answers` is a socket that is given up when this succeeds.
-    pub unsafe fn into_tensor(
-        mut self, message: &Message, place: &Place, ordinal: i32, answers: RawFd,
-    ) -> Result<Outputs> {
+    pub unsafe fn into_tensor(self, message: &Message, place: &Place, ordinal: i32, answers: RawFd) -> Result<Outputs> {
         let address = self.memory.as_ref().map_or(0, |memory| memory.address() + place.offset);
         let tensor = DLTensor {
             data: ptr::with_exposed_provenance_mut(address as usize),
@@ -260,9 +251,8 @@ impl Import {
         // SAFETY: as many sizes and strides as dimensions, which outlive the call.
         let described = unsafe { Described::from_dlpack(&Name::new("tensor"), &tensor)? };
         over_described(&described, || {
-            let held = Held { memory: self.memory.take(), answers, process: process::id() };
-            self.place.push(held); // there is room
-            let held = Box::into_raw(mem::take(&mut self.place).into_boxed_slice()).cast::<Held>();
+            let held = Held { memory: self.memory, answers, process: process::id() };
+            let held = Box::into_raw(Box::write(self.place, held));
             // SAFETY: `release` is called once, on any thread, with what came out of a box just now.
             unsafe { Owner::new(ptr::null_mut(), [held.cast(), ptr::null_mut()], release) }
         })
@@ -272,19 +262,17 @@ impl Import {
 /// # Safety
 /// As `into_tensor` put it together.
 unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
-    // SAFETY: `held` came out of a boxed slice of one in `into_tensor`, and an owner is released once.
-    let mut held = unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(held.cast::<Held>(), 1)) };
-    for Held { memory, answers, process } in &mut held {
-        // SAFETY: `into_tensor` was given the descriptor for this alone, and it is open.
-        let answers = unsafe { Descriptor::of(*answers) };
-        // A forked child closes nothing, for this process may still use it, and has no driver to ask.
-        if *process != process::id() {
-            mem::forget(memory.take());
-        } else if memory.take().is_none_or(Imported::release) {
-            socket::answer(answers.number(), RELEASED);
-        } else {
-            mem::forget(answers); // the sender hears when this process ends
-        }
+    // SAFETY: `held` came out of a box in `into_tensor`, and an owner is released once.
+    let Held { memory, answers, process } = *unsafe { Box::from_raw(held.cast::<Held>()) };
+    // SAFETY: `into_tensor` was given the descriptor for this alone, and it is open.
+    let answers = unsafe { Descriptor::of(answers) };
+    // A forked child closes nothing, for this process may still use it, and has no driver to ask.
+    if process != process::id() {
+        mem::forget(memory);
+    } else if memory.is_none_or(Imported::release) {
+        socket::answer(answers.number(), RELEASED);
+    } else {
+        mem::forget(answers); // the sender hears when this process ends
     }
 }
 

@@ -20,7 +20,8 @@ use crate::{
         ipc::{Handle, MOST_PARTS},
     },
     error::{Result, error},
-    tensor::{Described, Name, Shape, element_bits, reach},
+    ops::{copy::copy_now, tensors},
+    tensor::{Described, Device, Elements, Name, Shape, element_bits, reach},
 };
 
 use super::socket::{Incoming, MOST_DESCRIPTORS};
@@ -254,9 +255,20 @@ pub fn sizes_of(tensor: &Described<'_>) -> Result<Lengths> {
 
 /// What a tensor takes in C order; elements of less than a byte are packed.
 pub fn bytes_of(dtype: DLDataType, shape: &[i64]) -> Result<i64> {
-    let bits = i128::from(element_bits(&Name::new("dtype"), dtype)?);
-    let elements = i128::from(Shape::of(shape).elements(&Name::new("shape"))?);
-    // At most 2^87, so it fits.
-    i64::try_from((elements * bits + 7) / 8)
-        .map_err(|_| error!(SizeOverflow, "shape: {} of {bits}-bit elements exceeds 2^63 - 1 bytes", Shape::of(shape)))
+    tensors::bytes_of(&Name::new("shape"), Shape::of(shape), element_bits(&Name::new("dtype"), dtype)?)
+}
+
+/// Copies a tensor's elements to other memory, where they lie in C order. It is done when this returns.
+///
+/// # Safety
+/// The tensor's memory can be read, and `to` is memory of `device` with room for all elements.
+pub unsafe fn copy(tensor: &Described<'_>, sizes: &[i64], device: Device, to: *mut u8) -> Result<()> {
+    // SAFETY: the caller's promises.
+    let (source, target) = unsafe {
+        (
+            Elements::new(&Name::new("tensor"), *tensor)?,
+            Elements::of_memory(&Name::new("copy"), device, tensor.tensor.dtype, sizes, to)?,
+        )
+    };
+    copy_now(&source, &target)
 }

@@ -14,33 +14,24 @@ mod message;
 mod sealed;
 mod socket;
 
-use std::{os::fd::RawFd, time::Duration};
+use std::os::fd::RawFd;
 
 use crate::{
     cancel,
-    error::{Error, Result, Status, error, status_name},
+    error::{Result, Status, error, status_name},
+    fallible,
     tensor::{Described, Device, Name, Outputs, Shape},
 };
 
 use device::{Import, Sent};
 use message::Message;
 use sealed::Sealed;
-use socket::{Deadline, Descriptor, Socket};
+use socket::{Descriptor, Socket};
 
-pub use socket::BorrowedSocket;
+pub use socket::{BorrowedSocket, Deadline};
 
 /// What the receiver answers when it has released a tensor.
 const RELEASED: u8 = Status::Ok as u8;
-
-/// How long a call may wait.
-pub struct Patience(Option<Duration>);
-
-impl Patience {
-    /// Negative: without end.
-    pub fn of_milliseconds(milliseconds: i32) -> Self {
-        Self(u64::try_from(milliseconds).ok().map(Duration::from_millis))
-    }
-}
 
 /// The sender's side of a tensor that was sent.
 pub struct Lease {
@@ -65,41 +56,35 @@ impl Parcel {
             Device::Cpu => {
                 let message = Message::of(tensor)?;
                 let file = Sealed::copy_of(tensor, message.bytes)?.into_descriptor();
-                let mut files = Vec::new();
-                files.try_reserve_exact(2).map_err(no_list)?;
+                let mut files = fallible::list(2, "descriptors")?;
                 files.push(file);
                 (message, files, None)
             }
             Device::Cuda(ordinal) => device::export(tensor, ordinal, as_copy)?,
         };
         let text = message.encoded()?;
-        files.try_reserve(1).map_err(no_list)?;
+        fallible::reserve(&mut files, 1, "descriptors")?;
         let (socket, answers) = socket::pair()?;
         let sent = known.map(|known| known.remember(&socket, &answers)).transpose()?;
         files.push(answers);
         Ok(Self { text, files, lease: Lease { socket: Some(socket), sent } })
     }
 
-    pub fn send(self, socket: BorrowedSocket, patience: Patience) -> Result<Lease> {
+    pub fn send(self, socket: BorrowedSocket, deadline: Deadline) -> Result<Lease> {
         let _delay = cancel::delay();
-        let mut numbers: Vec<RawFd> = Vec::new();
-        numbers.try_reserve_exact(self.files.len()).map_err(no_list)?;
+        let mut numbers: Vec<RawFd> = fallible::list(self.files.len(), "descriptors")?;
         numbers.extend(self.files.iter().map(Descriptor::number));
-        socket.send(&self.text, &numbers, Deadline::after(patience.0))?;
+        socket.send(&self.text, &numbers, deadline)?;
         Ok(self.lease)
     }
 }
 
-fn no_list(_: std::collections::TryReserveError) -> Error {
-    error!(OutOfMemory, "cannot allocate a list of descriptors")
-}
-
 impl Lease {
     /// Waits until the receiver has released the tensor.
-    pub fn wait(&self, patience: Patience) -> Result<()> {
+    pub fn wait(&self, deadline: Deadline) -> Result<()> {
         let _delay = cancel::delay();
         let Some(socket) = &self.socket else { return Ok(()) }; // only while it is dropped
-        let answer = socket.peek(Deadline::after(patience.0))?;
+        let answer = socket.peek(deadline)?;
         if let Some(sent) = &self.sent {
             sent.has_ended();
         }
@@ -132,9 +117,9 @@ impl Drop for Lease {
 }
 
 /// The tensor that comes next.
-pub fn receive(socket: BorrowedSocket, device: Device, patience: Patience) -> Result<Outputs> {
+pub fn receive(socket: BorrowedSocket, device: Device, deadline: Deadline) -> Result<Outputs> {
     let _delay = cancel::delay();
-    let mut incoming = socket.incoming(Deadline::after(patience.0));
+    let mut incoming = socket.incoming(deadline);
     let message = Message::receive(&mut incoming, device != Device::Cpu)?;
     let mut files = incoming.descriptors(message.descriptors() + 1)?;
     let Some(answers) = files.pop() else { return Err(error!(Corrupt, "socket: no descriptor came")) };

@@ -9,16 +9,14 @@ use std::{
     process, ptr,
 };
 
-use arrayvec::ArrayVec;
-
 use crate::{
     error::{Result, error},
-    tensor::{Described, Name, Owner, element_bits},
+    tensor::{Described, Device, Owner},
 };
 
 use super::{
     RELEASED,
-    message::MOST_DIMENSIONS,
+    message::{copy, sizes_of},
     socket::{self, Descriptor},
 };
 
@@ -78,7 +76,7 @@ impl Sealed {
         }
         let mapped = Mapped::new(&file, bytes)?;
         // SAFETY: the mapping has `bytes` bytes, which is what the elements take in C order.
-        unsafe { copy(tensor, mapped.data)? };
+        unsafe { copy(tensor, &sizes_of(tensor)?, Device::Cpu, mapped.data)? };
         drop(mapped);
         // SAFETY: `file` is an open descriptor.
         if unsafe { libc::fcntl(file.number(), libc::F_ADD_SEALS, SEALS) } != 0 {
@@ -195,48 +193,6 @@ impl Drop for Mapped {
         if self.bytes > 0 {
             // SAFETY: a mapping of this size, which nobody uses any more.
             unsafe { libc::munmap(self.data.cast(), self.bytes as usize) };
-        }
-    }
-}
-
-/// Copies a tensor's elements, of any strides, to where they lie in C order.
-///
-/// # Safety
-/// The tensor's memory can be read, and `to` has room for all elements.
-unsafe fn copy(tensor: &Described<'_>, to: *mut u8) -> Result<()> {
-    let bits = element_bits(&Name::new("tensor"), tensor.tensor.dtype)?;
-    let mut loops: ArrayVec<_, MOST_DIMENSIONS> = tensor.dims().filter(|&(size, _)| size != 1).collect();
-    if loops.iter().any(|&(size, _)| size == 0) {
-        return Ok(());
-    }
-    // The innermost loops that are one run of elements without gaps.
-    let mut run = 1;
-    while let Some(&(size, _)) = loops.last().filter(|&&(_, stride)| stride == run) {
-        run *= size;
-        loops.pop();
-    }
-    if bits % 8 != 0 && !loops.is_empty() {
-        return Err(error!(NotContiguous, "tensor: elements of {bits} bits, packed: C-contiguous expected"));
-    }
-    let (element, run) = (i64::from(bits / 8), (run as u128 * u128::from(bits)).div_ceil(8) as usize);
-    let from = tensor.tensor.data.cast::<u8>().wrapping_add(tensor.tensor.byte_offset as usize);
-    let (mut index, mut offset, mut to) = ([0; MOST_DIMENSIONS], 0, to);
-    loop {
-        // SAFETY: within the tensor's extent, and behind what was written, of which there is room for all.
-        unsafe {
-            ptr::copy_nonoverlapping(from.wrapping_offset((offset * element) as isize), to, run);
-            to = to.add(run);
-        }
-        // The next run, as an odometer counts.
-        let more = loops.iter().zip(&mut index).rev().any(|(&(size, stride), index)| {
-            let more = *index + 1 < size;
-            let next = if more { *index + 1 } else { 0 };
-            offset += (next - *index) * stride;
-            *index = next;
-            more
-        });
-        if !more {
-            return Ok(());
         }
     }
 }

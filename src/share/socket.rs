@@ -51,14 +51,11 @@ impl Drop for Descriptor {
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    pub fn after(patience: Option<Duration>) -> Self {
+    /// Negative: never.
+    pub fn after(milliseconds: i32) -> Self {
         // What is too far away for a clock is never.
-        Self(patience.and_then(|patience| Instant::now().checked_add(patience)))
-    }
-
-    /// At once.
-    pub fn now() -> Self {
-        Self::after(Some(Duration::ZERO))
+        let left = u64::try_from(milliseconds).ok().map(Duration::from_millis);
+        Self(left.and_then(|left| Instant::now().checked_add(left)))
     }
 
     /// Milliseconds that poll() may wait: rounded up, so that it does not come back too early again and again.

@@ -21,6 +21,7 @@ use crate::{
     cancel,
     dynamic::{self, table},
     error::{Error, Result, Status, error},
+    fallible,
 };
 
 use super::allocator::blocks::Cache;
@@ -191,10 +192,7 @@ impl Driver {
             }
             driver.check((driver.functions.cuDeviceGetCount)(&mut count), format_args!("cuDeviceGetCount"))?;
         }
-        driver
-            .devices
-            .try_reserve_exact(usize::try_from(count).unwrap_or(0))
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} CUDA devices"))?;
+        driver.devices = fallible::list(usize::try_from(count).unwrap_or(0), "CUDA devices")?;
         for ordinal in 0..count {
             let properties = driver.properties(ordinal)?;
             driver.devices.push(properties);

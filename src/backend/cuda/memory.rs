@@ -1,5 +1,7 @@
 //! Memory of a handle: its own from creation to the end, never the cache's.
 
+use std::ptr;
+
 use crate::{
     backend::call::Stream,
     error::{Result, error},
@@ -79,14 +81,8 @@ impl Memory {
     /// Copies some of it to the host, behind what was enqueued on the legacy stream, and waits for that.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         assert!(offset.checked_add(to.len() as u64).is_some_and(|end| end <= self.bytes));
-        let mut queue = self.queue(Stream::LEGACY)?;
-        queue.current()?;
-        let driver = self.device.driver;
-        // SAFETY: from within this memory, as was asserted, whose context is current; the bytes are there until it is
-        // done.
-        let code =
-            unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), self.address + offset, to.len()) };
-        driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
+        // SAFETY: from within this memory, as was asserted, and in its context.
+        unsafe { self.queue(Stream::LEGACY)?.copy_to_host(to, self.address + offset) }
     }
 
     /// Whether it is in the device's primary context.
@@ -103,13 +99,10 @@ impl Memory {
         if bytes == 0 {
             return Ok(());
         }
-        queue.context()?.make_current()?;
-        let (driver, stream) = (self.device.driver, queue.stream.as_ptr().cast());
+        let from = ptr::with_exposed_provenance(self.at(offset) as usize);
         // SAFETY: from within this memory, as was asserted, on a stream of its context; the rest is the caller's
         // promise.
-        let code =
-            unsafe { (driver.functions.cuMemcpyAsync)(to as u64, self.address + offset, bytes as usize, stream) };
-        driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))
+        unsafe { queue.copy(to, from, bytes as usize) }
     }
 }
 

@@ -10,7 +10,11 @@ use std::{
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
 
-use crate::error::{Result, error};
+use crate::{
+    dynamic::with_nul,
+    error::{Result, error},
+    fallible,
+};
 
 use super::{context::LossyCache, queue::Queue};
 
@@ -41,7 +45,7 @@ pub struct Kernel {
 impl Kernel {
     const fn new(module: &'static Module, name: &'static str, items_per_block: u32, threads: u32) -> Self {
         let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
-        Self { name: c_str(name), shape, module, handle: OnceLock::new(), contexts: LossyCache::nothing() }
+        Self { name: with_nul(name), shape, module, handle: OnceLock::new(), contexts: LossyCache::nothing() }
     }
 
     /// Of a kernel whose module is loaded.
@@ -76,14 +80,6 @@ impl Module {
 /// Machine code lies at addresses that drivers expect of it.
 #[repr(align(16))]
 struct Aligned<T>(T);
-
-/// A name that ends with a NUL, at compile time.
-const fn c_str(name: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(name.as_bytes()) {
-        Ok(name) => name,
-        Err(_) => panic!("a name without a NUL at its end"),
-    }
-}
 
 /// A kernel is `gc_name`, with `: items` per block where that is not 1 and `x threads` where these are not 256. One in
 /// parentheses is a field by itself, some in brackets are an array.
@@ -129,7 +125,7 @@ macro_rules! modules {
             };
 
             pub static $module: Module = Module {
-                name: c_str(concat!($file, "\0")),
+                name: with_nul(concat!($file, "\0")),
                 fatbin: &Aligned(*include_bytes!(concat!("../../../kernels/fatbin/", $file, ".fatbin"))).0,
                 promised: &[$($(kernels!(@slice $kernels.$promised, $promised_kernels)),*)?],
                 internal: &[$(kernels!(@slice $kernels.$internal, $internal_kernels)),*],
@@ -364,10 +360,7 @@ impl Queue {
             return Ok(());
         }
         let driver = self.device.driver;
-        let mut handles = Vec::new();
-        handles
-            .try_reserve_exact(module.kernels().count())
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of the kernels of {:?}", module.name))?;
+        let mut handles = fallible::list(module.kernels().count(), format_args!("kernels of {:?}", module.name))?;
         let mut library = ptr::null_mut();
         // SAFETY: a fatbin that stays, which says its own size, and no options.
         let code = unsafe {

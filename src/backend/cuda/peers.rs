@@ -22,6 +22,7 @@ use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 use crate::{
     backend::call::Stream,
     error::{Error, Result, Status, error},
+    fallible,
     plan::codec::ONE_EXCHANGE_BYTES,
 };
 
@@ -295,10 +296,7 @@ impl Peers {
         let (said, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
         let (stream, aborts) = (OwnStream::new(&mut queue)?, OwnStream::new(&mut queue)?);
         queue.wait()?;
-        let mut buffers = Vec::new();
-        buffers
-            .try_reserve_exact(given.len())
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} buffers", given.len()))?;
+        let mut buffers = fallible::list(given.len(), "buffers")?;
         buffers.extend_from_slice(given);
         // SAFETY: within pinned memory that nobody else has yet.
         unsafe { said.data().add(ABORTED).write_bytes(0xff, HEARD as usize) };
@@ -456,12 +454,9 @@ impl Peers {
     pub fn read(&self, queue: &mut Queue, area: Area, to: &mut [u8]) -> Result<()> {
         queue.current()?;
         queue.wait()?;
-        let (driver, from) = (self.device.driver, self.place(area));
         assert!(to.len() as u64 <= self.area);
-        // SAFETY: from within this rank's buffer, as was asserted; a context is current, and the bytes are there until
-        // it is done.
-        let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
-        driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
+        // SAFETY: from within this rank's buffer, as was asserted.
+        unsafe { queue.copy_to_host(to, self.place(area)) }
     }
 
     /// Takes this rank's buffer over.

@@ -76,15 +76,24 @@ impl Queue {
 
     /// The float32 of a view of one, once what was enqueued before on this stream is done.
     pub fn read(&mut self, src: &View<'_>) -> Result<f32> {
+        let mut value = [0; size_of::<f32>()];
         self.current()?;
         self.wait()?;
-        let (driver, mut value) = (self.device.driver, 0f32);
-        // SAFETY: the maker of the view vouched for 4 bytes there; the place outlives the call.
-        let code = unsafe {
-            (driver.functions.cuMemcpyDtoH_v2)(ptr::from_mut(&mut value).cast(), src.data() as u64, size_of::<f32>())
-        };
-        driver.check(code, format_args!("cuMemcpyDtoH on {}", self.device))?;
-        Ok(value)
+        // SAFETY: the maker of the view vouched for 4 bytes there.
+        unsafe { self.copy_to_host(&mut value, src.data() as u64)? };
+        Ok(f32::from_ne_bytes(value))
+    }
+
+    /// Copies from memory of the device, behind what was enqueued on the legacy stream, and waits for that.
+    ///
+    /// # Safety
+    /// There are as many bytes.
+    pub unsafe fn copy_to_host(&mut self, to: &mut [u8], from: u64) -> Result<()> {
+        self.current()?;
+        let driver = self.device.driver;
+        // SAFETY: the caller's promise; a context is current, and `to` is there until it is done.
+        let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
+        driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
     }
 
     /// Copies between memory of devices and pinned memory of the host, in the order of the stream.
@@ -110,18 +119,6 @@ impl Queue {
         };
         driver.check(code, format_args!("cuStreamIsCapturing on {}", self.device))?;
         Ok(status != 0)
-    }
-
-    /// Whether work on its stream, which somebody created, is not done yet.
-    pub(super) fn is_busy(&mut self) -> Result<bool> {
-        self.current()?;
-        // SAFETY: the stream is alive, as the maker of the queue promised.
-        let code = unsafe { (self.device.driver.functions.cuStreamQuery)(self.stream.as_ptr().cast()) };
-        if code == NOT_READY {
-            return Ok(true);
-        }
-        self.device.driver.check(code, format_args!("cuStreamQuery on {}", self.device))?;
-        Ok(false)
     }
 
     /// Whether all that is enqueued on its stream is done. Never waits.

@@ -9,6 +9,7 @@ use crate::{
         cuda::{self, codec::To},
     },
     error::{Result, error},
+    fallible,
     lock::{Entered, Lock},
     plan::codec::{CodecPlan, Decode, NonFinite},
     tensor::{Device, Dtype, Kind as DtypeKind, Name, Shape, View},
@@ -84,10 +85,8 @@ impl Codec {
     }
 
     fn of_plan(device: Device, plan: CodecPlan) -> Result<Self> {
-        let (mut values, mut extents, segments) = (Vec::new(), Vec::new(), plan.workers.len());
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {segments} addresses");
-        values.try_reserve_exact(segments).map_err(no_memory)?;
-        extents.try_reserve_exact(segments).map_err(no_memory)?;
+        let segments = plan.workers.len();
+        let (values, extents) = (fallible::list(segments, "addresses")?, fallible::list(segments, "addresses")?);
         let backend = match Queue::of(device, Stream::LEGACY)? {
             Queue::Cpu => Backend::Cpu(cpu::codec::Codec::new(&plan)?),
             Queue::Cuda(mut queue) => Backend::Cuda(cuda::codec::Codec::new(&mut queue, &plan)?),
@@ -106,16 +105,6 @@ impl Codec {
 
     pub fn plan(&self) -> &CodecPlan {
         &self.plan
-    }
-
-    /// Digest of every option that affects the result.
-    pub fn digest(&self) -> u64 {
-        self.plan.digest_of_all()
-    }
-
-    /// Elements of the chunk that it reduces.
-    pub fn server_elements(&self) -> i64 {
-        self.plan.server_elements()
     }
 
     /// Makes it one for another number of elements, at least 1, in the memory that it has; it was made for one segment
@@ -207,20 +196,12 @@ impl Codec {
         }
     }
 
-    pub fn payload_bytes(&self) -> i64 {
-        self.plan.payload_bytes()
-    }
-
-    pub fn state_bytes(&self) -> i64 {
-        self.plan.state_bytes
-    }
-
     /// `values`: of each segment in turn.
     pub fn encode<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
         to: Destination<'_>, stream: Stream,
     ) -> Result<()> {
-        let payload = self.check_destination(&to, self.payload_bytes())?;
+        let payload = self.check_destination(&to, self.plan.payload_bytes())?;
         let check_output = |input: &View<'_>| payload.map_or(Ok(()), |payload| payload.check_output(&[input]));
         for factor in factors.iter().flatten() {
             self.check_scalar(factor, &[Dtype::F32])?;
@@ -274,7 +255,7 @@ impl Codec {
         stream: Stream,
     ) -> Result<()> {
         let Decoding { divisor, factor, add, .. } = by;
-        self.check_bytes(payload, self.payload_bytes())?;
+        self.check_bytes(payload, self.plan.payload_bytes())?;
         if divisor < 0 {
             return Err(error!(InvalidArgument, "divisor: {divisor} is negative"));
         }

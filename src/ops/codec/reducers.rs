@@ -3,6 +3,7 @@
 use crate::{
     backend::{Address, Destination, Received, Stream, cuda::codec::To},
     error::{Error, Result, Status, error},
+    fallible,
     tensor::View,
 };
 
@@ -16,10 +17,7 @@ impl Reducers {
     pub fn of(codec: &Codec) -> Result<Self> {
         let plan = codec.plan();
         let (chunks, at_once) = (plan.n_chunks, plan.chunks_at_once());
-        let mut reducers = Vec::new();
-        reducers
-            .try_reserve_exact(chunks / at_once)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of reducers of {chunks} chunks"))?;
+        let mut reducers = fallible::list(chunks / at_once, "reducers")?;
         for first in (0..chunks).step_by(at_once) {
             reducers.push(Codec::of_plan(codec.device(), plan.reducer(first)?)?);
         }
@@ -42,7 +40,7 @@ impl Reducers {
 impl Codec {
     /// Reduces the chunks of whole payloads that this codec is for, to their places in one.
     fn reduce_of(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
-        let (plan, bytes) = (&self.plan, self.payload_bytes());
+        let (plan, bytes) = (&self.plan, self.plan.payload_bytes());
         let &[count, each] = payloads.shape() else { return Err(error!(Panic, "reducers: no payloads")) };
         if each != bytes || plan.rules.error.is_some() {
             return Err(error!(

@@ -33,7 +33,8 @@ use crate::{
         call::Skip,
         cpu::{dispatch::InstructionSet, memory},
     },
-    error::{Result, error},
+    error::Result,
+    fallible,
     plan::codec::{CodecPlan, NONFINITE, NonFinite, TAKEN_BACK},
     tensor::{Owner, View},
 };
@@ -41,6 +42,10 @@ use crate::{
 use tiles::Tiles;
 
 pub use plain::{carry, compress};
+
+/// Which half of a state is meant.
+const WORKER: usize = 0;
+const SERVER: usize = 1;
 
 /// Half of a state: the workers' or the server's. Each half is valid in one of the two buffers.
 #[derive(Clone, Copy, Default)]
@@ -83,10 +88,8 @@ impl Codec {
             // SAFETY: memory of so many bytes, which is ours alone.
             unsafe { buffer.data().write_bytes(0, plan.state_bytes as usize) };
         }
-        let mut scales = Vec::new();
         let segments = plan.workers.len();
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate {segments} scales");
-        scales.try_reserve_exact(segments).map_err(no_memory)?;
+        let mut scales = fallible::list(segments, "scales")?;
         scales.resize(segments, 0.0);
         let (worker_tiles, server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);
         let partials = tiles::partials(worker_tiles.count().max(server_tiles.count()))?;
@@ -187,6 +190,5 @@ fn is_not_zero(scalar: &View<'_>) -> bool {
 
 /// A scalar on the device: a float32, or 1.
 fn factor(scalar: Option<&View<'_>>) -> f32 {
-    // SAFETY: a view of one float32, at any address.
-    scalar.map_or(1.0, |scalar| unsafe { scalar.data().cast::<f32>().read_unaligned() })
+    scalar.map_or(1.0, memory::read)
 }

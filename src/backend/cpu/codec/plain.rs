@@ -9,7 +9,7 @@ use std::{
 use crate::{
     backend::{
         call::{Address, Compression},
-        cpu::dispatch::InstructionSet,
+        cpu::{dispatch::InstructionSet, memory},
     },
     plan::{bits::bytes_for, codec::ScaleRule},
     tensor::View,
@@ -58,8 +58,7 @@ pub fn carry(call: &Compression<'_>) {
 }
 
 pub(super) fn carry_with(set: InstructionSet, call: &Compression<'_>) {
-    // SAFETY: a view of one float32, at any address.
-    let scale = unsafe { call.scale.data().cast::<f32>().read_unaligned() };
+    let scale = memory::read(call.scale);
     if scale.is_finite() {
         let job = Job::of(set, call);
         with_numbers!(call.grad.dtype(), call.error.map(View::dtype), |G, E| job.carry::<G, E>(scale));

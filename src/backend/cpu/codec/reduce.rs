@@ -1,10 +1,10 @@
 //! Reducing: one chunk of several payloads to a chunk for everybody.
 
-use std::{marker::PhantomData, ptr, sync::atomic::Ordering};
+use std::{marker::PhantomData, ptr};
 
 use crate::{
     backend::{
-        call::{Address, Received, Skip},
+        call::{Received, Skip},
         cpu::signs,
     },
     error::{Error, Result},
@@ -17,15 +17,11 @@ use crate::{
 };
 
 use super::{
-    Codec,
-    chunks::{self, Chunks, scale_at},
-    encode::sum_of,
-    kernels::{self, Sink, Treatment},
-    numbers::{Number, is_kept, round_scale, with_numbers},
-    sources::{Parts, Source},
+    Codec, SERVER,
+    chunks::{self, scale_at},
+    numbers::{Number, with_numbers},
+    sources::Parts,
     state::{scale_in, turn},
-    sum,
-    tiles::Met,
 };
 
 impl Codec {
@@ -61,7 +57,7 @@ impl Codec {
         let (valid, next) = self.buffers_of(self.server);
         // SAFETY: both are states.
         unsafe { turn(next).write(turn(valid).read().wrapping_add(1)) };
-        if nonfinite | (plan.blocks.is_none() && self.fold_parts(plan)) {
+        if nonfinite | (plan.blocks.is_none() && self.fold(plan, SERVER)) {
             flags |= NONFINITE;
         }
         let scale_of = |part: &Run| {
@@ -95,47 +91,12 @@ impl Codec {
     fn add_up<E: Number>(&self, inputs: &Inputs<'_>, dst: &View<'_>) -> bool {
         let plan = inputs.plan;
         // Two bytes a payload, for the work with its bits.
-        self.make_parts::<E, _>(plan, 2 * inputs.payloads(), dst, |part| Parts {
+        self.make_tiles::<E, _>(plan, SERVER, 2 * inputs.payloads(), dst, |part| Parts {
             kept: part.kept,
             kept_scale: part.kept_scale,
             beta: plan.rules.beta,
             ..inputs.parts::<E>(part.run, part.byte)
         })
-    }
-
-    /// Writes bits, state and partial sums of what `source_of` makes of a piece of a part. `bytes`: what it reads of an
-    /// element, but for what is kept. Tells whether anything was not finite.
-    pub(super) fn make_parts<E: Number, C: Source<Kept = E>>(
-        &self, plan: &CodecPlan, bytes: usize, dst: &View<'_>, source_of: impl Fn(&Piece<'_>) -> C + Sync,
-    ) -> bool {
-        let (valid, next) = self.buffers_of(self.server);
-        let (valid, next) = (Address(valid), Address(next));
-        let start = plan.held_by(plan.server.unwrap_or(0)).start;
-        let chunks = Chunks::whole(dst.data().wrapping_add(plan.head as usize));
-        let zero = plan.rules.policy == NonFinite::Zero;
-        let (set, partials) = (self.set, &self.partials);
-        let met = Met::default();
-        self.server_tiles.for_each(&plan.servers, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
-            let run = &plan.servers[tile.run];
-            let byte = run.place - start + tile.first / 8;
-            let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
-            let source = source_of(&Piece {
-                run,
-                first: tile.first as usize,
-                byte,
-                kept: valid.at(if is_kept::<E>() { kept } else { 0 }),
-                // SAFETY: the state has a scale a segment.
-                kept_scale: unsafe { scale_in(plan, valid.at(0), 1, run.segment).read() },
-            });
-            let sink = Sink { kept: next.at(kept), chunks, byte };
-            let treatment = Treatment { sum: sum_of(plan), zero };
-            // SAFETY: the tile lies within a part, which every payload has, or the shard, and which has a place in both
-            // states and in the chunk.
-            let outcome = unsafe { kernels::tile(set, &source, &sink, treatment, tile.elements) };
-            partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);
-            met.note(outcome.nonfinite);
-        });
-        met.any()
     }
 
     /// Writes bits. Parts lie side by side, so it is one poll of all of them; what fills up a part's last byte is nobody's
@@ -156,38 +117,6 @@ impl Codec {
             unsafe { *dst.add(behind(part) as usize - 1) &= 0xff << (8 - part.elements % 8) };
         }
     }
-
-    /// Makes the scales of the partial sums, and keeps them. Tells whether one is not finite.
-    fn fold_parts(&self, plan: &CodecPlan) -> bool {
-        let (_, next) = self.buffers_of(self.server);
-        let mut nonfinite = false;
-        for (number, run) in plan.servers.iter().enumerate() {
-            let partials = self.server_tiles.of_run(number, &self.partials);
-            let mut scale = match sum_of(plan) {
-                Some(rule) => round_scale(plan, sum::scale(rule, sum::of_tiles(partials), run.elements)),
-                None => 1.0,
-            };
-            if !scale.is_finite() {
-                nonfinite = true;
-                scale = if plan.rules.policy == NonFinite::Zero { 0.0 } else { scale };
-            }
-            // SAFETY: the state has a scale a segment.
-            unsafe { scale_in(plan, next, 1, run.segment).write(scale) };
-        }
-        nonfinite
-    }
-}
-
-/// A tile of a part, which a source is made for.
-pub(super) struct Piece<'a> {
-    pub run: &'a Run,
-    /// The number of its first element in the part.
-    pub first: usize,
-    /// The number of its first byte of bits in the chunk.
-    pub byte: i64,
-    /// What was kept of it, and the scale that belongs to that.
-    pub kept: *const u8,
-    pub kept_scale: f32,
 }
 
 /// Where one of the chunks is that are written.

@@ -11,12 +11,11 @@ use crate::{
 };
 
 use super::{
-    Codec,
+    Codec, SERVER,
     kernels::{self, Values},
     numbers::{F32, Nothing, Number, with_numbers},
     reduce::Inputs,
     sources::Feedback,
-    tiles::Met,
 };
 
 impl Codec {
@@ -41,16 +40,14 @@ impl Codec {
 
     /// Tells whether a payload's share was not finite.
     fn add_up_without_error(&self, plan: &CodecPlan, number: usize, inputs: &Inputs<'_>, shard: &[Address]) -> bool {
-        let (set, met, start) = (self.set, Met::default(), plan.held_by(number).start);
+        let (set, start) = (self.set, plan.held_by(number).start);
         let bytes = size_of::<f32>() + 2 * inputs.payloads();
-        self.server_tiles.for_each(&plan.servers, bytes as i64, |tile| {
-            let run = &plan.servers[tile.run];
+        self.for_each_tile::<Nothing>(plan, SERVER, bytes, |run, tile, _| {
             let source = inputs.parts::<Nothing>(run, run.place - start + tile.first / 8);
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             // SAFETY: the tile lies within a part, which every payload and the shard have.
-            met.note(unsafe { kernels::write(set, &source, dst, tile.elements) });
-        });
-        met.any()
+            unsafe { kernels::write(set, &source, dst, tile.elements) }
+        })
     }
 
     /// Makes values of the bits of a chunk.
@@ -75,7 +72,7 @@ impl Codec {
             self.encode_blocks_of_shard(plan, blocks, number, shard, dst.data())
         } else {
             with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-                self.make_parts::<E, _>(plan, size_of::<f32>(), dst, |part| Feedback::<F32, E> {
+                self.make_tiles::<E, _>(plan, SERVER, size_of::<f32>(), dst, |part| Feedback::<F32, E> {
                     gradient: shard[part.run.segment].at(part.first * size_of::<f32>()),
                     kept: part.kept,
                     scale: part.kept_scale,

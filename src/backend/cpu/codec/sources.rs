@@ -2,9 +2,9 @@
 //!
 //! All of it is inlined into the functions of `kernels`, which have the instructions of a set.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::marker::PhantomData;
+
+use crate::backend::cpu::simd::prefetch;
 
 use super::{
     numbers::{Nothing, Number, is_kept, signed},
@@ -43,14 +43,7 @@ fn ask_for<N: Number>(elements: *const u8, first: usize, part: usize) {
     let bytes = UNIT_ELEMENTS / PARTS * size_of::<N::Bits>();
     let start = elements.wrapping_add(first * size_of::<N::Bits>() + part * bytes);
     for offset in (0..bytes).step_by(LINE) {
-        let line = start.wrapping_add(offset);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: no memory is read, whatever the address is.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(line.cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = line; // Rust has no word for it there
+        prefetch(start.wrapping_add(offset));
     }
 }
 
@@ -107,16 +100,6 @@ pub struct Plain<G, E> {
 // SAFETY: nothing is written through it.
 unsafe impl<G: Number, E: Number> Sync for Plain<G, E> {}
 
-/// c of the plain form: an error that is not there is 0.
-///
-/// # Safety
-/// There is a gradient number `index`, and an error unless there are none.
-#[inline(always)]
-unsafe fn candidate<G: Number, E: Number>(gradient: *const u8, error: *const u8, index: usize) -> f32 {
-    // SAFETY: there is a gradient number `index`, and an error unless there are none.
-    unsafe { G::load(gradient, index) + E::load(error, index) }
-}
-
 impl<G: Number, E: Number> Source for Plain<G, E> {
     type Kept = Nothing;
 
@@ -124,8 +107,8 @@ impl<G: Number, E: Number> Source for Plain<G, E> {
     unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
         let Self { gradient, error, .. } = *self;
         for (index, c) in unit.0[..count].iter_mut().enumerate() {
-            // SAFETY: the source holds `count` gradients from number `first` on, and as many errors or none.
-            *c = unsafe { candidate::<G, E>(gradient, error, first + index) };
+            // SAFETY: the source holds `count` gradients from number `first` on, and as many errors or none, which are 0.
+            *c = unsafe { G::load(gradient, first + index) + E::load(error, first + index) };
         }
         false
     }

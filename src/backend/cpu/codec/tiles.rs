@@ -7,7 +7,8 @@ use std::{
 
 use crate::{
     backend::cpu::pool,
-    error::{Result, error},
+    error::Result,
+    fallible,
     plan::codec::{Run, UNIT},
 };
 
@@ -49,10 +50,7 @@ pub struct Tiles {
 
 impl Tiles {
     pub fn new(runs: &[Run]) -> Result<Self> {
-        let mut firsts = Vec::new();
-        let count = runs.len() + 1;
-        let no_memory = |_| error!(OutOfMemory, "cannot allocate a list of {count} numbers");
-        firsts.try_reserve_exact(count).map_err(no_memory)?;
+        let mut firsts = fallible::list(runs.len() + 1, "numbers")?;
         let mut tiles = 0;
         firsts.push(tiles);
         for run in runs {
@@ -125,9 +123,7 @@ fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
 
 /// The partial sums of tiles, made once.
 pub fn partials(tiles: usize) -> Result<Vec<AtomicU64>> {
-    let mut partials = Vec::new();
-    let no_memory = |_| error!(OutOfMemory, "cannot allocate {} bytes of host memory", tiles.saturating_mul(8));
-    partials.try_reserve_exact(tiles).map_err(no_memory)?;
+    let mut partials = fallible::list(tiles, "sums")?;
     partials.resize_with(tiles, AtomicU64::default);
     Ok(partials)
 }

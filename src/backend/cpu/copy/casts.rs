@@ -10,7 +10,7 @@ use crate::{
         codec::numbers::{BF16, F16, Number},
         dispatch::{InstructionSet, multiversion},
     },
-    plan::floats::{NAN, canonical, to_bf16},
+    plan::floats::{NAN, canonical},
     tensor::{Dtype, Kind},
 };
 
@@ -44,8 +44,8 @@ impl Cast {
             _ => None,
         };
         let narrowed: Option<Kernel> = match to {
-            Dtype::F16 => Some(each::<NarrowF16>),
-            Dtype::BF16 => Some(each::<NarrowBf16>),
+            Dtype::F16 => Some(each::<Narrow<F16>>),
+            Dtype::BF16 => Some(each::<Narrow<BF16>>),
             _ => None,
         };
         let (first, second) = match (widened, narrowed) {
@@ -167,32 +167,22 @@ truncations! {
     f64, u64: u64;
 }
 
-impl CastTo<f32> for f32 {
-    #[inline(always)]
-    fn cast(self) -> f32 {
-        canonical(self)
-    }
+macro_rules! floats {
+    ($($from:ty, $to:ty: |$value:ident| $cast:expr;)*) => {$(
+        impl CastTo<$to> for $from {
+            #[inline(always)]
+            fn cast(self) -> $to {
+                let $value = self;
+                $cast
+            }
+        }
+    )*};
 }
-
-impl CastTo<f64> for f32 {
-    #[inline(always)]
-    fn cast(self) -> f64 {
-        canonical_f64(f64::from(self))
-    }
-}
-
-impl CastTo<f32> for f64 {
-    #[inline(always)]
-    fn cast(self) -> f32 {
-        if self.is_nan() { NAN } else { self as f32 }
-    }
-}
-
-impl CastTo<f64> for f64 {
-    #[inline(always)]
-    fn cast(self) -> f64 {
-        canonical_f64(self)
-    }
+floats! {
+    f32, f32: |value| canonical(value);
+    f32, f64: |value| canonical_f64(f64::from(value));
+    f64, f32: |value| if value.is_nan() { NAN } else { value as f32 };
+    f64, f64: |value| canonical_f64(value);
 }
 
 #[inline(always)]
@@ -247,25 +237,14 @@ impl<N: Number> Convert for Widen<N> {
     }
 }
 
-struct NarrowBf16;
+struct Narrow<N>(PhantomData<N>);
 
-impl Convert for NarrowBf16 {
+impl<N: Number> Convert for Narrow<N> {
     type From = f32;
-    type To = u16;
+    type To = N::Bits;
     #[inline(always)]
-    fn convert(from: f32) -> u16 {
-        to_bf16(from)
-    }
-}
-
-struct NarrowF16;
-
-impl Convert for NarrowF16 {
-    type From = f32;
-    type To = u16;
-    #[inline(always)]
-    fn convert(from: f32) -> u16 {
-        F16::narrow(from)
+    fn convert(from: f32) -> N::Bits {
+        N::narrow(from)
     }
 }
 
@@ -275,58 +254,34 @@ trait Odd {
     fn odd(self) -> f32;
 }
 
-macro_rules! exactly {
-    ($($from:ty)*) => {$(
+macro_rules! odd {
+    ($($($from:ty)*: |$value:ident| $odd:expr;)*) => {$($(
         impl Odd for $from {
             #[inline(always)]
             fn odd(self) -> f32 {
-                self.cast()
+                let $value = self;
+                $odd
             }
         }
-    )*};
+    )*)*};
 }
-exactly!(Truth i8 u8 i16 u16 f32);
-
-impl Odd for f64 {
-    #[inline(always)]
-    fn odd(self) -> f32 {
-        let nearest = self as f32;
+odd! {
+    Truth i8 u8 i16 u16 f32: |value| value.cast();
+    i32 u32: |value| f64::from(value).odd();
+    i64 u64: |value| {
+        // Beyond 2^53 the low 11 bits are too many for a float64: one bit says whether there are any.
+        let some = if value & 0x7ff == 0 { 0 } else { 0x800 };
+        let exact = if value.abs_diff(0) >> 53 == 0 { value } else { value & !0x7ff | some };
+        (exact as f64).odd()
+    };
+    f64: |value| {
+        let nearest = value as f32;
         let back = f64::from(nearest);
         let bits = nearest.to_bits();
         // Of its two neighbours one is odd: the nearest, or the other one.
-        let other = if back.abs() > self.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
-        f32::from_bits(if back != self && bits & 1 == 0 { other } else { bits })
-    }
-}
-
-macro_rules! through_f64 {
-    ($($from:ty)*) => {$(
-        impl Odd for $from {
-            #[inline(always)]
-            fn odd(self) -> f32 {
-                f64::from(self).odd()
-            }
-        }
-    )*};
-}
-through_f64!(i32 u32);
-
-macro_rules! odd_through_f64 {
-    ($($from:ty, $size:expr;)*) => {$(
-        impl Odd for $from {
-            #[inline(always)]
-            fn odd(self) -> f32 {
-                // Beyond 2^53 the low 11 bits are too many for a float64: one bit says whether there are any.
-                let some = if self & 0x7ff == 0 { 0 } else { 0x800 };
-                let exact = if $size(self) >> 53 == 0 { self } else { self & !0x7ff | some };
-                (exact as f64).odd()
-            }
-        }
-    )*};
-}
-odd_through_f64! {
-    i64, i64::unsigned_abs;
-    u64, u64::from;
+        let other = if back.abs() > value.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
+        f32::from_bits(if back != value && bits & 1 == 0 { other } else { bits })
+    };
 }
 
 struct Middle<From>(PhantomData<From>);

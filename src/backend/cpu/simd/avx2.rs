@@ -45,100 +45,47 @@ trait Lanes256: Element {
     }
 }
 
-impl Lanes256 for u8 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_set1_epi8(self as i8) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_sub_epi8(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_min_epu8(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_cmpeq_epi8(one, other) }
-    }
+/// The instructions for elements of a width: `splat` takes the integer that the closure makes of an element.
+macro_rules! lanes {
+    ($(
+        $t:ty: |$element:ident| $integer:expr, $splat:ident $subtract:ident $smaller:ident $equal:ident, {$($own:item)*}
+    )*) => {$(
+        impl Lanes256 for $t {
+            #[inline(always)]
+            unsafe fn splat(self) -> __m256i {
+                let $element = self;
+                // SAFETY: the processor has AVX2.
+                unsafe { $splat($integer) }
+            }
+            #[inline(always)]
+            unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
+                // SAFETY: the processor has AVX2.
+                unsafe { $subtract(one, other) }
+            }
+            #[inline(always)]
+            unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
+                // SAFETY: the processor has AVX2.
+                unsafe { $smaller(one, other) }
+            }
+            #[inline(always)]
+            unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
+                // SAFETY: the processor has AVX2.
+                unsafe { $equal(one, other) }
+            }
+            $($own)*
+        }
+    )*};
 }
-
-impl Lanes256 for BoolByte {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { self.0.splat() }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { u8::subtract(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { u8::smaller(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { u8::equal(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn is_zero(_zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { u8::equal(elements, _mm256_setzero_si256()) }
-    }
-}
-
-impl Lanes256 for u16 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_set1_epi16(self as i16) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_sub_epi16(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_min_epu16(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_cmpeq_epi16(one, other) }
-    }
-}
-
-impl Lanes256 for u32 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_set1_epi32(self as i32) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_sub_epi32(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_min_epu32(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn equal(one: __m256i, other: __m256i) -> __m256i {
-        // SAFETY: the processor has AVX2.
-        unsafe { _mm256_cmpeq_epi32(one, other) }
+lanes! {
+    u8: |element| element as i8, _mm256_set1_epi8 _mm256_sub_epi8 _mm256_min_epu8 _mm256_cmpeq_epi8, {}
+    u16: |element| element as i16, _mm256_set1_epi16 _mm256_sub_epi16 _mm256_min_epu16 _mm256_cmpeq_epi16, {}
+    u32: |element| element as i32, _mm256_set1_epi32 _mm256_sub_epi32 _mm256_min_epu32 _mm256_cmpeq_epi32, {}
+    BoolByte: |element| element.0 as i8, _mm256_set1_epi8 _mm256_sub_epi8 _mm256_min_epu8 _mm256_cmpeq_epi8, {
+        #[inline(always)]
+        unsafe fn is_zero(_zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
+            // SAFETY: the processor has AVX2.
+            unsafe { Self::equal(elements, _mm256_setzero_si256()) }
+        }
     }
 }
 

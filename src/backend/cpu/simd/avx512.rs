@@ -57,198 +57,76 @@ trait Lanes512: Element {
     }
 }
 
-impl Lanes512 for u8 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_set1_epi8(self as i8) }
-    }
-    #[inline(always)]
-    unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
-        // SAFETY: lanes that are masked out are not read; the others are there, as the caller promises.
-        unsafe { _mm512_maskz_loadu_epi8(lanes, src.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
-        // SAFETY: lanes that are masked out are not written; for the others there is room, as the caller promises.
-        unsafe { _mm512_mask_storeu_epi8(dst.cast(), lanes, elements) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_sub_epi8(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn above(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_cmpgt_epu8_mask(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn meet(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_test_epi8_mask(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_mask_mov_epi8(zeros, lanes, ones) }
-    }
+/// The instructions for elements of a width, whose lanes have a mask of type `$mask`: `splat` takes the integer that the
+/// closure makes of an element.
+macro_rules! lanes {
+    ($(
+        $t:ty: |$element:ident| $integer:expr, $mask:ty,
+        $splat:ident $load:ident $store:ident $subtract:ident $above:ident $meet:ident $select:ident, {$($own:item)*}
+    )*) => {$(
+        impl Lanes512 for $t {
+            #[inline(always)]
+            unsafe fn splat(self) -> __m512i {
+                let $element = self;
+                // SAFETY: the processor has AVX-512.
+                unsafe { $splat($integer) }
+            }
+            #[inline(always)]
+            unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
+                // SAFETY: lanes that are masked out are not read; the others are there, as the caller promises.
+                unsafe { $load(lanes as $mask, src.cast()) }
+            }
+            #[inline(always)]
+            unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
+                // SAFETY: lanes that are masked out are not written; for the others there is room, as the caller
+                // promises.
+                unsafe { $store(dst.cast(), lanes as $mask, elements) }
+            }
+            #[inline(always)]
+            unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i {
+                // SAFETY: the processor has AVX-512.
+                unsafe { $subtract(one, other) }
+            }
+            #[inline(always)]
+            unsafe fn above(one: __m512i, other: __m512i) -> u64 {
+                // SAFETY: the processor has AVX-512.
+                unsafe { $above(one, other).into() }
+            }
+            #[inline(always)]
+            unsafe fn meet(one: __m512i, other: __m512i) -> u64 {
+                // SAFETY: the processor has AVX-512.
+                unsafe { $meet(one, other).into() }
+            }
+            #[inline(always)]
+            unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
+                // SAFETY: the processor has AVX-512.
+                unsafe { $select(zeros, lanes as $mask, ones) }
+            }
+            $($own)*
+        }
+    )*};
 }
-
-impl Lanes512 for BoolByte {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { self.0.splat() }
-    }
-    #[inline(always)]
-    unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
-        // SAFETY: a bool is a byte: the lanes that are asked for can be read.
-        unsafe { u8::load_some(lanes, src) }
-    }
-    #[inline(always)]
-    unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
-        // SAFETY: a bool is a byte: there is room for the lanes that are stored.
-        unsafe { u8::store_some(lanes, dst, elements) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u8::subtract(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn above(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u8::above(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn meet(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u8::meet(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn select(lanes: u64, elements: [__m512i; 2]) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u8::select(lanes, elements) }
-    }
-    #[inline(always)]
-    unsafe fn ones(_zeros: ZeroRange<Self>, elements: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u8::meet(elements, elements) }
-    }
-}
-
-impl Lanes512 for u16 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_set1_epi16(self as i16) }
-    }
-    #[inline(always)]
-    unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
-        // SAFETY: lanes that are masked out are not read; the others are there, as the caller promises.
-        unsafe { _mm512_maskz_loadu_epi16(lanes as __mmask32, src.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
-        // SAFETY: lanes that are masked out are not written; for the others there is room, as the caller promises.
-        unsafe { _mm512_mask_storeu_epi16(dst.cast(), lanes as __mmask32, elements) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_sub_epi16(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn above(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u64::from(_mm512_cmpgt_epu16_mask(one, other)) }
-    }
-    #[inline(always)]
-    unsafe fn meet(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u64::from(_mm512_test_epi16_mask(one, other)) }
-    }
-    #[inline(always)]
-    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_mask_mov_epi16(zeros, lanes as __mmask32, ones) }
-    }
-}
-
-impl Lanes512 for u32 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_set1_epi32(self as i32) }
-    }
-    #[inline(always)]
-    unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
-        // SAFETY: lanes that are masked out are not read; the others are there, as the caller promises.
-        unsafe { _mm512_maskz_loadu_epi32(lanes as __mmask16, src.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
-        // SAFETY: lanes that are masked out are not written; for the others there is room, as the caller promises.
-        unsafe { _mm512_mask_storeu_epi32(dst.cast(), lanes as __mmask16, elements) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_sub_epi32(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn above(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u64::from(_mm512_cmpgt_epu32_mask(one, other)) }
-    }
-    #[inline(always)]
-    unsafe fn meet(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u64::from(_mm512_test_epi32_mask(one, other)) }
-    }
-    #[inline(always)]
-    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_mask_mov_epi32(zeros, lanes as __mmask16, ones) }
-    }
-}
-
-impl Lanes512 for u64 {
-    #[inline(always)]
-    unsafe fn splat(self) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_set1_epi64(self as i64) }
-    }
-    #[inline(always)]
-    unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
-        // SAFETY: lanes that are masked out are not read; the others are there, as the caller promises.
-        unsafe { _mm512_maskz_loadu_epi64(lanes as __mmask8, src.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i) {
-        // SAFETY: lanes that are masked out are not written; for the others there is room, as the caller promises.
-        unsafe { _mm512_mask_storeu_epi64(dst.cast(), lanes as __mmask8, elements) }
-    }
-    #[inline(always)]
-    unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_sub_epi64(one, other) }
-    }
-    #[inline(always)]
-    unsafe fn above(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u64::from(_mm512_cmpgt_epu64_mask(one, other)) }
-    }
-    #[inline(always)]
-    unsafe fn meet(one: __m512i, other: __m512i) -> u64 {
-        // SAFETY: the processor has AVX-512.
-        unsafe { u64::from(_mm512_test_epi64_mask(one, other)) }
-    }
-    #[inline(always)]
-    unsafe fn select(lanes: u64, [zeros, ones]: [__m512i; 2]) -> __m512i {
-        // SAFETY: the processor has AVX-512.
-        unsafe { _mm512_mask_mov_epi64(zeros, lanes as __mmask8, ones) }
+lanes! {
+    u8: |element| element as i8, __mmask64,
+    _mm512_set1_epi8 _mm512_maskz_loadu_epi8 _mm512_mask_storeu_epi8 _mm512_sub_epi8 _mm512_cmpgt_epu8_mask
+    _mm512_test_epi8_mask _mm512_mask_mov_epi8, {}
+    u16: |element| element as i16, __mmask32,
+    _mm512_set1_epi16 _mm512_maskz_loadu_epi16 _mm512_mask_storeu_epi16 _mm512_sub_epi16 _mm512_cmpgt_epu16_mask
+    _mm512_test_epi16_mask _mm512_mask_mov_epi16, {}
+    u32: |element| element as i32, __mmask16,
+    _mm512_set1_epi32 _mm512_maskz_loadu_epi32 _mm512_mask_storeu_epi32 _mm512_sub_epi32 _mm512_cmpgt_epu32_mask
+    _mm512_test_epi32_mask _mm512_mask_mov_epi32, {}
+    u64: |element| element as i64, __mmask8,
+    _mm512_set1_epi64 _mm512_maskz_loadu_epi64 _mm512_mask_storeu_epi64 _mm512_sub_epi64 _mm512_cmpgt_epu64_mask
+    _mm512_test_epi64_mask _mm512_mask_mov_epi64, {}
+    BoolByte: |element| element.0 as i8, __mmask64,
+    _mm512_set1_epi8 _mm512_maskz_loadu_epi8 _mm512_mask_storeu_epi8 _mm512_sub_epi8 _mm512_cmpgt_epu8_mask
+    _mm512_test_epi8_mask _mm512_mask_mov_epi8, {
+        #[inline(always)]
+        unsafe fn ones(_zeros: ZeroRange<Self>, elements: __m512i) -> u64 {
+            // SAFETY: the processor has AVX-512.
+            unsafe { Self::meet(elements, elements) }
+        }
     }
 }
 

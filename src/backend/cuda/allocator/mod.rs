@@ -294,10 +294,10 @@ impl Queue {
         unsafe { other.launch(&PEERS.spin, 1, &mut argument(&mut nanoseconds))? };
         self.free(&mut batch, address)?;
         let elapsed = begin.elapsed();
-        Ok(match other.is_busy()? {
-            true => Trial::DidNotWait,
-            false if (spin..spin + SLACK).contains(&elapsed) => Trial::Waited,
-            false => Trial::Unclear,
+        Ok(match other.is_done()? {
+            false => Trial::DidNotWait,
+            true if (spin..spin + SLACK).contains(&elapsed) => Trial::Waited,
+            true => Trial::Unclear,
         })
     }
 }

@@ -6,11 +6,12 @@ use crate::{
     backend::{
         call::Received,
         cuda::{
-            layout::{bytes_of, offset_in, same_layout},
+            layout::{bytes_of, kernel_structs, offset_in},
             peers::Way,
         },
     },
     error::{Result, error},
+    fallible,
     plan::codec::{CodecPlan, HEADER, NonFinite, Run as PlanRun, UNIT, units},
     tensor::Dtype,
 };
@@ -32,122 +33,173 @@ const NO_UNIT: u64 = u64::MAX;
 pub const WORKER: u32 = 0;
 pub const SERVER: u32 = 1;
 
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct Run {
-    elements: u64,
-    /// Its first among the payload's bits; of a block codec its first place.
-    byte: u64,
-    /// Elements of the runs before it.
-    base: u64,
-    first_tile: u64,
-    tiles: u32,
-    raw: u32,
-}
-
-#[repr(C, align(16))]
-#[derive(Clone, Copy)]
-pub struct Tile {
-    /// Element of the run.
-    first: u64,
-    /// Its first among the units of all runs, or [`NO_UNIT`].
-    unit: u64,
-    /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the chunk
-    /// is its first.
-    to: u64,
-    /// Its first among the payload's bits, or places.
-    byte: u64,
-    run: u32,
-    count: u32,
-    /// Bytes of bits, or places, to the end of the chunk, if they fit 32 bits.
-    left: u32,
-    chunk: u32,
-}
-
 /// Flags, valid and pending states, and what else is known on the device alone.
 pub const CONTROL_BYTES: usize = bytes_of("gc_control");
 /// Where among them it is known that a rank did not come to an exchange.
 pub const BROKEN: u64 = offset_in("gc_control", "broken") as u64;
 
-/// A half of a codec: what is encoded, or what is reduced.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Half {
-    pub state: [u64; 2],
-    pub control: u64,
-    pub partials: u64,
-    pub counter: u64,
-    pub tiles: u64,
-    pub runs: u64,
-    pub segments: u64,
-    pub scales: u64,
-    /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
-    pub report: u64,
-    /// 0: the addresses come with the launch.
-    pub addresses: u64,
-    /// Of bits, of all and of a chunk; of a block codec blocks.
-    pub bytes: u64,
-    pub chunk_bytes: u64,
-    pub head: u64,
-    pub stride: u64,
-    pub scales_at: u64,
-    pub units_at: u64,
-    pub n_segments: u32,
-    pub n_chunks: u32,
-    pub chunk: u32,
-    pub chunks: u32,
-    pub kind: u32,
-    pub rule: u32,
-    pub policy: u32,
-    pub results: u32,
-    pub half: u32,
-    pub reduction: u32,
-    pub beta: f32,
-    pub error: u32,
-    pub header: [u8; HEADER],
-    /// Where there is one segment: its run.
-    pub only: Run,
-    /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too small.
-    pub reciprocal: u64,
-    /// Of a block codec: raw elements, those of a chunk, that reciprocal, and where codes and they begin in a chunk.
-    pub raws: u64,
-    pub chunk_raws: u64,
-    pub raw_reciprocal: u64,
-    pub codes_at: u64,
-    pub raws_at: u64,
-}
+kernel_structs! {
+    #[derive(Clone, Copy, Default)]
+    pub struct Run: gc_run {
+        elements: u64,
+        /// Its first among the payload's bits; of a block codec its first place.
+        byte: u64,
+        /// Elements of the runs before it.
+        base: u64,
+        first_tile: u64,
+        tiles: u32,
+        raw: u32,
+    }
 
-#[repr(C)]
-pub struct Finish {
-    pub codec: Half,
-    pub dst: *mut u8,
-    pub way: Way,
-    /// How the ranks meet; 0: they do not.
-    pub steps: u32,
-    pub reserved: u32,
-}
+    #[repr(align(16))]
+    #[derive(Clone, Copy)]
+    pub struct Tile: gc_tile {
+        /// Element of the run.
+        first: u64,
+        /// Its first among the units of all runs, or [`NO_UNIT`].
+        unit: u64,
+        /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the chunk
+        /// is its first.
+        to: u64,
+        /// Its first among the payload's bits, or places.
+        byte: u64,
+        run: u32,
+        count: u32,
+        /// Bytes of bits, or places, to the end of the chunk, if they fit 32 bits.
+        left: u32,
+        chunk: u32,
+    }
 
-#[repr(C)]
-pub struct Encode {
-    pub codec: Half,
-    pub factors: [*const u8; 2],
-    pub dst: *mut u8,
-    pub way: Way,
-    pub values: [*const u8; MOST_VALUES],
-}
+    /// A half of a codec: what is encoded, or what is reduced.
+    #[derive(Clone, Copy)]
+    pub struct Half: gc_codec {
+        pub state: [u64; 2],
+        pub control: u64,
+        pub partials: u64,
+        pub counter: u64,
+        pub tiles: u64,
+        pub runs: u64,
+        pub segments: u64,
+        pub scales: u64,
+        /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
+        pub report: u64,
+        /// 0: the addresses come with the launch.
+        pub addresses: u64,
+        /// Of bits, of all and of a chunk; of a block codec blocks.
+        pub bytes: u64,
+        pub chunk_bytes: u64,
+        pub head: u64,
+        pub stride: u64,
+        pub scales_at: u64,
+        pub units_at: u64,
+        pub n_segments: u32,
+        pub n_chunks: u32,
+        pub chunk: u32,
+        pub chunks: u32,
+        pub kind: u32,
+        pub rule: u32,
+        pub policy: u32,
+        pub results: u32,
+        pub half: u32,
+        pub reduction: u32,
+        pub beta: f32,
+        pub error: u32,
+        pub header: [u8; HEADER],
+        /// Where there is one segment: its run.
+        pub only: Run,
+        /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too small.
+        pub reciprocal: u64,
+        /// Of a block codec: raw elements, those of a chunk, that reciprocal, and where codes and they begin in a chunk.
+        pub raws: u64,
+        pub chunk_raws: u64,
+        pub raw_reciprocal: u64,
+        pub codes_at: u64,
+        pub raws_at: u64,
+    }
 
-#[repr(C)]
-pub struct Reduce {
-    pub codec: Half,
-    pub chunks: *const u8,
-    pub dst: *mut u8,
-    pub way: Way,
-    pub payloads: u64,
-    /// Bytes from payload to payload.
-    pub apart: u64,
-    /// Of a block codec: whether `dst` is the shard, 0 or 1.
-    pub shard: u32,
-    pub reserved: u32,
+    pub struct Finish: gc_finish {
+        pub codec: Half,
+        pub dst: *mut u8,
+        pub way: Way,
+        /// How the ranks meet; 0: they do not.
+        pub steps: u32,
+        pub reserved: u32,
+    }
+
+    pub struct Encode: gc_encode {
+        pub codec: Half,
+        pub factors: [*const u8; 2],
+        pub dst: *mut u8,
+        pub way: Way,
+        pub values: [*const u8; MOST_VALUES],
+    }
+
+    pub struct Reduce: gc_reduce {
+        pub codec: Half,
+        pub chunks: *const u8,
+        pub dst: *mut u8,
+        pub way: Way,
+        pub payloads: u64,
+        /// Bytes from payload to payload.
+        pub apart: u64,
+        /// Of a block codec: whether `dst` is the shard, 0 or 1.
+        pub shard: u32,
+        pub reserved: u32,
+    }
+
+    pub struct Once: gc_once {
+        pub codec: Half,
+        pub factor: *const u8,
+        pub way: Way,
+        pub apart: u64,
+        pub turn: u64,
+        pub tiles: u64,
+        pub steps: u32,
+        pub reserved: u32,
+        pub values: [*const u8; MOST_VALUES],
+    }
+
+    pub struct Decode: gc_decode {
+        pub codec: Half,
+        pub payload: *const u8,
+        pub factor: *const u8,
+        pub divisor: f32,
+        pub dtype: u32,
+        pub tiles: u64,
+        pub first_empty: u64,
+        pub values: [*const u8; MOST_VALUES],
+    }
+
+    pub struct State: gc_state {
+        pub worker: Half,
+        pub server: Half,
+        pub bytes: *mut u8,
+        pub skip: *const u8,
+        pub size: u64,
+        pub half: u32,
+        pub skip_kind: u32,
+        pub rows: u64,
+        pub row: u64,
+    }
+
+    pub struct Addresses: gc_addresses {
+        pub table: u64,
+        pub count: u64,
+        pub values: [*const u8; MOST_ADDRESSES],
+    }
+
+    pub struct Compress: gc_compress {
+        pub grad: *const u8,
+        pub error: *mut u8,
+        pub dst: *mut u8,
+        pub scale: *mut u8,
+        pub partials: *mut u8,
+        pub elements: u64,
+        pub bytes: u64,
+        pub rule: u32,
+        /// The dtype of `grad`, as [`number_of`] has it.
+        pub values: u32,
+    }
 }
 
 impl Reduce {
@@ -165,117 +217,6 @@ impl Reduce {
         }
     }
 }
-
-#[repr(C)]
-pub struct Once {
-    pub codec: Half,
-    pub factor: *const u8,
-    pub way: Way,
-    pub apart: u64,
-    pub turn: u64,
-    pub tiles: u64,
-    pub steps: u32,
-    pub reserved: u32,
-    pub values: [*const u8; MOST_VALUES],
-}
-
-#[repr(C)]
-pub struct Decode {
-    pub codec: Half,
-    pub payload: *const u8,
-    pub factor: *const u8,
-    pub divisor: f32,
-    pub dtype: u32,
-    pub tiles: u64,
-    pub first_empty: u64,
-    pub values: [*const u8; MOST_VALUES],
-}
-
-#[repr(C)]
-pub struct State {
-    pub worker: Half,
-    pub server: Half,
-    pub bytes: *mut u8,
-    pub skip: *const u8,
-    pub size: u64,
-    pub half: u32,
-    pub skip_kind: u32,
-    pub rows: u64,
-    pub row: u64,
-}
-
-#[repr(C)]
-pub struct Addresses {
-    pub table: u64,
-    pub count: u64,
-    pub values: [*const u8; MOST_ADDRESSES],
-}
-
-#[repr(C)]
-pub struct Compress {
-    pub grad: *const u8,
-    pub error: *mut u8,
-    pub dst: *mut u8,
-    pub scale: *mut u8,
-    pub partials: *mut u8,
-    pub elements: u64,
-    pub bytes: u64,
-    pub rule: u32,
-    /// The dtype of `grad`, as [`number_of`] has it.
-    pub values: u32,
-}
-
-same_layout!(gc_run, Run { elements, byte, base, first_tile, tiles, raw });
-same_layout!(gc_tile, Tile { first, unit, to, byte, run, count, left, chunk });
-same_layout!(
-    gc_codec,
-    Half {
-        state,
-        control,
-        partials,
-        counter,
-        tiles,
-        runs,
-        segments,
-        scales,
-        report,
-        addresses,
-        bytes,
-        chunk_bytes,
-        head,
-        stride,
-        scales_at,
-        units_at,
-        n_segments,
-        n_chunks,
-        chunk,
-        chunks,
-        kind,
-        rule,
-        policy,
-        results,
-        half,
-        reduction,
-        beta,
-        error,
-        header,
-        only,
-        reciprocal,
-        raws,
-        chunk_raws,
-        raw_reciprocal,
-        codes_at,
-        raws_at,
-    }
-);
-same_layout!(gc_encode, Encode { codec, factors, dst, way, values });
-same_layout!(gc_finish, Finish { codec, dst, way, steps, reserved });
-same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads, apart, shard, reserved });
-same_layout!(gc_once, Once { codec, factor, way, apart, turn, tiles, steps, reserved, values });
-same_layout!(gc_decode, Decode { codec, payload, factor, divisor, dtype, tiles, first_empty, values });
-same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kind, rows, row });
-same_layout!(gc_addresses, Addresses { table, count, values });
-same_layout!(gc_compress, Compress { grad, error, dst, scale, partials, elements, bytes, rule, values });
 
 /// The number that stands for a dtype of values, errors or results.
 pub fn number_of(dtype: Dtype) -> usize {
@@ -353,9 +294,7 @@ impl Tables {
         plan: &CodecPlan, chunks: Range<usize>, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
-        let refusal = |_| error!(OutOfMemory, "cannot allocate a table of the tiles of {n_runs} runs");
-        let (mut runs, mut tiles) = (Vec::new(), Vec::new());
-        runs.try_reserve_exact(n_runs).map_err(refusal)?;
+        let (mut runs, mut tiles) = (fallible::list(n_runs, "runs")?, Vec::new());
         let (mut base, mut unit) = (0, 0);
         for index in 0..n_runs {
             let part = run(index);
@@ -365,7 +304,7 @@ impl Tables {
             let number = u32::try_from(count).map_err(|_| {
                 error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
             })?;
-            tiles.try_reserve(count as usize).map_err(refusal)?;
+            fallible::reserve(&mut tiles, count as usize, "tiles")?;
             runs.push(Run {
                 elements: elements as u64,
                 byte: place as u64,
@@ -394,7 +333,7 @@ impl Tables {
         }
         // The last ones may have nothing but a header.
         for chunk in tiles.last().map_or(chunks.start, |tile: &Tile| tile.chunk as usize + 1)..chunks.end {
-            tiles.try_reserve(1).map_err(refusal)?;
+            fallible::reserve(&mut tiles, 1, "tiles")?;
             let chunk = chunk as u32;
             tiles.push(Tile { first: 0, unit: 0, to: 0, byte: 0, run: NO_RUN, count: 0, left: u32::MAX, chunk });
         }

@@ -13,6 +13,7 @@ use std::ptr;
 use crate::{
     backend::call::{Address, Decoding, Received, Skip, Stream},
     error::{Result, error},
+    fallible,
     plan::codec::{CodecPlan, NonFinite},
     tensor::{Dtype, View},
 };
@@ -137,8 +138,7 @@ impl Codec {
             _ => Half { n_segments: 0, ..worker },
         };
         let tiles = [tables.tiles.len() as u64, reduced.as_ref().map_or(0, |tables| tables.tiles.len() as u64)];
-        let mut halves = Vec::new();
-        halves.try_reserve_exact(2).map_err(|_| error!(OutOfMemory, "cannot allocate memory for a codec"))?;
+        let mut halves = fallible::list(2, "halves of a codec")?;
         halves.extend([worker, server]);
         let codec = Self {
             memory,

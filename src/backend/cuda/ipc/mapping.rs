@@ -15,6 +15,7 @@ use crate::{
         driver::{Driver, Functions},
     },
     error::{Error, Result, Status, error},
+    fallible,
 };
 
 /// Memory of a device that has no address by itself.
@@ -57,8 +58,7 @@ pub(super) struct Mapping {
 
 impl Mapping {
     pub(super) fn reserve(device: Device, bytes: u64, parts: usize) -> Result<Self> {
-        let mut sizes = Vec::new();
-        sizes.try_reserve_exact(parts).map_err(|_| error!(OutOfMemory, "cannot allocate a list of {parts} parts"))?;
+        let sizes = fallible::list(parts, "parts")?;
         let (driver, mut address) = (device.driver, 0);
         // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) };

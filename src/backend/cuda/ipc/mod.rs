@@ -22,6 +22,7 @@ use cudarc::driver::sys::{CUipcMemHandle, CUmemAllocationGranularity_flags, CUme
 use crate::{
     backend::call::Stream,
     error::{Error, Result, Status, error},
+    fallible,
 };
 
 use super::{
@@ -137,10 +138,7 @@ impl Queue {
             return Ok(Exported { uuid, address: first, bytes, means });
         }
         let ranges = self.ranges(begin, end, instead)?;
-        let (mut parts, mut device) = (Vec::new(), None);
-        parts
-            .try_reserve_exact(ranges.len())
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} parts", ranges.len()))?;
+        let (mut parts, mut device) = (fallible::list(ranges.len(), "parts")?, None);
         for &range in &ranges {
             let (part, on) = self.export_part(range, instead)?;
             parts.push(part);
@@ -171,7 +169,7 @@ impl Queue {
                     "tensor: its memory is of more than {MOST_PARTS} parts; {instead}, of one part"
                 ));
             }
-            ranges.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of parts"))?;
+            fallible::reserve(&mut ranges, 1, "parts")?;
             ranges.push((first, bytes));
             at = first + bytes;
         }
@@ -242,8 +240,7 @@ impl Queue {
             }
             return Err(failure);
         }
-        let mut parts = Vec::new();
-        parts.try_reserve_exact(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of one part"))?;
+        let mut parts = fallible::list(1, "parts")?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
         Ok(Exported { uuid: device.uuid()?, address: 0, bytes: whole, means: Means::Parts(parts) })
     }

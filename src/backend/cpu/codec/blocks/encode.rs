@@ -7,11 +7,11 @@ use crate::{
         call::Address,
         cpu::{
             codec::{
-                Codec,
+                Codec, WORKER,
                 numbers::{Nothing, Number, is_kept, with_numbers},
                 sources::{FINITE, Feedback},
                 sum::Unit,
-                tiles::{Met, Tile},
+                tiles::Tile,
             },
             dispatch::InstructionSet,
         },
@@ -133,31 +133,22 @@ impl Codec {
     fn encode_tiles_of_blocks<G: Number, E: Number>(
         &self, plan: &CodecPlan, encoder: &Encoder<'_>, values: &[Address], factors: [f32; 2],
     ) -> bool {
-        let (valid, next) = self.buffers_of(self.worker);
-        let (valid, next) = (Address(valid), Address(next));
         let beta = plan.rules.beta;
-        let met = Met::default();
-        let bytes = size_of::<G::Bits>() + 2 * size_of::<E::Bits>() + encoder.blocks.format.bits as usize / 8;
-        self.worker_tiles.for_each(&plan.workers, bytes as i64, |tile| {
-            let run = &plan.workers[tile.run];
-            let gradient: *const u8 = values[tile.run].at(tile.first as usize * size_of::<G::Bits>());
-            let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
-            let old = valid.at(if is_kept::<E>() { kept } else { 0 });
+        let bytes = size_of::<G::Bits>() + encoder.blocks.format.bits as usize / 8;
+        self.for_each_tile::<E>(plan, WORKER, bytes, |run, tile, [old, new]| {
+            let gradient: *const u8 = values[run.segment].at(tile.first as usize * size_of::<G::Bits>());
             // SAFETY: the tile lies within a segment, which has values, a place in the payload, and unless it is raw one
             // in both states if errors are kept.
-            met.note(unsafe {
+            unsafe {
                 if run.raw {
-                    let origin = gradient_alone::<G>(gradient, factors);
-                    encoder.raw_tile(run, &tile, &origin)
-                } else {
-                    // What is kept is the error itself: less a scale of 0.
-                    let types = PhantomData::<(G, E)>;
-                    let origin = Feedback { gradient, kept: old, scale: 0.0, factors, beta, zero: encoder.zero, types };
-                    encoder.tile::<E>(run, &tile, &origin, old, next.at(kept))
+                    return encoder.raw_tile(run, tile, &gradient_alone::<G>(gradient, factors));
                 }
-            });
-        });
-        met.any()
+                // What is kept is the error itself: less a scale of 0.
+                let types = PhantomData::<(G, E)>;
+                let origin = Feedback { gradient, kept: old, scale: 0.0, factors, beta, zero: encoder.zero, types };
+                encoder.tile::<E>(run, tile, &origin, old, new)
+            }
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! The loops, generic over the instruction set that they are compiled for. The compiler makes vectors of them.
 
+#![allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
+
 use crate::{
     backend::cpu::{
         codec::{
@@ -51,7 +53,6 @@ codes!(u8 u16);
 
 /// Scales and codes of blocks, and their errors in place of c. A bit is set for each block that is not finite; its errors
 /// are 0.
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn quantize_on<S, C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut Coded, errors: bool) -> u32 {
     let (mut largest, mut wrong) = ([0; STEP_BLOCKS], 0);
@@ -141,7 +142,6 @@ fn of_group<C: Coding>(each: &[f32; STEP_BLOCKS], group: usize) -> [f32; GROUP] 
 }
 
 /// What blocks stand for.
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn values_on<S, C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut Unit) {
     let mut steps = [0.0; STEP_BLOCKS];
@@ -181,14 +181,12 @@ fn value_blocks<C: Coding, W: Code>(codes: &[u8], blocks: usize, steps: &[f32; S
     }
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn form_on<S, C: Source>(source: &C, first: usize, unit: &mut Unit, count: usize) -> bool {
     // SAFETY: the source holds these elements.
     unsafe { source.form(first, unit, count) }
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn settle_on<S>(unit: &mut Unit, count: usize, limit: u32, zero: bool) -> bool {
     let mut highest = 0;
@@ -199,7 +197,6 @@ unsafe fn settle_on<S>(unit: &mut Unit, count: usize, limit: u32, zero: bool) ->
     highest >= limit
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn keep_on<S, E: Number>(unit: &Unit, kept: *mut u8, count: usize) {
     for (index, &error) in unit.0[..count].iter().enumerate() {
@@ -208,7 +205,6 @@ unsafe fn keep_on<S, E: Number>(unit: &Unit, kept: *mut u8, count: usize) {
     }
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn add_on<S>(sums: &mut Unit, values: &Unit, count: usize, zero: bool) -> bool {
     let mut highest = 0;
@@ -219,7 +215,6 @@ unsafe fn add_on<S>(sums: &mut Unit, values: &Unit, count: usize, zero: bool) ->
     highest > FINITE
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn finish_on<S, E: Number>(sums: &mut Unit, count: usize, divisor: f32, kept: *const u8, beta: f32) {
     for (index, sum) in sums.0[..count].iter_mut().enumerate() {
@@ -238,7 +233,6 @@ pub struct Scaling {
     pub factor: f32,
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn set_on<S, V: Number>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool {
     let Scaling { divisor, factor } = by;
@@ -266,7 +260,6 @@ unsafe fn set_scaled<V: Number>(unit: &Unit, dst: *mut u8, count: usize, scaled:
     highest > FINITE
 }
 
-#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn increase_on<S>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool {
     let (dst, mut highest) = (dst.cast::<f32>(), 0);

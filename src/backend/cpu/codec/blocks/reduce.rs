@@ -7,11 +7,11 @@ use crate::{
         call::{Address, Received},
         cpu::{
             codec::{
-                Codec,
+                Codec, SERVER,
                 numbers::{F32, Nothing, Number, is_kept, with_numbers},
                 sources::Feedback,
                 sum::Unit,
-                tiles::{Met, Tile},
+                tiles::Tile,
             },
             dispatch::InstructionSet,
         },
@@ -92,7 +92,7 @@ impl Codec {
     }
 
     fn reduce_tiles<E: Number>(&self, inputs: &Inputs<'_>, encoder: &Encoder<'_>) -> bool {
-        self.for_each_tile::<E>(inputs.plan, 2 * inputs.received.payloads, |run, tile, [old, new]| {
+        self.for_each_tile::<E>(inputs.plan, SERVER, 2 * inputs.received.payloads, |run, tile, [old, new]| {
             // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and unless
             // it is raw in both states, if errors are kept.
             unsafe {
@@ -111,7 +111,7 @@ impl Codec {
         &self, plan: &CodecPlan, blocks: &Blocks, number: usize, received: Received, shard: &[Address],
     ) -> bool {
         let (set, inputs) = (self.set, self.inputs(plan, blocks, number, received));
-        self.for_each_tile::<Nothing>(plan, received.payloads * 2, |run, tile, [old, _]| {
+        self.for_each_tile::<Nothing>(plan, SERVER, received.payloads * 2, |run, tile, [old, _]| {
             let (origin, mut unit) = (inputs.sums::<Nothing>(run, tile, old), Unit([0.0; _]));
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             let mut nonfinite = false;
@@ -137,7 +137,7 @@ impl Codec {
 
     fn shard_tiles<E: Number>(&self, plan: &CodecPlan, encoder: &Encoder<'_>, shard: &[Address]) -> bool {
         let beta = plan.rules.beta;
-        self.for_each_tile::<E>(plan, size_of::<f32>(), |run, tile, [old, new]| {
+        self.for_each_tile::<E>(plan, SERVER, size_of::<f32>(), |run, tile, [old, new]| {
             let gradient = shard[run.segment].at(tile.first as usize * size_of::<f32>());
             // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless it is
             // raw in both states, if errors are kept.
@@ -155,21 +155,5 @@ impl Codec {
 
     fn inputs<'a>(&self, plan: &'a CodecPlan, blocks: &'a Blocks, number: usize, received: Received) -> Inputs<'a> {
         Inputs { plan, blocks, reader: Reader::new(self.set, plan, blocks), received, number }
-    }
-
-    /// Calls `work` with each tile of each part, and where its errors are kept, now and from now on. `bytes`: what is
-    /// touched of an element beside them. Tells whether it ever returned true.
-    fn for_each_tile<E: Number>(
-        &self, plan: &CodecPlan, bytes: usize, work: impl Fn(&Run, &Tile, [*mut u8; 2]) -> bool + Sync,
-    ) -> bool {
-        let (valid, next) = self.buffers_of(self.server);
-        let (valid, next) = (Address(valid), Address(next));
-        let met = Met::default();
-        self.server_tiles.for_each(&plan.servers, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
-            let run = &plan.servers[tile.run];
-            let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
-            met.note(work(run, &tile, [valid.at(if is_kept::<E>() { kept } else { 0 }), next.at(kept)]));
-        });
-        met.any()
     }
 }
