@@ -34,7 +34,7 @@ QUICK_SIZES = [LARGE, 2**20, 2**24, 2**12]
 # Of the codecs, first those with a number to reach. There all have all ways; elsewhere few are called from Python.
 AIMED = [LARGE, 2**24, 2**22, 2**20, 2**16]
 CODEC_SIZES = [*AIMED, *(2**k for k in (10, 12, 14, 18, 26, 28, 30))]
-# Payloads of two ranks together pass 2^20 bytes between these, in every codec.
+# Payloads of two ranks together pass 2^22 bytes between these, in every codec.
 EXCHANGE_SIZES = [2**k for k in (14, 16, 17, 18, 19, 20, 21, 22)]
 PARTS = "codecs", "onebit"
 STAGE_SIZES = [LARGE, 2**24, 2**20]

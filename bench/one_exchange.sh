@@ -10,7 +10,7 @@ for of in "always-one 1 << 40" "always-two 0"; do
     name=${of%% *} limit=${of#* }
     rm -rf "$out/tree" && mkdir -p "$out/tree"
     cp -R Cargo.toml Cargo.lock build.rs cbindgen.toml src kernels include "$out/tree"
-    sed -i "s/^pub const ONE_EXCHANGE_BYTES: i64 = .*;/pub const ONE_EXCHANGE_BYTES: i64 = $limit;/" \
+    sed -i "s/^const ONE_EXCHANGE_BYTES: i64 = .*;/const ONE_EXCHANGE_BYTES: i64 = $limit;/" \
         "$out/tree/src/plan/codec.rs"
     grep -q "ONE_EXCHANGE_BYTES: i64 = $limit;" "$out/tree/src/plan/codec.rs"
     cargo build --quiet --profile "${PROFILE:-release}" --lib --manifest-path "$out/tree/Cargo.toml" \

@@ -85,7 +85,8 @@ impl Buffers {
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = topology.direct().map(|peers| peers.receive_slots().map(<*mut u8>::expose_provenance));
         // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
-        let once = codec.plan().exchanges_once() && (receive_slots.is_none() || codec.plan().blocks.is_some());
+        let small = codec.plan().exchanges_once(device != Device::Cpu);
+        let once = small && (receive_slots.is_none() || codec.plan().blocks.is_some());
         // Chunks in front of the one that this rank reduces, and all.
         let (others, chunks) = match (receive_slots.is_some(), once) {
             (true, _) => (0, 1),

@@ -30,7 +30,12 @@ pub const UNIT: i64 = 1024;
 
 /// Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
 /// A rank whose version has another number here tells at creation whether it can; if one cannot, all exchange twice.
-pub const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
+const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
+
+/// The same between two ranks on CUDA. They send as many bytes in one exchange as in two; more ranks would send more.
+/// On the CPU it takes longer to reduce the chunks of both than to exchange twice: a fourth of the whole at 2^19
+/// elements of INT8, over a group of two threads.
+pub const ONE_EXCHANGE_BYTES_OF_TWO: i64 = 4 * ONE_EXCHANGE_BYTES;
 
 /// What the state of each run, and its first, is aligned to.
 const STATE_ALIGNMENT: i64 = 256;
@@ -355,10 +360,11 @@ impl CodecPlan {
     }
 
     /// Whether ranks of a world of as many as there are chunks exchange once: whole payloads, which every rank reduces.
-    pub fn exchanges_once(&self) -> bool {
+    pub fn exchanges_once(&self, on_cuda: bool) -> bool {
         let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
         let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
-        keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= ONE_EXCHANGE_BYTES)
+        let most = if on_cuda && self.n_chunks == 2 { ONE_EXCHANGE_BYTES_OF_TWO } else { ONE_EXCHANGE_BYTES };
+        keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
     }
 
     /// How many chunks one that reduces several takes at once.
@@ -589,13 +595,17 @@ pub(super) mod tests {
 
     #[test]
     fn ranks_exchange_once_if_nothing_is_kept_and_all_payloads_together_are_small() {
-        let once = |kind, error, blocks: i64, world| {
+        let on = |on_cuda, kind, error, blocks: i64, world| {
             let plan = CodecPlan::new(Rules { kind, ..rules(error) }, &[32 * blocks], &[], world, None).unwrap();
-            plan.exchanges_once()
+            plan.exchanges_once(on_cuda)
         };
-        // BF16: a header and 64 bytes a block; 4 chunks of 64 * 4096 bytes are 2^20.
-        assert!(once(Kind::Bf16, None, 2 * 4095, 2) && !once(Kind::Bf16, None, 2 * 4095 + 1, 2));
-        assert!(once(Kind::Bf16, None, 4 * 1023, 4) && !once(Kind::Bf16, None, 4 * 1023 + 1, 4));
+        let once = |kind, error, blocks, world| on(true, kind, error, blocks, world);
+        // BF16: a header and 64 bytes a block; 4 chunks of 64 * 4096 bytes are 2^20, of 64 * 16384 bytes 2^22.
+        assert!(on(false, Kind::Bf16, None, 2 * 4095, 2) && !on(false, Kind::Bf16, None, 2 * 4095 + 1, 2));
+        assert!(once(Kind::Bf16, None, 2 * 16383, 2) && !once(Kind::Bf16, None, 2 * 16383 + 1, 2));
+        for on_cuda in [false, true] {
+            assert!(on(on_cuda, Kind::Bf16, None, 4 * 1023, 4) && !on(on_cuda, Kind::Bf16, None, 4 * 1023 + 1, 4));
+        }
         assert!(once(Kind::Onebit, None, 1, 2) && !once(Kind::Onebit, Some(Dtype::F32), 1, 2));
         assert!(
             !once(Kind::Sign, None, 1, 2)

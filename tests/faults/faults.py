@@ -82,7 +82,7 @@ ONCE = "test_one_exchange"
 STRANGER = python(ONCE, "a_payload_of_a_stranger", fakes=False)
 
 fault("payloads of just the most bytes are not exchanged whole", "wrong choice", PLAN,
-      "bytes <= ONE_EXCHANGE_BYTES", "bytes < ONE_EXCHANGE_BYTES",
+      "bytes <= most)", "bytes < most)",
       rust(PLAN, "ranks_exchange_once_if_nothing_is_kept"))
 fault("votes in turn exchange once", "wrong choice", PLAN,
       "is_none() && self.rules.kind != Kind::Sign", "is_none() && self.rules.kind != Kind::Bf16",
@@ -102,7 +102,7 @@ fault("a kernel takes every chunk for the first", "refusal of what is right", "k
       "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
       python("test_one_exchange_driver", "of_two_exchanges_on_one_card", "group"))
 fault("buffers of peer memory have no room for whole payloads", "wrong sizes", "src/comm/allreduce.rs",
-      "if plan.exchanges_once() { plan.payload_bytes() }", "if plan.exchanges_once() { plan.stride }",
+      "if plan.exchanges_once(true) { plan.payload_bytes() }", "if plan.exchanges_once(true) { plan.stride }",
       python("test_one_exchange_driver", "without_room_for_whole_payloads"))
 
 # ---- Block codecs

@@ -346,7 +346,7 @@ def random_handle(rng, codecs=(*BITS, *FORMATS)):
 
 
 KEEP_NOTHING = ONEBIT, *FORMATS
-# docs/NUMERICS.md 9: all ranks' payloads together.
+# docs/NUMERICS.md 9: all ranks' payloads together, on the CPU.
 MOST_BYTES = 1 << 20
 
 

@@ -108,13 +108,15 @@ def run_seen(script):
     run_ranks(f"import os\nexec({SEEN!r})\n" + script)
 
 
+# The larger ones are of what only two ranks exchange once, if there are no errors.
+@pytest.mark.parametrize("n, room", [(400, 1 << 16), (1_000_000, 1 << 24)])
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_ranks_that_disagree_are_told_in_what_and_go_on(numbers):
+def test_ranks_that_disagree_are_told_in_what_and_go_on(numbers, n, room):
     run_seen(f"""
-numbers = {numbers}
-comms = [comm for _, _, comm in opened(cards(*numbers), (1 << 16,) * 2)]
+numbers, n = {numbers}, {n}
+comms = [comm for _, _, comm in opened(cards(*numbers), ({room},) * 2)]
 raw = lambda *which: (ctypes.c_uint8 * 2)(*which)
-base = dict(codec=INT8, segments=capi.int64s((400, 600)), n_segments=2)
+base = dict(codec=INT8, segments=capi.int64s((n, 600)), n_segments=2)
 
 def created(options):
     def create(rank):
@@ -132,12 +134,13 @@ for other, expected, got in (
     (dict(codec=ONEBIT), "codec GC_CODEC_INT8", "GC_CODEC_ONEBIT"),
     (dict(reduction=1), "reduction GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"),
     # With errors ranks would exchange twice, and without once.
-    (dict(error=2), "error GC_ERROR_FLOAT32", "GC_ERROR_NONE"),
-    (dict(segments=capi.int64s((400, 601))), "1000 elements", "1001"),
+    (dict(error=0), "error GC_ERROR_NONE", "GC_ERROR_FLOAT32"),
+    (dict(segments=capi.int64s((n, 601))), f"{{n + 600}} elements", f"{{n + 601}}"),
 ):
-    told = created([base, {{**base, **other}}])
+    first = dict(base, error=2)
+    told = created([first, {{**first, **other}}])
     assert told[0] == (Status.INVALID_ARGUMENT, f"handle: rank 1: {{expected}} expected, got {{got}}"), told
-    name = expected.rpartition(" ")[2] if "GC_" in expected else "1000"
+    name = expected.rpartition(" ")[2] if "GC_" in expected else f"{{n + 600}}"
     assert told[1][0] == Status.INVALID_ARGUMENT and told[1][1].endswith(f"expected, got {{name}}"), told
 for which in ((None, raw(1, 0)), (raw(0, 1), raw(1, 0))):
     for error in 0, 2:
@@ -289,10 +292,11 @@ with Seen() as world, World(2, "board") as board:
 
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_one_exchange_is_one_launch_and_one_meeting(values):
-    """And another launch before it, where there are more addresses than one takes."""
+    """And another launch before it, where there are more addresses than one takes. The last one is larger than more ranks
+    exchange once."""
     run_seen(f"""
-with Seen() as world:
-    for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1)):
+with Seen(area=1 << 21) as world:
+    for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1), ([600_000], 1)):
         options = dict(handle(INT8, segments, None), values={values!r}, results={values!r})
         handles = world.handle_of(options)
         zeros = [np.zeros(n, dict(float32="f4", bfloat16="u2")[{values!r}]) for n in segments]

@@ -23,7 +23,7 @@ use crate::{
     backend::call::Stream,
     error::{Error, Result, Status, error},
     fallible,
-    plan::codec::ONE_EXCHANGE_BYTES,
+    plan::codec::ONE_EXCHANGE_BYTES_OF_TWO,
 };
 
 use super::{
@@ -48,20 +48,24 @@ const HEARD: u64 = 2 * 8 * MOST_RANKS as u64;
 /// What areas are aligned to.
 const ALIGNMENT: u64 = 256;
 
+/// Bytes of all payloads of a call that exchanges once, at most. Those of two ranks, in every world: buffers for many
+/// ranks may be those of the two of a node, with areas of the same sizes.
+const MOST_ONCE: u64 = ONE_EXCHANGE_BYTES_OF_TWO as u64;
+
 /// Bytes that a block of threads pushes, at most: 256 threads, 4 vectors of 16.
 const PUSHED: u64 = 256 * 4 * 16;
 
 /// Bytes of a buffer for exchanges of `block` bytes between `world` ranks.
 pub fn buffer_bytes(world: u64, block: u64) -> Option<u64> {
     let area = world.checked_mul(block)?.checked_next_multiple_of(ALIGNMENT)?;
-    area.checked_add(area.min(ONE_EXCHANGE_BYTES as u64))?.checked_mul(2)?.checked_add(HEARD)
+    area.checked_add(area.min(MOST_ONCE))?.checked_mul(2)?.checked_add(HEARD)
 }
 
 /// Bytes of an area of a buffer of so many, at least those for the smallest blocks, and of one of calls that exchange
 /// once.
 fn areas_of(bytes: u64) -> (u64, u64) {
     let all = bytes.saturating_sub(HEARD);
-    let once = (all / 4).next_multiple_of(ALIGNMENT).min(ONE_EXCHANGE_BYTES as u64);
+    let once = (all / 4).next_multiple_of(ALIGNMENT).min(MOST_ONCE);
     (all.saturating_sub(2 * once) / 2 / ALIGNMENT * ALIGNMENT, once)
 }
 
@@ -550,10 +554,10 @@ mod tests {
 
     #[test]
     fn a_buffer_has_room_for_its_blocks_and_up_to_a_size_for_those_of_one_exchange() {
-        for (world, block) in [(1, 16), (2, 16), (2, 1 << 18), (2, 1 << 19), (2, 1 << 20), (3, 1 << 30), (64, 16_400)] {
+        for (world, block) in [(1, 16), (2, 16), (2, 1 << 20), (2, 1 << 21), (2, 1 << 22), (3, 1 << 30), (64, 16_400)] {
             let bytes = buffer_bytes(world, block).unwrap();
             let ((area, once), all) = (areas_of(bytes), world * block);
-            assert!(area >= all && once >= all.min(ONE_EXCHANGE_BYTES as u64), "{world} {block}: {area} {once}");
+            assert!(area >= all && once >= all.min(MOST_ONCE), "{world} {block}: {area} {once}");
             assert!(HEARD + 2 * (area + once) <= bytes && area.is_multiple_of(ALIGNMENT), "{world} {block}");
             assert!(areas_of(bytes - 1).0 < all.next_multiple_of(ALIGNMENT), "{world} {block}: a byte too many");
         }
