@@ -1,4 +1,4 @@
-"""The pictures of README.md and docs/, of the tables in docs/PERFORMANCE.md and of what `make demo` prints.
+"""The pictures of README.md and docs/, of the tables in PERFORMANCE.md and CODECS.md and of what `make demo` prints.
 
     python bench/figures.py                     all of them; make bench-report does so
     python bench/figures.py --demo LOG          and docs/accuracy.svg, of the demo's output
@@ -8,6 +8,7 @@ The tables are what is committed of a run, so whoever changes them draws the sam
 """
 
 import argparse
+import functools
 import pathlib
 import re
 
@@ -21,9 +22,9 @@ COPY = 4.28e12  # bytes a second, where the tables have fractions of the copy
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 
-def part(name):
+def part(name, page="PERFORMANCE.md"):
     """What stands between the markers of that name."""
-    page = (DOCS / "PERFORMANCE.md").read_text()
+    page = (DOCS / page).read_text()
     return page.split(f"<!-- {name} -->", 1)[1].split(f"<!-- /{name} -->", 1)[0]
 
 
@@ -360,6 +361,58 @@ def accuracy(log):
     save(figure, "accuracy.svg")
 
 
+def beside(sent):
+    """Bytes moved apart by a few per cent where they are nearly the same, so that every point is seen."""
+    groups = []
+    for place in sorted(range(len(sent)), key=sent.__getitem__):
+        if not groups or sent[place] > 1.1 * sent[groups[-1][-1]]:
+            groups.append([])
+        groups[-1].append(place)
+    return {place: sent[place] * 1.12 ** (n - (len(group) - 1) / 2) for group in groups for n, place in enumerate(group)}
+
+
+SENT = {"float32": "0.15", "BF16": THIRD, "MXFP8": "#17804e", "INT8": SECOND, "INT4": OURS, "MXFP4": "#8a4fbf",
+        "ONEBIT": OTHER, "SIGN": "#c0392b"}  # fmt: skip
+
+
+def losses(name, marker, title, top):
+    """Where training ended against the bytes sent, of a table in docs/CODECS.md; of a loss above `top` only the number."""
+    plt = pyplot()
+    header, rows = tables(part(marker, "CODECS.md"))[0]
+    mean, ends = (next(n for n, head in enumerate(header) if head.startswith(word)) for word in ("loss", "lowest"))
+    rows = [row for row in rows if row[mean] != "diverged"]
+    shapes = dict(zip(dict.fromkeys(row[0] for row in rows), "osD^v"))
+    figure, panel = plt.subplots(figsize=(8, 4), layout="constrained")
+    entry = functools.partial(plt.Line2D, [], [], linestyle="", markersize=7)
+    codecs = {}
+    for place, sent in beside([float(row[-1].replace(",", "")) for row in rows]).items():
+        row, loss = rows[place], float(rows[place][mean])
+        codec = next(word for word in re.findall(r"\w+", row[1]) if word in SENT)
+        look = {"color": SENT[codec], "markerfacecolor": SENT[codec] if row[2] == "kept" else "white"}
+        codecs[codec] = entry(color=SENT[codec], marker="o", label=codec)
+        if loss > top:
+            panel.plot(sent, top, shapes[row[0]], markersize=7, clip_on=False, **look)
+            panel.text(sent * 1.07, top, f"{loss:.2f}, beyond the picture", va="center", color=SENT[codec])
+            continue
+        panel.plot((sent, sent), [float(end) for end in row[ends].split(" to ")], color=SENT[codec], linewidth=1)
+        panel.plot(sent, loss, shapes[row[0]], markersize=7, **look)
+    panel.set_xscale("log")
+    ticks = [step * 10**power for power in range(-1, 4) for step in (1, 2, 5)]
+    low, high = panel.get_xlim()
+    panel.set_xticks([tick for tick in ticks if low < tick < high], [f"{tick:g}" for tick in ticks if low < tick < high])
+    panel.minorticks_off()
+    panel.set_ylim(top=top)
+    panel.set_xlabel(f"{header[-1]} (points of the same bytes stand side by side)")
+    panel.set_ylabel("loss on what was not learnt from\n(lower is better)")
+    panel.set_title(title, loc="left", pad=14)
+    panel.grid(alpha=0.25)
+    blocks = [entry(color="0.4", marker=shape, markerfacecolor="white", label=who) for who, shape in shapes.items()]
+    blocks += [entry(color="0.4", marker="s", label="filled: errors kept")]
+    order = [codecs[codec] for codec in SENT if codec in codecs]
+    figure.legend(handles=[*order, *blocks], loc="outside right center", frameon=False)
+    save(figure, name)
+
+
 NCCL = {"NCCL": ("NCCL", 0, OTHER, "-"), "NCCL, in a graph": ("in a graph", 1, OTHER, "--")}
 
 
@@ -388,6 +441,7 @@ def main():
     all_reduces("performance-peers.svg", "peer memory", {**peers, **nccl}, "Two NVIDIA H200 on NVLink, over memory that both GPUs reach; NCCL 2.28 without NVLS")
     if "<!-- all codecs -->" in (DOCS / "PERFORMANCE.md").read_text():
         codecs("performance-codecs.svg")
+    losses("losses-transformer.svg", "losses of the transformer", "A transformer reads Python: mean of three seeds, and lowest to highest", 1.87)
 
 
 if __name__ == "__main__":
