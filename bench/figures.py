@@ -441,7 +441,9 @@ def main():
     all_reduces("performance-peers.svg", "peer memory", {**peers, **nccl}, "Two NVIDIA H200 on NVLink, over memory that both GPUs reach; NCCL 2.28 without NVLS")
     if "<!-- all codecs -->" in (DOCS / "PERFORMANCE.md").read_text():
         codecs("performance-codecs.svg")
-    losses("losses-transformer.svg", "losses of the transformer", "A transformer reads Python: mean of three seeds, and lowest to highest", 1.87)
+    seeds = "mean of three seeds, and lowest to highest"
+    losses("losses-transformer.svg", "losses of the transformer", f"A transformer reads Python: {seeds}", 1.87)
+    losses("losses-digits.svg", "losses of the digits", f"A convolutional network reads digits: {seeds}", 0.27)
 
 
 if __name__ == "__main__":
