@@ -1032,6 +1032,7 @@ US_TO_REACH = {
 }
 HOST_US_TO_REACH = 8
 CODECS_IMAGE = "![How many times as fast as NCCL, by codec and size](performance-codecs.svg)"
+TRAINING_IMAGE = "![What each exchange adds to a step](performance-training.svg)"
 CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
 
 
@@ -1172,14 +1173,15 @@ def link_tables(results):
         for name, (low, middle, high) in steps.items():
             added = "" if name == "no exchange" else f"{1e3 * (middle - steps['no exchange'][1]):.0f}"
             sent = statistics.median(result["found"][name]["bytes"]) / 1e6
-            lines.append([f"{gbit} Gbit/s", name, f"{1e3 * middle:.0f}", f"{1e3 * low:.0f} to {1e3 * high:.0f}", added, f"{sent:.2f}"])
+            spread = f"{1e3 * low:.0f} to {1e3 * high:.0f}"
+            lines.append([f"{gbit} Gbit/s", name, f"{1e3 * middle:.0f}", spread, added, f"{sent:.2f}"])
     parts = [
         paragraph(
-            f"A training step of a transformer of {one['parameters']:,} weights on {results['ranks']} ranks, each a process in a",
-            "network namespace of its own, whose only link lets as much through as the first column says, with",
-            "DistributedDataParallel over gloo on the CPU; onebit, as all codecs here, is of the momentum. ms a step: the median,",
-            "and the quartiles; what the exchange adds to the same step without one; MB that a rank sends in a step, with headers",
-            f"of TCP. {results['cpus']} CPUs, {results['processor']}, load {results['load_before']:.0f} before it began: other",
+            f"A training step of a transformer of {one['parameters']:,} weights on {results['ranks']} ranks, each a process in",
+            "a network namespace of its own, whose only link lets as much through as the first column says, with",
+            "DistributedDataParallel over gloo on the CPU; all codecs are of the momentum. ms a step: the median, and the",
+            "quartiles; what the exchange adds to the same step without one; MB that a rank sends in a step, with TCP's headers.",
+            f"{results['cpus']} CPUs, {results['processor']}, load {results['load_before']:.0f} before it began: other",
             f"programs ran, and the quartiles say how much that disturbs. Commit {results['commit']}.",
         ),
         table(["link", "gradients", "ms", "quartiles", "added", "MB sent"], lines),
@@ -1328,7 +1330,8 @@ def main():
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
-            options.page.write_text(insert(page, "training step", f"## A training step\n\n{training_tables(results)}"))
+            part = f"## A training step\n\n{TRAINING_IMAGE}\n\n{training_tables(results)}"
+            options.page.write_text(insert(page, "training step", part))
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"
