@@ -305,9 +305,9 @@ def page(model):
         fill(
             f"NCCL, fitted to its times in a graph: {1e6 * small.least:.1f} us and {1e-9 / small.slope:.0f} GB/s below",
             f"2 MiB, {1e6 * large.least:.1f} us and {1e-9 / large.slope:.0f} GB/s from there on,",
-            f"{100 * model.share:.0f} % of the link's 450. The codecs, per gradient, fitted likewise: what the least",
-            "run takes where ranks exchange once and twice, and the kernels, in picoseconds per element, over peer",
-            "memory and over NCCL:",
+            f"{100 * model.share:.0f} per cent of the link's 450. The codecs, per gradient, fitted likewise: what the",
+            "least run takes where ranks exchange once and twice, and the kernels, in picoseconds per element, over",
+            "peer memory and over NCCL:",
         ),
         table(
             ["codec, gradient", "bytes per element", "one exchange, us", "two, us", "kernels, ps", "over NCCL, ps"],
@@ -365,8 +365,8 @@ def page(model):
         table(["called", "points", "median", "largest", "largest over NCCL"], map(all_errors, HOW)),
         fill(
             "For ONEBIT over NCCL no line is fitted: the model takes its kernels over peer memory, and what INT8 takes",
-            f"longer over NCCL. It is {far[0]:+.0f} % off in float32 and {far[1]:+.0f} % in bfloat16 for 300M",
-            f"elements, and {100 * worst[0]:.0f} % where it is worst, at {ordinal(worst[1])}.",
+            f"longer over NCCL. It is {far[0]:+.0f} per cent off in float32 and {far[1]:+.0f} per cent in bfloat16 for",
+            f"300M elements, and {100 * worst[0]:.0f} per cent where it is worst, at {ordinal(worst[1])}.",
         ),
         fill(
             "Over a slow link, between two ranks on a CPU with gloo. The model is the step without an exchange, and",

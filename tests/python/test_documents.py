@@ -81,7 +81,7 @@ def test_the_first_screen_has_the_codecs_and_losses_that_were_measured():
     head, times = re.search(r"(?m)^\| float32 from C, us +\|(.*)\n(?:^\|.*\n)+?^\| 300M +\|(.*)", text).groups()
     columns = zip(head.split("|"), times.split("|"))
     speeds = {who.strip(): time.strip(" )").split("(")[1] for who, time in columns if "(" in time}
-    for name, size, loss, speed, _ in rows("README.md", "loss under AdamW"):
+    for name, _, size, loss, speed in rows("README.md", "loss under AdamW"):
         codec, _, errors = name.partition(", errors ")
         assert float(size) == pytest.approx(sizes.pop(codec), abs=0.01), name
         assert loss == losses.get((codec, errors == "kept"), "-"), name

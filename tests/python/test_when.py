@@ -17,7 +17,9 @@ def model():
 
 
 def test_the_page_is_that_of_the_tables(model):
-    assert (ROOT / "docs/WHEN.md").read_text() == when.page(model), "python bench/when.py writes it"
+    page = when.page(model)
+    assert (ROOT / "docs/WHEN.md").read_text() == page, "python bench/when.py writes it"
+    assert "\n%" not in page, "the site takes such a line for a comment"
 
 
 def test_a_line_is_fitted_through_points_of_one():
