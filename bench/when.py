@@ -25,8 +25,8 @@ from collections import namedtuple
 import figures
 from figures import FULL, ordinal
 
-WORLDS = 2, 4, 8
-PARTS = 2, 4, 8
+WORLDS = 2, 8
+PARTS = 2, 8
 NVLINK = 450e9
 # Bytes a second each way for one rank.
 LINKS = [
@@ -205,7 +205,7 @@ def errors(model, part, how):
 def error_rows(model, part, how):
     found = list(errors(model, part, how))
     sizes = sorted({n for _, _, of in found for n in of})
-    rows = [[f"{who}, {dtype}", *(f"{100 * of[n]:+.0f}" if n in of else "" for n in sizes)] for who, dtype, of in found]
+    rows = [[f"{who}, {dtype}", *(f"{round(100 * of[n]):+d}" if n in of else "" for n in sizes)] for who, dtype, of in found]
     return [f"{how}, %", *map(ordinal, sizes)], rows
 
 
@@ -251,7 +251,7 @@ def link_rows():
     for link, gradients, took, *_ in rows:
         if gradients != "no exchange":
             said = alone[link] + 1e3 * weights * {**BYTES, **SENT}[gradients] * 8 / (float(link.split()[0]) * 1e9)
-            yield [link, gradients, took, f"{said:.0f}", f"{100 * (said / float(took) - 1):+.0f}"]
+            yield [link, gradients, took, f"{said:.0f}", f"{round(100 * (said / float(took) - 1)):+d}"]
 
 
 def plot(model):
