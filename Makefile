@@ -518,7 +518,7 @@ one-exchange:
 ## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
 bench-report: $(VENV)/plot
 	$(if $(wildcard $(BUILD)/bench/*.json),$(VENV)/bin/python bench/report.py)
-	$(if $(wildcard $(BUILD)/bench/gpu_codec.json),$(VENV)/bin/python bench/when.py)
+	$(VENV)/bin/python bench/when.py
 	$(MAKE) --no-print-directory figures
 
 ## The pictures of README.md and docs/, of the tables in docs/PERFORMANCE.md and of the demo; and README.md's numbers.

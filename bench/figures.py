@@ -325,6 +325,34 @@ def codecs(name):
     save(figure, name)
 
 
+def training_step(name):
+    """A bar for each exchange: the step without one, and what the exchange adds; a line from the fastest turn to the
+    slowest."""
+    plt = pyplot()
+    header, rows = the_table(part("training step"), "model, gradients", "exchange", "from, to")
+    groups = {}
+    for of, exchange, took, ends, *_ in rows:
+        groups.setdefault(of, {})[exchange] = float(took), [float(end) for end in ends.split(" to ")]
+    figure, panels = plt.subplots(2, 2, figsize=(10, 5), layout="constrained", sharex="row")
+    for panel, (of, group) in zip(panels.flat, groups.items()):
+        alone, _ = group.pop("no exchange")
+        for place, (exchange, (took, ends)) in enumerate(group.items()):
+            panel.barh(place, alone, color=LIMIT, height=0.62)
+            panel.barh(place, took - alone, left=alone, color=OTHER if exchange == "NCCL" else OURS, height=0.62)
+            panel.plot(ends, (place, place), color="0.3", linewidth=1)
+            panel.text(max(ends), place, f"  {took:.1f}", va="center", weight="normal" if exchange == "NCCL" else "bold")
+        panel.set_yticks(range(len(group)), [who if who == "NCCL" else f"GradCodec {who}" for who in group])
+        panel.invert_yaxis()
+        panel.tick_params(left=False)
+        panel.set_title(of, loc="left")
+        panel.margins(x=0.16)
+    for panel in panels[1]:
+        panel.set_xlabel("ms a step (lower is better)")
+    note = "Grey: the same step without an exchange. Colour: what the exchange adds. Line: the fastest turn to the slowest"
+    figure.suptitle(note, x=0.01, ha="left", fontsize=10, color="0.35")
+    save(figure, name)
+
+
 def demo_curves(log):
     """{mode: ([million bytes], [per cent])} of what the demo printed."""
     curves, steps = {}, {}
@@ -441,7 +469,10 @@ def main():
     all_reduces("performance-peers.svg", "peer memory", {**peers, **nccl}, "Two NVIDIA H200 on NVLink, over memory that both GPUs reach; NCCL 2.28 without NVLS")
     if "<!-- all codecs -->" in (DOCS / "PERFORMANCE.md").read_text():
         codecs("performance-codecs.svg")
-    losses("losses-transformer.svg", "losses of the transformer", "A transformer reads Python: mean of three seeds, and lowest to highest", 1.87)
+    training_step("performance-training.svg")
+    seeds = "mean of three seeds, and lowest to highest"
+    losses("losses-transformer.svg", "losses of the transformer", f"A transformer reads Python: {seeds}", 1.87)
+    losses("losses-digits.svg", "losses of the digits", f"A convolutional network reads digits: {seeds}", 0.27)
 
 
 if __name__ == "__main__":

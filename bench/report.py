@@ -1032,6 +1032,7 @@ US_TO_REACH = {
 }
 HOST_US_TO_REACH = 8
 CODECS_IMAGE = "![How many times as fast as NCCL, by codec and size](performance-codecs.svg)"
+TRAINING_IMAGE = "![What each exchange adds to a step](performance-training.svg)"
 CODEC_WAYS = {"graph": "in a graph", "C": "from C", "Python": "from Python"}
 
 
@@ -1164,6 +1165,30 @@ def training_tables(results):
     return "\n\n".join(part for part in parts if part)
 
 
+def link_tables(results):
+    """Steps over links of a known rate, of bench/real_link.py."""
+    lines, (one, *_) = [], results["links"].values()
+    for gbit, result in results["links"].items():
+        steps = {name: statistics.quantiles(of["seconds"], n=4, method="inclusive") for name, of in result["found"].items()}
+        for name, (low, middle, high) in steps.items():
+            added = "" if name == "no exchange" else f"{1e3 * (middle - steps['no exchange'][1]):.0f}"
+            sent = statistics.median(result["found"][name]["bytes"]) / 1e6
+            spread = f"{1e3 * low:.0f} to {1e3 * high:.0f}"
+            lines.append([f"{gbit} Gbit/s", name, f"{1e3 * middle:.0f}", spread, added, f"{sent:.2f}"])
+    parts = [
+        paragraph(
+            f"A training step of a transformer of {one['parameters']:,} weights on {results['ranks']} ranks, each a process in",
+            "a network namespace of its own, whose only link lets as much through as the first column says, with",
+            "DistributedDataParallel over gloo on the CPU; all codecs are of the momentum. ms a step: the median, and the",
+            "quartiles; what the exchange adds to the same step without one; MB that a rank sends in a step, with TCP's headers.",
+            f"{results['cpus']} CPUs, {results['processor']}, load {results['load_before']:.0f} before it began: other",
+            f"programs ran, and the quartiles say how much that disturbs. Commit {results['commit']}.",
+        ),
+        table(["link", "gradients", "ms", "quartiles", "added", "MB sent"], lines),
+    ]
+    return "\n\n".join(parts)
+
+
 def of_stages(results):
     lines = []
     for row in as_rows(results):
@@ -1269,7 +1294,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = (
         "cpu.json", "cpu_codec.json", "cpu_copy.json", "gpu.json", "gpu_copy.json", "gpu_codec.json", "gpu_kernels.json",
-        "multi_gpu.json", "training_step.json",
+        "multi_gpu.json", "training_step.json", "real_link.json",
     )  # fmt: skip
     there = [path for path in (ROOT / "build/bench" / name for name in names) if path.exists()]
     options.add_argument("results", nargs="*", type=pathlib.Path, default=there)
@@ -1281,7 +1306,9 @@ def main():
     for path in options.results:
         results = json.loads(path.read_text())
         page = options.page.read_text() if options.page.exists() else PAGE
-        if results["about"].get("of") == "several cards":
+        if "links" in results:
+            options.page.write_text(insert(page, "real link", f"## A training step over a slow link\n\n{link_tables(results)}"))
+        elif results["about"].get("of") == "several cards":
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
@@ -1303,7 +1330,8 @@ def main():
             if results["about"]["rehearsal"]:
                 print(f"{path}: a rehearsal, of which the page has nothing")
                 continue
-            options.page.write_text(insert(page, "training step", f"## A training step\n\n{training_tables(results)}"))
+            part = f"## A training step\n\n{TRAINING_IMAGE}\n\n{training_tables(results)}"
+            options.page.write_text(insert(page, "training step", part))
         elif results["about"].get("of") == "codec":
             where, made = ("GPU", gpu_codec_tables) if "yardsticks" in results else ("CPU", cpu_codec_tables)
             part = f"## Codecs on the {where}\n\n{made(results)}"

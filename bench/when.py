@@ -1,35 +1,36 @@
-"""When a compressed all-reduce pays: docs/WHEN.md and its plot, from the stages that bench/gpu_codec.py has measured.
+"""When a compressed all-reduce pays: docs/WHEN.md and its picture, by a model fitted to tables of docs/PERFORMANCE.md.
 
-The model, for one all-reduce of n elements among W ranks, each with a link that moves B bytes a second each way:
+    python bench/when.py               writes both; make bench-report does so
+    python bench/when.py --errors      prints the model's error at every time that was measured between two GPUs
 
-    plain        2 (W - 1) / W * n * size / B  +  2 (W - 1) * L        a ring: reduce-scatter and all-gather
-    compressed   encode(n) + reduce(n, W) + decode(n)  +  2 (W - 1) / W * n / 8 / B  +  2 * L
+The model, for n elements among W ranks, each with a link of B bytes a second each way (NVLink: B0):
 
-L is what an exchange takes however little it moves. Stages are linear in n: their time at 300M elements, and as much as
-a call of 1024 elements takes in a graph. Nothing overlaps, unless a gradient is in P parts, each a handle's, on two streams:
+    plain        a + 2 (W - 1) / W * n * size / (share * B)            size: 4 or 2 bytes; share: what NCCL gets of B0
+    compressed   a + k * n + 2 (W - 1) / W * n * sent / (share * B)    sent: bytes per element of a payload
 
-    in parts     longer + shorter / P
+`a` is the time however little is sent, `k` the time of the kernels per element. Both are fitted to what was measured in
+a graph between two GPUs, so that the squares of the relative errors are least; NCCL has a pair for less than 2 MiB and
+one for more, block codecs an `a` of their own where ranks exchange once. Nothing overlaps, unless a gradient is in P
+parts, each a handle's, on two streams:
 
-with the longer and shorter of: P times the stages of n / P elements; P times their exchanges. A P-th of the shorter has
-nothing beside it: the stages of the first part, or the exchange of the last. A plain all-reduce inside a switch (NVLS)
-moves half as much.
+    in parts     longer + shorter / P        of what the kernels and the links take, each with half of P times `a`
 """
 
 import argparse
-import json
-import pathlib
+import re
 import statistics
 import textwrap
+from collections import namedtuple
 
-import report
+import figures
+from figures import FULL, ordinal
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-LATENCY = 10e-6
 WORLDS = 2, 4, 8
 PARTS = 2, 4, 8
+NVLINK = 450e9
 # Bytes a second each way for one rank.
 LINKS = [
-    ("NVLink of an H200, 18 links", 450e9),
+    ("NVLink of an H200, 18 links", NVLINK),
     ("PCIe 5.0, 16 lanes", 55e9),
     ("InfiniBand NDR, 400 Gbit/s", 50e9),
     ("Ethernet, 100 Gbit/s", 12.5e9),
@@ -37,214 +38,373 @@ LINKS = [
     ("Ethernet, 10 Gbit/s", 1.25e9),
     ("a link of 1 Gbit/s", 0.125e9),
 ]
-SIZES = [2**16, 2**20, 2**24, 300 * 2**20]
+SIZES = [2**16, 2**20, 2**24, FULL]
 BYTES = {"float32": 4, "bfloat16": 2}
+SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0.53125, "onebit": 0.125}
+SHOWN = "int8", "int4", "onebit"
+# Bytes of all payloads up to which ranks of block codecs without errors exchanged once when this was measured.
+ONCE = 2**20
+SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times that were measured
+HOW = "in a graph", "from C", "from Python"
+OVER = " over NCCL"
+
+Line = namedtuple("Line", "least slope")  # seconds however little, and seconds for each byte or element
 
 
-class Stages:
-    """Seconds of what is measured."""
-
-    def __init__(self, results):
-        self.about = results["about"]
-        self.large = {row["kind"]: row for row in results["large"] if "seconds" in row}
-        small = [row for row in results["sizes"] if row["elements"] <= 4096 and "seconds" in row]
-        times = [statistics.median(row["seconds"].get("graph") or row["seconds"]["ours"]) for row in small]
-        self.least = statistics.median(times) if times else 0.0
-
-    def of(self, kind, elements):
-        row = self.large[kind]
-        return self.least + statistics.median(row["seconds"]["ours"]) * elements / row["elements"]
-
-    def all(self, dtype, elements, world):
-        return [self.of(f"{stage} {dtype}", elements) for stage in ("encode", f"reduce {world}", "decode")]
+def fitted(points):
+    """The line through {x: seconds} of the least squares of relative errors."""
+    ones = sum(1 / t**2 for t in points.values())
+    xs = sum(x / t**2 for x, t in points.items())
+    squares = sum(x**2 / t**2 for x, t in points.items())
+    left, right = sum(1 / t for t in points.values()), sum(x / t for x, t in points.items())
+    by = ones * squares - xs**2
+    return Line((left * squares - right * xs) / by, (ones * right - xs * left) / by)
 
 
-def plain(elements, world, rate, dtype):
-    return 2 * (world - 1) / world * elements * BYTES[dtype] / rate + 2 * (world - 1) * LATENCY
+def once(codec, elements, world=2):
+    """Whether ranks exchange once; a payload has a header, so exactly ONCE bytes are too many."""
+    codec = codec.removesuffix(OVER)
+    return codec in SENT and codec != "onebit" and world * elements * SENT[codec] < ONCE
 
 
-def exchange(elements, world, rate):
-    return 2 * (world - 1) / world * elements / 8 / rate + 2 * LATENCY
+def measured(part, how):
+    """{(who, dtype): {elements: seconds}} of two GPUs, of the tables in that part of docs/PERFORMANCE.md."""
+    found = {}
+    for dtype in BYTES:
+        header, rows = figures.the_table(figures.part(part), f"{dtype} {how}, us")
+        for place, who in enumerate(header[1:], 1):
+            cells = {figures.size(row[0]): row[place].split(" (")[0] for row in rows}
+            found[who, dtype] = {n: float(cell) * 1e-6 for n, cell in cells.items() if n and cell != "-"}
+    return found
 
 
-def compressed(stages, elements, world, rate, dtype):
-    return sum(stages.all(dtype, elements, world)) + exchange(elements, world, rate)
+class Model:
+    """Fitted to what was measured in one way of calling."""
+
+    def __init__(self, how):
+        times = measured("all codecs", how)
+        nccl = {n * BYTES[dtype]: t for dtype in BYTES for n, t in times["NCCL", dtype].items()}
+        self.nccl = [fitted({b: t for b, t in nccl.items() if (b >= SIMPLE) == large}) for large in (False, True)]
+        self.share = 1 / self.nccl[True].slope / NVLINK
+        self.lines, self.once = {}, {}
+        for (who, dtype), of in times.items():
+            if who == "NCCL":
+                continue
+            self.lines[who, dtype] = fitted({n: t for n, t in of.items() if not once(who, n)})
+            alone = [t for n, t in of.items() if once(who, n)]
+            if alone:
+                self.once[who, dtype] = statistics.median(alone)
+
+    def between_two(self, who, dtype, elements):
+        """Seconds between the two GPUs that it is fitted to."""
+        if who == "NCCL":
+            line = self.nccl[elements * BYTES[dtype] >= SIMPLE]
+            return line.least + line.slope * elements * BYTES[dtype]
+        if once(who, elements):
+            return self.once[who, dtype]
+        line = self.lines[who, dtype]
+        return line.least + line.slope * elements
+
+    def kernels(self, codec, dtype, rate):
+        """Seconds of kernels for each element. The link had at least as much of the measured time as it takes at its
+        full rate. Over other links NCCL moves payloads, and takes as much longer for each byte as was measured of INT8.
+        """
+        own = self.lines[codec, dtype].slope - SENT[codec] / NVLINK
+        if rate == NVLINK:
+            return own
+        over = self.lines["int8" + OVER, dtype].slope - SENT["int8"] * self.nccl[True].slope
+        peers = self.lines["int8", dtype].slope - SENT["int8"] / NVLINK
+        return own + max(0, over - peers) / SENT["int8"] * SENT[codec]
+
+    def wire(self, codec, elements, world, rate):
+        at = NVLINK if rate == NVLINK else self.share * rate
+        return 2 * (world - 1) / world * elements * SENT[codec] / at
+
+    def plain(self, elements, world, rate, dtype):
+        moved = 2 * (world - 1) / world * elements * BYTES[dtype]
+        line = self.nccl[moved >= SIMPLE]
+        return line.least + line.slope * moved * NVLINK / rate
+
+    def least(self, codec, dtype, elements, world, rate):
+        """Over other links than NVLink that of INT8 over NCCL, the only one that was measured there."""
+        who = codec if rate == NVLINK else "int8" + OVER
+        return self.once[who, dtype] if once(codec, elements, world) else self.lines[who, dtype].least
+
+    def compressed(self, codec, elements, world, rate, dtype):
+        work = self.kernels(codec, dtype, rate) * elements
+        return self.least(codec, dtype, elements, world, rate) + work + self.wire(codec, elements, world, rate)
+
+    def in_parts(self, codec, elements, world, rate, dtype, parts):
+        """As `compressed`, by several handles on two streams."""
+        least = self.least(codec, dtype, elements // parts, world, rate)
+        work = self.kernels(codec, dtype, rate) * elements + parts * least / 2
+        wire = self.wire(codec, elements, world, rate) + parts * least / 2
+        return max(work, wire) + min(work, wire) / parts
+
+    def factor(self, codec, elements, world, rate, dtype):
+        return self.plain(elements, world, rate, dtype) / self.compressed(codec, elements, world, rate, dtype)
+
+    def break_even(self, codec, elements, world, dtype):
+        """The rate of a link from which on compressing is the slower one; None if that is beyond NVLink's."""
+        low, high = 1e6, 0.999 * NVLINK
+        if self.factor(codec, elements, world, high, dtype) >= 1:
+            return None
+        for _ in range(60):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self.factor(codec, elements, world, middle, dtype) >= 1 else (low, middle)
+        return low
 
 
-def in_parts(stages, elements, world, rate, dtype, parts):
-    """As `compressed`, by several handles on two streams."""
-    work = parts * sum(stages.all(dtype, elements / parts, world))
-    wire = parts * exchange(elements / parts, world, rate)
-    return max(work, wire) + min(work, wire) / parts
-
-
-def break_even(stages, elements, world, dtype):
-    """The rate of a link at which both take the same time; None if compressing is never slower."""
-    saved = 2 * (world - 1) / world * elements * (BYTES[dtype] - 1 / 8)
-    longer = sum(stages.all(dtype, elements, world)) + 2 * LATENCY - 2 * (world - 1) * LATENCY
-    return None if longer <= 0 else saved / longer
-
-
-def size_name(elements):
-    return report.count(elements)
+# --- what the page says -----------------------------------------------------------------------------------------------
 
 
 def table(header, rows):
-    lines = [header, ["---"] * len(header), *rows]
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def factor_rows(stages, dtype, elements):
-    for name, rate in LINKS:
-        factors = [plain(elements, w, rate, dtype) / compressed(stages, elements, w, rate, dtype) for w in WORLDS]
-        yield [name, f"{rate / 1e9:g}", *(f"{factor:.2g}" for factor in factors)]
-
-
-def stage_rows(stages):
+def calibration(model):
     for dtype in BYTES:
-        for world in WORLDS:
-            times = stages.all(dtype, 300 * 2**20, world)
-            yield [dtype, str(world), *(f"{1e3 * time:.2f}" for time in times), f"{1e3 * sum(times):.2f}"]
+        for codec, sent in SENT.items():
+            least, alone = model.lines[codec, dtype].least, model.once.get((codec, dtype))
+            kernels = [f"{1e12 * model.kernels(codec, dtype, rate):.2f}" for rate in (NVLINK, 0)]
+            fixed = [f"{1e6 * time:.1f}" if time else "" for time in (alone, least)]
+            yield [f"{codec}, {dtype}", f"{sent:g}", *fixed, *kernels]
 
 
-def part_rows(stages, elements):
+def factors(model, dtype):
     for name, rate in LINKS:
-        gains = [
-            compressed(stages, elements, 4, rate, dtype) / in_parts(stages, elements, 4, rate, dtype, parts)
-            for dtype in BYTES
-            for parts in PARTS
-        ]
-        yield [name, f"{rate / 1e9:g}", *(f"{gain:.2f}" for gain in gains)]
+        cells = [f"{model.factor(codec, FULL, world, rate, dtype):.2g}" for codec in SHOWN for world in WORLDS]
+        yield [name, f"{rate / 1e9:g}", *cells]
 
 
-def break_even_rows(stages):
+def in_parts(model):
+    for name, rate in LINKS:
+        whole = {codec: model.compressed(codec, FULL, 4, rate, "float32") for codec in SHOWN}
+        parted = [(codec, model.in_parts(codec, FULL, 4, rate, "float32", parts)) for codec in SHOWN for parts in PARTS]
+        yield [name, f"{rate / 1e9:g}", *(f"{whole[codec] / time:.2f}" for codec, time in parted)]
+
+
+def break_even(model):
     for dtype in BYTES:
         for elements in SIZES:
-            rates = [break_even(stages, elements, world, dtype) for world in WORLDS]
-            yield [dtype, size_name(elements), *("always" if r is None else f"{r / 1e9:.3g}" for r in rates)]
+            rates = [model.break_even(codec, elements, world, dtype) for codec in SHOWN for world in WORLDS]
+            yield [f"{dtype}, {ordinal(elements)}", *("NVLink" if r is None else f"{r / 1e9:.3g}" for r in rates)]
 
 
-def plot(stages, path):
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradcodec", "font.size": 9})
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    rates = [10 ** (8 + 4 * k / 200) for k in range(201)]
-    for dtype, style in zip(BYTES, ("-", "--")):
-        for elements in (2**20, 300 * 2**20):
-            factors = [plain(elements, 4, r, dtype) / compressed(stages, elements, 4, r, dtype) for r in rates]
-            axes.plot([r / 1e9 for r in rates], factors, style, label=f"{dtype}, {size_name(elements)} elements")
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="GB/s each way for a rank", ylabel="times as fast, four ranks")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+def errors(model, part, how):
+    """(who, dtype, {elements: relative error}) of each row that was measured."""
+    for (who, dtype), times in measured(part, how).items():
+        said = who.removesuffix(", against")
+        if part == "exchanges" and who != "NCCL":
+            # The first library exchanges once at any size, the other one never.
+            times = {n: t for n, t in times.items() if once(said, n) == (said == who)}
+        yield who, dtype, {n: model.between_two(said, dtype, n) / t - 1 for n, t in times.items()}
 
 
-def page(stages, several, peers):
-    """`several`: what there is to say of several GPUs; `peers`: of peer memory, if there is something."""
-    about = stages.about
+def error_rows(model, part, how):
+    found = list(errors(model, part, how))
+    sizes = sorted({n for _, _, of in found for n in of})
+    rows = [[f"{who}, {dtype}", *(f"{100 * of[n]:+.0f}" if n in of else "" for n in sizes)] for who, dtype, of in found]
+    return [f"{how}, %", *map(ordinal, sizes)], rows
+
+
+def all_errors(how):
+    model = Model(how)
+    found = [("over" in who, abs(error)) for who, _, of in errors(model, "all codecs", how) for error in of.values()]
+    peers, nccl = ([error for over, error in found if over == wanted] for wanted in (False, True))
+    return [how, str(len(peers)), *(f"{100 * each:.0f}" for each in (statistics.median(peers), max(peers), max(nccl)))]
+
+
+def onebit_over_nccl(model):
+    """ONEBIT over NCCL, of another run, to which nothing is fitted."""
+    for dtype in BYTES:
+        times = figures.column(figures.of_dtype(figures.part("several cards"), dtype), "in a graph")
+        slower = model.kernels("onebit", dtype, 0) + SENT["onebit"] * model.nccl[True].slope
+        least = model.lines["int8" + OVER, dtype].least
+        yield dtype, {n: (least + slower * n) / (us * 1e-6) - 1 for n, us in times.items()}
+
+
+def training_rows(model):
+    """What exchanges add to a step beside what the model says of them alone."""
+    text = figures.part("training step")
+    weights = {name: float(of) * 1e6 for name, of in re.findall(r"(\w+):\s+([\d.]+)\s+million\s+weights", text)}
+    header, rows = figures.the_table(text, "model, gradients", "exchange", "added")
+    for row in rows:
+        (size, dtype), exchange = row[0].split(", "), row[1]
+        codec = exchange.split(", ")[0]
+        if exchange == "NCCL":
+            alone = model.plain(weights[size], 2, NVLINK, dtype)
+        elif exchange.endswith(", peers"):
+            alone = model.between_two("int4 errors" if codec == "int4" else codec, dtype, weights[size])
+        else:
+            continue
+        yield [row[0], exchange, f"{1e3 * alone:.2f}", row[header.index("added")]]
+
+
+def link_rows():
+    """Steps over links of a known rate: no exchange, and then the bytes at that rate, with nothing beside them."""
+    text = figures.part("real link")
+    weights = int(re.search(r"transformer\s+of\s+([\d,]+)\s+weights", text)[1].replace(",", ""))
+    header, rows = figures.the_table(text, "link", "gradients", "ms")
+    alone = {row[0]: float(row[2]) for row in rows if row[1] == "no exchange"}
+    for link, gradients, took, *_ in rows:
+        if gradients != "no exchange":
+            said = alone[link] + 1e3 * weights * {**BYTES, **SENT}[gradients] * 8 / (float(link.split()[0]) * 1e9)
+            yield [link, gradients, took, f"{said:.0f}", f"{100 * (said / float(took) - 1):+.0f}"]
+
+
+def plot(model):
+    pyplot = figures.pyplot()
+    figure, panel = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    rates = [10 ** (8 + 3.64 * k / 200) for k in range(201)]
+    for codec, color in zip(SHOWN, (figures.SECOND, figures.OURS, figures.OTHER)):
+        for elements, style in ((FULL, "-"), (2**20, "--")):
+            times = [model.factor(codec, elements, 4, rate, "float32") for rate in rates]
+            panel.plot([rate / 1e9 for rate in rates], times, style, color=color, label=f"{codec}, {ordinal(elements)}")
+    panel.axhline(1, color="0.3", linewidth=1)
+    panel.text(0.1, 0.95, "as fast as NCCL", fontsize=8.5, color="0.3", va="top")
+    panel.set_xscale("log")
+    figures.logarithmic(panel)
+    panel.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    panel.minorticks_off()
+    panel.set_xlabel("GB/s each way for a rank")
+    panel.set_ylabel("times as fast as NCCL, by the model\n(higher is better)")
+    panel.set_title("All-reduce of float32 among four ranks over NCCL, by link, codec and elements", loc="left")
+    panel.grid(alpha=0.25)
+    figure.legend(loc="outside right center", frameon=False)
+    figures.save(figure, "when.svg")
+
+
+def page(model):
     fill = lambda *sentences: textwrap.fill(" ".join(sentences), 110, break_on_hyphens=False)  # noqa: E731
+    small, large = model.nccl
+    over = [f"{codec}, {several} ranks" for codec in SHOWN for several in WORLDS]
+    onebit = {dtype: of for dtype, of in onebit_over_nccl(model)}
+    far = [100 * onebit[dtype][FULL] for dtype in BYTES]
+    worst = max((abs(error), n) for of in onebit.values() for n, error in of.items())
     return "\n\n".join([
         "# When a compressed all-reduce pays",
         fill(
-            "A compressed all-reduce sends 16 to 32 times fewer bytes than a plain one, and takes some time on the GPU to",
-            "do so. Whether that pays depends on the link between the ranks (the processes that train together, here each",
-            "with a GPU and a link of its own). The tables say how many times as fast a compressed all-reduce is: above 1 it",
-            "pays. 1K is 2^10 elements, 1M is 2^20.",
+            "A compressed all-reduce sends 2 to 32 times fewer bytes than a plain one, and takes some time on the GPU",
+            "to do so. Whether that pays depends on the link between the ranks (the processes that train together,",
+            "here each with a GPU and a link of its own). The tables say how many times as fast a compressed",
+            "all-reduce is as NCCL's sum: above 1 it pays. 1K is 2^10 elements, 1M is 2^20. Codecs are those of",
+            "[CODECS.md](CODECS.md), without errors except onebit, which keeps them.",
         ),
         fill(
-            "`make bench-report` has made this page. The times on the GPU are measured, by `make gpu-bench-codec` on one",
-            f"{about['card']} ({about['date']}, commit {about['commit']}): each stage is what 300M elements took, and the few",
-            "microseconds of a small call besides. What is between the ranks is a model, unless it is said to be measured:",
-            f"{several}.",
+            "`python bench/when.py` has made this page, of times that [PERFORMANCE.md](PERFORMANCE.md) has of two",
+            "H200. **Only those two GPUs are measured, on NVLink.** More ranks and other links are the model's.",
+        ),
+        "## The model",
+        fill(
+            "For W ranks, a plain all-reduce moves 2 (W-1)/W of its bytes over each rank's link, a compressed one 2",
+            "(W-1)/W of its payload, and it takes the time of its kernels besides. Nothing overlaps. If the all-reduce",
+            "is hidden behind the backward pass, there is nothing to gain, which the model leaves out.",
         ),
         fill(
-            "The model, for W ranks: a plain all-reduce goes round in a ring and moves 2 (W - 1) / W of its bytes over each",
-            "rank's link. A compressed one moves 1/32 of that in float32, 1/16 in bfloat16, and takes the time on the GPU in",
-            f"addition. Each exchange takes at least {1e6 * LATENCY:.0f} us, a ring W - 1 times as long. Nothing overlaps. If",
-            "the all-reduce is hidden behind the backward pass, there is nothing to gain, which the model leaves out.",
+            f"NCCL, fitted to its times in a graph: {1e6 * small.least:.1f} us and {1e-9 / small.slope:.0f} GB/s below",
+            f"2 MiB, {1e6 * large.least:.1f} us and {1e-9 / large.slope:.0f} GB/s from there on,",
+            f"{100 * model.share:.0f} % of the link's 450. The codecs, per gradient, fitted likewise: what the least",
+            "run takes where ranks exchange once and twice, and the kernels, in picoseconds per element, over peer",
+            "memory and over NCCL:",
         ),
-        "## Time on the GPU, in ms, for 300M elements",
-        table(["gradient and error", "ranks", "encode", "reduce", "decode", "all"], stage_rows(stages)),
+        table(
+            ["codec, gradient", "bytes per element", "one exchange, us", "two, us", "kernels, ps", "over NCCL, ps"],
+            calibration(model),
+        ),
+        fill(
+            "When that was measured, ranks exchanged once where all payloads had less than 2^20 bytes. Between two",
+            "GPUs they do now up to 2^22 (NUMERICS.md, 9), which the model leaves out: in between it says up to 8 us",
+            "too much, by the table of one exchange or two in [PERFORMANCE.md](PERFORMANCE.md).",
+        ),
         "## How many times as fast, for 300M elements",
+        fill(
+            "NVLink's line is over peer memory, the others are over NCCL, which is taken to reach as much of any link",
+            "as of NVLink.",
+        ),
         *(
             part
             for dtype in BYTES
             for part in (
-                f"Gradient and error {dtype}, against an all-reduce in {dtype}:",
-                table(["link", "GB/s", *(f"{w} ranks" for w in WORLDS)], factor_rows(stages, dtype, 300 * 2**20)),
+                f"Gradient {dtype}, against an all-reduce in {dtype}:",
+                table(["link", "GB/s", *over], factors(model, dtype)),
             )
         ),
+        "![Factor by link](when.svg)",
         "## In several parts",
         fill(
-            "One all-reduce handle cannot send before its scale is known, which is when all of its gradient is encoded, so",
-            "nothing overlaps within it. Several handles can overlap: each has a part of the gradient, and they take turns on",
-            "two streams, with a communicator for each stream (see [ALLREDUCE.md](ALLREDUCE.md)). How many times as fast as",
-            "one handle that is, by the model, for 300M elements and 4 ranks:",
+            "One all-reduce handle sends when all of its gradient is encoded, so nothing overlaps within it. Several",
+            "handles can overlap: each has a part of the gradient, and they take turns on two streams, with a",
+            "communicator for each stream (see [ALLREDUCE.md](ALLREDUCE.md)). How many times as fast as one handle",
+            "that is, by the model, which was not held against any measurement here, for 300M elements of float32 and",
+            "4 ranks:",
         ),
-        table(
-            ["link", "GB/s", *(f"{dtype}, {parts} parts" for dtype in BYTES for parts in PARTS)],
-            part_rows(stages, 300 * 2**20),
-        ),
+        table(["link", "GB/s", *(f"{codec}, {parts} parts" for codec in SHOWN for parts in PARTS)], in_parts(model)),
         "## Up to which link",
         fill(
-            "A link of more GB/s than this, each way, makes a plain all-reduce the faster one. *always*: compressing is always",
-            "faster, because a ring takes more steps than two exchanges.",
+            "A link of more GB/s than this, each way, makes a plain all-reduce the faster one, where ours goes over",
+            "NCCL. *NVLink*: compressing is faster even at its 450 GB/s.",
         ),
-        table(["gradient and error", "elements", *(f"{w} ranks" for w in WORLDS)], break_even_rows(stages)),
-        "![Factor by link](when.svg)",
-        *(["## Between GPUs of one node", fill(peers)] if peers else []),
+        table(["gradient, elements", *over], break_even(model)),
+        "## How far off the model is",
+        fill(
+            "Per cent by which it says more (+) or less (-) than was measured between two H200 in a graph, at every",
+            "size; it is fitted to these times:",
+        ),
+        table(*error_rows(model, "all codecs", "in a graph")),
+        fill(
+            "Of another run, to which nothing is fitted, with sizes between those; `against` exchanges twice, where",
+            "the other exchanges once:",
+        ),
+        table(*error_rows(model, "exchanges", "in a graph")),
+        fill(
+            "Called from C or Python the host takes part, so each has a fit of its own; `python bench/when.py",
+            "--errors` prints every point. Errors without their sign, in per cent:",
+        ),
+        table(["called", "points", "median", "largest", "largest over NCCL"], map(all_errors, HOW)),
+        fill(
+            "For ONEBIT over NCCL no line is fitted: the model takes its kernels over peer memory, and what INT8 takes",
+            f"longer over NCCL. It is {far[0]:+.0f} % off in float32 and {far[1]:+.0f} % in bfloat16 for 300M",
+            f"elements, and {100 * worst[0]:.0f} % where it is worst, at {ordinal(worst[1])}.",
+        ),
+        fill(
+            "Over a slow link, between two ranks on a CPU with gloo. The model is the step without an exchange, and",
+            "then the bytes at the link's rate; nothing is fitted, DDP overlaps, and the codec takes time, so it may",
+            "err either way:",
+        ),
+        table(["link", "gradients", "ms a step, measured", "by the model", "off, %"], link_rows()),
+        "## Where it is not calibrated",
+        "\n".join([
+            "- More than two ranks: the time however little is sent is taken as that of two ranks. It grows with them,",
+            "  NCCL's and ours, and which grows more is not measured.",
+            "- Links other than NVLink: the share of the rate that NCCL reaches, and how long a message is under way.",
+            "- A whole training step. Below, in ms, what exchanges add to a step of two GPUs with",
+            "  DistributedDataParallel, and what one exchange of all weights takes by the model. DDP exchanges bucket by",
+            "  bucket, beside the backward pass; all add more than the model says, the compressed ones most, because each",
+            "  exchange costs the host.",
+        ]),
+        table(["model, gradients", "exchange", "alone, by the model", "added, measured"], training_rows(model)),
         "## Where it does not pay",
         "\n".join([
             "- Where the all-reduce hides behind the backward pass already.",
             "- Between GPUs of one node, below some size: NCCL's own sum is faster there.",
-            "- Where an optimizer needs more than a sign and a scale: see [CODECS.md](CODECS.md).",
+            "- Where an optimizer needs more than a sign and a scale, onebit: see [CODECS.md](CODECS.md).",
             "- On the CPU, where the network sends a gradient faster than the CPU reads it from memory three times.",
         ]),
     ]) + "\n"  # fmt: skip
 
 
-def of_several(path):
-    """What there is to say of several GPUs, of what bench/multi_gpu.py has measured, if it has."""
-    if path.exists() and not json.loads(path.read_text())["about"]["rehearsal"]:
-        return "what several GPUs reached is in [PERFORMANCE.md](PERFORMANCE.md)"
-    return "several GPUs have not been"
-
-
-def of_peers(path):
-    """From which size on the handle over peer memory is faster than NCCL's sum, and how much at the end; None if that has not
-    been measured."""
-    if not path.exists():
-        return None
-    results = json.loads(path.read_text())
-    said = report.of_peers_and_nccl(results)
-    if results["about"]["rehearsal"] or not said:
-        return None
-    largest = next((row for row in report.as_rows(results) if row["elements"] == report.LARGE), None)
-    times = {dtype: largest and report.ratio(largest, f"peers {dtype}", f"nccl {dtype}") for dtype in BYTES}
-    of_large = [f"{times[dtype]:.2f} times as fast as NCCL's sum in {dtype}" for dtype in BYTES if times[dtype]]
-    world, gpu = results["about"]["world"], results["about"]["ranks"][0]["card"]
-    return " ".join([
-        f"Measured, unlike the rest: {world} GPUs, {gpu}, over peer memory (gc_comm_open_peers), which is the fastest way between",
-        f"GPUs that reach each other. {said} With 300M elements it is {' and '.join(of_large) or 'not measured'}.",
-        "Where peer memory cannot be had, as between nodes, the table above holds for the link between them; gc_comm_hierarchical",
-        "makes one communicator of both.",
-    ])  # fmt: skip
-
-
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--results", type=pathlib.Path, default=ROOT / "build/bench/gpu_codec.json")
-    options.add_argument("--several", type=pathlib.Path, default=ROOT / "build/bench/multi_gpu.json")
-    options = options.parse_args()
-    stages = Stages(json.loads(options.results.read_text()))
-    plot(stages, ROOT / "docs/when.svg")
-    (ROOT / "docs/WHEN.md").write_text(page(stages, of_several(options.several), of_peers(options.several)))
+    options.add_argument("--errors", action="store_true", help="only print its error at every time that was measured")
+    if options.parse_args().errors:
+        for how in HOW:
+            print(table(*error_rows(Model(how), "all codecs", how)), end="\n\n")
+        return
+    model = Model("in a graph")
+    plot(model)
+    (figures.DOCS / "WHEN.md").write_text(page(model))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ LIST = [
     ("*: make *install*", "in tests/packaging/install.sh"),
     ("*: make help", "in tests/packaging/readme.sh"),
     ("*: make *", "make"),
+    ("docs/WHEN.md: python bench/when.py --errors", "in tests/python/test_when.py"),
+    ("docs/WHEN.md: python bench/when.py", "exempt: writes the page that test_when.py compares with"),
     # What people do who change it or release it.
     ("CONTRIBUTING.md: cargo test --profile fast every_allocation", "exempt: a part of `make test-rust`"),
     ("CONTRIBUTING.md: GRADCODEC_LIBRARY=*", "exempt: a part of `make test-python`"),

@@ -176,8 +176,10 @@ class OneBitAdam(_OneBit):
         m = mean over the ranks of (beta1 * m + (1 - beta1) * gradient)
         p = p - lr * m / (root of variance + eps) - lr * weight_decay * p
 
-    without a correction of bias. An element whose variance is 0 by then is left alone. Gradients, step(), `taken_back`,
-    `group` and `timeout`: as OneBitSGD has them.
+    without a correction of bias. An element whose variance is 0 by then is left alone. All elements of m arrive with the
+    same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: where many gradients are
+    nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example). Gradients, step(),
+    `taken_back`, `group` and `timeout`: as OneBitSGD has them.
     """
 
     def __init__(

@@ -77,10 +77,16 @@ def test_the_first_screen_has_the_codecs_and_losses_that_were_measured():
         for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
         if optimizer == "AdamW"
     }
-    for name, size, loss, _ in rows("README.md", "loss under AdamW"):
+    text = (ROOT / "docs/PERFORMANCE.md").read_text(encoding="utf-8").split("<!-- all codecs -->")[1]
+    head, times = re.search(r"(?m)^\| float32 from C, us +\|(.*)\n(?:^\|.*\n)+?^\| 300M +\|(.*)", text).groups()
+    columns = zip(head.split("|"), times.split("|"))
+    speeds = {who.strip(): time.strip(" )").split("(")[1] for who, time in columns if "(" in time}
+    for name, size, loss, speed, _ in rows("README.md", "loss under AdamW"):
         codec, _, errors = name.partition(", errors ")
         assert float(size) == pytest.approx(sizes.pop(codec), abs=0.01), name
-        assert loss == losses.get((codec, errors == "kept"), ""), name
+        assert loss == losses.get((codec, errors == "kept"), "-"), name
+        who = codec.lower() + (" errors" if errors and codec != "ONEBIT" else "")
+        assert speed == ("1" if codec == "float32" else speeds.get(who, "-")), name
     assert sizes == {}, "the first screen has every codec"
 
 

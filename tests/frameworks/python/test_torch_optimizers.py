@@ -124,6 +124,20 @@ def elements_without_a_variance_are_left_alone():
     assert torch.equal(weight[1::2], then[1::2]) and (weight[::2] < then[::2]).all()
 
 
+def epsilon_bounds_a_step_where_the_variance_is_tiny():
+    """All momenta arrive with one magnitude, which here is divided by 1 or by a millionth."""
+    moved = []
+    for eps in 1e-8, 0.05:
+        weight = torch.nn.Parameter(torch.ones(8))
+        optimizer = OneBitAdam([weight], 0.1, eps=eps, warmup_steps=2)
+        for _ in range(3):
+            then = weight.detach().clone()
+            weight.grad = torch.tensor([1.0, 1e-6] * 4)
+            optimizer.step()
+        moved.append((weight.detach() - then).abs().max().item())
+    assert moved[0] > 1e4 * 0.1 and moved[1] < 0.1 / 0.05, moved
+
+
 def parameters_without_a_gradient_count_as_zero():
     weights = [torch.nn.Parameter(torch.ones(16)) for _ in range(2)]
     optimizer = OneBitSGD(weights, 0.5, 0.0)
@@ -161,6 +175,7 @@ SAMPLES = [
     refusals, parameters_without_a_gradient_count_as_zero, elements_without_a_variance_are_left_alone,
     what_was_saved_goes_on, the_warm_up_is_adamw, sgd_trains_as_well_as_with_float32,
     adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
+    epsilon_bounds_a_step_where_the_variance_is_tiny,
 ]  # fmt: skip
 
 
