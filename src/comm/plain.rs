@@ -8,7 +8,7 @@ use crate::{
     error::{Result, error},
     ops::{
         bits::chunk_bytes,
-        checks::{check_contiguous, check_dtype, check_elements},
+        checks::{check_contiguous, check_dtype, check_elements, check_same_device},
     },
     tensor::{Dtype, View},
 };
@@ -77,10 +77,7 @@ fn check(
         check_dtype(tensor, &[Dtype::F32])?;
         check_elements(tensor, expected)?;
         check_contiguous(tensor)?;
-        if tensor.device() != buffer.device() {
-            let (name, device, other) = (tensor.name(), tensor.device(), buffer.device());
-            return Err(error!(InvalidArgument, "{name} is on {device}, {} on {other}", buffer.name()));
-        }
+        check_same_device(tensor, buffer)?;
     }
     worker_error.check_output(&[buffer])?;
     server_error.check_output(&[buffer, worker_error])

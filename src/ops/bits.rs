@@ -11,7 +11,10 @@ use crate::{
     tensor::{Dtype, Outputs, Shape, View},
 };
 
-use super::tensors::results;
+use super::{
+    checks::{check_contiguous, check_dtype, check_same_device},
+    tensors::results,
+};
 
 /// Non-zero is 1.
 fn nonzero(src: &View<'_>) -> Result<BitRule> {
@@ -166,7 +169,7 @@ pub(super) fn unpack_from_chunks(
 ) -> Result<Outputs> {
     let bytes = chunk_bytes(elements, chunks.len())?;
     for chunk in chunks {
-        check_uint8(chunk)?;
+        check_dtype(chunk, &[Dtype::U8])?;
         if chunk.shape() != [bytes] {
             return Err(error!(
                 ShapeMismatch,
@@ -230,7 +233,7 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
 
 /// `numpy.unpackbits` to a new uint8 tensor.
 pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) -> Result<Outputs> {
-    check_uint8(src)?;
+    check_dtype(src, &[Dtype::U8])?;
     let axis = axis.dimension(src)?;
     let shape = shape_with(src, axis, count.of(length(src, axis))?);
     let mut queue = Queue::of(src.device(), Stream::LEGACY)?;
@@ -278,7 +281,7 @@ pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, strea
 pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     let axis = axis.dimension(src)?;
     let rule = nonzero(src)?;
-    check_uint8(dst)?;
+    check_dtype(dst, &[Dtype::U8])?;
     check_shape(dst, shape_with(src, axis, bytes_for(length(src, axis))), src)?;
     check_same_device(dst, src)?;
     dst.check_output(&[src])?;
@@ -290,7 +293,7 @@ pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_
 
 /// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
 pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
-    check_uint8(src)?;
+    check_dtype(src, &[Dtype::U8])?;
     let axis = axis.dimension(src)?;
     let count = dst.shape().get(axis.unwrap_or(0)).copied().unwrap_or(0);
     check_shape(dst, shape_with(src, axis, count), src)?;
@@ -301,20 +304,6 @@ pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<
     let mut plan = BitPlan::new(patterns.size, order);
     plan.along(axis, dst, src);
     unpack(&mut queue, &plan, patterns, src, dst)
-}
-
-pub(super) fn check_uint8(bytes: &View<'_>) -> Result<()> {
-    if bytes.dtype() == Dtype::U8 {
-        return Ok(());
-    }
-    Err(error!(UnsupportedDtype, "{}: packed bits are uint8, got {}", bytes.name(), bytes.dtype()))
-}
-
-pub(super) fn check_same_device(one: &View<'_>, other: &View<'_>) -> Result<()> {
-    if one.device() == other.device() {
-        return Ok(());
-    }
-    Err(error!(InvalidArgument, "{} is on {}, {} on {}", one.name(), one.device(), other.name(), other.device()))
 }
 
 fn check_shape(dst: &View<'_>, expected: Shape<'_>, src: &View<'_>) -> Result<()> {
@@ -333,7 +322,7 @@ fn check_shape(dst: &View<'_>, expected: Shape<'_>, src: &View<'_>) -> Result<()
 
 /// Checks that `bytes` is uint8, C-contiguous, [n_chunks, chunk_bytes] for the elements of `elements`.
 pub(super) fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<()> {
-    check_uint8(bytes)?;
+    check_dtype(bytes, &[Dtype::U8])?;
     let refusal = |expected: fmt::Arguments<'_>| -> Error {
         error!(
             ShapeMismatch,
@@ -350,16 +339,7 @@ pub(super) fn check_chunk_rows(bytes: &View<'_>, elements: &View<'_>) -> Result<
     if got != expected {
         return Err(refusal(format_args!("{n_chunks} chunks of {expected} bytes")));
     }
-    if !bytes.is_contiguous() {
-        return Err(error!(
-            NotContiguous,
-            "{}: strides [{expected}, 1] expected for shape {}, got {}",
-            bytes.name(),
-            Shape::of(bytes.shape()),
-            bytes.strides()
-        ));
-    }
-    Ok(())
+    check_contiguous(bytes)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::{
     error::{Error, Result, error},
+    plan::codec::ALIGNMENT,
     tensor::{Dtype, Name, Shape, View},
 };
 
@@ -16,6 +17,21 @@ pub fn check_contiguous(tensor: &View<'_>) -> Result<()> {
         tensor.strides(),
         Shape::of(tensor.shape())
     ))
+}
+
+pub fn check_same_device(one: &View<'_>, other: &View<'_>) -> Result<()> {
+    if one.device() == other.device() {
+        return Ok(());
+    }
+    Err(error!(InvalidArgument, "{} is on {}, {} on {}", one.name(), one.device(), other.name(), other.device()))
+}
+
+pub fn check_aligned(tensor: &View<'_>) -> Result<()> {
+    let address = tensor.data().addr();
+    if (address as u64).is_multiple_of(ALIGNMENT as u64) {
+        return Ok(());
+    }
+    Err(error!(InvalidArgument, "{}: address {address:#x} is not aligned to {ALIGNMENT}", tensor.name()))
 }
 
 pub fn check_dtype(tensor: &View<'_>, known: &[Dtype]) -> Result<()> {

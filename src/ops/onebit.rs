@@ -5,13 +5,13 @@ use dlpark::ffi::DLDataType;
 use crate::{
     backend::{Compression, Queue, Stream, cpu, cuda},
     error::{Result, error},
-    plan::codec::{ALIGNMENT, ScaleRule, workspace_bytes as bytes_of_workspace},
+    plan::codec::{ScaleRule, workspace_bytes as bytes_of_workspace},
     tensor::{Dtype, Name, Outputs, Shape, View},
 };
 
 use super::{
-    bits::{check_chunk_rows, check_same_device, chunk_bytes, complete},
-    checks::{check_contiguous, check_dtype, check_elements, unexpected_dtype},
+    bits::{check_chunk_rows, chunk_bytes, complete},
+    checks::{check_aligned, check_contiguous, check_dtype, check_elements, check_same_device, unexpected_dtype},
     signs,
     tensors::results,
 };
@@ -118,13 +118,5 @@ fn check_workspace(workspace: &View<'_>, elements: i64) -> Result<()> {
             workspace.name()
         ));
     }
-    if !(workspace.data().addr() as u64).is_multiple_of(ALIGNMENT as u64) {
-        return Err(error!(
-            InvalidArgument,
-            "{}: address {:#x} is not aligned to {ALIGNMENT}",
-            workspace.name(),
-            workspace.data().addr()
-        ));
-    }
-    Ok(())
+    check_aligned(workspace)
 }

@@ -12,7 +12,10 @@ use crate::{
     tensor::{Dtype, Name, Outputs, Shape, View},
 };
 
-use super::bits::{self, check_chunk_rows, check_same_device, check_uint8};
+use super::{
+    bits::{self, check_chunk_rows},
+    checks::{check_contiguous, check_dtype, check_same_device},
+};
 
 /// Not below zero is 1.
 fn not_below_zero(src: &View<'_>) -> Result<BitRule> {
@@ -100,9 +103,7 @@ fn check_scales(scales: &View<'_>, src: &View<'_>, dst: &View<'_>) -> Result<()>
             dst.dtype()
         ));
     }
-    if scales.dtype() != Dtype::F32 {
-        return Err(error!(UnsupportedDtype, "{}: scales are float32, got {}", scales.name(), scales.dtype()));
-    }
+    check_dtype(scales, &[Dtype::F32])?;
     let n_chunks = src.shape()[0];
     if !matches!(scales.shape(), &[count] if count == 1 || count == n_chunks) {
         return Err(error!(
@@ -112,22 +113,14 @@ fn check_scales(scales: &View<'_>, src: &View<'_>, dst: &View<'_>) -> Result<()>
             Shape::of(scales.shape())
         ));
     }
-    if !scales.is_contiguous() {
-        return Err(error!(
-            NotContiguous,
-            "{}: strides [1] expected for shape {}, got {}",
-            scales.name(),
-            Shape::of(scales.shape()),
-            scales.strides()
-        ));
-    }
+    check_contiguous(scales)?;
     check_same_device(scales, src)
 }
 
 /// What more than half of the voters, the rows of `src`, have in each bit; in a tie what the one in turn has.
 pub fn vote_signs_into(src: &View<'_>, turn: u64, dst: &View<'_>, stream: Stream) -> Result<()> {
     let poll = poll(src, turn)?;
-    check_uint8(dst)?;
+    check_dtype(dst, &[Dtype::U8])?;
     if dst.shape() != [poll.bytes] {
         return Err(error!(
             ShapeMismatch,
@@ -156,7 +149,7 @@ pub fn vote_signs_into(src: &View<'_>, turn: u64, dst: &View<'_>, stream: Stream
 
 /// The poll that `src` holds: [voters, bytes], each voter's bytes side by side.
 fn poll(src: &View<'_>, turn: u64) -> Result<Poll> {
-    check_uint8(src)?;
+    check_dtype(src, &[Dtype::U8])?;
     let &[n_voters, bytes] = src.shape() else {
         return Err(error!(
             ShapeMismatch,

@@ -172,7 +172,7 @@ fault("memory of another context is used again", "block of another context", "sr
       "block.context == context && (bytes..=capacity)", "(bytes..=capacity)",
       python("test_driver", "kept_in_one_context_is_not_for_another"))
 fault("a stall passes for a cuMemFree that waits", "memory in use again", "src/backend/cuda/allocator/mod.rs",
-      "false if (spin..spin + SLACK).contains(&elapsed)", "false if elapsed >= spin",
+      "true if (spin..spin + SLACK).contains(&elapsed)", "true if elapsed >= spin",
       python("test_driver", "a_thread_that_stalls_does_not_pass"))
 fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cuda/queue.rs",
       'driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))', "let _ = code; Ok(())",
@@ -351,8 +351,8 @@ fault("a rank that waited on the host frees what others write to", "lost rank", 
       "if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {\n            // A rank",
       "if self.memory.is_broken() {\n            // A rank", STAYS)
 fault("over two levels, lateness within a node is a failure", "lost rank", "src/comm/topology.rs",
-      "self.links().try_for_each(|link| link.transport.peer_lost())",
-      "self.links().skip(1).try_for_each(|link| link.transport.peer_lost())",
+      "self.peers().try_for_each(Peers::async_error)",
+      "self.peers().skip(1).try_for_each(Peers::async_error)",
       python("test_peers", "over_two_a_late_rank"))
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
       "if (broken && found & CORRUPT) found", "if (broken && found & 0) found",

@@ -3,12 +3,11 @@
 use crate::{
     backend::Address,
     error::{Result, error},
-    plan::codec::ALIGNMENT,
-    tensor::{self, Dtype, Name, Shape, View},
+    tensor::{self, Dtype, Name, View},
 };
 
 use super::{
-    super::checks::{check_contiguous, check_dtype, check_elements},
+    super::checks::{check_aligned, check_contiguous, check_dtype, check_elements},
     Codec,
 };
 
@@ -38,16 +37,7 @@ impl Codec {
         for (one, run) in values.zip(workers) {
             let one = one?;
             check_dtype(&one, known)?;
-            if one.elements() != run.elements {
-                return Err(error!(
-                    ShapeMismatch,
-                    "{}: {} elements expected, got {}, of shape {}",
-                    one.name(),
-                    run.elements,
-                    one.elements(),
-                    Shape::of(one.shape())
-                ));
-            }
+            check_elements(&one, run.elements)?;
             check_contiguous(&one)?;
             self.check_device(&one)?;
             check(&one)?;
@@ -115,14 +105,7 @@ impl Codec {
     pub fn check_memory(&self, bytes: &View<'_>) -> Result<()> {
         check_dtype(bytes, &[Dtype::U8])?;
         check_contiguous(bytes)?;
-        if !(bytes.data().addr() as u64).is_multiple_of(ALIGNMENT as u64) {
-            return Err(error!(
-                InvalidArgument,
-                "{}: address {:#x} is not aligned to {ALIGNMENT}",
-                bytes.name(),
-                bytes.data().addr()
-            ));
-        }
+        check_aligned(bytes)?;
         self.check_device(bytes)
     }
 

@@ -12,7 +12,6 @@
 //! process may use; *retired* ones one has used, which may still see them: they are never used again.
 
 use std::{
-    alloc::{self, Layout},
     collections::{HashMap, hash_map::Entry},
     ffi::c_void,
     ptr,
@@ -24,6 +23,7 @@ use std::{
 
 use crate::{
     error::{Result, error},
+    fallible,
     tensor::Owner,
 };
 
@@ -65,25 +65,16 @@ pub struct Block {
 impl Block {
     /// A block without memory yet.
     pub fn new(capacity: usize, context: u64, home: &'static Cache) -> Result<Box<Self>> {
-        let layout = Layout::new::<Self>();
-        // SAFETY: the layout's size is not zero.
-        let place = unsafe { alloc::alloc(layout) }.cast::<Self>();
-        if place.is_null() {
-            return Err(error!(OutOfMemory, "cannot allocate {} bytes of host memory", layout.size()));
-        }
-        // SAFETY: allocated as Box does, with the layout of a Block, which it is made to hold.
-        unsafe {
-            place.write(Self {
-                address: 0,
-                capacity,
-                context,
-                exports: Exports::default(),
-                home,
-                next: None,
-                next_released: AtomicPtr::default(),
-            });
-            Ok(Box::from_raw(place))
-        }
+        let block = Self {
+            address: 0,
+            capacity,
+            context,
+            exports: Exports::default(),
+            home,
+            next: None,
+            next_released: AtomicPtr::default(),
+        };
+        Ok(Box::write(fallible::place()?, block))
     }
 
     /// The block as memory of a tensor, which releases it when it is dropped.
@@ -195,11 +186,7 @@ impl Cache {
     /// Puts a block aside that other processes were given.
     fn put_exported(&self, kept: &mut Lists, block: Box<Block>) {
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-        if block.exports.users > 0 {
-            kept.exported.push(block)
-        } else {
-            kept.retired.push(block)
-        }
+        kept.put_by_users(block);
         self.has_exported.store(kept.live.values().any(|place| place.exports.ever), Ordering::Relaxed);
         self.note_retired(kept);
     }
@@ -238,11 +225,7 @@ impl Cache {
         let is_this = |block: &Block| block.address == address && block.context == context;
         let Some(mut block) = kept.exported.take(is_this) else { return };
         block.exports.users -= 1;
-        if block.exports.users > 0 {
-            kept.exported.push(block)
-        } else {
-            kept.retired.push(block)
-        }
+        kept.put_by_users(block);
         self.note_retired(&kept);
     }
 
@@ -373,6 +356,11 @@ impl Lists {
     fn reserve(&mut self) -> Result<()> {
         let room = self.live.try_reserve(1);
         room.map_err(|_| error!(OutOfMemory, "cannot allocate a list of blocks in tensors"))
+    }
+
+    /// Lists a block of a tensor that is gone: whether others use it still, or have.
+    fn put_by_users(&mut self, block: Box<Block>) {
+        if block.exports.users > 0 { self.exported.push(block) } else { self.retired.push(block) }
     }
 
     /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.
