@@ -133,7 +133,8 @@ class Kernel(_Owned):
         if options:
             room = options.get("workspace")
             others = tuple([(name, type(value), value) for name, value in options.items() if name != "workspace"])
-            if not all([of is int or of is bool for _, of, _ in others]):  # others may change, or equal what they are not
+            # Others may change later, or equal what they are not.
+            if not all([of is int or of is bool for _, of, _ in others]):
                 return False
         key = n, m, room is None, others
         try:

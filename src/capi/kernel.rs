@@ -62,7 +62,6 @@ use std::{
     ffi::{CStr, c_char, c_void},
     mem::offset_of,
     ops::Range,
-    ptr,
 };
 
 use arrayvec::ArrayVec;
@@ -350,8 +349,7 @@ unsafe fn add<'a>(
 /// The pointers are as gc_kernel_run() describes them.
 unsafe fn with_call<T>(
     kernel: *const gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
-    n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
-    run: impl FnOnce(&Kernel, &Call<'_>) -> Result<T>,
+    n_outputs: usize, options: *const gc_run_options_t, run: impl FnOnce(&Kernel, &Call<'_>) -> Result<T>,
 ) -> Result<T> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
     // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which
@@ -381,7 +379,7 @@ unsafe fn with_call<T>(
                 capability: options.capability,
             };
         }
-        run(&kernel, &Call { views: &views, inputs: n_inputs, options: given, stream: Stream::from_raw(stream) })
+        run(&kernel, &Call { views: &views, inputs: n_inputs, options: given })
     }
 }
 
@@ -454,9 +452,9 @@ pub unsafe extern "C" fn gc_kernel_run(
     n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Purpose::Run);
+        let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Stream::from_raw(stream), Purpose::Run);
         // SAFETY: the pointers are those of this call, as described.
-        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream, run) }
+        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
@@ -475,9 +473,9 @@ pub unsafe extern "C" fn gc_kernel_prepare(
     n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Purpose::Prepare);
+        let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Stream::from_raw(stream), Purpose::Prepare);
         // SAFETY: the pointers are those of this call, as described.
-        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream, run) }
+        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
@@ -494,7 +492,7 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     boundary(|| {
         let run = |kernel: &Kernel, call: &Call<'_>| kernel.workspace_bytes(call);
         // SAFETY: the pointers are those of this call, as described.
-        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, ptr::null_mut(), run) }
+        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 

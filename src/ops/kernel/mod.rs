@@ -50,7 +50,6 @@ pub struct Call<'a> {
     pub views: &'a Views<'a>,
     pub inputs: usize,
     pub options: Options<'a>,
-    pub stream: Stream,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,7 +112,7 @@ impl Kernel {
     }
 
     /// Runs it, or makes ready to.
-    pub fn call(&self, call: &Call<'_>, purpose: Purpose) -> Result<()> {
+    pub fn call(&self, call: &Call<'_>, stream: Stream, purpose: Purpose) -> Result<()> {
         let (mut plan, mut words) = (Plan::new(), Words::new());
         self.plan(call, &mut plan)?;
         let all = Entries::all(self.definition.is_reduction);
@@ -131,7 +130,7 @@ impl Kernel {
                 self.definition.name()
             ));
         };
-        let mut queue = cuda::Queue::of(ordinal, call.stream)?;
+        let mut queue = cuda::Queue::of(ordinal, stream)?;
         let launches = match purpose {
             Purpose::Run => match self.launches(&plan, call, &mut words)? {
                 Some(launches) => Some(launches),
