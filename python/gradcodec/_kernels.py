@@ -56,7 +56,7 @@ class _Prepared:
     def read(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
         """Numbers, and arrays of one framework on one GPU, for its current stream. False for anything else, which
         `Kernel._call` reads or refuses. `outputs`: with the workspace, if there is one."""
-        frame, words, n, k, kind, device = self._frame, self._frame.words, len(inputs), 0, None, 0
+        frame, words, n, k, kind, device = self._frame, self._frame.words, len(inputs), 0, None, None
         for source in (*inputs, *outputs):
             of = type(source)
             if k < n and (of is float or of is int):
@@ -68,11 +68,12 @@ class _Prepared:
                     return False
                 if not kind.read(source, frame, k, k >= n):
                     return False
-                device = device or words[k * _WORDS + _DEVICE]
-                if words[k * _WORDS + _DEVICE] != device:
+                here = words[k * _WORDS + _DEVICE]
+                if here != device and device is not None:
                     return False
+                device = here
             k += 1
-        if kind is None or device & _LOW != CUDA:
+        if kind is None or device is None or device & _LOW != CUDA:
             return False
         stream = kind.current(device >> 32)
         self._stream.value = stream
