@@ -206,7 +206,7 @@ C_LONG  = cancel fork hostile hostile_codec stack
 C_LARGE = $(if $(filter all,$(GRADCODEC_TESTS)),huge)
 C_SHORT = $(filter-out $(C_LONG) huge,$(C_TESTS))
 test-c: $(foreach standard,$(C_RUN),$(C_SHORT:%=$(BUILD)/tests/$(standard)/%)) \
-    $(addprefix $(BUILD)/tests/c99/,$(C_LONG) $(C_LARGE)) | $(STAND_INS) $(DRIVERS)
+    $(addprefix $(BUILD)/tests/c99/,$(C_LONG) $(C_LARGE)) | $(STAND_INS) $(DRIVERS) $(NVRTC)
 	@set -e; for program in $^; do echo "== $$program"; \
 	    $(TESTED) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) \
 	    $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $$program; done

@@ -2112,9 +2112,8 @@ gc_status_t gc_share_receive(int socket,
  *
  * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
  * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
- * gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing
- * but a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and
- * hang the device.
+ * gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing,
+ * not even on the host. What you write runs as any kernel of yours: it can overwrite memory, and hang the device.
  */
 
 /** How a kernel is made: flags of its options. */

@@ -66,6 +66,7 @@ LIST = [
     ("examples_c/data/README.md: pip install *", "exempt: says how the data were made"),
     # Languages.
     ("docs/LANGUAGES.md sh: *jax*", "jax"),
+    ("docs/KERNELS.md: pip install nvidia-cuda-nvrtc", "exempt: tests take the NVRTC that pip puts into build/kernel-venv"),
     ("docs/LANGUAGES.md sh: bindgen *", "exempt: the program is seldom there; make test-bindgen runs the crate so"),
     ("docs/LANGUAGES.md sh: *go run*", "go"),
     ("docs/LANGUAGES.md sh: export *", "in tests/languages/run.sh"),

@@ -55,15 +55,13 @@
 //!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
-//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing
-//! but a few short lists on the host's heap. What you write runs as any kernel of yours: it can overwrite memory, and
-//! hang the device.
+//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing,
+//! not even on the host. What you write runs as any kernel of yours: it can overwrite memory, and hang the device.
 
 use std::{
     ffi::{CStr, c_char, c_void},
     mem::offset_of,
     ops::Range,
-    ptr,
 };
 
 use arrayvec::ArrayVec;
@@ -76,7 +74,7 @@ use crate::{
         definition::{Definition, TEXTS, Text, Texts},
     },
     error::{Result, error},
-    lock::{Shared, Used},
+    lock::Shared,
     ops::kernel::{self, Call, Kernel, Purpose, Views},
     panics::boundary,
 };
@@ -340,49 +338,43 @@ unsafe fn add<'a>(
     Ok(())
 }
 
-/// The kernel and the arguments of a run.
+/// Does something with a kernel and the arguments of a run, which are large and stay where they are made.
 ///
 /// # Safety
 /// The pointers are as gc_kernel_run() describes them.
-unsafe fn call<'a>(
+unsafe fn with_call<T>(
     kernel: *const gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
-    n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
-) -> Result<(Used<'a, Kernel>, Call<'a>)> {
+    n_outputs: usize, options: *const gc_run_options_t, run: impl FnOnce(&Kernel, &Call<'_>) -> Result<T>,
+) -> Result<T> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
     // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which
     // stay as they are during the call.
     unsafe {
         let kernel = handle::borrow("kernel", kernel)?.0.enter()?;
-        let mut call = Call {
-            views: Views::new(),
-            inputs: n_inputs,
-            options: kernel::Options::default(),
-            stream: Stream::from_raw(stream),
-        };
-        add(&mut call.views, "inputs", inputs, Count::of("n_inputs", n_inputs))?;
-        add(&mut call.views, "outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?;
-        if options.is_null() {
-            return Ok((kernel, call));
+        let (mut views, mut given) = (Views::new(), kernel::Options::default());
+        add(&mut views, "inputs", inputs, Count::of("n_inputs", n_inputs))?;
+        add(&mut views, "outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?;
+        if !options.is_null() {
+            let options = borrow::options("options", options)?;
+            if options.flags & !KEEPDIMS != 0 {
+                return Err(error!(
+                    InvalidArgument,
+                    "options: flags {:#x}; 0 or GC_RUN_KEEPDIMS {KEEPDIMS} expected", options.flags
+                ));
+            }
+            if options.axes.is_null() && options.n_axes != 0 {
+                return Err(error!(InvalidArgument, "options: n_axes {} with axes NULL", options.n_axes));
+            }
+            let axes = borrow::items("options: axes", options.axes, Count::of("options: n_axes", options.n_axes))?;
+            given = kernel::Options {
+                size: options.size,
+                axes: (!options.axes.is_null()).then_some(axes),
+                keepdims: options.flags & KEEPDIMS != 0,
+                workspace: borrow::optional("options: workspace", options.workspace)?,
+                capability: options.capability,
+            };
         }
-        let options = borrow::options("options", options)?;
-        if options.flags & !KEEPDIMS != 0 {
-            return Err(error!(
-                InvalidArgument,
-                "options: flags {:#x}; 0 or GC_RUN_KEEPDIMS {KEEPDIMS} expected", options.flags
-            ));
-        }
-        if options.axes.is_null() && options.n_axes != 0 {
-            return Err(error!(InvalidArgument, "options: n_axes {} with axes NULL", options.n_axes));
-        }
-        let axes = borrow::items("options: axes", options.axes, Count::of("options: n_axes", options.n_axes))?;
-        call.options = kernel::Options {
-            size: options.size,
-            axes: (!options.axes.is_null()).then_some(axes),
-            keepdims: options.flags & KEEPDIMS != 0,
-            workspace: borrow::optional("options: workspace", options.workspace)?,
-            capability: options.capability,
-        };
-        Ok((kernel, call))
+        run(&kernel, &Call { views: &views, inputs: n_inputs, options: given })
     }
 }
 
@@ -449,9 +441,9 @@ pub unsafe extern "C" fn gc_kernel_run(
     n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
+        let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Stream::from_raw(stream), Purpose::Run);
         // SAFETY: the pointers are those of this call, as described.
-        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream)? };
-        kernel.call(&call, Purpose::Run)
+        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
@@ -467,9 +459,9 @@ pub unsafe extern "C" fn gc_kernel_prepare(
     n_outputs: usize, options: *const gc_run_options_t, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
+        let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Stream::from_raw(stream), Purpose::Prepare);
         // SAFETY: the pointers are those of this call, as described.
-        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, stream)? };
-        kernel.call(&call, Purpose::Prepare)
+        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
@@ -481,9 +473,9 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     n_outputs: usize, options: *const gc_run_options_t,
 ) -> i64 {
     boundary(|| {
+        let run = |kernel: &Kernel, call: &Call<'_>| kernel.workspace_bytes(call);
         // SAFETY: the pointers are those of this call, as described.
-        let (kernel, call) = unsafe { call(kernel, inputs, n_inputs, outputs, n_outputs, options, ptr::null_mut())? };
-        kernel.workspace_bytes(&call)
+        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 

@@ -29,8 +29,8 @@ const SINGLES_IN_FLIGHT: usize = 16;
 /// Elements that a thread does at once where they lie anywhere.
 pub const ELEMENT_ROUNDS: usize = 4;
 
-/// Bytes of a kernel's argument that every driver takes.
-const MOST_BYTES: usize = 4096;
+/// Words of a kernel's argument: the 4096 bytes that every driver takes.
+pub const MOST_WORDS: usize = 4096 / 8;
 
 /// Loops that most layouts do with.
 const USUAL_LOOPS: usize = 8;
@@ -83,6 +83,7 @@ impl Specialization {
 }
 
 /// Where everything is in the argument, in words of 64 bits, and what a thread does at once.
+#[derive(Default)]
 pub struct Layout {
     pub is_reduction: bool,
     /// Parameters that are tensors, inputs first.
@@ -119,13 +120,13 @@ impl Layout {
                 BindingKind::Scalar => 1,
             };
         }
-        let room = (MOST_BYTES / 8).saturating_sub(before_loops) / (2 + tensors.max(1));
+        let room = MOST_WORDS.saturating_sub(before_loops) / (2 + tensors.max(1));
         let loops = if specialization.many_loops { room.min(MOST_LOOPS) } else { room.min(USUAL_LOOPS) };
         if loops == 0 {
             return Err(error!(
                 InvalidArgument,
-                "the parameters are too many for one launch: {before_loops} words of at most {} without their layout",
-                MOST_BYTES / 8
+                "the parameters are too many for one launch: {before_loops} words of at most {MOST_WORDS} without their \
+                 layout"
             ));
         }
         let rounds = (IN_FLIGHT / of_inputs.max(1)).max(1);

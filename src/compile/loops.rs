@@ -1,11 +1,13 @@
 //! Where the elements of a launch lie: loops over all tensors at once, as few as describe them, and how blocks share
 //! them.
 
-use crate::error::{Error, Result, error};
+use arrayvec::ArrayVec;
+
+use crate::error::{Result, error};
 
 use super::{
     entries::{Access, Entries, Entry},
-    layout::{ELEMENT_ROUNDS, HEAD, Layout, THREADS},
+    layout::{ELEMENT_ROUNDS, HEAD, Layout, MOST_WORDS, THREADS},
 };
 
 /// Blocks that an output's elements are given to, all outputs together: several times what the largest GPUs run at
@@ -21,11 +23,16 @@ const LOG_ROW: u32 = 5;
 /// Binary logarithm of the threads of a block.
 const LOG_THREADS: u32 = THREADS.ilog2();
 
-/// Nested loops over some tensors, outermost first: rows of a count and a stride, in bytes, of each.
+/// Nested loops over some tensors, outermost first: rows of a count and a stride, in bytes, of each. In place, as all that
+/// a run needs: it allocates nothing.
 pub struct Nest {
     width: usize,
-    rows: Vec<i64>,
+    rows: ArrayVec<i64, MOST_WORDS>,
+    /// Loops for which there was no room, also once those that are there were merged: no launch has that many.
+    left_out: usize,
     count: u64,
+    /// The tensor in the order of whose steps, the widest outside, the rounds come; None: as they are pushed.
+    sorted_by: Option<usize>,
 }
 
 /// A tensor whose elements are loaded or stored one by one.
@@ -39,21 +46,38 @@ pub struct Operand {
 
 impl Nest {
     /// No loop: one round.
-    pub fn new(tensors: usize) -> Self {
-        Self { width: tensors + 1, rows: Vec::new(), count: 1 }
+    #[inline(always)] // where it stays: it is not to be copied
+    pub fn new() -> Self {
+        Self { width: 1, rows: ArrayVec::new(), left_out: 0, count: 1, sorted_by: None }
+    }
+
+    /// Of so many tensors, before the first loop.
+    pub fn begin(&mut self, tensors: usize, sorted_by: Option<usize>) {
+        (self.width, self.sorted_by) = (tensors + 1, sorted_by);
     }
 
     /// Adds a loop inside those that are there. Unless some count is 0, their product must be below 2^63 where work is made
     /// of them.
-    pub fn push(&mut self, count: i64, strides: impl Iterator<Item = i64>) -> Result<()> {
+    pub fn push(&mut self, count: i64, strides: impl Iterator<Item = i64>) {
         self.count = self.count.saturating_mul(count as u64);
         if count == 1 || self.count == 0 {
-            return Ok(());
+            return;
         }
-        self.rows.try_reserve(self.width).map_err(|_| out_of_memory())?;
+        if self.rows.remaining_capacity() < self.width {
+            self.finish();
+        }
+        if self.rows.remaining_capacity() < self.width {
+            self.left_out += 1;
+            return;
+        }
         self.rows.push(count);
         self.rows.extend(strides.take(self.width - 1));
-        Ok(())
+    }
+
+    /// As few loops as there can be, in their order. After the last one.
+    pub fn finish(&mut self) {
+        self.sort();
+        self.merge();
     }
 
     /// Rounds of all loops.
@@ -64,6 +88,11 @@ impl Nest {
     /// The number of loops.
     pub fn len(&self) -> usize {
         self.rows.len() / self.width
+    }
+
+    /// The same with those that had no room.
+    pub fn wanted(&self) -> usize {
+        self.len() + self.left_out
     }
 
     fn row(&self, index: usize) -> &[i64] {
@@ -78,8 +107,9 @@ impl Nest {
         self.all_rows().last()
     }
 
-    /// Puts loops whose rounds may come in any order in that of a tensor's steps, the widest outside.
-    pub fn sort_by_step_of(&mut self, tensor: usize) {
+    /// Puts loops whose rounds may come in any order in that of a tensor's steps.
+    fn sort(&mut self) {
+        let Some(tensor) = self.sorted_by else { return };
         for end in 1..self.len() {
             let mut at = end;
             let step = |nest: &Self, index: usize| nest.row(index)[tensor + 1].unsigned_abs();
@@ -92,7 +122,7 @@ impl Nest {
     }
 
     /// Makes one loop of two where the inner one goes on where the outer one does.
-    pub fn merge(&mut self) {
+    fn merge(&mut self) {
         let width = self.width;
         let mut kept = 0;
         for index in 0..self.len() {
@@ -158,77 +188,60 @@ pub struct Launch {
     pub blocks: u64,
 }
 
-/// A kernel's argument, and its launches.
-pub struct Work {
-    pub words: Vec<u64>,
+/// The launches of a call.
+pub struct Launches {
     pub first: Launch,
     /// Of partial results, once all are there.
     pub second: Option<Launch>,
 }
 
-impl Work {
-    pub fn launches(&self) -> impl Iterator<Item = Launch> {
+impl Launches {
+    pub fn iter(&self) -> impl Iterator<Item = Launch> {
         [self.first].into_iter().chain(self.second)
     }
 
-    /// The entries that it needs.
+    /// The entries that they need.
     pub fn entries(&self) -> Entries {
-        self.launches().fold(Entries::default(), |some, launch| some.with(launch.entry))
+        self.iter().fold(Entries::default(), |some, launch| some.with(launch.entry))
     }
 }
-
-/// Words of raw and scalar parameters, in the order of the parameters.
-pub type Values = Vec<u64>;
 
 fn two(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-fn out_of_memory() -> Error {
-    error!(OutOfMemory, "cannot allocate a list of loops")
+/// A kernel's argument. A layout has room for all that is put there: see `Layout::of`.
+pub type Words = ArrayVec<u64, MOST_WORDS>;
+
+/// Puts what comes before loops. `values`: puts those of raw and scalar parameters, in the order of the parameters.
+fn put_head(words: &mut Words, head: &[u64], layout: &Layout, operands: &[Operand], values: impl FnOnce(&mut Words)) {
+    debug_assert_eq!(head.len(), HEAD[usize::from(layout.is_reduction)]);
+    words.extend(head.iter().copied());
+    words.extend(operands.iter().map(|operand| operand.address));
+    words.extend((operands.len()..layout.tensors.max(1)).map(|_| 0));
+    values(words);
+    debug_assert_eq!(words.len(), layout.before_loops);
 }
 
-/// On the heap: calls have little stack.
-struct Words(Vec<u64>);
-
-impl Words {
-    /// With all that is the same in every kernel: the head's words are there, and those of loops follow.
-    fn of(head: &[u64], layout: &Layout, operands: &[Operand], values: &[u64]) -> Result<Self> {
-        let mut words = Self(Vec::new());
-        words.0.try_reserve_exact(layout.words()).map_err(|_| out_of_memory())?;
-        debug_assert_eq!(head.len(), HEAD[usize::from(layout.is_reduction)]);
-        words.put(head.iter().copied());
-        words.put(operands.iter().map(|operand| operand.address));
-        words.put((operands.len()..layout.tensors.max(1)).map(|_| 0));
-        words.put(values.iter().copied());
-        Ok(words)
-    }
-
-    /// A layout has room for all: see `Layout::of`.
-    fn put(&mut self, words: impl Iterator<Item = u64>) {
-        words.for_each(|word| self.0.push(word));
-    }
-
-    /// The loops of a nest, the innermost in steps of so many rounds.
-    fn loops(&mut self, nest: &Nest, vector: i64) {
-        let last = nest.len().saturating_sub(1);
-        for (index, row) in nest.all_rows().enumerate() {
-            let at_once = if index == last { vector } else { 1 };
-            let count = (row[0] as u64).div_ceil(at_once as u64);
-            self.put([count, u64::MAX / count].into_iter());
-            self.put(row[1..].iter().map(|stride| stride.wrapping_mul(at_once) as u64));
-        }
-    }
-
-    fn finished(mut self, layout: &Layout) -> Vec<u64> {
-        let left = layout.words() - self.0.len();
-        self.put((0..left).map(|_| 0));
-        self.0
+/// Puts the loops of a nest, the innermost in steps of so many rounds.
+fn put_loops(words: &mut Words, nest: &Nest, vector: i64) {
+    let last = nest.len().saturating_sub(1);
+    for (index, row) in nest.all_rows().enumerate() {
+        let at_once = if index == last { vector } else { 1 };
+        let count = (row[0] as u64).div_ceil(at_once as u64);
+        words.extend([count, u64::MAX / count]);
+        words.extend(row[1..].iter().map(|stride| stride.wrapping_mul(at_once) as u64));
     }
 }
 
-/// The work of an elementwise kernel over a nest with as many loops as its layout has, or fewer.
-pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], values: &[u64]) -> Result<Work> {
+fn put_rest(words: &mut Words, layout: &Layout) {
+    words.extend((words.len()..layout.words()).map(|_| 0));
+}
+
+/// The launch of an elementwise kernel over a nest with as many loops as its layout has, or fewer, and its argument.
+pub fn elementwise(
+    layout: &Layout, nest: &Nest, operands: &[Operand], values: impl FnOnce(&mut Words), words: &mut Words,
+) -> Launches {
     let vector = layout.vector as i64;
     let bytes = is_unaligned(&[nest], operands);
     // One that is broadcast is read as an element, which has to be aligned, too.
@@ -243,10 +256,10 @@ pub fn elementwise(layout: &Layout, nest: &Nest, operands: &[Operand], values: &
     let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
     let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, 0)];
-    let mut words = Words::of(&head, layout, operands, values)?;
-    words.loops(nest, at_once);
-    let blocks = blocks + u64::from(rest > 0);
-    Ok(Work { words: words.finished(layout), first: Launch { entry, blocks }, second: None })
+    put_head(words, &head, layout, operands, values);
+    put_loops(words, nest, at_once);
+    put_rest(words, layout);
+    Launches { first: Launch { entry, blocks: blocks + u64::from(rest > 0) }, second: None }
 }
 
 /// How blocks share a reduction. The order in which elements come together depends on it, so it does not depend on
@@ -293,10 +306,11 @@ impl Split {
     }
 }
 
-/// The work of a reduction. `partials`: the address of the workspace.
+/// The launches of a reduction, and their argument. `partials`: the address of the workspace.
 pub fn reduction(
-    layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand], values: &[u64], partials: u64,
-) -> Result<Work> {
+    layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand], values: impl FnOnce(&mut Words),
+    partials: u64, words: &mut Words,
+) -> Result<Launches> {
     let (vector, is_input): (_, fn(&Operand) -> bool) = (layout.vector as i64, |operand| operand.is_input);
     let bytes = is_unaligned(&[kept, reduced], operands);
     let ones = if bytes {
@@ -334,15 +348,12 @@ pub fn reduction(
         two(ones.unwrap_or(0), outputs_at_once as u32),
         partials,
     ];
-    let mut words = Words::of(&head, layout, operands, values)?;
-    words.loops(kept, outputs_at_once);
-    words.loops(reduced, at_once);
+    put_head(words, &head, layout, operands, values);
+    put_loops(words, kept, outputs_at_once);
+    put_loops(words, reduced, at_once);
+    put_rest(words, layout);
     let second = Launch { entry: Entry::Second, blocks: outputs.div_ceil(1 << log_second) };
-    Ok(Work {
-        words: words.finished(layout),
-        first: Launch { entry, blocks },
-        second: (split.splits > 1).then_some(second),
-    })
+    Ok(Launches { first: Launch { entry, blocks }, second: (split.splits > 1).then_some(second) })
 }
 
 #[cfg(test)]
@@ -358,8 +369,9 @@ mod tests {
     const K33: i64 = 1 << 33;
 
     fn nest(tensors: usize, dims: Dims<'_>) -> Nest {
-        let mut nest = Nest::new(tensors);
-        dims.iter().for_each(|(count, strides)| nest.push(*count, strides.iter().copied()).unwrap());
+        let mut nest = Nest::new();
+        nest.begin(tensors, None);
+        dims.iter().for_each(|(count, strides)| nest.push(*count, strides.iter().copied()));
         nest
     }
 
@@ -446,6 +458,23 @@ mod tests {
         }
     }
 
+    /// 17 rows of 30 tensors are all that there is room for.
+    #[test]
+    fn loops_that_have_no_room_are_merged_or_counted() {
+        let dims: Vec<(i64, [i64; 30])> = (0..18).map(|k| (2, [1 << (17 - k); 30])).collect();
+        let (mut merged, mut wide) = (Nest::new(), Nest::new());
+        for (nest, factor) in [(&mut merged, 1), (&mut wide, 3)] {
+            nest.begin(30, None);
+            for (k, (count, strides)) in dims.iter().enumerate() {
+                nest.push(*count, strides.iter().map(|stride| if k % 2 == 0 { stride * factor } else { *stride }));
+            }
+            nest.finish();
+            assert_eq!(nest.count(), 1 << 18);
+        }
+        assert_eq!((merged.len(), merged.wanted()), (1, 1));
+        assert!(wide.len() < 18 && wide.wanted() == 18, "{} of {}", wide.len(), wide.wanted());
+    }
+
     #[test]
     fn an_empty_loop_leaves_no_round_whatever_the_others_count() {
         let nest = nest(1, &[(i64::MAX, &[1]), (i64::MAX, &[1]), (0, &[1]), (i64::MAX, &[1])]);
@@ -457,11 +486,13 @@ mod tests {
         let dims: Dims<'_> =
             &[(2, &[1, 9]), (3, &[-K33, 8]), (5, &[K32, 7]), (7, &[i64::MIN, 6]), (11, &[K32, 5]), (13, &[0, 4])];
         let mut sorted = nest(2, dims);
-        sorted.sort_by_step_of(0);
+        sorted.sorted_by = Some(0);
+        sorted.sort();
         // Those of one step stay in their order.
         let expected = [(7, 6), (3, 8), (5, 7), (11, 5), (2, 9), (13, 4)];
         assert!(sorted.all_rows().map(|row| (row[0], row[2])).eq(expected), "{:?}", sorted.rows);
-        sorted.sort_by_step_of(1);
+        sorted.sorted_by = Some(1);
+        sorted.sort();
         assert!(sorted.all_rows().map(|row| row[2]).eq([9, 8, 7, 6, 5, 4]), "{:?}", sorted.rows);
         assert_eq!(sorted.count(), 2 * 3 * 5 * 7 * 11 * 13);
     }
@@ -506,7 +537,8 @@ mod tests {
             for (operands, vector) in [(&aligned, 16), (&aligned, 1), (&odd, 8)] {
                 let (layout, mut nest) = (layout(false, 2, vector), nest(2, dims));
                 nest.merge();
-                let Work { words, first, second } = elementwise(&layout, &nest, operands, &[]).unwrap();
+                let mut words = Words::new();
+                let Launches { first, second } = elementwise(&layout, &nest, operands, |_| {}, &mut words);
                 let (count, units) = (words[0], words[1]);
                 assert_eq!((count, words.len(), second), (nest.count(), layout.words(), None));
                 assert_eq!(&words[4..6], [operands[0].address, operands[1].address]);
@@ -537,8 +569,9 @@ mod tests {
                 }
             }
         }
-        let work = elementwise(&layout(false, 2, 16), &nest(2, &[(K32 + 3, &[1, 1])]), &aligned, &[]).unwrap();
-        assert_eq!((work.first, work.words[1]), (Launch { entry: Entry::Vectors, blocks: (1 << 19) + 1 }, 1 << 28));
+        let (mut words, nest) = (Words::new(), nest(2, &[(K32 + 3, &[1, 1])]));
+        let launches = elementwise(&layout(false, 2, 16), &nest, &aligned, |_| {}, &mut words);
+        assert_eq!((launches.first, words[1]), (Launch { entry: Entry::Vectors, blocks: (1 << 19) + 1 }, 1 << 28));
     }
 
     const COUNTS: [i64; 14] =
@@ -590,8 +623,9 @@ mod tests {
             let (kept, reduced) = (nest(2, kept_dims), nest(2, reduced_dims));
             let layout = layout(true, 2, 16);
             let split = Split::of(&kept, &reduced, &operands, layout.vector);
-            let Work { words, first, second } =
-                reduction(&layout, &split, [&kept, &reduced], &operands, &[], 0xabc0).unwrap();
+            let mut words = Words::new();
+            let Launches { first, second } =
+                reduction(&layout, &split, [&kept, &reduced], &operands, |_| {}, 0xabc0, &mut words).unwrap();
             let (kind, is_nested) = match first.entry {
                 Entry::Rows => (0, false),
                 Entry::NestedRows => (0, true),
@@ -644,7 +678,8 @@ mod tests {
             // Each block has 32 columns of vectors of 4, or fewer.
             let (kept, reduced) = (nest(2, &[(outputs, &[4, 4])]), nest(2, &[(1 << 8, &[0, 0])]));
             let split = Split::of(&kept, &reduced, &operands, 4);
-            let done = reduction(&layout(true, 2, 4), &split, [&kept, &reduced], &operands, &[], 0);
+            let words = &mut Words::new();
+            let done = reduction(&layout(true, 2, 4), &split, [&kept, &reduced], &operands, |_| {}, 0, words);
             assert_eq!(done.err().map(|error| error.status), (!fits).then_some(Status::SizeOverflow), "{outputs}");
         }
     }

@@ -1,6 +1,7 @@
 /* A call uses less than 32 KiB of stack: each runs on a thread whose stack was painted before, and what was overwritten
- * is what it took. Each in a child, where it is also the first call; on every instruction set. And copies on CUDA allocate
- * nothing on the host: this program's malloc() stands in place of the C library's, for the library too. */
+ * is what it took. Each in a child, where it is also the first call; on every instruction set. And copies and prepared
+ * kernels on CUDA allocate nothing on the host: this program's malloc() stands in place of the C library's, for the library
+ * too. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -54,6 +55,14 @@ int posix_memalign(void **memory, size_t alignment, size_t size) {
     note(__builtin_return_address(0));
     *memory = __libc_memalign(alignment, size);
     return *memory == NULL ? ENOMEM : 0;
+}
+
+static void none_was_made(const char *by) {
+    if (allocations > 0) {
+        printf("stack: FAILED: %s allocated %ld times on the host\n", by, allocations);
+        exit(1);
+    }
+    allocations = -1;
 }
 
 /* ---- what is called; what it says or refuses is for other tests */
@@ -416,11 +425,7 @@ static void call_copies_on_cuda(void) {
                 CHECK_OK(gc_copy_into(&dst, &src, NULL));
             }
     }
-    if (allocations > 0) {
-        printf("stack: FAILED: copies on CUDA allocated %ld times on the host\n", allocations);
-        exit(1);
-    }
-    allocations = -1;
+    none_was_made("copies on CUDA");
     gc_tensor_free(from);
     gc_tensor_free(to);
 }
@@ -506,6 +511,68 @@ static void call_compiled_kernels(void) {
     gc_kernel_free(kernel);
 }
 
+/* Of tensors on a GPU, on a driver that needs none, by kernels that a compiler for the CPU made: in as many loops as there
+ * can be, raw, scalar, as a reduction of one launch and of two. */
+static gc_kernel_t *add, *total;
+
+static void call_kernels(void) {
+    static const DLDevice cuda = {kDLCUDA, 0};
+    int64_t shape[DIMS], strides[DIMS], row = 16, length = 1 << 16, room = 1 << 16;
+    double factor = 2;
+    DLTensor x = view_of(elements, dtype_of(kDLFloat, 32), DIMS, shape), y = view_of(bytes, dtype_of(kDLFloat, 32), DIMS, shape);
+    DLTensor w = view_of(elements, dtype_of(kDLFloat, 32), 1, &length), a = view_of(&factor, dtype_of(kDLFloat, 64), 0, NULL);
+    DLTensor one = view_of(bytes, dtype_of(kDLFloat, 32), 0, NULL);
+    DLTensor workspace = view_of(bytes + (1 << 20), dtype_of(kDLUInt, 8), 1, &room);
+    const DLTensor *inputs[] = {&x, &w, &a}, *line = &w;
+    DLTensor *output = &y, *result = &one;
+    gc_run_options_t with = {.struct_size = sizeof with, .workspace = &workspace};
+    for (int i = 0; i < DIMS; i++) {
+        shape[i] = i < LOOPS / 2 ? 2 : 1;
+        strides[i] = 1 << 2 * (i % (LOOPS / 2));
+    }
+    x.strides = strides;
+    x.device = y.device = w.device = one.device = workspace.device = cuda;
+    CHECK_OK(gc_kernel_run(add, inputs, 3, &output, 1, NULL, NULL));
+    x.ndim = y.ndim = 1;
+    x.strides = NULL;
+    x.shape = y.shape = &row;
+    CHECK_OK(gc_kernel_run(add, inputs, 3, &output, 1, NULL, NULL));
+    CHECK_OK(gc_kernel_run(total, &line, 1, &result, 1, &with, NULL));
+    length = 16;
+    CHECK_OK(gc_kernel_run(total, &line, 1, &result, 1, NULL, NULL));
+}
+
+static void *run_kernels(void *unused) {
+    gc_elementwise_options_t texts = {.struct_size = sizeof texts, .inputs = "T x, raw T w, T a", .outputs = "T y",
+                                      .operation = "y = a * x + w[i]"};
+    gc_reduction_options_t sum = {.struct_size = sizeof sum, .inputs = "T x", .outputs = "T y", .map = "x", .reduce = "a + b",
+                                  .post_map = "y = a", .identity = "0"};
+    (void)unused;
+    CHECK_OK(gc_elementwise_create(&texts, &add));
+    CHECK_OK(gc_reduction_create(&sum, &total));
+    call_kernels();
+    allocations = 0;
+    call_kernels();
+    none_was_made("prepared kernels");
+    gc_kernel_free(add);
+    gc_kernel_free(total);
+    return NULL;
+}
+
+/* On a thread of its own: the compiler, and kernels on the CPU, take stack that is not the library's. */
+static void call_prepared_kernels(void) {
+    const char *drivers = getenv("GRADCODEC_DRIVERS");
+    char path[4096];
+    pthread_t id;
+    if (drivers == NULL)
+        return;
+    snprintf(path, sizeof path, "%s/driver/libcuda.so.1", drivers);
+    CHECK(dlopen(path, RTLD_NOW) != NULL);
+    snprintf(path, sizeof path, "%s/nvrtc_gcc/libnvrtc.so.12", drivers);
+    CHECK(setenv("GRADCODEC_NVRTC", path, 1) == 0 && setenv("GRADCODEC_CACHE", "0", 1) == 0);
+    CHECK(pthread_create(&id, NULL, run_kernels, NULL) == 0 && pthread_join(id, NULL) == 0);
+}
+
 static void call_to_prepare(void) {
     CHECK_OK(gc_prepare(cpu()));
     CHECK_OK(gc_trim(cpu()));
@@ -566,6 +633,7 @@ int main(void) {
         {"a share", call_to_share},
         {"a capsule", call_for_a_capsule},
         {"compiled kernels", call_compiled_kernels},
+        {"prepared kernels", call_prepared_kernels},
         {"gc_prepare", call_to_prepare},
     };
     static const char *const sets[] = {"portable", "avx2", "avx512"};

@@ -2,6 +2,7 @@
 and runs lane by lane in the driver without a GPU; and through a real NVRTC, whose code nobody runs. NumPy is the oracle."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -479,3 +480,10 @@ def test_a_child_that_is_forked_while_a_kernel_is_compiled(tmp_path):
         BEGUN=begun,
         GO_ON=go_on,
     )
+
+
+def test_the_program_of_the_page_prints_what_it_says():
+    page = (Path(__file__).parents[2] / "docs" / "KERNELS.md").read_text(encoding="utf-8")
+    [program], [printed] = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "text"))
+    package = f"sys.path.insert(0, {str(Path(__file__).parents[2] / 'python')!r})\n"
+    assert stand_in.run(package + program, GRADCODEC_NVRTC=GCC, GRADCODEC_CACHE="0") == printed

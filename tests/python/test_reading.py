@@ -6,6 +6,7 @@ address 7. NumPy's arrays go to the library itself."""
 import ctypes
 import gc
 import os
+import re
 import sys
 import threading
 import types
@@ -130,6 +131,43 @@ def test_subclasses_share_a_table_and_a_list_is_read_at_once(said):
     _, lines = said(lambda g: g.codec(1, [4] * 70).encode(values, payload))
     names = " ".join(f"t{k + 10}" for k in range(70))
     assert lines[-2].endswith(f"[{names}], 70, NULL, NULL, t5, 0x63)") and of.asked == [(CUDA, 0)]
+
+
+def test_a_kernel_that_runs_again_is_told_what_is_new(said):
+    of = Tables(current=99)
+    kind, foreign = of.type(Whole), Tables(current=5).type(Whole)
+    second, other = kind(6, (CUDA, 1)), foreign(2)
+
+    def calls(g):
+        kernel = g.elementwise("i", "o", "op")
+        kernel([kind(1)], [other])  # the types are known now
+        for number in 3, 4, 4:
+            kernel([kind(number)], (kind(7),), axes=number - 2, workspace=kind(number + 10))
+        of.current = 77
+        kernel([kind(3), kind(4)], [kind(7)], keepdims=True)
+        for _ in range(2):  # not as in most calls
+            kernel([kind(3)], [second])
+            kernel([kind(3)], [other])
+            kernel([kind(3)], [kind(7)], 6)
+            kernel([kind(3)], [kind(7)], axes=[0, 1])
+            with pytest.raises(TypeError, match="axes: a whole number expected, got bool True"):
+                kernel([kind(4)], [kind(7)], axes=True)
+
+    _, lines = said(calls)
+    again = [
+        "gc_kernel_run(h, [t3], 1, [t6], 1, {}, 0x4d)", "gc_kernel_run(h, [t3], 1, [t2], 1, {}, 0x4d)",
+        "gc_kernel_run(h, [t3], 1, [t7], 1, {}, 0x6)",
+        "gc_kernel_run(h, [t3], 1, [t7], 1, {axes=[0 1] n_axes=2}, 0x4d)",
+    ]  # fmt: skip
+    lines = [re.sub(r"\bh\d+", "h", line) for line in lines]  # by how many handles this process has seen
+    assert [line for line in lines if "kernel_run" in line] == [
+        "gc_kernel_run(h, [t1], 1, [t2], 1, {}, 0x63)",
+        "gc_kernel_run(h, [t3], 1, [t7], 1, {axes=[1] n_axes=1 workspace=t13}, 0x63)",
+        *["gc_kernel_run(h, [t4], 1, [t7], 1, {axes=[2] n_axes=1 workspace=t14}, 0x63)"] * 2,
+        "gc_kernel_run(h, [t3 t4], 2, [t7], 1, {flags=1}, 0x4d)",
+        *again, *again,
+    ]  # fmt: skip
+    assert second.streams == [77, 77] and other.streams == [99, 77, 77]
 
 
 @pytest.mark.parametrize("absent", [0, 1, 3])

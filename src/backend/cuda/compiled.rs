@@ -146,10 +146,10 @@ impl Queue {
     /// The argument was made of views, whose makers vouched for their memory, for this image's source; what else that does
     /// with them is its author's to answer for.
     pub fn run_compiled(
-        &mut self, image: &Image, argument: &mut [u64], launches: &[(usize, u64)], threads: u32,
+        &mut self, image: &Image, argument: &mut [u64], launches: impl Iterator<Item = (usize, u64)>, threads: u32,
     ) -> Result<()> {
         let mut arguments = [argument.as_mut_ptr().cast()];
-        for &(number, blocks) in launches {
+        for (number, blocks) in launches {
             let kernel = image.kernels.get(number).and_then(Option::as_ref).ok_or_else(|| {
                 error!(InvalidArgument, "kernel {number} of {} is not in the image", image.kernels.len())
             })?;

@@ -18,7 +18,7 @@ use crate::{
         definition::{Definition, MOST_OPTIONS},
         entries::{ENTRIES, Entries, Entry},
         layout::{Specialization, THREADS},
-        loops::{Launch, Work},
+        loops::{Launch, Launches, Words},
         parameters::MOST,
         source,
     },
@@ -26,6 +26,7 @@ use crate::{
     tensor::{Device, View},
 };
 
+use plan::Plan;
 use variants::{Variant, Variants};
 
 /// The tensors of a call.
@@ -46,10 +47,9 @@ pub struct Options<'a> {
 
 pub struct Call<'a> {
     /// Inputs first.
-    pub views: Views<'a>,
+    pub views: &'a Views<'a>,
     pub inputs: usize,
     pub options: Options<'a>,
-    pub stream: Stream,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -112,8 +112,9 @@ impl Kernel {
     }
 
     /// Runs it, or makes ready to.
-    pub fn call(&self, call: &Call<'_>, purpose: Purpose) -> Result<()> {
-        let plan = self.plan(call)?;
+    pub fn call(&self, call: &Call<'_>, stream: Stream, purpose: Purpose) -> Result<()> {
+        let (mut plan, mut words) = (Plan::new(), Words::new());
+        self.plan(call, &mut plan)?;
         let all = Entries::all(self.definition.is_reduction);
         if call.options.capability != 0 {
             if purpose == Purpose::Run {
@@ -129,15 +130,15 @@ impl Kernel {
                 self.definition.name()
             ));
         };
-        let mut queue = cuda::Queue::of(ordinal, call.stream)?;
-        let work = match purpose {
-            Purpose::Run => match self.work(&plan, call)? {
-                Some(work) => Some(work),
+        let mut queue = cuda::Queue::of(ordinal, stream)?;
+        let launches = match purpose {
+            Purpose::Run => match self.launches(&plan, call, &mut words)? {
+                Some(launches) => Some(launches),
                 None => return Ok(()), // no element
             },
             Purpose::Prepare => None,
         };
-        let entries = work.as_ref().map_or(all, Work::entries);
+        let entries = launches.as_ref().map_or(all, Launches::entries);
         let image = match self.ready(&mut queue, &plan.specialization, entries)? {
             Some(image) => image,
             None if queue.is_capturing()? => {
@@ -150,14 +151,9 @@ impl Kernel {
             }
             None => self.make(&mut queue, &plan.specialization, entries)?,
         };
-        match work {
-            Some(mut work) => {
-                let launches = work.launches().map(|Launch { entry, blocks }| (entry as usize, blocks));
-                let launches: ArrayVec<_, 2> = launches.collect();
-                queue.run_compiled(image, &mut work.words, &launches, THREADS)
-            }
-            None => Ok(()),
-        }
+        let Some(launches) = launches else { return Ok(()) };
+        let launches = launches.iter().map(|Launch { entry, blocks }| (entry as usize, blocks));
+        queue.run_compiled(image, &mut words, launches, THREADS)
     }
 
     /// An image that has these entries, where one is in the context.

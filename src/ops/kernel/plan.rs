@@ -7,7 +7,7 @@ use crate::{
     compile::{
         definition::Text,
         layout::{Binding, BindingKind, Layout, Specialization},
-        loops::{self, Nest, Operand, Split, Values, Work},
+        loops::{self, Launches, Nest, Operand, Split, Words},
         parameters::{MOST, Of},
         source::OWN_TYPE_BYTES,
     },
@@ -16,25 +16,37 @@ use crate::{
     tensor::{Device, Dtype, Shape, View, check_apart},
 };
 
-use super::{Call, Kernel, Options, Views, out_of_memory};
+use super::{Call, Kernel, Options, Views};
 
 /// Most dimensions of a tensor of a raw parameter.
 const MOST_RAW_DIMENSIONS: usize = 32;
 
-/// What a call is once its tensors fit the parameters.
+/// What a call is once its tensors fit the parameters. Large: it is made where it stays.
 pub struct Plan {
     pub specialization: Specialization,
     /// Of the tensors.
     pub device: Device,
     operands: ArrayVec<Operand, MOST>,
-    values: Values,
-    loops: Loops,
+    /// Over elements; in a reduction, over outputs.
+    kept: Nest,
+    /// Over the elements of an output of a reduction.
+    reduced: Nest,
     layout: Layout,
 }
 
-enum Loops {
-    Elementwise(Nest),
-    Reduction { kept: Nest, reduced: Nest },
+impl Plan {
+    /// Of no call yet.
+    #[inline(always)] // where it stays
+    pub fn new() -> Self {
+        Self {
+            specialization: Specialization { bindings: ArrayVec::new(), many_loops: false },
+            device: Device::Cpu,
+            operands: ArrayVec::new(),
+            kept: Nest::new(),
+            reduced: Nest::new(),
+            layout: Layout::default(),
+        }
+    }
 }
 
 impl Kernel {
@@ -49,8 +61,8 @@ impl Kernel {
         crate::error::sentence(format_args!("{list}[{at}] ({name})"))
     }
 
-    /// Refuses what does not fit; touches no memory but that of scalars.
-    pub fn plan(&self, call: &Call<'_>) -> Result<Plan> {
+    /// Makes the plan of a call. Refuses what does not fit; touches no memory.
+    pub fn plan(&self, call: &Call<'_>, plan: &mut Plan) -> Result<()> {
         for (list, given, expected) in [
             ("inputs", call.inputs, self.definition.inputs),
             ("outputs", call.views.len() - call.inputs, self.definition.parameters.len() - self.definition.inputs),
@@ -59,24 +71,26 @@ impl Kernel {
                 return Err(error!(InvalidArgument, "n_{list}: {expected} expected, got {given}"));
             }
         }
-        let views = &call.views;
-        let (bindings, device) = self.bindings(views, call.options.capability != 0)?;
-        self.check_outputs(views, &bindings)?;
-        let (operands, values) = self.addresses(views, &bindings)?;
-        let loops = if self.definition.is_reduction {
-            self.reduction(views, &bindings, &call.options)?
+        let views = call.views;
+        let Plan { specialization, device, operands, kept, reduced, layout } = plan;
+        let bindings = &mut specialization.bindings;
+        *device = self.bindings(views, call.options.capability != 0, bindings)?;
+        self.check_outputs(views, bindings)?;
+        operands.extend(Self::tensors(bindings).map(|index| Operand {
+            address: views[index].data().addr() as u64,
+            size: bindings[index].dtype.size as i64,
+            is_input: index < self.definition.inputs,
+        }));
+        if self.definition.is_reduction {
+            self.reduction(views, bindings, &call.options, [kept, reduced])?;
         } else {
-            self.elementwise(views, &bindings, &call.options)?
-        };
-        let count = match &loops {
-            Loops::Elementwise(nest) => nest.len(),
-            Loops::Reduction { kept, reduced } => kept.len() + reduced.len(),
-        };
-        let mut specialization = Specialization { bindings, many_loops: false };
-        let mut layout = Layout::of(&self.definition, &specialization)?;
+            self.elementwise(views, bindings, &call.options, kept)?;
+        }
+        let count = kept.wanted() + reduced.wanted();
+        *layout = Layout::of(&self.definition, specialization)?;
         if count > layout.loops {
             specialization.many_loops = true;
-            layout = Layout::of(&self.definition, &specialization)?;
+            *layout = Layout::of(&self.definition, specialization)?;
             if count > layout.loops {
                 return Err(error!(
                     InvalidArgument,
@@ -84,13 +98,12 @@ impl Kernel {
                 ));
             }
         }
-        Ok(Plan { specialization, device, operands, values, loops, layout })
+        Ok(())
     }
 
-    /// How each parameter is bound, and on which device.
-    fn bindings(&self, views: &Views<'_>, anywhere: bool) -> Result<(ArrayVec<Binding, MOST>, Device)> {
-        let (mut bindings, mut device) = (ArrayVec::new(), Device::Cpu);
-        let mut first = None;
+    /// How each parameter is bound; gives the device.
+    fn bindings(&self, views: &Views<'_>, anywhere: bool, bindings: &mut ArrayVec<Binding, MOST>) -> Result<Device> {
+        let (mut device, mut first) = (Device::Cpu, None);
         for (index, (view, parameter)) in views.iter().zip(&self.definition.parameters).enumerate() {
             let is_scalar = index < self.definition.inputs
                 && !parameter.raw
@@ -122,8 +135,8 @@ impl Kernel {
             };
             bindings.push(Binding { dtype: view.dtype(), kind });
         }
-        self.check_types(&mut bindings)?;
-        Ok((bindings, device))
+        self.check_types(bindings)?;
+        Ok(device)
     }
 
     fn raw(&self, index: usize, view: &View<'_>) -> Result<BindingKind> {
@@ -196,20 +209,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// Where tensors are, and the words of raw and scalar parameters.
-    fn addresses(&self, views: &Views<'_>, bindings: &[Binding]) -> Result<(ArrayVec<Operand, MOST>, Values)> {
-        let (mut operands, mut values) = (ArrayVec::new(), Values::new());
-        for (index, (view, binding)) in views.iter().zip(bindings).enumerate() {
+    /// Puts the words of raw and scalar parameters.
+    fn put_values(views: &Views<'_>, bindings: &[Binding], to: &mut Words) {
+        for (view, binding) in views.iter().zip(bindings) {
             match binding.kind {
-                BindingKind::Tensor => operands.push(Operand {
-                    address: view.data().addr() as u64,
-                    size: binding.dtype.size as i64,
-                    is_input: index < self.definition.inputs,
-                }),
-                BindingKind::Scalar => {
-                    values.try_reserve(1).map_err(|_| out_of_memory(&self.definition))?;
-                    values.push(cpu::memory::cast(view, binding.dtype));
-                }
+                BindingKind::Tensor => {}
+                BindingKind::Scalar => to.push(cpu::memory::cast(view, binding.dtype)),
                 BindingKind::Raw { ndim, .. } => {
                     let room = usize::from(ndim.max(1));
                     let padded = || std::iter::repeat_n(0, room - usize::from(ndim));
@@ -218,12 +223,10 @@ impl Kernel {
                     let words = [view.data().addr() as i64, view.elements()].into_iter();
                     let words = words.chain(sizes.chain(padded()));
                     let words = words.chain(steps.map(|step| step.wrapping_mul(size)).chain(padded()));
-                    values.try_reserve(2 + 2 * room).map_err(|_| out_of_memory(&self.definition))?;
-                    values.extend(words.map(|word| word as u64));
+                    to.extend(words.map(|word| word as u64));
                 }
             }
         }
-        Ok((operands, values))
     }
 
     /// Parameters that are tensors, by their indices.
@@ -261,7 +264,7 @@ impl Kernel {
     fn push(
         &self, nest: &mut Nest, views: &Views<'_>, bindings: &[Binding], count: i64,
         [of_inputs, of_outputs]: [Option<usize>; 2],
-    ) -> Result<()> {
+    ) {
         let strides = Self::tensors(bindings).map(|index| {
             let from_last = if index < self.definition.inputs { of_inputs } else { of_outputs };
             let (view, size) = (&views[index], bindings[index].dtype.size as i64);
@@ -269,15 +272,19 @@ impl Kernel {
             let dim = axis.and_then(|axis| view.dims().nth(axis));
             dim.filter(|&(count, _)| count > 1).map_or(0, |(_, stride)| stride.wrapping_mul(size))
         });
-        nest.push(count, strides)
+        nest.push(count, strides);
     }
 
-    fn elementwise(&self, views: &Views<'_>, bindings: &[Binding], options: &Options<'_>) -> Result<Loops> {
+    fn elementwise(
+        &self, views: &Views<'_>, bindings: &[Binding], options: &Options<'_>, nest: &mut Nest,
+    ) -> Result<()> {
         if options.axes.is_some() || options.keepdims || options.workspace.is_some() {
             return Err(error!(InvalidArgument, "options: axes, keepdims and workspace are for reductions"));
         }
         let all = Self::tensors(bindings);
-        let mut nest = Nest::new(all.clone().count());
+        // By the first output, which is written, or by what there is.
+        let first = all.clone().position(|index| index >= self.definition.inputs).unwrap_or(0);
+        nest.begin(all.clone().count(), (!self.ordered[0]).then_some(first));
         if all.clone().next().is_none() {
             if options.size <= 0 {
                 return Err(error!(
@@ -286,8 +293,8 @@ impl Kernel {
                     options.size
                 ));
             }
-            nest.push(options.size, std::iter::empty())?;
-            return Ok(Loops::Elementwise(nest));
+            nest.push(options.size, std::iter::empty());
+            return Ok(());
         }
         let inputs = all.clone().filter(|&index| index < self.definition.inputs);
         if options.size != 0 && inputs.clone().next().is_some() {
@@ -323,7 +330,7 @@ impl Kernel {
         for from_last in (0..ndim).rev() {
             let size = self.broadcast(views, shaping.clone(), from_last)?;
             elements = if size == 0 { Some(0) } else { elements.and_then(|elements| elements.checked_mul(size)) };
-            self.push(&mut nest, views, bindings, size, [Some(from_last); 2])?;
+            self.push(nest, views, bindings, size, [Some(from_last); 2]);
         }
         self.check_elements(elements)?;
         if let Some(elements) = elements.filter(|&elements| options.size != 0 && elements != options.size) {
@@ -332,13 +339,8 @@ impl Kernel {
                 "options: size {}; the outputs have {elements} elements each", options.size
             ));
         }
-        if !self.ordered[0] {
-            // By the first output, which is written, or by what there is.
-            let first = Self::tensors(bindings).position(|index| index >= self.definition.inputs);
-            nest.sort_by_step_of(first.unwrap_or(0));
-        }
-        nest.merge();
-        Ok(Loops::Elementwise(nest))
+        nest.finish();
+        Ok(())
     }
 
     fn check_elements(&self, elements: Option<i64>) -> Result<()> {
@@ -347,7 +349,9 @@ impl Kernel {
             .ok_or_else(|| error!(SizeOverflow, "inputs: more than 2^63 - 1 elements, once they are broadcast"))
     }
 
-    fn reduction(&self, views: &Views<'_>, bindings: &[Binding], options: &Options<'_>) -> Result<Loops> {
+    fn reduction(
+        &self, views: &Views<'_>, bindings: &[Binding], options: &Options<'_>, [kept, reduced]: [&mut Nest; 2],
+    ) -> Result<()> {
         if options.size != 0 {
             return Err(error!(InvalidArgument, "options: size {}; it is not for reductions", options.size));
         }
@@ -375,8 +379,9 @@ impl Kernel {
         }
         let n_reduced = (0..ndim).filter(|&axis| is_reduced(axis)).count();
         let out_ndim = if options.keepdims { ndim } else { ndim - n_reduced };
-        let mut kept = Nest::new(all.clone().count());
-        let mut reduced = Nest::new(all.clone().count());
+        for (nest, ordered) in [(&mut *reduced, self.ordered[0]), (&mut *kept, self.ordered[1])] {
+            nest.begin(all.clone().count(), (!ordered).then_some(0));
+        }
         let (mut elements, mut at) = (Some(1i64), 0);
         for axis in 0..ndim {
             let size = self.broadcast(views, inputs.clone(), ndim - 1 - axis)?;
@@ -399,8 +404,8 @@ impl Kernel {
                 }
             }
             let in_outputs = (!goes).then(|| out_ndim - 1 - place);
-            let nest = if goes { &mut reduced } else { &mut kept };
-            self.push(nest, views, bindings, size, [Some(ndim - 1 - axis), in_outputs])?;
+            let nest = if goes { &mut *reduced } else { &mut *kept };
+            self.push(nest, views, bindings, size, [Some(ndim - 1 - axis), in_outputs]);
         }
         if ndim == 0
             && let Some(index) =
@@ -421,47 +426,42 @@ impl Kernel {
                 self.definition.name()
             ));
         }
-        for (nest, ordered) in [(&mut reduced, self.ordered[0]), (&mut kept, self.ordered[1])] {
-            if !ordered {
-                nest.sort_by_step_of(0);
-            }
-            nest.merge();
-        }
-        Ok(Loops::Reduction { kept, reduced })
+        kept.finish();
+        reduced.finish();
+        Ok(())
     }
 
-    /// The work of a run; None where there is no element.
-    pub fn work(&self, plan: &Plan, call: &Call<'_>) -> Result<Option<Work>> {
-        let Plan { operands, values, layout, .. } = plan;
-        match &plan.loops {
-            Loops::Elementwise(nest) if nest.count() == 0 => Ok(None),
-            Loops::Elementwise(nest) => loops::elementwise(layout, nest, operands, values).map(Some),
-            Loops::Reduction { kept, .. } if kept.count() == 0 => Ok(None),
-            Loops::Reduction { kept, reduced } => {
-                let split = Split::of(kept, reduced, operands, layout.vector);
-                let partials = self.check_workspace(call, self.bytes_of_partials(plan, kept, &split)?)?;
-                loops::reduction(layout, &split, [kept, reduced], operands, values, partials).map(Some)
-            }
+    /// The launches of a run, and the words of their argument; None where there is no element. Reads scalars.
+    pub fn launches(&self, plan: &Plan, call: &Call<'_>, words: &mut Words) -> Result<Option<Launches>> {
+        let Plan { specialization, operands, kept, reduced, layout, .. } = plan;
+        if kept.count() == 0 {
+            return Ok(None);
         }
+        let values = |words: &mut Words| Self::put_values(call.views, &specialization.bindings, words);
+        if !self.definition.is_reduction {
+            return Ok(Some(loops::elementwise(layout, kept, operands, values, words)));
+        }
+        let split = Split::of(kept, reduced, operands, layout.vector);
+        let partials = self.check_workspace(call, self.bytes_of_partials(plan, &split)?)?;
+        loops::reduction(layout, &split, [kept, reduced], operands, values, partials, words).map(Some)
     }
 
     /// Bytes of the workspace that a run takes.
     pub fn workspace_bytes(&self, call: &Call<'_>) -> Result<i64> {
-        let plan = self.plan(call)?;
-        match &plan.loops {
-            // Without an output the elements may be too many to count.
-            Loops::Reduction { kept, reduced } if kept.count() > 0 => {
-                let split = Split::of(kept, reduced, &plan.operands, plan.layout.vector);
-                self.bytes_of_partials(&plan, kept, &split)
-            }
-            _ => Ok(0),
+        let mut plan = Plan::new();
+        self.plan(call, &mut plan)?;
+        // Without an output the elements may be too many to count.
+        if !self.definition.is_reduction || plan.kept.count() == 0 {
+            return Ok(0);
         }
+        let split = Split::of(&plan.kept, &plan.reduced, &plan.operands, plan.layout.vector);
+        self.bytes_of_partials(&plan, &split)
     }
 
-    fn bytes_of_partials(&self, plan: &Plan, kept: &Nest, split: &Split) -> Result<i64> {
+    fn bytes_of_partials(&self, plan: &Plan, split: &Split) -> Result<i64> {
         let dtype = plan.specialization.reduce_dtype(&self.definition);
         let size = dtype.map_or(OWN_TYPE_BYTES, |dtype| dtype.size) as u64;
-        let bytes = split.partials(kept.count()).checked_mul(size).and_then(|bytes| i64::try_from(bytes).ok());
+        let bytes = split.partials(plan.kept.count()).checked_mul(size).and_then(|bytes| i64::try_from(bytes).ok());
         bytes.ok_or_else(|| error!(SizeOverflow, "workspace: more than 2^63 - 1 bytes"))
     }
 
@@ -520,10 +520,8 @@ fn normalized(axis: i32, ndim: usize) -> Option<usize> {
 
 /// Whether two tensors are one, element for element.
 fn is_same(one: &View<'_>, other: &View<'_>) -> bool {
-    let steps = |view: &View<'_>| view.dims().filter(|&(size, _)| size != 1).collect::<ArrayVec<_, 64>>();
     one.data() == other.data()
         && one.dtype() == other.dtype()
         && one.shape() == other.shape()
-        && one.dims().filter(|dim| dim.0 != 1).count() <= 64
-        && steps(one) == steps(other)
+        && one.dims().zip(other.dims()).all(|(one, other)| one.0 == 1 || one.1 == other.1)
 }
