@@ -192,6 +192,15 @@ pub struct Decode {
 }
 
 #[repr(C)]
+pub struct Twice {
+    pub encode: Encode,
+    pub reduce: Reduce,
+    pub decode: Decode,
+    /// That are reduced.
+    pub tiles: u64,
+}
+
+#[repr(C)]
 pub struct State {
     pub worker: Half,
     pub server: Half,
@@ -272,6 +281,7 @@ same_layout!(gc_encode, Encode { codec, factors, dst, way, values });
 same_layout!(gc_finish, Finish { codec, dst, way, steps, reserved });
 same_layout!(gc_reduce, Reduce { codec, chunks, dst, way, payloads, apart, shard, reserved });
 same_layout!(gc_once, Once { codec, factor, way, apart, turn, tiles, steps, reserved, values });
+same_layout!(gc_twice, Twice { encode, reduce, decode, tiles });
 same_layout!(gc_decode, Decode { codec, payload, factor, divisor, dtype, tiles, first_empty, values });
 same_layout!(gc_state, State { worker, server, bytes, skip, size, half, skip_kind, rows, row });
 same_layout!(gc_addresses, Addresses { table, count, values });
