@@ -205,6 +205,44 @@ __device__ __forceinline__ void go_straight(Offsets<TENSORS> (&offsets)[ROUNDS],
     }
 }
 
+// Whether go_two() can go over loops.
+template <unsigned TENSORS>
+__device__ __forceinline__ bool are_two(const Loop<TENSORS> *loops, unsigned n) {
+    return n == 2 && loops[1].count >= _gc_THREADS;
+}
+
+// Adds what rounds number `first` + thread, and those _gc_THREADS apart behind it, lie from the first, of two loops of
+// which the inner one is no shorter than such a step: each step crosses its end once at most, which takes a comparison
+// and two additions in place of a division and products of 64 bits. `first` is the same in a whole block, and the
+// offsets of all but the first are 0.
+template <unsigned TENSORS, unsigned ROUNDS>
+__device__ __forceinline__ void go_two(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> *loops, u64 first,
+                                       unsigned thread) {
+    const u64 count = loops[1].count;
+    u64 above = __umul64hi(first, loops[1].reciprocal), at = first - above * count;
+    if (at >= count) above++, at -= count;
+    u64 now = at + thread;
+    const bool is_above = now >= count;
+    if (is_above) now -= count;
+#pragma unroll
+    for (unsigned k = 0; k < TENSORS; k++) {
+        const i64 inner = loops[1].strides[k], end = loops[0].strides[k] - static_cast<i64>(count) * inner;
+        offsets[0].of[k] += static_cast<i64>(above) * loops[0].strides[k] + static_cast<i64>(at) * inner
+                            + thread * inner + (is_above ? end : 0);
+    }
+#pragma unroll
+    for (unsigned r = 1; r < ROUNDS; r++) {
+        now += _gc_THREADS;
+        const bool crosses = now >= count;
+        if (crosses) now -= count;
+#pragma unroll
+        for (unsigned k = 0; k < TENSORS; k++) {
+            const i64 inner = loops[1].strides[k], end = loops[0].strides[k] - static_cast<i64>(count) * inner;
+            offsets[r].of[k] += offsets[r - 1].of[k] + (_gc_THREADS * inner + (crosses ? end : 0));
+        }
+    }
+}
+
 // Adds what rounds number `first` + more[r] of these loops, each `more` small, lie from the first. `first` is the same
 // in a whole block: divided once for all of its threads. There is a loop, of which all strides may be 0.
 template <unsigned TENSORS, unsigned ROUNDS>

@@ -49,7 +49,9 @@ __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
         _gc_at[_gc_r] = _gc::Offsets<_GC_TENSORS>();
         _gc_more[_gc_r] = threadIdx.x + _gc_r * _gc::_gc_THREADS;
     }
-    if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_more, _gc_args.loops, _gc_args.n_loops, _gc_first);
+    if (_gc_NESTED && _gc::are_two(_gc_args.loops, _gc_args.n_loops))
+        _gc::go_two(_gc_at, _gc_args.loops, _gc_first, threadIdx.x);
+    else if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_more, _gc_args.loops, _gc_args.n_loops, _gc_first);
     else _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc::_gc_THREADS, 1);
     _gc_run<_gc_V, _gc_ROUNDS, _gc_BYTES>(_gc_args, _gc_at, _gc_first, _gc_args.units - _gc_first);
 }
