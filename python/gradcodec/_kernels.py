@@ -114,8 +114,8 @@ class Kernel(_Owned):
         super()._own(library, handle)
         self._raw = library._raw
         # Without types: the arguments are objects of ctypes, which are not converted again.
-        self._run = library.lib["gc_kernel_run"]
-        self._run.restype = c_int32
+        self._launch = library.lib["gc_kernel_run"]
+        self._launch.restype = c_int32
         self._prepared: dict[Any, list[_Prepared]] = {}
 
     @classmethod
@@ -144,7 +144,7 @@ class Kernel(_Owned):
             if len(self._prepared) >= _MOST_PREPARED:
                 self._prepared.clear()
             about = self._options(**{name: value for name, _, value in others})
-            prepared = _Prepared(self._run, self._open(), n, m, about, room is not None)
+            prepared = _Prepared(self._launch, self._open(), n, m, about, room is not None)
         calls = self._calls
         calls.append(None)
         try:
@@ -159,7 +159,7 @@ class Kernel(_Owned):
             calls.pop()
             self._prepared.setdefault(key, []).append(prepared)
         if status:
-            self._library._check(status)
+            self._failed(status)
         return True
 
     def _call(self, function: Any, inputs: Any, outputs: Any, stream: Any, options: dict[str, Any]) -> Any:
@@ -176,9 +176,7 @@ class Kernel(_Owned):
             arguments = frame.list, n, frame.list + 8 * n, m, byref(about)
             if function is self._raw.gc_kernel_workspace_bytes:
                 return self._call_with(function, *arguments)
-            status = self._call_with(function, *arguments, handle)
-            if status:
-                self._library._check(status)
+            self._run(function, *arguments, handle)
         finally:
             frame.release()
 
@@ -210,7 +208,7 @@ class Kernel(_Owned):
     def log(self) -> str:
         """What the compiler said last."""
         log = c_char_p()
-        self._library._check(self._call_with(self._raw.gc_kernel_log, byref(log)))
+        self._run(self._raw.gc_kernel_log, byref(log))
         return (log.value or b"").decode()
     def save(self) -> bytes:
         """All that was compiled so far, for GradCodec.load_kernel()."""
