@@ -100,9 +100,7 @@ class _OneBit(torch.optim.Optimizer):
         """The same at one bit per element, in place; whether it is finite. If not, the errors are as before."""
         if self._handle is None:
             sizes = [tensor.numel() for tensor in tensors]
-            self._handle = Handle(
-                self._group, "onebit", sizes, torch.float32, error="float32", transactional=True
-            )  # fmt: skip
+            self._handle = Handle(self._group, "onebit", sizes, torch.float32, error="float32", transactional=True)
         handle = self._handle
         handle.rollback()  # what an exception has left
         handle.run(tensors)

@@ -81,7 +81,10 @@ pub unsafe extern "C" fn gc_allreduce_create(
             Err(refusal) => (None, Err(refusal)),
         };
         let allreduce = gc_allreduce_t(AllReduce::new(comm.0.clone(), descriptor)?);
-        places.map_or(Ok(()), |(out, place)| out.fill([place.hand_out(allreduce)]))
+        if let Some((out, place)) = places {
+            out.fill([place.hand_out(allreduce)]);
+        }
+        Ok(())
     })
 }
 

@@ -73,7 +73,8 @@ pub unsafe extern "C" fn gc_pack_chunks(
         let (src, out) = unsafe {
             (borrow::managed("src", src)?, Out::several("out", out, borrow::Count::of("n_chunks", n_chunks))?)
         };
-        out.fill(bits::pack_chunks(&src, n_chunks)?.into_raw())
+        out.fill(bits::pack_chunks(&src, n_chunks)?.into_raw());
+        Ok(())
     })
 }
 
@@ -94,7 +95,8 @@ pub unsafe extern "C" fn gc_unpack_chunks(
         let (chunks, out) = unsafe {
             (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
         };
-        out.fill(bits::unpack_chunks(&chunks, n_elements)?.into_raw())
+        out.fill(bits::unpack_chunks(&chunks, n_elements)?.into_raw());
+        Ok(())
     })
 }
 
@@ -113,7 +115,8 @@ pub unsafe extern "C" fn gc_pack_bits(
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
-        out.fill(bits::pack_bits(&src, to_axis(axis), to_order(order)?)?.into_raw())
+        out.fill(bits::pack_bits(&src, to_axis(axis), to_order(order)?)?.into_raw());
+        Ok(())
     })
 }
 
@@ -133,7 +136,8 @@ pub unsafe extern "C" fn gc_unpack_bits(
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed("src", src)?, Out::one("out", out)?) };
         let (axis, count) = (to_axis(axis), to_count(count));
-        out.fill(bits::unpack_bits(&src, axis, count, to_order(order)?)?.into_raw())
+        out.fill(bits::unpack_bits(&src, axis, count, to_order(order)?)?.into_raw());
+        Ok(())
     })
 }
 

@@ -191,11 +191,10 @@ impl<T: Extensible> OutStruct<T> {
     }
 
     /// Writes all that both sides know but `struct_size`, which stays the program's.
-    pub fn fill(self, value: T) -> Result<()> {
+    pub fn fill(self, value: T) {
         let (bytes, head) = ((&raw const value).cast::<u8>(), size_of::<u32>());
         // SAFETY: `new` was promised room for `size` bytes; a `T` has as many, all of them initialized.
         unsafe { self.place.cast::<u8>().add(head).copy_from_nonoverlapping(bytes.add(head), self.size - head) };
-        Ok(())
     }
 }
 
@@ -333,13 +332,11 @@ impl<T> Out<T> {
         Ok(Self { first, count: count.items })
     }
 
-    /// Never fails: a call ends with it.
-    pub fn fill(self, results: impl IntoIterator<Item = T>) -> Result<()> {
+    pub fn fill(self, results: impl IntoIterator<Item = T>) {
         for (index, result) in results.into_iter().take(self.count).enumerate() {
             // SAFETY: `one` or `several` was promised room for `count` results.
             unsafe { self.first.add(index).write(result) };
         }
-        Ok(())
     }
 }
 
@@ -463,7 +460,7 @@ mod tests {
         ] {
             let memory = BeforeAGuard::new(before);
             // SAFETY: as many bytes as `struct_size` says, to the end of a page.
-            unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value).unwrap();
+            unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value);
             assert_eq!(memory.words(), after);
         }
         let memory = BeforeAGuard::new(&[0]);

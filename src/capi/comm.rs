@@ -79,8 +79,8 @@ impl CommPlace {
         Ok(Self { out, handle: handle::Place::new()?, shared: fallible::Place::new()? })
     }
 
-    pub(super) fn fill(self, communicator: Communicator) -> Result<()> {
-        self.out.fill([self.handle.hand_out(gc_comm_t(self.shared.fill(communicator)))])
+    pub(super) fn fill(self, communicator: Communicator) {
+        self.out.fill([self.handle.hand_out(gc_comm_t(self.shared.fill(communicator)))]);
     }
 }
 
@@ -162,7 +162,8 @@ pub unsafe extern "C" fn gc_comm_from_transport(
         let (transport, place) = unsafe { (borrow::options("transport", transport)?, CommPlace::new(out)?) };
         // SAFETY: the caller promises that the functions do what they are said to do.
         let callbacks = unsafe { callbacks(&transport)? };
-        place.fill(Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?)
+        place.fill(Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?);
+        Ok(())
     })
 }
 
@@ -201,7 +202,8 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
         for member in comm::group(ranks)? {
             handles.push(gc_comm_t(Arc::new(Communicator::over_group(member)?)?))?;
         }
-        out.fill(handles.into_raw())
+        out.fill(handles.into_raw());
+        Ok(())
     })
 }
 

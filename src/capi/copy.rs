@@ -50,7 +50,8 @@ pub unsafe extern "C" fn gc_tensor_to_device(
     boundary(|| {
         // SAFETY: the caller promises a tensor, and room for a pointer.
         let (src, out) = unsafe { (borrow::managed_elements("src", src)?, Out::one("out", out)?) };
-        out.fill(copy::to_device(&src, device)?.into_raw())
+        out.fill(copy::to_device(&src, device)?.into_raw());
+        Ok(())
     })
 }
 

@@ -59,8 +59,9 @@ pub unsafe extern "C" fn gc_builtin_kernels(
         let (family, fatbin, size) =
             unsafe { (borrow::text("family", family)?, Out::one("fatbin", fatbin)?, Out::one("size", size)?) };
         let bytes = devices::builtin_kernels(family)?;
-        fatbin.fill([bytes.as_ptr().cast()])?;
-        size.fill([bytes.len()])
+        fatbin.fill([bytes.as_ptr().cast()]);
+        size.fill([bytes.len()]);
+        Ok(())
     })
 }
 
@@ -112,6 +113,7 @@ pub unsafe extern "C" fn gc_builtin_kernel_shape(
             shared_bytes: shape.shared_bytes,
             cluster: 1,
             reserved: [0; 3],
-        })
+        });
+        Ok(())
     })
 }

@@ -68,6 +68,9 @@ pub unsafe extern "C" fn gc_comm_hierarchical(
         let (place, so_far) = place.map_or_else(|refusal| (None, Err(refusal)), |place| (Some(place), Ok(())));
         let (inter, so_far) = inter.map_or_else(|refusal| (None, Err(refusal)), |inter| (inter, so_far));
         let communicator = Communicator::hierarchical(&intra.0, inter.map(|inter| &*inter.0), so_far)?;
-        place.map_or(Ok(()), |place| place.fill(communicator))
+        if let Some(place) = place {
+            place.fill(communicator);
+        }
+        Ok(())
     })
 }

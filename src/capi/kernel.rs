@@ -318,7 +318,8 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
         }
         let definition = Definition::new(is_reduction, texts, copies, flags & FMAD != 0)?;
         let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
-        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?])
+        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?]);
+        Ok(())
     }
 }
 
@@ -487,7 +488,8 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, log) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("log", log)?) };
-        log.fill([kernel.0.enter()?.log()])
+        log.fill([kernel.0.enter()?.log()]);
+        Ok(())
     })
 }
 
@@ -500,7 +502,8 @@ pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *m
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, out) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("out", out)?) };
-        out.fill(kernel.0.enter()?.save()?.into_raw())
+        out.fill(kernel.0.enter()?.save()?.into_raw());
+        Ok(())
     })
 }
 
@@ -517,7 +520,8 @@ pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *
         // SAFETY: the caller promises so many bytes, and room for a pointer.
         let (data, out) =
             unsafe { (borrow::items("data", data.cast::<u8>(), Count::of("size", size))?, Out::one("out", out)?) };
-        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", Kernel::load(data)?)))?])
+        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", Kernel::load(data)?)))?]);
+        Ok(())
     })
 }
 

@@ -111,7 +111,8 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
         }
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0, timeout_ms)? };
-        place.fill(Communicator::over_nccl(nccl)?)
+        place.fill(Communicator::over_nccl(nccl)?);
+        Ok(())
     })
 }
 
@@ -130,7 +131,8 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
         let (options, id) =
             unsafe { (borrow::options("options", options)?, Out::several("id", id, Count::of("id", NCCL_ID_BYTES))?) };
         // SAFETY: the caller's promise.
-        id.fill(unsafe { Nccl::new_id(handle_alone(&options)?)? })
+        id.fill(unsafe { Nccl::new_id(handle_alone(&options)?)? });
+        Ok(())
     })
 }
 
@@ -156,7 +158,8 @@ pub unsafe extern "C" fn gc_comm_from_nccl_id(
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device, options.timeout_ms)? };
-        place.fill(Communicator::over_nccl(nccl)?)
+        place.fill(Communicator::over_nccl(nccl)?);
+        Ok(())
     })
 }
 

@@ -64,8 +64,9 @@ pub unsafe extern "C" fn gc_onebit_compress(
             )
         };
         let (packed, s) = onebit::compress(&grad, error.as_ref(), n_chunks)?;
-        chunks.fill(packed.into_raw())?;
-        scale.fill([s])
+        chunks.fill(packed.into_raw());
+        scale.fill([s]);
+        Ok(())
     })
 }
 
@@ -95,7 +96,8 @@ pub unsafe extern "C" fn gc_onebit_decompress(
                 Out::one("out", out)?,
             )
         };
-        out.fill(onebit::decompress(&chunks, scales, n_elements, dtype)?.into_raw())
+        out.fill(onebit::decompress(&chunks, scales, n_elements, dtype)?.into_raw());
+        Ok(())
     })
 }
 

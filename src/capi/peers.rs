@@ -132,7 +132,8 @@ pub unsafe extern "C" fn gc_comm_from_peers(
             buffers: &buffers,
             timeout_ms: options.timeout_ms,
         };
-        place.fill(Communicator::over_peers(Peers::new(&places)?)?)
+        place.fill(Communicator::over_peers(Peers::new(&places)?)?);
+        Ok(())
     })
 }
 
@@ -159,6 +160,9 @@ pub unsafe extern "C" fn gc_comm_open_peers(
             Err(refusal) => (None, Err(refusal)),
         };
         let communicator = Communicator::open_peers(&bootstrap.0, device, bytes, timeout_ms)?;
-        place.map_or(Ok(()), |place| place.fill(communicator))
+        if let Some(place) = place {
+            place.fill(communicator);
+        }
+        Ok(())
     })
 }

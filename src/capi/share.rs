@@ -122,11 +122,9 @@ pub unsafe extern "C" fn gc_share_send(
         let sent = parcel.send(socket, Deadline::after(timeout_ms))?;
         match place {
             Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
-            None => {
-                sent.give_up();
-                Ok(())
-            }
+            None => sent.give_up(),
         }
+        Ok(())
     })
 }
 
@@ -183,6 +181,7 @@ pub unsafe extern "C" fn gc_share_receive(
         let out = unsafe { Out::one("out", out)? };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         let received = share::receive(BorrowedSocket::new(socket)?, device, Deadline::after(timeout_ms));
-        out.fill(received?.into_raw())
+        out.fill(received?.into_raw());
+        Ok(())
     })
 }

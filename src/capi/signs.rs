@@ -43,7 +43,8 @@ pub unsafe extern "C" fn gc_pack_signs(
         let (src, out) = unsafe {
             (borrow::managed("src", src)?, Out::several("out", out, borrow::Count::of("n_chunks", n_chunks))?)
         };
-        out.fill(signs::pack_signs(&src, n_chunks)?.into_raw())
+        out.fill(signs::pack_signs(&src, n_chunks)?.into_raw());
+        Ok(())
     })
 }
 
@@ -63,7 +64,8 @@ pub unsafe extern "C" fn gc_unpack_signs(
         let (chunks, out) = unsafe {
             (borrow::managed_items("chunks", chunks, borrow::Count::of("n_chunks", n_chunks))?, Out::one("out", out)?)
         };
-        out.fill(signs::unpack_signs(&chunks, n_elements, dtype)?.into_raw())
+        out.fill(signs::unpack_signs(&chunks, n_elements, dtype)?.into_raw());
+        Ok(())
     })
 }
 

@@ -43,7 +43,8 @@ pub unsafe extern "C" fn gc_tensor_empty(
         let (shape, out) =
             unsafe { (borrow::items("shape", shape, Count::of_signed("ndim", ndim)?)?, Out::one("out", out)?) };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
-        out.fill(tensors::empty(device, dtype, Shape::of(shape))?.into_raw())
+        out.fill(tensors::empty(device, dtype, Shape::of(shape))?.into_raw());
+        Ok(())
     })
 }
 
@@ -83,7 +84,8 @@ pub unsafe extern "C" fn gc_tensor_from_pointer(
         // SAFETY: the caller promises `ndim` sizes and strides, memory that they describe, and room for a pointer.
         let (described, out) =
             unsafe { (Described::from_dlpack(&Name::new("tensor"), &described)?, Out::one("out", out)?) };
-        out.fill(tensor::from_pointer(&described, Release { function: release, context: ctx })?.into_raw())
+        out.fill(tensor::from_pointer(&described, Release { function: release, context: ctx })?.into_raw());
+        Ok(())
     })
 }
 
@@ -130,7 +132,8 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
             let (described, out) = (borrow::described("src", src)?, Out::one("out", out)?);
-            out.fill(tensor::to_versioned(&described, src)?.into_raw())
+            out.fill(tensor::to_versioned(&described, src)?.into_raw());
+            Ok(())
         }
     })
 }
@@ -150,7 +153,8 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
         // SAFETY: the caller promises a tensor of its own, and room for a pointer.
         unsafe {
             let (described, out) = (borrow::versioned("src", src)?, Out::one("out", out)?);
-            out.fill(tensor::from_versioned(&described, src)?.into_raw())
+            out.fill(tensor::from_versioned(&described, src)?.into_raw());
+            Ok(())
         }
     })
 }

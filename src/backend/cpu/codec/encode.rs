@@ -49,16 +49,15 @@ impl Codec {
                         types: PhantomData,
                     })
                 });
-                self.fold(plan, WORKER) | nonfinite
+                let nonfinite = self.fold(plan, WORKER) | nonfinite;
+                let (_, next) = self.buffers_of(self.worker);
+                for (segment, scale) in self.scales.iter_mut().enumerate() {
+                    // SAFETY: the state has a scale a segment.
+                    *scale = unsafe { scale_in(plan, next, WORKER, segment).read() };
+                }
+                nonfinite
             }
         };
-        if plan.blocks.is_none() {
-            let (_, next) = self.buffers_of(self.worker);
-            for (segment, scale) in self.scales.iter_mut().enumerate() {
-                // SAFETY: the state has a scale a segment.
-                *scale = unsafe { scale_in(plan, next, WORKER, segment).read() };
-            }
-        }
         let flags = if nonfinite { NONFINITE } else { 0 };
         for chunk in 0..plan.n_chunks {
             let at = payload.data().wrapping_add(chunk * plan.stride as usize);
