@@ -333,7 +333,7 @@ def training_step(name):
     groups = {}
     for of, exchange, took, ends, *_ in rows:
         groups.setdefault(of, {})[exchange] = float(took), [float(end) for end in ends.split(" to ")]
-    figure, panels = plt.subplots(2, 2, figsize=(10, 5), layout="constrained", sharex="row")
+    figure, panels = plt.subplots(len(groups) // 2, 2, figsize=(10, 7.5), layout="constrained", sharex="row")
     for panel, (of, group) in zip(panels.flat, groups.items()):
         alone, _ = group.pop("no exchange")
         for place, (exchange, (took, ends)) in enumerate(group.items()):
@@ -346,7 +346,7 @@ def training_step(name):
         panel.tick_params(left=False)
         panel.set_title(of, loc="left")
         panel.margins(x=0.16)
-    for panel in panels[1]:
+    for panel in panels[-1]:
         panel.set_xlabel("ms a step (lower is better)")
     note = "Grey: the same step without an exchange. Colour: what the exchange adds. Line: the fastest turn to the slowest"
     figure.suptitle(note, x=0.01, ha="left", fontsize=10, color="0.35")

@@ -1146,16 +1146,17 @@ def training_tables(results):
             cells = [milliseconds(took), spread, milliseconds(max(0, took - alone)), number(row["bytes"][name] / 1e6)]
             lines.append([of, name, *cells, number(times)])
     found = next((row for row in results["rows"] if "weights" in row), {"card": "unknown", "torch": "unknown"})
-    weights = ", ".join(
-        f"{row['model']}: {row['weights'] / 1e6:.1f} million weights, {row['task']['layers']} layers of {row['task']['width']}"
+    weights = "; ".join(
+        f"{row['model']}: {row['weights'] / 1e6:.1f} million weights, {row['task']['layers']} layers of {row['task']['width']}, "
+        f"{row['sequences']} sequences"
         for row in results["rows"] if row["dtype"] == "float32" and "weights" in row
     )  # fmt: skip
     parts = [
         "A REHEARSAL, over gloo on the CPU: no figure here says anything of GPUs." if about["rehearsal"] else None,
         paragraph(
             f"A training step of the transformer of bench/accuracy.py ({weights}) on {about['world']} GPUs, {found['card']},",
-            f"{about['batch']} sequences each, with DistributedDataParallel of torch {found['torch']}, whose exchange runs beside",
-            "the backward pass: its own over NCCL without NVLS, and gradcodec.torch.compress() by codec and transport; int4",
+            f"with DistributedDataParallel of torch {found['torch']}, whose exchange runs beside the backward pass:",
+            "its own over NCCL without NVLS, and gradcodec.torch.compress() by codec and transport; int4",
             "keeps errors in float32. ms a step: the median of turns, each that of the slowest rank; from the fastest to the",
             "slowest turn; what the exchange adds to the same step without one; MB that a rank sends in a step, NCCL's as a",
             f"ring has it; times as fast as NCCL. Commit {about['commit']}, {about['date']}.",

@@ -6,7 +6,7 @@ gradcodec.torch.compress(): build/bench/training_step.json and a table.
 
 A process a GPU. The step is whole: forward, backward, during which DDP exchanges its buckets, and SGD. `no exchange` is
 the same without gradients being sent. float32: weights and gradients in float32, products in bfloat16; bfloat16: all of
-it. Besides the model of accuracy.py there is one of 30 times its size. Contenders take turns, several steps at a time,
+it. Besides the model of accuracy.py there is one of 30 times its size, with few sequences and with many. Contenders take turns, several steps at a time,
 which are enqueued without waiting; a turn's time is that of the slowest rank. NCCL goes without NVLS. In the end all
 ranks must have the same weights.
 """
@@ -34,8 +34,9 @@ CODECS = "int8", "int4"
 CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in CODECS}}
 REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in CODECS}}
 FULL = accuracy.SIZES["full"]["transformer"]
-MODELS = {"full": FULL, "large": FULL._replace(width=1280, layers=16)}
-BATCH = 8  # sequences of each rank
+LARGE = FULL._replace(width=1280, layers=16)
+# A model and how many sequences each rank has: of 8, the host takes longer to enqueue the step than the GPU to do it.
+CASES = {"full": (FULL, 8), "large": (LARGE, 8), "busy": (LARGE, 64)}
 TURNS, QUICK_TURNS, STEPS, FIRST = 15, 7, 5, 5  # FIRST: steps that are not counted; DDP arranges its buckets after one
 SECONDS = 200  # for a model: ranks that take longer wait for each other for ever
 
@@ -82,7 +83,7 @@ class Training:
         return loss
 
 
-def measure(here, on, task, dtype_name, contenders, turns, steps):
+def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
     """Seconds a step of each turn, bytes that this rank sends in a step, and how many weights there are."""
     import torch
     import torch.distributed as dist
@@ -101,9 +102,8 @@ def measure(here, on, task, dtype_name, contenders, turns, steps):
     for name, (codec, transport) in contenders.items():
         made[name] = Training(torch, copy.deepcopy(begin), codec, transport, name != "no exchange")
         seconds[name] = []
-    size = BATCH if on == "cuda" else 1
     generator = torch.Generator().manual_seed(here.rank)
-    examples = torch.randint(256, (size, task.context + 1), generator=generator).to(device)
+    examples = torch.randint(256, (sequences, task.context + 1), generator=generator).to(device)
     for turn in range(-1, turns):
         names = list(made)
         first = turn % len(names)
@@ -154,18 +154,18 @@ def main():
     world = cards() if on == "cuda" else options.ranks
     if world < 2:
         raise SystemExit("no two CUDA devices; --device cpu rehearses this without")
-    contenders, models, turns = CONTENDERS, MODELS, QUICK_TURNS if options.quick else TURNS
+    contenders, cases, turns = CONTENDERS, CASES, QUICK_TURNS if options.quick else TURNS
     if on == "cpu":
-        contenders, models, turns = REHEARSED, {"tiny": accuracy.SIZES["tiny"]["transformer"]}, 2
+        contenders, cases, turns = REHEARSED, {"tiny": (accuracy.SIZES["tiny"]["transformer"], 1)}, 2
     about = {"of": "training step", "world": world, "on": on, "rehearsal": on == "cpu", "quick": options.quick}
-    about |= {"commit": commit(), "date": datetime.date.today().isoformat(), "batch": BATCH if on == "cuda" else 1}
+    about |= {"commit": commit(), "date": datetime.date.today().isoformat()}
     results, failed = {"about": about, "rows": []}, False
-    for name, task in models.items():
+    for name, (task, sequences) in cases.items():
         for dtype in "float32", "bfloat16":
-            row = {"model": name, "dtype": dtype, "task": task._asdict()}
+            row = {"model": name, "dtype": dtype, "task": task._asdict(), "sequences": sequences}
             try:  # in processes of their own: one that is broken breaks no other
                 with Ranks(world) as ranks:
-                    found = ranks.call(measure, on, task, dtype, contenders, turns, STEPS, seconds=SECONDS)
+                    found = ranks.call(measure, on, task, sequences, dtype, contenders, turns, STEPS, seconds=SECONDS)
                 row |= {"samples": {who: [of["seconds"][who] for of in found] for who in found[0]["seconds"]}}
                 row |= {key: found[0][key] for key in ("bytes", "weights", "card", "torch")}
             except RankError as error:

@@ -10,7 +10,7 @@ from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
 from ._errors import _cut
 from ._owned import _Owned
-from ._reading import _Frame, _Note, _Parts, _frame
+from ._reading import _Frame, _Note, _frame
 from ._tensors import Array
 
 if TYPE_CHECKING:
@@ -93,17 +93,6 @@ class _Steps(_Owned):
             handle = self._read(frame, stream, sources, [of_values] * n + notes, n)
             given = frame.list, n, *frame.addresses(sources, n)
             self._run(function, *(arranged(*given) if arranged else given), handle)
-        finally:
-            frame.release()
-
-    def _over_parts(
-        self, function: Any, stream: Any, parts: _Parts, others: tuple[Array | None, ...], notes: Sequence[_Note]
-    ) -> None:
-        """The same on parts of one tensor, in the order of C's arguments."""
-        frame = _frame()
-        try:
-            handle = self._read(frame, stream, others, notes)
-            self._run(function, parts.list, parts.count, *frame.addresses(others), handle)
         finally:
             frame.release()
 

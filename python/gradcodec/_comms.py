@@ -11,7 +11,7 @@ from ._arguments import _device, _int32, _whole
 from ._codecs import _FACTORS, _INPUTS, _OUTPUTS, _Steps, _options
 from ._errors import GradCodecError, _cut
 from ._owned import _Owned
-from ._reading import _Note, _Parts, _frame
+from ._reading import _Note, _frame
 from ._tensors import Array
 
 if TYPE_CHECKING:
@@ -139,17 +139,6 @@ class AllReduce(_Steps):
         Codec.encode()."""
         others = value_factor, error_factor
         self._over(self._raw.gc_allreduce_run, stream, "values", values, _OUTPUTS, others, _FACTORS)
-
-    def _run_parts(self, parts: _Parts, error_factor: Array | None, stream: Any) -> None:
-        """run() on parts of one tensor."""
-        self._over_parts(self._raw.gc_allreduce_run, stream, parts, (None, error_factor), _FACTORS)
-
-    def _reduce_scatter_parts(
-        self, parts: _Parts, shard: Array, error_factor: Array | None, stream: Any
-    ) -> None:  # fmt: skip
-        """reduce_scatter() of parts of one tensor."""
-        others = None, error_factor, shard
-        self._over_parts(self._raw.gc_allreduce_reduce_scatter, stream, parts, others, _SCATTER)
 
     def reduce_scatter(
         self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,

@@ -58,6 +58,7 @@ class _Buckets(Compression):
         self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters}
         self._model = weakref.ref(model)  # which keeps this
         self._buckets: dict[int, _Bucket] = {}
+        self._devices: list[int | str | torch.device] | None = None if self._stream is None else [group.device]
 
     def _units(self) -> Iterable[Unit]:
         return self._buckets.values()
@@ -74,14 +75,13 @@ class _Buckets(Compression):
                 self._begin()
             own = self._bucket(bucket, buffer)
             own.in_step = True
-            factor = self._error_factor()
             if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(own, buffer, factor))
-            own.handle.run_within(buffer, factor, self._stream_number)
+                self._measured.update(self._losses(own, buffer))
+            own.handle.run_within(buffer, self._error_factor, self._stream_number)
             if bucket.is_last():
                 self._complete, self._measure = True, False
             # On a GPU it stands for what is on the stream by now.
-            done: Any = torch.futures.Future(devices=None if self._stream is None else [buffer.device])
+            done: Any = torch.futures.Future(devices=self._devices)
             done.set_result(buffer)
         future: torch.futures.Future[torch.Tensor] = done
         return future

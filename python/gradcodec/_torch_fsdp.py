@@ -126,11 +126,12 @@ class _Shards(Compression):
                 self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
                 engine.queue_callback(self._over)  # at the end of this backward pass
             unit.in_step = True
-            factor = self._error_factor()
             if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(unit, given, factor))
-            shard = output if output.dtype == torch.float32 else torch.empty_like(output, dtype=torch.float32)
-            unit.handle.reduce_scatter_within(given, shard, factor, self._stream_number)
+                self._measured.update(self._losses(unit, given))
+            shard = output
+            if output.dtype != torch.float32 or not output.is_contiguous():
+                shard = torch.empty(output.shape, device=output.device)
+            unit.handle.reduce_scatter_within(given, shard, self._error_factor, self._stream_number)
             if shard is not output:
                 output.copy_(shard)
 

@@ -261,6 +261,7 @@ class Handle:
         self.has_errors, device = error != "none" and codec != "sign", group.device
         self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place)
+        self._error_factor = _Parts([1], "float32", group.place)
         self.options: dict[str, Any] = {"values": DTYPES[dtype]}
         if device.type == "cuda":
             self.options["device"] = group.place
@@ -275,6 +276,7 @@ class Handle:
             more["reduction"] = "sum"
         kind, all_options = KINDS[codec], {**self.options, **more}
         self.steps = group.comm_for(kind, self.sizes, all_options).allreduce(kind, self.sizes, **all_options)
+        self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
         self._sent = self._sent_by_half = 0  # over peer memory: of the rest the group knows
         if group.peers is not None:
             self._sent, self._sent_by_half = self._sends(error, all_options)
@@ -303,8 +305,10 @@ class Handle:
             torch._foreach_mul_(list(tensors), self._factor)
 
     def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
-        """run() on a contiguous tensor, in which they lie one after the other. Only its address is looked at."""
-        self.steps._run_parts(self._within.at(buffer.data_ptr()), error_factor, stream)
+        """run() on a contiguous tensor, in which they lie one after the other, with errors multiplied by one float32.
+        Only their addresses are looked at."""
+        steps, parts = self.steps, self._within.at(buffer.data_ptr())
+        steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, self._of_factor(error_factor), stream)
         self.group.bytes_sent += self._sent
         if self._factor is not None:
             buffer.mul_(self._factor)
@@ -312,11 +316,16 @@ class Handle:
     def reduce_scatter_within(
         self, buffer: torch.Tensor, shard: torch.Tensor, error_factor: torch.Tensor | None, stream: int
     ) -> None:
-        """The first half: the mean or sum of this rank's part, in float32."""
-        self.steps._reduce_scatter_parts(self._within.at(buffer.data_ptr()), shard, error_factor, stream)
+        """The first half: the mean or sum of this rank's part, in float32, to a contiguous tensor."""
+        steps, parts = self.steps, self._within.at(buffer.data_ptr())
+        others = None, self._of_factor(error_factor), self._shard.at(shard.data_ptr()).places[0]
+        steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
         self.group.bytes_sent += self._sent_by_half
         if self._factor is not None:
             shard.mul_(self._factor)
+
+    def _of_factor(self, factor: torch.Tensor | None) -> int | None:
+        return None if factor is None else self._error_factor.at(factor.data_ptr()).places[0]
 
     def rollback(self) -> None:
         if self._pends:

@@ -83,14 +83,17 @@ class Compression:
         self._worker: Errors = {}
         self._server: Parts = {}
         self._stream: Any = None
+        self._behind: Any = None
         if group.device.type == "cuda":
             self._stream = torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]
+            self._behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stream_number = number_of(self._stream)
         self._taken_back = torch.zeros(1, dtype=torch.int64, device=group.device)
         self._pending = self._complete = self._closed = False
         self._verdict: Verdict | None = None
         self._steps_scale: torch.Tensor | None = None  # of the step that is pending
         self._errors_scale: torch.Tensor | None = None  # in which the errors are
+        self._error_factor: torch.Tensor | None = None  # from that scale to the step's
         self._measure, self._measured = True, Errors()
 
     def _units(self) -> Iterable[Unit]:
@@ -203,7 +206,7 @@ class Compression:
         raise TypeError("a Compression belongs to its process: state_dict() has its errors, to be saved or copied")
 
     def _on_stream(self, joined: bool = True) -> Any:
-        return nullcontext() if self._stream is None else _Beside(self._stream, joined)
+        return nullcontext() if self._stream is None else _Beside(self._stream, self._behind, joined)
 
     def _wait(self) -> None:
         """Until what was enqueued is done: no work may be pending on a handle that is released."""
@@ -230,12 +233,9 @@ class Compression:
             self._steps_scale = torch.ones_like(self._errors_scale)
         elif self._errors_scale is None:
             self._errors_scale = self._steps_scale
-
-    def _error_factor(self) -> torch.Tensor | None:
-        """The errors are in the scale of their step."""
-        if self._steps_scale is None or self._errors_scale is None:
-            return None
-        return self._steps_scale / self._errors_scale
+        self._error_factor = None
+        if self._steps_scale is not None and self._errors_scale is not None:
+            self._error_factor = self._steps_scale / self._errors_scale
 
     def _ended(self) -> Iterator[Handle]:
         """The handles of the pending step, which is over by then."""
@@ -302,10 +302,8 @@ class Compression:
 
     # --- what is lost
 
-    def _losses(
-        self, unit: Unit, buffer: torch.Tensor, factor: torch.Tensor | None
-    ) -> Errors:
-        handle, lost = unit.handle, Errors()
+    def _losses(self, unit: Unit, buffer: torch.Tensor) -> Errors:
+        handle, lost, factor = unit.handle, Errors(), self._error_factor
         given = [view.float() for view in torch.split_with_sizes(buffer, handle.sizes)]
         if handle.has_errors:
             carried, _ = handle.errors()
@@ -327,20 +325,24 @@ class Compression:
 
 class _Beside:
     """Work on a stream, behind what the current one has by now. `joined`: what the current one gets later comes behind
-    it; in a hook DDP waits for the Future instead."""
+    it; in a hook DDP waits for the Future instead. `event`: of the stream, so that none is made for each bucket."""
 
-    def __init__(self, stream: Any, joined: bool) -> None:
-        self._stream, self._joined, self._within = stream, joined, torch.cuda.stream(stream)
+    def __init__(self, stream: Any, event: Any, joined: bool) -> None:
+        self._stream, self._event, self._joined = stream, event, joined
 
     def __enter__(self) -> None:
-        self._outer = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(self._outer)
-        self._within.__enter__()  # type: ignore[no-untyped-call]
+        stream, self._device = self._stream, torch.cuda.current_device()
+        self._outer = torch.cuda.current_stream(stream.device)
+        self._event.record(self._outer)
+        stream.wait_event(self._event)
+        torch.cuda.set_stream(stream)  # and its device, in a fraction of what torch.cuda.stream() takes
 
-    def __exit__(self, *raised: Any) -> None:
-        self._within.__exit__(*raised)
+    def __exit__(self, *_: Any) -> None:
+        torch.cuda.set_stream(self._outer)
+        torch.cuda.set_device(self._device)
         if self._joined:
-            self._outer.wait_stream(self._stream)
+            self._event.record(self._stream)
+            self._outer.wait_event(self._event)
 
 
 def settings(codec: Any, error: Any, scaler: Any) -> str:
