@@ -4,7 +4,8 @@
 
 Four processes learn to read digits over gloo, on the CPU, with gradients at 4 bits. First nothing happens. Then a
 process is killed, and torchrun starts all four again. Then there are two nodes, here both on this machine: one of them
-is lost, and the other one goes on alone with two processes. A worker of yours does as work(), save() and load() do.
+is lost, and the other one goes on alone with two processes. Where there are two GPUs, two processes lose one over NCCL,
+and over memory that both GPUs reach. A worker of yours does as work(), save() and load() do.
 """
 
 import os
@@ -56,24 +57,28 @@ def load(folder, model, optimizer, compression):
         return 0
     of_step = folder / (folder / "latest").read_text()
     step, world = map(int, of_step.name.split("-"))
-    of_model, of_optimizer = torch.load(of_step / "model.pt")
+    of_model, of_optimizer = torch.load(of_step / "model.pt", map_location="cpu")
     model.module.load_state_dict(of_model)
     optimizer.load_state_dict(of_optimizer)
     mine = [dist.get_rank()] if world == dist.get_world_size() else range(world)
-    errors = [torch.load(of_step / f"errors-{rank}.pt") for rank in mine]
+    errors = [torch.load(of_step / f"errors-{rank}.pt", map_location="cpu") for rank in mine]
     compression.load_state_dict(errors[0] if world == dist.get_world_size() else errors)
     return step
 
 
-def work(folder):
+def work(folder, transport):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    if transport != "gloo":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if transport == "gloo" else "nccl")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    model = DistributedDataParallel(model)
+    model = DistributedDataParallel(model.to(device))
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
-    compression = gradcodec.torch.compress(model, "int4", raw=())
-    images, labels = digits()
+    compression = gradcodec.torch.compress(model, "int4", raw=(), transport=transport)
+    images, labels = (tensor.to(device) for tensor in digits())
 
     first = load(folder, model, optimizer, compression)
     for step in range(first, STEPS):
@@ -101,7 +106,7 @@ def work(folder):
 def fail():
     """The first time: one process dies, or all of a node with torchrun, which has started them."""
     lost, node, rank = os.environ["ELASTIC_LOST"], os.environ["ELASTIC_NODE"], dist.get_rank()
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" or dist.get_world_size() != 4:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" or dist.get_world_size() != int(os.environ["ELASTIC_RANKS"]):
         return
     if lost == "a node" and node == "1":
         os.kill(os.getppid(), signal.SIGKILL)
@@ -110,18 +115,19 @@ def fail():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def trained(lost, nodes=1):
-    """By step the number of ranks and the loss, of a training of four ranks which loses that."""
+def trained(lost, nodes=1, ranks=4, transport="gloo"):
+    """By step the number of ranks and the loss, of a training of so many ranks which loses that."""
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("localhost", 0)) as free:
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"]
         started = []
         for node in range(nodes):
             # Any number of nodes up to this one; more than one are waited for so many seconds.
-            much = ["--nnodes", f"1:{nodes}", "--nproc-per-node", str(4 // nodes), "--max-restarts", "3"]
+            much = ["--nnodes", f"1:{nodes}", "--nproc-per-node", str(ranks // nodes), "--max-restarts", "3"]
             meet_at = ["--local-addr", "localhost", "--rdzv-conf", f"is_host={int(node == 0)},last_call_timeout=10"]
-            command = [sys.executable, "-m", "torch.distributed.run", *much, *meet, *meet_at, __file__, folder]
-            about = {"ELASTIC_LOST": lost, "ELASTIC_NODE": str(node), "GLOO_SOCKET_IFNAME": "lo"}
+            command = [sys.executable, "-m", "torch.distributed.run", *much, *meet, *meet_at, __file__, folder, transport]
+            about = {"ELASTIC_LOST": lost, "ELASTIC_NODE": str(node), "ELASTIC_RANKS": str(ranks)}
+            about["GLOO_SOCKET_IFNAME"] = "lo"
             # Nodes count their restarts each for itself, and ranks that look for each other under the wrong number of
             # the shared store never meet: a store of the workers' own knows no such number.
             about["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -131,25 +137,37 @@ def trained(lost, nodes=1):
         said = [pathlib.Path(folder, f"node-{node}").read_text() for node in range(nodes)]
         assert statuses == [0, -signal.SIGKILL][:nodes], (statuses, *said)
         lines = [line.split() for text in said for line in text.splitlines() if line.startswith("ranks ")]
-    return {int(step): (int(ranks), float(loss)) for _, ranks, _, step, _, loss in lines}
+    return {int(step): (int(world), float(loss)) for _, world, _, step, _, loss in lines}
+
+
+def without_a_process(ranks, transport):
+    """The loss of an undisturbed training."""
+    undisturbed = trained("nothing", ranks=ranks, transport=transport)
+    last = undisturbed[STEPS][1]
+    print(f"{transport}, {ranks} ranks: loss {last:.4f} after {STEPS} steps")
+    again = trained("a process", ranks=ranks, transport=transport)
+    print(f"a process lost in step {LOST_AT + 1}: {again[STEPS][0]} ranks, loss {again[STEPS][1]:.4f}")
+    print(f"{transport}: the same losses as without: {again == undisturbed}", flush=True)
+    assert again == undisturbed
+    return last
 
 
 def main():
-    undisturbed = trained("nothing")
-    last = undisturbed[STEPS][1]
-    print(f"gloo, 4 ranks: loss {last:.4f} after {STEPS} steps")
-    again = trained("a process")
-    print(f"a process lost in step {LOST_AT + 1}: {again[STEPS][0]} ranks, loss {again[STEPS][1]:.4f}")
-    print(f"the same losses as without: {again == undisturbed}")
+    last = without_a_process(4, "gloo")
     smaller = trained("a node", nodes=2)
     gap = smaller[STEPS][1] / last - 1
     print(f"a node lost in step {LOST_AT + 1}: {smaller[STEPS][0]} ranks, loss {smaller[STEPS][1]:.4f}")
     print(f"within 5 % of the loss without: {abs(gap) < 0.05} ({gap:+.2%})")
-    assert again == undisturbed and smaller[STEPS][0] == 2 and abs(gap) < 0.05
+    assert smaller[STEPS][0] == 2 and abs(gap) < 0.05
+    if torch.cuda.device_count() < 2:
+        print("SKIPPED: no two CUDA devices, so NCCL and peer memory were not shown")
+        return
+    for transport in "nccl", "peers":
+        without_a_process(2, transport)
 
 
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        work(pathlib.Path(sys.argv[1]))
+        work(pathlib.Path(sys.argv[1]), sys.argv[2])
     else:
         main()

@@ -38,8 +38,9 @@ SAYS = {
     "ddp_hook.py": (["gloo, 4 ranks, plain DDP: loss ", "of the bytes of float32", "gloo: within 5 %: True",
                      "gloo, int4: one Inf, one step left out, loss as before: True"],
                     ("torch", ["nccl: within 5 %: True"])),
-    "elastic.py": (["gloo, 4 ranks: loss ", "a process lost in step 26: 4 ranks, loss ", "the same losses as without: True",
-                    "a node lost in step 26: 2 ranks, loss ", "within 5 % of the loss without: True"], None),
+    "elastic.py": (["gloo, 4 ranks: loss ", "a process lost in step 26: 4 ranks, loss ", "gloo: the same losses as without: True",
+                    "a node lost in step 26: 2 ranks, loss ", "within 5 % of the loss without: True"],
+                   ("torch", ["nccl: the same losses as without: True", "peers: the same losses as without: True"])),
     "fsdp_hook.py": (["gloo, 4 ranks, plain FSDP: loss ", "of the bytes of float32", "gloo: within 5 %: True"],
                      ("torch", ["nccl: within 5 %: True"])),
     "numpy_ctypes.py": (["4 chunks of 32 bytes", "as they were: True", "(40, 25) to (40, 4)", "unpacked: True",
@@ -79,7 +80,7 @@ SAYS = {
 # They compile a source of examples_cpp first; tests/frameworks/native and tests/packaging/cmake.sh run them.
 COMPILING = {"ddp.py", "jax_ops.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
 
-CARDS = {"ddp_hook.py": 2, "fsdp_hook.py": 2}  # that the CUDA part needs, where it is not one
+CARDS = {"ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # that the CUDA part needs, where it is not one
 
 
 def test_no_example_is_forgotten():
