@@ -11,6 +11,7 @@ of them, and what is built of them in cupyx, run on our kernels. What we do not 
 
 import functools
 import pathlib
+import re
 
 import cupy
 import numpy
@@ -86,11 +87,21 @@ class Kernel:
 
 
 class ElementwiseKernel(Kernel):
+    """cupyx asks for the shape of an output `y` as `_raw_y.shape()`, which is no part of what CuPy offers others. Here it is
+    that of one more raw input."""
+
     def __init__(self, in_params, out_params, operation, name="kernel", reduce_dims=True, preamble="", no_return=False,
                  return_tuple=False, options=(), loop_prep="", after_loop="", **more):  # fmt: skip
         theirs = functools.partial(THEIRS[0], in_params, out_params, operation, name, reduce_dims, preamble, no_return,
                                    return_tuple, options=options, loop_prep=loop_prep, after_loop=after_loop, **more)  # fmt: skip
-        make = functools.partial(library().elementwise, loop_prep=loop_prep, after_loop=after_loop)
+        names = [name for _, name, _ in parsed(out_params)]
+        self.shown = [number for number, name in enumerate(names) if f"_raw_{name}.shape()" in operation]
+        operation = re.sub(r"\b_raw_(\w+)\.shape\(\)", r"shape_of_\1.shape()", operation)
+
+        def make(inputs, outputs, *texts, **how):
+            inputs = ", ".join([inputs] * bool(inputs.strip()) + [f"raw bool shape_of_{names[k]}" for k in self.shown])
+            return library().elementwise(inputs, outputs, *texts, loop_prep=loop_prep, after_loop=after_loop, **how)
+
         super().__init__(theirs, make, in_params, out_params, [operation], name, preamble, options, no_return or bool(more))
         self.return_tuple = return_tuple
 
@@ -111,7 +122,8 @@ class ElementwiseKernel(Kernel):
             raise ValueError("Loop size is undecided.")
         outputs = self.outputs(inputs, given, (size,) if shape is None else shape)
         if size != 0:
-            self.kernel(inputs, outputs, **({} if size is None else {"size": size}))
+            shapes = [cupy.broadcast_to(cupy.zeros((), bool), outputs[k].shape) for k in self.shown]
+            self.kernel([*inputs, *shapes], outputs, **({} if size is None else {"size": size}))
         runs["ours"] += 1
         return tuple(outputs) if self.return_tuple or len(outputs) > 1 else outputs[0]
 

@@ -30,8 +30,8 @@ FUNCTIONS = {
         "distance_transform_edt": lambda f, x: f(x > 0),
     },
     "signal": {
-        "sawtooth": lambda f, x: f(x, 0.5),
-        "square": lambda f, x: f(x, 0.3),
+        "sawtooth": lambda f, x: f(x.astype("f8"), 0.5),  # CuPy itself takes no float32 here
+        "square": lambda f, x: f(x.astype("f8"), 0.3),
         "gausspulse": lambda f, x: f(x, fc=5),
         "chirp": lambda f, x: f(abs(x), 1, 2, 3, "quadratic"),
         "firwin": lambda f, x: f(31, 0.3),
