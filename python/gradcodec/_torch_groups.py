@@ -114,6 +114,12 @@ class Peers:
             comm.async_error()
 
 
+def _done(work: Any) -> None:
+    """Of a collective, None where it is on the current stream already."""
+    if work is not None:
+        work.wait()
+
+
 class Group:
     """A process group, and a communicator over its all_to_all and all_gather.
 
@@ -182,6 +188,8 @@ class Group:
         options = kind()
         if self.timeout is not None:
             options.timeout = self.timeout
+        if hasattr(options, "asyncOp"):  # otherwise NCCL has a stream of its own, which waits and is waited for
+            options.asyncOp = False
         return options
 
     def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
@@ -210,10 +218,10 @@ class Group:
         try:
             to, given = self._at(recv, self.size * size, device), self._at(send, sent, device)
             if to.is_cuda or self._takes_host:
-                collective(to, given).wait()
+                _done(collective(to, given))
             else:  # the few bytes that make a handle, by NCCL alone
                 on_gpu = torch.empty_like(to, device=self.device)
-                collective(on_gpu, given.to(self.device)).wait()
+                _done(collective(on_gpu, given.to(self.device)))
                 to.copy_(on_gpu)
             self.bytes_sent += (self.size - 1) * size
             return 0
@@ -243,7 +251,7 @@ class Group:
         """The plain all-reduce, in place."""
         options = self._options(dist.AllreduceOptions)
         options.reduceOp = op
-        self.group.allreduce([tensor], options).wait()
+        _done(self.group.allreduce([tensor], options))
         return tensor
 
 
