@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64, c_uint8
+from ctypes import byref, c_int64, c_size_t, c_uint8, c_void_p
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
 from ._errors import _cut
 from ._owned import _Owned
-from ._reading import _Frame, _Note, _frame
+from ._reading import _Frame, _Note, _Ready, _frame
 from ._tensors import Array
 
 if TYPE_CHECKING:
@@ -83,16 +84,36 @@ class _Steps(_Owned):
     def _over(
         self, function: Any, stream: Any, name: str, values: Sequence[Array], of_values: _Note,
         others: tuple[Array | None, ...], notes: list[_Note], arranged: Callable[..., Any] | None = None,
+        numbers: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """A call on a list of arrays and a few others, in the order of C's arguments unless `arranged` makes that of
-        the list, its length and the others."""
+        the list, its length, the others, and `numbers`."""
         arrays = _arrays(name, values)
-        n, sources = len(arrays), [*arrays, *others]
+        n = len(arrays)
+
+        def made(handle: c_void_p) -> _Ready:
+            given = [note for note, other in zip(notes, others) if other is not None]
+            ready = _Ready([of_values.written] * n + [note.written for note in given], n)
+            places = iter(ready.frame.places[n:])
+            at = [None if other is None else c_void_p(next(places)) for other in others]
+            arguments = (c_void_p(ready.frame.list), c_size_t(n), *at, *numbers)
+            arguments = arranged(*arguments) if arranged else arguments
+            ready.call = partial(function, handle, *arguments, ready.stream)
+            return ready
+
+        if stream is None and n:
+            given = [other for other in others if other is not None]
+            key = function.__name__, n, numbers, *[other is None for other in others]
+            ready = self._run_ready(key, made, [*arrays, *given])
+            if ready is not None:
+                self._home = ready.home or self._home
+                return
+        sources = [*arrays, *others]
         frame = _frame(n)
         try:
             handle = self._read(frame, stream, sources, [of_values] * n + notes, n)
-            given = frame.list, n, *frame.addresses(sources, n)
-            self._run(function, *(arranged(*given) if arranged else given), handle)
+            arguments = frame.list, n, *frame.addresses(sources, n), *numbers
+            self._run(function, *(arranged(*arguments) if arranged else arguments), handle)
         finally:
             frame.release()
 
@@ -179,7 +200,7 @@ class Codec(_Steps):
         ranks, how, others = _int32("divisor", divisor), _int32("mode", mode), (payload, factor)
         self._over(
             self._raw.gc_codec_decode, stream, "values", values, _OUTPUTS, others, _DECODE,
-            lambda room, n, source, scalar: (source, ranks, scalar, how, room, n),
+            lambda room, n, source, scalar, ranks, how: (source, ranks, scalar, how, room, n), (ranks, how),
         )  # fmt: skip
 
     def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = None) -> None:

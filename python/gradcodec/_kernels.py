@@ -9,11 +9,11 @@ from ctypes import byref, c_char_p, c_int32, c_size_t, c_void_p
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
-from ._abi import CUDA, DTYPES, K, VIEW, RunOptions
+from ._abi import DTYPES, K, VIEW, RunOptions
 from ._arguments import INT32, _address, _arrays, _bytes, _digits, _int32, _said, _text, _whole, _wholes
 from ._errors import _cut
 from ._owned import _Owned
-from ._reading import _DEVICE, _KINDS, _LOW, _WORDS, _about, _Frame, _frame, _Note, _Number, _Numbers
+from ._reading import _about, _frame, _Note, _Number, _Ready
 from ._tensors import Array
 
 if TYPE_CHECKING:
@@ -37,47 +37,7 @@ def _number(number: Any) -> _Number:
 _FLOAT64, _INT64, _UINT64 = (_about(*DTYPES[name]) for name in ("float64", "int64", "uint64"))
 _INPUT, _OUTPUT, _WORKSPACE = _Note("input"), _Note("output", True), _Note("workspace", True, optional=True)
 _NO_OPTIONS = RunOptions(ctypes.sizeof(RunOptions))
-_NUMBERS, _LISTS, _MOST_PREPARED = _Numbers(), (list, tuple), 64
-
-
-class _Prepared:
-    """The arguments of a run, of so many inputs and outputs, and of options: what is the same in the next one, and room
-    for the rest."""
-
-    def __init__(self, run: Any, handle: int, n: int, m: int, options: Any, has_room: bool) -> None:
-        self._frame, self._stream = _Frame(n + m + has_room), c_void_p()
-        if has_room:
-            options.workspace = ctypes.cast(self._frame.places[n + m], VIEW)
-        inputs, outputs = c_void_p(self._frame.list), c_void_p(self._frame.list + 8 * n)
-        self.call: Callable[[], int] = partial(
-            run, c_void_p(handle), inputs, c_size_t(n), outputs, c_size_t(m), byref(options), self._stream
-        )
-
-    def read(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-        """Numbers, and arrays of one framework on one GPU, for its current stream. False for anything else, which
-        `Kernel._call` reads or refuses. `outputs`: with the workspace, if there is one."""
-        frame, words, n, k, kind, device = self._frame, self._frame.words, len(inputs), 0, None, None
-        for source in (*inputs, *outputs):
-            of = type(source)
-            if k < n and (of is float or of is int):
-                _NUMBERS.read(_number(source), frame, k, False)
-            else:
-                if kind is None:
-                    kind = _KINDS[of]
-                elif _KINDS[of] is not kind:
-                    return False
-                if not kind.read(source, frame, k, k >= n):
-                    return False
-                here = words[k * _WORDS + _DEVICE]
-                if here != device and device is not None:
-                    return False
-                device = here
-            k += 1
-        if kind is None or device is None or device & _LOW != CUDA:
-            return False
-        stream = kind.current(device >> 32)
-        self._stream.value = stream
-        return stream is not None
+_LISTS = list, tuple
 
 
 class Kernel(_Owned):
@@ -113,10 +73,6 @@ class Kernel(_Owned):
     def _own(self, library: GradCodec, handle: Any) -> None:
         super()._own(library, handle)
         self._raw = library._raw
-        # Without types: the arguments are objects of ctypes, which are not converted again.
-        self._launch = library.lib["gc_kernel_run"]
-        self._launch.restype = c_int32
-        self._prepared: dict[Any, list[_Prepared]] = {}
 
     @classmethod
     def _of(cls, library: GradCodec, saved: bytes) -> Kernel:
@@ -125,42 +81,28 @@ class Kernel(_Owned):
         kernel._own(library, made)
         return kernel
 
-    def _run_prepared(self, inputs: Any, outputs: Any, options: dict[str, Any]) -> bool:
+    def _runs(self, inputs: Any, outputs: Any, options: dict[str, Any]) -> bool:
         """Runs it where the arguments are as in most calls, on the current stream; False: it is not done."""
         if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
             return False
-        n, m, room = len(inputs), len(outputs), None
-        others: tuple[tuple[str, type, Any], ...] = ()
-        if options:
-            room = options.get("workspace")
-            others = tuple([(name, type(value), value) for name, value in options.items() if name != "workspace"])
-            # Others may change later, or equal what they are not.
-            if not all([of is int or of is bool for _, of, _ in others]):
-                return False
-        key = n, m, room is None, others
-        try:
-            prepared = self._prepared[key].pop()  # no other thread gets the same
-        except (KeyError, IndexError):
-            if len(self._prepared) >= _MOST_PREPARED:
-                self._prepared.clear()
-            about = self._options(**{name: value for name, _, value in others})
-            prepared = _Prepared(self._launch, self._open(), n, m, about, room is not None)
-        calls = self._calls
-        calls.append(None)
-        try:
-            try:
-                if not prepared.read(inputs, outputs if room is None else (*outputs, room)):
-                    return False
-            except Exception:  # a type that is seen for the first time, or refuses: `_call` says so
-                return False
-            self._open()
-            status = prepared.call()
-        finally:
-            calls.pop()
-            self._prepared.setdefault(key, []).append(prepared)
-        if status:
-            self._failed(status)
-        return True
+        n, m, room = len(inputs), len(outputs), options.get("workspace")
+        others = tuple([(name, type(value), value) for name, value in options.items() if name != "workspace"])
+        # Others may change later, or equal what they are not.
+        if not all([of is int or of is bool for _, of, _ in others]):
+            return False
+
+        def made(handle: c_void_p) -> _Ready:
+            ready = _Ready([False] * n + [True] * (m + (room is not None)), 0)
+            at, about = ready.frame.list, self._options(**{name: value for name, _, value in others})
+            if room is not None:
+                about.workspace = ctypes.cast(ready.frame.places[n + m], VIEW)
+            arguments = c_void_p(at), c_size_t(n), c_void_p(at + 8 * n), c_size_t(m), byref(about)
+            ready.call = partial(self._raw.gc_kernel_run, handle, *arguments, ready.stream)
+            return ready
+
+        given = [_number(x) if type(x) is float or type(x) is int else x for x in inputs]
+        sources = [*given, *outputs] if room is None else [*given, *outputs, room]
+        return self._run_ready((n, m, room is None, others), made, sources) is not None
 
     def _call(self, function: Any, inputs: Any, outputs: Any, stream: Any, options: dict[str, Any]) -> Any:
         given = [_number(x) if _is_number(x) else x for x in _arrays("inputs", inputs)]
@@ -195,7 +137,7 @@ class Kernel(_Owned):
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
         """Runs it. `options`: `workspace`; `axes`, one or several, and `keepdims` of a reduction; `size`, the number of
         elements where no array tells it; `capability`, of a GPU that is not here, for prepare()."""
-        if stream is not None or not self._run_prepared(inputs, outputs, options):
+        if stream is not None or not self._runs(inputs, outputs, options):
             self._call(self._raw.gc_kernel_run, inputs, outputs, stream, options)
     def prepare(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
         """Compiles and loads what the same call needs, so that it does neither, and can be captured in a graph."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_void_p
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
 
 from ._errors import GradCodecError, Status
+from ._reading import _Ready
 
 if TYPE_CHECKING:
     from ._library import GradCodec
 
 Self = TypeVar("Self", bound="_Owned")  # typing has one from Python 3.11 on
+_MOST_READY = 64  # of calls that differ in more than their arrays
 
 
 class _Owned:
@@ -25,6 +27,7 @@ class _Owned:
     def _own(self, library: GradCodec, handle: Any) -> None:
         self._library, self._calls = library, []
         self._handle = ctypes.cast(handle, c_void_p).value
+        self._ready: dict[Any, list[_Ready]] = {}
 
     def _open(self) -> int:
         handle = self._handle
@@ -46,6 +49,32 @@ class _Owned:
         status = self._call_with(function, *arguments)
         if status:
             self._failed(status)
+
+    def _run_ready(self, key: Any, make: Callable[[c_void_p], _Ready], sources: Sequence[Any]) -> _Ready | None:
+        """The same by a call that was made before, for the same `key`, or else by a new one of the handle. None: it is not
+        done, for these arrays have to be read otherwise, or refused."""
+        try:
+            ready = self._ready[key].pop()  # no other thread gets the same
+        except (KeyError, IndexError):
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
+            ready = make(c_void_p(self._open()))
+        calls = self._calls
+        calls.append(None)
+        try:
+            try:
+                if not ready.read(sources):
+                    return None
+            except Exception:  # a type that is seen for the first time, or refuses
+                return None
+            self._open()
+            status = ready.call()
+        finally:
+            calls.pop()
+            self._ready.setdefault(key, []).append(ready)
+        if status:
+            self._failed(status)
+        return ready
 
     def _failed(self, status: int) -> None:
         """Raises what a status says."""

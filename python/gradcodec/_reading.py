@@ -389,6 +389,56 @@ class _Frame:
             _FREE[room.bit_length()].append(self)
 
 
+class _Ready:
+    """A call that is made once and used again: its arguments are objects of ctypes already, of which only the DLTensors'
+    contents and the stream change. For arrays of one framework on one device, the first `listed` of which are a list.
+
+    `written`: whether each array is written to. `call` gives the status. `home`: as of a frame.
+    """
+
+    call: Callable[[], int]
+    home: tuple[_Kind, int] | None = None
+
+    def __init__(self, written: Sequence[bool], listed: int) -> None:
+        self.frame, self.stream, self._written, self._listed = _Frame(len(written)), c_void_p(), written, listed
+
+    def read(self, sources: Sequence[Any]) -> bool:
+        """Numbers, and arrays for their current stream. False, or an exception, where a frame has to read them, or to
+        refuse."""
+        frame, words, written, k = self.frame, self.frame.words, self._written, 0
+        kind: _Kind | None = None
+        device: int | None = None
+        if self._listed > 2:
+            k = self._listed
+            [of] = set(map(type, sources[:k]))
+            kind, device = _KINDS[of], None
+            if not kind.read_all(sources[:k], frame, written[0]):
+                return False
+            device = words[_DEVICE]
+            if words[_DEVICE : k * _WORDS : _WORDS].tolist().count(device) != k:
+                return False
+        for source in sources[k:] if k else sources:
+            its = _KINDS[type(source)]
+            if not its.read(source, frame, k, written[k]):
+                return False
+            if type(source) is not _Number:
+                here = words[k * _WORDS + _DEVICE]
+                if (its, here) != (kind, device):
+                    if kind is not None:
+                        return False
+                    kind, device = its, here
+            k += 1
+        if kind is None or device is None:
+            return False
+        if device == CPU:
+            self.stream.value = 1
+            return True
+        self.home = kind, device >> 32
+        stream = kind.current(device >> 32) if device & _LOW == CUDA else None
+        self.stream.value = stream
+        return stream is not None
+
+
 class _Parts:
     """Tensors that lie one after the other in memory, whose DLTensors are written once: at `places`, and `list` is the
     address of a list of them. `counts`: of their elements; `device`: of one of DLPack's kinds, with its number."""
