@@ -262,8 +262,8 @@ HPP, CLIENT = "include/gradcodec/gradcodec.hpp", "python/gradcodec"
 OF_HPP = python("test_calls", "gradcodec_hpp", library=False)
 OF_FUNCTIONS = python("test_calls", "a_function_of_the_client", library=False)
 OF_METHODS = python("test_calls", "a_method_of_the_client", library=False)
-fault("a kernel that runs again reads arrays of another device", "a wrong device", f"{CLIENT}/_kernels.py",
-      "here != device and device is not None", "False",
+fault("a call that is used again reads arrays of another device", "a wrong device", f"{CLIENT}/_reading.py",
+      "(its, here) != (kind, device)", "kind is None",
       python("test_reading", "a_kernel_that_runs_again", fakes=False))
 for name, old, new in (
     ("codec_encode", "value_factor.get(), error_factor.get(),\n                                  payload",
