@@ -250,7 +250,7 @@ struct Usual {
 // HERE: one behind the other. AWAY: each to the rank that it is for, or one to all ranks. WHOLE: one behind the other,
 // to all ranks. It asks again at each store: to keep addresses would take registers that an encode has not.
 //
-// Nothing is fenced here; of WHOLE blocks_once.cuh does it. Stores to other ranks' memory are over when their launch is,
+// Nothing is fenced here; blocks_together.cuh does it. Stores to other ranks' memory are over when their launch is,
 // and the launch behind it, which meets the ranks, tells of them by a release for the whole system, which each of them
 // acquires before it reads. Nor is anything written to that a rank still reads: between its reading of an area and the
 // next writing to it all have met (peers.rs).
@@ -295,10 +295,8 @@ __device__ __forceinline__ void wait_in_first_warp() {
 #endif
 }
 
-// By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone
-// are told to others. Gives thread 0 its number among all blocks that have come.
-__device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
-    // Nearly always nothing.
+// By a warp, before it comes: what it has met. Nearly always nothing.
+__device__ __forceinline__ void note(const gc_codec &codec, unsigned found) {
     if (__any_sync(WHOLE_WARP, found != 0)) {
         const bool corrupt = __any_sync(WHOLE_WARP, found & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, found & NONFINITE);
         if (threadIdx.x % WARP == 0) {
@@ -307,6 +305,12 @@ __device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) 
         }
         __syncwarp();
     }
+}
+
+// By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone
+// are told to others. Gives thread 0 its number among all blocks that have come.
+__device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
+    note(codec, found);
     wait_in_first_warp();
     return threadIdx.x == 0 ? atomicInc(codec.counter, gridDim.x - 1) : 0;
 }
@@ -334,6 +338,37 @@ __device__ __forceinline__ void store_frame(const gc_codec &codec, const Format 
     clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
 }
 
+// By one thread, when all blocks have come: what is known of the state. Gives the flags of what they have written.
+__device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
+    gc_control &control = *codec.control;
+    __threadfence();
+    const unsigned found = atomicExch(&control.found, 0), valid = valid_state(codec);
+    const bool corrupt = found & CORRUPT;
+    if (codec.policy == TRANSACTIONAL) {
+        if (control.pending >> codec.half & 1) commit(control, false);
+        if (!corrupt) control.pending |= 1u << codec.half;
+    }
+    // What did not come was not kept, as what is corrupt, but it is not that.
+    const unsigned flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
+    if (flags) tell(codec, flags);
+    if (codec.half == SERVER && !corrupt) {
+        const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];
+        const unsigned to = codec.policy == TRANSACTIONAL ? valid ^ 1 : valid;
+        reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
+    }
+    return flags;
+}
+
+// What a launch writes of chunks to ranks, copy by copy: the place of number i, and the number of its chunk.
+template <unsigned PEERS>
+__device__ __forceinline__ unsigned char *copy_of(const Target<PEERS> &target, unsigned i, unsigned &number) {
+    const gc_codec &codec = target.codec;
+    const unsigned k = i % codec.chunks;
+    const u64 at = k * codec.stride;
+    number = codec.chunk + k;
+    return target.base(number, i / codec.chunks, at) + at;
+}
+
 // By the first warp of every block, with the number that come() gave: the last one to come writes headers, what fills
 // chunks up, and what is known of the state.
 template <unsigned PEERS>
@@ -342,26 +377,7 @@ __device__ __forceinline__ void finish_blocks(const Target<PEERS> &target, unsig
     if (__shfl_sync(WHOLE_WARP, number, 0) != gridDim.x - 1) return;
     const Format format(codec.kind);
     const unsigned lane = threadIdx.x % WARP;
-    const bool serves = codec.half == SERVER;
-    unsigned flags = 0;
-    if (lane == 0) {
-        gc_control &control = *codec.control;
-        __threadfence();
-        const unsigned found = atomicExch(&control.found, 0), valid = valid_state(codec);
-        const bool corrupt = found & CORRUPT;
-        if (codec.policy == TRANSACTIONAL) {
-            if (control.pending >> codec.half & 1) commit(control, false);
-            if (!corrupt) control.pending |= 1u << codec.half;
-        }
-        // What did not come was not kept, as what is corrupt, but it is not that.
-        flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
-        if (flags) tell(codec, flags);
-        if (serves && !corrupt) {
-            const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];
-            const unsigned to = codec.policy == TRANSACTIONAL ? valid ^ 1 : valid;
-            reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
-        }
-    }
+    unsigned flags = lane == 0 ? conclude(codec) : 0;
     flags = __shfl_sync(WHOLE_WARP, flags, 0);
     const unsigned copies = target.copies();
 #pragma unroll 1

@@ -270,17 +270,15 @@ struct Decoder {
     }
 };
 
-// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit
-// a warp, in rows of vectors of 16 bytes; or half of that.
+// What a block decodes of a tile, from element number `first` on. `stage`: of the block. Gives whether what is not
+// finite was met.
 template <typename T, bool ADD>
-__device__ __forceinline__ void decode_blocks(const gc_decode &call) {
+__device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile &tile, unsigned first, uint4 *stage,
+                                            bool broken) {
     typedef Decoder<T, ADD> D;
-    constexpr unsigned A_WARP = D::A_WARP, A_BLOCK = WARPS * A_WARP, SPLIT = TILE / A_BLOCK;
-    __shared__ uint4 stage[THREADS];
+    constexpr unsigned A_WARP = D::A_WARP, A_BLOCK = WARPS * A_WARP;
     const gc_codec &codec = call.codec;
-    const gc_tile tile = tile_of_blocks(codec, blockIdx.x / SPLIT);
-    const unsigned lane = threadIdx.x % WARP, first = blockIdx.x % SPLIT * A_BLOCK;
-    const bool broken = codec.control->broken;
+    const unsigned lane = threadIdx.x % WARP;
     const Divided by(call);
     T *to = nullptr;
     if (tile.count != 0) to = reinterpret_cast<T *>(values_of(codec, call.values, tile.run)) + tile.first;
@@ -308,15 +306,32 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
             if (!(ADD && corrupt && !broken)) found |= decoder.decode_any(piece, corrupt);
         }
     }
-    if (found) tell(codec, NONFINITE);
-    // Each chunk's header is looked at once for what it says, also of those without elements.
-    if (broken) return;
+    return found;
+}
+
+// Each chunk's header is looked at once for what it says, also of those without elements.
+__device__ __forceinline__ void tell_of_headers(const gc_decode &call) {
+    const gc_codec &codec = call.codec;
+    const unsigned lane = threadIdx.x % WARP;
 #pragma unroll 1
     for (u64 k = static_cast<u64>(blockIdx.x) * WARPS + threadIdx.x / WARP; k < codec.n_chunks; k += gridDim.x * WARPS) {
         const unsigned met = look_at_header(codec, call.payload + k * codec.stride, static_cast<unsigned>(k), lane);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, met & NONFINITE);
         if (lane == 0 && (corrupt || nonfinite)) tell(codec, corrupt ? CORRUPT : NONFINITE);
     }
+}
+
+// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit
+// a warp, in rows of vectors of 16 bytes; or half of that.
+template <typename T, bool ADD>
+__device__ __forceinline__ void decode_blocks(const gc_decode &call) {
+    constexpr unsigned A_BLOCK = WARPS * Decoder<T, ADD>::A_WARP, SPLIT = TILE / A_BLOCK;
+    __shared__ uint4 stage[THREADS];
+    const gc_codec &codec = call.codec;
+    const gc_tile tile = tile_of_blocks(codec, blockIdx.x / SPLIT);
+    const bool broken = codec.control->broken;
+    if (decode_tile<T, ADD>(call, tile, blockIdx.x % SPLIT * A_BLOCK, stage, broken)) tell(codec, NONFINITE);
+    if (!broken) tell_of_headers(call);
 }
 
 #define BLOCKS_DECODE(name, T, ADD, BLOCKS) \

@@ -6,6 +6,7 @@
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"
 #include "blocks_reduce.cuh"
+#include "blocks_together.cuh"
 
 // Laid out by the host too: src/backend/cuda/codec/layout.rs.
 struct gc_once {
@@ -195,40 +196,9 @@ __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_ti
     return tile.count != 0 ? +NONFINITE : 0u;
 }
 
-// How a block is known that comes last of its grid. Blocks that have come, those of them that have found something, and
-// those that know that this rank has given up, in a word.
-enum : unsigned { COMES = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
-
-// By all threads of a block, with all that it has written to other ranks. Gives whether it is the last one, and what
-// all have told; the word is ready for the next launch then.
-__device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any,
-                                          bool &given_up) {
-    bool last = false;
-    unsigned all = 0;
-    found = __syncthreads_or(found);
-    if (threadIdx.x == 0) {
-        // If some of this block's were not written for that, it has become so before.
-        const bool gave_up = *static_cast<const volatile unsigned *>(&peers.broken) != 0;
-        __threadfence_system();
-        const unsigned own = COMES + (found ? +HAS_FOUND : 0u) + (gave_up ? +GAVE_UP : 0u);
-        all = atomicAdd(codec.counter, own) + own;
-        last = all % HAS_FOUND == gridDim.x;
-        if (last) {
-            *codec.counter = 0;
-            __threadfence_system();
-        }
-    }
-    last = __syncthreads_or(last);
-    if (!last) return false;
-    any = __syncthreads_or(all / HAS_FOUND % HAS_FOUND != 0);
-    given_up = __syncthreads_or(all / GAVE_UP != 0);
-    return true;
-}
-
-// Reads and writes values; writes a payload to each rank, and reads one of each. Blocks wait for each other, so all of
-// them run at once: no more of them than the GPU has room for beside others like this. There is one meeting, and no
-// other: a meeting's number has an area, of two in turn, so that what is read behind one is written to only when all
-// have come to the next.
+// Reads and writes values; writes a payload to each rank, and reads one of each. There is one meeting, and no other: a
+// meeting's number has an area, of two in turn, so that what is read behind one is written to only when all have come to
+// the next.
 template <typename V>
 __device__ __forceinline__ void exchange_once(const gc_once &call) {
     const gc_codec &codec = call.codec;
@@ -240,12 +210,6 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
     const bool speaks = call.steps & SPEAK, listens = call.steps & LISTEN;
     const gc_way way = {call.way.peers, call.way.at + turn};
     const Target<WHOLE> target = {codec, nullptr, way};
-    const unsigned copies = codec.n_chunks * target.copies();
-    // Of a chunk, of which each rank has a copy.
-    const auto copy_of = [&](unsigned i, unsigned &k) {
-        k = i % codec.n_chunks;
-        return target.base(k, i / codec.n_chunks, 0) + k * codec.stride;
-    };
     unsigned found = 0;
     if (speaks) {
         const Factors by = {::factor(call.factor), 1, codec.beta};
@@ -253,14 +217,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
             encode_tile<V, false>(target, tile_of_blocks(codec, number), by, call.values, found, [] {});
         }
-        // Nearly always nothing is found, and the headers are right.
-        const Format format(codec.kind);
-#pragma unroll 1
-        for (unsigned i = warp; i < copies; i += warps) {
-            unsigned k;
-            unsigned char *chunk = copy_of(i, k);
-            store_frame(codec, format, chunk, k, 0, lane);
-        }
+        store_frames(target);
     }
     bool any = false, given_up = false;
     if (come_last(codec, peers, found != 0, any, given_up)) {
@@ -272,14 +229,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
             }
             if (any) tell(codec, NONFINITE);
         }
-        if (speaks && any) {
-#pragma unroll 1
-            for (unsigned i = threadIdx.x; i < copies; i += THREADS) {
-                unsigned k;
-                unsigned char *chunk = copy_of(i, k);
-                reinterpret_cast<unsigned *>(chunk)[FLAGS_WORD] = NONFINITE;
-            }
-        }
+        if (speaks && any) store_flags(target, NONFINITE);
         __syncthreads();
         if (!given_up) meeting.speak();
         // All have looked at the last one.

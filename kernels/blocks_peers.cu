@@ -2,6 +2,7 @@
 // written, read and pushed. Kernels of their own, for what they ask of peers takes registers that those which write to
 // one place need.
 #include "blocks_once.cuh"
+#include "blocks_twice.cuh"
 
 BLOCKS_ENCODE(gc_blocks_encode_f32_peers, Float, false, AWAY, 3)
 BLOCKS_ENCODE(gc_blocks_encode_f32_kept_peers, Float, true, AWAY, 2)
@@ -11,3 +12,5 @@ BLOCKS_REDUCE(gc_blocks_reduce_peers, false, AWAY, 2)
 BLOCKS_REDUCE(gc_blocks_reduce_kept_peers, true, AWAY, 2)
 BLOCKS_ONCE(gc_blocks_once_f32, Float, 2)
 BLOCKS_ONCE(gc_blocks_once_16, Half, 2)
+BLOCKS_TWICE(gc_blocks_twice_f32, Float, 2)
+BLOCKS_TWICE(gc_blocks_twice_16, Half, 2)

@@ -194,32 +194,28 @@ __device__ __forceinline__ void divide(const Share &share, float (&c)[ROWS][N]) 
     }
 }
 
-// Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale.
-// Block: a tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with
-// errors. PEERS: to all ranks.
-template <bool KEPT, unsigned PEERS>
-__device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
+// A tile's. `broken`: what should have come has not. `to_shard`: the sum or mean goes there. `come`: what all threads do
+// when they have met what they meet, before they store all of it; to a shard nobody does.
+template <bool KEPT, unsigned PEERS, typename Come>
+__device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<PEERS> &target, const gc_tile &tile,
+                                            unsigned broken, bool to_shard, unsigned &found, Come come) {
     constexpr unsigned N = 8, ROWS = 32 / N;
     typedef Unit<N, KEPT, PEERS> U;
     const gc_codec &codec = call.codec;
-    const Target<PEERS> target = {codec, call.dst, call.way};
-    const gc_tile tile = tile_of_blocks(codec, blockIdx.x);
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned many = static_cast<unsigned>(call.payloads);
     const bool raw = tile.unit == NO_UNIT, zeros = codec.policy == ZERO;
-    const bool to_shard = !KEPT && !PEERS && call.shard != 0;
     const auto shard_of = [&](const gc_tile &its) {
         // Without elements a shard may be NULL.
         float *shard = reinterpret_cast<float *>(call.dst);
         return its.count != 0 ? shard + run_of(codec, its.run).base + its.first : shard;
     };
     // What did not come leaves the errors as they were, as what is corrupt does; a shard has NaN in its place.
-    const unsigned broken = codec.control->broken;  // on its way with the codes
     const auto count_lost = [&](unsigned &flags) {
         if (broken != 0) flags = CORRUPT;
     };
     const auto nothing = [&] { return to_shard && broken != 0 ? __uint_as_float(0x7fc00000u) : 0; };
-    unsigned met = 0, found = 0, number = 0;
+    unsigned met = 0;
     if (raw) {
         const Places places = places_of(codec, tile);
         const unsigned char *chunks = call.chunks + places.chunk;
@@ -247,7 +243,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
             else store_raw(target, places, i, sum, found);
         }
         found |= met;
-        if (!to_shard) number = come(codec, found);
+        if (!to_shard) come();
     } else {
         U unit = {codec, UnitBlocks(codec, tile, at, count), lane, count, nullptr, nullptr, target};
         const InChunk blocks(unit.blocks, 0);  // one chunk has all of a tile
@@ -305,10 +301,25 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
                 }
             }
             const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
-            number = come(codec, found);
+            come();
             unit.emit(c, most, corrupt);
         }
     }
+}
+
+// Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale.
+// Block: a tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with
+// errors. PEERS: to all ranks.
+template <bool KEPT, unsigned PEERS>
+__device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
+    const gc_codec &codec = call.codec;
+    const Target<PEERS> target = {codec, call.dst, call.way};
+    const gc_tile tile = tile_of_blocks(codec, blockIdx.x);
+    const unsigned lane = threadIdx.x % WARP;
+    const bool to_shard = !KEPT && !PEERS && call.shard != 0;
+    const unsigned broken = codec.control->broken;  // on its way with the codes
+    unsigned found = 0, number = 0;
+    reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, found, [&] { number = come(codec, found); });
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
         if (lane == 0 && any) tell(codec, wrong && broken == 0 ? CORRUPT : NONFINITE);

@@ -105,6 +105,14 @@ struct Meeting {
         if (!broken) *static_cast<volatile unsigned *>(peers->told) = aborted ? 2 : 1;
         return true;
     }
+    // The one behind it, of the same launch.
+    __device__ __forceinline__ Meeting next() const {
+        Meeting other = *this;
+        const long long turn = number % 2 ? -static_cast<long long>(MOST_RANKS) : +MOST_RANKS;
+        other.number++;
+        if (place) other.place += turn, other.heard += turn;
+        return other;
+    }
     // By one thread, when nobody will look at the last number any more.
     __device__ __forceinline__ void count() const { peers->meetings = number; }
     // All of it, by one block.

@@ -29,6 +29,8 @@ pub struct Parts {
     buffers: Buffers,
     /// Where ranks exchange once.
     once: Option<Once>,
+    /// Whether two exchanges are one launch here. Other ranks do not see which it is.
+    one_launch: bool,
 }
 
 /// How ranks do that.
@@ -84,7 +86,7 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers, once } = &*parts;
+        let Parts { codec, buffers, once, one_launch } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
         match once {
@@ -97,6 +99,10 @@ impl AllReduce {
             }
         }
         self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
+        if *one_launch {
+            self.communicator.exchange_twice(codec, buffers, values, factors, stream)?;
+            return self.communicator.end(Ok(()), buffers, Phases::Both, stream);
+        }
         self.communicator.encode(codec, buffers, values.clone(), factors, stream)?;
         let reduced = self.communicator.reduce(codec, buffers, stream)?;
         let decoded = self.communicator.decode(codec, &reduced, values, stream);
@@ -188,7 +194,8 @@ impl Parts {
             true if communicator.topology.direct().is_some() => Some(Once::OverPeers),
             true => Some(Once::Whole(Reducers::of(&codec)?)),
         };
-        Ok(Self { codec, buffers, once })
+        let one_launch = communicator.takes_one_launch(&codec)?;
+        Ok(Self { codec, buffers, once, one_launch })
     }
 }
 

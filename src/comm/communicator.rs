@@ -308,6 +308,27 @@ impl Communicator {
         Ok(())
     }
 
+    /// Whether all steps of two exchanges are one launch: not where ranks share a GPU, which speak in one and listen in
+    /// another.
+    pub fn takes_one_launch(&self, codec: &Codec) -> Result<bool> {
+        match self.topology.direct() {
+            Some(peers) if peers.steps_once().len() == 1 => codec.fits_one_launch(),
+            _ => Ok(false),
+        }
+    }
+
+    /// All steps where they are.
+    pub fn exchange_twice<'v>(
+        &self, codec: &Codec, buffers: &Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2], stream: Stream,
+    ) -> Result<()> {
+        let peers = self.topology.direct().ok_or_else(|| error!(Panic, "communicator: no peer memory"))?;
+        let [to_each, to_all] =
+            [Pattern::AllToAll, Pattern::AllGather].map(|pattern| peers.sending(pattern, buffers.stride()).way);
+        let (received, gathered) = (buffers.payloads(), buffers.gathered());
+        codec.exchange_twice(values, factors, (to_each, &received), (to_all, &gathered), stream)
+    }
+
     /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
     pub fn mean(&self, codec: &Codec, buffers: &Buffers, shard: &View<'_>, stream: Stream) -> Result<()> {
         match codec.mean(self.topology.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {

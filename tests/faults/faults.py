@@ -105,6 +105,13 @@ fault("buffers of peer memory have no room for whole payloads", "wrong sizes", "
       "if plan.exchanges_once(true) { plan.payload_bytes() }", "if plan.exchanges_once(true) { plan.stride }",
       python("test_one_exchange_driver", "without_room_for_whole_payloads"))
 
+fault("the second meeting of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_twice.cuh",
+      "SPEAK | LISTEN).next()", "SPEAK | LISTEN)",
+      python("test_block_peers", "two_exchanges_are_one_launch"))
+fault("what all ranks get of a launch says nothing of what is not finite", "flag lost", "kernels/blocks_twice.cuh",
+      "(nonfinite ? +NONFINITE : 0u)", "0u",
+      python("test_block_peers", "two_exchanges_of_one_launch"))
+
 # ---- Block codecs
 
 BLOCKS = "src/backend/cpu/codec/blocks"
@@ -376,7 +383,7 @@ fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernel
 fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_once.cuh",
       "const u64 turn = meeting.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
       python("test_block_peers", "rank_that_is_ahead"))
-fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_once.cuh",
+fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_together.cuh",
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
       python("test_block_peers", "take_turns", limit=120))
 fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",

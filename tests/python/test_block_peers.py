@@ -10,7 +10,7 @@ from tiers import both
 SEEN = """
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8
 from capi import AllReduce, PeersOptions
-from codec_model import NONFINITE, PROPAGATE
+from codec_model import NONFINITE, PROPAGATE, TRANSACTIONAL, ZERO
 from codecs_c import Host, gradient, model_of, options_of
 from comms import World
 
@@ -292,8 +292,8 @@ with Seen() as world, World(2, "board") as board:
 
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_one_exchange_is_one_launch_and_one_meeting(values):
-    """And another launch before it, where there are more addresses than one takes. The last one is larger than more ranks
-    exchange once."""
+    """And another launch before it, where there are more addresses than one takes. The last one is larger than more
+    ranks exchange once."""
     run_seen(f"""
 with Seen(area=1 << 21) as world:
     for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1), ([600_000], 1)):
@@ -304,6 +304,57 @@ with Seen(area=1 << 21) as world:
         before, met = fake.fake_launches(), int(world.heard(0).max())
         assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
         assert fake.fake_launches() - before == 2 * launches and int(world.heard(0).max()) - met == 1
+""")
+
+
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "codec, error, n, launches",
+    [("INT8", "float32", 3000, 1), ("MXFP4", "bfloat16", 3000, 1), ("INT8", "float32", 30_000, 5),
+     ("ONEBIT", "float32", 3000, 5)],
+)  # fmt: skip
+def test_two_exchanges_are_one_launch_where_each_tile_has_a_block(codec, error, n, launches, values):
+    """A tile is 8192 elements, and the driver's GPU has room for three blocks. Otherwise: encode, reduce and decode, and
+    a meeting behind the first two, which ONEBIT has in the launches that make its scales."""
+    run_seen(f"""
+with Seen() as world:
+    options = dict(handle({codec}, [{n}, 70], {error!r}), values={values!r}, results={values!r})
+    handles, dtype = world.handle_of(options), dict(float32="f4", bfloat16="u2")[{values!r}]
+    tensors = [[place.put(np.zeros(size, dtype), {values!r}) for size in ({n}, 70)] for place in world.places]
+    before, met = fake.fake_launches(), int(world.heard(0).max())
+    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+    assert (fake.fake_launches() - before, int(world.heard(0).max()) - met) == (2 * {launches}, 2)
+""")
+
+
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec, nonfinite", [("INT8", "TRANSACTIONAL"), ("MXFP4", "ZERO"), ("BF16", "PROPAGATE")])
+def test_two_exchanges_of_one_launch_keep_the_errors_of_a_group_on_the_cpu(codec, nonfinite, values):
+    """What one call keeps the next one sends; a step that met what is not finite is taken back; all ranks hear of it."""
+    run_seen(f"""
+with Seen() as world, World(2, "board") as board:
+    case = dict(handle({codec}, [8000, 70, 4000], "float32", [0, 1, 0]), values={values!r}, results={values!r})
+    case |= dict(nonfinite={nonfinite})
+    handles, host, rng = world.handle_of(case), Host(), np.random.default_rng(3)
+    others = made_over(board.comms, case, [host.device] * 2)
+    for number in range(8):
+        given = [[gradient(rng, n, {values!r}, False) for n in case["segments"]] for _ in range(2)]
+        if number == 5:
+            given[1][2][7] = dict(float32=np.inf, bfloat16=0x7f80)[{values!r}]
+        put = [[world.places[rank].put(array, {values!r}) for array in given[rank]] for rank in range(2)]
+        expected = [[host.put(array, {values!r}) for array in of_rank] for of_rank in given]
+        assert each(lambda rank: run(handles[rank], put[rank])) == [0, 0]
+        board.each(lambda rank: call("gc_allreduce_run", others[rank], views(expected[rank]), 3, None, None, None))
+        for rank, place in enumerate(world.places):
+            flags = [one.put(np.zeros(1, np.uint32)) for one in (place, host)]
+            for handle, told in zip((handles[rank], others[rank]), flags):
+                call("gc_allreduce_flags", handle, told.view, None)
+            got, right = place.get(flags[0])[0], host.get(flags[1])[0]
+            assert got == right and (got or number != 5), (number, got, right)
+            for got, right in zip(world.get(rank, put[rank]), expected[rank]):
+                same(got, host.get(right), f"call {{number}}, rank {{rank}}")
+    for one in others:
+        lib.gc_allreduce_free(one)
 """)
 
 

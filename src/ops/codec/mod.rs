@@ -231,6 +231,36 @@ impl Codec {
         }
     }
 
+    /// Whether `exchange_twice` does what `encode`, `reduce` and `decode_reduced` do over peer memory, and no later.
+    pub fn fits_one_launch(&self) -> Result<bool> {
+        match &self.enter()?.backend {
+            Backend::Cpu(_) => Ok(false),
+            Backend::Cuda(codec) => Ok(codec.fits_one_launch(&codec.queue(Stream::LEGACY)?, &self.plan)),
+        }
+    }
+
+    /// Over peer memory, an all-reduce of ranks that exchange twice. `chunks`: what this rank receives of the payloads,
+    /// and `reduced` of reduced chunks. `values`: as for `check_outputs`, which has looked at them.
+    pub fn exchange_twice<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
+        (to_each, chunks): (cuda::peers::Way, &View<'_>), (to_all, reduced): (cuda::peers::Way, &View<'_>),
+        stream: Stream,
+    ) -> Result<()> {
+        factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))?;
+        let State { backend, values: places, .. } = &mut *self.enter()?;
+        self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
+        let factors = [factors[0].as_ref(), factors[1].as_ref()];
+        let received = Received::of(chunks, self.plan.stride);
+        match backend {
+            Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
+            Backend::Cuda(codec) => {
+                codec.check_whole()?;
+                let (queue, received) = (&mut codec.queue(stream)?, (to_each, received));
+                codec.exchange_twice(queue, &self.plan, places, factors, received, (to_all, reduced))
+            }
+        }
+    }
+
     /// `values`: of each segment in turn.
     pub fn decode<'v>(
         &self, payload: &View<'_>, divisor: i32, factor: Option<&View<'_>>, mode: Decode,

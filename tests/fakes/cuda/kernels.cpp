@@ -163,6 +163,12 @@ static void look(Look &at, const gc_once &call) {
     at.launch.meets = 1;
     if (at.blocks > MOST_TOGETHER || at.blocks > call.tiles) at.launch.fault = "blocks that would wait for ever, or for nothing";
 }
+static void look(Look &at, const gc_twice &call) {
+    at.launch.meets = 1;
+    if (at.blocks > MOST_TOGETHER || at.blocks != std::max(call.decode.tiles, call.tiles)) {
+        at.launch.fault = "blocks that would wait for ever, or tiles that have none";
+    }
+}
 static void look(Look &at, const gc_finish &call) {
     if (call.way.peers && call.steps) at.launch.meets = 1;
 }
@@ -221,7 +227,7 @@ static Entries all_kernels() {
     KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_kept),
     KERNEL(gc_blocks_encode_f32_peers), KERNEL(gc_blocks_encode_f32_kept_peers), KERNEL(gc_blocks_encode_16_peers),
     KERNEL(gc_blocks_encode_16_kept_peers), KERNEL(gc_blocks_reduce_peers), KERNEL(gc_blocks_reduce_kept_peers),
-    KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16),
+    KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16), KERNEL(gc_blocks_twice_f32), KERNEL(gc_blocks_twice_16),
     KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
     KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
     KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
@@ -250,6 +256,6 @@ Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, voi
 void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
     const Entry *found = find(kernel);
     const auto run = [=] { found->run(arguments); };
-    if (strncmp(kernel, "gc_blocks_once", 14)) launch(blocks, threads, run);
+    if (strncmp(kernel, "gc_blocks_once", 14) && strncmp(kernel, "gc_blocks_twice", 15)) launch(blocks, threads, run);
     else launch_together(blocks, threads, run);
 }

@@ -170,6 +170,14 @@ kernel_structs! {
         pub values: [*const u8; MOST_VALUES],
     }
 
+    pub struct Twice: gc_twice {
+        pub encode: Encode,
+        pub reduce: Reduce,
+        pub decode: Decode,
+        /// That are reduced.
+        pub tiles: u64,
+    }
+
     pub struct State: gc_state {
         pub worker: Half,
         pub server: Half,

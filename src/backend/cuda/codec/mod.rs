@@ -28,7 +28,7 @@ use super::{
 
 use layout::{
     Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run,
-    SERVER, State, TILE, Tables, Tile, WORKER, index_of, number_of,
+    SERVER, State, TILE, Tables, Tile, Twice, WORKER, index_of, number_of,
 };
 
 pub use plain::{carry, compress};
@@ -213,13 +213,7 @@ impl Codec {
     ) -> Result<()> {
         let dtype = if half == WORKER { plan.rules.values } else { Dtype::F32 };
         let half = half as usize;
-        let mut call = Encode {
-            codec: self.halves[half],
-            factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
-            dst: to.dst,
-            way: to.way,
-            values: [ptr::null(); MOST_VALUES],
-        };
+        let mut call = self.call_of_encode(half, factors, to);
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         if plan.blocks.is_some() {
             self.encode_blocks(queue, dtype, call)?;
@@ -230,6 +224,17 @@ impl Codec {
         // or blocks of as many bytes in the buffers of ranks.
         unsafe { queue.launch(kernel, self.tiles[half], &mut argument(&mut call)) }?;
         self.finish(queue, call.codec, to)
+    }
+
+    /// Without values.
+    fn call_of_encode(&self, half: usize, factors: [Option<&View<'_>>; 2], to: To) -> Encode {
+        Encode {
+            codec: self.halves[half],
+            factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
+            dst: to.dst,
+            way: to.way,
+            values: [ptr::null(); MOST_VALUES],
+        }
     }
 
     /// Launches what makes scales of the sums that a launch before has left, and headers of chunks. Without that the
@@ -280,6 +285,33 @@ impl Codec {
         Ok(())
     }
 
+    /// Whether `exchange_twice` does what encode, reduce and decode do, and no later.
+    pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
+        plan.blocks.is_some() && plan.rules.error.is_some() && self.has_a_block_for_each_tile(queue)
+    }
+
+    /// A whole all-reduce of a block codec with errors whose ranks exchange twice. `received`: this rank's chunk of every
+    /// payload; `gathered`: the reduced chunks of all.
+    pub fn exchange_twice(
+        &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
+        (to_each, received): (Way, Received), (to_all, gathered): (Way, &View<'_>),
+    ) -> Result<()> {
+        let to = |way| To { dst: ptr::null_mut(), way, steps: None };
+        let by = Decoding { dtype: plan.rules.values, divisor: 1, factor: None, add: false, behind_ours: true };
+        let mut call = Twice {
+            encode: self.call_of_encode(WORKER as usize, factors, to(to_each)),
+            reduce: Reduce::new(self.halves[1], &received, ptr::null_mut()),
+            decode: self.call_of_decode(gathered, &by),
+            tiles: self.tiles[1],
+        };
+        call.reduce.way = to_all;
+        call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
+        (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
+        self.blocks_twice(queue, plan.rules.values, call)?;
+        self.pending = self.transactional;
+        Ok(())
+    }
+
     pub fn decode(
         &mut self, queue: &mut Queue, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
     ) -> Result<()> {
@@ -288,22 +320,12 @@ impl Codec {
             (false, 4) => 0,
             _ => 1,
         };
-        let first_empty = self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes.max(1));
-        let mut call = Decode {
-            codec: self.halves[0],
-            payload: payload.data(),
-            factor: by.factor.map_or(ptr::null(), |factor| factor.data().cast_const()),
-            divisor: by.divisor as f32,
-            dtype: number_of(by.dtype) as u32,
-            tiles: self.tiles[0],
-            first_empty,
-            values: [ptr::null(); MOST_VALUES],
-        };
+        let mut call = self.call_of_decode(payload, by);
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
         if plan.blocks.is_some() {
             return self.decode_blocks(queue, by, call);
         }
-        let blocks = call.tiles + (plan.n_chunks as u64 - first_empty);
+        let blocks = call.tiles + (plan.n_chunks as u64 - call.first_empty);
         // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
         // against its plan.
         unsafe {
@@ -312,6 +334,20 @@ impl Codec {
             } else {
                 queue.launch(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
             }
+        }
+    }
+
+    /// Without values.
+    fn call_of_decode(&self, payload: &View<'_>, by: &Decoding<'_>) -> Decode {
+        Decode {
+            codec: self.halves[0],
+            payload: payload.data(),
+            factor: by.factor.map_or(ptr::null(), |factor| factor.data().cast_const()),
+            divisor: by.divisor as f32,
+            dtype: number_of(by.dtype) as u32,
+            tiles: self.tiles[0],
+            first_empty: self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes.max(1)),
+            values: [ptr::null(); MOST_VALUES],
         }
     }
 

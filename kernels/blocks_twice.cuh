@@ -1,0 +1,80 @@
+// Two exchanges in one launch, for small calls with errors, which wait for launches and not for bytes. Each rank
+// encodes to those that reduce, meets them, reduces, sends that to all, meets them again and decodes: what an encode, a
+// reduce, a decode and two meetings do, one after the other, with the same bytes in the same places. So it does not
+// matter which of both the other ranks do.
+#ifndef GRADCODEC_BLOCKS_TWICE_CUH
+#define GRADCODEC_BLOCKS_TWICE_CUH
+
+#include "blocks_decode.cuh"
+#include "blocks_encode.cuh"
+#include "blocks_reduce.cuh"
+#include "blocks_together.cuh"
+
+// Laid out by the host too: src/backend/cuda/codec/layout.rs.
+struct gc_twice {
+    gc_encode encode;
+    gc_reduce reduce;
+    gc_decode decode;
+    u64 tiles;  // that are reduced
+};
+SAME_LAYOUT(gc_twice)
+
+// By all blocks, with what each has found and written to ranks: the last one to come tells of it, and speaks for all.
+// Gives whether this is the last one.
+__device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned found, const Meeting &meeting) {
+    const gc_codec &codec = target.codec;
+    store_frames(target);
+    note(codec, found);
+    bool any, given_up;
+    if (!come_last(codec, *target.way.peers, false, any, given_up)) return false;
+    const unsigned flags = threadIdx.x == 0 ? conclude(codec) : 0;
+    const bool corrupt = __syncthreads_or(flags & CORRUPT), nonfinite = __syncthreads_or(flags & NONFINITE);
+    if (corrupt || nonfinite) store_flags(target, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
+    __syncthreads();
+    if (!given_up) meeting.speak();
+    return true;
+}
+
+// Reads and writes values and errors; writes a chunk to each rank, reads one of each, writes one to all, and reads all.
+// A block has a tile at most of each.
+template <typename V>
+__device__ __forceinline__ void exchange_twice(const gc_twice &call) {
+    __shared__ uint4 stage[THREADS];
+    const gc_encode &encode = call.encode;
+    const gc_reduce &reduce = call.reduce;
+    const gc_decode &decode = call.decode;
+    unsigned *mark = &encode.codec.control->broken, found = 0;
+    const Target<AWAY> to_each = {encode.codec, nullptr, encode.way}, to_all = {reduce.codec, nullptr, reduce.way};
+    if (blockIdx.x < decode.tiles) {
+        const Factors by = {factor(encode.m_g), factor(encode.m_e), encode.codec.beta};
+        encode_tile<V, true>(to_each, tile_of_blocks(encode.codec, blockIdx.x), by, encode.values, found, [] {});
+    }
+    // What a meeting needs is loaded here, for it would take registers before.
+    const Meeting first(encode.way.peers, SPEAK | LISTEN);
+    hand_over(to_each, found, first);
+    first.listen(mark);
+    // All of the block know what it gave, and write nothing to ranks then.
+    __syncthreads();
+    found = 0;
+    if (blockIdx.x < call.tiles) {
+        const gc_tile tile = tile_of_blocks(reduce.codec, blockIdx.x);
+        reduce_tile<true, AWAY>(reduce, to_all, tile, reduce.codec.control->broken, false, found, [] {});
+    }
+    const Meeting second = Meeting(reduce.way.peers, SPEAK | LISTEN).next();
+    // All have looked at the number of the last meeting.
+    if (hand_over(to_all, found, second) && threadIdx.x == 0) second.count();
+    const bool lost = second.listen(mark);
+    if (blockIdx.x < decode.tiles) {
+        const gc_tile tile = tile_of_blocks(decode.codec, blockIdx.x);
+        if (decode_tile<typename V::element, false>(decode, tile, 0, stage, lost)) tell(decode.codec, NONFINITE);
+    }
+    if (!lost) tell_of_headers(decode);
+}
+
+// BLOCKS: that fit a processor.
+#define BLOCKS_TWICE(name, V, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_twice call) { \
+        exchange_twice<V>(call); \
+    }
+
+#endif
