@@ -10,15 +10,6 @@
 #include "blocks_reduce.cuh"
 #include "blocks_together.cuh"
 
-// Laid out by the host too: src/backend/cuda/codec/layout.rs.
-struct gc_twice {
-    gc_encode encode;
-    gc_reduce reduce;
-    gc_decode decode;
-    u64 tiles;  // that are reduced
-};
-SAME_LAYOUT(gc_twice)
-
 // By all blocks, with what each has found and written to ranks: the last one to come tells of it, and speaks for all.
 // Gives whether this is the last one.
 __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned found, const Meeting &meeting) {

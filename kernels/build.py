@@ -21,13 +21,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
 # One source and one fatbin each.
-MODULES = ["bits", "strided", "signs", "onebit", "blocks", "blocks_peers", "copy", "peers"]
+MODULES = ["bits", "strided", "signs", "onebit", "onebit_peers", "blocks", "blocks_peers", "copy", "peers"]
 
 # The levels of the PTX, and the GPUs that get machine code of it. Levels 8.0 to 8.9 give the PTX of 7.5; 8.6 and 8.9 run
 # the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the fatbin.
 LEVELS = {75: [75, 80], 90: [90, 100, 120]}
 # What goes to other GPUs' memory has machine code of GPUs with links between them.
-FEWER_LEVELS = {"blocks_peers": {75: [80], 90: [90, 100]}}
+FEWER_LEVELS = dict.fromkeys(("onebit_peers", "blocks_peers"), {75: [80], 90: [90, 100]})
 
 OPTIONS = [
     "--std=c++14",

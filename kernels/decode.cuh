@@ -85,10 +85,9 @@ __device__ __forceinline__ uint4 add_vector(uint4 old, uint4 v, bool &found) {
 // address or several chunks: it goes chunk by chunk, of each a *head* of single elements up to the first aligned
 // vector, vectors, whose bits may lie in two bytes then, and single elements behind the last, one a thread.
 template <typename T, bool ADD>
-__device__ __forceinline__ void decode(const gc_decode &call) {
+__device__ __forceinline__ void decode_tile(const gc_decode &call) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR;
     const gc_codec &codec = call.codec;
-    wait_for_launch_before();
     // Behind the tiles are chunks without elements, which are only looked at.
     gc_tile tile = {};
     tile.run = NO_RUN, tile.left = ~0u;
@@ -194,10 +193,8 @@ __device__ __forceinline__ void decode(const gc_decode &call) {
 
 #define DECODE(name, T, ADD, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_decode call) { \
-        decode<T, ADD>(call); \
+        wait_for_launch_before(); \
+        decode_tile<T, ADD>(call); \
     }
-DECODE(gc_onebit_decode_u32, unsigned, false, 4)
-DECODE(gc_onebit_decode_u16, unsigned short, false, 4)
-DECODE(gc_onebit_decode_add, unsigned, true, 3)
 
 #endif

@@ -6,10 +6,10 @@
 
 // Reads a value and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp. All that the first
 // loads need is there from the start, and what else comes from memory comes meanwhile. With the server's half it makes
-// the chunk of a shard, whose parts are the values: what is not finite in them stays until the error is added, as in
-// reduce().
-template <typename V, typename E>
-__device__ __forceinline__ void encode(const gc_encode &call) {
+// the chunk of a shard, whose parts are the values: what is not finite in them stays until the error is added, as in a
+// reduce. `loading`: what is done once all loads are under way.
+template <typename V, typename E, typename Loading>
+__device__ __forceinline__ void encode_tile(const gc_encode &call, Loading loading) {
     constexpr unsigned N = neighbours<V, E>();
     const gc_codec &codec = call.codec;
     const gc_tile tile = tile_of(codec, blockIdx.x);
@@ -35,7 +35,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     }
     // All loads are under way: left to itself ptxas puts the last ones behind the first uses.
     __syncwarp();
-    let_next_launch_begin();
+    loading();
     const Rules rules = {codec.rule == RMS && codec.kind == ONEBIT, codec.policy == ZERO,
                          codec.policy == ZERO && codec.half == WORKER};
     const Handle form = {s, factor(call.m_g), factor(call.m_e), codec.beta};
@@ -62,13 +62,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
 // loads behind the first uses, and a block waits twice.
 #define ENCODE(name, V, E, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_encode call) { \
-        encode<V, E>(call); \
+        encode_tile<V, E>(call, [] { let_next_launch_begin(); }); \
     }
-ENCODE(gc_onebit_encode_f32_f32, Float, F32, 2)
-ENCODE(gc_onebit_encode_f32_bf16, Float, BF16, 2)
-ENCODE(gc_onebit_encode_f32, Float, None, 4)
-ENCODE(gc_onebit_encode_16_f32, Half, F32, 2)
-ENCODE(gc_onebit_encode_16_bf16, Half, BF16, 3)
-ENCODE(gc_onebit_encode_16, Half, None, 4)
 
 #endif

@@ -31,58 +31,53 @@ __device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum,
     return s;
 }
 
-// A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the
-// chunks, and meets the other ranks. What it needs of memory it loads at once: of a small call this is a good part.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
-    __shared__ float shared_scale;
-    __shared__ unsigned shared_flags;
-    const gc_codec &codec = call.codec;
-    wait_for_launch_before();
-    gc_control &control = *codec.control;
-    const unsigned valid = valid_state(codec);
-    const unsigned char *from = codec.state[valid];
-    unsigned char *to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid];
-    const bool serves = codec.half == SERVER;
-    const unsigned before = *static_cast<const volatile unsigned *>(&control.found), broken = control.broken;
-    const u64 turn = serves ? reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] : 0;
-    const Chunks chunks(codec, codec.half, call.dst, call.way, 0);
-    const Meeting meeting(call.way.peers, call.steps);
-    // Then nothing but flags is written. Other blocks may add flags, but never this one.
-    const bool corrupt = serves && before & CORRUPT;
-    // Of a chunk that goes to all, each copy counts.
-    const unsigned many = !call.way.peers ? codec.chunks : chunks.copies == 0 ? 0 : call.way.peers->world;
-    const auto chunk_of = [&](unsigned k) { return serves ? codec.chunk : k; };
-    const auto place_of = [&](unsigned k) { return chunks.base(codec, k, k) + (serves ? 0 : k * codec.stride); };
-    unsigned found = 0;
-    if (codec.n_segments != 0) {
-        const unsigned number = blockIdx.x;
-        const gc_run run = run_of(codec, number);
-        const double sum = fold(codec.partials + run.first_tile, run.tiles);
-        if (threadIdx.x == 0) {
-            const float s = corrupt ? 0 : scale_of_run(codec, sum, run.elements, found);
-            if (!corrupt) {
-                reinterpret_cast<float *>(to + codec.scales_at)[number] = s;
-                if (codec.scales) codec.scales[number] = s;
-            }
-            shared_scale = s;
-            if (found && codec.n_segments > 1) atomicOr(&control.found, found);
+// Chunks whose scales are being made. What it needs of memory it loads at once: of a small call this is a good part.
+struct Finishing {
+    const gc_codec &codec;
+    unsigned char *to;        // the state that is written
+    unsigned before, broken;  // flags of the launch before, and whether a rank did not come to an exchange
+    bool serves, corrupt;     // then nothing but flags is written
+    u64 turn;
+    Chunks chunks;
+    unsigned many;            // of a chunk that goes to all, each copy counts
+
+    __device__ __forceinline__ Finishing(const gc_codec &its, unsigned char *dst, const gc_way &way)
+        : codec(its), serves(its.half == SERVER), chunks(its, its.half, dst, way, 0) {
+        const gc_control &control = *codec.control;
+        const unsigned valid = valid_state(codec);
+        const unsigned char *from = codec.state[valid];
+        to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid];
+        before = *static_cast<const volatile unsigned *>(&control.found), broken = control.broken;
+        turn = serves ? reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] : 0;
+        many = !way.peers ? codec.chunks : chunks.copies == 0 ? 0 : way.peers->world;
+        // Other blocks may add flags, but never this one.
+        corrupt = serves && before & CORRUPT;
+    }
+    __device__ __forceinline__ unsigned chunk_of(unsigned k) const { return serves ? codec.chunk : k; }
+    __device__ __forceinline__ unsigned char *place_of(unsigned k) const {
+        return chunks.base(codec, k, k) + (serves ? 0 : k * codec.stride);
+    }
+    // The scale of run number `number`, of the sum of its tiles. By one thread.
+    __device__ __forceinline__ float scale(unsigned number, const gc_run &run, double sum, unsigned &found) const {
+        const float s = corrupt ? 0 : scale_of_run(codec, sum, run.elements, found);
+        if (!corrupt) {
+            reinterpret_cast<float *>(to + codec.scales_at)[number] = s;
+            if (codec.scales) codec.scales[number] = s;
         }
-        __syncthreads();
+        return s;
+    }
+    // To all chunks, by `threads` threads, of which this is number `thread`.
+    __device__ __forceinline__ void store_scale(unsigned number, float s, unsigned thread, unsigned threads) const {
         const gc_run segment = segment_of(codec, number);
 #pragma unroll 1
-        for (unsigned k = threadIdx.x; k < many; k += THREADS) {
+        for (unsigned k = thread; k < many; k += threads) {
             const bool held = holds(codec, chunk_of(k), segment);
-            reinterpret_cast<float *>(place_of(k) + HEADER)[number] = held ? shared_scale : 0;
+            reinterpret_cast<float *>(place_of(k) + HEADER)[number] = held ? s : 0;
         }
-        if (codec.n_segments > 1 && !is_last(codec.counter, codec.n_segments)) return;
     }
-    if (threadIdx.x == 0) {
-        if (codec.n_segments > 1) {
-            found = atomicExch(&control.found, 0);
-        } else {
-            found |= before;
-            if (before) control.found = 0;
-        }
+    // What is known of the state, with what all have found. By one thread. Gives the flags of the chunks.
+    __device__ __forceinline__ unsigned conclude(unsigned found) const {
+        gc_control &control = *codec.control;
         // What did not come was not kept, as what is corrupt, but it is not that.
         if (broken && found & CORRUPT) found = (found & ~static_cast<unsigned>(CORRUPT)) | NONFINITE;
         if (codec.policy == TRANSACTIONAL) {
@@ -90,25 +85,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
             if (!corrupt) control.pending |= 1u << codec.half;
         }
         if (found) tell(codec, found);
-        shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
         if (serves && !corrupt) reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
+        return corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
     }
-    __syncthreads();
-    // Neighbouring threads have neighbouring words of a chunk's header, and of what is filled up.
+    // Of all chunks, and what fills these up. By all threads of a block.
+    __device__ __forceinline__ void store_headers(unsigned flags) const {
+        // Neighbouring threads have neighbouring words of a chunk's header, and of what is filled up.
 #pragma unroll 1
-    for (unsigned i = threadIdx.x; i < many * HEADER_WORDS; i += THREADS) {
-        const unsigned k = i / HEADER_WORDS, w = i % HEADER_WORDS, number = chunk_of(k);
-        unsigned char *chunk = place_of(k);
-        unsigned *words = reinterpret_cast<unsigned *>(chunk);
-        words[w] = w == FLAGS_WORD ? shared_flags : w == CHUNK_WORD ? number : codec.header[w];
+        for (unsigned i = threadIdx.x; i < many * HEADER_WORDS; i += THREADS) {
+            const unsigned k = i / HEADER_WORDS, w = i % HEADER_WORDS, number = chunk_of(k);
+            unsigned char *chunk = place_of(k);
+            unsigned *words = reinterpret_cast<unsigned *>(chunk);
+            words[w] = w == FLAGS_WORD ? flags : w == CHUNK_WORD ? number : codec.header[w];
 #pragma unroll 1
-        for (u64 at = HEADER / 4 + codec.n_segments + w; at < codec.head / 4; at += HEADER_WORDS) words[at] = 0;
-        const u64 begin = number * codec.chunk_bytes, left = begin < codec.bytes ? codec.bytes - begin : 0;
-        const u64 end = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes);
+            for (u64 at = HEADER / 4 + codec.n_segments + w; at < codec.head / 4; at += HEADER_WORDS) words[at] = 0;
+            const u64 begin = number * codec.chunk_bytes, left = begin < codec.bytes ? codec.bytes - begin : 0;
+            const u64 end = codec.head + (left < codec.chunk_bytes ? left : codec.chunk_bytes);
 #pragma unroll 1
-        for (u64 at = end + w; at < codec.stride; at += HEADER_WORDS) chunk[at] = 0;
+            for (u64 at = end + w; at < codec.stride; at += HEADER_WORDS) chunk[at] = 0;
+        }
     }
-    if (call.way.peers && call.steps) meeting.hold(&control.broken);
-}
+};
 
 #endif

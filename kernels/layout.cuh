@@ -92,7 +92,7 @@
 #define LAYOUT_gc_once(field) \
     field(codec, 336) field(factor, 8) field(way, 16) field(apart, 8) field(turn, 8) field(tiles, 8) field(steps, 4) \
     field(reserved, 4) field(values, 128)
-// blocks_twice.cuh
+// together.cuh
 #define LAYOUT_gc_twice(field) field(encode, 504) field(reduce, 392) field(decode, 504) field(tiles, 8)
 // state.cuh
 #define LAYOUT_gc_state(field) \

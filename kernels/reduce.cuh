@@ -132,12 +132,11 @@ __device__ __forceinline__ unsigned vote_of_unit(const Payloads &payloads, const
 }
 
 // Reads 1/8 byte of each payload and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp.
-// SIGN has no errors.
-template <typename E>
-__device__ __forceinline__ void reduce(const gc_reduce &call) {
+// SIGN has no errors. `loading`: what is done once all loads are under way.
+template <typename E, typename Loading>
+__device__ __forceinline__ void reduce_tile(const gc_reduce &call, Loading loading) {
     constexpr unsigned N = 4;
     const gc_codec &codec = call.codec;
-    wait_for_launch_before();
     const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, at = warp * UNIT;
     const gc_tile tile = tile_of(codec, blockIdx.x);
     const unsigned valid = valid_state(codec);
@@ -155,7 +154,7 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     }
     group.load(payloads, 0);
 
-    let_next_launch_begin();
+    loading();
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
     // What did not come leaves the error as it was, too.
     const bool corrupt = told.corrupt || told.broken;
@@ -175,7 +174,7 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
         Lane<E, N> kept;
         bool found = false;
         sum_of_payloads(payloads, group, rules.zero, found, sum, lane);
-        // What is usual costs a third less: reduce() is where instructions count, and not memory alone.
+        // What is usual costs a third less: this is where instructions count, and not memory alone.
         if (codec.rule == RMS && codec.beta == 1 && tile.count == TILE) {
             const Rules usual = {true, false, false};
             all = step(usual, Carried<false>{t, 1}, sum, old, kept, below_zero, lane, ~0u);
@@ -206,50 +205,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
 
 #define REDUCE(name, E, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
-        reduce<E>(call); \
+        wait_for_launch_before(); \
+        reduce_tile<E>(call, [] { let_next_launch_begin(); }); \
     }
-REDUCE(gc_onebit_reduce_f32, F32, 2)
-REDUCE(gc_onebit_reduce_bf16, BF16, 3)
-REDUCE(gc_onebit_reduce, None, 3)
-
-// The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
-// Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state
-// is only read: whoever makes a chunk of a shard goes on to the next turn.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __grid_constant__ gc_reduce call) {
-    constexpr unsigned N = 4;
-    const gc_codec &codec = call.codec;
-    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, at = warp * UNIT;
-    const gc_tile tile = tile_of(codec, blockIdx.x);
-    const unsigned count = elements_of_unit(tile, at);
-    const Payloads payloads(call, tile, at, count, lane);
-    Group group;
-    group.load(payloads, 0);
-    const Told told = look_at_payloads(call, payloads.many, lane, warp);
-    Lane<F32, N> sum;
-    bool found = told.nonfinite;
-    if (codec.kind == SIGN) {
-        const unsigned char *state = codec.state[codec.control->valid >> SERVER & 1];
-        const unsigned word = vote_of_unit(payloads, tile, state, at, count, lane);
-        const unsigned fields = fields_of_unit<N>(in_order(word, ORDER_BIG), lane);
-#pragma unroll
-        for (unsigned i = 0; i < 32; i++) {
-            sum.vectors[i / N].words[i % N] = 0x3f800000u | (~fields << (31 - i) & 0x80000000u);
-        }
-    } else {
-        sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
-    }
-    if (lane == 0 && (told.broken || told.corrupt || found)) {
-        tell(codec, told.corrupt && !told.broken ? CORRUPT : NONFINITE);
-    }
-    if (count == 0) return;
-#pragma unroll
-    for (unsigned i = 0; i < 32; i++) {
-        const float mean = sum.at(i / N, i % N);
-        const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(mean));
-        sum.vectors[i / N].words[i % N] = told.broken ? 0x7fc00000 : pattern;
-    }
-    const u64 first = run_of(codec, tile.run).base + tile.first + at;
-    sum.store_anywhere(call.dst + first * 4, lane, count);
-}
 
 #endif

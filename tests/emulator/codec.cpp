@@ -6,6 +6,7 @@
 #include "device.h"
 
 #include "../../kernels/onebit.cu"
+#include "../../kernels/onebit_peers.cu"
 
 #include <string>
 
@@ -928,7 +929,7 @@ static void sums_of_lanes_match() {
 }
 
 // The tree of docs/NUMERICS.md, section 2, over all partials of a run: neighbours are added, an absent one is +0. Runs of
-// more than 1024 are folded by sixteen rounds a lane. Another order of additions may give the same sum, but not of eight.
+// more than 1024 are folded by sixteen rounds a lane, those of one launch by a warp. Another order of additions may give the same sum, but not of eight.
 static void sums_of_partials_are_trees() {
     for (const u64 n : {1, 2, 63, 64, 65, 127, 129, 1000, 1024, 1025, 1500, 2048, 3000, 70000}) {
         bool right = true;
@@ -944,6 +945,10 @@ static void sums_of_partials_are_trees() {
                     tree[k] = tree[2 * k] + (2 * k + 1 < tree.size() ? tree[2 * k + 1] : 0);
                 }
                 tree.resize((tree.size() + 1) / 2);
+            }
+            const double *all = &partials.at<double>(0);
+            if (n <= MOST_BLOCKS_OF_ONCE) {
+                launch(1, WARP, [&] { right &= fold_few(all, static_cast<unsigned>(n), threadIdx.x) == tree[0]; });
             }
             launch(1, THREADS, [&] { right &= fold(&partials.at<double>(0), n) == tree[0]; });
         }

@@ -111,6 +111,9 @@ fault("the second meeting of a launch is the first once more", "ranks in differe
 fault("what all ranks get of a launch says nothing of what is not finite", "flag lost", "kernels/blocks_twice.cuh",
       "(nonfinite ? +NONFINITE : 0u)", "0u",
       python("test_block_peers", "two_exchanges_of_one_launch"))
+fault("a warp adds other neighbours than a block", "wrong order of sums", "kernels/onebit_twice.cuh",
+      "lane * A_LANE + i < count ? partials[lane * A_LANE + i]", "i * WARP + lane < count ? partials[i * WARP + lane]",
+      program("build/tests/codec", "tests/emulator/codec.cpp"))
 
 # ---- Block codecs
 
@@ -383,7 +386,7 @@ fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernel
 fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_once.cuh",
       "const u64 turn = meeting.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
       python("test_block_peers", "rank_that_is_ahead"))
-fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_together.cuh",
+fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/together.cuh",
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
       python("test_block_peers", "take_turns", limit=120))
 fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",
@@ -471,7 +474,7 @@ fault("peers do not meet before a lone all-gather", "lost rank", "src/comm/peers
       python("test_comm_driver", "two_levels_on_one_card", "peers and board", limit=120))
 fault("another value of a constant", "interface", "include/gradcodec.h",
       "GC_STATUS_TIMEOUT = 41", "GC_STATUS_TIMEOUT = 42", script("tests/abi/abi.py", "cc", "include"))
-fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/finish.cuh",
+fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/onebit.cu",
       "    wait_for_launch_before();\n", "", gpu("test_codec"), tier="gpu")
 fault("kernels: a sum is written where others still read", "data race of kernels", "kernels/sum.cuh",
       "// All have read what lies in the places.\n        __syncthreads();", "", gpu("sanitize"), tier="gpu")

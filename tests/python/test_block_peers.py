@@ -311,7 +311,8 @@ with Seen(area=1 << 21) as world:
 @pytest.mark.parametrize(
     "codec, error, n, launches",
     [("INT8", "float32", 3000, 1), ("MXFP4", "bfloat16", 3000, 1), ("INT8", "float32", 30_000, 5),
-     ("ONEBIT", "float32", 3000, 5)],
+     ("ONEBIT", "float32", 3000, 1), ("ONEBIT", "bfloat16", 3000, 1), ("ONEBIT", "float32", 30_000, 5),
+     ("ONEBIT", None, 3000, 5)],
 )  # fmt: skip
 def test_two_exchanges_are_one_launch_where_each_tile_has_a_block(codec, error, n, launches, values):
     """A tile is 8192 elements, and the driver's GPU has room for three blocks. Otherwise: encode, reduce and decode, and
@@ -328,12 +329,17 @@ with Seen() as world:
 
 
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
-@pytest.mark.parametrize("codec, nonfinite", [("INT8", "TRANSACTIONAL"), ("MXFP4", "ZERO"), ("BF16", "PROPAGATE")])
-def test_two_exchanges_of_one_launch_keep_the_errors_of_a_group_on_the_cpu(codec, nonfinite, values):
+@pytest.mark.parametrize(
+    "codec, error, raw, nonfinite",
+    [("INT8", "float32", [0, 1, 0], "TRANSACTIONAL"), ("MXFP4", "float32", [0, 1, 0], "ZERO"),
+     ("BF16", "bfloat16", [0, 1, 0], "PROPAGATE"), ("ONEBIT", "float32", None, "TRANSACTIONAL"),
+     ("ONEBIT", "bfloat16", None, "ZERO"), ("ONEBIT", "float32", None, "PROPAGATE")],
+)  # fmt: skip
+def test_two_exchanges_of_one_launch_keep_the_errors_of_a_group_on_the_cpu(codec, error, raw, nonfinite, values):
     """What one call keeps the next one sends; a step that met what is not finite is taken back; all ranks hear of it."""
     run_seen(f"""
 with Seen() as world, World(2, "board") as board:
-    case = dict(handle({codec}, [8000, 70, 4000], "float32", [0, 1, 0]), values={values!r}, results={values!r})
+    case = dict(handle({codec}, [8000, 70, 4000], {error!r}, {raw}), values={values!r}, results={values!r})
     case |= dict(nonfinite={nonfinite})
     handles, host, rng = world.handle_of(case), Host(), np.random.default_rng(3)
     others = made_over(board.comms, case, [host.device] * 2)

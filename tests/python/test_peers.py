@@ -284,9 +284,9 @@ with world:
 """)
 
 
-# INT8 with so many tiles that they are not one launch.
-@pytest.mark.parametrize("codec, n", [("ONEBIT", 1000), ("INT8", 30_000)])
-def test_a_call_that_the_driver_breaks_off_between_its_launches_is_the_last(codec, n):
+# With so many tiles that they are not one launch.
+@pytest.mark.parametrize("codec", ["ONEBIT", "INT8"])
+def test_a_call_that_the_driver_breaks_off_between_its_launches_is_the_last(codec, n=30_000):
     """Other ranks have a part of it, or count a barrier more."""
     run_ranks(f"""
 from block_model import INT8

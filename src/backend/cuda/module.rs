@@ -232,6 +232,14 @@ modules! {
         }
     }
 
+    /// The kernel of kernels/onebit_peers.cu. Counted in blocks.
+    ONEBIT_PEERS: OnebitPeers, ONEBIT_PEERS_MODULE in "onebit_peers" {
+        internal {
+            /// Two exchanges with errors.
+            twice: (gc_onebit_twice),
+        }
+    }
+
     /// The kernels of kernels/blocks.cu. Counted in blocks.
     BLOCKS: Blocks, BLOCKS_MODULE in "blocks" {
         internal {

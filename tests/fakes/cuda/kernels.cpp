@@ -7,6 +7,7 @@
 #include "../../../kernels/blocks_peers.cu"
 #include "../../../kernels/copy.cu"
 #include "../../../kernels/onebit.cu"
+#include "../../../kernels/onebit_peers.cu"
 #include "../../../kernels/peers.cu"
 #include "../../../kernels/signs.cu"
 #include "../../../kernels/strided.cu"
@@ -165,7 +166,8 @@ static void look(Look &at, const gc_once &call) {
 }
 static void look(Look &at, const gc_twice &call) {
     at.launch.meets = 1;
-    if (at.blocks > MOST_TOGETHER || at.blocks != std::max(call.decode.tiles, call.tiles)) {
+    const u64 empty = at.name == "gc_onebit_twice" ? call.decode.codec.n_chunks - call.decode.first_empty : 0;
+    if (at.blocks > MOST_TOGETHER || at.blocks != std::max(call.decode.tiles + empty, call.tiles)) {
         at.launch.fault = "blocks that would wait for ever, or tiles that have none";
     }
 }
@@ -221,7 +223,7 @@ static Entries all_kernels() {
     KERNEL(gc_onebit_compress_errors_16_f32), KERNEL(gc_onebit_compress_errors_16_bf16),
     KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
     KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
-    KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
+    KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean), KERNEL(gc_onebit_twice),
     KERNEL(gc_blocks_encode_f32), KERNEL(gc_blocks_encode_f32_kept), KERNEL(gc_blocks_encode_16),
     KERNEL(gc_blocks_encode_16_kept), KERNEL(gc_blocks_decode_u32), KERNEL(gc_blocks_decode_u16),
     KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_kept),
@@ -256,6 +258,7 @@ Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, voi
 void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
     const Entry *found = find(kernel);
     const auto run = [=] { found->run(arguments); };
-    if (strncmp(kernel, "gc_blocks_once", 14) && strncmp(kernel, "gc_blocks_twice", 15)) launch(blocks, threads, run);
+    const std::string name = kernel;
+    if (name.find("_once") == name.npos && name.find("_twice") == name.npos) launch(blocks, threads, run);
     else launch_together(blocks, threads, run);
 }

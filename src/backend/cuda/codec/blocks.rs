@@ -15,12 +15,12 @@ use crate::{
 
 use super::{
     Codec,
-    layout::{Decode, Encode, Once, Reduce, Twice},
+    layout::{Decode, Encode, Once, Reduce},
 };
 
 /// Threads of a block.
 const THREADS: u64 = 256;
-/// Blocks that kernels/blocks_together.cuh can count.
+/// Blocks that kernels/together.cuh can count.
 const MOST_BLOCKS: u64 = 512;
 
 impl Codec {
@@ -42,25 +42,12 @@ impl Codec {
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
     }
 
-    /// All blocks run at once.
     pub(super) fn blocks_once(&self, queue: &mut Queue, dtype: Dtype, mut call: Once) -> Result<()> {
         let room = room_of(queue);
         let kernel = &BLOCKS_PEERS.once[usize::from(dtype.size == 2)];
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
         // and whole payloads of as many bytes in the buffers of ranks.
         unsafe { queue.launch(kernel, call.tiles.min(room), &mut argument(&mut call)) }
-    }
-
-    /// Whether there is room for that.
-    pub(super) fn has_a_block_for_each_tile(&self, queue: &Queue) -> bool {
-        self.tiles.iter().all(|&tiles| tiles <= room_of(queue))
-    }
-
-    /// As blocks_once().
-    pub(super) fn blocks_twice(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
-        // and chunks of as many bytes in the buffers of ranks.
-        unsafe { queue.launch(&BLOCKS_PEERS.twice, call.decode.tiles.max(call.tiles), &mut argument(&mut call)) }
     }
 
     /// Also to a shard, where `call` says so.
@@ -75,6 +62,6 @@ impl Codec {
 }
 
 /// Blocks that run at once with room for others like them: an eighth of the GPU's threads.
-fn room_of(queue: &Queue) -> u64 {
+pub(super) fn room_of(queue: &Queue) -> u64 {
     (queue.device.properties().threads / 8 / THREADS).clamp(1, MOST_BLOCKS)
 }

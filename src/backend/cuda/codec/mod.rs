@@ -21,11 +21,15 @@ use crate::{
 use super::{
     launch::argument,
     memory::{Memory, Parts},
-    module::{BLOCKS_MODULE, BLOCKS_PEERS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE},
+    module::{
+        BLOCKS_MODULE, BLOCKS_PEERS, BLOCKS_PEERS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE, ONEBIT_PEERS,
+        ONEBIT_PEERS_MODULE,
+    },
     peers::{self, Sending, Steps, Way},
     queue::Queue,
 };
 
+use blocks::room_of;
 use layout::{
     Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run,
     SERVER, State, TILE, Tables, Tile, Twice, WORKER, index_of, number_of,
@@ -158,9 +162,13 @@ impl Codec {
         Ok(codec)
     }
 
-    /// Loads what writes to other ranks' memory, if that is not what writes anywhere.
+    /// Loads what only writes to other ranks' memory.
     pub fn load_for_peers(&self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
-        if plan.blocks.is_some() { queue.put_into_context(&BLOCKS_PEERS_MODULE) } else { Ok(()) }
+        match plan.blocks {
+            Some(_) => queue.put_into_context(&BLOCKS_PEERS_MODULE),
+            None if plan.rules.error.is_some() => queue.put_into_context(&ONEBIT_PEERS_MODULE),
+            None => Ok(()),
+        }
     }
 
     /// A queue for a call on this stream, which must be of the codec's context.
@@ -287,10 +295,18 @@ impl Codec {
 
     /// Whether `exchange_twice` does what encode, reduce and decode do, and no later.
     pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
-        plan.blocks.is_some() && plan.rules.error.is_some() && self.has_a_block_for_each_tile(queue)
+        // Of ONEBIT one block makes all scales, those of 8 segments at a time.
+        let has_few = plan.blocks.is_some() || plan.workers.len() <= MOST_VALUES;
+        plan.rules.error.is_some() && has_few && self.blocks_of_two(plan) <= room_of(queue)
     }
 
-    /// A whole all-reduce of a block codec with errors whose ranks exchange twice. `received`: this rank's chunk of every
+    /// Each tile has a block, and so have chunks without elements where their decoding wants one.
+    fn blocks_of_two(&self, plan: &CodecPlan) -> u64 {
+        let empty = if plan.blocks.is_some() { 0 } else { plan.n_chunks as u64 - self.first_empty() };
+        (self.tiles[0] + empty).max(self.tiles[1])
+    }
+
+    /// A whole all-reduce with errors whose ranks exchange twice. `received`: this rank's chunk of every
     /// payload; `gathered`: the reduced chunks of all.
     pub fn exchange_twice(
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
@@ -307,7 +323,10 @@ impl Codec {
         call.reduce.way = to_all;
         call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
         (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
-        self.blocks_twice(queue, call)?;
+        let kernel = if plan.blocks.is_some() { &BLOCKS_PEERS.twice } else { &ONEBIT_PEERS.twice };
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // and chunks of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(kernel, self.blocks_of_two(plan), &mut argument(&mut call)) }?;
         self.pending = self.transactional;
         Ok(())
     }
@@ -346,9 +365,14 @@ impl Codec {
             divisor: by.divisor as f32,
             dtype: number_of(by.dtype) as u32,
             tiles: self.tiles[0],
-            first_empty: self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes.max(1)),
+            first_empty: self.first_empty(),
             values: [ptr::null(); MOST_VALUES],
         }
+    }
+
+    /// The first chunk without elements.
+    fn first_empty(&self) -> u64 {
+        self.halves[0].bytes.div_ceil(self.halves[0].chunk_bytes.max(1))
     }
 
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, received: Received, to: To) -> Result<()> {
