@@ -75,6 +75,9 @@ struct Finishing {
             reinterpret_cast<float *>(place_of(k) + HEADER)[number] = held ? s : 0;
         }
     }
+    __device__ __forceinline__ void begin_next_turn() const {
+        reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
+    }
     // What is known of the state, with what all have found. By one thread. Gives the flags of the chunks.
     __device__ __forceinline__ unsigned conclude(unsigned found) const {
         gc_control &control = *codec.control;
@@ -85,7 +88,7 @@ struct Finishing {
             if (!corrupt) control.pending |= 1u << codec.half;
         }
         if (found) tell(codec, found);
-        if (serves && !corrupt) reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
+        if (serves && !corrupt) begin_next_turn();
         return corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
     }
     // Of all chunks, and what fills these up. By all threads of a block.

@@ -40,15 +40,20 @@ __device__ __forceinline__ bool hand_over(const gc_codec &codec, const gc_way &w
         const float s = lane == 0 ? finishing.scale(number, run, sum, found) : 0;
         finishing.store_scale(number, __shfl_sync(WHOLE_WARP, s, 0), lane, WARP);
     }
-    const bool nonfinite = __syncthreads_or(found);
+    const unsigned flags = finishing.before | (__syncthreads_or(found) ? +NONFINITE : 0u);
+    // What others do not wait for comes behind the speaking. Of two states the blocks look up behind the meeting which is
+    // valid.
+    const bool waits = flags != 0 || codec.policy == TRANSACTIONAL;
     if (threadIdx.x == 0) {
+        shared_flags = 0;
         if (finishing.before) codec.control->found = 0;
-        shared_flags = finishing.conclude(finishing.before | (nonfinite ? +NONFINITE : 0u));
+        if (waits) shared_flags = finishing.conclude(flags);
     }
     __syncthreads();
     finishing.store_headers(shared_flags);
     __syncthreads();
     if (!given_up) meeting.speak();
+    if (!waits && threadIdx.x == 0 && finishing.serves) finishing.begin_next_turn();
     return true;
 }
 
@@ -71,9 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_onebit_twice(const _
     }
     const Meeting first(encode.way.peers, SPEAK | LISTEN);
     hand_over(encode.codec, encode.way, first);
-    first.listen(mark);
     // All of the block know what it gave, and write nothing to ranks then.
-    __syncthreads();
+    if (first.listen(mark)) __syncthreads();
     if (blockIdx.x < call.tiles) {
         if (has_words) reduce_tile<F32>(reduce, nothing);
         else reduce_tile<BF16>(reduce, nothing);
@@ -81,8 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_onebit_twice(const _
     const Meeting second = Meeting(reduce.way.peers, SPEAK | LISTEN).next();
     // All have looked at the number of the last meeting.
     if (hand_over(reduce.codec, reduce.way, second) && threadIdx.x == 0) second.count();
-    second.listen(mark);
-    __syncthreads();
+    if (second.listen(mark)) __syncthreads();
     if (blockIdx.x >= decode.tiles + (decode.codec.n_chunks - decode.first_empty)) return;
     if (in_words) decode_tile<unsigned, false>(decode);
     else decode_tile<unsigned short, false>(decode);

@@ -33,8 +33,8 @@ __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers 
         all = atomicAdd(codec.counter, own) + own;
         last = all % HAS_FOUND == gridDim.x;
         if (last) {
+            __threadfence();  // whoever speaks then does so for the whole system
             *codec.counter = 0;
-            __threadfence_system();
         }
     }
     last = __syncthreads_or(last);

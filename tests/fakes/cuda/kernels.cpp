@@ -167,7 +167,7 @@ static void look(Look &at, const gc_once &call) {
 static void look(Look &at, const gc_twice &call) {
     at.launch.meets = 1;
     const u64 empty = at.name == "gc_onebit_twice" ? call.decode.codec.n_chunks - call.decode.first_empty : 0;
-    if (at.blocks > MOST_TOGETHER || at.blocks != std::max(call.decode.tiles + empty, call.tiles)) {
+    if (at.blocks > MOST_TOGETHER || at.blocks < std::max(call.decode.tiles + empty, call.tiles)) {
         at.launch.fault = "blocks that would wait for ever, or tiles that have none";
     }
 }

@@ -297,11 +297,11 @@ impl Codec {
     pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
         // Of ONEBIT one block makes all scales, those of 8 segments at a time.
         let has_few = plan.blocks.is_some() || plan.workers.len() <= MOST_VALUES;
-        plan.rules.error.is_some() && has_few && self.blocks_of_two(plan) <= room_of(queue)
+        plan.rules.error.is_some() && has_few && self.blocks_of_tiles(plan) <= room_of(queue)
     }
 
-    /// Each tile has a block, and so have chunks without elements where their decoding wants one.
-    fn blocks_of_two(&self, plan: &CodecPlan) -> u64 {
+    /// Each tile has a block, and so have ONEBIT's chunks without elements, which are looked at.
+    fn blocks_of_tiles(&self, plan: &CodecPlan) -> u64 {
         let empty = if plan.blocks.is_some() { 0 } else { plan.n_chunks as u64 - self.first_empty() };
         (self.tiles[0] + empty).max(self.tiles[1])
     }
@@ -323,10 +323,15 @@ impl Codec {
         call.reduce.way = to_all;
         call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
         (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
-        let kernel = if plan.blocks.is_some() { &BLOCKS_PEERS.twice } else { &ONEBIT_PEERS.twice };
+        // Of block codecs one more has the headers, where there is room: then no tile waits for them.
+        let blocks = self.blocks_of_tiles(plan);
+        let (kernel, blocks) = match plan.blocks {
+            Some(_) => (&BLOCKS_PEERS.twice, (blocks + 1).min(room_of(queue))),
+            None => (&ONEBIT_PEERS.twice, blocks),
+        };
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
         // and chunks of as many bytes in the buffers of ranks.
-        unsafe { queue.launch(kernel, self.blocks_of_two(plan), &mut argument(&mut call)) }?;
+        unsafe { queue.launch(kernel, blocks, &mut argument(&mut call)) }?;
         self.pending = self.transactional;
         Ok(())
     }
