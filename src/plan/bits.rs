@@ -206,12 +206,12 @@ impl BitPlan {
         self.scattered_layout()
     }
 
-    /// The same, where rows are not contiguous.
     /// Whether both sides are one run of memory, and elements that begin at this address lie at multiples of their size.
     pub fn is_contiguous_at(&self, elements: usize) -> bool {
         self.layout() == Layout::Flat && elements.is_multiple_of(self.size)
     }
 
+    /// The class, where rows are not contiguous.
     fn scattered_layout(&self) -> Layout {
         let size = self.size as i64;
         if let (Some([stride]), Some(_)) = (self.elements.single_stride([0]), self.bytes.single_stride([0])) {

@@ -73,9 +73,14 @@ impl<const SIDES: usize> Loops<SIDES> {
     /// The loop at this index, and the others without it.
     pub fn split_off(&self, index: usize) -> (Loop<SIDES>, Self) {
         let mut others = self.clone();
-        let found = others.items.remove(index);
-        others.count /= found.count;
-        (found, others)
+        (others.remove(index), others)
+    }
+
+    /// Takes out the loop at this index.
+    pub fn remove(&mut self, index: usize) -> Loop<SIDES> {
+        let found = self.items.remove(index);
+        self.count /= found.count;
+        found
     }
 
     /// Puts loops whose rounds may come in any order in another: those that step far on the first side outside, those that

@@ -111,6 +111,11 @@ impl Variant {
         Self { set, element: size.trailing_zeros() as usize }
     }
 
+    /// The set that it is for.
+    pub fn set(self) -> InstructionSet {
+        self.set
+    }
+
     #[inline(always)]
     pub fn of<F: Copy>(self, table: &[[F; TYPES]; SETS]) -> F {
         table[self.set as usize][self.element.min(TYPES - 1)]

@@ -7,6 +7,7 @@ pub mod copy;
 mod cpus;
 mod dispatch;
 pub mod memory;
+mod moves;
 pub mod pool;
 pub mod signs;
 mod simd;

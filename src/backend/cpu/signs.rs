@@ -11,9 +11,9 @@ use crate::{
 };
 
 use super::{
-    bits::{self, BYTES_A_PART, BYTES_A_THREAD, cut},
+    bits::{self, BYTES_A_PART, BYTES_A_THREAD},
     dispatch::{InstructionSet, multiversion},
-    pool,
+    pool::{self, cut},
 };
 
 /// A pointer that parts of the work share. What they read and write through it are the memory of views, whose makers

@@ -5,16 +5,13 @@ use std::mem::MaybeUninit;
 
 use crate::{
     backend::cpu::{
-        bit_stream::{self, BitWriter},
+        bit_stream::{self, BitWriter, in_order},
         simd::{Element, LineAligned, Simd, TILE, Values, ZeroRange, prefetch},
     },
     plan::bits::{BitOrder, BitRule, Patterns},
 };
 
-use super::{
-    across::Lines,
-    strided::{collect, distribute},
-};
+use super::across::Lines;
 
 /// So few columns of a tile are faster done one element at a time than transposed.
 pub const FEW_COLUMNS: usize = 3;
@@ -101,6 +98,45 @@ pub unsafe fn unpack_tile<S: Simd<T>, T: Element>(
                 S::some_from_bits(values, words[word], dst.offset(line as isize * stride), columns);
             }
         }
+    }
+}
+
+/// The bits of up to 64 elements that lie `stride` bytes apart, the first one lowest, zeros above.
+///
+/// # Safety
+/// `src` is the first of `count` elements, at any alignment, and the processor has S's instructions.
+#[inline(always)]
+unsafe fn collect<S: Simd<T>, T: Element>(zeros: ZeroRange<T>, src: *const u8, stride: isize, count: usize) -> u64 {
+    // SAFETY: every index is below `count`; 64 elements are on the stack.
+    unsafe {
+        let element = |index: usize| src.offset(index as isize * stride).cast::<T>().read_unaligned();
+        if count == 64 {
+            let elements: [T; 64] = std::array::from_fn(element);
+            return S::to_bits::<false>(zeros, elements.as_ptr().cast());
+        }
+        (0..count).fold(0, |bits, index| bits | u64::from(element(index).bit(zeros)) << index)
+    }
+}
+
+/// The inverse, of bits in the order of memory; anything may be above.
+///
+/// # Safety
+/// `dst` is the place of the first of `count` elements, at any alignment, and the processor has S's instructions.
+#[inline(always)]
+pub unsafe fn distribute<S: Simd<T>, T: Element, const BIG: bool>(
+    values: Values<T>, bits: u64, dst: *mut u8, stride: isize, count: usize,
+) {
+    // SAFETY: every index is below `count`; 64 elements are on the stack.
+    unsafe {
+        let put = |index: usize, element: T| dst.offset(index as isize * stride).cast::<T>().write_unaligned(element);
+        if count == 64 {
+            let mut elements = [T::default(); 64];
+            S::from_bits::<BIG, false>(values, bits, elements.as_mut_ptr().cast());
+            return elements.into_iter().enumerate().for_each(|(index, element)| put(index, element));
+        }
+        // From a table: a branch on a bit of data is foreseen half the time.
+        let (bits, elements) = (in_order::<BIG>(bits), [values.zero, values.one]);
+        (0..count).for_each(|index| put(index, elements[(bits >> index & 1) as usize]));
     }
 }
 

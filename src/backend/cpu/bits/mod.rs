@@ -6,17 +6,16 @@
 //!   a time, side by side;
 //! - one row of memory whose contiguous dimension is not the last goes in tiles (`tiles`);
 //! - rows or columns of a few elements, many of them at once, pass through the stack as a string of bits (`narrow`);
-//! - runs of a few elements, a run being what lies at one stride, pass through the stack many at a time (`short`);
-//! - everything else goes run by run.
+//! - everything else passes through the stack, where elements lie side by side (`gathered`); but not long runs that do
+//!   so already (`runs`).
 
 mod across;
 mod bodies;
 mod flat;
+mod gathered;
 mod kernels;
 mod narrow;
 mod runs;
-mod short;
-mod strided;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -33,7 +32,7 @@ use crate::{
 
 use super::{
     dispatch::{InstructionSet, Variant},
-    pool,
+    pool::{self, cut},
     simd::LineAligned,
 };
 
@@ -380,7 +379,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let dst = byte.add(bytes.start as usize);
-                short::pack_runs(self.variant, rule, self.plan.order, &mut from, element, bits, dst);
+                gathered::pack(self.variant, rule, self.plan.order, &mut from, element, bits, dst);
                 let used = bits.div_ceil(8);
                 dst.add(used).write_bytes(0, left - used);
             }
@@ -393,7 +392,7 @@ impl<'a> Job<'a> {
             packed[..filled].fill(0);
             // SAFETY: see Job; the block has room for `count` bits.
             unsafe {
-                short::pack_runs(self.variant, rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
+                gathered::pack(self.variant, rule, self.plan.order, &mut from, element, count, packed.as_mut_ptr());
                 scatter_bytes(&mut to, byte, &packed[..filled]);
             }
             bits -= count;
@@ -411,7 +410,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job.
             unsafe {
                 let src = byte.add(bytes.start as usize);
-                short::unpack_runs(self.variant, patterns, self.plan.order, (src, available), &mut to, element, left);
+                gathered::unpack(self.variant, patterns, self.plan.order, (src, available), &mut to, element, left);
             }
             return;
         }
@@ -423,7 +422,7 @@ impl<'a> Job<'a> {
             // SAFETY: see Job; the block holds `filled` bytes.
             unsafe {
                 gather_bytes(&mut from, byte, &mut packed[..filled]);
-                short::unpack_runs(
+                gathered::unpack(
                     self.variant,
                     patterns,
                     self.plan.order,
@@ -544,15 +543,6 @@ unsafe fn scatter_bytes(cursor: &mut Cursor<'_, 1>, base: *mut u8, mut block: &[
         }
         block = rest;
     }
-}
-
-/// Part number `index` of `parts`, in multiples of 64.
-pub fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
-    if parts == 1 {
-        return 0..total; // without a division
-    }
-    let piece = (total / parts as i64 / 64 + 1) * 64;
-    (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
 }
 
 fn length(range: &Range<i64>) -> usize {

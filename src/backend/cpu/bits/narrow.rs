@@ -27,7 +27,7 @@ use crate::{
 
 use super::{
     bodies::{Groups, PACKED, SLACK, STRING},
-    gather_bytes, kernels, scatter_bytes, short,
+    gather_bytes, gathered, kernels, scatter_bytes,
 };
 
 /// With more columns than this, lines are long enough to be worked on across. Packing 63 columns as a string takes half of
@@ -133,7 +133,7 @@ impl Narrow {
             // SAFETY: the loops of the plan, of which these are made, stay within both sides; a block has room for the
             // bits and bytes of its groups.
             unsafe {
-                short::pack_runs(variant, rule, BitOrder::Little, &mut from, elements, bits, string.as_mut_ptr());
+                gathered::pack(variant, rule, BitOrder::Little, &mut from, elements, bits, string.as_mut_ptr());
                 if self.groups.are_rows() {
                     kernels::string_to_rows(variant, order, &string, self.groups, count, &mut packed);
                 } else {
@@ -166,7 +166,7 @@ impl Narrow {
                     kernels::columns_to_string(variant, order, &packed, self.groups, (first, count), &mut string);
                 }
                 let string = (string.as_ptr(), bits.div_ceil(8));
-                short::unpack_runs(variant, patterns, BitOrder::Little, string, &mut to, elements, bits);
+                gathered::unpack(variant, patterns, BitOrder::Little, string, &mut to, elements, bits);
             }
         });
     }

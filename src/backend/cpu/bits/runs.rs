@@ -1,4 +1,4 @@
-//! Runs: what lies at one stride, one after the other.
+//! Long runs: what lies side by side, or at one stride, one after the other. Bits begin anywhere in a byte.
 
 use std::{marker::PhantomData, mem::MaybeUninit};
 
@@ -13,31 +13,19 @@ use crate::{
     },
 };
 
-use super::strided::{pack_strided, unpack_strided};
+use super::bodies::distribute;
 
-/// Elements side by side, from which words of bits are made: in the order of memory, or from the last back.
+/// Elements side by side, from which words of bits are made.
 struct Forward<S, T> {
     zeros: ZeroRange<T>,
     next: *const u8,
     set: PhantomData<S>,
 }
 
-struct Backward<S, T> {
-    zeros: ZeroRange<T>,
-    end: *const u8,
-    set: PhantomData<S>,
-}
-
-/// Room for elements, which are made of words of bits in the same orders.
+/// Room for elements, which are made of words of bits.
 struct IntoForward<S, T, const BIG: bool> {
     values: Values<T>,
     first: *mut u8,
-    set: PhantomData<S>,
-}
-
-struct IntoBackward<S, T, const BIG: bool> {
-    values: Values<T>,
-    end: *mut u8,
     set: PhantomData<S>,
 }
 
@@ -53,18 +41,6 @@ impl<S: Simd<T>, T: Element> Words for Forward<S, T> {
     }
 }
 
-impl<S: Simd<T>, T: Element> Words for Backward<S, T> {
-    #[inline(always)]
-    unsafe fn next(&mut self) -> u64 {
-        // SAFETY: 64 more elements lie before: the caller knows of another word.
-        unsafe {
-            self.end = self.end.sub(64 * T::SIZE);
-            // Bits reversed within bytes, and bytes reversed: all reversed.
-            S::to_bits::<true>(self.zeros, self.end).swap_bytes()
-        }
-    }
-}
-
 impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoForward<S, T, BIG> {
     #[inline(always)]
     unsafe fn take(&self, number: usize, word: u64) {
@@ -73,26 +49,10 @@ impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoForward<S, T, B
     }
 }
 
-impl<S: Simd<T>, T: Element, const BIG: bool> TakesWords for IntoBackward<S, T, BIG> {
-    #[inline(always)]
-    unsafe fn take(&self, number: usize, word: u64) {
-        // SAFETY: there is room for the 64 elements of a word of this number.
-        unsafe {
-            let dst = self.end.sub(64 * (number + 1) * T::SIZE);
-            // Bytes reversed, and bits taken in the other order: all reversed.
-            if BIG {
-                S::from_bits::<false, false>(self.values, word.swap_bytes(), dst);
-            } else {
-                S::from_bits::<true, false>(self.values, word.swap_bytes(), dst);
-            }
-        }
-    }
-}
-
 /// Writes the bits of elements side by side.
 ///
 /// # Safety
-/// As for [`pack_strided`].
+/// As for [`pack_runs`].
 #[inline(always)]
 unsafe fn pack_side_by_side<S: Simd<T>, T: Element>(
     zeros: ZeroRange<T>, mut src: *const u8, count: usize, writer: &mut BitWriter<'_>,
@@ -114,63 +74,10 @@ unsafe fn pack_side_by_side<S: Simd<T>, T: Element>(
     }
 }
 
-/// Writes the bits of elements side by side, of which the first one is the last in memory.
-///
-/// # Safety
-/// As for [`pack_strided`].
-#[inline(always)]
-unsafe fn pack_backward<S: Simd<T>, T: Element>(
-    zeros: ZeroRange<T>, src: *const u8, count: usize, writer: &mut BitWriter<'_>,
-) {
-    // SAFETY: `end` goes back over `count` elements from the one at `src`, and there is room for their bits.
-    unsafe {
-        let end = src.add(T::SIZE);
-        writer.push_words(count / 64, Backward::<S, T> { zeros, end, set: PhantomData });
-        let end = end.sub(count / 64 * 64 * T::SIZE);
-        let rest = count % 64;
-        if rest > 0 {
-            let src = end.sub(rest * T::SIZE);
-            let bits = if count < 64 {
-                S::some_to_bits(zeros, src, rest).reverse_bits()
-            } else {
-                S::to_bits::<true>(zeros, src).swap_bytes()
-            };
-            writer.push(bits >> (64 - rest), rest);
-        }
-    }
-}
-
-/// Reads bits to elements side by side, of which the first one is the last in memory.
-///
-/// # Safety
-/// As for [`unpack_strided`].
-#[inline(always)]
-unsafe fn unpack_backward<S: Simd<T>, T: Element, const BIG: bool>(
-    values: Values<T>, reader: &mut BitReader<BIG>, dst: *mut u8, count: usize,
-) {
-    // SAFETY: `end` goes back over the room for `count` elements, the first of them at `dst`.
-    unsafe {
-        let end = dst.add(T::SIZE);
-        reader.for_each_word(count / 64, IntoBackward::<S, T, BIG> { values, end, set: PhantomData });
-        let end = end.sub(count / 64 * 64 * T::SIZE);
-        let rest = count % 64;
-        if rest > 0 {
-            let dst = end.sub(rest * T::SIZE);
-            if count < 64 {
-                S::some_from_bits(values, reader.next(rest).reverse_bits() >> (64 - rest), dst, rest);
-            } else {
-                // The last 64 once more: less than to write part of them.
-                let end = dst.add(64 * T::SIZE);
-                IntoBackward::<S, T, BIG> { values, end, set: PhantomData }.take(0, reader.word_up_to(rest));
-            }
-        }
-    }
-}
-
 /// Reads bits to elements side by side.
 ///
 /// # Safety
-/// As for [`unpack_strided`].
+/// As for [`unpack_runs`].
 #[inline(always)]
 unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
     values: Values<T>, reader: &mut BitReader<BIG>, mut dst: *mut u8, count: usize,
@@ -191,7 +98,8 @@ unsafe fn unpack_side_by_side<S: Simd<T>, T: Element, const BIG: bool>(
     }
 }
 
-/// Packs the next `bits` elements that the cursor passes over to ceil(bits / 8) bytes, zeros after the last bit.
+/// Packs the next `bits` elements that the cursor passes over to ceil(bits / 8) bytes, zeros after the last bit. Those of
+/// a run lie side by side.
 ///
 /// # Safety
 /// Every offset of the cursor from `base` is an element, at any alignment; `dst` has room for the bytes; the processor
@@ -206,16 +114,9 @@ pub unsafe fn pack_runs<S: Simd<T>, T: Element>(
     unsafe {
         let LineAligned(block) = &mut LineAligned([MaybeUninit::uninit(); BLOCK]);
         let mut writer = BitWriter::new(block, dst, order);
-        while let Some(Run { offsets: [offset], count, strides: [stride] }) = cursor.next_run(left as i64) {
-            let (src, count) = (base.offset(offset as isize), count as usize);
-            if stride == T::SIZE as i64 {
-                pack_side_by_side::<S, T>(zeros, src, count, &mut writer);
-            } else if stride == -(T::SIZE as i64) {
-                pack_backward::<S, T>(zeros, src, count, &mut writer);
-            } else {
-                pack_strided::<S, T>(zeros, src, stride as isize, count, &mut writer);
-            }
-            left -= count;
+        while let Some(Run { offsets: [offset], count, .. }) = cursor.next_run(left as i64) {
+            pack_side_by_side::<S, T>(zeros, base.offset(offset as isize), count as usize, &mut writer);
+            left -= count as usize;
         }
         writer.finish();
     }
@@ -256,10 +157,11 @@ unsafe fn unpack_ordered<S: Simd<T>, T: Element, const BIG: bool>(
             let (dst, count) = (base.offset(offset as isize), count as usize);
             if stride == T::SIZE as i64 {
                 unpack_side_by_side::<S, T, BIG>(values, &mut reader, dst, count);
-            } else if stride == -(T::SIZE as i64) {
-                unpack_backward::<S, T, BIG>(values, &mut reader, dst, count);
-            } else {
-                unpack_strided::<S, T, BIG>(values, &mut reader, dst, stride as isize, count);
+            } else if !S::unpack_strided(values, &mut reader, dst, stride as isize, count) {
+                for first in (0..count).step_by(64) {
+                    let (some, dst) = (64.min(count - first), dst.offset(first as isize * stride as isize));
+                    distribute::<S, T, BIG>(values, reader.next_few(some), dst, stride as isize, some);
+                }
             }
             left -= count;
         }

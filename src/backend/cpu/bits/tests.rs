@@ -1,6 +1,6 @@
 //! The kernels of every instruction set against the definition.
 
-use super::{across::Lines, flat::Rows, kernels, narrow::Narrow};
+use super::{across::Lines, flat::Rows, gathered, kernels, narrow::Narrow};
 use crate::{
     backend::cpu::{
         dispatch::{InstructionSet, Variant},
@@ -268,15 +268,7 @@ fn runs_are_packed_and_unpacked_as_if_side_by_side() {
                         &Rows::ONE,
                     );
                     let base = memory.as_ptr().add(middle);
-                    kernels::pack_runs(
-                        Variant::packing(set, rule),
-                        rule,
-                        order,
-                        &mut cursor,
-                        base,
-                        bits,
-                        dst.as_mut_ptr(),
-                    );
+                    gathered::pack(Variant::packing(set, rule), rule, order, &mut cursor, base, bits, dst.as_mut_ptr());
                 }
                 let case = format!("{} {rule:x?} {order:?} {bits} bits, runs of {run} at {stride}", set.name());
                 assert_eq!(dst, expected, "{case}");
@@ -295,7 +287,7 @@ fn runs_are_packed_and_unpacked_as_if_side_by_side() {
                 // SAFETY: the bytes, and room for the elements.
                 unsafe {
                     let base = memory.as_mut_ptr().add(middle);
-                    kernels::unpack_runs(
+                    gathered::unpack(
                         Variant::unpacking(set, rule.size),
                         one,
                         order,

@@ -1,13 +1,12 @@
 //! Copies on the CPU, with a cast or without.
 //!
-//! Two loops of a plan are a plane (`moves`), and the others lead from plane to plane. The inner one is where the target's
+//! Two loops of a plan are a plane (`super::moves`), and the others lead from plane to plane. The inner one is where the target's
 //! elements lie closest; the other is where the source's do, if that is another, and then planes go in tiles.
 //!
 //! Casts (`casts`) are of elements that lie side by side. Where they do not, they pass through the stack a block at a
 //! time: gathered as by a copy, cast, and scattered as by a copy.
 
 mod casts;
-mod moves;
 #[cfg(test)]
 mod tests;
 
@@ -17,15 +16,19 @@ use crate::{
     backend::call::Address,
     plan::{
         copy::{Conversion, CopyPlan},
-        loops::{Cursor, Loop, Loops, Run},
+        loops::{Cursor, Loop, Loops},
     },
     tensor::Elements,
 };
 
-use super::{bits::cut, dispatch::InstructionSet, pool, simd::LineAligned};
+use super::{
+    dispatch::InstructionSet,
+    moves::{Plane, move_plane, take_plane},
+    pool::{self, cut},
+    simd::LineAligned,
+};
 
 use casts::{BLOCK, Cast};
-use moves::{Plane, move_plane};
 
 /// Bytes of both sides that are worth waking another thread for, and that a part has at least, as in `bits`.
 const BYTES_A_THREAD: i64 = if cfg!(test) { 64 << 10 } else { 4 << 20 };
@@ -91,8 +94,10 @@ unsafe fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *
     if plan.loops.count() == 0 {
         return;
     }
+    // Not a clone, which copies what there is no loop for, too: 1.5 KiB.
     let mut lines = Loops::new();
-    let inner = plane_of(plan, &mut lines);
+    plan.loops.as_slice().iter().for_each(|item| lines.push(item.count, item.strides));
+    let inner = take_plane(&mut lines, plan.conversion.sizes(), closest_in_source);
     let job = Job {
         set,
         conversion: match plan.conversion {
@@ -108,20 +113,12 @@ unsafe fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *
     job.split(bytes, |part| job.run(part));
 }
 
-/// The inner loop of the planes. All others are added to `lines`, the planes' other one last.
-fn plane_of(plan: &CopyPlan, lines: &mut Loops<2>) -> Loop<2> {
-    let Some((&inner, others)) = plan.loops.as_slice().split_last() else {
-        return Loop { count: 1, strides: plan.conversion.sizes() };
-    };
+/// The loop in which the source's elements lie closest, if they lie closer than in the inner one.
+fn closest_in_source(inner: &Loop<2>, others: &[Loop<2>]) -> Option<usize> {
     let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
     // Where the source repeats its elements, they need not be read in another order.
-    let closer = |&index: &usize| (1..step(&inner)).contains(&step(&others[index]));
-    let closest = (0..others.len()).filter(closer).min_by_key(|&index| step(&others[index]));
-    let apart = |&index: &usize| Some(index) != closest;
-    for index in (0..others.len()).filter(apart).chain(closest) {
-        lines.push(others[index].count, others[index].strides);
-    }
-    inner
+    let closer = |&index: &usize| (1..step(inner)).contains(&step(&others[index]));
+    (0..others.len()).filter(closer).min_by_key(|&index| step(&others[index]))
 }
 
 /// What is done with elements.
@@ -174,18 +171,13 @@ impl Job<'_> {
             return;
         }
         let mut cursor = Cursor::starting_at(self.lines, part.lines.start);
-        while let Some(Run { offsets, count: lines, strides }) = cursor.next_run(left) {
-            left -= lines;
-            let steps = self.inner.strides.map(|stride| stride as isize);
-            let plane = Plane {
-                lines: lines as usize,
-                line_steps: strides.map(|stride| stride as isize),
-                count: count as usize,
-                steps,
-            };
+        while let Some(run) = cursor.next_run(left) {
+            left -= run.count;
+            let plane = Plane::new(&run, &Loop { count, ..self.inner });
             let first = part.elements.start as isize;
-            let at =
-                |side: Address, index: usize| side.0.wrapping_offset(offsets[index] as isize + first * steps[index]);
+            let at = |side: Address, index: usize| {
+                side.0.wrapping_offset(run.offsets[index] as isize + first * plane.steps[index])
+            };
             let (dst, src) = (at(self.target, 0), at(self.source, 1));
             // SAFETY: see Job.
             unsafe {

@@ -8,6 +8,7 @@ mod sync;
 
 use std::{
     ffi::c_void,
+    ops::Range,
     ptr,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
@@ -78,6 +79,15 @@ pub fn prepare() {
     if let Some(taken) = take() {
         TEAM.look_at_cpus(&taken);
     }
+}
+
+/// Part number `index` of `parts`, in multiples of 64.
+pub fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
+    if parts == 1 {
+        return 0..total; // without a division
+    }
+    let piece = (total / parts as i64 / 64 + 1) * 64;
+    (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
 }
 
 /// Runs `work(index, parts)` for every index below `parts`, on the caller and on threads: `worth` in all, if there are

@@ -105,9 +105,6 @@ impl Byte256 for u8 {}
 impl Byte256 for BoolByte {}
 
 impl<T: Byte256> Simd<T> for Avx2 {
-    const WIDEST_STRIDE: usize = 8;
-    const PREFETCHES_STRIDED: bool = true;
-
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<T>, src: *const u8) -> u64 {
         let mut bits = 0;
@@ -144,9 +141,6 @@ impl<T: Byte256> Simd<T> for Avx2 {
 }
 
 impl Simd<u16> for Avx2 {
-    const WIDEST_STRIDE: usize = 8;
-    const PREFETCHES_STRIDED: bool = true;
-
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u16>, src: *const u8) -> u64 {
         let mut bits = 0;
@@ -183,9 +177,6 @@ impl Simd<u16> for Avx2 {
 }
 
 impl Simd<u32> for Avx2 {
-    const WIDEST_STRIDE: usize = 8;
-    const PREFETCHES_STRIDED: bool = true;
-
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u32>, src: *const u8) -> u64 {
         let mut bits = 0;
@@ -219,9 +210,6 @@ impl Simd<u32> for Avx2 {
 }
 
 impl Simd<u64> for Avx2 {
-    const WIDEST_STRIDE: usize = 8;
-    const PREFETCHES_STRIDED: bool = true;
-
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u64>, src: *const u8) -> u64 {
         let mut bits = 0;

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BoolByte, Element, Simd, TILE, Values, ZeroRange, per_group, portable::lane_bits, strided_lanes};
+use super::{BoolByte, Element, Simd, TILE, Values, ZeroRange, portable::lane_bits};
 use crate::backend::cpu::bit_stream::{BitReader, in_order};
 
 /// AVX-512 F and BW, and BMI2.
@@ -133,11 +133,20 @@ lanes! {
 /// The widest distance in bytes of elements that [`StridedVector`] takes.
 const WIDEST: usize = 16;
 
+/// How many of the elements at every `step`-th of some lanes are used: a power of two, so that groups make whole words.
+const fn per_group(lanes: usize, step: usize) -> usize {
+    1 << (lanes / step).ilog2()
+}
+
 /// `EVERY[step]`: the lanes of the elements among 64.
 const EVERY: [u64; WIDEST + 1] = {
     let (mut table, mut step) = ([0; WIDEST + 1], 1);
     while step <= WIDEST {
-        table[step] = strided_lanes(step, 1);
+        let mut element = 0;
+        while element < per_group(64, step) {
+            table[step] |= 1 << (element * step);
+            element += 1;
+        }
         step += 1;
     }
     table
@@ -355,16 +364,6 @@ impl<T: Lanes512> Simd<T> for Avx512 {
     unsafe fn transpose(words: &mut [u64; TILE]) {
         // SAFETY: the processor has AVX-512.
         unsafe { transpose512(words) };
-    }
-
-    const WIDEST_STRIDE: usize = WIDEST;
-
-    #[inline(always)]
-    unsafe fn compact<const STEP: usize, const GROUPS: usize>(groups: &mut [u64; GROUPS]) {
-        for bits in groups {
-            // SAFETY: the processor has BMI2.
-            *bits = unsafe { _pext_u64(*bits, const { strided_lanes(STEP, 1) }) };
-        }
     }
 
     #[inline(always)]

@@ -1,13 +1,10 @@
 //! What differs between instruction sets: how 64 elements side by side become 64 bits and back. A file each; what is
 //! built on it is written once (`bits`) and compiled for each of them (`dispatch`).
 //!
-//! **What is assumed of the platform.** Where elements lie a few lanes apart, AVX2 and AVX-512 load all that lies between
-//! the first and the last (`WIDEST_STRIDE`), and another thread may be writing the bytes between them. Payloads, too, may
-//! be memory that another process writes (`codec::sources`, `share`). In Rust's terms such a plain load is a race. On the
-//! processors that have these sets it is a load like any other: it has no effect but its value, and the lanes between
-//! the elements are left out of every result (`compact`). Each vector is loaded once, by an intrinsic, so that no decision
-//! depends on two loads of one byte. `Portable`, which is for every processor, reads elements alone. ThreadSanitizer may
-//! report these loads.
+//! **What is assumed of the platform.** Payloads may be memory that another process writes (`codec::sources`, `share`).
+//! In Rust's terms a plain load of it is a race. On the processors that have these sets it is a load like any other: it
+//! has no effect but its value. Each vector is loaded once, by an intrinsic, so that no decision depends on two loads of
+//! one byte. What lies between strided elements is neither read nor written. ThreadSanitizer may report these loads.
 
 mod portable;
 mod transpose;
@@ -191,24 +188,6 @@ pub trait Simd<T: Element>: Sized {
         transpose(words);
     }
 
-    /// Elements that lie further apart than this, in bytes, are faster read one at a time than with all that lies between
-    /// them.
-    const WIDEST_STRIDE: usize;
-
-    /// Whether strided elements are asked for ahead. With AVX2 every second bool of 32 MiB took twice as long without; with
-    /// AVX-512, where the loop is shorter, it takes 1.2 times as long with it.
-    const PREFETCHES_STRIDED: bool = false;
-
-    /// The bits of every STEP-th lane of some groups of 64 lanes, side by side; zeros above. Of each group as many as
-    /// [`per_group`] says.
-    ///
-    /// # Safety
-    /// The processor has the instructions.
-    #[inline(always)]
-    unsafe fn compact<const STEP: usize, const GROUPS: usize>(groups: &mut [u64; GROUPS]) {
-        compact::<STEP>(groups);
-    }
-
     /// Reads bits to elements that lie `stride` bytes apart, if there is a faster way than one at a time; otherwise it
     /// does nothing and returns false.
     ///
@@ -220,49 +199,6 @@ pub trait Simd<T: Element>: Sized {
     ) -> bool {
         false
     }
-}
-
-// Elements at every `step`-th lane of a vector, here every third. The bits of all 64 lanes are found at once, and those
-// of the elements are then moved together, in pairs, fours, eights and so on, or at once where there is an instruction:
-//
-//     lanes                        0  1  2  3  4  5  6  7  8  9 10 11 12 ...
-//     elements                     e0 .  .  e1 .  .  e2 .  .  e3 .  .  e4 ...
-//     strided_lanes(3, 1)          1  0  0  1  0  0  1  0  0  1  0  0  1
-//     strided_lanes(3, 2)          1  1  0  0  0  0  1  1  0  0  0  0  1     after pairs came together
-//     strided_lanes(3, 4)          1  1  1  1  0  0  0  0  0  0  0  0  1     after fours did
-//
-// 64 lanes have 22 such elements, of which 16 are used: groups of a power of two make whole words.
-
-/// How many of the elements at every `step`-th of some lanes are used: a power of two.
-pub const fn per_group(lanes: usize, step: usize) -> usize {
-    1 << (lanes / step).ilog2()
-}
-
-/// The lanes that have the bits of the elements at every `step`-th of 64, once runs of `together`, a power of two, have
-/// been moved together.
-pub const fn strided_lanes(step: usize, together: usize) -> u64 {
-    let (mut lanes, mut element) = (0, 0);
-    while element < per_group(64, step) {
-        lanes |= 1 << (element / together * together * step + element % together);
-        element += 1;
-    }
-    lanes
-}
-
-/// See [`Simd::compact`].
-#[inline(always)]
-fn compact<const STEP: usize>(groups: &mut [u64]) {
-    groups.iter_mut().for_each(|bits| *bits &= const { strided_lanes(STEP, 1) });
-    macro_rules! together {
-        ($($count:literal)*) => {$(
-            if $count <= per_group(64, STEP) {
-                for bits in &mut *groups {
-                    *bits = (*bits | *bits >> ($count / 2 * (STEP - 1))) & const { strided_lanes(STEP, $count) };
-                }
-            }
-        )*};
-    }
-    together!(2 4 8 16 32);
 }
 
 /// See [`Simd::transpose`].

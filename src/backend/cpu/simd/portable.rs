@@ -17,9 +17,6 @@ pub const fn lane_bits<const BIG: bool>() -> u64 {
 }
 
 impl<T: Element> Simd<T> for Portable {
-    // None: another thread may be writing what lies between elements, and plain loads must not see that.
-    const WIDEST_STRIDE: usize = 1;
-
     #[inline(always)]
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<T>, src: *const u8) -> u64 {
         // SAFETY: the caller promises 64 elements, and an array of T has no invalid values.
