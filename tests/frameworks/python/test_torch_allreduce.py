@@ -68,6 +68,15 @@ def blocks_lose_little():
     assert torch.equal(again, second)
 
 
+def large_ones_arrive_where_they_belong():
+    """Of so many bytes each two ranks exchange theirs over gloo."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    place = torch.arange(_torch_groups.BY_PAIRS // 2 * world) % 61  # chunks of BF16 begin with different ones
+    tensor = (place + 3 * rank).float()
+    all_reduce(tensor, "bf16")
+    torch.testing.assert_close(tensor, (place + 3 * (world - 1) / 2).float(), rtol=0, atol=0)
+
+
 def the_oldest_goes_on_all_ranks():
     pair = dist.new_group([0, 1])  # rank 2 is in the world alone
     handles = _torch_groups._kept[dist.group.WORLD].handles
@@ -175,8 +184,9 @@ def peer_memory_has_room_for_the_largest_handle():
 @on_groups(3)
 def test_all_reduce(group, tmp_path):
     on_ranks(
-        group, in_turn, tmp_path, means_and_sums, blocks_lose_little, refusals, the_oldest_goes_on_all_ranks,
-        peer_memory_has_room_for_the_largest_handle, a_rank_that_does_not_come_is_not_waited_for,
+        group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong, refusals,
+        the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
+        a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip
 
 
