@@ -11,7 +11,7 @@ from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
 from ._errors import _cut
 from ._owned import _Owned
-from ._reading import _Frame, _Note, _Ready, _frame
+from ._reading import _MOST_KEPT, _Frame, _Note, _Ready, _frame
 from ._tensors import Array
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class _Steps(_Owned):
             ready.call = partial(function, handle, *arguments, ready.stream)
             return ready
 
-        if stream is None and n:
+        if stream is None and 0 < n <= _MOST_KEPT:
             given = [other for other in others if other is not None]
             key = function.__name__, n, numbers, *[other is None for other in others]
             ready = self._run_ready(key, made, [*arrays, *given])
