@@ -6,9 +6,9 @@ gradcodec.torch.compress(): build/bench/training_step.json and a table.
 
 A process a GPU. The step is whole: forward, backward, during which DDP exchanges its buckets, and SGD. `no exchange` is
 the same without gradients being sent. float32: weights and gradients in float32, products in bfloat16; bfloat16: all of
-it. Besides the model of accuracy.py there is one of 30 times its size, with few sequences and with many. Contenders take turns, several steps at a time,
-which are enqueued without waiting; a turn's time is that of the slowest rank. NCCL goes without NVLS. In the end all
-ranks must have the same weights.
+it. Besides the model of accuracy.py there is one of 30 times its size, with few sequences and with many. Contenders
+take turns, several steps at a time, which are enqueued without waiting; a turn's time is that of the slowest rank. NCCL
+goes without NVLS. In the end all ranks must have the same weights.
 """
 
 import argparse

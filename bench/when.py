@@ -44,6 +44,7 @@ SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0
 SHOWN = "int8", "int4", "onebit"
 # Bytes of all payloads up to which ranks of block codecs without errors exchange once: docs/NUMERICS.md, 9.
 ONCE, ONCE_OF_TWO = 2**20, 2**22
+LEAST = 2**12  # elements from which on the line of one exchange is fitted: fewer take as long, or longer
 SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times that were measured
 HOW = "in a graph", "from C", "from Python"
 OVER = " over NCCL"
@@ -93,8 +94,9 @@ class Model:
             if who == "NCCL":
                 continue
             self.lines[who, dtype] = fitted({n: t for n, t in of.items() if not once(who, n)})
-            if any(once(who, n) for n in of):
-                self.once[who, dtype] = fitted({n: t for n, t in of.items() if once(who, n)})
+            alone = {n: t for n, t in of.items() if once(who, n) and n >= LEAST}
+            if alone:
+                self.once[who, dtype] = fitted(alone)
 
     def between_two(self, who, dtype, elements):
         """Seconds between the two GPUs that it is fitted to."""

@@ -92,8 +92,8 @@ class _Steps(_Owned):
         n = len(arrays)
 
         def made(handle: c_void_p) -> _Ready:
-            given = [note for note, other in zip(notes, others) if other is not None]
-            ready = _Ready([of_values.written] * n + [note.written for note in given], n)
+            of_others = [note.written for note, other in zip(notes, others) if other is not None]
+            ready = _Ready([of_values.written] * n + of_others, n)
             places = iter(ready.frame.places[n:])
             at = [None if other is None else c_void_p(next(places)) for other in others]
             arguments = (c_void_p(ready.frame.list), c_size_t(n), *at, *numbers)

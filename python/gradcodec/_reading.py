@@ -411,7 +411,7 @@ class _Ready:
         if self._listed > 2:
             k = self._listed
             [of] = set(map(type, sources[:k]))
-            kind, device = _KINDS[of], None
+            kind = _KINDS[of]
             if not kind.read_all(sources[:k], frame, written[0]):
                 return False
             device = words[_DEVICE]

@@ -39,16 +39,16 @@ class _Rows(Unit):
         if not self.handle.has_errors or not any(name in worker for name in self._row):
             return
         size, device = self.handle.group.size, self.handle.group.device
-        rows = torch.zeros(size, sum(self.handle.sizes) // size, device=device)
+        rows = torch.zeros(size, sum(self.handle.sizes) // size, dtype=torch.float32, device=device)
         first = 0
         for name, part in zip(self._row, self.handle.sizes):
             if name in worker:
                 errors = worker.pop(name)
-                whole = torch.zeros(size * part, device=device)
+                whole = torch.zeros(size * part, dtype=torch.float32, device=device)
                 whole[: errors.numel()] = errors
                 rows[:, first : first + part] = whole.view(size, part)
             first += part
-        self.handle.take_errors(rows.view(-1), torch.zeros(rows.numel(), device=device))
+        self.handle.take_errors(rows.view(-1), torch.zeros_like(rows).view(-1))
 
 
 class _ReduceScatter:
@@ -130,7 +130,7 @@ class _Shards(Compression):
                 self._measured.update(self._losses(unit, given))
             shard = output
             if output.dtype != torch.float32 or not output.is_contiguous():
-                shard = torch.empty(output.shape, device=output.device)
+                shard = torch.empty_like(output, dtype=torch.float32, memory_format=torch.contiguous_format)
             unit.handle.reduce_scatter_within(given, shard, self._error_factor, self._stream_number)
             if shard is not output:
                 output.copy_(shard)

@@ -197,16 +197,12 @@ class Group:
 
     def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
-            if self._over_gloo and size >= BY_PAIRS:
-                return self._by_pairs(to.view(self.size, size), given.view(self.size, size))
             return self._to_all(to, given, [], [], self._of_all_to_all)
 
         return self._exchange(collective, self.size * size, send, recv, size, device)
 
     def _all_gather(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
-            if self._over_gloo and size >= BY_PAIRS:
-                return self._by_pairs(to.view(self.size, size), given.expand(self.size, size))
             return self._gather(to, given, self._of_gather)
 
         return self._exchange(collective, size, send, recv, size, device)
@@ -217,11 +213,9 @@ class Group:
         works: list[Any] = []
         try:
             for k in range(1, self.size):
-                other = (self.rank - k) % self.size
-                works.append(self.group.recv([to[other]], other, TAG))
-            for k in range(1, self.size):
-                other = (self.rank + k) % self.size
-                works.append(self.group.send([given[other]], other, TAG))
+                source, target = (self.rank - k) % self.size, (self.rank + k) % self.size
+                works.append(self.group.recv([to[source]], source, TAG))
+                works.append(self.group.send([given[target]], target, TAG))
             to[self.rank].copy_(given[self.rank])
             for work in works:
                 work.wait() if self.timeout is None else work.wait(self.timeout)
@@ -241,7 +235,9 @@ class Group:
     def _exchange(self, collective: Callable[..., Any], sent: int, send: int, recv: int, size: int, device: Any) -> int:
         try:
             to, given = self._at(recv, self.size * size, device), self._at(send, sent, device)
-            if to.is_cuda or self._takes_host:
+            if self._over_gloo and size >= BY_PAIRS:
+                self._by_pairs(to.view(-1, size), given.view(-1, size).expand(self.size, size))
+            elif to.is_cuda or self._takes_host:
                 _done(collective(to, given))
             else:  # the few bytes that make a handle, by NCCL alone
                 on_gpu = torch.empty_like(to, device=self.device)
@@ -389,8 +385,8 @@ class Handle:
         """Those of this rank, one for each tensor; and of the parts that it reduces: the number of the tensor, the
         first element, the errors."""
         mine = self.parts(self.group.rank)
-        worker = torch.empty(sum(self.sizes), device=self.group.device)
-        server = torch.empty(sum(count for *_, count in mine), device=self.group.device)
+        worker = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.group.device)
+        server = torch.empty(sum(count for *_, count in mine), dtype=torch.float32, device=self.group.device)
         self.steps.errors_out(worker, server, stream=self.stream())
         pieces = torch.split_with_sizes(server, [count for *_, count in mine])
         parts = [(tensor, first, piece) for (tensor, first, _), piece in zip(mine, pieces)]

@@ -68,7 +68,7 @@ class _OneBit(torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         for one in parameters:
             if one.grad is None:
-                found.append(torch.zeros(one.shape, device=one.device))
+                found.append(torch.zeros(one.shape, dtype=torch.float32, device=one.device))
                 continue
             check_tensor("gradient", one.grad)
             gradient = one.grad.to(torch.float32, memory_format=torch.contiguous_format)
@@ -79,7 +79,9 @@ class _OneBit(torch.optim.Optimizer):
         """In float32; load_state_dict() gives them the parameters' dtypes."""
         for one in parameters:
             kept = self.state[one]
-            kept[name] = kept[name].float() if name in kept else torch.zeros(one.shape, device=one.device)
+            if name not in kept:
+                kept[name] = torch.zeros(one.shape, dtype=torch.float32, device=one.device)
+            kept[name] = kept[name].float()
         return [self.state[one][name] for one in parameters]
 
     def _overflowed(self) -> bool:

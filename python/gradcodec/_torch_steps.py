@@ -45,7 +45,7 @@ class Unit:
         if not group.over_all(torch.tensor([int(here)], device=group.device), dist.ReduceOp.MAX).item():
             return
         sizes = self.handle.sizes
-        of_worker, of_server = (torch.zeros(sum(sizes), device=group.device) for _ in range(2))
+        of_worker, of_server = (torch.zeros(sum(sizes), dtype=torch.float32, device=group.device) for _ in range(2))
         first_of_tensor = 0
         for name, size in zip(self.names, sizes):
             if name in worker:
@@ -168,7 +168,7 @@ class Compression:
             else:
                 worker, servers = {}, states[rank::size]  # the ranks share them out
                 for name in dict.fromkeys(name for one in states for name in one["worker"]):
-                    total = torch.zeros(self._sizes[name], device=self._group.device)
+                    total = torch.zeros(self._sizes[name], dtype=torch.float32, device=self._group.device)
                     for one in states:
                         if name in one["worker"]:
                             total += self._own(one["worker"][name]) / len(states)
@@ -181,7 +181,9 @@ class Compression:
             scale = states[0]["scale"]
             if scale is None and self._scaler is not None:
                 scale = 1.0
-            self._errors_scale = None if scale is None else torch.full((1,), scale, device=self._group.device)
+            self._errors_scale = None
+            if scale is not None:
+                self._errors_scale = torch.full((1,), scale, dtype=torch.float32, device=self._group.device)
 
     def close(self) -> None:
         """Frees the errors. From now on the hook averages plainly. Twice is once."""

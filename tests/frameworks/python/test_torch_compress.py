@@ -459,6 +459,20 @@ def the_programs_of_documents_run_as_printed():
         assert isinstance(names["compression"], Compression)
 
 
+def errors_are_float32_where_that_is_not_the_default():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model, compression = hooked("int4", torch.bfloat16)
+        backward(model, mine(0))
+        state = compression.state_dict()
+        assert state["worker"] and {errors.dtype for errors in state["worker"].values()} == {torch.float32}
+        for taken in state, [{**state, "rank": 0, "world_size": 1}]:
+            compression.load_state_dict(taken)
+            backward(model, mine(1))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 SAMPLES = [
     the_programs_of_documents_run_as_printed,
     gradients_are_those_of_plain_training_but_for_rounding,
@@ -468,7 +482,7 @@ SAMPLES = [
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
     parameters_without_gradients_are_left_alone, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
-    names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
+    errors_are_float32_where_that_is_not_the_default, names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
 ]  # fmt: skip
 
 

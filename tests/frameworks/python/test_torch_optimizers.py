@@ -91,6 +91,20 @@ def one_inf_leaves_one_step_out_on_all_ranks():
             assert optimizer.taken_back == 1 and loss == pytest.approx(without, rel=1e-5), (loss, without)
 
 
+def the_state_is_float32_where_that_is_not_the_default():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for make, name in (lambda p: OneBitSGD(p), "momentum_buffer"), (lambda p: OneBitAdam(p, warmup_steps=1), "exp_avg"):
+            model = torch.nn.Linear(3, 3)
+            optimizer = make(model.parameters())
+            for _ in range(2):
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+            assert {optimizer.state[one][name].dtype for one in model.parameters()} == {torch.float32}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def what_was_saved_goes_on():
     model = network()
     optimizer = OneBitAdam(model.parameters(), 1e-3, warmup_steps=2)
@@ -175,7 +189,8 @@ def refusals():
 
 SAMPLES = [
     refusals, parameters_without_a_gradient_count_as_zero, elements_without_a_variance_are_left_alone,
-    what_was_saved_goes_on, the_warm_up_is_adamw, sgd_trains_as_well_as_with_float32,
+    what_was_saved_goes_on, the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw,
+    sgd_trains_as_well_as_with_float32,
     adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
     epsilon_bounds_a_step_where_the_variance_is_tiny,
 ]  # fmt: skip

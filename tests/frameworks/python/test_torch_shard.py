@@ -187,9 +187,24 @@ def refusals():
         backward(other, mine(0))
 
 
+def errors_are_float32_where_that_is_not_the_default():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = sharded(torch.bfloat16, shapes=EVEN)
+        compression = shard(model, "int4", raw=())
+        backward(model, mine(0, EVEN))
+        state = compression.state_dict()
+        assert state["worker"] and {errors.dtype for errors in state["worker"].values()} == {torch.float32}
+        compression.load_state_dict(state)
+        backward(model, mine(1, EVEN))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 SAMPLES = [
     what_is_of_one_magnitude_comes_back, blocks_lose_little, nothing_is_lost_but_what_is_carried,
-    one_inf_takes_the_step_back_in_every_module_on_every_rank, a_pass_that_broke_off_is_taken_back, refusals,
+    one_inf_takes_the_step_back_in_every_module_on_every_rank, a_pass_that_broke_off_is_taken_back,
+    errors_are_float32_where_that_is_not_the_default, refusals,
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 //! Copies on the CPU, with a cast or without.
 //!
-//! Two loops of a plan are a plane (`super::moves`), and the others lead from plane to plane. The inner one is where the target's
-//! elements lie closest; the other is where the source's do, if that is another, and then planes go in tiles.
+//! Two loops of a plan are a plane (`super::moves`), and the others lead from plane to plane. The inner one is where the
+//! target's elements lie closest; the other is where the source's do, if that is another, and then planes go in tiles.
 //!
 //! Casts (`casts`) are of elements that lie side by side. Where they do not, they pass through the stack a block at a
 //! time: gathered as by a copy, cast, and scattered as by a copy.
