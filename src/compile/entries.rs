@@ -2,16 +2,20 @@
 
 use std::fmt;
 
-use super::layout::{ELEMENT_ROUNDS, Layout};
+use super::layout::{ELEMENT_ROUNDS, Layout, TILE_ROUNDS};
 
 /// An entry of a source: how elements lie, and how a thread goes over them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    // Elementwise: in vectors one after the other, one by one, one by one at any address, in vectors in nested loops.
+    // Elementwise: in vectors one after the other, one by one, one by one at any address, in vectors in nested loops, one by
+    // one in tiles of the two innermost loops.
     Vectors,
     Elements,
     Bytes,
     NestedVectors,
+    Tiles,
+    /// Of which some inputs are turned.
+    TurnedTiles,
     // Reductions. Threads side by side have neighbouring elements of one output (rows), or neighbouring outputs (columns).
     Rows,
     RowElements,
@@ -31,7 +35,7 @@ pub enum Entry {
 
 use Entry::*;
 
-const ELEMENTWISE: [Entry; 4] = [Vectors, Elements, Bytes, NestedVectors];
+const ELEMENTWISE: [Entry; 6] = [Vectors, Elements, Bytes, NestedVectors, Tiles, TurnedTiles];
 const REDUCTION: [Entry; 11] = [
     Rows,
     RowElements,
@@ -95,6 +99,8 @@ impl Entry {
             Elements => "_elements",
             Bytes => "_bytes",
             NestedVectors | NestedRows => "_nested",
+            Tiles => "_tiles",
+            TurnedTiles => "_turned_tiles",
             RowElements => "_row",
             Columns => "_columns",
             ColumnElements => "_column",
@@ -116,6 +122,8 @@ impl Entry {
             Elements => write!(out, "_gc_block<1, {ELEMENT_ROUNDS}, true, false>"),
             Bytes => write!(out, "_gc_block<1, 1, true, true>"),
             NestedVectors => write!(out, "_gc_block<{vector}, {rounds}, true, false>"),
+            Tiles => write!(out, "_gc_tile<{TILE_ROUNDS}, false>"),
+            TurnedTiles => write!(out, "_gc_tile<{TILE_ROUNDS}, true>"),
             Rows => write!(out, "_gc_run<{vector}, {rounds}, false, false, false, false>"),
             RowElements => write!(out, "_gc_run<{vector}, {row}, false, true, false, false>"),
             Columns => write!(out, "_gc_run<{vector}, {columns}, true, false, false, false>"),
@@ -133,7 +141,7 @@ impl Entry {
 
 /// Some entries, a bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Entries(u16);
+pub struct Entries(u32);
 
 impl Entries {
     pub fn all(is_reduction: bool) -> Self {
@@ -141,11 +149,11 @@ impl Entries {
     }
 
     pub fn with(self, entry: Entry) -> Self {
-        Self(self.0 | 1 << entry as u16)
+        Self(self.0 | 1 << entry as u32)
     }
 
     pub fn has(self, entry: Entry) -> bool {
-        self.0 >> entry as u16 & 1 != 0
+        self.0 >> entry as u32 & 1 != 0
     }
 
     /// Whether all of `others` are among them.
@@ -153,12 +161,12 @@ impl Entries {
         self.0 & others.0 == others.0
     }
 
-    pub fn to_bits(self) -> u16 {
+    pub fn to_bits(self) -> u32 {
         self.0
     }
 
     /// None where there is none, or one that is not of this kind.
-    pub fn from_bits(bits: u16, is_reduction: bool) -> Option<Self> {
+    pub fn from_bits(bits: u32, is_reduction: bool) -> Option<Self> {
         (bits != 0 && Self::all(is_reduction).include(Self(bits))).then_some(Self(bits))
     }
 }
@@ -176,10 +184,9 @@ mod tests {
         let of_elements = accesses.map(|access| nested.map(|nested| Entry::elementwise(access, nested)));
         let columns = [false, true]
             .map(|columns| accesses.map(|access| nested.map(|nested| Entry::reduction(columns, access, nested))));
+        let of_elements = of_elements.into_iter().flatten().chain([Tiles, TurnedTiles]);
         let reductions = columns.into_iter().flatten().flatten().chain([Second]);
-        for (is_reduction, chosen) in
-            [(false, of_elements.into_iter().flatten().collect::<Vec<_>>()), (true, reductions.collect())]
-        {
+        for (is_reduction, chosen) in [(false, of_elements.collect::<Vec<_>>()), (true, reductions.collect())] {
             let all = Entry::all(is_reduction);
             assert!(all.iter().all(|entry| chosen.contains(entry)) && chosen.iter().all(|entry| all.contains(entry)));
             assert_eq!(all.iter().map(|entry| entry.suffix()).collect::<HashSet<_>>().len(), all.len());

@@ -15,7 +15,7 @@ const MAGIC: &[u8; 8] = b"gckernel";
 
 /// Changes whenever an image is read in another way, and whenever its kernels mean something else or take another argument:
 /// that is not in it.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 const HEADER: usize = 24;
 const DIGEST: usize = 32;
@@ -192,11 +192,11 @@ mod tests {
     fn a_refusal_says_what_was_wrong() {
         let bytes = image(&[]);
         let mut newer = bytes.clone();
-        newer[8] = 5;
+        newer[8] = 6;
         for (bytes, kind, words) in [
             (&b"nothing"[..], KIND, "mine: 7 bytes, which is not all of a kernel's image"),
             (&[9; 100], KIND, "mine: not the image of a kernel"),
-            (&newer, KIND, "mine: an image of version 5; this library reads version 4"),
+            (&newer, KIND, "mine: an image of version 6; this library reads version 5"),
             (&bytes, *b"ELSE", "mine: an image of another kind"),
             (&[&bytes[..], &[0; 5]].concat(), KIND, "mine: 61 bytes of an image of 56 bytes"),
         ] {

@@ -29,6 +29,9 @@ const SINGLES_IN_FLIGHT: usize = 16;
 /// Elements that a thread does at once where they lie anywhere.
 pub const ELEMENT_ROUNDS: usize = 4;
 
+/// Elements of a tile that a thread does at once.
+pub const TILE_ROUNDS: usize = 8;
+
 /// Words of a kernel's argument: the 4096 bytes that every driver takes.
 pub const MOST_WORDS: usize = 4096 / 8;
 

@@ -7,7 +7,7 @@ use crate::error::{Result, error};
 
 use super::{
     entries::{Access, Entries, Entry},
-    layout::{ELEMENT_ROUNDS, HEAD, Layout, MOST_WORDS, THREADS},
+    layout::{ELEMENT_ROUNDS, HEAD, Layout, MOST_WORDS, THREADS, TILE_ROUNDS},
 };
 
 /// Blocks that an output's elements are given to, all outputs together: several times what the largest GPUs run at
@@ -22,6 +22,13 @@ const LOG_ROW: u32 = 5;
 
 /// Binary logarithm of the threads of a block.
 const LOG_THREADS: u32 = THREADS.ilog2();
+
+/// Binary logarithm of the elements of a tile.
+const LOG_TILE: u32 = LOG_THREADS + TILE_ROUNDS.ilog2();
+
+/// Binary logarithm of a tile's columns where the neighbours of an input lie below each other, and of the fewest in wide
+/// matrices.
+const LOG_TURNED: u32 = 5;
 
 /// Nested loops over some tensors, outermost first: rows of a count and a stride, in bytes, of each. In place, as all that
 /// a run needs: it allocates nothing.
@@ -238,6 +245,46 @@ fn put_rest(words: &mut Words, layout: &Layout) {
     words.extend((words.len()..layout.words()).map(|_| 0));
 }
 
+/// How blocks share the two innermost loops of a nest, a tile each.
+struct Tiling {
+    /// Rows and columns: elements, and tiles.
+    elements: [u64; 2],
+    tiles: [u64; 2],
+    log_width: u32,
+    blocks: u64,
+    /// Inputs whose neighbours lie below each other.
+    turned: u32,
+}
+
+impl Tiling {
+    /// None where there are no two loops, or they would leave more than half of the threads without an element.
+    fn of(nest: &Nest, operands: &[Operand]) -> Option<Self> {
+        let outer = nest.len().checked_sub(2)?;
+        let (down, beside) = (nest.row(outer), nest.row(outer + 1));
+        let (rows, columns) = (down[0] as u64, beside[0] as u64);
+        let mut turned = 0;
+        for (k, _) in operands.iter().enumerate().filter(|(_, operand)| operand.is_input) {
+            let [below, next] = [down, beside].map(|row| row[k + 1].unsigned_abs());
+            turned |= u32::from((1..next).contains(&below)) << k;
+        }
+        let usual = if turned != 0 { LOG_TURNED } else { LOG_THREADS };
+        let few_rows = LOG_TILE.saturating_sub(log_of(rows)).min(LOG_THREADS);
+        let mut log_width = log_of(columns).min(usual.max(few_rows));
+        // The last tile of a row is not to leave many threads without an element.
+        while log_width > LOG_TURNED.max(few_rows) && columns.next_multiple_of(1 << log_width) > columns + columns / 4 {
+            log_width -= 1;
+        }
+        if LOG_TILE - log_width > LOG_THREADS {
+            turned = 0; // columns are longer than a block has threads
+        }
+        let tiles = [rows.div_ceil(1 << (LOG_TILE - log_width)), columns.div_ceil(1 << log_width)];
+        let (count, most) = (nest.count(), i32::MAX as u64);
+        let blocks = (count / rows / columns).checked_mul(tiles[0])?.checked_mul(tiles[1])?;
+        let fits = rows.max(columns).max(blocks) <= most && blocks << LOG_TILE <= 2 * count;
+        fits.then_some(Self { elements: [rows, columns], tiles, log_width, blocks, turned })
+    }
+}
+
 /// The launch of an elementwise kernel over a nest with as many loops as its layout has, or fewer, and its argument.
 pub fn elementwise(
     layout: &Layout, nest: &Nest, operands: &[Operand], values: impl FnOnce(&mut Words), words: &mut Words,
@@ -246,6 +293,22 @@ pub fn elementwise(
     let bytes = is_unaligned(&[nest], operands);
     // One that is broadcast is read as an element, which has to be aligned, too.
     let ones = if bytes { None } else { vectors(nest, None, operands, vector, true, |_| true) };
+    if ones.is_none()
+        && !bytes
+        && let Some(Tiling { elements: [rows, columns], tiles, log_width, blocks, turned }) = Tiling::of(nest, operands)
+    {
+        let entry = if turned == 0 { Entry::Tiles } else { Entry::TurnedTiles };
+        let head = [nest.count(), columns | rows << 32, two(nest.len() as u32, turned), two(blocks as u32, log_width)];
+        put_head(words, &head, layout, operands, values);
+        put_loops(words, nest, 1);
+        let row = 2 + operands.len();
+        for (k, count) in tiles.into_iter().rev().enumerate() {
+            let at = words.len() - (k + 1) * row;
+            (words[at], words[at + 1]) = (count, u64::MAX / count);
+        }
+        put_rest(words, layout);
+        return Launches { first: Launch { entry, blocks }, second: None };
+    }
     let (access, at_once, rounds) = match ones {
         Some(_) => (Access::Vectors, vector, layout.rounds),
         None if bytes => (Access::Bytes, 1, 1),
@@ -572,6 +635,80 @@ mod tests {
         let (mut words, nest) = (Words::new(), nest(2, &[(K32 + 3, &[1, 1])]));
         let launches = elementwise(&layout(false, 2, 16), &nest, &aligned, |_| {}, &mut words);
         assert_eq!((launches.first, words[1]), (Launch { entry: Entry::Vectors, blocks: (1 << 19) + 1 }, 1 << 28));
+    }
+
+    #[test]
+    fn every_element_of_tiles_has_one_thread_and_its_place() {
+        let operands = [operand(0, 4, true), operand(0, 4, false)];
+        let cases: [(Dims<'_>, u32, Entry); 9] = [
+            (&[(13, &[0, 4 * 257]), (257, &[4, 4])], 7, Entry::Tiles),
+            (&[(1300, &[4, 4 * 67]), (67, &[0, 4])], 5, Entry::Tiles),
+            (&[(900, &[0, 12]), (3, &[4, 4])], 2, Entry::Tiles),
+            (&[(5, &[4, 4 * 7 * 321]), (7, &[0, 4 * 321]), (321, &[4, 4])], 8, Entry::Tiles),
+            (&[(637, &[4, 4 * 95]), (95, &[4 * 637, 4])], 5, Entry::TurnedTiles),
+            (&[(3, &[1000, 4 * 8 * 301]), (8, &[-4, 4 * 301]), (301, &[-32, 4])], 8, Entry::TurnedTiles),
+            (&[(301, &[4, 32]), (7, &[4 * 301, 4])], 3, Entry::TurnedTiles),
+            (&[(900, &[4, 20]), (5, &[3600, 4])], 3, Entry::TurnedTiles),
+            (&[(900, &[4, 12]), (4, &[3600, 4])], 2, Entry::Tiles), // columns are longer than a block has threads
+        ];
+        for (dims, expected_width, entry) in cases {
+            let (layout, nest, mut words) = (layout(false, 2, 1), nest(2, dims), Words::new());
+            let Launches { first, second } = elementwise(&layout, &nest, &operands, |_| {}, &mut words);
+            let (n_loops, ones) = (words[2] as u32 as usize, (words[2] >> 32) as u32);
+            assert_eq!(
+                (first.entry, second, n_loops, ones),
+                (entry, None, dims.len(), u32::from(entry == Entry::TurnedTiles))
+            );
+            let (columns, rows, log_width) = (words[1] as u32 as u64, words[1] >> 32, (words[3] >> 32) as u32);
+            assert_eq!((log_width, words[0]), (expected_width, nest.count()), "{dims:?}");
+            let loops = &words[layout.before_loops..];
+            let two = &loops[4 * (n_loops - 2)..];
+            let divided = |number: u64, row: &[u64]| {
+                assert_eq!(row[1], u64::MAX / row[0]);
+                (number / row[0], number % row[0])
+            };
+            let mut seen = vec![0; nest.count() as usize];
+            for block in 0..first.blocks {
+                let (rest, across) = divided(block, &two[4..]);
+                let (rest, down) = divided(rest, two);
+                for unit in 0..1 << LOG_TILE {
+                    let column = (across << log_width) + unit % (1 << log_width);
+                    let row = (down << (LOG_TILE - log_width)) + (unit >> log_width);
+                    if column >= columns || row >= rows {
+                        continue;
+                    }
+                    let number = (rest * rows + row) * columns + column;
+                    seen[number as usize] += 1;
+                    for tensor in 0..2 {
+                        let [below, beside] = [two[2 + tensor], two[6 + tensor]];
+                        let at = row.wrapping_mul(below).wrapping_add(column.wrapping_mul(beside)) as i64
+                            + found(loops, 2, n_loops - 2, tensor, rest);
+                        assert_eq!(at, place(dims, tensor, number), "{dims:?}, {number}");
+                    }
+                }
+            }
+            assert!(seen.iter().all(|&threads| threads == 1), "{dims:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_are_for_two_loops_that_fill_them_and_are_counted_in_32_bits() {
+        let operands = [operand(0, 4, true), operand(0, 4, false)];
+        let half = (1 << 10) + 2; // rows of threads, in blocks of which the last one is nearly empty
+        let cases: [(Dims<'_>, bool); 9] = [
+            (&[(1 << 20, &[8, 4])], false),
+            (&[(K31 - 1, &[0, 4 * 301]), (301, &[4, 4])], true),
+            (&[(K31, &[0, 4 * 301]), (301, &[4, 4])], false),
+            (&[(301, &[0, 4 * (K31 - 1)]), (K31 - 1, &[4, 4])], true),
+            (&[(301, &[0, 4 * K31]), (K31, &[4, 4])], false),
+            (&[(3, &[0, 4 * 301]), (301, &[4, 4])], false),
+            (&[(half, &[0, 4 * 129]), (129, &[4, 4])], true),
+            (&[(1 << 20, &[4, 24]), (2, &[0, 12]), (3, &[4, 4])], false),
+            (&[(K31 - 1, &[0, 4 * (K31 - 1)]), (K31 - 1, &[4, 4])], false), // too many blocks
+        ];
+        for (dims, expected) in cases {
+            assert_eq!(Tiling::of(&nest(2, dims), &operands).is_some(), expected, "{dims:?}");
+        }
     }
 
     const COUNTS: [i64; 14] =

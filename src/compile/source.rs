@@ -38,7 +38,7 @@ const OWN_TYPE_ALIGNMENT: usize = 16;
 /// The words before the addresses of tensors.
 const ELEMENTWISE_HEAD: &str = "\
 unsigned long long size, units;
-unsigned n_loops, ones, blocks;
+unsigned n_loops, ones, blocks, log_width;
 ";
 const REDUCTION_HEAD: &str = "\
 unsigned long long kept, reduced, chunk, tiles;
@@ -315,14 +315,17 @@ impl<'a> Writer<'a> {
                 }
                 "_GC_ROUNDS_OF_INPUTS" => self.declare_inputs("_gc_V == 1 || _gc_ONES"),
                 "_GC_LOAD_ROUND" => self.load_round(Which::All),
+                "_GC_TURN_INPUTS" => self.each(Which::Inputs, |out, _, index, k| {
+                    writeln!(out, "if (_gc_share.is_turned({k})) _gc_share.turn(_gc_{index}, _gc_args.data[{k}], {k});")
+                }),
                 "_GC_SPREAD_ROUND" => self.spread_round(),
                 "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs),
                 "_GC_LOAD_ONE_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
-                    let address = Address(k);
+                    let address = Address::Of(k);
                     writeln!(out, "_gc_{index}[_gc_r].set(_gc_m, _gc::load_one<{cpp}>({address}, _gc_BYTES));")
                 }),
                 "_GC_LOAD_LAST_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
-                    let address = Address(k);
+                    let address = Address::Of(k);
                     writeln!(out, "const {cpp} _gc_{index} = _gc::load_one<{cpp}>({address}, _gc_args.bytes);")
                 }),
                 "_GC_STORE_ROUND" => self.store_round(),
@@ -390,11 +393,18 @@ impl<'a> Writer<'a> {
     fn load_round(&mut self, which: Which) -> fmt::Result {
         let inputs = self.definition.inputs;
         self.each(which, |out, cpp, index, k| {
+            let address = match which {
+                Which::All => Address::Ready(k),
+                _ => Address::Of(k),
+            };
             if index < inputs {
-                writeln!(out, "_gc_{index}[_gc_r].load({}, _gc_args.ones >> {k} & 1, _gc_BYTES);", Address(k))
+                if matches!(which, Which::All) {
+                    writeln!(out, "if (!_gc_share.is_turned({k}))")?;
+                }
+                writeln!(out, "_gc_{index}[_gc_r].load({address}, _gc_args.ones >> {k} & 1, _gc_BYTES);")
             } else {
-                writeln!(out, "if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {});", Address(k))?;
-                writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({}, _gc_BYTES);", Address(k))
+                writeln!(out, "if (_gc_V > 1) _gc::load(_gc_{index}[_gc_r], {address});")?;
+                writeln!(out, "else _gc_{index}[_gc_r][0] = _gc::load_one<{cpp}>({address}, _gc_BYTES);")
             }
         })
     }
@@ -408,8 +418,9 @@ impl<'a> Writer<'a> {
 
     fn store_round(&mut self) -> fmt::Result {
         self.each(Which::Outputs, |out, _, index, k| {
-            writeln!(out, "if (_gc_V > 1) _gc::store(_gc_{index}[_gc_r], {});", Address(k))?;
-            writeln!(out, "else _gc::store_one(_gc_{index}[_gc_r][0], {}, _gc_BYTES);", Address(k))
+            let address = Address::Ready(k);
+            writeln!(out, "if (_gc_V > 1) _gc::store(_gc_{index}[_gc_r], {address});")?;
+            writeln!(out, "else _gc::store_one(_gc_{index}[_gc_r][0], {address}, _gc_BYTES);")
         })
     }
 
@@ -422,7 +433,7 @@ impl<'a> Writer<'a> {
 
     fn finish(&mut self) -> fmt::Result {
         write!(self.out, "_gc_finish(_gc_args, _gc_one, static_cast<ptrdiff_t>(_gc_number)")?;
-        self.each(Which::Outputs, |out, _, _, k| write!(out, ", {}", Address(k)))?;
+        self.each(Which::Outputs, |out, _, _, k| write!(out, ", {}", Address::Of(k)))?;
         writeln!(self.out, ");")
     }
 
@@ -468,12 +479,18 @@ enum Which {
     Outputs,
 }
 
-/// Where an element of such a tensor is loaded from or stored to.
-struct Address(usize);
+/// Where an element of such a tensor is loaded from or stored to. `Ready`: that was computed.
+enum Address {
+    Of(usize),
+    Ready(usize),
+}
 
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "static_cast<char *>(_gc_args.data[{0}]) + _gc_offsets[{0}]", self.0)
+        match self {
+            Self::Of(k) => write!(out, "static_cast<char *>(_gc_args.data[{k}]) + _gc_offsets[{k}]"),
+            Self::Ready(k) => write!(out, "_gc_places[{k}]"),
+        }
     }
 }
 

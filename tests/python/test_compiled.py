@@ -88,6 +88,47 @@ def test_elements_lie_anywhere():
     """)
 
 
+def test_tiles_of_rows_columns_and_what_is_transposed():
+    run("""
+    numbered = elementwise("T x, T y, T w", "T z, int64 at", "z = x + y - w; at = i", "numbered")
+    add = elementwise("T x, T y, T w", "T z", "z = x + y - w", "add")
+    def transposed(*axes):  # a tensor of the shape whose memory is in another order
+        order = np.argsort(axes)
+        return lambda a: np.ascontiguousarray(a.transpose(axes)).transpose(order)
+    for shape, ways in [
+        ((131, 259), [transposed(1, 0)]), ((64, 96), [transposed(1, 0)]), ((1000, 9), [transposed(1, 0)]),
+        ((9, 1000), [transposed(1, 0)]), ((2000, 5), [transposed(1, 0)]), ((5, 2000), [transposed(1, 0)]),
+        ((3, 70, 77), [transposed(0, 2, 1), transposed(1, 2, 0), transposed(2, 1, 0)]),
+        ((5, 3, 65, 67), [transposed(1, 0, 3, 2), transposed(3, 1, 0, 2)]),
+    ]:
+        for dtype in DTYPES:
+            x, y, w = (integers(*shape, dtype=dtype, low=0, high=20) for _ in range(3))
+            row, column = y[..., :1, :], y[..., :, :1]
+            cases = [(x, row, w), (x, column, w), (row, x, column)]
+            cases += [(x, way(y), w) for way in ways] + [(way(x), y, way(w)) for way in ways] + [(ways[0](x), row, w)]
+            for one, two, three in cases:
+                expected = one + two - three if dtype != "?" else (one.astype("i4") + two - three) != 0
+                z, at = np.zeros(shape, dtype), np.zeros(shape, "i8")
+                add([one, two, three], [z])
+                same(z, expected)
+                numbered([one, two, three], [z, at])
+                same(z, expected)
+                same(at, np.arange(at.size).reshape(shape))
+    entered = lambda words: words in DRIVER.fake_last_launch().decode()
+    x, z = integers(300, 301), np.zeros((300, 301), "f4")
+    add([x, x[:1], x], [z])
+    assert entered("add_tiles"), DRIVER.fake_last_launch()
+    add([x, transposed(1, 0)(x), x], [z])
+    assert entered("add_turned_tiles"), DRIVER.fake_last_launch()
+    add([x[:3], x[:1], x[:3]], [z[:3]])  # most rows of a tile would be empty
+    assert entered("add_elements"), DRIVER.fake_last_launch()
+    turned = np.zeros((300, 301), "f4").T.copy().T
+    before = turned.copy()
+    numbered([x, turned, x], [turned, np.zeros((300, 301), "i8")])  # in place, where the output lies so, too
+    same(turned, before)
+    """.replace("DTYPES", repr(both(quick=["f4", "u1"], all=["f4", "u1", "f8", "f2", "?"]))))
+
+
 def test_every_type_letters_and_scalars():
     run("""
     kernel = elementwise("T x, T y", "T z", "z = x + y", "add")

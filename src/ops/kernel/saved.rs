@@ -1,7 +1,7 @@
 //! Kernels outside of the process: as bytes, with all that was compiled.
 //!
 //! The parts of such an image: flags; the texts; the number of options, and these; the number of variants, and of each its
-//! key and its code. A key: the capability, 4 bytes; the bits of its entries and, highest, of many loops, 2; and of each
+//! key and its code. A key: the capability, 4 bytes; the bits of its entries and, highest, of many loops, 4; and of each
 //! parameter its dtype, how it is bound, and its dimensions.
 
 use arrayvec::ArrayVec;
@@ -29,7 +29,7 @@ use super::{Kernel, out_of_memory};
 const SAVED: Kind = *b"kern";
 
 /// Among the bits of entries: the specialization takes many loops.
-const MANY_LOOPS: u16 = 1 << 15;
+const MANY_LOOPS: u32 = 1 << 31;
 
 impl Kernel {
     /// The definition, and all that was compiled, as bytes.
@@ -50,7 +50,7 @@ impl Kernel {
         let count = compiled().count();
         saved.add(&(count as u64).to_le_bytes())?;
         for (variant, code) in compiled().take(count) {
-            let mut key: ArrayVec<u8, { 6 + 3 * MOST }> = ArrayVec::new();
+            let mut key: ArrayVec<u8, { 8 + 3 * MOST }> = ArrayVec::new();
             key.extend(variant.capability.to_le_bytes());
             let many_loops = if variant.specialization.many_loops { MANY_LOOPS } else { 0 };
             key.extend((variant.entries.to_bits() | many_loops).to_le_bytes());
@@ -108,7 +108,7 @@ impl Kernel {
     fn key_of(&self, key: &[u8]) -> Result<(i32, Specialization, Entries)> {
         let (capability, rest) = key.split_first_chunk().ok_or_else(not_a_kernel)?;
         let (what, bindings) = rest.split_first_chunk().ok_or_else(not_a_kernel)?;
-        let what = u16::from_le_bytes(*what);
+        let what = u32::from_le_bytes(*what);
         let entries = Entries::from_bits(what & !MANY_LOOPS, self.definition.is_reduction).ok_or_else(not_a_kernel)?;
         let many_loops = what & MANY_LOOPS != 0;
         let mut specialization = Specialization { bindings: ArrayVec::new(), many_loops };
