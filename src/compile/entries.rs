@@ -31,12 +31,14 @@ pub enum Entry {
     NestedColumns,
     NestedRowElements,
     NestedColumnElements,
+    /// One by one, through shared memory: short rows one after the other.
+    ShortRows,
 }
 
 use Entry::*;
 
 const ELEMENTWISE: [Entry; 6] = [Vectors, Elements, Bytes, NestedVectors, Tiles, TurnedTiles];
-const REDUCTION: [Entry; 11] = [
+const REDUCTION: [Entry; 12] = [
     Rows,
     RowElements,
     Columns,
@@ -48,6 +50,7 @@ const REDUCTION: [Entry; 11] = [
     NestedColumns,
     NestedRowElements,
     NestedColumnElements,
+    ShortRows,
 ];
 
 /// How many there are.
@@ -110,6 +113,7 @@ impl Entry {
             NestedColumns => "_nested_columns",
             NestedRowElements => "_nested_row",
             NestedColumnElements => "_nested_column",
+            ShortRows => "_short_rows",
         }
     }
 
@@ -135,6 +139,7 @@ impl Entry {
             NestedColumns => write!(out, "_gc_run<{vector}, {rounds}, true, false, true, false>"),
             NestedRowElements => write!(out, "_gc_run<{vector}, 1, false, true, true, false>"),
             NestedColumnElements => write!(out, "_gc_run<1, {ELEMENT_ROUNDS}, true, false, true, false>"),
+            ShortRows => write!(out, "_gc_run_short<{vector}, {}>", (singles / 2).max(1)),
         }
     }
 }
@@ -185,7 +190,7 @@ mod tests {
         let columns = [false, true]
             .map(|columns| accesses.map(|access| nested.map(|nested| Entry::reduction(columns, access, nested))));
         let of_elements = of_elements.into_iter().flatten().chain([Tiles, TurnedTiles]);
-        let reductions = columns.into_iter().flatten().flatten().chain([Second]);
+        let reductions = columns.into_iter().flatten().flatten().chain([Second, ShortRows]);
         for (is_reduction, chosen) in [(false, of_elements.collect::<Vec<_>>()), (true, reductions.collect())] {
             let all = Entry::all(is_reduction);
             assert!(all.iter().all(|entry| chosen.contains(entry)) && chosen.iter().all(|entry| all.contains(entry)));

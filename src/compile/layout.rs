@@ -32,6 +32,12 @@ pub const ELEMENT_ROUNDS: usize = 4;
 /// Elements of a tile that a thread does at once.
 pub const TILE_ROUNDS: usize = 8;
 
+/// Bytes of a block's shared memory for rows that are short.
+pub const SHORT_BYTES: usize = 32 << 10;
+
+/// Bytes of a value that is reduced in, where its type is one of the user's.
+pub const OWN_TYPE_BYTES: usize = 32;
+
 /// Words of a kernel's argument: the 4096 bytes that every driver takes.
 pub const MOST_WORDS: usize = 4096 / 8;
 
@@ -97,6 +103,8 @@ pub struct Layout {
     pub rounds: usize,
     /// Elements of each input that a thread of a reduction does at once, one by one.
     pub singles: usize,
+    /// Bytes of a value that is reduced in, or as many as there may be.
+    pub reduced_bytes: usize,
     /// Words before the first loop, the head's included.
     pub before_loops: usize,
     pub loops: usize,
@@ -134,7 +142,18 @@ impl Layout {
         }
         let rounds = (IN_FLIGHT / of_inputs.max(1)).max(1);
         let singles = (SINGLES_IN_FLIGHT / of_inputs.max(1)).max(1);
-        Ok(Self { is_reduction, tensors, vector: VECTOR / largest, rounds, singles, before_loops, loops })
+        let reduce_dtype = if is_reduction { specialization.reduce_dtype(definition) } else { None };
+        let reduced_bytes = reduce_dtype.map_or(OWN_TYPE_BYTES, |dtype| dtype.size);
+        Ok(Self {
+            is_reduction,
+            tensors,
+            vector: VECTOR / largest,
+            rounds,
+            singles,
+            reduced_bytes,
+            before_loops,
+            loops,
+        })
     }
 
     pub fn words(&self) -> usize {

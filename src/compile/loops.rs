@@ -7,7 +7,7 @@ use crate::error::{Result, error};
 
 use super::{
     entries::{Access, Entries, Entry},
-    layout::{ELEMENT_ROUNDS, HEAD, Layout, MOST_WORDS, THREADS, TILE_ROUNDS},
+    layout::{ELEMENT_ROUNDS, HEAD, Layout, MOST_WORDS, SHORT_BYTES, THREADS, TILE_ROUNDS},
 };
 
 /// Blocks that an output's elements are given to, all outputs together: several times what the largest GPUs run at
@@ -369,6 +369,21 @@ impl Split {
     }
 }
 
+/// Whether rows lie one after the other, two threads or one have an output, and a block's shared memory has room for
+/// one of each thread.
+fn are_short(layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand]) -> bool {
+    let (Some(row), 1, 1) = (reduced.last(), kept.len(), reduced.len()) else { return false };
+    let most = (SHORT_BYTES / layout.reduced_bytes / THREADS as usize) as u64;
+    let side_by_side = |(k, operand): (usize, &Operand)| {
+        row[k + 1] == operand.size && kept.row(0)[k + 1] == row[0].wrapping_mul(operand.size)
+    };
+    !split.columns
+        && split.splits == 1
+        && split.log_across + 1 >= LOG_THREADS
+        && reduced.count() <= most
+        && operands.iter().enumerate().filter(|(_, operand)| operand.is_input).all(side_by_side)
+}
+
 /// The launches of a reduction, and their argument. `partials`: the address of the workspace.
 pub fn reduction(
     layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand], values: impl FnOnce(&mut Words),
@@ -388,14 +403,20 @@ pub fn reduction(
         None if bytes => Access::Bytes,
         None => Access::Elements,
     };
-    let entry = Entry::reduction(split.columns, access, reduced.len() != 1);
+    let entry = if access == Access::Elements && are_short(layout, split, [kept, reduced], operands) {
+        Entry::ShortRows
+    } else {
+        Entry::reduction(split.columns, access, reduced.len() != 1)
+    };
     let (outputs_at_once, at_once) = match (split.columns, access) {
         (false, Access::Vectors) => (1, vector),
         (true, Access::Vectors) => (vector, 1),
         _ => (1, 1),
     };
     let outputs = kept.count();
-    let tiles = outputs.div_ceil((outputs_at_once as u64) << split.log_across);
+    let of_block =
+        if entry == Entry::ShortRows { THREADS.into() } else { (outputs_at_once as u64) << split.log_across };
+    let tiles = outputs.div_ceil(of_block);
     let blocks = tiles.checked_mul(split.splits).filter(|&blocks| blocks <= i32::MAX as u64).ok_or_else(|| {
         error!(SizeOverflow, "outputs: {outputs} elements take {tiles} blocks, more than one launch has")
     })?;
@@ -444,7 +465,7 @@ mod tests {
 
     fn layout(is_reduction: bool, tensors: usize, vector: usize) -> Layout {
         let before_loops = HEAD[usize::from(is_reduction)] + tensors;
-        Layout { is_reduction, tensors, vector, rounds: 2, singles: 16, before_loops, loops: 8 }
+        Layout { is_reduction, tensors, vector, rounds: 2, singles: 16, reduced_bytes: 4, before_loops, loops: 8 }
     }
 
     /// The model: where a round lies, from the dimensions as they were given.

@@ -15,7 +15,7 @@ use crate::{
 use super::{
     definition::{Definition, Text},
     entries::{Entries, Entry},
-    layout::{Binding, BindingKind, Layout, Specialization, THREADS},
+    layout::{Binding, BindingKind, Layout, OWN_TYPE_BYTES, SHORT_BYTES, Specialization, THREADS},
     parameters::{self, MOST, Of},
     types,
 };
@@ -28,9 +28,6 @@ const HALVES: &str = include_str!("../../kernels/compiled_halves.cuh");
 /// What is the same in every kernel of a kind: see [`Writer::template`].
 const OPERATION: &str = include_str!("../../kernels/compiled_elementwise.cuh");
 const REDUCE: &str = include_str!("../../kernels/compiled_reduction.cuh");
-
-/// Bytes of a value that is reduced in, where its type is one of the user's.
-pub const OWN_TYPE_BYTES: usize = 32;
 
 /// What the memory is aligned to that such values are in: the workspace, and that of a block.
 const OWN_TYPE_ALIGNMENT: usize = 16;
@@ -466,7 +463,7 @@ impl<'a> Writer<'a> {
             self.out,
             "typedef {cpp} _type_reduce;\nstatic_assert(sizeof(_type_reduce) <= {OWN_TYPE_BYTES}, \"reduce_type: at most \
              {OWN_TYPE_BYTES} bytes\");\nstatic_assert(alignof(_type_reduce) <= {OWN_TYPE_ALIGNMENT}, \"reduce_type: aligned to \
-             at most {OWN_TYPE_ALIGNMENT} bytes\");"
+             at most {OWN_TYPE_ALIGNMENT} bytes\");\nenum : unsigned {{ _gc_SHORT_BYTES = {SHORT_BYTES} }};"
         )
     }
 }

@@ -252,6 +252,39 @@ def test_the_sum_of_floats_does_not_depend_on_where_they_lie():
         sums([memory[offset:]], [on_card(y)])
         results.add(y.tobytes())
     assert len(results) == 1
+    entered = set()
+    for rows, columns in (300, 2), (300, 3), (515, 20), (129, 33), (40, 100), (9, 1001):
+        x, results = normal(rows, columns), set()
+        for offset, pitch in [(offset, columns) for offset in range(5)] + [(0, columns + 1)]:
+            memory = np.zeros(rows * pitch + offset, "f4")
+            at = memory[offset:].reshape(rows, pitch)[:, :columns]
+            at[:] = x
+            y = np.zeros(rows, "f4")
+            sums([at], [y], axes=1)
+            results.add(y.tobytes())
+            entered.add(DRIVER.fake_last_launch().decode())
+        assert len(results) == 1, (rows, columns)
+        np.testing.assert_allclose(y, x.sum(axis=1), rtol=1e-3, atol=1e-3)
+    assert entered == {"sums", "sums_row", "sums_short_rows"}, entered
+    """)
+
+
+def test_short_rows_one_after_the_other():
+    run("""
+    first = reduction("T x, U w", "T y, int64 at", "best<T>(x * w, _J)", "b.x > a.x || b.x == a.x && b.at < a.at ? b : a",
+        "y = a.x; at = a.at", name="argmax", reduce_type="best<T>", preamble="template <typename T> struct best { T x; long long at; "
+        "__device__ best() {} __device__ best(T x, long long at) : x(x), at(at) {} };")
+    mean = reduction("T x", "float64 y", "x", "a + b", "y = a / _in_ind.size() * _out_ind.size()", "0", "mean", reduce_type="double")
+    for rows, columns in (1, 3), (2, 3), (1000, 3), (257, 5), (129, 17), (500, 7), (300, 31), (20, 257):
+        for dtype in "u1", "i2", "f4", "f8":
+            x, w = integers(rows, columns, dtype=dtype, low=0, high=9), integers(rows, columns, dtype="i4", low=1, high=3)
+            y, at = np.zeros(rows, dtype), np.zeros(rows, "i8")
+            first([x, w], [y, at], axes=1)
+            same(y, (x * w).max(axis=1))
+            same(at, (x * w).argmax(axis=1))
+            m = np.zeros((rows, 1))
+            mean([x], [m], axes=-1, keepdims=True)
+            same(m[:, 0], x.sum(axis=1, dtype="f8") / (rows * columns) * rows)
     """)
 
 

@@ -9,7 +9,6 @@ use crate::{
         layout::{Binding, BindingKind, Layout, Specialization},
         loops::{self, Launches, Nest, Operand, Split, Words},
         parameters::{MOST, Of},
-        source::OWN_TYPE_BYTES,
     },
     error::{Result, error},
     ops::checks,
@@ -459,8 +458,7 @@ impl Kernel {
     }
 
     fn bytes_of_partials(&self, plan: &Plan, split: &Split) -> Result<i64> {
-        let dtype = plan.specialization.reduce_dtype(&self.definition);
-        let size = dtype.map_or(OWN_TYPE_BYTES, |dtype| dtype.size) as u64;
+        let size = plan.layout.reduced_bytes as u64;
         let bytes = split.partials(plan.kept.count()).checked_mul(size).and_then(|bytes| i64::try_from(bytes).ok());
         bytes.ok_or_else(|| error!(SizeOverflow, "workspace: more than 2^63 - 1 bytes"))
     }
