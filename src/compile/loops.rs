@@ -830,6 +830,29 @@ mod tests {
     }
 
     #[test]
+    fn short_rows_lie_one_after_the_other_and_have_room() {
+        let operands = [operand(4, 4, true), operand(0, 4, false)];
+        for (columns, pitch, step, reduced_bytes, expected) in [
+            (3, 4 * 3, 4, 4, Entry::ShortRows),
+            (17, 4 * 17, 4, 4, Entry::ShortRows),
+            (32, 4 * 32, 4, 4, Entry::ShortRows),
+            (33, 4 * 33, 4, 1, Entry::RowElements), // four threads have elements of an output
+            (17, 4 * 17, 4, 8, Entry::RowElements), // no room
+            (17, 4 * 18, 4, 4, Entry::RowElements),
+            (17, -4 * 17, 4, 4, Entry::RowElements),
+            (17, 8 * 17, 8, 4, Entry::RowElements),
+        ] {
+            let layout = Layout { reduced_bytes, ..layout(true, 2, 4) };
+            let (kept, reduced) = (nest(2, &[(1001, &[pitch, 4])]), nest(2, &[(columns, &[step, 0])]));
+            let split = Split::of(&kept, &reduced, &operands, 4);
+            let words = &mut Words::new();
+            let launches = reduction(&layout, &split, [&kept, &reduced], &operands, |_| {}, 0, words).unwrap();
+            assert_eq!(launches.first.entry, expected, "{columns} at {pitch} and {step}, {reduced_bytes} bytes");
+            assert!(expected != Entry::ShortRows || launches.first.blocks == 4, "{columns}: {}", launches.first.blocks);
+        }
+    }
+
+    #[test]
     fn outputs_that_take_more_blocks_than_a_launch_has_are_refused() {
         let operands = [operand(0, 4, true), operand(0, 4, false)];
         for (outputs, fits) in [(K31 * 64, true), (K31 * 1024, false), (i64::MAX, false)] {

@@ -253,7 +253,7 @@ def test_the_sum_of_floats_does_not_depend_on_where_they_lie():
         results.add(y.tobytes())
     assert len(results) == 1
     entered = set()
-    for rows, columns in (300, 2), (300, 3), (515, 20), (129, 33), (40, 100), (9, 1001):
+    for rows, columns in (300, 2), (300, 3), (515, 20), (200, 23), (129, 33), (40, 100), (9, 1001):
         x, results = normal(rows, columns), set()
         for offset, pitch in [(offset, columns) for offset in range(5)] + [(0, columns + 1)]:
             memory = np.zeros(rows * pitch + offset, "f4")
