@@ -5,7 +5,7 @@
 NVRTC is found as always, or named by GRADCODEC_NVRTC. Each line: the kernel; milliseconds of gc_kernel_prepare(), the
 least of several processes each: with nothing cached; with nothing cached in a process that has compiled another kernel;
 from disk; in memory. An empty kernel shows what NVRTC itself takes. A run without gc_kernel_prepare() compiles less: one or
-two of the four or eleven kernels.
+two of the six or twelve kernels.
 """
 
 import argparse

@@ -172,22 +172,11 @@ struct Loop {
 template <unsigned TENSORS>
 struct Offsets {
     i64 of[TENSORS];
-};
 
-// Where tensors are that lie so from their first elements.
-template <unsigned TENSORS>
-struct Places {
-    char *of[TENSORS];
-};
-template <unsigned TENSORS, unsigned ROUNDS>
-__device__ __forceinline__ void place(Places<TENSORS> (&places)[ROUNDS], void *const *data,
-                                      const Offsets<TENSORS> (&offsets)[ROUNDS]) {
-#pragma unroll
-    for (unsigned r = 0; r < ROUNDS; r++) {
-#pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) places[r].of[k] = static_cast<char *>(data[k]) + offsets[r].of[k];
+    __device__ __forceinline__ char *at(void *const *data, unsigned tensor) const {
+        return static_cast<char *>(data[tensor]) + of[tensor];
     }
-}
+};
 
 // Adds what round number `round` of these loops, outermost first, lies from the first. The outermost one has what is
 // left. Loops are not unrolled: mostly there are one or two, and compiling what more would do takes longer than all
@@ -277,88 +266,6 @@ struct Line {
     template <typename N>
     __device__ __forceinline__ void turn(N &, const void *, unsigned) const {}
 };
-
-// Shared memory; one for each size, whichever types use it.
-template <unsigned BYTES>
-__device__ __forceinline__ void *memory_of_block() {
-    __shared__ __align__(16) unsigned char memory[BYTES];
-    return memory;
-}
-
-// The same of a tile of the two innermost loops: threads side by side have neighbours of a row of 2^log_width, and the
-// rounds of a thread lie below each other. No element takes a division of its own. TURNS: inputs whose neighbours are in a
-// column are `turned`: loaded as they lie, and handed over in shared memory. Then no column has more elements than a block
-// threads.
-template <unsigned TENSORS, unsigned ROUNDS, bool TURNS>
-struct Tile {
-    enum : unsigned { SIZE = _gc_THREADS * ROUNDS, LOG_THREADS = 8 };
-    static_assert(1 << LOG_THREADS == _gc_THREADS, "a block");
-    u64 first, pitch;  // the number of its first element, and of elements from one row to the next
-    unsigned columns, rows, log_width, turned;  // columns and rows that are left of the loops
-    Offsets<TENSORS> start;
-    const Loop<TENSORS> *loops;  // the two
-
-    __device__ __forceinline__ unsigned column() const { return threadIdx.x & ((1u << log_width) - 1); }
-    __device__ __forceinline__ unsigned row(unsigned round) const {
-        return (threadIdx.x >> log_width) + round * (_gc_THREADS >> log_width);
-    }
-    __device__ __forceinline__ bool has(unsigned round) const { return column() < columns && row(round) < rows; }
-    __device__ __forceinline__ u64 number(unsigned round) const { return first + row(round) * pitch + column(); }
-    __device__ __forceinline__ bool is_turned(unsigned tensor) const { return TURNS && (turned >> tensor & 1); }
-
-    __device__ __forceinline__ void place(Places<TENSORS> (&places)[ROUNDS], void *const *data) const {
-#pragma unroll
-        for (unsigned k = 0; k < TENSORS; k++) {
-            const i64 below = loops[0].strides[k], next = shifted(below, LOG_THREADS - log_width);
-            char *place = static_cast<char *>(data[k]) + start.of[k] + row(0) * below + column() * loops[1].strides[k];
-#pragma unroll
-            for (unsigned r = 0; r < ROUNDS; r++, place += next) places[r].of[k] = place;
-        }
-    }
-
-    // A product would become one of the sum of all such factors, in each round.
-    static __device__ __forceinline__ i64 shifted(i64 stride, unsigned by) {
-        return static_cast<i64>(static_cast<u64>(stride) << by);
-    }
-
-    // An input, in all rounds. Each thread of the block calls.
-    template <typename T>
-    __device__ __forceinline__ void turn(Neighbours<T, 1, true> (&to)[ROUNDS], const void *data, unsigned tensor) const {
-        typedef typename Element<T>::Stored Stored;
-        Stored *const tile = static_cast<Stored *>(memory_of_block<(SIZE + _gc_THREADS) * sizeof(Stored)>());
-        const i64 below = loops[0].strides[tensor], beside = loops[1].strides[tensor];
-        const unsigned width = (1u << log_width) + 1;  // odd: what lies below each other is in different banks
-        const unsigned log_height = 31 - __clz(SIZE) - log_width, log_step = LOG_THREADS - log_height, step = 1u << log_step;
-        const unsigned y = threadIdx.x & ((1u << log_height) - 1), x = threadIdx.x >> log_height;
-        const char *from = static_cast<const char *>(data) + start.of[tensor] + y * below + x * beside;
-        Stored elements[ROUNDS];
-#pragma unroll
-        for (unsigned r = 0; r < ROUNDS; r++) {
-            if (y < rows && x + r * step < columns) elements[r] = *reinterpret_cast<const Stored *>(from);
-            from += shifted(beside, log_step);
-        }
-        __syncthreads();  // another one's have been read
-#pragma unroll
-        for (unsigned r = 0; r < ROUNDS; r++) {
-            if (y < rows && x + r * step < columns) tile[y * width + x + r * step] = elements[r];
-        }
-        __syncthreads();
-#pragma unroll
-        for (unsigned r = 0; r < ROUNDS; r++) {
-            if (has(r)) to[r].set(0, Read<T>::of(tile[row(r) * width + column()]));
-        }
-    }
-};
-
-// A number and what is left of it, by one below 2^31.
-template <unsigned TENSORS>
-__device__ __forceinline__ unsigned divide(unsigned &number, const Loop<TENSORS> &loop) {
-    const unsigned count = static_cast<unsigned>(loop.count);
-    unsigned above = __umulhi(number, static_cast<unsigned>(loop.reciprocal >> 32)), at = number - above * count;
-    if (at >= count) above++, at -= count;
-    number = above;
-    return at;
-}
 
 // A raw parameter: any element by its number in C order, or by its indices.
 template <typename T, unsigned NDIM, bool CONTIGUOUS>

@@ -3,8 +3,8 @@
 
 // What a thread does: _gc_ROUNDS units, vectors of _gc_V elements, or elements, of its block's share. _gc_BYTES: they
 // lie at any address.
-template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_BYTES, typename _gc_Share>
-__device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Places<_GC_TENSORS> (&_gc_at)[_gc_ROUNDS],
+template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_BYTES, typename _gc_At, typename _gc_Share>
+__device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc_At (&_gc_at)[_gc_ROUNDS],
                                         const _gc_Share &_gc_share) {
     const _gc::Indexer _ind = {static_cast<ptrdiff_t>(_gc_args.size)};
     (void)_ind;
@@ -15,7 +15,6 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Pla
 #pragma unroll
     for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
         if (!_gc_share.has(_gc_r)) continue;
-        char *const *const _gc_places = _gc_at[_gc_r].of;
         _GC_LOAD_ROUND
     }
     _GC_TURN_INPUTS
@@ -30,7 +29,6 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc::Pla
             _GC_ELEMENTS
             _GC_OPERATION
         }
-        char *const *const _gc_places = _gc_at[_gc_r].of;
         _GC_STORE_ROUND
     }
     _GC_AFTER_LOOP
@@ -56,9 +54,8 @@ __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
     }
     if (_gc_NESTED) _gc::go_rounds(_gc_at, _gc_more, _gc_args.loops, _gc_args.n_loops, _gc_first);
     else _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, _gc::_gc_THREADS, 1);
-    _gc::Places<_GC_TENSORS> _gc_places[_gc_ROUNDS];
-    _gc::place(_gc_places, _gc_args.data, _gc_at);
-    _gc_run<_gc_V, _gc_ROUNDS, _gc_BYTES>(_gc_args, _gc_places, _gc_line<_gc_ROUNDS>(_gc_first, _gc_args.units - _gc_first));
+    const _gc::Line _gc_share = _gc_line<_gc_ROUNDS>(_gc_first, _gc_args.units - _gc_first);
+    _gc_run<_gc_V, _gc_ROUNDS, _gc_BYTES>(_gc_args, _gc_at, _gc_share);
 }
 
 // What does not fill a vector is a block of its own.
@@ -70,32 +67,6 @@ __device__ __forceinline__ void _gc_vectors(const _gc_Args &_gc_args) {
         const unsigned long long _gc_first = _gc_args.units * _gc_V;
         _gc::Offsets<_GC_TENSORS> _gc_at[1] = {};
         _gc::go_straight<1>(_gc_at, _gc_args.loops[0], _gc_first + threadIdx.x, 0, _gc_V);
-        _gc::Places<_GC_TENSORS> _gc_places[1];
-        _gc::place(_gc_places, _gc_args.data, _gc_at);
-        _gc_run<1, 1, false>(_gc_args, _gc_places, _gc_line<1>(_gc_first, _gc_args.size - _gc_first));
+        _gc_run<1, 1, false>(_gc_args, _gc_at, _gc_line<1>(_gc_first, _gc_args.size - _gc_first));
     }
-}
-
-// _gc_TURNS: some inputs may be turned. A tile of the two innermost loops, whose counts are those of tiles; units are the elements of the inner one, and of
-// the other one from bit 32 on.
-template <unsigned _gc_ROUNDS, bool _gc_TURNS>
-__device__ __forceinline__ void _gc_tile(const _gc_Args &_gc_args) {
-    typedef unsigned long long _gc_u64;
-    const _gc::Loop<_GC_TENSORS> *const _gc_two = _gc_args.loops + (_gc_args.n_loops - 2);
-    const unsigned _gc_log = _gc_args.log_width, _gc_height = _gc::_gc_THREADS * _gc_ROUNDS >> _gc_log;
-    const unsigned _gc_across = static_cast<unsigned>(_gc_args.units), _gc_down = _gc_args.units >> 32;
-    unsigned _gc_rest = blockIdx.x;
-    const unsigned _gc_column = _gc::divide(_gc_rest, _gc_two[1]) << _gc_log;
-    const unsigned _gc_row = _gc::divide(_gc_rest, _gc_two[0]) * _gc_height;
-    const _gc_u64 _gc_first = (static_cast<_gc_u64>(_gc_rest) * _gc_down + _gc_row) * _gc_across + _gc_column;
-    _gc::Tile<_GC_TENSORS, _gc_ROUNDS, _gc_TURNS> _gc_share = {
-        _gc_first, _gc_across, _gc_across - _gc_column, _gc_down - _gc_row, _gc_log, _gc_args.ones, {}, _gc_two};
-    _gc::go(_gc_share.start, _gc_args.loops, _gc_args.n_loops - 2, _gc_rest);
-#pragma unroll
-    for (unsigned _gc_k = 0; _gc_k < _GC_TENSORS; _gc_k++) {
-        _gc_share.start.of[_gc_k] += _gc_row * _gc_two[0].strides[_gc_k] + _gc_column * _gc_two[1].strides[_gc_k];
-    }
-    _gc::Places<_GC_TENSORS> _gc_places[_gc_ROUNDS];
-    _gc_share.place(_gc_places, _gc_args.data);
-    _gc_run<1, _gc_ROUNDS, false>(_gc_args, _gc_places, _gc_share);
 }

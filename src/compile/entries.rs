@@ -7,8 +7,8 @@ use super::layout::{ELEMENT_ROUNDS, Layout, TILE_ROUNDS};
 /// An entry of a source: how elements lie, and how a thread goes over them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    // Elementwise: in vectors one after the other, one by one, one by one at any address, in vectors in nested loops, one by
-    // one in tiles of the two innermost loops.
+    // Elementwise: in vectors one after the other, one by one, one by one at any address, in vectors in nested loops, one
+    // by one in tiles of the two innermost loops.
     Vectors,
     Elements,
     Bytes,

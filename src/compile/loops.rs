@@ -26,8 +26,8 @@ const LOG_THREADS: u32 = THREADS.ilog2();
 /// Binary logarithm of the elements of a tile.
 const LOG_TILE: u32 = LOG_THREADS + TILE_ROUNDS.ilog2();
 
-/// Binary logarithm of a tile's columns where the neighbours of an input lie below each other, and of the fewest in wide
-/// matrices.
+/// Binary logarithm of a tile's columns where the neighbours of an input lie below each other, and of the fewest in
+/// wide matrices.
 const LOG_TURNED: u32 = 5;
 
 /// Nested loops over some tensors, outermost first: rows of a count and a stride, in bytes, of each. In place, as all that

@@ -29,6 +29,11 @@ const HALVES: &str = include_str!("../../kernels/compiled_halves.cuh");
 const OPERATION: &str = include_str!("../../kernels/compiled_elementwise.cuh");
 const REDUCE: &str = include_str!("../../kernels/compiled_reduction.cuh");
 
+/// What few layouts need, and takes time to read: a tile, and behind the two above their entries.
+const TILE: &str = include_str!("../../kernels/compiled_tile.cuh");
+const OPERATION_IN_TILES: &str = include_str!("../../kernels/compiled_elementwise_tiles.cuh");
+const REDUCE_SHORT: &str = include_str!("../../kernels/compiled_reduction_short.cuh");
+
 /// What the memory is aligned to that such values are in: the workspace, and that of a block.
 const OWN_TYPE_ALIGNMENT: usize = 16;
 
@@ -114,8 +119,8 @@ impl Write for Output {
 /// The source of a specialization with some entries.
 pub fn generate(definition: &Definition, specialization: &Specialization, entries: Entries) -> Result<String> {
     let layout = Layout::of(definition, specialization)?;
-    let writer = Writer { definition, bindings: &specialization.bindings, layout, out: Output(String::new()) };
-    writer.write(entries).map_err(|_| out_of_memory(definition))
+    let (bindings, out) = (&specialization.bindings, Output(String::new()));
+    Writer { definition, bindings, layout, entries, out }.write().map_err(|_| out_of_memory(definition))
 }
 
 fn out_of_memory(definition: &Definition) -> Error {
@@ -126,16 +131,22 @@ struct Writer<'a> {
     definition: &'a Definition,
     bindings: &'a [Binding],
     layout: Layout,
+    entries: Entries,
     out: Output,
 }
 
 impl<'a> Writer<'a> {
-    fn write(mut self, entries: Entries) -> std::result::Result<String, fmt::Error> {
+    fn write(mut self) -> std::result::Result<String, fmt::Error> {
         let reads_files = self.definition.reads_files();
         if reads_files {
             self.lines(BESIDE_FILES)?;
         }
         self.lines(BEGINNING)?;
+        let entries = self.entries;
+        let has_tiles = self.turns() || entries.has(Entry::Tiles);
+        if has_tiles {
+            self.lines(TILE)?;
+        }
         let names_halves = self.names_halves();
         if names_halves || self.definition.has_macros() {
             if reads_files {
@@ -154,12 +165,23 @@ impl<'a> Writer<'a> {
         if self.definition.is_reduction {
             self.reduce_type()?;
             self.template(REDUCE)?;
+            if entries.has(Entry::ShortRows) {
+                self.template(REDUCE_SHORT)?;
+            }
         } else {
             self.template(OPERATION)?;
+            if has_tiles {
+                self.template(OPERATION_IN_TILES)?;
+            }
         }
-        self.entries(entries)?;
+        self.entries()?;
         self.lines(CLOSE_NAMESPACE)?;
         Ok(self.out.0)
+    }
+
+    /// Whether an input may be turned.
+    fn turns(&self) -> bool {
+        self.entries.has(Entry::TurnedTiles)
     }
 
     /// Text of a file, without what is for readers: it is compiled each time, and part of the cache's key.
@@ -312,6 +334,7 @@ impl<'a> Writer<'a> {
                 }
                 "_GC_ROUNDS_OF_INPUTS" => self.declare_inputs("_gc_V == 1 || _gc_ONES"),
                 "_GC_LOAD_ROUND" => self.load_round(Which::All),
+                "_GC_TURN_INPUTS" if !self.turns() => Ok(()),
                 "_GC_TURN_INPUTS" => self.each(Which::Inputs, |out, _, index, k| {
                     writeln!(out, "if (_gc_share.is_turned({k})) _gc_share.turn(_gc_{index}, _gc_args.data[{k}], {k});")
                 }),
@@ -388,14 +411,14 @@ impl<'a> Writer<'a> {
 
     /// Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
     fn load_round(&mut self, which: Which) -> fmt::Result {
-        let inputs = self.definition.inputs;
+        let (inputs, may_turn) = (self.definition.inputs, self.turns());
         self.each(which, |out, cpp, index, k| {
             let address = match which {
                 Which::All => Address::Ready(k),
                 _ => Address::Of(k),
             };
             if index < inputs {
-                if matches!(which, Which::All) {
+                if may_turn {
                     writeln!(out, "if (!_gc_share.is_turned({k}))")?;
                 }
                 writeln!(out, "_gc_{index}[_gc_r].load({address}, _gc_args.ones >> {k} & 1, _gc_BYTES);")
@@ -435,9 +458,9 @@ impl<'a> Writer<'a> {
     }
 
     /// Those that there are to be: most of the time it takes to compile goes into them.
-    fn entries(&mut self, entries: Entries) -> fmt::Result {
+    fn entries(&mut self) -> fmt::Result {
         let definition: &'a Definition = self.definition;
-        for &entry in Entry::all(definition.is_reduction).iter().filter(|&&entry| entries.has(entry)) {
+        for &entry in Entry::all(definition.is_reduction).iter().filter(|&&entry| self.entries.has(entry)) {
             let (name, suffix) = (definition.name(), entry.suffix());
             write!(
                 self.out,
@@ -486,7 +509,7 @@ impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Of(k) => write!(out, "static_cast<char *>(_gc_args.data[{k}]) + _gc_offsets[{k}]"),
-            Self::Ready(k) => write!(out, "_gc_places[{k}]"),
+            Self::Ready(k) => write!(out, "_gc_at[_gc_r].at(_gc_args.data, {k})"),
         }
     }
 }

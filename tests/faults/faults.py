@@ -429,12 +429,13 @@ fault("kernels: the list of fields itself", "swapped fields of a layout", "kerne
       "field(rows, 8) field(row_element_stride, 8)", "field(row_element_stride, 8) field(rows, 8)",
       does_not_build("build/tests/emulate", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
 COMPILED = python("test_compiled", "tiles_of_rows")
-fault("a transposed input lies in shared memory as in memory", "wrong element of a tile", "kernels/compiled.cuh",
+fault("a transposed input lies in shared memory as in memory", "wrong element of a tile", "kernels/compiled_tile.cuh",
       "tile[row(r) * width + column()]", "tile[column() * width + row(r)]", COMPILED)
-fault("a tile has rows beyond the last", "wrong element of a tile", "kernels/compiled.cuh",
+fault("a tile has rows beyond the last", "wrong element of a tile", "kernels/compiled_tile.cuh",
       "column() < columns && row(round) < rows", "column() < columns", COMPILED)
-fault("the rest of a short row comes with the first thread's", "wrong order of a sum", "kernels/compiled_reduction.cuh",
-      "if (_gc_along == _gc_units % _gc_height) {", "if (_gc_along == 0) {",
+fault("the rest of a short row comes with the first thread's", "wrong order of a sum",
+      "kernels/compiled_reduction_short.cuh", "if (_gc_along == _gc_units % _gc_height) {",
+      "if (_gc_along == 0) {",
       python("test_compiled", "does_not_depend_on_where"))
 fault("kernels: a commit without a pending step keeps flags", "stale state", "kernels/codec.cuh",
       "if (control.pending == 0) {\n        control.since = 0;", "if (control.pending == 0) {", EMULATED)

@@ -271,13 +271,16 @@ def test_the_sum_of_floats_does_not_depend_on_where_they_lie():
 
 def test_short_rows_one_after_the_other():
     run("""
-    first = reduction("T x, U w", "T y, int64 at", "best<T>(x * w, _J)", "b.x > a.x || b.x == a.x && b.at < a.at ? b : a",
-        "y = a.x; at = a.at", name="argmax", reduce_type="best<T>", preamble="template <typename T> struct best { T x; long long at; "
-        "__device__ best() {} __device__ best(T x, long long at) : x(x), at(at) {} };")
-    mean = reduction("T x", "float64 y", "x", "a + b", "y = a / _in_ind.size() * _out_ind.size()", "0", "mean", reduce_type="double")
+    first = reduction("T x, U w", "T y, int64 at", "best<T>(x * w, _J)",
+        "b.x > a.x || b.x == a.x && b.at < a.at ? b : a", "y = a.x; at = a.at", name="argmax", reduce_type="best<T>",
+        preamble="template <typename T> struct best { T x; long long at; __device__ best() {} "
+        "__device__ best(T x, long long at) : x(x), at(at) {} };")
+    mean = reduction("T x", "float64 y", "x", "a + b", "y = a / _in_ind.size() * _out_ind.size()", "0", "mean",
+        reduce_type="double")
     for rows, columns in (1, 3), (2, 3), (1000, 3), (257, 5), (129, 17), (500, 7), (300, 31), (20, 257):
         for dtype in "u1", "i2", "f4", "f8":
-            x, w = integers(rows, columns, dtype=dtype, low=0, high=9), integers(rows, columns, dtype="i4", low=1, high=3)
+            x = integers(rows, columns, dtype=dtype, low=0, high=9)
+            w = integers(rows, columns, dtype="i4", low=1, high=3)
             y, at = np.zeros(rows, dtype), np.zeros(rows, "i8")
             first([x, w], [y, at], axes=1)
             same(y, (x * w).max(axis=1))
