@@ -26,9 +26,10 @@ const LOG_THREADS: u32 = THREADS.ilog2();
 /// Binary logarithm of the elements of a tile.
 const LOG_TILE: u32 = LOG_THREADS + TILE_ROUNDS.ilog2();
 
-/// Binary logarithm of a tile's columns where the neighbours of an input lie below each other, and of the fewest in
-/// wide matrices.
-const LOG_TURNED: u32 = 5;
+/// Binary logarithm of the most columns of a tile where the neighbours of an input lie below each other, and of the
+/// fewest in wide matrices.
+const LOG_TURNED: u32 = 6;
+const LOG_NARROW: u32 = 5;
 
 /// Nested loops over some tensors, outermost first: rows of a count and a stride, in bytes, of each. In place, as all that
 /// a run needs: it allocates nothing.
@@ -267,21 +268,23 @@ impl Tiling {
             let [below, next] = [down, beside].map(|row| row[k + 1].unsigned_abs());
             turned |= u32::from((1..next).contains(&below)) << k;
         }
-        let usual = if turned != 0 { LOG_TURNED } else { LOG_THREADS };
+        let is_small = operands.iter().all(|operand| operand.size.unsigned_abs() < 4);
+        let most = if turned != 0 { LOG_TURNED - u32::from(is_small) } else { LOG_THREADS };
         let few_rows = LOG_TILE.saturating_sub(log_of(rows)).min(LOG_THREADS);
-        let mut log_width = log_of(columns).min(usual.max(few_rows));
-        // The last tile of a row is not to leave many threads without an element.
-        while log_width > LOG_TURNED.max(few_rows) && columns.next_multiple_of(1 << log_width) > columns + columns / 4 {
-            log_width -= 1;
-        }
-        if LOG_TILE - log_width > LOG_THREADS {
-            turned = 0; // columns are longer than a block has threads
-        }
-        let tiles = [rows.div_ceil(1 << (LOG_TILE - log_width)), columns.div_ceil(1 << log_width)];
-        let (count, most) = (nest.count(), i32::MAX as u64);
-        let blocks = (count / rows / columns).checked_mul(tiles[0])?.checked_mul(tiles[1])?;
-        let fits = rows.max(columns).max(blocks) <= most && blocks << LOG_TILE <= 2 * count;
-        fits.then_some(Self { elements: [rows, columns], tiles, log_width, blocks, turned })
+        let widest = log_of(columns).min(most.max(few_rows));
+        let (count, most_blocks) = (nest.count(), i32::MAX as u64);
+        let mut tilings = (LOG_NARROW.min(widest)..=widest).rev().filter_map(|log_width| {
+            let tiles = [rows.div_ceil(1 << (LOG_TILE - log_width)), columns.div_ceil(1 << log_width)];
+            let blocks = (count / rows / columns).checked_mul(tiles[0])?.checked_mul(tiles[1])?;
+            let fits = rows.max(columns).max(blocks) <= most_blocks && blocks << LOG_TILE <= 2 * count;
+            // Otherwise columns are longer than a block has threads.
+            let turned = if LOG_TILE - log_width <= LOG_THREADS { turned } else { 0 };
+            fits.then_some(Self { elements: [rows, columns], tiles, log_width, blocks, turned })
+        });
+        // The wider tiles are, the fewer sectors of memory are written by two blocks. With small elements threads are
+        // what is short.
+        let idle = if is_small { count / 4 } else { count };
+        tilings.clone().find(|tiling| tiling.blocks << LOG_TILE <= count + idle).or_else(|| tilings.next_back())
     }
 }
 
@@ -369,13 +372,14 @@ impl Split {
     }
 }
 
-/// Whether rows lie one after the other, two threads or one have an output, and a block's shared memory has room for
-/// one of each thread.
+/// Whether rows lie one after the other, two threads or one have an output, a block's shared memory has room for one of
+/// each thread, and elements are large enough that the way through it is the faster one.
 fn are_short(layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand]) -> bool {
     let (Some(row), 1, 1) = (reduced.last(), kept.len(), reduced.len()) else { return false };
     let most = (SHORT_BYTES / layout.reduced_bytes / THREADS as usize) as u64;
     let side_by_side = |(k, operand): (usize, &Operand)| {
-        row[k + 1] == operand.size && kept.row(0)[k + 1] == row[0].wrapping_mul(operand.size)
+        let pitch = row[0].wrapping_mul(operand.size);
+        operand.size >= 4 && row[k + 1] == operand.size && kept.row(0)[k + 1] == pitch
     };
     !split.columns
         && split.splits == 1
@@ -663,10 +667,10 @@ mod tests {
         let operands = [operand(0, 4, true), operand(0, 4, false)];
         let cases: [(Dims<'_>, u32, Entry); 9] = [
             (&[(13, &[0, 4 * 257]), (257, &[4, 4])], 7, Entry::Tiles),
-            (&[(1300, &[4, 4 * 67]), (67, &[0, 4])], 5, Entry::Tiles),
+            (&[(1300, &[4, 4 * 67]), (67, &[0, 4])], 7, Entry::Tiles),
             (&[(900, &[0, 12]), (3, &[4, 4])], 2, Entry::Tiles),
             (&[(5, &[4, 4 * 7 * 321]), (7, &[0, 4 * 321]), (321, &[4, 4])], 8, Entry::Tiles),
-            (&[(637, &[4, 4 * 95]), (95, &[4 * 637, 4])], 5, Entry::TurnedTiles),
+            (&[(637, &[4, 4 * 95]), (95, &[4 * 637, 4])], 6, Entry::TurnedTiles),
             (&[(3, &[1000, 4 * 8 * 301]), (8, &[-4, 4 * 301]), (301, &[-32, 4])], 8, Entry::TurnedTiles),
             (&[(301, &[4, 32]), (7, &[4 * 301, 4])], 3, Entry::TurnedTiles),
             (&[(900, &[4, 20]), (5, &[3600, 4])], 3, Entry::TurnedTiles),
@@ -729,6 +733,17 @@ mod tests {
         ];
         for (dims, expected) in cases {
             assert_eq!(Tiling::of(&nest(2, dims), &operands).is_some(), expected, "{dims:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_of_small_elements_are_narrower() {
+        for (size, [broadcast, turned]) in [(2, [5, 5]), (4, [8, 6])] {
+            let operands = [operand(0, size, true), operand(0, size, false)];
+            for (width, first) in [(broadcast, [0, size]), (turned, [size, size << 11])] {
+                let dims: Dims<'_> = &[(1 << 11, &[first[0], size * 129]), (129, &[first[1], size])];
+                assert_eq!(Tiling::of(&nest(2, dims), &operands).unwrap().log_width, width, "{size} bytes");
+            }
         }
     }
 
