@@ -57,15 +57,16 @@ RUNS = [
 # Steps, examples of a batch (all ranks together), the learning rate of each optimizer, and 1-bit Adam's epsilon.
 Task = namedtuple("Task", "steps batch rates width layers context epsilon", defaults=[1e-8])
 # AdamW's and 1-bit Adam's are those of the tables, untuned; the others were the best of 3 to 6 for one seed by
-# `--size small --models transformer --seeds 1 --rate ...`.
+# `--size small --models transformer --seeds 1 --rate ...`, and at full size by the same on a GPU.
 RATES = {"adamw": 1e-3, "1-bit adam": 1e-3, "lion": 5e-4, "sgd": 0.01, "1-bit sgd": 0.1}
+FULL_RATES = {**RATES, "lion": 1e-4, "1-bit sgd": 0.01}
 # The best of 3 to 5 for one seed by `--size small --models cnn --seeds 1 --rate ... --epsilon ...`. Many weights of this
 # network have gradients of almost 0, to which ONEBIT gives the magnitude of all others: with an epsilon of 1e-8 what it
 # gives is divided by almost nothing, and 1-bit Adam diverges at any rate (docs/CODECS.md).
 DIGIT_RATES = {"adamw": 8e-3, "1-bit adam": 8e-3, "lion": 2e-3, "sgd": 0.05, "1-bit sgd": 0.05}
 EPSILON = 1e-3
 SIZES = {
-    "full": {"transformer": Task(500, 32, RATES, 384, 6, 256), "cnn": Task(300, 128, DIGIT_RATES, 16, 2, 28, EPSILON)},
+    "full": {"transformer": Task(500, 32, FULL_RATES, 384, 6, 256), "cnn": Task(300, 128, DIGIT_RATES, 16, 2, 28, EPSILON)},
     "small": {"transformer": Task(200, 16, RATES, 96, 3, 64), "cnn": Task(300, 64, DIGIT_RATES, 8, 2, 28, EPSILON)},
     "tiny": {"transformer": Task(20, 8, RATES, 32, 1, 32), "cnn": Task(20, 64, DIGIT_RATES, 4, 2, 28, EPSILON)},
 }

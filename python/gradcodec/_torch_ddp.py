@@ -16,9 +16,9 @@ from ._torch_steps import Compression, Raw, Unit, plain_name, raws, settings, wa
 class _Bucket(Unit):
     """The parameters that are in one bucket of DDP, whose gradients lie one after the other in its buffer."""
 
-    def __init__(self, parameters: list[int], names: Sequence[str], handle: Handle) -> None:
+    def __init__(self, parameters: list[int], is_last: bool, names: Sequence[str], handle: Handle) -> None:
         super().__init__(names, handle)
-        self.parameters = parameters  # by id()
+        self.parameters, self.is_last = parameters, is_last  # by id(); whether no other bucket of the pass comes
         self.is_final = False  # DDP arranges its buckets anew once
         self._elements = sum(handle.sizes)
 
@@ -91,7 +91,7 @@ class _Buckets(Compression):
         pass."""
         index, is_final = bucket.index(), getattr(self._model(), "_has_rebuilt_buckets", False)
         known = self._buckets.get(index)
-        if known is not None and not known.is_of(buffer):
+        if known is not None and not (known.is_of(buffer) and known.is_last == bucket.is_last()):
             known = None
         if known is not None and is_final and known.is_final:  # a list of many parameters takes its time
             return known
@@ -111,8 +111,10 @@ class _Buckets(Compression):
         sizes, error = [self._sizes[name] for name in names], self.error
         if buffer.numel() != sum(sizes) or not buffer.is_contiguous():
             raise ValueError(f"gradient: {sum(sizes)} contiguous elements expected, got shape {list(buffer.shape)}")
-        handle = Handle(self._group, self.codec, sizes, buffer.dtype, error=error, raw=raw, transactional=True)
-        self._buckets[index] = made = _Bucket(parameters, names, handle)
+        last = bucket.is_last()  # which PyTorch sees, and so a rank that does not come
+        options: dict[str, Any] = {"error": error, "raw": raw, "transactional": True, "direct": not last}
+        handle = Handle(self._group, self.codec, sizes, buffer.dtype, **options)
+        self._buckets[index] = made = _Bucket(parameters, last, names, handle)
         made.give(self._worker, self._server)
         return made
 
@@ -175,6 +177,7 @@ def compress(
         raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
     warn_of_onebit(codec, momentum)
     own.take_peers(transport)
+    own.take_direct()
     made = _Buckets(ddp, own, codec, error, of_raw, scaler)
     if slot is not None:
         slot.compression = made

@@ -1,9 +1,11 @@
 """Groups of torch.distributed as communicators, and all-reduce handles over them."""
 
+import contextlib
 import ctypes
 import datetime
 import functools
 import math
+import os
 import weakref
 from collections import OrderedDict
 from ctypes import byref, c_bool, c_int32, c_uint8
@@ -126,10 +128,12 @@ class Group:
     """A process group, and a communicator over its all_to_all and all_gather.
 
     Tensors on a GPU travel from GPU to GPU over NCCL, on the current stream, and through host memory over anything
-    else; with `peers` over these. `bytes_sent`: by this rank so far.
+    else; with `peers` over these. `direct`: a communicator over PyTorch's own of NCCL, whose exchanges PyTorch does not
+    see. `bytes_sent`: by this rank so far.
     """
 
     peers: Peers | None = None
+    direct: Communicator | None = None
 
     def __init__(self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False) -> None:
         self.group, self.device, self.timeout = group, device, seconds(timeout)
@@ -171,6 +175,28 @@ class Group:
                     raise
         self.peers = known[key]
 
+    def take_direct(self) -> None:
+        """Offers `direct` from now on, where every rank can. Every rank calls this."""
+        if not self.over_gpus or self.peers is not None:
+            return
+        own = torch.ones(1, device=self.device)
+        self.over_all(own)  # PyTorch makes its communicator with the first collective
+        made = None
+        with torch.cuda.device(self.device), contextlib.suppress(AttributeError, OSError, RuntimeError):
+            self._address = self.group._get_backend(self.device)._comm_ptr  # from PyTorch 2.9; of the current device
+            # NCCL is where PyTorch's own library has it, whatever else is loaded.
+            with_nccl = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so"))
+            self._direct_at = self._address()
+            made = library().nccl(self._direct_at, dl_handle=with_nccl._handle, timeout_ms=self._milliseconds())
+        own.fill_(made is not None)
+        if self.over_all(own, dist.ReduceOp.MIN).item():
+            self.direct = made
+
+    def check_direct(self) -> None:
+        """Refuses `direct` where PyTorch's communicator is gone, which PyTorch itself would say of its collectives."""
+        if self._address() != self._direct_at:
+            raise RuntimeError("group: its communicator of NCCL, over which gradients were exchanged, is gone")
+
     def _milliseconds(self) -> int:
         """Of the timeout; 0 where PyTorch does not tell the group's own."""
         timeout = self.timeout
@@ -181,10 +207,10 @@ class Group:
                 return 0
         return min(2**32 - 1, max(1, int(timeout.total_seconds() * 1000)))
 
-    def comm_for(self, kind: int, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
+    def comm_for(self, kind: int, sizes: Sequence[int], options: dict[str, Any], direct: bool) -> Communicator:
         """What an all-reduce with these options goes over. Every rank calls this."""
         if self.peers is None:
-            return self.comm
+            return self.direct if direct and self.direct is not None else self.comm
         return self.peers.comm(library().allreduce_peers_bytes(kind, sizes, self.size, **options))
 
     def _options(self, kind: Any) -> Any:
@@ -278,12 +304,13 @@ class Group:
 class Handle:
     """An all-reduce of tensors of one dtype on the device of its group, in place.
 
-    `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none.
+    `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none. `direct`: PyTorch, which
+    ends the process where a rank does not come, need not see it: some other work that it sees comes after it.
     """
 
     def __init__(
         self, group: Group, codec: str, sizes: Sequence[int], dtype: torch.dtype, *, error: str = "none",
-        raw: Sequence[bool] = (), op: str = "mean", transactional: bool = False,
+        raw: Sequence[bool] = (), op: str = "mean", transactional: bool = False, direct: bool = False,
     ) -> None:  # fmt: skip
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.has_errors, device = error != "none" and codec != "sign", group.device
@@ -303,14 +330,16 @@ class Handle:
         if op == "sum" and codec not in SIGNS:
             more["reduction"] = "sum"
         kind, all_options = KINDS[codec], {**self.options, **more}
-        self.steps = group.comm_for(kind, self.sizes, all_options).allreduce(kind, self.sizes, **all_options)
+        comm = group.comm_for(kind, self.sizes, all_options, direct)
+        self.is_direct = comm is group.direct
+        self.steps = comm.allreduce(kind, self.sizes, **all_options)
         self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
-        self._sent = self._sent_by_half = 0  # over peer memory: of the rest the group knows
-        if group.peers is not None:
+        self._sent = self._sent_by_half = 0  # of what goes through this group's functions the group knows
+        if comm is not group.comm:
             self._sent, self._sent_by_half = self._sends(error, all_options)
 
     def _sends(self, error: str, options: dict[str, Any]) -> tuple[int, int]:
-        """Bytes of a run over peer memory, and of its first half. docs/NUMERICS.md 9 says where it exchanges once."""
+        """Bytes of a run, and of its first half. docs/NUMERICS.md 9 says where it exchanges once."""
         world = self.group.size
         options = {**options, "device": "cpu", "n_chunks": world}
         if self.codec != "sign":
@@ -335,6 +364,8 @@ class Handle:
     def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
         """run() on a contiguous tensor, in which they lie one after the other, with errors multiplied by one float32.
         Only their addresses are looked at."""
+        if self.is_direct:
+            self.group.check_direct()
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
         steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, self._of_factor(error_factor), stream)
         self.group.bytes_sent += self._sent

@@ -389,6 +389,22 @@ def transports_give_the_same_bytes(codec):
     assert same(found[0], found[1]) and same(found[0], found[2])
 
 
+def what_pytorch_has_ended_is_not_used():
+    if dist.get_backend() != "nccl":
+        return
+    group = dist.new_group()
+    model = DistributedDataParallel(Linear(), bucket_cap_mb=0.002, process_group=group)
+    compression = compress(model, "int8", raw=(), transport="nccl")
+    for step in range(3):
+        backward(model, mine(step))
+    direct = [unit.handle.is_direct for unit in compression._units()]
+    assert direct == [True] * (len(direct) - 1) + [False] and len(direct) > 1
+    dist.destroy_process_group(group)
+    with pytest.raises(RuntimeError, match="communicator"):
+        backward(model, mine(3))
+    compression.close()
+
+
 def gradients_are_those_of_plain_training_but_for_rounding():
     for codec, most in ("bf16", 0.003), ("int8", 0.01), ("mxfp8", 0.05), ("int4", 0.15), ("mxfp4", 0.2):
         model = DistributedDataParallel(Linear(), bucket_cap_mb=0.002)
@@ -482,7 +498,8 @@ SAMPLES = [
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
     parameters_without_gradients_are_left_alone, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
-    errors_are_float32_where_that_is_not_the_default, names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
+    errors_are_float32_where_that_is_not_the_default, names_are_those_of_the_module_itself, refusals,
+    a_failed_exchange_is_raised, transports_give_the_same_bytes, what_pytorch_has_ended_is_not_used,
 ]  # fmt: skip
 
 
