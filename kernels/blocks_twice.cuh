@@ -35,24 +35,37 @@ __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned f
     return true;
 }
 
-// Reads and writes values and errors; writes a chunk to each rank, reads one of each, writes one to all, and reads all.
-// A block has a tile at most of each.
+// A block's tile, if it has one.
 template <typename V>
-__device__ __forceinline__ void exchange_twice(const gc_twice &call) {
+__device__ __forceinline__ void encode_for_each(const gc_encode &call, u64 tiles, unsigned &found) {
+    if (blockIdx.x >= tiles) return;
+    const Target<AWAY> target = {call.codec, nullptr, call.way};
+    const Factors by = {factor(call.m_g), factor(call.m_e), call.codec.beta};
+    encode_tile<V, true>(target, tile_of_blocks(call.codec, blockIdx.x), by, call.values, found, [] {});
+}
+
+template <typename T>
+__device__ __forceinline__ void decode_for_block(const gc_decode &call, uint4 *stage) {
+    if (blockIdx.x >= call.tiles) return;
+    const gc_tile tile = tile_of_blocks(call.codec, blockIdx.x);
+    if (decode_tile<T, false>(call, tile, 0, stage, call.codec.control->broken)) tell(call.codec, NONFINITE);
+}
+
+// Reads and writes values and errors; writes a chunk to each rank, reads one of each, writes one to all, and reads all.
+// A block has a tile at most of each. One kernel for all values, for a call that is this small does not see the branch.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const __grid_constant__ gc_twice call) {
     __shared__ uint4 stage[THREADS];
     const gc_encode &encode = call.encode;
     const gc_reduce &reduce = call.reduce;
     const gc_decode &decode = call.decode;
-    unsigned *mark = &encode.codec.control->broken, found = 0;
+    unsigned found = 0;
     const Target<AWAY> to_each = {encode.codec, nullptr, encode.way}, to_all = {reduce.codec, nullptr, reduce.way};
-    if (blockIdx.x < decode.tiles) {
-        const Factors by = {factor(encode.m_g), factor(encode.m_e), encode.codec.beta};
-        encode_tile<V, true>(to_each, tile_of_blocks(encode.codec, blockIdx.x), by, encode.values, found, [] {});
-    }
+    if (decode.dtype == FLOAT32) encode_for_each<Float>(encode, decode.tiles, found);
+    else encode_for_each<Half>(encode, decode.tiles, found);
     // What a meeting needs is loaded here, for it would take registers before.
     const Meeting first(encode.way.peers, SPEAK | LISTEN);
     hand_over(to_each, found, first);
-    first.listen(mark);
+    first.listen(&encode.codec.control->broken);
     // All of the block know what it gave, and write nothing to ranks then.
     __syncthreads();
     found = 0;
@@ -63,18 +76,12 @@ __device__ __forceinline__ void exchange_twice(const gc_twice &call) {
     const Meeting second = Meeting(reduce.way.peers, SPEAK | LISTEN).next();
     // All have looked at the number of the last meeting.
     if (hand_over(to_all, found, second) && threadIdx.x == 0) second.count();
-    const bool lost = second.listen(mark);
-    if (blockIdx.x < decode.tiles) {
-        const gc_tile tile = tile_of_blocks(decode.codec, blockIdx.x);
-        if (decode_tile<typename V::element, false>(decode, tile, 0, stage, lost)) tell(decode.codec, NONFINITE);
-    }
-    if (!lost) tell_of_headers(decode);
+    second.listen(&encode.codec.control->broken);
+    // All of the block know what it gave.
+    __syncthreads();
+    if (decode.dtype == FLOAT32) decode_for_block<unsigned>(decode, stage);
+    else decode_for_block<unsigned short>(decode, stage);
+    if (decode.codec.control->broken == 0) tell_of_headers(decode);
 }
-
-// BLOCKS: that fit a processor.
-#define BLOCKS_TWICE(name, V, BLOCKS) \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_twice call) { \
-        exchange_twice<V>(call); \
-    }
 
 #endif

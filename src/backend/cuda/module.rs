@@ -254,8 +254,8 @@ modules! {
             reduce: [gc_blocks_reduce_peers, gc_blocks_reduce_kept_peers],
             /// One exchange, of float32 and of 16 bits of either dtype.
             once: [gc_blocks_once_f32, gc_blocks_once_16],
-            /// Two exchanges with errors, likewise.
-            twice: [gc_blocks_twice_f32, gc_blocks_twice_16],
+            /// Two exchanges with errors.
+            twice: (gc_blocks_twice),
         }
     }
 

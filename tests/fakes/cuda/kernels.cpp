@@ -227,7 +227,7 @@ static Entries all_kernels() {
     KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_kept),
     KERNEL(gc_blocks_encode_f32_peers), KERNEL(gc_blocks_encode_f32_kept_peers), KERNEL(gc_blocks_encode_16_peers),
     KERNEL(gc_blocks_encode_16_kept_peers), KERNEL(gc_blocks_reduce_peers), KERNEL(gc_blocks_reduce_kept_peers),
-    KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16), KERNEL(gc_blocks_twice_f32), KERNEL(gc_blocks_twice_16),
+    KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16), KERNEL(gc_blocks_twice),
     KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
     KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
     KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),

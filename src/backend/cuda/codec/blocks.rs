@@ -57,11 +57,10 @@ impl Codec {
     }
 
     /// As blocks_once().
-    pub(super) fn blocks_twice(&self, queue: &mut Queue, dtype: Dtype, mut call: Twice) -> Result<()> {
-        let kernel = &BLOCKS_PEERS.twice[usize::from(dtype.size == 2)];
+    pub(super) fn blocks_twice(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
         // and chunks of as many bytes in the buffers of ranks.
-        unsafe { queue.launch(kernel, call.decode.tiles.max(call.tiles), &mut argument(&mut call)) }
+        unsafe { queue.launch(&BLOCKS_PEERS.twice, call.decode.tiles.max(call.tiles), &mut argument(&mut call)) }
     }
 
     /// Also to a shard, where `call` says so.

@@ -307,7 +307,7 @@ impl Codec {
         call.reduce.way = to_all;
         call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
         (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
-        self.blocks_twice(queue, plan.rules.values, call)?;
+        self.blocks_twice(queue, call)?;
         self.pending = self.transactional;
         Ok(())
     }
