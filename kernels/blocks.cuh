@@ -338,6 +338,12 @@ __device__ __forceinline__ void store_frame(const gc_codec &codec, const Format 
     clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
 }
 
+// A server's, in the state that is written. By one thread.
+__device__ __forceinline__ void begin_next_turn(const gc_codec &codec, unsigned valid, unsigned to) {
+    const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];
+    reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
+}
+
 // By one thread, when all blocks have come: what is known of the state. Gives the flags of what they have written.
 __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
     gc_control &control = *codec.control;
@@ -351,11 +357,7 @@ __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
     // What did not come was not kept, as what is corrupt, but it is not that.
     const unsigned flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
     if (flags) tell(codec, flags);
-    if (codec.half == SERVER && !corrupt) {
-        const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];
-        const unsigned to = codec.policy == TRANSACTIONAL ? valid ^ 1 : valid;
-        reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
-    }
+    if (codec.half == SERVER && !corrupt) begin_next_turn(codec, valid, codec.policy == TRANSACTIONAL ? valid ^ 1 : valid);
     return flags;
 }
 

@@ -24,8 +24,8 @@ __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers 
         all = atomicAdd(codec.counter, own) + own;
         last = all % HAS_FOUND == gridDim.x;
         if (last) {
+            __threadfence();  // whoever speaks then does so for the whole system
             *codec.counter = 0;
-            __threadfence_system();
         }
     }
     last = __syncthreads_or(last);
@@ -35,14 +35,15 @@ __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers 
     return true;
 }
 
-// Nearly always nothing is found, and headers that say so are right. By all warps.
+// Nearly always nothing is found, and headers that say so are right. By all warps, those of the last blocks first, which
+// may have no tile.
 template <unsigned PEERS>
 __device__ __forceinline__ void store_frames(const Target<PEERS> &target) {
     const gc_codec &codec = target.codec;
     const Format format(codec.kind);
     const unsigned warps = gridDim.x * WARPS, copies = codec.chunks * target.copies();
 #pragma unroll 1
-    for (unsigned i = blockIdx.x * WARPS + threadIdx.x / WARP; i < copies; i += warps) {
+    for (unsigned i = (gridDim.x - 1 - blockIdx.x) * WARPS + threadIdx.x / WARP; i < copies; i += warps) {
         unsigned number;
         unsigned char *chunk = copy_of(target, i, number);
         // The lane found anew: what is kept of it meanwhile takes a register that blocks_twice.cuh has not.

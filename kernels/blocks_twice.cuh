@@ -20,18 +20,23 @@ struct gc_twice {
 SAME_LAYOUT(gc_twice)
 
 // By all blocks, with what each has found and written to ranks: the last one to come tells of it, and speaks for all.
-// Gives whether this is the last one.
+// Gives whether this is the last one. What others do not wait for comes behind that.
 __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned found, const Meeting &meeting) {
     const gc_codec &codec = target.codec;
     store_frames(target);
     note(codec, found);
     bool any, given_up;
-    if (!come_last(codec, *target.way.peers, false, any, given_up)) return false;
-    const unsigned flags = threadIdx.x == 0 ? conclude(codec) : 0;
-    const bool corrupt = __syncthreads_or(flags & CORRUPT), nonfinite = __syncthreads_or(flags & NONFINITE);
-    if (corrupt || nonfinite) store_flags(target, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
-    __syncthreads();
+    if (!come_last(codec, *target.way.peers, found != 0, any, given_up)) return false;
+    // Of two states the blocks look up behind the meeting which is valid.
+    const bool waits = any || codec.policy == TRANSACTIONAL;
+    if (waits) {
+        const unsigned flags = threadIdx.x == 0 ? conclude(codec) : 0;
+        const bool corrupt = __syncthreads_or(flags & CORRUPT), nonfinite = __syncthreads_or(flags & NONFINITE);
+        if (corrupt || nonfinite) store_flags(target, (corrupt ? +CORRUPT : 0u) | (nonfinite ? +NONFINITE : 0u));
+        __syncthreads();
+    }
     if (!given_up) meeting.speak();
+    if (!waits && threadIdx.x == 0 && codec.half == SERVER) begin_next_turn(codec, 0, 0);
     return true;
 }
 
@@ -52,7 +57,8 @@ __device__ __forceinline__ void decode_for_block(const gc_decode &call, uint4 *s
 }
 
 // Reads and writes values and errors; writes a chunk to each rank, reads one of each, writes one to all, and reads all.
-// A block has a tile at most of each. One kernel for all values, for a call that is this small does not see the branch.
+// A block has a tile at most of each; one without tiles has the headers, which others wait for then. One kernel for all
+// values, for a call that is this small does not see the branch.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const __grid_constant__ gc_twice call) {
     __shared__ uint4 stage[THREADS];
     const gc_encode &encode = call.encode;
@@ -65,9 +71,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
     // What a meeting needs is loaded here, for it would take registers before.
     const Meeting first(encode.way.peers, SPEAK | LISTEN);
     hand_over(to_each, found, first);
-    first.listen(&encode.codec.control->broken);
     // All of the block know what it gave, and write nothing to ranks then.
-    __syncthreads();
+    if (first.listen(&encode.codec.control->broken)) __syncthreads();
     found = 0;
     if (blockIdx.x < call.tiles) {
         const gc_tile tile = tile_of_blocks(reduce.codec, blockIdx.x);
@@ -76,12 +81,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
     const Meeting second = Meeting(reduce.way.peers, SPEAK | LISTEN).next();
     // All have looked at the number of the last meeting.
     if (hand_over(to_all, found, second) && threadIdx.x == 0) second.count();
-    second.listen(&encode.codec.control->broken);
-    // All of the block know what it gave.
-    __syncthreads();
+    if (second.listen(&encode.codec.control->broken)) __syncthreads();
     if (decode.dtype == FLOAT32) decode_for_block<unsigned>(decode, stage);
     else decode_for_block<unsigned short>(decode, stage);
-    if (decode.codec.control->broken == 0) tell_of_headers(decode);
+    if (decode.codec.control->broken == 0) tell_of_headers(decode, gridDim.x - 1 - blockIdx.x);
 }
 
 #endif

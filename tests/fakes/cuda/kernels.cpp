@@ -165,7 +165,7 @@ static void look(Look &at, const gc_once &call) {
 }
 static void look(Look &at, const gc_twice &call) {
     at.launch.meets = 1;
-    if (at.blocks > MOST_TOGETHER || at.blocks != std::max(call.decode.tiles, call.tiles)) {
+    if (at.blocks > MOST_TOGETHER || at.blocks < std::max(call.decode.tiles, call.tiles)) {
         at.launch.fault = "blocks that would wait for ever, or tiles that have none";
     }
 }

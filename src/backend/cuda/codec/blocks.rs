@@ -56,11 +56,12 @@ impl Codec {
         self.tiles.iter().all(|&tiles| tiles <= room_of(queue))
     }
 
-    /// As blocks_once().
+    /// As blocks_once(), with a block more for the headers, where there is room: then no tile waits for them.
     pub(super) fn blocks_twice(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
+        let blocks = (call.decode.tiles.max(call.tiles) + 1).min(room_of(queue));
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
         // and chunks of as many bytes in the buffers of ranks.
-        unsafe { queue.launch(&BLOCKS_PEERS.twice, call.decode.tiles.max(call.tiles), &mut argument(&mut call)) }
+        unsafe { queue.launch(&BLOCKS_PEERS.twice, blocks, &mut argument(&mut call)) }
     }
 
     /// Also to a shard, where `call` says so.
