@@ -471,7 +471,7 @@ def main():
         codecs("performance-codecs.svg")
     training_step("performance-training.svg")
     seeds = "mean of three seeds, and lowest to highest"
-    losses("losses-transformer.svg", "losses of the transformer", f"A transformer reads Python: {seeds}", 1.87)
+    losses("losses-transformer.svg", "losses of the transformer", f"A transformer reads Python: {seeds}", 3.5)
     losses("losses-digits.svg", "losses of the digits", f"A convolutional network reads digits: {seeds}", 0.27)
 
 
