@@ -57,6 +57,11 @@ class _OneBit(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As any optimizer's. The errors are not in it: they begin with 0, as in a new one."""
         super().load_state_dict(state_dict)
+        saved = [number for each in state_dict["param_groups"] for number in each["params"]]
+        for number, one in zip(saved, [one for each in self.param_groups for one in each["params"]]):
+            for name, kept in state_dict["state"].get(number, {}).items():
+                if name != "step":  # in the parameter's dtype by now, in which small variances are 0
+                    self.state[one][name] = kept.detach().to(one.device, torch.float32, copy=True)
         self._handle = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,13 +81,17 @@ class _OneBit(torch.optim.Optimizer):
         return found
 
     def _state(self, parameters: Tensors, name: str) -> Tensors:
-        """In float32; load_state_dict() gives them the parameters' dtypes."""
+        """In float32."""
         for one in parameters:
             kept = self.state[one]
             if name not in kept:
                 kept[name] = torch.zeros(one.shape, dtype=torch.float32, device=one.device)
-            kept[name] = kept[name].float()
         return [self.state[one][name] for one in parameters]
+
+    @staticmethod
+    def _frozen(one: torch.Tensor) -> bool:
+        """Left alone, by the decay of weights, too."""
+        return one.grad is None and not one.requires_grad
 
     def _overflowed(self) -> bool:
         """Whether a GradScaler has found a gradient that is not finite, on any rank."""
@@ -134,8 +143,9 @@ class OneBitSGD(_OneBit):
         m = mean over the ranks of (momentum * m + gradient)        p = p - lr * m - lr * weight_decay * p
 
     Gradients are those of this rank: in DistributedDataParallel, call backward() within model.no_sync(). Every rank
-    calls step(), with the same parameters. `taken_back`: how many steps were left out, as a gradient was not finite on
-    some rank. `group`: None: the default one. `timeout`: of an exchange, in seconds; None: the group's own.
+    calls step(), with the same parameters; one that requires no gradient and has none stays as it is. `taken_back`: how
+    many steps were left out, as a gradient was not finite on some rank. `group`: None: the default one. `timeout`: of
+    an exchange, in seconds; None: the group's own.
     """
 
     def __init__(
@@ -163,7 +173,8 @@ class OneBitSGD(_OneBit):
             for one in own:
                 momentum, rate = next(arrived), float(each["lr"])
                 self.state[one]["momentum_buffer"] = momentum
-                one.mul_(1 - rate * each["weight_decay"]).add_(momentum.to(one.dtype), alpha=-rate)
+                if not self._frozen(one):
+                    one.mul_(1 - rate * each["weight_decay"]).add_(momentum.to(one.dtype), alpha=-rate)
 
 
 class OneBitAdam(_OneBit):
@@ -211,7 +222,7 @@ class OneBitAdam(_OneBit):
             return
         for each in self.param_groups:
             for one in each["params"]:
-                self.state[one]["step"] = torch.tensor(float(step))
+                self.state[one]["step"] = torch.tensor(float(step), dtype=torch.float32)  # bfloat16 ends at 256
 
     def _uncompressed(self, step: int) -> bool:
         gradients = self._mean([one for each in self.param_groups for one in self._gradients(each["params"])])
@@ -227,7 +238,8 @@ class OneBitAdam(_OneBit):
                 variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
                 unbiased = variance / (1 - beta2**step)
                 update = momentum / (1 - beta1**step) / unbiased.sqrt().add_(each["eps"])
-                one.mul_(1 - each["lr"] * each["weight_decay"]).add_(update.to(one.dtype), alpha=-each["lr"])
+                if not self._frozen(one):
+                    one.mul_(1 - each["lr"] * each["weight_decay"]).add_(update.to(one.dtype), alpha=-each["lr"])
                 if step == int(self.param_groups[0]["warmup_steps"]):
                     variance.copy_(unbiased)  # it stands still from now on
         return True
@@ -246,6 +258,8 @@ class OneBitAdam(_OneBit):
             for one, variance in zip(each["params"], self._state(each["params"], "exp_avg_sq")):
                 momentum = next(arrived)
                 self.state[one]["exp_avg"] = momentum
+                if self._frozen(one):
+                    continue
                 step = momentum / variance.sqrt().add_(each["eps"])
                 step += each["weight_decay"] * one
                 one.add_(torch.where(variance > 0, step, 0).to(one.dtype), alpha=-each["lr"])

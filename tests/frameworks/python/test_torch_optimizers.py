@@ -101,8 +101,43 @@ def the_state_is_float32_where_that_is_not_the_default():
                 model(torch.ones(2, 3)).sum().backward()
                 optimizer.step()
             assert {optimizer.state[one][name].dtype for one in model.parameters()} == {torch.float32}
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = OneBitAdam([weight], warmup_steps=1)
+        optimizer.step()
+        optimizer.state[weight]["step"].fill_(256)  # the next one is no number of bfloat16
+        optimizer.step()
+        assert optimizer.state[weight]["step"].item() == 257
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def a_saved_variance_that_float16_does_not_have_goes_on():
+    weight = torch.nn.Parameter(torch.ones(8, dtype=torch.float16))
+    optimizer = OneBitAdam([weight], 0.1, warmup_steps=1)
+    for step in range(3):
+        weight.grad = torch.full_like(weight, 1e-4)
+        before = weight.detach().clone()
+        optimizer.step()
+        assert (weight < before).all(), step  # where the variance is 0 it is left alone
+        state = optimizer.state_dict()
+        optimizer.load_state_dict(copy.deepcopy(state))
+        assert optimizer.state[weight]["exp_avg_sq"].dtype == torch.float32
+
+
+def frozen_parameters_stay_as_they_are():
+    for make in lambda p: OneBitSGD(p, 0.1, weight_decay=0.5), lambda p: OneBitAdam(p, 0.1, weight_decay=0.5, warmup_steps=3):
+        frozen, later, trained = (torch.nn.Parameter(torch.ones(8)) for _ in range(3))
+        frozen.requires_grad_(False)
+        optimizer = make([frozen, later, trained])
+        for step in range(6):
+            optimizer.zero_grad()
+            if step in (2, 4):  # with a momentum that it has by then
+                later.requires_grad_(step == 4)
+            before = later.detach().clone()
+            sum(one.sum() for one in (later, trained) if one.requires_grad).backward()
+            optimizer.step()
+            assert torch.equal(later, before) == (step in (2, 3)), step
+        assert torch.equal(frozen, torch.ones(8)) and (trained < 1).all()
 
 
 def what_was_saved_goes_on():
@@ -189,7 +224,8 @@ def refusals():
 
 SAMPLES = [
     refusals, parameters_without_a_gradient_count_as_zero, elements_without_a_variance_are_left_alone,
-    what_was_saved_goes_on, the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw,
+    what_was_saved_goes_on, a_saved_variance_that_float16_does_not_have_goes_on, frozen_parameters_stay_as_they_are,
+    the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw,
     sgd_trains_as_well_as_with_float32,
     adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
     epsilon_bounds_a_step_where_the_variance_is_tiny,
