@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ._arguments import _said
 from ._torch_groups import Group, Handle, check_tensor, process_group
-from ._torch_steps import Compression, Raw, Unit, plain_name, raws, settings, warn_of_onebit
+from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 
 class _Bucket(Unit):
@@ -51,11 +51,11 @@ class _Buckets(Compression):
     """The hook of a DistributedDataParallel."""
 
     def __init__(
-        self, model: DistributedDataParallel, group: Group, codec: str, error: str, raw: Any, scaler: Any
-    ) -> None:
-        parameters = [(plain_name(name), one) for name, one in model.module.named_parameters() if one.requires_grad]
-        super().__init__(group, codec, error, {name: one.numel() for name, one in parameters}, raw, scaler)
-        self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters}
+        self, model: DistributedDataParallel, parameters: dict[str, torch.Tensor], group: Group, codec: str, error: str,
+        raw: Any, scaler: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(group, codec, error, {name: one.numel() for name, one in parameters.items()}, raw, scaler)
+        self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters.items()}
         self._model = weakref.ref(model)  # which keeps this
         self._buckets: dict[int, _Bucket] = {}
         self._devices: list[int | str | torch.device] | None = None if self._stream is None else [group.device]
@@ -162,10 +162,11 @@ def compress(
     for name, module in ddp.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
-    parameters = {plain_name(name): one for name, one in ddp.module.named_parameters() if one.requires_grad}
-    for name, one in parameters.items():
+    parameters = named(ddp.module)
+    training = {name: one for name, one in parameters.items() if one.requires_grad}
+    for name, one in training.items():
         check_tensor(name, one)
-    devices = {one.device for one in parameters.values()}
+    devices = {one.device for one in training.values()}
     if len(devices) != 1:
         raise ValueError(f"model: parameters on one device expected, got {', '.join(sorted(map(str, devices)))}")
     of_raw, device = raws(parameters, codec, raw), devices.pop()
@@ -178,7 +179,7 @@ def compress(
     warn_of_onebit(codec, momentum)
     own.take_peers(transport)
     own.take_direct()
-    made = _Buckets(ddp, own, codec, error, of_raw, scaler)
+    made = _Buckets(ddp, parameters, own, codec, error, of_raw, scaler)
     if slot is not None:
         slot.compression = made
     else:

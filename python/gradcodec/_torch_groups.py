@@ -84,6 +84,7 @@ class _Memory:
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (size,), "typestr": "|u1", "version": 2}
 
 
+@torch.inference_mode(False)  # what is made in that mode cannot be written to outside of it
 def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
     """The bytes at a pointer, as a tensor."""
     if device.device_type in (CPU, CUDA_HOST):
@@ -432,6 +433,7 @@ class Verdict:
     """Whether a step of several handles is taken back, which it is if one of them met what is not finite: on the
     device, which nothing waits for."""
 
+    @torch.inference_mode(False)
     def __init__(self, group: Group, handles: int) -> None:
         self.handles = handles
         self._flags, self._bad = (torch.zeros(handles, dtype=torch.int32, device=group.device) for _ in range(2))

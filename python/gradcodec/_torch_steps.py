@@ -65,6 +65,18 @@ def plain_name(name: str) -> str:
     return ".".join(words)
 
 
+def named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters by these names: one that requires no gradient now may get one later, or be in a bucket of DDP's
+    from before."""
+    found: dict[str, torch.Tensor] = {}
+    for name, one in model.named_parameters():
+        plain = plain_name(name)
+        if plain in found:
+            raise ValueError(f"model: {name!r} and another parameter are both {plain!r} without `module` in front")
+        found[plain] = one
+    return found
+
+
 class Compression:
     """The hook of a model, which compress() or shard() registers, and the errors that it keeps.
 
@@ -316,8 +328,10 @@ class Compression:
         decoded = [torch.empty_like(one) for one in given]
         codec.encode(given, payload, stream=handle.stream())
         codec.decode(payload, decoded, stream=handle.stream())
-        for name in dict.fromkeys(unit.names):
-            own = [k for k, each in enumerate(unit.names) if each == name]
+        numbers: dict[str, list[int]] = {}
+        for k, name in enumerate(unit.names):
+            numbers.setdefault(name, []).append(k)
+        for name, own in numbers.items():
             left = torch.cat([(given[k] - decoded[k]).view(-1) for k in own]).norm()
             whole = torch.cat([given[k].view(-1) for k in own]).norm().clamp_min(1e-30)
             lost[name] = torch.nan_to_num(left / whole, nan=torch.inf)
@@ -374,7 +388,7 @@ def raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str,
         raise TypeError(f"raw: a function of name and parameter, or names, expected, got {_said(raw)}")
     named = {plain_name(str(name)) for name in raw}
     for name in sorted(named - parameters.keys()):
-        raise ValueError(f"raw: {name!r} is no parameter of this model that has a gradient")
+        raise ValueError(f"raw: {name!r} is no parameter of this model")
     return {name: name in named for name in parameters}
 
 

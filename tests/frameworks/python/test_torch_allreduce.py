@@ -68,6 +68,15 @@ def blocks_lose_little():
     assert torch.equal(again, second)
 
 
+def what_began_in_inference_mode_goes_on():
+    for size in 123, _torch_groups.BY_PAIRS * dist.get_world_size() + 1:
+        for mode in True, False, True:
+            with torch.inference_mode(mode):
+                tensor = torch.full((size,), 1.0 + dist.get_rank())
+                all_reduce(tensor, "bf16")
+                assert (tensor == (1 + dist.get_world_size()) / 2).all()
+
+
 def large_ones_arrive_where_they_belong():
     """Of so many bytes each two ranks exchange theirs over gloo."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -184,7 +193,8 @@ def peer_memory_has_room_for_the_largest_handle():
 @on_groups(3)
 def test_all_reduce(group, tmp_path):
     on_ranks(
-        group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong, refusals,
+        group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong,
+        what_began_in_inference_mode_goes_on, refusals,
         the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
         a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip

@@ -265,6 +265,36 @@ def parameters_without_gradients_are_left_alone():
     assert sorted(compression.state_dict()["worker"]) == [f"weights.{k}" for k in (0, 1, 3, 4)]
 
 
+def parameters_may_be_frozen_in_between():
+    model = DistributedDataParallel(Linear(), bucket_cap_mb=0.002, find_unused_parameters=True)
+    weights = model.module.weights
+    weights[1].requires_grad_(False)  # DistributedDataParallel has it in a bucket by now
+    compression = compress(model, "onebit", momentum=True)
+    for step in range(4):
+        if step == 3:
+            weights[1].requires_grad_(True)
+            weights[4].requires_grad_(False)
+        gradients = of_one_magnitude(step)
+        model.zero_grad()
+        model(gradients).backward()
+        for weight, gradient in zip(weights, gradients):
+            if weight.requires_grad:
+                torch.testing.assert_close(weight.grad, gradient, rtol=0, atol=0)
+    assert sorted(compression.state_dict()["worker"]) == [f"weights.{k}" for k in range(5)]
+
+
+def what_began_in_inference_mode_goes_on():
+    model, compression = hooked()
+    for inference in False, True, True, False:
+        backward(model, mine(0))
+        before = compression.taken_back
+        with torch.inference_mode(inference):
+            compression.commit(skip=torch.tensor(1))
+            state = compression.state_dict()
+            compression.load_state_dict(state)
+        assert compression.taken_back == before + 1
+
+
 def what_arrived_is_clipped_alike_on_all_ranks(codec):
     model, _ = hooked(codec)
     for step in range(2):
@@ -324,6 +354,8 @@ def refusals():
     fresh = lambda module=None: DistributedDataParallel(module or torch.nn.Linear(3, 3))  # noqa: E731
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     state = compression.state_dict()
+    of_one_name = torch.nn.Module()
+    of_one_name.weight, of_one_name.module = torch.nn.Parameter(torch.ones(3)), torch.nn.Linear(3, 3)
     for call, kind, words in [
         (lambda: compress(plain), TypeError, "model: a DistributedDataParallel expected, got Linear"),
         (lambda: compress(model), RuntimeError, "has a communication hook already"),
@@ -339,6 +371,7 @@ def refusals():
         (lambda: compress(fresh(), timeout="soon"), TypeError, "timeout: seconds"),
         (lambda: compress(fresh(), group=alone), ValueError, "group: at least 2 ranks expected, got 1"),
         (lambda: compress(fresh(plain.double())), TypeError, "weight: float32, .* got float64"),
+        (lambda: compress(fresh(of_one_name)), ValueError, "'module.weight' and another parameter are both 'weight'"),
         (lambda: compress(fresh(torch.nn.Embedding(5, 3, sparse=True))), TypeError, "sparse gradients"),
         (lambda: pickle.dumps(compression), TypeError, "state_dict"),
         (lambda: compression.load_state_dict(5), TypeError, "state: what state_dict"),
@@ -496,7 +529,8 @@ SAMPLES = [
     what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
     one_inf_takes_the_step_back_in_every_bucket_on_every_rank, a_pass_that_broke_off_is_taken_back,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
-    parameters_without_gradients_are_left_alone, what_arrived_is_clipped_alike_on_all_ranks,
+    parameters_without_gradients_are_left_alone, parameters_may_be_frozen_in_between,
+    what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     errors_are_float32_where_that_is_not_the_default, names_are_those_of_the_module_itself, refusals,
     a_failed_exchange_is_raised, transports_give_the_same_bytes, what_pytorch_has_ended_is_not_used,
