@@ -1,61 +1,94 @@
 """The reduce-scatter of FSDP2 (torch.distributed.fsdp.fully_shard), compressed."""
 
 import datetime
+import math
 import weakref
 from typing import Any, Iterator, cast
 
 import torch
 import torch.distributed as dist
 
+from ._abi import SIGNS
 from ._torch_ddp import check_transport
 from ._torch_groups import Group, Handle, check_tensor, process_group
-from ._torch_steps import Compression, Errors, Parts, Raw, Unit, plain_name, raws, settings, warn_of_onebit
+from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum"}
 _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKeyDictionary()
 
 
+class _Cut:
+    """How FSDP cuts a parameter into a part for every rank: in one dimension, the last part filled up."""
+
+    def __init__(self, name: str, parameter: Any, world: int) -> None:
+        self.name, self.parameter = name, parameter
+        cut = dimension_of_mesh(parameter)
+        self._dim = dim = parameter.placements[cut].dim
+        size = parameter.shape[dim]
+        for number, placement in enumerate(parameter.placements):  # tensor parallelism may cut it, too
+            if number != cut and getattr(placement, "dim", None) == dim:
+                size = -(-size // parameter.device_mesh.size(number))
+        self._whole, self._part = [*parameter.to_local().shape], [*parameter.to_local().shape]
+        self._whole[dim], self._part[dim] = size, -(-size // world)
+        self.size, self.size_of_part = math.prod(self._whole), math.prod(self._part)
+
+    def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """The elements in their order."""
+        whole = torch.cat([part.view(self._part) for part in parts], self._dim)
+        return whole.narrow(self._dim, 0, self._whole[self._dim]).reshape(-1)
+
+    def apart(self, elements: torch.Tensor, world: int) -> torch.Tensor:
+        """The parts of elements in their order, a row each."""
+        size, filled = self._part[self._dim], [*self._whole]
+        filled[self._dim] = world * size
+        whole = torch.zeros(filled, dtype=torch.float32, device=elements.device)
+        whole.narrow(self._dim, 0, self._whole[self._dim]).copy_(elements.view(self._whole))
+        return torch.stack([whole.narrow(self._dim, k * size, size).reshape(-1) for k in range(world)])
+
+
+def dimension_of_mesh(parameter: Any) -> int:
+    """Over which FSDP cuts it: behind that of replicas, before those of tensor parallelism."""
+    return next(number for number, placement in enumerate(parameter.placements) if hasattr(placement, "dim"))
+
+
 class _Rows(Unit):
     """The parameters of a module, of which FSDP cuts each into a part for every rank: a row of parts per rank.
 
-    Each part is a tensor of its own of the handle, whose shards are then the rows. `names`: of the tensors of a row;
-    "" for one that is not known.
+    Each part is a tensor of its own of the handle, whose shards are then the rows. `cuts`: those of the parts of a row;
+    none where nobody tells which these are.
     """
 
-    def __init__(self, names: list[str], handle: Handle, sizes: dict[str, int]) -> None:
-        super().__init__(names * handle.group.size, handle)
-        self._row, self._sizes = names, sizes
+    def __init__(self, cuts: list[_Cut], handle: Handle) -> None:
+        super().__init__(([cut.name for cut in cuts] or [""]) * handle.group.size, handle)
+        self._cuts = cuts
 
     def read(self, worker: Errors, server: Parts) -> None:
         """A rank's own: the first half of an all-reduce has no errors of reducers."""
-        if not self.handle.has_errors or "" in self._row:
+        if not self.handle.has_errors:
             return
         pieces, _ = self.handle.errors()
-        for number, name in enumerate(self._row):
-            if not self.handle.raw or not self.handle.raw[number]:  # the last part is filled up
-                worker[name] = torch.cat(pieces[number :: len(self._row)])[: self._sizes[name]]
+        for number, cut in enumerate(self._cuts):
+            if not self.handle.raw or not self.handle.raw[number]:
+                worker[cut.name] = cut.joined(pieces[number :: len(self._cuts)])
 
     def give(self, worker: Errors, server: Parts) -> None:
-        if not self.handle.has_errors or not any(name in worker for name in self._row):
+        if not self.handle.has_errors or not any(cut.name in worker for cut in self._cuts):
             return
         size, device = self.handle.group.size, self.handle.group.device
         rows = torch.zeros(size, sum(self.handle.sizes) // size, dtype=torch.float32, device=device)
         first = 0
-        for name, part in zip(self._row, self.handle.sizes):
-            if name in worker:
-                errors = worker.pop(name)
-                whole = torch.zeros(size * part, dtype=torch.float32, device=device)
-                whole[: errors.numel()] = errors
-                rows[:, first : first + part] = whole.view(size, part)
-            first += part
+        for cut in self._cuts:
+            if cut.name in worker:
+                rows[:, first : first + cut.size_of_part] = cut.apart(worker.pop(cut.name), size)
+            first += cut.size_of_part
         self.handle.take_errors(rows.view(-1), torch.zeros_like(rows).view(-1))
 
 
 class _ReduceScatter:
     """For FSDPModule.set_custom_reduce_scatter(): one for each module."""
 
-    def __init__(self, shards: "_Shards", parameters: list[tuple[str, torch.Tensor]]) -> None:
-        self._shards, self._parameters = shards, parameters
+    def __init__(self, shards: "_Shards", cuts: list[_Cut]) -> None:
+        self._shards, self._cuts = shards, cuts
         self.units: dict[Any, _Rows] = {}
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -75,24 +108,28 @@ class _ReduceScatter:
             raise ValueError(f"op: AVG or SUM expected, got {name}")
         self._shards._reduced(self, output_tensor, input_tensor, group, OPS[name])
 
-    def unit(self, row: int, dtype: torch.dtype, op: str) -> _Rows:
+    def unit(self, row: int, dtype: torch.dtype, op: str, group: Any) -> _Rows:
         """Of these rows; made where one first comes, on all ranks alike."""
-        if (row, dtype, op) not in self.units:
+        cuts = [cut for cut in self._cuts if cut.parameter.requires_grad]
+        key = row, dtype, op, *[cut.name for cut in cuts]
+        if key not in self.units:
             shards, world = self._shards, self._shards._group.size
-            # Those without a gradient have no part; then, or where they are cut in another dimension, a row is one.
-            shapes = [one.shape for _, one in self._parameters]
-            parts = [-(-shape[0] // world) * shape[1:].numel() for shape in shapes]
-            names, raw = [name for name, _ in self._parameters], [shards._raw[name] for name, _ in self._parameters]
+            ranks, own = (dist.get_process_group_ranks(each) for each in (group, shards._group.group))
+            if ranks != own:
+                raise ValueError(f"group: ranks {own} expected, as shard() was called with, got {ranks}")
+            parts, error = [cut.size_of_part for cut in cuts], shards.error
+            raw = [shards._raw[cut.name] for cut in cuts]
             if sum(parts) != row:
-                parts, names, raw = [row], [""], [False]
+                # Some have no gradient, which may be others the next time: there are no errors that could be carried.
+                cuts, parts, raw, error = [], [row], [error != "none" and shards.codec not in SIGNS], "none"
             shards._wait()  # a handle over peer memory begins when the work of others is done
             handle = Handle(
-                shards._group, shards.codec, parts * world, dtype, error=shards.error, raw=raw * world, op=op,
+                shards._group, shards.codec, parts * world, dtype, error=error, raw=raw * world, op=op,
                 transactional=True,
             )  # fmt: skip
-            self.units[row, dtype, op] = made = _Rows(names, handle, shards._sizes)
+            self.units[key] = made = _Rows(cuts, handle)
             made.give(shards._worker, shards._server)
-        return self.units[row, dtype, op]
+        return self.units[key]
 
 
 class _Shards(Compression):
@@ -119,14 +156,14 @@ class _Shards(Compression):
             of = f"{group.size()} ranks on {given.device}"
             raise ValueError(f"group: {self._group.size} ranks on {self._group.device} expected, got {of}")
         with self._on_stream():
-            unit, its_pass = comm.unit(output.numel(), given.dtype, op), torch._C._current_graph_task_id()
+            unit, its_pass = comm.unit(output.numel(), given.dtype, op, group), torch._C._current_graph_task_id()
             # A pass that broke off has never come to its end, and another one comes to the same module.
             if not self._pending or self._complete or (unit.in_step and its_pass != self._pass):
                 self._begin()
                 self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
                 engine.queue_callback(self._over)  # at the end of this backward pass
             unit.in_step = True
-            if self._measure and self.codec != "sign":
+            if self._measure and self.codec != "sign" and unit.names[0]:
                 self._measured.update(self._losses(unit, given))
             shard = output
             if output.dtype != torch.float32 or not output.is_contiguous():
@@ -166,17 +203,16 @@ def shard(
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         raise RuntimeError(f"PyTorch 2.9 or newer expected, got {torch.__version__}")
     error = settings(codec, error, scaler)
-    named = {id(one): plain_name(name) for name, one in model.named_parameters() if one.requires_grad}
-    parameters: dict[str, Any] = {plain_name(name): one for name, one in model.named_parameters() if one.requires_grad}
-    sharded = [(name, one) for name, one in parameters.items() if hasattr(one, "device_mesh")]
+    parameters: dict[str, Any] = named(model)
+    cut_ones = {name: one for name, one in parameters.items() if hasattr(one, "device_mesh")}
+    sharded = [(name, one) for name, one in cut_ones.items() if one.requires_grad]
     if not sharded:
         raise ValueError("model: one parameter that is sharded and requires grad expected at least, got none")
     for name, one in sharded:
         check_tensor(name, one.to_local())
-    mesh, placements = sharded[0][1].device_mesh, sharded[0][1].placements
+    mesh = sharded[0][1].device_mesh
     if group is None:
-        cut = next(number for number, placement in enumerate(placements) if placement.is_shard())
-        group = mesh.get_group(cut)
+        group = mesh.get_group(dimension_of_mesh(sharded[0][1]))
     device = torch.device("cpu")
     if mesh.device_type != "cpu":
         device = torch.device(mesh.device_type, torch.cuda.current_device())
@@ -188,10 +224,11 @@ def shard(
             raise RuntimeError("model: its gradients are compressed already; close() ends that")
     warn_of_onebit(codec, momentum)
     own.take_peers(transport)
-    made = _Shards(own, codec, error, {name: one.numel() for name, one in parameters.items()}, of_raw, scaler)
+    cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
+    made = _Shards(own, codec, error, {cut.name: cut.size for cut in cuts.values()}, of_raw, scaler)
     for module in modules:
-        its = dict.fromkeys(_parameters_of(module, FSDPModule))
-        comm = _ReduceScatter(made, [(named[id(one)], one) for one in its if id(one) in named])
+        its = dict.fromkeys(map(id, _parameters_of(module, FSDPModule)))
+        comm = _ReduceScatter(made, [cuts[each] for each in its if each in cuts])
         made.comms.append(comm)
         module.set_custom_reduce_scatter(comm)
         _hooked[module] = made

@@ -125,7 +125,9 @@ def a_saved_variance_that_float16_does_not_have_goes_on():
 
 
 def frozen_parameters_stay_as_they_are():
-    for make in lambda p: OneBitSGD(p, 0.1, weight_decay=0.5), lambda p: OneBitAdam(p, 0.1, weight_decay=0.5, warmup_steps=3):
+    for make in lambda p: OneBitSGD(p, 0.1, weight_decay=0.5), lambda p: OneBitAdam(
+        p, 0.1, weight_decay=0.5, warmup_steps=3
+    ):  # fmt: skip
         frozen, later, trained = (torch.nn.Parameter(torch.ones(8)) for _ in range(3))
         frozen.requires_grad_(False)
         optimizer = make([frozen, later, trained])

@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_groups, on_ranks  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.tensor import Shard  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
 from gradcodec import GradCodecError  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
@@ -45,7 +47,7 @@ def whole(tensor):
     """As objects: full_tensor() of PyTorch 2.11 crashes over gloo if tensors are on a GPU."""
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, tensor.to_local().cpu())
-    return torch.cat(parts).to(tensor.device)
+    return torch.cat(parts, tensor.placements[0].dim).to(tensor.device)
 
 
 def backward(model, gradients):
@@ -161,6 +163,99 @@ def a_pass_that_broke_off_is_taken_back():
         assert torch.equal(one, other)
 
 
+def of_three(**options):
+    """Parameters of 64 by 64, sharded together; the gradients are those that are given."""
+    module = torch.nn.Module()
+    for name in "abc":
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(64, 64)))
+    module.forward = lambda **given: sum((getattr(module, name) * one).sum() for name, one in given.items())
+    ignored = {getattr(module, name) for name in options.pop("ignored", "")}
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
+    return fully_shard(module, mesh=mesh, ignored_params=ignored, **options)
+
+
+def loses_nothing(model, compression, given):
+    """What has not arrived is in the state, by the names of parameters."""
+    arrived = {name: torch.zeros(64, 64) for name in given}
+    for _ in range(3):
+        model.zero_grad()
+        model(**given).backward()
+        for name, total in arrived.items():
+            total += whole(getattr(model, name).grad)
+    carried = compression.state_dict()["worker"]
+    assert carried.keys() == given.keys()
+    for name, one in given.items():
+        left = (3 * one - carried[name].view(64, 64)) / dist.get_world_size()
+        dist.all_reduce(left)
+        torch.testing.assert_close(arrived[name], left, rtol=0, atol=1e-4)
+        assert carried[name].abs().max() > 0.01
+
+
+def a_gradient_gets_no_errors_of_another():
+    """Two of three have a gradient in each pass, so the rows are alike."""
+    torch.manual_seed(dist.get_rank())
+    for codec in "int4", "onebit":
+        model, random, ones = of_three(), torch.randn(64, 64), torch.ones(64, 64)
+        compression = shard(model, codec, raw=None if codec == "onebit" else (), momentum=True)
+        model(a=random, b=random).backward()
+        model.zero_grad()
+        model(b=ones, c=ones).backward()
+        torch.testing.assert_close(whole(model.c.grad), ones, rtol=0.01, atol=0)
+        assert not compression.state_dict()["worker"]
+
+
+def whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters():
+    torch.manual_seed(dist.get_rank())
+    given = {name: torch.randn(64, 64) for name in "abc"}
+    model = of_three(shard_placement_fn=lambda _: Shard(1))
+    compression = shard(model, "int4")
+    loses_nothing(model, compression, given)
+    state = compression.state_dict()
+    compression.load_state_dict(copy.deepcopy(state))
+    model(**{name: torch.zeros(64, 64) for name in "abc"}).backward()
+    now = compression.state_dict()
+    compression.load_state_dict([{**state, "rank": 0, "world_size": 1}])
+    model(**{name: torch.zeros(64, 64) for name in "abc"}).backward()
+    assert same(now["worker"], compression.state_dict()["worker"])
+    given.pop("c")
+    for options in {"ignored": "c"}, {}:
+        model = of_three(**options)
+        compression = shard(model, "int4")
+        if not options:
+            model(**given, c=given["a"]).backward()
+            compression.load_state_dict({**compression.state_dict(), "worker": {}})
+            model.c.requires_grad_(False)
+        loses_nothing(model, compression, given)
+
+
+def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
+    """Of four ranks, two of each kind. Some are cut twice in one dimension."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    gradients = []
+    for codec in None, "int8":
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["data"])
+        if codec:
+            compression = shard(model, codec, raw=["0.bias"], error="float32")
+        torch.manual_seed(mesh["data"].get_local_rank())
+        model(torch.randn(4, 64)).square().sum().backward()
+        gradients.append([weight.grad.to_local() for weight in model.parameters()])
+    for number, (plain, one) in enumerate(zip(*gradients)):
+        lost = (one - plain).norm() / plain.norm()
+        assert lost < 1e-6 if number == 1 else 0 < lost < 0.02, (number, lost)
+    state = compression.state_dict()
+    assert {name: errors.numel() for name, errors in state["worker"].items()} == {
+        "0.weight": 2048, "1.weight": 2048, "1.bias": 64,
+    }  # fmt: skip
+    compression.load_state_dict(state)
+    compression.close()
+    shard(model, group=mesh["tensor"].get_group())
+    with pytest.raises((ValueError, RuntimeError), match="group: ranks .* expected, as shard.. was called with, got"):
+        model(torch.randn(4, 64)).sum().backward()
+
+
 def refusals():
     model = sharded()
     compression = shard(model, "onebit", momentum=True)
@@ -204,10 +299,15 @@ def errors_are_float32_where_that_is_not_the_default():
 SAMPLES = [
     what_is_of_one_magnitude_comes_back, blocks_lose_little, nothing_is_lost_but_what_is_carried,
     one_inf_takes_the_step_back_in_every_module_on_every_rank, a_pass_that_broke_off_is_taken_back,
-    errors_are_float32_where_that_is_not_the_default, refusals,
+    errors_are_float32_where_that_is_not_the_default, a_gradient_gets_no_errors_of_another,
+    whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters, refusals,
 ]  # fmt: skip
 
 
 @on_groups(2)
 def test_shard(group, tmp_path):
     on_ranks(group, in_turn, tmp_path, *SAMPLES)
+
+
+def test_shard_with_tensor_parallelism(tmp_path):
+    on_ranks(("gloo", "cpu", 4), in_turn, tmp_path, with_tensor_parallelism_gradients_are_those_of_the_data_ranks)
