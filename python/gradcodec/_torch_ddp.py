@@ -159,11 +159,15 @@ def compress(
     over = process_group(ddp.process_group if group is None else group)
     if over.size() != ddp.process_group.size():
         raise ValueError(f"group: the {ddp.process_group.size()} ranks of the model expected, got {over.size()}")
-    for name, module in ddp.module.named_modules():
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
     parameters = named(ddp.module)
-    training = {name: one for name, one in parameters.items() if one.requires_grad}
+    ignored = {id(one) for name, one in ddp.module.named_parameters() if name in ddp.parameters_to_ignore}
+    for name, module in ddp.module.named_modules():
+        kind = torch.nn.Embedding, torch.nn.EmbeddingBag
+        if isinstance(module, kind) and module.sparse and id(module.weight) not in ignored:
+            raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
+    training = {name: one for name, one in parameters.items() if one.requires_grad and id(one) not in ignored}
+    if not training:
+        raise ValueError("model: one parameter that is a tensor and requires grad expected at least, got none")
     for name, one in training.items():
         check_tensor(name, one)
     devices = {one.device for one in training.values()}

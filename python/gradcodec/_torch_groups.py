@@ -42,6 +42,8 @@ def known_codec(codec: Any) -> str:
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Refuses what no codec takes."""
+    if hasattr(tensor, "device_mesh"):
+        raise TypeError(f"{name}: a plain tensor expected, got a DTensor; to_local() gives this rank's part")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: a dense tensor expected, got a sparse one; to_dense() makes one")
     if tensor.dtype not in DTYPES:
@@ -556,6 +558,7 @@ def all_reduce(
         if not (
             isinstance(tensor, torch.Tensor) and tensor.device == device and tensor.dtype in DTYPES
             and tensor.layout is torch.strided and not (recording and tensor.requires_grad)
+            and not hasattr(tensor, "device_mesh")
         ):  # fmt: skip
             _refuse(given, number)
     check_tensor("tensors[0]", given[0])  # its device, which is that of all

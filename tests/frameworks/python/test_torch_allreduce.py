@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_groups, on_ranks  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate  # noqa: E402
 
 import gradcodec.torch  # noqa: E402
 from gradcodec import GradCodecError, _torch_groups  # noqa: E402
@@ -105,11 +106,15 @@ def the_oldest_goes_on_all_ranks():
 
 def refusals():
     tensor = torch.ones(8)
+    mesh = dist.init_device_mesh(tensor.device.type, (dist.get_world_size(),))
+    of_a_mesh = DTensor.from_local(tensor, mesh, [Replicate()])
     for call, kind, words in [
         (lambda: all_reduce(tensor, "int5"), ValueError, "codec: one of onebit, .* got str 'int5'"),
         (lambda: all_reduce(tensor, "onebit", op="max"), ValueError, "op: mean or sum expected, got str 'max'"),
         (lambda: all_reduce(tensor, "sign", op="sum"), ValueError, "op: mean expected"),
         (lambda: all_reduce(tensor.double(), "onebit"), TypeError, "or bfloat16 expected, got float64"),
+        (lambda: all_reduce([tensor, of_a_mesh], "onebit"), TypeError, r"tensors\[1\]: .* got a DTensor; to_local"),
+        (lambda: all_reduce(of_a_mesh, "onebit"), TypeError, r"tensors\[0\]: .* got a DTensor; to_local"),
         (lambda: all_reduce(tensor.to_sparse(), "onebit"), TypeError, "a dense tensor expected"),
         (lambda: all_reduce([tensor, [1.0]], "onebit"), TypeError, r"tensors\[1\]: a tensor of PyTorch expected"),
         (lambda: all_reduce([tensor, None], "onebit"), TypeError, "got None; leave out what has no gradient"),

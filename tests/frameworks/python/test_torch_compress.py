@@ -265,6 +265,20 @@ def parameters_without_gradients_are_left_alone():
     assert sorted(compression.state_dict()["worker"]) == [f"weights.{k}" for k in (0, 1, 3, 4)]
 
 
+def parameters_that_are_ignored_may_be_of_any_kind():
+    plain = Linear()
+    plain.weights[0] = torch.nn.Parameter(plain.weights[0].detach().double())
+    plain.table = torch.nn.Embedding(3, 2, sparse=True)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(plain, ["weights.0", "table.weight"])
+    model = DistributedDataParallel(plain, bucket_cap_mb=0.002)
+    compression = compress(model, "onebit", momentum=True)
+    for step in range(3):
+        gradients = of_one_magnitude(step)
+        for gradient, one in zip(backward(model, gradients), gradients):
+            torch.testing.assert_close(gradient, one.to(gradient.dtype), rtol=0, atol=0)
+    assert sorted(compression.state_dict()["worker"]) == [f"weights.{k}" for k in range(1, len(SHAPES))]
+
+
 def parameters_may_be_frozen_in_between():
     model = DistributedDataParallel(Linear(), bucket_cap_mb=0.002, find_unused_parameters=True)
     weights = model.module.weights
@@ -354,6 +368,8 @@ def refusals():
     fresh = lambda module=None: DistributedDataParallel(module or torch.nn.Linear(3, 3))  # noqa: E731
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     state = compression.state_dict()
+    frozen = fresh()
+    frozen.requires_grad_(False)
     of_one_name = torch.nn.Module()
     of_one_name.weight, of_one_name.module = torch.nn.Parameter(torch.ones(3)), torch.nn.Linear(3, 3)
     for call, kind, words in [
@@ -371,6 +387,7 @@ def refusals():
         (lambda: compress(fresh(), timeout="soon"), TypeError, "timeout: seconds"),
         (lambda: compress(fresh(), group=alone), ValueError, "group: at least 2 ranks expected, got 1"),
         (lambda: compress(fresh(plain.double())), TypeError, "weight: float32, .* got float64"),
+        (lambda: compress(frozen), ValueError, "one parameter that is a tensor and requires grad expected at least"),
         (lambda: compress(fresh(of_one_name)), ValueError, "'module.weight' and another parameter are both 'weight'"),
         (lambda: compress(fresh(torch.nn.Embedding(5, 3, sparse=True))), TypeError, "sparse gradients"),
         (lambda: pickle.dumps(compression), TypeError, "state_dict"),
@@ -529,8 +546,8 @@ SAMPLES = [
     what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
     one_inf_takes_the_step_back_in_every_bucket_on_every_rank, a_pass_that_broke_off_is_taken_back,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
-    parameters_without_gradients_are_left_alone, parameters_may_be_frozen_in_between,
-    what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
+    parameters_without_gradients_are_left_alone, parameters_that_are_ignored_may_be_of_any_kind,
+    parameters_may_be_frozen_in_between, what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     errors_are_float32_where_that_is_not_the_default, names_are_those_of_the_module_itself, refusals,
     a_failed_exchange_is_raised, transports_give_the_same_bytes, what_pytorch_has_ended_is_not_used,

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import digits, in_turn, on_groups, on_ranks  # noqa: E402
+from torch.distributed.tensor import DTensor, Shard  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from gradcodec.torch import OneBitAdam, OneBitSGD  # noqa: E402
@@ -205,7 +206,10 @@ def refusals():
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = OneBitSGD([weight], 0.1)
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    mesh = dist.init_device_mesh(weight.device.type, (dist.get_world_size(),))
+    of_a_mesh = torch.nn.Parameter(DTensor.from_local(torch.ones(8), mesh, [Shard(0)]))
     for call, kind, words in [
+        (lambda: OneBitSGD([weight, of_a_mesh]), TypeError, r"params\[1\]: a plain tensor expected, got a DTensor"),
         (lambda: OneBitSGD([weight], -1.0), ValueError, "lr: at least 0"),
         (lambda: OneBitSGD([weight], 0.1, 1.0), ValueError, "momentum: at least 0 and below 1"),
         (lambda: OneBitSGD([weight], "fast"), TypeError, "lr: a number expected, got str 'fast'"),
