@@ -115,7 +115,7 @@ class Codec:
             return None
         leaves, ranks = self._leaves(values), _whole("world_size", world_size, 1)
         server = max(_part(self.kind, leaves, chunk, ranks) for chunk in range(ranks))
-        return Errors(jnp.zeros(ranks * sum(leaves.counts)), jnp.zeros(ranks * server))
+        return Errors(*(jnp.zeros(ranks * each, jnp.float32) for each in (sum(leaves.counts), server)))
 
     def encode(self, values: Any, worker: Any = None, n_chunks: int = 1) -> tuple[Any, Any]:
         """Encodes values plus what was not sent of earlier ones.
@@ -160,7 +160,7 @@ class Codec:
         if getattr(chunks, "ndim", 0) != 2 or chunks.dtype != jnp.uint8:
             raise ValueError(f"chunks: uint8 [payloads, bytes] expected, got {_shape(chunks)}")
         if self.kind == "sign":
-            chunks = jnp.roll(chunks, -turn, axis=0)
+            chunks = _turned(chunks, turn)
         about = self._about("reduce", leaves, parts, number)
         reduced = jax.ShapeDtypeStruct(chunks.shape[1:], jnp.uint8)
         if not self.keeps_errors:
@@ -237,6 +237,12 @@ class Codec:
         if not right or errors.shape[0] < elements or exactly and errors.shape[0] != elements:
             least = "" if exactly else ", or more,"
             raise ValueError(f"{name}: float32 [{elements}]{least} expected, got {_shape(errors)}")
+
+
+def _turned(ballots: Any, turn: Any) -> Any:
+    """With that of a voter as the first one: `turn` may be unsigned, so it has no negative."""
+    voters = max(ballots.shape[0], 1)
+    return jnp.roll(ballots, voters - turn % voters, axis=0)
 
 
 def _shape(array: Any) -> str:
@@ -375,7 +381,7 @@ def vote_signs(ballots: Any, turn: Any = 0) -> Any:
     """What most ballots have, bit by bit: uint8 [voters, bytes] to [bytes]. In a tie voter `turn`, which may be traced,
     has its way in byte 0, the next one in byte 1."""
     result = jax.ShapeDtypeStruct(ballots.shape[1:], jnp.uint8)
-    return _plain("gc_vote_signs_into", result, [jnp.roll(ballots, -turn, axis=0)], "i0", 0, "o0")
+    return _plain("gc_vote_signs_into", result, [_turned(ballots, turn)], "i0", 0, "o0")
 
 
 for _each in (Codec, Errors):

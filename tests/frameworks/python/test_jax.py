@@ -128,6 +128,25 @@ def test_votes_with_a_traced_turn_are_those_of_all_calls_before(on):
     assert len(seen) == 4
 
 
+def test_a_turn_may_be_unsigned(on):
+    ballots = jax.device_put(np.arange(40, dtype=np.uint8).reshape(4, 10) ** 3, on[0])
+    ballots = jnp.concatenate([ballots, ~ballots[:2]])  # six, which do not divide 2^32
+    expected = [gj.vote_signs(ballots, turn) for turn in range(7)]
+    assert len({np.asarray(each).tobytes() for each in expected}) > 1
+    for turn, each in enumerate(expected):
+        for kind in np.uint8, np.uint32:
+            same(gj.vote_signs(ballots, kind(turn)), each)
+            same(jax.jit(gj.vote_signs)(ballots, kind(turn)), each)
+
+
+def test_errors_are_float32_where_jax_has_float64():
+    codec = gj.Codec("int4")
+    with jax.enable_x64(True):
+        errors = codec.errors(values(0))
+        _, worker = codec.encode(values(0), errors.worker)
+    assert {each.dtype for each in (*errors, worker)} == {jnp.dtype("float32")}
+
+
 def of_handles(world, kind, steps, counts, **options):
     """What all-reduces among threads give each rank, step by step."""
     results = [[None] * world for _ in steps]
