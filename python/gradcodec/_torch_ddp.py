@@ -157,8 +157,9 @@ def compress(
     ddp = _unwrapped(model)
     error = settings(codec, error, scaler)
     over = process_group(ddp.process_group if group is None else group)
-    if over.size() != ddp.process_group.size():
-        raise ValueError(f"group: the {ddp.process_group.size()} ranks of the model expected, got {over.size()}")
+    ranks, its = (sorted(dist.get_process_group_ranks(each)) for each in (over, ddp.process_group))
+    if ranks != its:
+        raise ValueError(f"group: the ranks of the model expected, {_said(its)}, got {_said(ranks)}")
     parameters = named(ddp.module)
     ignored = {id(one) for name, one in ddp.module.named_parameters() if name in ddp.parameters_to_ignore}
     for name, module in ddp.module.named_modules():

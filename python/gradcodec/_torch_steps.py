@@ -121,6 +121,11 @@ class Compression:
         """Ends the pending step. `skip`: it is taken back if this is not 0, which must say the same on every rank: a
         number, or a tensor of one element."""
         self._open()
+        if isinstance(skip, torch.Tensor):
+            if skip.numel() != 1:
+                raise ValueError(f"skip: a tensor of one element expected, got shape {list(skip.shape)}")
+        elif skip is not None:
+            skip = operator.truth(skip)
         with self._on_stream():
             self._end(skip)
 
@@ -265,7 +270,7 @@ class Compression:
                 handle.rollback()
             self._taken_back += 1
 
-    def _end(self, skip: Any = None) -> None:
+    def _end(self, skip: torch.Tensor | bool | None = None) -> None:
         if not self._complete:
             self._take_back()  # the pass broke off
         if not self._pending:
@@ -277,7 +282,7 @@ class Compression:
         verdict.ask(handles, stream)
         if isinstance(skip, torch.Tensor):
             verdict.undone |= skip.to(self._group.device).reshape(1) != 0
-        elif skip is not None and operator.truth(skip):
+        elif skip:
             verdict.undone.fill_(True)
         verdict.carry_out(handles, stream)
         verdict.count(self._taken_back)
@@ -366,7 +371,7 @@ def settings(codec: Any, error: Any, scaler: Any) -> str:
     known_codec(codec)
     if error is None:
         error = "none" if codec in (*ALONE, "sign") else "float32"
-    if error not in ERRORS or (codec == "sign" and error != "none"):
+    if not isinstance(error, str) or error not in ERRORS or (codec == "sign" and error != "none"):
         choice = "none" if codec == "sign" else ", ".join(ERRORS)
         raise ValueError(f"error: one of {choice} expected, got {_said(error)}")
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):

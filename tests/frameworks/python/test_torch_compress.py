@@ -10,6 +10,7 @@ import re
 import tempfile
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -158,6 +159,9 @@ def one_inf_takes_the_step_back_in_every_bucket_on_every_rank(codec):
     compression.commit(skip=torch.tensor(True))
     assert compression.taken_back == 3 and same(compression.state_dict(), before)
     backward(model, mine(3))
+    for skip in torch.zeros(2), np.zeros(2):
+        with pytest.raises(ValueError):
+            compression.commit(skip)  # which is pending all the same
     compression.rollback()
     compression.rollback()  # none is pending
     assert compression.taken_back == 4 and same(compression.state_dict(), before)
@@ -378,6 +382,7 @@ def refusals():
         (lambda: compress(fresh(), "zip"), ValueError, "codec: one of onebit, .* got str 'zip'"),
         (lambda: compress(fresh(), 1), ValueError, "codec: one of"),
         (lambda: compress(fresh(), "onebit", error="float64"), ValueError, "error: one of float32, .*'float64'"),
+        (lambda: compress(fresh(), error=["none"]), ValueError, "error: one of float32, .* got list"),
         (lambda: compress(fresh(), "onebit", raw=()), ValueError, "raw: nothing travels as it is with onebit"),
         (lambda: compress(fresh(), "int8", raw=["0"]), ValueError, "raw: '0' is no parameter"),
         (lambda: compress(fresh(), "int8", raw="weight"), TypeError, "raw: a function of name and parameter"),
@@ -560,6 +565,18 @@ def everything():
         for codec in CARRYING if inspect.signature(function).parameters else [None]:
             print(function.__name__, codec, flush=True)  # which pytest shows if it fails
             function(*filter(None, [codec]))
+
+
+def a_group_of_other_ranks_is_refused():
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 2])
+    if dist.get_rank() == 0:
+        model = DistributedDataParallel(torch.nn.Linear(3, 3), process_group=first, init_sync=False)
+        with pytest.raises(ValueError, match=r"group: the ranks of the model expected, list \[0, 1\], got list \[0, 2\]"):
+            compress(model, group=second)
+
+
+def test_a_group_of_other_ranks_is_refused(tmp_path):
+    on_ranks(("gloo", "cpu", 3), a_group_of_other_ranks_is_refused, tmp_path)
 
 
 @on_groups(2)
