@@ -226,10 +226,11 @@ def shard(
     own.take_peers(transport)
     cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
     made = _Shards(own, codec, error, {cut.name: cut.size for cut in cuts.values()}, of_raw, scaler)
-    for module in modules:
-        its = dict.fromkeys(map(id, _parameters_of(module, FSDPModule)))
+    # Those of one call of fully_shard() are one, in its order.
+    for several in dict.fromkeys(tuple(getattr(one._get_fsdp_state(), "_modules", [one])) for one in modules):
+        its = dict.fromkeys(id(each) for one in several for each in _parameters_of(one, FSDPModule))
         comm = _ReduceScatter(made, [cuts[each] for each in its if each in cuts])
         made.comms.append(comm)
-        module.set_custom_reduce_scatter(comm)
-        _hooked[module] = made
+        several[0].set_custom_reduce_scatter(comm)
+        _hooked.update(dict.fromkeys(several, made))
     return made

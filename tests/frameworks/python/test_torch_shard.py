@@ -228,6 +228,20 @@ def whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters()
         loses_nothing(model, compression, given)
 
 
+def modules_that_are_sharded_together_are_one():
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
+    for order in (1, 2), (2, 1):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 32))
+        fully_shard([model[k] for k in order], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        compression = shard(model, "int4")
+        model(torch.randn(4, 64)).square().sum().backward()
+        lost = {name for name, one in compression.stats().items() if one}
+        assert lost == compression.state_dict()["worker"].keys() == {"0.weight", "2.weight"}
+        with pytest.raises(RuntimeError, match="compressed already"):
+            shard(model[2], "int4")
+
+
 def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
     """Of four ranks, two of each kind. Some are cut twice in one dimension."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -300,7 +314,8 @@ SAMPLES = [
     what_is_of_one_magnitude_comes_back, blocks_lose_little, nothing_is_lost_but_what_is_carried,
     one_inf_takes_the_step_back_in_every_module_on_every_rank, a_pass_that_broke_off_is_taken_back,
     errors_are_float32_where_that_is_not_the_default, a_gradient_gets_no_errors_of_another,
-    whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters, refusals,
+    whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters,
+    modules_that_are_sharded_together_are_one, refusals,
 ]  # fmt: skip
 
 
