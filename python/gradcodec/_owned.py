@@ -90,6 +90,9 @@ class _Owned:
             raise GradCodecError(f"{type(self).__name__} is in use by a call: close it afterwards", Status.BUSY)
         getattr(self._library._raw, self._free)(handle)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: what it owns is released once")
+
     def __enter__(self: Self) -> Self:
         self._open()
         return self

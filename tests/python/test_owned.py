@@ -1,5 +1,6 @@
 """python/gradcodec: what owns memory and when it is released, statuses by name, and messages that end somewhere."""
 
+import copy
 import gc
 import os
 import pickle
@@ -41,6 +42,15 @@ MADE = {
     "Kernel": (lambda: library.elementwise("T x", "T y", "y = x"), lambda k: k.log()),
     "Tensor": (lambda: library.tensor_empty((8,), "float32"), np.asarray),
 }
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name != "Tensor"])
+def test_what_owns_something_is_not_copied(name):
+    made = MADE[name][0]()
+    for call in copy.copy, copy.deepcopy, pickle.dumps:
+        with pytest.raises(TypeError, match=f"^{name} cannot be copied or pickled"):
+            call(made)
+    made.close()
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -185,8 +195,9 @@ def test_an_error_names_its_status():
     with pytest.raises(GradCodecError, match=r"^n_elements: .*-1.* \(INVALID_ARGUMENT\)$") as error:
         library.chunk_bytes(-1, 1)
     assert error.value.status is Status.INVALID_ARGUMENT == 1
-    copy = pickle.loads(pickle.dumps(error.value))
-    assert (copy.status, str(copy)) == (error.value.status, str(error.value)) and copy.status is Status.INVALID_ARGUMENT
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (again.status, str(again)) == (error.value.status, str(error.value))
+    assert again.status is Status.INVALID_ARGUMENT
     unknown = GradCodecError("of a later version", 77)
     assert unknown.status == 77 and not isinstance(unknown.status, Status) and str(unknown) == "of a later version"
 
