@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ._arguments import _said
-from ._torch_groups import Group, Handle, check_tensor, process_group
+from ._torch_groups import Group, Handle, check_tensor, eager, process_group
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 
@@ -34,6 +34,7 @@ class _Slot:
         self.compression = compression
 
 
+@eager
 def compressed(
     slot: _Slot, bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
@@ -155,6 +156,8 @@ def compress(
     as a timedelta; None: the group's own.
     """
     ddp = _unwrapped(model)
+    if getattr(ddp, "_use_python_reducer", False):
+        raise RuntimeError("model: made under optimize_ddp = 'python_reducer', which has no buckets to be compressed")
     error = settings(codec, error, scaler)
     over = process_group(ddp.process_group if group is None else group)
     ranks, its = (sorted(dist.get_process_group_ranks(each)) for each in (over, ddp.process_group))

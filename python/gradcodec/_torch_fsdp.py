@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ._abi import SIGNS
 from ._torch_ddp import check_transport
-from ._torch_groups import Group, Handle, check_tensor, process_group
+from ._torch_groups import Group, Handle, check_tensor, eager, process_group
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum"}
@@ -95,6 +95,7 @@ class _ReduceScatter:
         """What FSDP asks for its buffers."""
         return torch.empty(size, dtype=dtype, device=device)
 
+    @eager
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
@@ -172,6 +173,7 @@ class _Shards(Compression):
             if shard is not output:
                 output.copy_(shard)
 
+    @eager
     def _over(self) -> None:
         self._complete, self._measure = True, False
 

@@ -6,10 +6,11 @@ import datetime
 import functools
 import math
 import os
+import sys
 import weakref
 from collections import OrderedDict
 from ctypes import byref, c_bool, c_int32, c_uint8
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,23 @@ TAG = 0x67726164  # of messages between two ranks, so that they are not taken fo
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
+Called = TypeVar("Called", bound=Callable[..., Any])
 _c10d: Any = dist.distributed_c10d  # whose options are not all public
+
+
+def eager(function: Called) -> Called:
+    """One that torch.compile() calls and does not trace, for it cannot: as PyTorch has it for its own."""
+    disable: Any = getattr(torch, "_disable_dynamo", None)
+    if disable is None:
+        return function
+    disabled = disable(function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        # Otherwise nothing is compiled, and to import that would take seconds.
+        return (disabled if "torch._dynamo" in sys.modules else function)(*arguments, **named)
+
+    return cast(Called, called)
 
 
 def known_codec(codec: Any) -> str:
@@ -532,6 +549,7 @@ def _refuse(given: Sequence[Any], number: int) -> None:
     raise ValueError(f"{name}: on {given[0].device}, as the first, expected, got {tensor.device}")
 
 
+@eager
 def all_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor], codec: str = "int8", *, op: str = "mean", group: Any = None,
     timeout: float | datetime.timedelta | None = None,

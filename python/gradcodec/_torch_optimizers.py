@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _said
-from ._torch_groups import Group, Handle, Verdict, check_tensor, number_of, process_group
+from ._torch_groups import Group, Handle, Verdict, check_tensor, eager, number_of, process_group
 
 Tensors = list[torch.Tensor]
 
@@ -123,6 +123,7 @@ class _OneBit(torch.optim.Optimizer):
     def _advance(self) -> None:
         raise NotImplementedError
 
+    @eager
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step, on every rank. Left out on all of them if a gradient is not finite on one: see taken_back."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ._abi import KINDS, SIGNS
 from ._arguments import _said
-from ._torch_groups import ERRORS, Group, Handle, Verdict, known_codec, library, number_of
+from ._torch_groups import ERRORS, Group, Handle, Verdict, eager, known_codec, library, number_of
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
 FORMAT = 1  # of a state
@@ -117,6 +117,7 @@ class Compression:
 
     # --- the caller's side
 
+    @eager
     def commit(self, skip: Any = None) -> None:
         """Ends the pending step. `skip`: it is taken back if this is not 0, which must say the same on every rank: a
         number, or a tensor of one element."""
@@ -129,6 +130,7 @@ class Compression:
         with self._on_stream():
             self._end(skip)
 
+    @eager
     def rollback(self) -> None:
         """Takes the pending step back: the errors are those before it."""
         self._open()
@@ -145,6 +147,7 @@ class Compression:
         """By this rank, in all steps."""
         return self._group.bytes_sent
 
+    @eager
     def stats(self) -> dict[str, float]:
         """How much of each parameter's gradient was lost by this rank's encoding: the norm of what was lost over that
         of what was to be sent, gradient and error. Of the last step that was measured, which takes one more encoding:
@@ -153,6 +156,7 @@ class Compression:
         self._measure = True
         return {name: float(lost) for name, lost in self._measured.items()}
 
+    @eager
     def state_dict(self) -> dict[str, Any]:
         """The errors of this rank, by the names of parameters, for load_state_dict(): every rank saves its own. Ends
         the pending step. No other rank is needed."""
@@ -166,6 +170,7 @@ class Compression:
         about = {"format": FORMAT, "rank": self._group.rank, "world_size": self._group.size, "codec": self.codec}
         return {**about, "error": self.error, "scale": scale, "worker": worker, "server": server}
 
+    @eager
     def load_state_dict(self, state: Any) -> None:
         """Continues with errors that state_dict() gave. Every rank calls this between two steps.
 
@@ -202,6 +207,7 @@ class Compression:
             if scale is not None:
                 self._errors_scale = torch.full((1,), scale, dtype=torch.float32, device=self._group.device)
 
+    @eager
     def close(self) -> None:
         """Frees the errors. From now on the hook averages plainly. Twice is once."""
         if not self._closed:

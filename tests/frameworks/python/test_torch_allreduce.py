@@ -78,6 +78,17 @@ def what_began_in_inference_mode_goes_on():
                 assert (tensor == (1 + dist.get_world_size()) / 2).all()
 
 
+def it_may_be_called_in_what_is_compiled():
+    @torch.compile(backend="eager")
+    def doubled(tensor):
+        tensor = tensor * 2
+        all_reduce(tensor, "bf16")
+        return tensor + 1
+
+    for _ in range(2):
+        assert (doubled(torch.full((9,), float(dist.get_rank()))) == dist.get_world_size()).all()
+
+
 def large_ones_arrive_where_they_belong():
     """Of so many bytes each two ranks exchange theirs over gloo."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -199,7 +210,7 @@ def peer_memory_has_room_for_the_largest_handle():
 def test_all_reduce(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong,
-        what_began_in_inference_mode_goes_on, refusals,
+        what_began_in_inference_mode_goes_on, it_may_be_called_in_what_is_compiled, refusals,
         the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
         a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip

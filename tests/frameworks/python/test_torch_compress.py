@@ -367,6 +367,27 @@ def names_are_those_of_the_module_itself():
     assert sorted(compression._sizes) == ["0.bias", "0.weight"]
 
 
+def a_step_may_be_compiled_as_a_whole():
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    compression, optimizer = compress(model, "int4"), torch.optim.SGD(model.parameters(), 0.1)
+
+    @torch.compile(backend="eager")
+    def step(given):
+        optimizer.zero_grad()
+        model(given).square().sum().backward()
+        optimizer.step()
+        compression.commit()
+
+    for number in range(3):
+        sent = compression.bytes_sent
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of PyTorch's own tracing
+            step(torch.ones(2, 64))
+        assert compression.bytes_sent > sent, number
+    assert compression.state_dict()["worker"].keys() == {"weight"} and compression.taken_back == 0
+
+
 def refusals():
     plain, (model, compression) = torch.nn.Linear(3, 3), hooked()
     fresh = lambda module=None: DistributedDataParallel(module or torch.nn.Linear(3, 3))  # noqa: E731
@@ -406,6 +427,9 @@ def refusals():
     ]:  # fmt: skip
         with pytest.raises(kind, match=words):
             call()
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        with pytest.raises(RuntimeError, match="model: made under optimize_ddp = 'python_reducer'"):
+            compress(fresh())
     if dist.get_backend() == "gloo":
         with pytest.raises(ValueError, match="transport: nccl is for a model on a GPU"):
             compress(fresh(), transport="nccl")
@@ -554,8 +578,9 @@ SAMPLES = [
     parameters_without_gradients_are_left_alone, parameters_that_are_ignored_may_be_of_any_kind,
     parameters_may_be_frozen_in_between, what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
-    errors_are_float32_where_that_is_not_the_default, names_are_those_of_the_module_itself, refusals,
-    a_failed_exchange_is_raised, transports_give_the_same_bytes, what_pytorch_has_ended_is_not_used,
+    errors_are_float32_where_that_is_not_the_default, a_step_may_be_compiled_as_a_whole,
+    names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
+    what_pytorch_has_ended_is_not_used,
 ]  # fmt: skip
 
 

@@ -165,6 +165,17 @@ def what_was_saved_goes_on():
         assert torch.equal(one, same)
 
 
+def a_step_may_be_compiled():
+    for make in OneBitSGD, lambda p: OneBitAdam(p, warmup_steps=2):
+        weight = torch.nn.Parameter(torch.ones(8))
+        optimizer = make([weight])
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(4):
+            weight.grad, before = torch.ones(8), weight.detach().clone()
+            step()
+            assert (weight < before).all()
+
+
 def elements_without_a_variance_are_left_alone():
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = OneBitAdam([weight], 0.1, weight_decay=0.5, warmup_steps=2)
@@ -234,7 +245,7 @@ SAMPLES = [
     the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw,
     sgd_trains_as_well_as_with_float32,
     adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
-    epsilon_bounds_a_step_where_the_variance_is_tiny,
+    epsilon_bounds_a_step_where_the_variance_is_tiny, a_step_may_be_compiled,
 ]  # fmt: skip
 
 
