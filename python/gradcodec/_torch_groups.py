@@ -531,8 +531,8 @@ def _is_there(group: Any) -> bool:
 
 def kept(group: Any) -> _Kept:
     if group not in _kept:
-        for gone in [each for each in _kept if not _is_there(each)]:
-            del _kept[gone]
+        for gone in [each for each in list(_kept) if not _is_there(each)]:  # another thread may add one meanwhile
+            _kept.pop(gone, None)
         _kept[group] = _Kept(group)
     return _kept[group]
 

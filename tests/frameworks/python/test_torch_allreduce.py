@@ -3,6 +3,8 @@ what is refused."""
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -115,6 +117,40 @@ def the_oldest_goes_on_all_ranks():
     assert len(handles) == _torch_groups.KEPT
 
 
+def two_threads_may_begin_at_once():
+    """Each with a group of its own, while the other one looks which groups are still there."""
+    if torch.get_default_device().type != "cpu":
+        return  # the order of two groups on one GPU would be another one on each rank
+    groups = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
+    is_there, both = _torch_groups._is_there, threading.Barrier(2)
+    failures = []
+
+    def look(group):
+        if threading.current_thread().name in "01" and group is dist.group.WORLD:
+            both.wait(10)
+            if threading.current_thread().name == "1":
+                time.sleep(0.2)  # by then the other one has added its group
+        return is_there(group)
+
+    def reduce(group):
+        try:
+            all_reduce(torch.ones(8), "bf16", group=group)
+        except Exception as failure:
+            failures.append(failure)
+
+    all_reduce(torch.ones(8), "bf16")
+    _torch_groups._is_there = look
+    try:
+        threads = [threading.Thread(target=reduce, args=[group], name=str(k)) for k, group in enumerate(groups)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        _torch_groups._is_there = is_there
+    assert not failures
+
+
 def refusals():
     tensor = torch.ones(8)
     mesh = dist.init_device_mesh(tensor.device.type, (dist.get_world_size(),))
@@ -210,8 +246,8 @@ def peer_memory_has_room_for_the_largest_handle():
 def test_all_reduce(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong,
-        what_began_in_inference_mode_goes_on, it_may_be_called_in_what_is_compiled, refusals,
-        the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
+        what_began_in_inference_mode_goes_on, it_may_be_called_in_what_is_compiled, two_threads_may_begin_at_once,
+        refusals, the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
         a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip
 
