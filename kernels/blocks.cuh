@@ -29,8 +29,9 @@ struct Places {
     }
 };
 
-// The tile of a block codec: as tile_of(), with places in place of bytes.
-__device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigned number) {
+// The tile of a block codec: as tile_of(), with places in place of bytes. `serves`: it is known that this is a server's
+// half, of which each tile lies in one chunk.
+__device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigned number, bool serves = false) {
     if (codec.n_segments != 1) return codec.tiles[number];
     gc_tile tile;
     const bool raw = codec.only.raw;
@@ -42,18 +43,19 @@ __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigne
     const u64 left = codec.only.elements - tile.first;
     tile.count = left < TILE ? static_cast<unsigned>(left) : +TILE;
     u64 chunk = codec.chunk;
-    if (codec.half == WORKER && codec.n_chunks > 1) {
+    const bool works = !serves && codec.half == WORKER;
+    if (works && codec.n_chunks > 1) {
         chunk = __umul64hi(tile.byte, raw ? codec.raw_reciprocal : codec.reciprocal);  // the quotient, or one less
         if (tile.byte - chunk * per_chunk >= per_chunk && tile.count != 0) chunk++;
     }
     tile.to = tile.byte - chunk * per_chunk;
-    tile.left = codec.half == WORKER ? at_most_32_bits(per_chunk - tile.to) : ~0u;
+    tile.left = works ? at_most_32_bits(per_chunk - tile.to) : ~0u;
     tile.chunk = static_cast<unsigned>(chunk);
     return tile;
 }
 
-__device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile &tile) {
-    const u64 chunk = (tile.chunk - (codec.half == WORKER ? 0 : codec.chunk)) * codec.stride;
+__device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile &tile, bool serves = false) {
+    const u64 chunk = (tile.chunk - (!serves && codec.half == WORKER ? 0 : codec.chunk)) * codec.stride;
     return {codec, chunk, tile.to, tile.left, tile.unit == NO_UNIT, tile.chunk};
 }
 
@@ -76,8 +78,9 @@ struct UnitBlocks {
     unsigned before, count;
 
     // `at`, `elements`: of the tile, the first and how many.
-    __device__ __forceinline__ UnitBlocks(const gc_codec &codec, const gc_tile &tile, unsigned at, unsigned elements)
-        : format(codec.kind), places(places_of(codec, tile)), before(format.block(at)),
+    __device__ __forceinline__ UnitBlocks(const gc_codec &codec, const gc_tile &tile, unsigned at, unsigned elements,
+                                          bool serves = false)
+        : format(codec.kind), places(places_of(codec, tile, serves)), before(format.block(at)),
           count(format.block(elements + format.elements - 1)) {}
 };
 // Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk; the number there of block number 0 of all,
@@ -86,6 +89,9 @@ struct InChunk {
     unsigned begin, end, later;
     u64 chunk, number;
 
+    // All of them, which lie in the first.
+    __device__ __forceinline__ explicit InChunk(const UnitBlocks &blocks)
+        : begin(0), end(blocks.count), later(0), chunk(blocks.places.chunk), number(blocks.places.number + blocks.before) {}
     __device__ __forceinline__ InChunk(const UnitBlocks &blocks, unsigned from)
         : begin(from), later(0), chunk(blocks.places.chunk), number(blocks.places.number + blocks.before) {
         const Places &places = blocks.places;
@@ -144,24 +150,25 @@ __device__ __forceinline__ u64 place_of_raw(const gc_codec &codec, const Places 
 
 // What the header of a chunk is to be, by a word a lane of the lower half or the upper one, each for a chunk.
 struct Header {
-    unsigned expected, other;  // bits that may differ
+    unsigned expected;
     __device__ __forceinline__ Header(const gc_codec &codec, unsigned number, unsigned lane)
-        : expected(codec.header[lane % HEADER_WORDS]), other(0) {
+        : expected(codec.header[lane % HEADER_WORDS]) {
         if (lane % HEADER_WORDS == CHUNK_WORD) expected = number;
-        if (lane % HEADER_WORDS == FLAGS_WORD) expected = 0, other = NONFINITE;
+        if (lane % HEADER_WORDS == FLAGS_WORD) expected = 0;
     }
     static __device__ __forceinline__ unsigned load(const unsigned char *chunk, unsigned lane) {
         return reinterpret_cast<const unsigned *>(chunk)[lane % HEADER_WORDS];
     }
-    // The flags that it gives.
-    __device__ __forceinline__ unsigned look_at(unsigned word) const {
-        const unsigned different = word ^ expected;
-        return different & ~other ? +CORRUPT : different;
+    // The bits that differ, and the flags that those of one chunk or several give.
+    __device__ __forceinline__ unsigned different(unsigned word) const { return word ^ expected; }
+    static __device__ __forceinline__ unsigned flags(unsigned different, unsigned lane) {
+        const unsigned may_differ = lane % HEADER_WORDS == FLAGS_WORD ? +NONFINITE : 0u;
+        return different & ~may_differ ? +CORRUPT : different;
     }
 };
 __device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const unsigned char *chunk, unsigned number,
                                                    unsigned lane) {
-    return Header(codec, number, lane).look_at(Header::load(chunk, lane));
+    return Header::flags(Header(codec, number, lane).different(Header::load(chunk, lane)), lane);
 }
 
 // ---- Usual numbers
@@ -170,21 +177,30 @@ __device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const 
 // x * scale with floats that are quick to make of it. The product is exact, so that it may be a part of a fused
 // multiply-add.
 
+// Whether blocks are: all that it has looked at.
 template <unsigned C>
-__device__ __forceinline__ bool is_usual(unsigned memory) {
-    return Block<C>::SCALE_BYTES == 1 ? memory < 227 : C == CODEC_BF16 || (memory & 0x7fff) < 0x7180;
-}
-template <unsigned C, unsigned N>
-__device__ __forceinline__ bool are_usual(const Codes<C, N> &codes) {
-    unsigned rare = 0;
-#pragma unroll
-    for (unsigned k = 0; k < Codes<C, N>::WORDS; k++) {
-        // A carry out of an exponent of ones, or out of all but the sign.
-        if (C == CODEC_BF16) rare |= ((codes.words[k] & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
-        if (C == CODEC_MXFP8) rare |= ((codes.words[k] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+struct Rare {
+    unsigned scale, bits;  // the largest magnitude, as it is stored; carries
+    __device__ __forceinline__ Rare() : scale(0), bits(0) {}
+    __device__ __forceinline__ void look_at(unsigned memory) {
+        const unsigned magnitude = Block<C>::SCALE_BYTES == 1 ? memory : memory & 0x7fff;
+        if (C != CODEC_BF16) scale = magnitude > scale ? magnitude : scale;
     }
-    return rare == 0;
-}
+    template <unsigned N>
+    __device__ __forceinline__ void look_at(const Codes<C, N> &codes) {
+#pragma unroll
+        for (unsigned k = 0; k < Codes<C, N>::WORDS; k++) {
+            // A carry out of an exponent of ones, or out of all but the sign.
+            if (C == CODEC_BF16) bits |= (codes.words[k] & 0x7f807f80u) + 0x00800080u;
+            if (C == CODEC_MXFP8) bits |= (codes.words[k] & 0x7f7f7f7fu) + 0x01010101u;
+        }
+    }
+    __device__ __forceinline__ bool none() const {
+        constexpr unsigned LIMIT = Block<C>::SCALE_BYTES == 1 ? 227 : 0x7180;
+        constexpr unsigned CARRIES = C == CODEC_BF16 ? 0x80008000u : 0x80808080u;
+        return scale < LIMIT && (bits & CARRIES) == 0;
+    }
+};
 // a & mask ^ other, which ptxas makes two instructions of where mask and other are constants both.
 __device__ __forceinline__ unsigned masked_xor(unsigned a, unsigned mask, unsigned other) {
 #ifdef __CUDA_ARCH__
@@ -196,18 +212,26 @@ __device__ __forceinline__ unsigned masked_xor(unsigned a, unsigned mask, unsign
 #endif
 }
 
-// Codes of N neighbours, 4 or 8, of a block with scale s.
+// One of two float16 side by side: made once for both, which the compiler does not see by itself.
+__device__ __forceinline__ float half_of(unsigned pair, unsigned upper) {
+    return from_f16(static_cast<unsigned short>(in_register(pair) >> 16 * upper));
+}
+
+// Codes of N neighbours, 4 or 8, of a block.
 template <unsigned C, unsigned N>
 struct Usual {
     float s;
-    __device__ __forceinline__ explicit Usual(float scale) : s(scale) {
-        if (C == CODEC_MXFP8) s = __fmul_rn(s, 256);
-        if (C == CODEC_MXFP4) s = __fmul_rn(s, 16384);
+    // Of a scale as it is stored, and a power of two from 2^-7 to 1 that is a factor of all: but for BF16.
+    __device__ __forceinline__ Usual(unsigned memory, float factor) : s(1) {
+        // Of E8M0 only the exponent, with what makes up for codes that are read as float16: never that of a denormal.
+        constexpr unsigned MORE = C == CODEC_MXFP8 ? 8 : 14;
+        if (Block<C>::IS_E8M0) s = __uint_as_float((memory << 23) + (__float_as_uint(factor) - ((127 - MORE) << 23)));
+        else if (C != CODEC_BF16) s = __fmul_rn(scale_from_memory<C>(memory), factor);
     }
     // With the scale of another lane. By the whole warp.
     __device__ __forceinline__ Usual of_lane(unsigned from) const {
         Usual other = *this;
-        other.s = __shfl_sync(WHOLE_WARP, s, from);
+        if (C != CODEC_BF16) other.s = __shfl_sync(WHOLE_WARP, s, from);
         return other;
     }
     // of(m, x, scale): number m is x * scale.
@@ -230,16 +254,13 @@ struct Usual {
             } else if (C == CODEC_MXFP8) {
                 // The fields of float16, 2^8 times too small. Not by the instruction that converts two of them: ptxas
                 // 12.9 lets the next one read what it gives a cycle too early.
-                const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS];
-                const unsigned pair = m % 2 ? (word & 0x80008000u) | (word & 0x7f007f00u) >> 1
-                                            : (word << 8 & 0x80008000u) | (word & 0x007f007fu) << 7;
-                of(m, from_f16(static_cast<unsigned short>(m % 4 < 2 ? pair : pair >> 16)), s);
+                const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS], high = m % 2 ? word : word << 8;
+                of(m, half_of((high & 0x80008000u) | (high >> 1 & 0x3f803f80u), m % 4 / 2), s);
             } else {
                 // The same, 2^14 times too small, with nibbles m and m + 4 side by side.
                 const unsigned word = codes.words[0], at = m % 4 * 4;
                 const unsigned fields = at < 12 ? word << (9 - at % 12) : word >> 3;
-                const unsigned pair = (word << (12 - at) & 0x80008000u) | (fields & 0x0e000e00u);
-                of(m, from_f16(static_cast<unsigned short>(m < 4 ? pair : pair >> 16)), s);
+                of(m, half_of((word << (12 - at) & 0x80008000u) | (fields & 0x0e000e00u), m / 4), s);
             }
         }
     }

@@ -185,16 +185,19 @@ struct Decoder {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) load_what_is_there(codes[k], from, k);
         }
-        bool usual = by.plain && !broken && is_usual<C>(memory);
-        if (Header(call.codec, chunk_number, lane).look_at(header) & CORRUPT) usual = false;
+        const unsigned different = Header(call.codec, chunk_number, lane).different(header);
+        const bool corrupt = Header::flags(different, lane) & CORRUPT;
+        Rare<C> rare;
+        rare.look_at(memory);
 #pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) usual = usual && are_usual(codes[k]);
-        if (!__all_sync(WHOLE_WARP, usual)) return false;
-        const float mine = scale_from_memory<C>(memory);
+        for (unsigned k = 0; k < ROWS; k++) rare.look_at(codes[k]);
+        if (!__all_sync(WHOLE_WARP, by.plain && !broken && !corrupt && rare.none())) return false;
+        const Usual<C, N> mine(memory, 1);
         const auto results = [&](unsigned row, const Codes<C, N> &of_row, const float (&there)[4]) {
-            const float s = Block<C>::SCALE_BYTES != 0 ? __shfl_sync(WHOLE_WARP, mine, row * A_ROW + lane / LANES) : mine;
             float v[N];
-            Usual<C, N>(s).each(of_row, [&](unsigned m, float x, float scale) { v[m] = __fmul_rn(x, scale); });
+            mine.of_lane(row * A_ROW + lane / LANES).each(of_row, [&](unsigned m, float x, float scale) {
+                v[m] = __fmul_rn(x, scale);
+            });
             if (ADD) {
                 float any = 0;
 #pragma unroll

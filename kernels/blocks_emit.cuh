@@ -91,8 +91,9 @@ __device__ __forceinline__ void keep_old(const unsigned char *from, unsigned cha
     }
 }
 
-// What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any. PEERS: to other ranks.
-template <unsigned N, bool KEPT, unsigned PEERS>
+// What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any. PEERS: to other ranks. SERVES:
+// all of it goes to one chunk.
+template <unsigned N, bool KEPT, unsigned PEERS, bool SERVES = false>
 struct Unit {
     enum : unsigned { ROWS = 32 / N };
     const gc_codec &codec;
@@ -130,6 +131,14 @@ struct Unit {
                 for (unsigned m = 0; m < N; m++) c[k][m] = k + 1 < ROWS ? c[(k + 1) % ROWS][m] : x[m];
             }
         }
+#ifdef __CUDA_ARCH__
+        // Floats and nothing else: the compiler carries them through the loop as integers, too, and so has each twice.
+#pragma unroll
+        for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) asm("" : "+f"(c[k][m]));
+        }
+#endif
     }
 
     // The largest magnitude of a block, one a lane: of row lane % ROWS the block that this lane has elements of. Of 64
@@ -266,7 +275,7 @@ struct Unit {
         const unsigned copies = target.copies();
 #pragma unroll 1
         for (unsigned begin = 0, copy = 0; begin < blocks.count && copies != 0;) {
-            const InChunk piece(blocks, begin);
+            const InChunk piece = SERVES ? InChunk(blocks) : InChunk(blocks, begin);
             unsigned char *const dst = target.base(blocks.places.first + piece.later, copy, piece.chunk);
             if (!PEERS || ++copy == copies) begin = piece.end, copy = 0;
             if (piece.has(own) && lane / ROWS % OWNERS == 0) {

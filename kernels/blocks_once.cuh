@@ -77,11 +77,13 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
         const InChunk piece(unit.blocks, begin);
         begin = piece.end;
         float c[ROWS][N];
-        unsigned met = 0, found = 0;
+        unsigned different = 0, found = 0;
         bool usual;
-        BY_CODEC(codec.kind, usual = sum_by_rows<C>(from, piece, tile.chunk + piece.later, from.many, lane, c, met))
+        BY_CODEC(codec.kind, usual = sum_by_rows<C>(from, piece, tile.chunk + piece.later, from.many, lane,
+                                                  share.reciprocal, c, different))
+        const unsigned met = Header::flags(different, lane);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
-        divide<U>(share, c);
+        divide<U>(codec, share, c);
         // Only what is not usual may not be finite.
         if (!usual && !corrupt) {
             sum_exactly<U>(from, unit.blocks, piece, from.many, lane, codec.policy == ZERO, share, c, found,

@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
     if (first.listen(&encode.codec.control->broken)) __syncthreads();
     found = 0;
     if (blockIdx.x < call.tiles) {
-        const gc_tile tile = tile_of_blocks(reduce.codec, blockIdx.x);
+        const gc_tile tile = tile_of_blocks(reduce.codec, blockIdx.x, true);
         reduce_tile<true, AWAY>(reduce, to_all, tile, reduce.codec.control->broken, false, found, [] {});
     }
     const Meeting second = Meeting(reduce.way.peers, SPEAK | LISTEN).next();

@@ -406,9 +406,9 @@ __device__ __forceinline__ float larger(float a, float b) {
 // The largest magnitude, as a pattern: above NOT_FINITE also where there is a NaN.
 template <unsigned N>
 __device__ __forceinline__ unsigned largest(const float (&c)[N]) {
-    float most = 0;
+    float most = fabsf(c[0]);
 #pragma unroll
-    for (unsigned m = 0; m < N; m++) most = larger(most, c[m]);
+    for (unsigned m = 1; m < N; m++) most = larger(most, c[m]);
     return __float_as_uint(most);
 }
 // The same of a block, whose numbers lie in neighbouring lanes, N in each. By the whole warp.
@@ -527,16 +527,18 @@ __device__ __forceinline__ unsigned pack_signs_of(const float (&c)[N]) {
 }
 
 // The nearest number of e4m3 or e2m1, without its sign, and its code in the lowest bits: y is added to a number so large
-// that the last place of the sum is the step of the format there, which rounds it.
+// that the last place of the sum is the step of the format there, which rounds it. As many steps as make up for the
+// exponent's bias are added, too.
 template <unsigned CODEC>
 __device__ __forceinline__ unsigned nearest_of(float y, float &d) {
     constexpr unsigned M = Block<CODEC>::MANTISSA, LEAST = CODEC == CODEC_MXFP8 ? 121u : 127u;  // exponent of the last step
     const float magnitude = fabsf(y);
+    constexpr unsigned STEPS = (0u - (LEAST << M)) & 0x7f;
     const unsigned exponent = __float_as_uint(fmaxf(magnitude, __uint_as_float(LEAST << 23))) & 0x7f800000u;
-    const float large = __fmul_rn(__uint_as_float(exponent), static_cast<float>(1u << (23 - M)));
-    const float sum = __fadd_rn(magnitude, large);
-    d = __fsub_rn(sum, large);
-    return __float_as_uint(sum) + (exponent >> (23 - M)) - (LEAST << M);
+    const float large = static_cast<float>((1u << (23 - M)) + (STEPS >> M));
+    const float sum = __fmaf_rn(__uint_as_float(exponent), large, magnitude);
+    d = __fmaf_rn(__uint_as_float(exponent), -large, sum);
+    return __float_as_uint(sum) + (exponent >> (23 - M));
 }
 
 // The codes of numbers of a block that is finite, and what they stand for: exact, so that c - sent is one rounding.

@@ -149,6 +149,9 @@ fault("kernels: raw elements are added from the last payload on", "wrong order o
       "*reinterpret_cast<const float *>(from + r * call.apart)",
       "*reinterpret_cast<const float *>(from + (many - 1 - r) * call.apart)",
       python("test_codec_driver", "test_block_codecs", "int4"))
+fault("kernels: scales are divided by more payloads than their exponents have room for", "wrong bits of small numbers",
+      "kernels/blocks_reduce.cuh", "divides = number > 128 ||", "divides = number > 4096 ||",
+      python("test_codec_driver", "test_block_codecs", "mxfp8"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
       "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))
 fault("only the first chunk of a payload is checked", "payload believed", DECODE,

@@ -237,6 +237,27 @@ def up_to_nine_payloads_are_reduced(place, codec):
                     handle.compare_all()
 
 
+@each_codec
+def means_of_the_smallest_numbers(place, codec):
+    """Powers of two of payloads, in which kernels divide scales, and more than they do so for."""
+    form, rng = FORMATS[codec], np.random.default_rng(13)
+    values = VALUES[codec]
+    codes = rng.choice(np.flatnonzero(np.isfinite(values) & (np.abs(values) < 1e3)), 2 * form.block)
+    scales = {None: [None], E8M0: [0, 1, 226]}.get(form.scale, [0x0001, 0x0080, 0x717F])
+    packed = np.frombuffer(block_model.packed(codec, codes), np.uint8)
+    for error in (None, "float32"):
+        with Checked(place, codec=codec, segments=[codes.size], error=error, server=0, reduction=MEAN) as handle:
+            sent = handle.encode(ordinary(rng, handle.model)).copy()
+            sent[0, handle.model.codes_at :][: packed.size] = packed
+            for scale in scales:
+                if scale is not None:
+                    memory = np.full(handle.model.blocks, scale, np.uint8 if form.scale == E8M0 else np.uint16).view(np.uint8)
+                    sent[0, 64 : 64 + memory.size] = memory
+                for count in (1, 2, 64, 128, 256):
+                    handle.reduce(np.repeat(sent, count, axis=0))
+                    handle.compare_all()
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
