@@ -31,13 +31,10 @@ class _OneBit(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], group: Any, timeout: Any) -> None:
         over = process_group(group)
         super().__init__(params, defaults)
-        parameters = [one for each in self.param_groups for one in each["params"]]
-        for number, one in enumerate(parameters):
-            check_tensor(f"params[{number}]", one)
-        devices = {one.device for one in parameters}
-        if len(devices) != 1:
-            raise ValueError(f"params: on one device expected, got {', '.join(sorted(map(str, devices)))}")
-        self._group, self._handle, self.taken_back = Group(over, devices.pop(), timeout), None, 0
+        parameters = self._parameters()
+        if not parameters:
+            raise ValueError("params: one parameter expected at least, got none")
+        self._group, self._handle, self.taken_back = Group(over, parameters[0].device, timeout), None, 0
         self._verdict = Verdict(self._group, 1)
 
     _handle: Handle | None
@@ -53,12 +50,25 @@ class _OneBit(torch.optim.Optimizer):
         if self.state:
             raise RuntimeError("param_group: parameters have to be there before the first step")
         super().add_param_group(param_group)
+        all_of_them = self._parameters()
+        try:
+            for number in range(len(all_of_them) - len(self.param_groups[-1]["params"]), len(all_of_them)):
+                one, device = all_of_them[number], all_of_them[0].device
+                check_tensor(f"params[{number}]", one)
+                if one.device != device:
+                    raise ValueError(f"params[{number}]: on {device}, as the first, expected, got {one.device}")
+        except (TypeError, ValueError):
+            del self.param_groups[-1]
+            raise
+
+    def _parameters(self) -> Tensors:
+        return [one for each in self.param_groups for one in each["params"]]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As any optimizer's. The errors are not in it: they begin with 0, as in a new one."""
         super().load_state_dict(state_dict)
         saved = [number for each in state_dict["param_groups"] for number in each["params"]]
-        for number, one in zip(saved, [one for each in self.param_groups for one in each["params"]]):
+        for number, one in zip(saved, self._parameters()):
             for name, kept in state_dict["state"].get(number, {}).items():
                 if name != "step":  # in the parameter's dtype by now, in which small variances are 0
                     self.state[one][name] = kept.detach().to(one.device, torch.float32, copy=True)

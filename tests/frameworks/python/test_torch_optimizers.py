@@ -219,6 +219,8 @@ def refusals():
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     mesh = dist.init_device_mesh(weight.device.type, (dist.get_world_size(),))
     of_a_mesh = torch.nn.Parameter(DTensor.from_local(torch.ones(8), mesh, [Shard(0)]))
+    doubles = torch.nn.Parameter(torch.ones(2).double())
+    elsewhere = torch.nn.Parameter(torch.ones(2, device="cpu" if weight.is_cuda else "meta"))
     for call, kind, words in [
         (lambda: OneBitSGD([weight, of_a_mesh]), TypeError, r"params\[1\]: a plain tensor expected, got a DTensor"),
         (lambda: OneBitSGD([weight], -1.0), ValueError, "lr: at least 0"),
@@ -228,11 +230,15 @@ def refusals():
         (lambda: OneBitAdam([weight], warmup_steps=0), ValueError, "warmup_steps: at least 1"),
         (lambda: OneBitAdam([weight], warmup_steps=1.5), TypeError, "warmup_steps: a whole number"),
         (lambda: OneBitSGD([weight], 0.1, group=alone), ValueError, "at least 2 ranks expected, got 1"),
-        (lambda: OneBitSGD([torch.nn.Parameter(torch.ones(2).double())], 0.1), TypeError, "got float64"),
+        (lambda: OneBitSGD([doubles], 0.1), TypeError, "got float64"),
+        (lambda: OneBitSGD([{"params": []}], 0.1), ValueError, "one parameter expected"),
+        (lambda: optimizer.add_param_group({"params": [doubles]}), TypeError, r"params\[1\]: .* got float64"),
+        (lambda: optimizer.add_param_group({"params": [elsewhere]}), (TypeError, ValueError), r"params\[1\]: .*on .* expected, got"),
         (lambda: pickle.dumps(optimizer), TypeError, "state_dict"),
     ]:
         with pytest.raises(kind, match=words):
             call()
+    assert len(optimizer.param_groups) == 1
     weight.grad = torch.ones(8)
     optimizer.step()
     with pytest.raises(RuntimeError, match="before the first step"):
