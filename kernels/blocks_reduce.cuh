@@ -36,9 +36,9 @@ __device__ __forceinline__ bool are_usual(const float (&c)[ROWS][N], const Rare<
 }
 
 // The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives
-// whether they are usual: if not, the sum is anything. `different`: bits of headers, too. With a payload is loaded what tells whether it is right: by every warp. Where a row has been added, the next payload's is
-// loaded in its place, so that some are always on their way, in registers that leave room for three blocks of a
-// processor.
+// whether they are usual: if not, the sum is anything. `different`: bits of headers, too. With a payload is loaded what
+// tells whether it is right: by every warp. Where a row has been added, the next payload's is loaded in its place, so
+// that some are always on their way, in registers that leave room for three blocks of a processor.
 template <unsigned C, typename Call, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_by_rows(const Call &call, const InChunk &blocks, unsigned chunk_number,
                                             unsigned many, unsigned lane, float factor, float (&c)[ROWS][N],

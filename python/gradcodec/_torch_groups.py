@@ -324,8 +324,8 @@ class Group:
 class Handle:
     """An all-reduce of tensors of one dtype on the device of its group, in place.
 
-    `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none. `direct`: PyTorch, which
-    ends the process where a rank does not come, need not see it: some other work that it sees comes after it.
+    `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none. `direct`: PyTorch,
+    which ends the process where a rank does not come, need not see it: some other work that it sees comes after it.
     """
 
     def __init__(
