@@ -253,7 +253,8 @@ fn stranger(stranger: &Stranger, own: &[u8]) -> Vec<u8> {
     match stranger {
         Stranger::Noise(bytes) => bytes.clone(),
         Stranger::Parts { kind, parts } => {
-            let mut bytes = [&own[..12], if *kind { b"DISK" } else { b"kern" }, &[0; 8]].concat();
+            let head = own.get(..12).unwrap_or(b"gckernel\0\0\0\0"); // where there is none, of no version
+            let mut bytes = [head, if *kind { b"DISK" } else { b"kern" }, &[0; 8]].concat();
             for part in parts {
                 bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
                 bytes.extend_from_slice(part);
