@@ -16,9 +16,9 @@ from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of
 class _Bucket(Unit):
     """The parameters that are in one bucket of DDP, whose gradients lie one after the other in its buffer."""
 
-    def __init__(self, parameters: list[int], is_last: bool, names: Sequence[str], handle: Handle) -> None:
+    def __init__(self, parameters: list[int], names: Sequence[str], handle: Handle) -> None:
         super().__init__(names, handle)
-        self.parameters, self.is_last = parameters, is_last  # by id(); whether no other bucket of the pass comes
+        self.parameters = parameters  # by id()
         self.is_final = False  # DDP arranges its buckets anew once
         self._elements = sum(handle.sizes)
 
@@ -92,7 +92,8 @@ class _Buckets(Compression):
         pass."""
         index, is_final = bucket.index(), getattr(self._model(), "_has_rebuilt_buckets", False)
         known = self._buckets.get(index)
-        if known is not None and not (known.is_of(buffer) and known.is_last == bucket.is_last()):
+        must_be_seen = bucket.is_last()  # by PyTorch, which finds a rank that does not come
+        if known is not None and (not known.is_of(buffer) or (must_be_seen and known.handle.is_direct)):
             known = None
         if known is not None and is_final and known.is_final:  # a list of many parameters takes its time
             return known
@@ -112,10 +113,11 @@ class _Buckets(Compression):
         sizes, error = [self._sizes[name] for name in names], self.error
         if buffer.numel() != sum(sizes) or not buffer.is_contiguous():
             raise ValueError(f"gradient: {sum(sizes)} contiguous elements expected, got shape {list(buffer.shape)}")
-        last = bucket.is_last()  # which PyTorch sees, and so a rank that does not come
-        options: dict[str, Any] = {"error": error, "raw": raw, "transactional": True, "direct": not last}
-        handle = Handle(self._group, self.codec, sizes, buffer.dtype, **options)
-        self._buckets[index] = made = _Bucket(parameters, last, names, handle)
+        handle = Handle(
+            self._group, self.codec, sizes, buffer.dtype, error=error, raw=raw, transactional=True,
+            direct=not must_be_seen,
+        )  # fmt: skip
+        self._buckets[index] = made = _Bucket(parameters, names, handle)
         made.give(self._worker, self._server)
         return made
 

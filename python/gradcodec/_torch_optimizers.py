@@ -50,13 +50,13 @@ class _OneBit(torch.optim.Optimizer):
         if self.state:
             raise RuntimeError("param_group: parameters have to be there before the first step")
         super().add_param_group(param_group)
-        all_of_them = self._parameters()
+        parameters, added = self._parameters(), self.param_groups[-1]["params"]
         try:
-            for number in range(len(all_of_them) - len(self.param_groups[-1]["params"]), len(all_of_them)):
-                one, device = all_of_them[number], all_of_them[0].device
+            for number, one in enumerate(added, len(parameters) - len(added)):
                 check_tensor(f"params[{number}]", one)
-                if one.device != device:
-                    raise ValueError(f"params[{number}]: on {device}, as the first, expected, got {one.device}")
+                if one.device != parameters[0].device:
+                    first = parameters[0].device
+                    raise ValueError(f"params[{number}]: on {first}, as the first, expected, got {one.device}")
         except (TypeError, ValueError):
             del self.param_groups[-1]
             raise

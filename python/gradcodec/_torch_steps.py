@@ -397,10 +397,10 @@ def raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str,
         return {name: bool(raw(name, one)) for name, one in parameters.items()}
     if isinstance(raw, (str, bytes)) or not isinstance(raw, Collection):
         raise TypeError(f"raw: a function of name and parameter, or names, expected, got {_said(raw)}")
-    named = {plain_name(str(name)) for name in raw}
-    for name in sorted(named - parameters.keys()):
+    chosen = {plain_name(str(name)) for name in raw}
+    for name in sorted(chosen - parameters.keys()):
         raise ValueError(f"raw: {name!r} is no parameter of this model")
-    return {name: name in named for name in parameters}
+    return {name: name in chosen for name in parameters}
 
 
 def warn_of_onebit(codec: str, momentum: bool) -> None:

@@ -165,7 +165,8 @@ static void look(Look &at, const gc_once &call) {
 }
 static void look(Look &at, const gc_twice &call) {
     at.launch.meets = 1;
-    if (at.blocks > MOST_TOGETHER || at.blocks < std::max(call.decode.tiles, call.tiles)) {
+    const u64 least = std::max(call.decode.tiles, call.tiles);  // and one for the headers, where there is room
+    if (at.blocks > MOST_TOGETHER || at.blocks < least || at.blocks > least + 1) {
         at.launch.fault = "blocks that would wait for ever, or tiles that have none";
     }
 }

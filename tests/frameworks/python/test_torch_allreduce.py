@@ -4,7 +4,6 @@ what is refused."""
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -122,19 +121,20 @@ def two_threads_may_begin_at_once():
     if torch.get_default_device().type != "cpu":
         return  # the order of two groups on one GPU would be another one on each rank
     groups = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
-    is_there, both = _torch_groups._is_there, threading.Barrier(2)
+    is_there, both, is_added = _torch_groups._is_there, threading.Barrier(2), threading.Event()
     failures = []
 
     def look(group):
         if threading.current_thread().name in "01" and group is dist.group.WORLD:
             both.wait(10)
             if threading.current_thread().name == "1":
-                time.sleep(0.2)  # by then the other one has added its group
+                assert is_added.wait(10)  # the other one's group, which needs nothing of this thread
         return is_there(group)
 
     def reduce(group):
         try:
             all_reduce(torch.ones(8), "bf16", group=group)
+            is_added.set()
         except Exception as failure:
             failures.append(failure)
 
