@@ -60,7 +60,7 @@ __device__ __forceinline__ void encode_and_decode(float (&c)[ROWS][N], unsigned 
 // The mean or sum of a warp's elements, from all payloads to values. Gives the flags that are told.
 template <typename V>
 __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_tile &tile, unsigned at, unsigned count,
-                                                 unsigned char *to) {
+                                                 unsigned char *ring, unsigned char *to) {
     typedef typename V::element T;
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
     typedef Unit<N, false, HERE> U;
@@ -79,8 +79,8 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
         float c[ROWS][N];
         unsigned different = 0, found = 0;
         bool usual;
-        BY_CODEC(codec.kind, usual = sum_by_rows<C>(from, piece, tile.chunk + piece.later, from.many, lane,
-                                                  share.reciprocal, c, different))
+        BY_CODEC(codec.kind, usual = sum_payloads<C>(from, piece, tile.chunk + piece.later, from.many, lane,
+                                                     share.reciprocal, ring, c, different))
         const unsigned met = Header::flags(different, lane);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
         divide<U>(codec, share, c);
@@ -203,6 +203,8 @@ __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_ti
 // the next.
 template <typename V>
 __device__ __forceinline__ void exchange_once(const gc_once &call) {
+    __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
+    unsigned char *ring = ring_of_warp(rings);
     const gc_codec &codec = call.codec;
     const gc_peers &peers = *call.way.peers;
     const Meeting meeting(call.way.peers, call.steps);
@@ -250,7 +252,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         const unsigned at = threadIdx.x / WARP * UNIT;
         if (lost) told |= lose_tile<V>(codec, tile, to);
         else if (tile.unit == NO_UNIT) told |= receive_raw<V>(from, tile, to);
-        else told |= receive_unit<V>(from, tile, at, elements_of_unit(tile, at), to + at * V::SIZE);
+        else told |= receive_unit<V>(from, tile, at, elements_of_unit(tile, at), ring, to + at * V::SIZE);
     }
     // Chunks without elements.
 #pragma unroll 1

@@ -35,121 +35,161 @@ __device__ __forceinline__ bool are_usual(const float (&c)[ROWS][N], const Rare<
     return __all_sync(WHOLE_WARP, usual);
 }
 
-// The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives
-// whether they are usual: if not, the sum is anything. `different`: bits of headers, too. With a payload is loaded what
-// tells whether it is right: by every warp. Where a row has been added, the next payload's is loaded in its place, so
-// that some are always on their way, in registers that leave room for three blocks of a processor.
-template <unsigned C, typename Call, unsigned N, unsigned ROWS>
-__device__ __forceinline__ bool sum_by_rows(const Call &call, const InChunk &blocks, unsigned chunk_number,
-                                            unsigned many, unsigned lane, float factor, float (&c)[ROWS][N],
-                                            unsigned &different) {
-    typedef Codes<C, N> Row;
-    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES;
-    const unsigned char *chunk = call.chunks + blocks.chunk;
-    const unsigned char *from = chunk + blocks.codes<C>(call.codec) + lane * Row::BYTES;
-    const unsigned char *scale_from = chunk + blocks.scales<C>() + lane * Block<C>::SCALE_BYTES;
-    const unsigned char *header_from = chunk + lane % HEADER_WORDS * 4;
-    const bool has_scale = blocks.has(lane);
-    unsigned has_rows = 0, memory = 0, word = 0;
-    Row codes[ROWS];
-    const auto load_row = [&](unsigned k) {
-        if (has_rows >> k & 1) codes[k].load(from + k * WARP * Row::BYTES);
+// ---- Payloads on their way
+//
+// More bytes have to be on their way than registers have room for. So from 8.0 on they come to shared memory by
+// themselves, while earlier payloads are added: each warp has a ring for its unit of a few payloads. Before 8.0 there is
+// one, which is copied when it is wanted.
+
+// A unit of a payload there, in bytes: the header, the scales and the codes, in vectors. With BF16, which has no scales,
+// the header stays out, or three blocks of a processor of 100 KB would have no room.
+template <unsigned C>
+struct Staged {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    enum : unsigned { PAYLOADS = C == CODEC_BF16 ? 2 : Block<C>::BITS == 8 ? 3 : 4 };
+#else
+    enum : unsigned { PAYLOADS = 1 };
+#endif
+    enum : unsigned {
+        VECTOR = sizeof(uint4),
+        ROW = WARP * VECTOR,  // a vector a lane
+        // Scales begin anywhere: a vector more than they fill.
+        HEAD = C == CODEC_BF16 ? 0 : HEADER + UNIT / Block<C>::ELEMENTS * Block<C>::SCALE_BYTES + VECTOR,
+        CODES = UNIT * Block<C>::BITS / 8,
+        PAYLOAD = HEAD + CODES,
+        RING = PAYLOADS * PAYLOAD,
     };
-    const auto load_head = [&] {
-        word = *reinterpret_cast<const unsigned *>(header_from);
-        if (has_scale) memory = load_scale(scale_from, Block<C>::SCALE_BYTES, 0);
-    };
-    load_head();
-#pragma unroll
-    for (unsigned k = 0; k < ROWS; k++) {
-        has_rows |= blocks.has(k * A_ROW + lane / LANES) ? 1u << k : 0;
-        codes[k] = Row();
-        load_row(k);
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) c[k][m] = 0;
-    }
-    const Header header(call.codec, chunk_number, lane);
-    Rare<C> rare;
-    unsigned left = many;  // 1 at least
-#pragma unroll 1
-    do {
-        const bool more = left > 1;
-        different |= header.different(word);
-        rare.look_at(memory);
-        const Usual<C, N> mine(memory, factor);
-        header_from += call.apart, from += call.apart, scale_from += call.apart;
-        if (more) load_head();
-#pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) {
-            if (C != CODEC_BF16) rare.look_at(codes[k]);
-            mine.of_lane(k * A_ROW + lane / LANES).each(codes[k], [&](unsigned m, float x, float scale) {
-                c[k][m] = __fmaf_rn(x, scale, c[k][m]);
-            });
-            if (more) load_row(k);
-        }
-    } while (--left != 0);
-    return are_usual(c, rare);
+};
+// Room for a warp's, whatever the codec.
+enum : unsigned { RING = 4096 / 2 * Staged<CODEC_BF16>::PAYLOADS };
+
+// The warp's of a block's, in a register: ptxas would find an address in shared memory anew at each use.
+__device__ __forceinline__ unsigned char *ring_of_warp(uint4 *rings) {
+    void *ring = rings + threadIdx.x / WARP * (RING / sizeof(uint4));
+#ifdef __CUDA_ARCH__
+    ring = __cvta_shared_to_generic(in_register(static_cast<unsigned>(__cvta_generic_to_shared(ring))));
+#endif
+    return static_cast<unsigned char *>(ring);
 }
 
-// The same where two blocks of a processor are all that fit, for errors take registers: two payloads are loaded at
-// once.
-template <unsigned C, unsigned N, unsigned ROWS>
-__device__ __forceinline__ bool sum_by_pairs(const gc_reduce &call, const InChunk &blocks, unsigned chunk_number,
-                                             unsigned many, unsigned lane, float factor, float (&c)[ROWS][N],
-                                             unsigned &different) {
+// Copies a vector, which is there when the lane has waited for its group. What all units of a chunk read goes by the L1
+// cache.
+__device__ __forceinline__ void stage_head(unsigned char *to, const unsigned char *from) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
+#elif defined(__CUDA_ARCH__)
+    *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
+#else
+    __pipeline_memcpy_async(to, from, 16, 0);
+#endif
+}
+// `bytes`: 16, or 0 for zeros in place of what is not there.
+__device__ __forceinline__ void stage_codes(unsigned char *to, const unsigned char *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes) : "memory");
+#elif defined(__CUDA_ARCH__)
+    *reinterpret_cast<uint4 *>(to) = bytes != 0 ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
+#else
+    __pipeline_memcpy_async(to, from, 16, 16 - bytes);
+#endif
+}
+__device__ __forceinline__ void end_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#elif !defined(__CUDA_ARCH__)
+    __pipeline_commit();
+#endif
+}
+// For all of the lane's groups but the last LATER.
+template <unsigned LATER>
+__device__ __forceinline__ void wait_for_groups() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(LATER) : "memory");
+#elif !defined(__CUDA_ARCH__)
+    __pipeline_wait_prior(LATER);
+#endif
+}
+
+// The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives
+// whether they are usual: if not, the sum is anything. `different`: bits of headers, too. With a payload comes what
+// tells whether it is right: to every warp. `ring`: of the warp.
+template <unsigned C, typename Call, unsigned N, unsigned ROWS>
+__device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &blocks, unsigned chunk_number,
+                                             unsigned many, unsigned lane, float factor, unsigned char *ring,
+                                             float (&c)[ROWS][N], unsigned &different) {
     typedef Codes<C, N> Row;
-    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, AHEAD = 2;
-    const unsigned char *first = call.chunks + blocks.chunk;
-    const unsigned char *from = first + blocks.codes<C>(call.codec) + lane * Row::BYTES;
-    const unsigned char *scale_from = first + blocks.scales<C>();
-    const bool has_scale = blocks.has(lane);
-    unsigned has_rows = 0;
+    typedef Staged<C> S;
+    static_assert(+S::RING <= +RING, "a ring has room");
+    constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, VECTORS = S::CODES / S::ROW;
+    const unsigned char *chunk = call.chunks + blocks.chunk;
+    // Of the head a lane has a vector, of the header or of those that the scales lie in, if there are as many.
+    const unsigned beyond = static_cast<unsigned>(blocks.scales<C>()) % S::VECTOR;
+    const bool of_header = lane < HEADER / S::VECTOR;
+    const bool has_head = of_header || lane * S::VECTOR < HEADER + beyond + blocks.end * Block<C>::SCALE_BYTES;
+    const unsigned char *head_from = chunk + (of_header ? 0 : blocks.scales<C>() - beyond - HEADER) + lane * S::VECTOR;
+    const unsigned char *codes_from = chunk + blocks.codes<C>(call.codec) + lane * S::VECTOR;
+    unsigned bytes[VECTORS];
+#pragma unroll
+    for (unsigned i = 0; i < VECTORS; i++) {
+        bytes[i] = blocks.has((i * S::ROW + lane * S::VECTOR) / Block<C>::BYTES) ? +S::VECTOR : 0;
+    }
+    const auto stage = [&](unsigned at) {
+        if (C != CODEC_BF16 && has_head) stage_head(ring + at + lane * S::VECTOR, head_from);
+#pragma unroll
+        for (unsigned i = 0; i < VECTORS; i++) {
+            stage_codes(ring + at + S::HEAD + i * S::ROW + lane * S::VECTOR, codes_from + i * S::ROW, bytes[i]);
+        }
+    };
+    const auto step = [&] { head_from += call.apart, codes_from += call.apart; };
+    __syncwarp();  // all have read what was there of another unit
+#pragma unroll
+    for (unsigned i = 0; i + 1 < S::PAYLOADS; i++) {
+        if (i < many) stage(i * S::PAYLOAD);
+        end_group();
+        step();
+    }
 #pragma unroll
     for (unsigned k = 0; k < ROWS; k++) {
-        has_rows |= blocks.has(k * A_ROW + lane / LANES) ? 1u << k : 0;
 #pragma unroll
         for (unsigned m = 0; m < N; m++) c[k][m] = 0;
     }
+    // Where the lane reads. Without a block it has the first one's scale.
+    const unsigned block = blocks.has(lane) ? lane : blocks.begin;
+    const unsigned char *const word_at = ring + lane % HEADER_WORDS * 4;
+    const unsigned char *const scale_at = ring + HEADER + beyond + block * Block<C>::SCALE_BYTES;
+    const unsigned char *const row_at = ring + S::HEAD + lane * Row::BYTES;
     const Header header(call.codec, chunk_number, lane);
+    unsigned word = C == CODEC_BF16 ? Header::load(chunk, lane) : 0;
     Rare<C> rare;
-    Row codes[AHEAD][ROWS];
-    unsigned scales[AHEAD];
+    unsigned left = many, at = 0, before = S::RING - S::PAYLOAD;  // 1 at least; its place, and that of the one before
 #pragma unroll 1
-    for (unsigned r = 0, ahead = 0; r < many; r++, ahead--) {
-        if (ahead == 0) {
-            ahead = AHEAD;
-            const unsigned payload = r + lane / HEADER_WORDS;
-            const unsigned word = Header::load(first + (payload < many ? payload : r) * call.apart, lane);
-#pragma unroll
-            for (unsigned i = 0; i < AHEAD; i++) {
-                // In place of one that is not there the first, which is not used: no branch, no more bytes.
-                const u64 at = (r + i < many ? r + i : r) * call.apart;
-                scales[i] = has_scale ? load_scale(scale_from + at, Block<C>::SCALE_BYTES, lane) : 0;
-#pragma unroll
-                for (unsigned k = 0; k < ROWS; k++) {
-                    codes[i][k] = Row();
-                    if (has_rows >> k & 1) codes[i][k].load(from + at + k * WARP * Row::BYTES);
-                }
-            }
-            different |= header.different(word);
-        }
-        rare.look_at(scales[0]);
-        const Usual<C, N> mine(scales[0], factor);
+    do {
+        __syncwarp();  // all have read the one before
+        if (left >= S::PAYLOADS) stage(before);
+        end_group();
+        step();
+        wait_for_groups<S::PAYLOADS - 1>();
+        __syncwarp();
+        if (C != CODEC_BF16) word = *reinterpret_cast<const unsigned *>(word_at + at);
+        different |= header.different(word);
+        if (C == CODEC_BF16 && left > 1) word = Header::load(chunk += call.apart, lane);
+        const unsigned memory = load_scale(scale_at + at, Block<C>::SCALE_BYTES, 0);
+        rare.look_at(memory);
+        const Usual<C, N> mine(memory, factor);
 #pragma unroll
         for (unsigned k = 0; k < ROWS; k++) {
-            if (C != CODEC_BF16) rare.look_at(codes[0][k]);
-            mine.of_lane(k * A_ROW + lane / LANES).each(codes[0][k], [&](unsigned m, float x, float scale) {
+            Row row;
+            row.load(row_at + at + k * WARP * Row::BYTES);
+            if (C != CODEC_BF16) rare.look_at(row);
+            mine.of_lane(k * A_ROW + lane / LANES).each(row, [&](unsigned m, float x, float scale) {
                 c[k][m] = __fmaf_rn(x, scale, c[k][m]);
             });
         }
-        // The next one becomes the first, so that this is a loop.
-#pragma unroll
-        for (unsigned i = 0; i + 1 < AHEAD; i++) {
-            scales[i] = scales[i + 1];
-#pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) codes[i][k] = codes[i + 1][k];
-        }
-    }
+        before = at;
+        at = at + S::PAYLOAD == S::RING ? 0 : at + S::PAYLOAD;
+    } while (--left != 0);
     return are_usual(c, rare);
 }
 
@@ -215,11 +255,12 @@ __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share
     }
 }
 
-// A tile's. `broken`: what should have come has not. `to_shard`: the sum or mean goes there. `come`: what all threads do
-// when they have met what they meet, before they store all of it; to a shard nobody does.
+// A tile's. `broken`: what should have come has not. `to_shard`: the sum or mean goes there. `rings`: of the block, in
+// shared memory. `come`: what all threads do when they have met what they meet, before they store all of it; to a shard
+// nobody does.
 template <bool KEPT, unsigned PEERS, typename Come>
 __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<PEERS> &target, const gc_tile &tile,
-                                            unsigned broken, bool to_shard, unsigned &found, Come come) {
+                                            unsigned broken, bool to_shard, uint4 *rings, unsigned &found, Come come) {
     constexpr unsigned N = 8, ROWS = 32 / N;
     typedef Unit<N, KEPT, PEERS, true> U;
     const gc_codec &codec = call.codec;
@@ -273,8 +314,8 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
         bool usual;
         unsigned different = broken != 0 ? ~0u : 0;
         const float factor = Share(codec, many).reciprocal;
-        BY_CODEC(codec.kind, usual = KEPT ? sum_by_pairs<C>(call, blocks, tile.chunk, many, lane, factor, c, different)
-                                          : sum_by_rows<C>(call, blocks, tile.chunk, many, lane, factor, c, different))
+        unsigned char *ring = ring_of_warp(rings);
+        BY_CODEC(codec.kind, usual = sum_payloads<C>(call, blocks, tile.chunk, many, lane, factor, ring, c, different))
         met = Header::flags(different, lane);
         const Share share(codec, in_register(many));  // anew: kept meanwhile it takes registers
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
@@ -331,6 +372,7 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
 // errors. PEERS: to all ranks.
 template <bool KEPT, unsigned PEERS>
 __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
+    __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     const gc_codec &codec = call.codec;
     const Target<PEERS> target = {codec, call.dst, call.way};
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x, true);
@@ -338,7 +380,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     const bool to_shard = !KEPT && !PEERS && call.shard != 0;
     const unsigned broken = codec.control->broken;  // on its way with the codes
     unsigned found = 0, number = 0;
-    reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, found, [&] { number = come(codec, found); });
+    reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, rings, found, [&] { number = come(codec, found); });
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
         if (lane == 0 && any) tell(codec, wrong && codec.control->broken == 0 ? CORRUPT : NONFINITE);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void decode_for_block(const gc_decode &call, uint4 *s
 // A block has a tile at most of each; one without tiles has the headers, which others wait for then. One kernel for all
 // values, for a call that is this small does not see the branch.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const __grid_constant__ gc_twice call) {
-    __shared__ uint4 stage[THREADS];
+    __shared__ uint4 stage[WARPS * RING / sizeof(uint4)];
     const gc_encode &encode = call.encode;
     const gc_reduce &reduce = call.reduce;
     const gc_decode &decode = call.decode;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
     found = 0;
     if (blockIdx.x < call.tiles) {
         const gc_tile tile = tile_of_blocks(reduce.codec, blockIdx.x, true);
-        reduce_tile<true, AWAY>(reduce, to_all, tile, reduce.codec.control->broken, false, found, [] {});
+        reduce_tile<true, AWAY>(reduce, to_all, tile, reduce.codec.control->broken, false, stage, found, [] {});
     }
     const Meeting second = Meeting(reduce.way.peers, SPEAK | LISTEN).next();
     // All have looked at the number of the last meeting.

@@ -23,11 +23,13 @@ KERNELS = ROOT / "kernels"
 # One source and one fatbin each.
 MODULES = ["bits", "strided", "signs", "onebit", "blocks", "blocks_peers", "copy", "peers"]
 
-# The levels of the PTX, and the GPUs that get machine code of it. Levels 8.0 to 8.9 give the PTX of 7.5; 8.6 and 8.9 run
-# the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the fatbin.
+# The levels of the PTX, and the GPUs that get machine code of it. Levels 8.0 to 8.9 give the PTX of 7.5, but for those of
+# OWN_LEVELS; 8.6 and 8.9 run the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the
+# fatbin.
 LEVELS = {75: [75, 80], 90: [90, 100, 120]}
-# What goes to other GPUs' memory has machine code of GPUs with links between them.
-FEWER_LEVELS = {"blocks_peers": {75: [80], 90: [90, 100]}}
+# Kernels of block codecs copy to shared memory by an instruction of 8.0. What goes to other GPUs' memory has machine code
+# of GPUs with links between them.
+OWN_LEVELS = {"blocks": {75: [75], 80: [80], 90: [90, 100, 120]}, "blocks_peers": {75: [], 80: [80], 90: [90, 100]}}
 
 OPTIONS = [
     "--std=c++14",
@@ -163,7 +165,7 @@ class Fatbin:
 
 def fatbin(nvrtc, module):
     built = Fatbin()
-    for level, capabilities in FEWER_LEVELS.get(module, LEVELS).items():
+    for level, capabilities in OWN_LEVELS.get(module, LEVELS).items():
         ptx = nvrtc.ptx(KERNELS / f"{module}.cu", level)
         print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
         for capability in capabilities:

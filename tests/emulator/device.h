@@ -224,6 +224,31 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
 [[maybe_unused]] static void __threadfence() {}
 [[maybe_unused]] static void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 [[maybe_unused]] static void __syncwarp() { exchange(0); }
+
+// Copies to shared memory by themselves: as late as they may be, when their lane waits for their group.
+struct Copying {
+    char *to;
+    const char *from;
+    size_t bytes, zeros;  // of these bytes the last ones
+    unsigned group;
+};
+static thread_local std::vector<Copying> copying[MOST_THREADS];
+static thread_local unsigned groups[MOST_THREADS];
+[[maybe_unused]] static void __pipeline_memcpy_async(void *to, const void *from, size_t bytes, size_t zeros) {
+    if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) abort();
+    copying[running].push_back({static_cast<char *>(to), static_cast<const char *>(from), bytes, zeros, groups[running]});
+}
+[[maybe_unused]] static void __pipeline_commit() { groups[running]++; }
+[[maybe_unused]] static void __pipeline_wait_prior(unsigned later) {
+    std::vector<Copying> &of_lane = copying[running];
+    size_t done = 0;
+    for (; done < of_lane.size() && of_lane[done].group + later < groups[running]; done++) {
+        const Copying &copy = of_lane[done];
+        memcpy(copy.to, copy.from, copy.bytes - copy.zeros);
+        memset(copy.to + copy.bytes - copy.zeros, 0, copy.zeros);
+    }
+    of_lane.erase(of_lane.begin(), of_lane.begin() + long(done));
+}
 [[maybe_unused]] static unsigned atomicOr(unsigned *to, unsigned bits) {
     return __atomic_fetch_or(to, bits, __ATOMIC_SEQ_CST);
 }
@@ -303,7 +328,8 @@ static void run_block(unsigned block, unsigned threads) {
         // What marked the frames of the lane that was here before and left them for ever.
         if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stacks + (thread + 1) * STACK - 4096, 4096);
         states[thread] = RUNS;
-        turn[thread] = barrier[thread] = 0;
+        turn[thread] = barrier[thread] = groups[thread] = 0;
+        copying[thread].clear();
     }
     // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
     for (bool waiting = true; waiting;) {

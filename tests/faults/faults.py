@@ -152,6 +152,12 @@ fault("kernels: raw elements are added from the last payload on", "wrong order o
 fault("kernels: scales are divided by more payloads than their exponents have room for", "wrong bits of small numbers",
       "kernels/blocks_reduce.cuh", "divides = number > 128 ||", "divides = number > 4096 ||",
       python("test_codec_driver", "test_block_codecs", "mxfp8"))
+fault("kernels: a warp adds codes that another lane has not copied yet", "data race of lanes", "kernels/blocks_reduce.cuh",
+      "        wait_for_groups<S::PAYLOADS - 1>();\n        __syncwarp();\n", "        wait_for_groups<S::PAYLOADS - 1>();\n",
+      python("test_codec_driver", "test_block_codecs", "mxfp8"))
+fault("kernels: the last payload is not copied where a ring is full", "payload lost", "kernels/blocks_reduce.cuh",
+      "if (left >= S::PAYLOADS) stage(before);", "if (left > S::PAYLOADS) stage(before);",
+      python("test_codec_driver", "test_block_codecs", "mxfp8"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
       "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))
 fault("only the first chunk of a payload is checked", "payload believed", DECODE,
@@ -390,7 +396,7 @@ fault("kernels: a rank speaks before all of its blocks have come", "data race of
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
       python("test_block_peers", "take_turns", limit=120))
 fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",
-      "kernels/blocks_once.cuh", "sum_by_rows<C>(from, piece, tile.chunk + piece.later,", "sum_by_rows<C>(from, piece, tile.chunk,",
+      "kernels/blocks_once.cuh", "sum_payloads<C>(from, piece, tile.chunk + piece.later,", "sum_payloads<C>(from, piece, tile.chunk,",
       python("test_block_peers", "take_turns", limit=120))
 
 # ---- Order of stores
