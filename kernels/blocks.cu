@@ -5,7 +5,7 @@
 // known whether anything was not finite.
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"
-#include "blocks_reduce.cuh"
+#include "blocks_lanes.cuh"
 
 BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 3)
 BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)

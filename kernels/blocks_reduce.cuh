@@ -84,6 +84,17 @@ __device__ __forceinline__ void stage_head(unsigned char *to, const unsigned cha
     __pipeline_memcpy_async(to, from, 16, 0);
 #endif
 }
+// As the head, of 4 bytes.
+__device__ __forceinline__ void stage_word(unsigned char *to, const unsigned char *from) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at), "l"(from) : "memory");
+#elif defined(__CUDA_ARCH__)
+    *reinterpret_cast<unsigned *>(to) = *reinterpret_cast<const unsigned *>(from);
+#else
+    __pipeline_memcpy_async(to, from, 4, 0);
+#endif
+}
 // `bytes`: 16, or 0 for zeros in place of what is not there.
 __device__ __forceinline__ void stage_codes(unsigned char *to, const unsigned char *from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 800

@@ -236,6 +236,10 @@ static thread_local std::vector<Copying> copying[MOST_THREADS];
 static thread_local unsigned groups[MOST_THREADS];
 [[maybe_unused]] static void __pipeline_memcpy_async(void *to, const void *from, size_t bytes, size_t zeros) {
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) abort();
+    // Of two on their way to one place either may come last.
+    for (const Copying &other : copying[running]) {
+        if (static_cast<char *>(to) < other.to + other.bytes && other.to < static_cast<char *>(to) + bytes) abort();
+    }
     copying[running].push_back({static_cast<char *>(to), static_cast<const char *>(from), bytes, zeros, groups[running]});
 }
 [[maybe_unused]] static void __pipeline_commit() { groups[running]++; }

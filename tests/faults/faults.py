@@ -158,6 +158,14 @@ fault("kernels: a warp adds codes that another lane has not copied yet", "data r
 fault("kernels: the last payload is not copied where a ring is full", "payload lost", "kernels/blocks_reduce.cuh",
       "if (left >= S::PAYLOADS) stage(before);", "if (left > S::PAYLOADS) stage(before);",
       python("test_codec_driver", "test_block_codecs", "mxfp8"))
+fault("kernels: what is corrupt is added where a lane has a block", "payload believed", "kernels/blocks_lanes.cuh",
+      "__all_sync(WHOLE_WARP, different == 0) && !share.divides", "!share.divides",
+      python("test_codec_driver", "test_block_codecs", "mxfp4"))
+fault("kernels: a ring is used anew while copies are on their way to it", "data race of a lane with itself",
+      "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // for the ring is used anew\n", "",
+      python("test_codec_driver", "test_block_codecs", "mxfp4"))
+fault("kernels: a unit in part is taken for a whole one", "out of bounds", "kernels/blocks_lanes.cuh",
+      "/ UNIT + WARPS - 1 -", "/ UNIT + WARPS -", python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
       "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))
 fault("only the first chunk of a payload is checked", "payload believed", DECODE,

@@ -238,6 +238,28 @@ def up_to_nine_payloads_are_reduced(place, codec):
 
 
 @each_codec
+def a_long_segment_is_reduced(place, codec):
+    """Of more tiles of 8192 elements than the fake driver's GPU has room for at once: a block has several. Among them is
+    one with a scale that encode does not write, and others come behind it."""
+    rng, n, form = np.random.default_rng(codec), 21 * 8192 + 1500, FORMATS[codec]
+    for place_of_scale in (None, 10 * 8192 // form.block):
+        options = dict(codec=codec, segments=[n], error=None, server=0)
+        with Checked(place, **options, reduction=SUM) as total, Checked(place, **options, reduction=MEAN) as mean:
+            sent = np.concatenate([total.encode(ordinary(rng, total.model)) for _ in range(2)])
+            if place_of_scale is not None and form.scale:
+                memory = sent[0, 64:].view(np.uint8 if form.scale == E8M0 else np.uint16)
+                memory[place_of_scale] = 0xFD if form.scale == E8M0 else 0x7F00
+            for handle, counts in ((total, (2, 3)), (mean, (1, 3, 8))):
+                for count in counts:
+                    handle.reduce(np.concatenate([sent] * 4)[:count])
+                    handle.compare_all()
+    with Checked(place, **options) as handle:
+        sent[1, 4] ^= 1  # of the header
+        handle.reduce(sent)
+        handle.compare_all()
+
+
+@each_codec
 def means_of_the_smallest_numbers(place, codec):
     """Powers of two of payloads, in which kernels divide scales, and more than they do so for."""
     form, rng = FORMATS[codec], np.random.default_rng(13)

@@ -131,7 +131,8 @@ pub struct Properties {
     pub handle: CUdevice,
     /// 90 for 9.0.
     pub compute_capability: i32,
-    /// That it runs at once.
+    pub multiprocessors: u64,
+    /// That all of them run at once.
     pub threads: u64,
     /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
     pub primary: OnceLock<usize>,
@@ -227,10 +228,12 @@ impl Driver {
             let code = (self.functions.cuDeviceTotalMem_v2)(&mut memory, handle);
             self.check(code, format_args!("cuDeviceTotalMem of cuda:{ordinal}"))?;
         }
+        let multiprocessors = u64::from(multiprocessors.unsigned_abs());
         Ok(Properties {
             handle,
             compute_capability: 10 * major + minor,
-            threads: u64::from(multiprocessors.unsigned_abs()) * u64::from(threads_of_one.unsigned_abs()),
+            multiprocessors,
+            threads: multiprocessors * u64::from(threads_of_one.unsigned_abs()),
             primary: OnceLock::new(),
             cache: Cache::of_device(memory),
         })

@@ -225,7 +225,7 @@ static Entries all_kernels() {
     KERNEL(gc_onebit_finish), KERNEL(gc_onebit_refuse), KERNEL(gc_onebit_mean),
     KERNEL(gc_blocks_encode_f32), KERNEL(gc_blocks_encode_f32_kept), KERNEL(gc_blocks_encode_16),
     KERNEL(gc_blocks_encode_16_kept), KERNEL(gc_blocks_decode_u32), KERNEL(gc_blocks_decode_u16),
-    KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_kept),
+    KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_by_lanes), KERNEL(gc_blocks_reduce_kept),
     KERNEL(gc_blocks_encode_f32_peers), KERNEL(gc_blocks_encode_f32_kept_peers), KERNEL(gc_blocks_encode_16_peers),
     KERNEL(gc_blocks_encode_16_kept_peers), KERNEL(gc_blocks_reduce_peers), KERNEL(gc_blocks_reduce_kept_peers),
     KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16), KERNEL(gc_blocks_twice),

@@ -68,10 +68,16 @@ impl Codec {
     pub(super) fn reduce_blocks(&self, queue: &mut Queue, mut call: Reduce) -> Result<()> {
         // A shard is what comes before the errors.
         let kept = usize::from(call.codec.error != 0 && call.shard == 0);
-        let kernels = if call.way.is_given() { &BLOCKS_PEERS.reduce } else { &BLOCKS.reduce };
+        let (kernel, blocks) = if call.way.is_given() {
+            (&BLOCKS_PEERS.reduce[kept], self.tiles[1])
+        } else if call.is_by_lanes() {
+            (&BLOCKS.reduce_by_lanes, self.tiles[1].min(3 * queue.device.properties().multiprocessors))
+        } else {
+            (&BLOCKS.reduce[kept], self.tiles[1])
+        };
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
         // or chunks of as many bytes in the buffers of ranks.
-        unsafe { queue.launch(&kernels[kept], self.tiles[1], &mut argument(&mut call)) }
+        unsafe { queue.launch(kernel, blocks, &mut argument(&mut call)) }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     },
     error::{Result, error},
     fallible,
-    plan::codec::{CodecPlan, HEADER, NonFinite, Run as PlanRun, UNIT, units},
+    plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Run as PlanRun, UNIT, units},
     tensor::Dtype,
 };
 
@@ -223,6 +223,12 @@ impl Reduce {
             shard: 0,
             reserved: 0,
         }
+    }
+
+    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 bits without errors, of one segment that is not raw.
+    pub fn is_by_lanes(&self) -> bool {
+        let of_4_bits = [Kind::Int4, Kind::Mxfp4].map(|kind| kind as u32).contains(&self.codec.kind);
+        of_4_bits && self.codec.error == 0 && self.shard == 0 && self.codec.n_segments == 1 && self.codec.only.raw == 0
     }
 }
 
@@ -478,7 +484,7 @@ fn units_of_byte(elements: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::codec::{Kind, Reduction, Rules, ScaleRule};
+    use crate::plan::codec::{Reduction, Rules, ScaleRule};
 
     fn plan(segments: &[i64], n_chunks: usize, server: Option<usize>) -> CodecPlan {
         let rules = Rules {
