@@ -86,11 +86,10 @@ struct MovedRows {
 
     // Some of a vector's elements: from number `begin` to `end`. For what is at an edge.
     __device__ __forceinline__ void some(T *at, uint4 v, unsigned begin, unsigned end) const {
-#pragma unroll 1
+        const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
         for (unsigned m = 0; m < N; m++) {
-            if (m >= begin && m < end) at[m] = static_cast<T>(v.x);
-            if (sizeof(T) == 4 || m % 2 == 1) v.x = v.y, v.y = v.z, v.z = v.w;
-            else v.x >>= 16;
+            if (m >= begin && m < end) at[m] = static_cast<T>(words[m * sizeof(T) / 4] >> m * sizeof(T) * 8 % 32);
         }
     }
     // Of a row that is aligned, those that are among the first `count` of all.
@@ -220,15 +219,20 @@ struct Decoder {
             }
             return true;
         }
-        // As a loop, for it is long: what was loaded is near.
+        // As a loop, for it is long: the next row becomes the first.
         MovedRows<T> rows(to, behind, lane);
 #pragma unroll 1
         for (unsigned row = 0; row < ROWS; row++) {
-            load_what_is_there(codes[0], from, row);
-            if (ADD) get(row, false, old[0]);
+            if (ADD && !whole) get(row, false, old[0]);
             const uint4 v = results(row, codes[0], old[0]);
             if (behind != 0) rows.store(row, v, row + 1 == ROWS);
             else rows.first(row, v, count);
+#pragma unroll
+            for (unsigned k = 0; k + 1 < ROWS; k++) {
+                codes[k] = codes[k + 1];
+#pragma unroll
+                for (unsigned m = 0; m < 4 && ADD; m++) old[k][m] = old[(k + 1) % ROWS][m];
+            }
         }
         return true;
     }
@@ -298,12 +302,13 @@ __device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile
         // What lies in a chunk at a time: nearly always all.
 #pragma unroll 1
         for (unsigned begin = 0; begin < blocks.count;) {
-            const InChunk piece(blocks, begin);
-            begin = piece.end;
-            const unsigned number = tile.chunk + piece.later;
+            const InChunk usual(blocks, begin);
             bool done;
-            BY_CODEC(codec.kind, done = decoder.template decode<C>(piece, number, found))
+            BY_CODEC(codec.kind, done = decoder.template decode<C>(usual, tile.chunk + usual.later, found))
+            const InChunk piece(blocks, in_register(begin));  // anew: kept meanwhile it takes registers
+            begin = piece.end;
             if (done) continue;
+            const unsigned number = tile.chunk + piece.later;
             const unsigned met = look_at_header(codec, call.payload + piece.chunk, number, lane);
             const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
             if (!(ADD && corrupt && !broken)) found |= decoder.decode_any(piece, corrupt);
