@@ -241,7 +241,7 @@ modules! {
             decode: [gc_blocks_decode_u32, gc_blocks_decode_u16, gc_blocks_decode_add],
             /// Without errors, also to the sum or mean alone; and with them.
             reduce: [gc_blocks_reduce, gc_blocks_reduce_kept],
-            /// Where [`Reduce::is_by_lanes`](super::codec::layout::Reduce::is_by_lanes) says so. As many as run at once.
+            /// Where `Reduce::is_by_lanes` says so; as many as run at once.
             reduce_by_lanes: (gc_blocks_reduce_by_lanes),
         }
     }
