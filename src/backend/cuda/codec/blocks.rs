@@ -71,7 +71,8 @@ impl Codec {
         let (kernel, blocks) = if call.way.is_given() {
             (&BLOCKS_PEERS.reduce[kept], self.tiles[1])
         } else if call.is_by_lanes() {
-            (&BLOCKS.reduce_by_lanes, self.tiles[1].min(3 * queue.device.properties().multiprocessors))
+            let most = 3 * queue.device.properties().multiprocessors;
+            (&BLOCKS.reduce_by_lanes, self.tiles[1].clamp(1, most.max(1)))
         } else {
             (&BLOCKS.reduce[kept], self.tiles[1])
         };
