@@ -20,6 +20,7 @@ use super::{
 };
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
+#[inline(never)] // or calls on the CPU would have its frame, too: 9 KiB of their stack
 pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = src.data().wrapping_offset(plan.start as isize);
     if plan.is_contiguous_at(elements.addr())
@@ -51,6 +52,7 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`, zeros and `patterns.one`. `plan` was made from these
 /// two views.
+#[inline(never)] // likewise
 pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = dst.data().wrapping_offset(plan.start as isize);
     if plan.is_contiguous_at(elements.addr()) {
