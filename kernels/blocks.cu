@@ -6,6 +6,7 @@
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"
 #include "blocks_lanes.cuh"
+#include "blocks_reduce.cuh"
 
 BLOCKS_DECODE(gc_blocks_decode_u32, unsigned, false, 3)
 BLOCKS_DECODE(gc_blocks_decode_u16, unsigned short, false, 4)

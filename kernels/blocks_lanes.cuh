@@ -33,7 +33,7 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
     const auto stage = [&](unsigned at) {
         if (next < end) {
             stage_codes(codes_in + at, codes_from, CODES);
-            stage_word(word_in + at, word_from);
+            stage_cached<WORD>(word_in + at, word_from);
             codes_from += call.apart, word_from += call.apart;
             if (--left == 0) next += gridDim.x, left = many, find();
         }

@@ -72,27 +72,18 @@ __device__ __forceinline__ unsigned char *ring_of_warp(uint4 *rings) {
     return static_cast<unsigned char *>(ring);
 }
 
-// Copies a vector, which is there when the lane has waited for its group. What all units of a chunk read goes by the L1
+// Copies BYTES, 16 or 4, which are there when the lane has waited for its group. What neighbours read, too, goes by the L1
 // cache.
-__device__ __forceinline__ void stage_head(unsigned char *to, const unsigned char *from) {
+template <unsigned BYTES>
+__device__ __forceinline__ void stage_cached(unsigned char *to, const unsigned char *from) {
 #if __CUDA_ARCH__ >= 800
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: "r"(at), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from), "n"(BYTES) : "memory");
 #elif defined(__CUDA_ARCH__)
-    *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
+    if (BYTES == 16) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
+    else *reinterpret_cast<unsigned *>(to) = *reinterpret_cast<const unsigned *>(from);
 #else
-    __pipeline_memcpy_async(to, from, 16, 0);
-#endif
-}
-// As the head, of 4 bytes.
-__device__ __forceinline__ void stage_word(unsigned char *to, const unsigned char *from) {
-#if __CUDA_ARCH__ >= 800
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at), "l"(from) : "memory");
-#elif defined(__CUDA_ARCH__)
-    *reinterpret_cast<unsigned *>(to) = *reinterpret_cast<const unsigned *>(from);
-#else
-    __pipeline_memcpy_async(to, from, 4, 0);
+    __pipeline_memcpy_async(to, from, BYTES, 0);
 #endif
 }
 // `bytes`: 16, or 0 for zeros in place of what is not there.
@@ -147,7 +138,7 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
         bytes[i] = blocks.has((i * S::ROW + lane * S::VECTOR) / Block<C>::BYTES) ? +S::VECTOR : 0;
     }
     const auto stage = [&](unsigned at) {
-        if (C != CODEC_BF16 && has_head) stage_head(ring + at + lane * S::VECTOR, head_from);
+        if (C != CODEC_BF16 && has_head) stage_cached<S::VECTOR>(ring + at + lane * S::VECTOR, head_from);
 #pragma unroll
         for (unsigned i = 0; i < VECTORS; i++) {
             stage_codes(ring + at + S::HEAD + i * S::ROW + lane * S::VECTOR, codes_from + i * S::ROW, bytes[i]);

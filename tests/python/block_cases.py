@@ -260,6 +260,16 @@ def a_long_segment_is_reduced(place, codec):
 
 
 @each_codec
+def a_corrupt_header_is_told_of_a_chunk_without_elements(place, codec):
+    for error in (None, "float32"):
+        with Checked(place, codec=codec, segments=[0], error=error, server=0) as handle:
+            sent = handle.encode(ordinary(np.random.default_rng(1), handle.model)).copy()
+            sent[0, 4] ^= 1
+            handle.reduce(sent)
+            handle.compare_all()
+
+
+@each_codec
 def means_of_the_smallest_numbers(place, codec):
     """Powers of two of payloads, in which kernels divide scales, and more than they do so for."""
     form, rng = FORMATS[codec], np.random.default_rng(13)

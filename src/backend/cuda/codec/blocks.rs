@@ -20,6 +20,8 @@ use super::{
 
 /// Threads of a block.
 const THREADS: u64 = 256;
+/// Blocks of kernels/blocks_lanes.cuh for which a multiprocessor has room.
+const LANES_BLOCKS: u64 = 3;
 /// Blocks that kernels/blocks_together.cuh can count.
 const MOST_BLOCKS: u64 = 512;
 
@@ -71,8 +73,8 @@ impl Codec {
         let (kernel, blocks) = if call.way.is_given() {
             (&BLOCKS_PEERS.reduce[kept], self.tiles[1])
         } else if call.is_by_lanes() {
-            let most = 3 * queue.device.properties().multiprocessors;
-            (&BLOCKS.reduce_by_lanes, self.tiles[1].clamp(1, most.max(1)))
+            let most = LANES_BLOCKS * queue.device.properties().multiprocessors;
+            (&BLOCKS.reduce_by_lanes, self.tiles[1].min(most).max(1))
         } else {
             (&BLOCKS.reduce[kept], self.tiles[1])
         };

@@ -225,10 +225,12 @@ impl Reduce {
         }
     }
 
-    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 bits without errors, of one segment that is not raw.
+    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 bits without errors, of one segment that is not raw; and there
+    /// are elements, for with them it looks at headers.
     pub fn is_by_lanes(&self) -> bool {
-        let of_4_bits = [Kind::Int4, Kind::Mxfp4].map(|kind| kind as u32).contains(&self.codec.kind);
-        of_4_bits && self.codec.error == 0 && self.shard == 0 && self.codec.n_segments == 1 && self.codec.only.raw == 0
+        let Half { kind, error, n_segments, only, .. } = &self.codec;
+        let of_4_bits = [Kind::Int4, Kind::Mxfp4].map(|kind| kind as u32).contains(kind);
+        of_4_bits && *error == 0 && self.shard == 0 && *n_segments == 1 && only.raw == 0 && only.elements != 0
     }
 }
 
