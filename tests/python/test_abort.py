@@ -348,6 +348,27 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
 """, FAKE_DEVICES=3)
 
 
+def test_over_peer_memory_a_kernel_that_begins_after_the_abort_ends_too():
+    """Nobody meets, and what a record's exchange finds in memory is nothing that a rank has said."""
+    run_peers(f"""
+exec({ALONE!r})
+from capi import AllReduce, CodecOptions
+from comms import World
+with World(2, "peers", devices=(0, 1), timeout=0) as world:
+    options = CodecOptions(struct_size=112, codec=1, device=DLDevice(CUDA, 0), n_elements=1000)
+    create = lambda: lib.gc_allreduce_create(world.comms[0], byref(options), byref(POINTER(AllReduce)()))
+    def abort():
+        while fake.fake_running() < 1:
+            pass  # not before it is launched
+        status = lib.gc_comm_abort(world.comms[0])
+        fake.fake_hold_kernels(0)
+        return status
+    fake.fake_hold_kernels(1)
+    status, sentence = aborted(world.comms[0], create, abort)
+    assert status == Status.COMM and "aborted" in sentence, (status, sentence)
+""", FAKE_DEVICES=2)
+
+
 def test_over_nccl_aborts_leave_what_the_gpu_may_still_use_and_nothing_else():
     """Memory is kept until the process ends; communicators, threads, descriptors and events are not."""
     run_nccl(f"""

@@ -91,7 +91,7 @@ static struct {
 } pinned_blocks[BLOCKS];
 static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
 static int libraries, pinned, events, capturing;
-static atomic_int hold_frees, held, refused;
+static atomic_int hold_frees, held, hold_kernels, refused;
 static unsigned long long calls, launches, allocations, frees, waits;
 static char last_launch[64];
 
@@ -733,6 +733,8 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     if (is_created(stream))
         stream->running++;
     leave(&entered);
+    while (is_created(stream) && atomic_load(&hold_kernels)) /* as behind the work of others */
+        sched_yield();
     if (launch.is_run)
         run_kernel(kernel, x, threads, arguments);
     entered = enter();
@@ -1379,6 +1381,7 @@ const char *fake_failed_call(void) { return failed_call; }
 void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
 size_t fake_in_use(int device) { return in_use[device]; }
 int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
+void fake_hold_kernels(int hold) { atomic_store(&hold_kernels, hold); } /* on streams that were created */
 int fake_held(void) { return atomic_load(&held); }
 int fake_libraries(void) { return libraries; }
 int fake_pinned(void) { return pinned; }
