@@ -6,6 +6,14 @@
 #include "step.cuh"
 #include "vote.cuh"
 
+__device__ __forceinline__ void prefetch_l2(const void *from) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#else
+    (void)from;
+#endif
+}
+
 // The payloads that are reduced, as a lane sees them: a word of a unit's bits in each, and the scale.
 struct Payloads {
     const unsigned *bits;          // of the first payload: the aligned word that this lane's begins in
@@ -27,6 +35,11 @@ struct Payloads {
         const unsigned *from = bits + payload * stride / 4;
         const unsigned first = low ? from[0] : 0, next = high ? from[1] : 0;
         return __funnelshift_r(first, next, beyond * 8);
+    }
+    // So that words of the first 8 payloads are in the L2 cache when they are wanted: a sector a lane.
+    __device__ __forceinline__ void prefetch(unsigned count, unsigned lane) const {
+        const unsigned payload = lane / 4, sector = lane % 4;
+        if (payload < many && sector * 256 < count) prefetch_l2(bits - lane + sector * 8 + payload * stride / 4);
     }
     __device__ __forceinline__ float scale(u64 payload) const {
         return exists ? *reinterpret_cast<const float *>(scales + payload * stride) : 0;
@@ -76,8 +89,11 @@ __device__ __forceinline__ void add_payload(Lane<F32, 4> &sum, float q, unsigned
 // finite is told, or zeroed.
 __device__ __forceinline__ void sum_of_payloads(const Payloads &payloads, Group &group, bool zero, bool &found,
                                                 Lane<F32, 4> &sum, unsigned lane) {
+    // A power of two divides as its reciprocal multiplies.
+    const float all = static_cast<float>(payloads.many), reciprocal = __uint_as_float(0x7f000000u - __float_as_uint(all));
+    const bool divides = (payloads.many & (payloads.many - 1)) != 0;
     const auto share = [&] {
-        const float q = __fdiv_rn(group.scales[0], static_cast<float>(payloads.many));
+        const float q = divides ? __fdiv_rn(group.scales[0], all) : __fmul_rn(group.scales[0], reciprocal);
         if (is_finite(q)) return q;
         found = true;
         return zero ? 0 : q;
@@ -146,6 +162,7 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     const unsigned count = elements_of_unit(tile, at);
     const u64 kept_at = codec.units_at + (tile.unit * UNIT + at) * E::SIZE;
     const Payloads payloads(call, tile, at, count, lane);
+    payloads.prefetch(count, lane);
     Lane<E, N> old = {};
     Group group;
     float t = 0;
@@ -222,6 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     const gc_tile tile = tile_of(codec, blockIdx.x);
     const unsigned count = elements_of_unit(tile, at);
     const Payloads payloads(call, tile, at, count, lane);
+    payloads.prefetch(count, lane);
     Group group;
     group.load(payloads, 0);
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
