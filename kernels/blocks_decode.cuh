@@ -299,15 +299,16 @@ __device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile
         const UnitBlocks blocks(codec, tile, at, count);
         to += at;
         const D decoder = {call, blocks, by, stage + threadIdx.x / WARP * WARP, to, lane, count, broken};
-        // What lies in a chunk at a time: nearly always all.
+        if (count == 0) return found;
+        // Nearly always all lies in one chunk, and is usual.
+        const InChunk all(blocks, 0);
+        bool done;
+        BY_CODEC(codec.kind, done = decoder.template decode<C>(all, tile.chunk + all.later, found))
+        // Otherwise what lies in a chunk at a time.
 #pragma unroll 1
-        for (unsigned begin = 0; begin < blocks.count;) {
-            const InChunk usual(blocks, begin);
-            bool done;
-            BY_CODEC(codec.kind, done = decoder.template decode<C>(usual, tile.chunk + usual.later, found))
-            const InChunk piece(blocks, in_register(begin));  // anew: kept meanwhile it takes registers
+        for (unsigned begin = 0; !done && begin < blocks.count;) {
+            const InChunk piece(blocks, begin);
             begin = piece.end;
-            if (done) continue;
             const unsigned number = tile.chunk + piece.later;
             const unsigned met = look_at_header(codec, call.payload + piece.chunk, number, lane);
             const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);

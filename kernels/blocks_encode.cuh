@@ -57,7 +57,15 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
 #pragma unroll
         for (unsigned k = 0; k < ROWS; k++) {
 #pragma unroll
-            for (unsigned m = 0; m < N; m++) c[k][m] = KEPT ? by.make(wide.at(k, m), old.at(k, m)) : by.make(wide.at(k, m));
+            for (unsigned m = 0; m < N; m++) c[k][m] = KEPT ? by.make(wide.at(k, m), old.at(k, m)) : wide.at(k, m);
+        }
+        // 1 changes nothing: a NaN that signals may stay, but its block is not finite either way.
+        if (!KEPT && by.m_g != 1) {
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+                for (unsigned m = 0; m < N; m++) c[k][m] = by.make(c[k][m]);
+            }
         }
         const unsigned most = unit.look(c, found, [&](unsigned row, float (&x)[N]) {
 #pragma unroll 1

@@ -158,12 +158,19 @@ fault("kernels: a warp adds codes that another lane has not copied yet", "data r
 fault("kernels: the last payload is not copied where a ring is full", "payload lost", "kernels/blocks_reduce.cuh",
       "if (left >= S::PAYLOADS) stage(before);", "if (left > S::PAYLOADS) stage(before);",
       python("test_codec_driver", "test_block_codecs", "mxfp8"))
-fault("kernels: what is corrupt is added where a lane has a block", "payload believed", "kernels/blocks_lanes.cuh",
+fault("kernels: what is corrupt is added where lanes have vectors of their own", "payload believed", "kernels/blocks_lanes.cuh",
       "__all_sync(WHOLE_WARP, different == 0) && !share.divides", "!share.divides",
       python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: a ring is used anew while copies are on their way to it", "data race of a lane with itself",
       "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // for the ring is used anew\n", "",
       python("test_codec_driver", "test_block_codecs", "mxfp4"))
+fault("kernels: lanes that have parts of a block do not hear of each other's largest magnitude", "wrong bits",
+      "kernels/blocks_lanes.cuh", "distance < LANES;", "distance < 1;",
+      python("test_codec_driver", "test_block_codecs", "int8"))
+fault("kernels: a lane's second vector has the scale of its first", "wrong bits", "kernels/blocks_lanes.cuh",
+      "word_from + v * APART);", "word_from);", python("test_codec_driver", "test_block_codecs", "mxfp8"))
+fault("kernels: lanes add a code that is no number as one", "wrong bits", "kernels/blocks_lanes.cuh",
+      "rare.look_at(row);", "", python("test_codec_driver", "test_block_codecs", "mxfp8"))
 fault("kernels: a unit in part is taken for a whole one", "out of bounds", "kernels/blocks_lanes.cuh",
       "/ UNIT + WARPS - 1 -", "/ UNIT + WARPS -", python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
@@ -391,6 +398,9 @@ fault("a codec that has sent its blocks and did not meet goes on", "lost rank", 
 fault("an abort waits behind the meeting that it is to end", "lost rank", "src/backend/cuda/peers.rs",
       "self.known.queue(self.aborts.stream())?", "self.own_queue()?",
       python("test_abort", "over_peer_memory", limit=60))
+fault("an abort is told by kernels alone, which may begin after it", "lost rank", "src/comm/peers.rs",
+      "self.ended.store(true, Ordering::Release);", "",
+      python("test_abort", "begins_after_the_abort"))
 fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a tail", "kernels/blocks_decode.cuh",
       "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",
       python("test_codec_driver", "block", limit=300))

@@ -239,16 +239,21 @@ def up_to_nine_payloads_are_reduced(place, codec):
 
 @each_codec
 def a_long_segment_is_reduced(place, codec):
-    """Of more tiles of 8192 elements than the fake driver's GPU has room for at once: a block has several. Among them is
-    one with a scale that encode does not write, and others come behind it."""
+    """Of more tiles of 8192 elements than the fake driver's GPU has room for at once: a block has several. Among them are
+    scales or codes that encode does not write, and others come behind them."""
     rng, n, form = np.random.default_rng(codec), 21 * 8192 + 1500, FORMATS[codec]
-    for place_of_scale in (None, 10 * 8192 // form.block):
+    for rare in (None, "scale", "codes"):
         options = dict(codec=codec, segments=[n], error=None, server=0)
         with Checked(place, **options, reduction=SUM) as total, Checked(place, **options, reduction=MEAN) as mean:
             sent = np.concatenate([total.encode(ordinary(rng, total.model)) for _ in range(2)])
-            if place_of_scale is not None and form.scale:
+            if rare == "scale" and form.scale:
                 memory = sent[0, 64:].view(np.uint8 if form.scale == E8M0 else np.uint16)
-                memory[place_of_scale] = 0xFD if form.scale == E8M0 else 0x7F00
+                memory[10 * 8192 // form.block] = 0xFD if form.scale == E8M0 else 0x7F00
+                memory[12 * 8192 // form.block :][:2] = [0, 1] if form.scale == E8M0 else [0x0001, 0xBF80]
+            if rare == "codes":
+                codes = sent[0, total.model.codes_at :]
+                codes[5 * 8192 + 1000] = 0x7F  # of 8 bits the NaN of MXFP8, in the second half of 1024 elements
+                codes[10240:12288] = rng.integers(0, 256, 2048)
             for handle, counts in ((total, (2, 3)), (mean, (1, 3, 8))):
                 for count in counts:
                     handle.reduce(np.concatenate([sent] * 4)[:count])
@@ -256,6 +261,10 @@ def a_long_segment_is_reduced(place, codec):
     with Checked(place, **options) as handle:
         sent[1, 4] ^= 1  # of the header
         handle.reduce(sent)
+        handle.compare_all()
+    with Checked(place, **options) as handle:
+        # Zeros all: whoever reads more than there is finds nothing that looks wrong.
+        handle.reduce(handle.encode([np.zeros(n, f32)]).repeat(2, axis=0))
         handle.compare_all()
 
 

@@ -12,7 +12,7 @@ use crate::{
     },
     error::{Result, error},
     fallible,
-    plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Run as PlanRun, UNIT, units},
+    plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Reduction, Run as PlanRun, UNIT, units},
     tensor::Dtype,
 };
 
@@ -225,12 +225,29 @@ impl Reduce {
         }
     }
 
-    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 bits without errors, of one segment that is not raw; and there
-    /// are elements, for with them it looks at headers.
+    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 or 8 bits without errors, of one segment that is not raw and has
+    /// elements, for with them it looks at headers. Codes of 4 bits it takes two payloads at a time, a mean is to be by
+    /// scales alone, and no sum may be beyond the largest finite block's: numbers of payloads are below 2^108.
     pub fn is_by_lanes(&self) -> bool {
-        let Half { kind, error, n_segments, only, .. } = &self.codec;
-        let of_4_bits = [Kind::Int4, Kind::Mxfp4].map(|kind| kind as u32).contains(kind);
-        of_4_bits && *error == 0 && self.shard == 0 && *n_segments == 1 && only.raw == 0 && only.elements != 0
+        const MOST_PAYLOADS: u64 = 1 << 16;
+        /// In which scales may be divided: `Share` of kernels/blocks_reduce.cuh.
+        const MOST_OF_A_MEAN: u64 = 1 << 7;
+        let Half { kind, error, n_segments, only, reduction, .. } = &self.codec;
+        let is_one_of = |kinds: [Kind; 2]| kinds.map(|kind| kind as u32).contains(kind);
+        let (of_8_bits, of_4_bits) = (is_one_of([Kind::Mxfp8, Kind::Int8]), is_one_of([Kind::Int4, Kind::Mxfp4]));
+        let payloads = self.payloads;
+        let serves = if *reduction == Reduction::Sum as u32 {
+            payloads <= MOST_PAYLOADS
+        } else {
+            payloads.is_power_of_two() && payloads <= MOST_OF_A_MEAN
+        };
+        (of_8_bits || of_4_bits && payloads.is_multiple_of(2))
+            && serves
+            && *error == 0
+            && self.shard == 0
+            && *n_segments == 1
+            && only.raw == 0
+            && only.elements != 0
     }
 }
 
@@ -486,7 +503,7 @@ fn units_of_byte(elements: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::codec::{Reduction, Rules, ScaleRule};
+    use crate::plan::codec::{Rules, ScaleRule};
 
     fn plan(segments: &[i64], n_chunks: usize, server: Option<usize>) -> CodecPlan {
         let rules = Rules {
