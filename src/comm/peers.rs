@@ -303,6 +303,8 @@ impl Peers {
     }
 
     pub fn async_error(&self) -> Result<()> {
+        // Before what may be why: an abort meanwhile is no lateness.
+        let is_late = self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed);
         if self.ended.load(Ordering::Acquire) {
             return Err(error!(Comm, "communicator: was aborted on rank {}, over peer memory", self.rank));
         }
@@ -312,7 +314,7 @@ impl Peers {
                 "communicator: a rank has aborted it over peer memory, as rank {} has heard", self.rank
             ));
         }
-        if self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed) {
+        if is_late {
             return Err(error!(
                 Timeout,
                 "communicator: rank {} waited {} ms over peer memory for a rank that did not come",
