@@ -91,12 +91,7 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
                 const unsigned of_row = largest(c[v][k]);
                 most = of_row > most ? of_row : most;
             }
-#pragma unroll
-            for (unsigned distance = 1; distance < LANES; distance *= 2) {
-                const unsigned other = __shfl_xor_sync(WHOLE_WARP, most, distance);
-                most = other > most ? other : most;
-            }
-            const BlockScale scale = scale_of_block<C>(most);
+            const BlockScale scale = scale_of_block<C>(largest_of_lanes<LANES>(most));
             if (lane % LANES == 0) store_scale(call.dst + scale_at(tile) + v * APART, SCALE, 0, scale.memory);
             Words<VECTOR> codes;
 #pragma unroll

@@ -411,16 +411,20 @@ __device__ __forceinline__ unsigned largest(const float (&c)[N]) {
     for (unsigned m = 1; m < N; m++) most = larger(most, c[m]);
     return __float_as_uint(most);
 }
-// The same of a block, whose numbers lie in neighbouring lanes, N in each. By the whole warp.
-template <unsigned CODEC, unsigned N>
-__device__ __forceinline__ unsigned largest_of_block(const float (&c)[N]) {
-    unsigned most = largest(c);
+// The largest that LANES neighbouring lanes have, a power of two of them. By the whole warp.
+template <unsigned LANES>
+__device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
 #pragma unroll
-    for (unsigned distance = 1; distance < Block<CODEC>::ELEMENTS / N; distance *= 2) {
+    for (unsigned distance = 1; distance < LANES; distance *= 2) {
         const unsigned other = __shfl_xor_sync(WHOLE_WARP, most, distance);
         most = other > most ? other : most;
     }
     return most;
+}
+// Of a block, whose numbers lie in neighbouring lanes, N in each. By the whole warp.
+template <unsigned CODEC, unsigned N>
+__device__ __forceinline__ unsigned largest_of_block(const float (&c)[N]) {
+    return largest_of_lanes<Block<CODEC>::ELEMENTS / N>(largest(c));
 }
 
 struct BlockScale {

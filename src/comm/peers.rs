@@ -38,8 +38,6 @@ pub struct Peers {
     broken: AtomicBool,
     /// A rank of this process did not come.
     peer_lost: AtomicBool,
-    /// This rank has aborted. A kernel that begins afterwards tells of nothing.
-    ended: AtomicBool,
 }
 
 /// Where the buffers of all ranks are, as the caller has mapped them.
@@ -123,8 +121,8 @@ impl Peers {
     }
 
     pub fn over(rank: usize, memory: memory::Peers, timeout_ms: u32, arrivals: Option<Arc<Rendezvous>>) -> Self {
-        let [broken, peer_lost, ended] = [false; 3].map(AtomicBool::new);
-        Self { rank, memory, timeout_ms, arrivals, broken, peer_lost, ended }
+        let (broken, peer_lost) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { rank, memory, timeout_ms, arrivals, broken, peer_lost }
     }
 
     pub fn place(&self) -> (usize, usize) {
@@ -298,16 +296,12 @@ impl Peers {
             arrivals.abort();
         }
         self.abort();
-        self.ended.store(true, Ordering::Release);
         self.memory.end_meetings()
     }
 
     pub fn async_error(&self) -> Result<()> {
         // Before what may be why: an abort meanwhile is no lateness.
         let is_late = self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed);
-        if self.ended.load(Ordering::Acquire) {
-            return Err(error!(Comm, "communicator: was aborted on rank {}, over peer memory", self.rank));
-        }
         if self.memory.was_ended() {
             return Err(error!(
                 Comm,

@@ -165,7 +165,7 @@ fault("kernels: a ring is used anew while copies are on their way to it", "data 
       "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // for the ring is used anew\n", "",
       python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: lanes that have parts of a block do not hear of each other's largest magnitude", "wrong bits",
-      "kernels/blocks_lanes.cuh", "distance < LANES;", "distance < 1;",
+      "kernels/blocks_lanes.cuh", "largest_of_lanes<LANES>(most)", "most",
       python("test_codec_driver", "test_block_codecs", "int8"))
 fault("kernels: a lane's second vector has the scale of its first", "wrong bits", "kernels/blocks_lanes.cuh",
       "word_from + v * APART);", "word_from);", python("test_codec_driver", "test_block_codecs", "mxfp8"))
@@ -398,8 +398,8 @@ fault("a codec that has sent its blocks and did not meet goes on", "lost rank", 
 fault("an abort waits behind the meeting that it is to end", "lost rank", "src/backend/cuda/peers.rs",
       "self.known.queue(self.aborts.stream())?", "self.own_queue()?",
       python("test_abort", "over_peer_memory", limit=60))
-fault("an abort is told by kernels alone, which may begin after it", "lost rank", "src/comm/peers.rs",
-      "self.ended.store(true, Ordering::Release);", "",
+fault("an abort is told by kernels alone, which may begin after it", "lost rank", "src/comm/link.rs",
+      "self.check_aborted().and(gathered)", "gathered",
       python("test_abort", "begins_after_the_abort"))
 fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a tail", "kernels/blocks_decode.cuh",
       "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",

@@ -226,8 +226,8 @@ impl Reduce {
     }
 
     /// Whether kernels/blocks_lanes.cuh serves: codes of 4 or 8 bits without errors, of one segment that is not raw and has
-    /// elements, for with them it looks at headers. Codes of 4 bits it takes two payloads at a time, a mean is to be by
-    /// scales alone, and no sum may be beyond the largest finite block's: numbers of payloads are below 2^108.
+    /// elements, for with them it looks at headers. It takes two payloads of 4 bits at a time, divides scales and not sums,
+    /// and does not look whether a sum is finite: what is added is below 2^108, and a finite block's numbers below 2^127.
     pub fn is_by_lanes(&self) -> bool {
         const MOST_PAYLOADS: u64 = 1 << 16;
         /// In which scales may be divided: `Share` of kernels/blocks_reduce.cuh.
