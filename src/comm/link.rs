@@ -139,23 +139,23 @@ impl Link {
             all[0] = *own;
             return Ok(());
         }
-        self.failures.note(self.check_aborted().and_then(|()| {
-            let gathered = match &self.transport {
-                Transport::Nccl(nccl) => nccl.all_gather_records(own, all),
-                Transport::Peers(peers) => peers.all_gather_records(own, all),
-                transport @ (Transport::Callbacks(_) | Transport::Group(_)) => transport.exchange(&Exchange {
-                    pattern: Pattern::AllGather,
-                    send: own.as_ptr(),
-                    recv: all.as_mut_ptr().cast(),
-                    bytes: record::BYTES,
-                    device: Device::Cpu,
-                    stream: Stream::LEGACY,
-                    memory: None,
-                    error_flag: std::ptr::null_mut(),
-                }),
-            };
-            // Over peer memory a kernel that begins after an abort tells of nothing, though nobody has met.
-            self.check_aborted().and(gathered)
+        self.failures.note(self.check_aborted().and_then(|()| match &self.transport {
+            Transport::Nccl(nccl) => nccl.all_gather_records(own, all),
+            Transport::Peers(peers) => {
+                let gathered = peers.all_gather_records(own, all);
+                // A kernel that begins after an abort tells of nothing, though nobody has met.
+                self.check_aborted().and(gathered)
+            }
+            transport @ (Transport::Callbacks(_) | Transport::Group(_)) => transport.exchange(&Exchange {
+                pattern: Pattern::AllGather,
+                send: own.as_ptr(),
+                recv: all.as_mut_ptr().cast(),
+                bytes: record::BYTES,
+                device: Device::Cpu,
+                stream: Stream::LEGACY,
+                memory: None,
+                error_flag: std::ptr::null_mut(),
+            }),
         }))
     }
 }

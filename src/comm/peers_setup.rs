@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use crate::{
     backend::cuda::peers::{self as memory, Buffer, Identity, MOST_RANKS, Mapped},
     error::{Error, Result, error},
-    fallible,
+    fallible::{self, Arc},
     plan::codec::fnv1a,
     tensor::Device,
 };
@@ -25,9 +25,10 @@ use super::{
     topology::Topology,
 };
 
+const NOTHING: Bytes = [0; record::BYTES];
+
 /// Every rank of the bootstrap comes here, with a device or with what went wrong before it had one.
 pub fn open(bootstrap: &Topology, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
-    const NOTHING: Bytes = [0; record::BYTES];
     let rank = bootstrap.rank();
     // Whatever goes wrong here, the others wait.
     let opening = device.and_then(|device| Opening::new(device, bytes, bootstrap.world()));
@@ -35,33 +36,18 @@ pub fn open(bootstrap: &Topology, device: Result<Device>, bytes: i64, timeout_ms
     let records = bootstrap.all_gather_records(SUBJECT, greeting)?;
     let opening = opening?;
     let greetings = Greeting::all(&records, rank)?;
-    let own = &greetings[rank];
-    let alone = greetings.iter().all(|other| other.process == own.process);
-    let handle = if alone { Ok(NOTHING) } else { opening.buffer.handle() };
-    let handles = if alone { None } else { Some(bootstrap.all_gather_bytes(handle.as_ref().unwrap_or(&NOTHING))?) };
-    // In one process, of the first of its ranks: no other buffer is there meanwhile.
-    let here = || greetings.iter().filter(|other| other.process == own.process);
-    let key = here().next().map_or(0, |first| first.identity.address);
-    let (ordinal, bytes, timeout_ms) = (opening.ordinal, opening.bytes, timeout(timeout_ms));
-    let made = handle.and_then(|_| opening.map(&greetings, rank, handles.as_ref())).and_then(|(buffers, mapped)| {
-        let shares_gpu = here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
-        let arrivals = if shares_gpu { Some(Rendezvous::find(key, here().count())?) } else { None };
-        let own = Some(&opening.buffer);
-        Ok((memory::Peers::new(ordinal, rank, &buffers, bytes, timeout_ms, mapped, own)?, arrivals))
-    });
-    let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
-    Rendezvous::close(key);
-    if let Some(other) = failed?.iter().position(|record| record.failed()) {
-        let refusal = made.err().unwrap_or_else(|| {
-            error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others")
-        });
-        // What was mapped here is not any more. Nobody frees a buffer that another rank has mapped.
-        bootstrap.all_gather_bytes(&NOTHING)?;
-        return Err(refusal);
+    let timeout_ms = timeout(timeout_ms);
+    match opening.reach_all(bootstrap, &greetings, timeout_ms) {
+        Ok(reached) => reached.map(|(mut way, arrivals)| {
+            way.take(opening.buffer);
+            Peers::over(rank, way, timeout_ms, arrivals)
+        }),
+        Err(lost) => {
+            // Who has not heard of the others cannot tell whether they have its buffer mapped, and write to it.
+            opening.buffer.keep();
+            Err(lost)
+        }
     }
-    let (mut way, arrivals) = made?;
-    way.take(opening.buffer);
-    Ok(Peers::over(rank, way, timeout_ms, arrivals))
 }
 
 const SUBJECT: Subject = Subject::Peers;
@@ -85,6 +71,37 @@ impl Opening {
     fn greeting(&self) -> Greeting {
         let (host, process) = this_process();
         Greeting { bytes: self.bytes, host, process, identity: self.identity }
+    }
+
+    /// The way to the others, if all ranks can reach each other: otherwise what is wrong, once nobody has this rank's
+    /// buffer mapped any more. It fails if the bootstrap does.
+    fn reach_all(
+        &self, bootstrap: &Topology, greetings: &[Greeting], timeout_ms: u32,
+    ) -> Result<Result<(memory::Peers, Option<Arc<Rendezvous>>)>> {
+        let rank = bootstrap.rank();
+        let own = &greetings[rank];
+        let alone = greetings.iter().all(|other| other.process == own.process);
+        let handle = if alone { Ok(NOTHING) } else { self.buffer.handle() };
+        let handles = if alone { None } else { Some(bootstrap.all_gather_bytes(handle.as_ref().unwrap_or(&NOTHING))?) };
+        // In one process, of the first of its ranks: no other buffer is there meanwhile.
+        let here = || greetings.iter().filter(|other| other.process == own.process);
+        let key = here().next().map_or(0, |first| first.identity.address);
+        let made = handle.and_then(|_| self.map(greetings, rank, handles.as_ref())).and_then(|(buffers, mapped)| {
+            let shares_gpu =
+                here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
+            let arrivals = if shares_gpu { Some(Rendezvous::find(key, here().count())?) } else { None };
+            let own = Some(&self.buffer);
+            Ok((memory::Peers::new(self.ordinal, rank, &buffers, self.bytes, timeout_ms, mapped, own)?, arrivals))
+        });
+        let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
+        Rendezvous::close(key);
+        let Some(other) = failed?.iter().position(|record| record.failed()) else { return Ok(made) };
+        let refusal = made.err().unwrap_or_else(|| {
+            error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others")
+        });
+        // What was mapped here is not any more.
+        bootstrap.all_gather_bytes(&NOTHING)?;
+        Ok(Err(refusal))
     }
 
     /// Reaches the buffers of all ranks.

@@ -395,6 +395,9 @@ fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finis
 fault("a codec that has sent its blocks and did not meet goes on", "lost rank", "src/backend/cuda/codec/mod.rs",
       "            self.torn = true;\n            // SAFETY: the communicator, which", "            // SAFETY: the communicator, which",
       python("test_peers", "breaks_off_between_its_launches"))
+fault("a buffer is freed that others write to, for their last word did not come", "use after free", "src/comm/peers_setup.rs",
+      "opening.buffer.keep();", "",
+      python("test_peers", "bootstrap_failed_for_this_rank_alone"))
 fault("an abort waits behind the meeting that it is to end", "lost rank", "src/backend/cuda/peers.rs",
       "self.known.queue(self.aborts.stream())?", "self.own_queue()?",
       python("test_abort", "over_peer_memory", limit=60))

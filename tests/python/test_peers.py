@@ -341,3 +341,25 @@ kept = fake.fake_in_use(0) - own
 assert 8192 <= kept < 2 * 8192, kept
 assert fake.fake_in_use(1) == 0
 """)
+
+
+def test_memory_stays_that_others_may_write_to_where_the_bootstrap_failed_for_this_rank_alone():
+    run_ranks("""
+from comms import World, status_of
+for card in 0, 1:
+    assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
+with World(2, "board") as world:
+    # What rank 1 hears of the others last, when they have its buffer.
+    world.board.answer = lambda name, rank: 99 * (rank == 1 and sum(call[1] == 1 for call in world.board.calls) == 2)
+    comms = [POINTER(Comm)() for _ in range(2)]
+    def open(rank):
+        return status_of(lib.gc_comm_open_peers, world.comms[rank], cards(0, 1)[rank], 8192, 0, byref(comms[rank]))
+    own = fake.fake_in_use(1)
+    (status, sentence), (failed, why) = world.each(open)
+    assert status == 0, sentence
+    assert failed == Status.COMM and not comms[1], why
+    kept = fake.fake_in_use(1) - own
+    assert 8192 <= kept < 2 * 8192, kept
+    assert lib.gc_comm_abort(comms[0]) == 0  # which writes there
+    lib.gc_comm_free(comms[0])
+""")

@@ -248,6 +248,11 @@ impl Buffer {
         Ok(Mapped { device: self.device, home: self.memory.home, address })
     }
 
+    /// Others may have it mapped, or write to it: it is never freed.
+    pub fn keep(self) {
+        std::mem::forget(self.memory);
+    }
+
     /// The buffer of another rank of this process: its address, once this GPU reaches it.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
