@@ -1190,7 +1190,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
  * communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created does not block, and
  * gc_comm_abort() aborts it at any time. It is aborted instead of destroyed, when it and all that was created from it
- * are released, if NCCL has reported an error or a call has given TIMEOUT.
+ * are released, if NCCL has reported an error or a call has given TIMEOUT. The memory of all-reduces that are released
+ * after a TIMEOUT is kept until the process ends.
  *
  * NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
  * ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
@@ -1355,7 +1356,8 @@ int64_t gc_allreduce_peers_bytes(const gc_codec_options_t *options,
  * nothing else may write to them; zero them before reuse. `*out`: yours to release, by gc_comm_free().
  *
  * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
- * this rank's own is not on `device`, or not 0. UNSUPPORTED_DEVICE: the CPU. And as for a tensor on the device.
+ * this rank's own is not on `device`, or not 0. COMM: another rank has aborted already. UNSUPPORTED_DEVICE: the CPU. And
+ * as for a tensor on the device.
  */
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
@@ -1367,7 +1369,8 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
  * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
  * in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
- * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting.
+ * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange over
+ * `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write to it.
  * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
  * CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
  * failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.

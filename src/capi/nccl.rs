@@ -24,7 +24,8 @@
 //! The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
 //! communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created does not block, and
 //! gc_comm_abort() aborts it at any time. It is aborted instead of destroyed, when it and all that was created from it
-//! are released, if NCCL has reported an error or a call has given TIMEOUT.
+//! are released, if NCCL has reported an error or a call has given TIMEOUT. The memory of all-reduces that are released
+//! after a TIMEOUT is kept until the process ends.
 //!
 //! NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
 //! ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several

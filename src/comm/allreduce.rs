@@ -46,15 +46,21 @@ impl AllReduce {
     pub fn new(communicator: Arc<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
         let call = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
-        let records = communicator.topology.all_gather_records(Subject::AllReduce, record_of(&parts))?;
-        let mut parts = parts?;
+        let record = record_of(&parts);
+        // From now on memory that is kept if the exchange of records may hang.
+        let made = parts.map(|parts| Self {
+            communicator: communicator.clone(),
+            shard_elements: parts.codec.plan().server_elements(),
+            parts: InExchanges::new(Lock::new("handle", parts)),
+        });
+        let records = communicator.topology.all_gather_records(Subject::AllReduce, record)?;
+        let made = made?;
         compare(&records, communicator.topology.rank())?;
         if !records.iter().all(|record| can_exchange_once(&record)) {
-            parts.once = None; // the peer memory of some nodes has no room, say
+            made.enter()?.once = None; // the peer memory of some nodes has no room, say
         }
         drop(call);
-        let shard_elements = parts.codec.plan().server_elements();
-        Ok(Self { communicator, shard_elements, parts: InExchanges::new(Lock::new("handle", parts)) })
+        Ok(made)
     }
 
     /// Bytes of each rank's buffer of peer memory for such an all-reduce.
@@ -89,6 +95,7 @@ impl AllReduce {
         let Parts { codec, buffers, once, one_launch } = &*parts;
         // What decoding would refuse, before anything is changed.
         codec.check_outputs(values.clone(), factors)?;
+        codec.check_inputs(factors)?;
         match once {
             None => {}
             Some(Once::Whole(reducers)) => return self.run_once(codec, buffers, reducers, values, factors, stream),

@@ -29,6 +29,13 @@ impl<T> InExchanges<T> {
     pub fn keep_if(&mut self, may_hang: bool) {
         self.may_hang = may_hang;
     }
+
+    /// Once the exchanges are done.
+    pub fn into_inner(mut self) -> T {
+        self.may_hang = true;
+        // SAFETY: taken once, here: what is left is not dropped.
+        unsafe { ManuallyDrop::take(&mut self.value) }
+    }
 }
 
 impl<T> Deref for InExchanges<T> {

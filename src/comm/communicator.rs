@@ -112,16 +112,17 @@ impl Communicator {
             links = Some((intra.link()?, inter.map(Self::link).transpose()?));
             Ok(())
         });
-        let _intra_call = intra.enter()?;
-        let (inter, _inter_call) = match inter.map(|inter| (inter, inter.enter())) {
-            None => (None, None),
-            Some((inter, Ok(call))) => (Some(inter), Some(call)),
-            // Itself, or one that shares a transport with it.
-            Some((_, Err(_))) if so_far.is_err() => (None, None),
-            Some((_, Err(busy))) => return Err(busy),
-        };
-        let found = find_nodes(&intra.topology, inter.map(|inter| &inter.topology), so_far);
-        if found.is_err() {
+        let found = intra.enter().and_then(|_intra_call| {
+            let (inter, _inter_call) = match inter.map(|inter| (inter, inter.enter())) {
+                None => (None, None),
+                Some((inter, Ok(call))) => (Some(inter), Some(call)),
+                // Itself, or one that shares a transport with it.
+                Some((_, Err(_))) if so_far.is_err() => (None, None),
+                Some((_, Err(refusal))) => return Err(refusal),
+            };
+            find_nodes(&intra.topology, inter.map(|inter| &inter.topology), so_far)
+        });
+        if found.as_ref().is_err_and(|failure| failure.status != Status::Busy) {
             // The others may be waiting for this rank, over either.
             [Some(intra), inter].into_iter().flatten().for_each(|one| one.topology.abort());
         }
@@ -140,9 +141,9 @@ impl Communicator {
     }
 
     /// For a call that exchanges: one at a time, also over the communicators that share a transport with this one. COMM
-    /// once this was aborted.
+    /// once this was aborted, or a part of it: over the other one the others may wait for this rank.
     pub fn enter(&self) -> Result<Call<'_>> {
-        self.topology.check_aborted()?;
+        self.topology.check_aborted().inspect_err(|_| self.topology.abort())?;
         self.enter_alone()
     }
 
@@ -284,7 +285,11 @@ impl Communicator {
         &self, codec: &Codec, buffers: &'a Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2], stream: Stream,
     ) -> Result<View<'a>> {
-        codec.encode(values, factors, Destination::Memory(buffers.payload()), stream)?;
+        let encoded = codec.encode(values, factors, Destination::Memory(buffers.payload()), stream);
+        if encoded.is_err() {
+            self.topology.desynchronized(); // the others have met this rank before
+        }
+        encoded?;
         self.or_abort(buffers.exchange_whole(&self.topology, stream))
     }
 

@@ -17,7 +17,7 @@ use crate::{
         cuda::{self, InPrimary},
     },
     cancel, detached,
-    error::{Result, error},
+    error::{Result, Status, error},
     fallible::{self, Arc},
     panics::boundary,
     tensor::Device,
@@ -56,8 +56,8 @@ pub struct Nccl {
     broken: AtomicBool,
     /// For a record of this rank, and behind it those of all.
     records: Option<cuda::Memory>,
-    /// NCCL still uses it, as far as is known: a rank did not come.
-    records_in_use: AtomicBool,
+    /// NCCL may be at work for ever: it was waited for too long.
+    hangs: AtomicBool,
 }
 
 /// What the thread that aborts it needs, too.
@@ -183,8 +183,8 @@ impl Nccl {
     }
 
     fn over(shared: Arc<Shared>, rank: c_int, world: c_int, records: Option<cuda::Memory>) -> Self {
-        let (broken, records_in_use) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { shared, rank: rank as usize, world: world as usize, broken, records, records_in_use }
+        let (broken, hangs) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { shared, rank: rank as usize, world: world as usize, broken, records, hangs }
     }
 
     /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
@@ -256,8 +256,9 @@ impl Nccl {
             Pattern::AllToAll => self.all_to_all(exchange),
             Pattern::AllGather => self.all_gather(exchange),
         });
-        if outcome.is_err() {
+        if let Err(failure) = &outcome {
             self.broken.store(true, Ordering::Relaxed);
+            self.hangs.fetch_or(failure.status == Status::Timeout, Ordering::Relaxed);
         }
         outcome
     }
@@ -326,7 +327,7 @@ impl Nccl {
         let waited = self.shared.library.poll(what, || queue.is_done());
         if waited.is_err() {
             self.broken.store(true, Ordering::Relaxed);
-            self.records_in_use.store(true, Ordering::Relaxed);
+            self.hangs.store(true, Ordering::Relaxed);
         }
         waited.and_then(|()| records.read(RECEIVED, all.as_flattened_mut()))
     }
@@ -334,6 +335,11 @@ impl Nccl {
     /// What has gone wrong since, without waiting.
     pub fn async_error(&self) -> Result<()> {
         self.shared.async_error(self.rank)
+    }
+
+    /// Whether NCCL may be at work for ever.
+    pub fn hangs(&self) -> bool {
+        self.hangs.load(Ordering::Relaxed)
     }
 
     /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own,
@@ -374,7 +380,7 @@ fn enqueued(code: c_int) -> c_int {
 impl Drop for Nccl {
     fn drop(&mut self) {
         let aborted = self.shared.library.aborted.load(Ordering::Acquire);
-        if *self.records_in_use.get_mut() || aborted {
+        if *self.hangs.get_mut() || aborted {
             mem::forget(self.records.take()); // kept until the process ends: freeing it would wait for the lost rank
         }
         let Shared { library, comm, owned, device, aborting, .. } = &*self.shared;

@@ -285,8 +285,10 @@ impl Peers {
     /// The others find out when they have waited long enough.
     pub fn abort(&self) {
         self.broken.store(true, Ordering::Relaxed);
-        if let Some(arrivals) = &self.arrivals {
-            arrivals.give_up();
+        match &self.arrivals {
+            Some(arrivals) if self.memory.was_ended() => arrivals.abort(), // which this GPU has heard, and others may not have
+            Some(arrivals) => arrivals.give_up(),
+            None => {}
         }
     }
 
@@ -322,6 +324,8 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
+        // Only then is it known how that has ended.
+        self.memory.settle();
         if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {
             // A rank that comes late, or has not found out yet, writes there.
             self.memory.keep();

@@ -18,6 +18,7 @@ use crate::{
 };
 
 use super::{
+    buffers::InExchanges,
     exchange::timeout,
     peers::{Peers, check_buffer_bytes, ordinal_of},
     record::{self, Bytes, Record, Records, Subject},
@@ -33,21 +34,19 @@ pub fn open(bootstrap: &Topology, device: Result<Device>, bytes: i64, timeout_ms
     // Whatever goes wrong here, the others wait.
     let opening = device.and_then(|device| Opening::new(device, bytes, bootstrap.world()));
     let greeting = opening.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |opening| opening.greeting().record());
-    let records = bootstrap.all_gather_records(SUBJECT, greeting)?;
-    let opening = opening?;
+    let mut opening = InExchanges::new(opening);
+    let records = bootstrap.all_gather_records(SUBJECT, greeting);
+    opening.keep_if(records.is_err() && bootstrap.may_hang());
+    let records = records?;
+    let mut opening = InExchanges::new(opening.into_inner()?);
     let greetings = Greeting::all(&records, rank)?;
     let timeout_ms = timeout(timeout_ms);
-    match opening.reach_all(bootstrap, &greetings, timeout_ms) {
-        Ok(reached) => reached.map(|(mut way, arrivals)| {
-            way.take(opening.buffer);
-            Peers::over(rank, way, timeout_ms, arrivals)
-        }),
-        Err(lost) => {
-            // Who has not heard of the others cannot tell whether they have its buffer mapped, and write to it.
-            opening.buffer.keep();
-            Err(lost)
-        }
-    }
+    let reached = opening.reach_all(bootstrap, &greetings, timeout_ms);
+    // Who has not heard of the others cannot tell whether they have its buffer mapped, and write to it.
+    opening.keep_if(reached.is_err());
+    let (mut way, arrivals) = reached??;
+    way.take(opening.into_inner().buffer);
+    Ok(Peers::over(rank, way, timeout_ms, arrivals))
 }
 
 const SUBJECT: Subject = Subject::Peers;
@@ -83,19 +82,31 @@ impl Opening {
         let alone = greetings.iter().all(|other| other.process == own.process);
         let handle = if alone { Ok(NOTHING) } else { self.buffer.handle() };
         let handles = if alone { None } else { Some(bootstrap.all_gather_bytes(handle.as_ref().unwrap_or(&NOTHING))?) };
-        // In one process, of the first of its ranks: no other buffer is there meanwhile.
         let here = || greetings.iter().filter(|other| other.process == own.process);
+        let shares_gpu = here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
+        // In one process, by the buffer of the first of its ranks: no other one is there meanwhile.
         let key = here().next().map_or(0, |first| first.identity.address);
-        let made = handle.and_then(|_| self.map(greetings, rank, handles.as_ref())).and_then(|(buffers, mapped)| {
-            let shares_gpu =
-                here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
-            let arrivals = if shares_gpu { Some(Rendezvous::find(key, here().count())?) } else { None };
+        let (arrivals, found) = match shares_gpu.then(|| Rendezvous::find(key, here().count())).transpose() {
+            Ok(arrivals) => (arrivals, Ok(())),
+            Err(failure) => (None, Err(failure)),
+        };
+        let made = handle.and(found).and_then(|()| {
+            let (buffers, mapped) = self.map(greetings, rank, handles.as_ref())?;
             let own = Some(&self.buffer);
-            Ok((memory::Peers::new(self.ordinal, rank, &buffers, self.bytes, timeout_ms, mapped, own)?, arrivals))
+            let way = memory::Peers::new(self.ordinal, rank, &buffers, self.bytes, timeout_ms, mapped, own)?;
+            Ok((way, arrivals.clone()))
         });
         let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
-        Rendezvous::close(key);
-        let Some(other) = failed?.iter().position(|record| record.failed()) else { return Ok(made) };
+        let mut made = InExchanges::new(made);
+        if let Some(arrivals) = arrivals {
+            arrivals.close();
+            if failed.is_err() {
+                arrivals.give_up(); // to whom this rank is one of theirs
+            }
+        }
+        made.keep_if(failed.is_err() && bootstrap.may_hang());
+        let (failed, made) = (failed?, made.into_inner());
+        let Some(other) = failed.iter().position(|record| record.failed()) else { return Ok(made) };
         let refusal = made.err().unwrap_or_else(|| {
             error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others")
         });

@@ -1,6 +1,7 @@
 //! Where threads of this process that are ranks wait for each other, for so long.
 
 use std::{
+    ptr,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -8,10 +9,12 @@ use std::{
 use crate::{
     error::{Result, error},
     fallible::{self, Arc},
+    lock::Users,
 };
 
 pub struct Rendezvous {
     ranks: usize,
+    users: Users,
     state: Mutex<State>,
     /// All have come, or one has given up.
     moved: Condvar,
@@ -37,18 +40,19 @@ impl Rendezvous {
             return Ok(found.clone());
         }
         fallible::reserve(&mut open, 1, "rendezvous")?;
-        let new = Arc::new(Self { ranks, state: Mutex::default(), moved: Condvar::new() })?;
+        let new = Arc::new(Self { ranks, users: Users::default(), state: Mutex::default(), moved: Condvar::new() })?;
         open.push((key, new.clone()));
         Ok(new)
     }
 
     /// Nobody else will look for it.
-    pub fn close(key: u64) {
-        lock(&OPEN).retain(|(other, _)| *other != key);
+    pub fn close(&self) {
+        lock(&OPEN).retain(|(_, other)| !ptr::eq(&**other, self));
     }
 
     /// Waits until all ranks have come.
     pub fn wait(&self, milliseconds: u32) -> Result<()> {
+        let _counted = self.users.count("communicator")?;
         let mut state = lock(&self.state);
         let (round, end) = (state.rounds, Instant::now() + Duration::from_millis(milliseconds.into()));
         state.here += 1;
@@ -79,17 +83,22 @@ impl Rendezvous {
 
     /// A rank has aborted it: nobody waits any more.
     pub fn abort(&self) {
-        lock(&self.state).aborted = true;
-        self.moved.notify_all();
+        self.tell(|state| state.aborted = true);
     }
 
     pub fn was_aborted(&self) -> bool {
-        lock(&self.state).aborted
+        self.users.count("communicator").is_ok_and(|_counted| lock(&self.state).aborted)
     }
 
     /// One will not come any more.
     pub fn give_up(&self) {
-        lock(&self.state).given_up = true;
+        self.tell(|state| state.given_up = true);
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut State)) {
+        // In a child that was forked while a thread was in here nobody waits, and the lock may be taken for ever.
+        let Ok(_counted) = self.users.count("communicator") else { return };
+        what(&mut lock(&self.state));
         self.moved.notify_all();
     }
 }
@@ -108,6 +117,7 @@ mod tests {
 
     #[test]
     fn all_pass_once_all_have_come() {
+        let kept = Rendezvous::find(41, 3).unwrap();
         let passed = thread::scope(|scope| {
             let ranks: Vec<_> = (0..3)
                 .map(|_| {
@@ -119,7 +129,7 @@ mod tests {
                 .collect();
             ranks.into_iter().all(|rank| rank.join().unwrap())
         });
-        Rendezvous::close(41);
+        kept.close();
         assert!(passed && lock(&OPEN).iter().all(|(key, _)| *key != 41));
     }
 
@@ -130,6 +140,6 @@ mod tests {
         meeting.give_up();
         assert_eq!(meeting.wait(60_000).map_err(|refusal| refusal.status), Ok(())); // two have come by now
         assert_eq!(meeting.wait(60_000).unwrap_err().status, Status::Comm);
-        Rendezvous::close(42);
+        meeting.close();
     }
 }

@@ -74,9 +74,12 @@ impl Topology {
         self.links().try_for_each(Link::check_aborted)
     }
 
-    /// Whether NCCL was aborted, or its owner is to do so: when its kernels end is not known.
+    /// Whether NCCL was aborted, or its owner is to do so, or was waited for too long: when its kernels end is not known.
     pub fn may_hang(&self) -> bool {
-        self.links().any(|link| link.is_aborted() && matches!(link.transport, Transport::Nccl(_)))
+        self.links().any(|link| match &link.transport {
+            Transport::Nccl(nccl) => link.is_aborted() || nccl.hangs(),
+            _ => false,
+        })
     }
 
     pub fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {

@@ -396,10 +396,25 @@ fault("a codec that has sent its blocks and did not meet goes on", "lost rank", 
       "            self.torn = true;\n            // SAFETY: the communicator, which", "            // SAFETY: the communicator, which",
       python("test_peers", "breaks_off_between_its_launches"))
 fault("a buffer is freed that others write to, for their last word did not come", "use after free", "src/comm/peers_setup.rs",
-      "opening.buffer.keep();", "",
-      python("test_peers", "bootstrap_failed_for_this_rank_alone"))
+      "opening.keep_if(reached.is_err());", "",
+      python("test_peers", "bootstrap_failed_for_a_rank_alone"))
+fault("ranks that share a GPU wait for one whose bootstrap has failed", "hang", "src/comm/peers_setup.rs",
+      "arrivals.give_up();", "",
+      python("test_peers", "bootstrap_failed_for_a_rank_alone", "one", limit=30))
+fault("a call meets the others before its factors are looked at", "out of step", "src/comm/allreduce.rs",
+      "codec.check_inputs(factors)?;", "",
+      python("test_one_exchange_driver", "takes_part_in_nothing", limit=30))
+fault("a rank whose part was aborted says nothing over the other", "hang", "src/comm/communicator.rs",
+      "self.topology.check_aborted().inspect_err(|_| self.topology.abort())?;", "self.topology.check_aborted()?;",
+      python("test_hierarchical", "part_was_aborted", "reduce", limit=30, fakes=False))
+fault("two levels are not made, and those who wait over the other are not told", "hang", "src/comm/communicator.rs",
+      "if found.as_ref().is_err_and(|failure| failure.status != Status::Busy) {", "if false {",
+      python("test_hierarchical", "part_was_aborted", "whole", limit=30, fakes=False))
+fault("memory is freed that NCCL may use for ever", "hang", "src/comm/topology.rs",
+      "link.is_aborted() || nccl.hangs(),", "link.is_aborted(),",
+      python("test_nccl", "waited_for_too_long_may_still_use"))
 fault("an abort waits behind the meeting that it is to end", "lost rank", "src/backend/cuda/peers.rs",
-      "self.known.queue(self.aborts.stream())?", "self.own_queue()?",
+      "self.queue(self.aborts.stream())?", "self.own_queue()?",
       python("test_abort", "over_peer_memory", limit=60))
 fault("an abort is told by kernels alone, which may begin after it", "lost rank", "src/comm/link.rs",
       "self.check_aborted().and(gathered)", "gathered",

@@ -1,6 +1,7 @@
 """Communicators of two levels, on the CPU: the same bytes as over one communicator, what each rank exchanges for that, and
 what becomes of ranks that disagree, fail or are freed."""
 
+import ctypes
 import threading
 from ctypes import POINTER, byref
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import capi
-from capi import Comm, Status, last_error, lib, says
+from capi import AllReduce, CodecOptions, Comm, Status, last_error, lib, says
 from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, gradient, same
 from comms import CheckedRanks, Nodes, World, status_of
@@ -285,6 +286,21 @@ def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
             assert lib.gc_comm_async_error(world.comms[rank]) == Status.COMM
         world.comms[3] = POINTER(Comm)()
         world.intra[1].comms[1] = world.inter[1].comms[1] = POINTER(Comm)()
+
+
+@pytest.mark.parametrize("creates", ["the whole", "an all-reduce"])
+@pytest.mark.parametrize("where", ["intra", "inter"])
+def test_a_rank_whose_part_was_aborted_leaves_nobody_waiting_over_the_other(where, creates):
+    with (Parts if creates == "the whole" else Nodes)([2, 2], "group", "group") as nodes:
+        assert lib.gc_comm_abort(nodes.parts(0)[where == "inter"]) == Status.OK
+        options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=Host.device, n_elements=100)
+
+        def create(rank):
+            if creates == "the whole":
+                return lib.gc_comm_hierarchical(*nodes.parts(rank), byref(POINTER(Comm)()))
+            return lib.gc_allreduce_create(nodes.comms[rank], byref(options), byref(POINTER(AllReduce)()))
+
+        assert nodes.each(create) == [Status.COMM] * 4
 
 
 def test_what_one_of_the_two_knows_the_whole_says():

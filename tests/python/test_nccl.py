@@ -668,3 +668,16 @@ assert lib.gc_comm_nccl_id(byref(made), ours) == 0
 assert lib.gc_comm_from_nccl_id(byref(made), ours, 0, 1, DLDevice(CUDA, 0), byref(out)) == Status.TIMEOUT and not out
 assert "ncclCommInitRank" in last_error() and "20 ms" in last_error(), last_error()
 """, FAKE_NCCL_POLLS=2**31)
+
+
+def test_memory_that_a_call_waited_for_too_long_may_still_use_is_not_freed():
+    """Freeing it waits for the rank that did not come."""
+    run_ranks("""
+world = Own(2, timeout_ms=1000)
+what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, 0), n_elements=100)
+before = fake.fake_frees()
+status = lib.gc_allreduce_create(world.comms[0], byref(what), byref(POINTER(AllReduce)()))
+assert status == Status.TIMEOUT, last_error()
+assert fake.fake_frees() == before
+os._exit(0)
+""")

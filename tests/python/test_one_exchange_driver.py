@@ -179,3 +179,32 @@ for codec in 1, 5:
             lib.gc_allreduce_free(handle)
     place.release()
 """)
+
+
+def test_a_call_that_is_refused_over_two_levels_takes_part_in_nothing():
+    """Over peer memory ranks would have met it before: then they would take its next call for this one."""
+    run_comm(f"""
+exec({ONCE!r})
+from comms import Nodes
+place, sizes = Place(), [400]
+assert lib.gc_prepare(place.device) == 0
+with Nodes([2], "peers", "group") as world, CheckedRanks(world, place, codec=5, segments=sizes, error=None) as ranks:
+    handle, double = ranks.handles[0], place.put(np.ones(1))
+    for step in range(6):
+        values = [views([place.put(np.full(400, 10 * step + 100 * rank, "f4"))]) for rank in range(2)]
+        if step == 2:
+            expect(lib.gc_allreduce_run(handle, values[0], 1, double.view, None, None), Status.UNSUPPORTED_DTYPE)
+        if step == 4:
+            for calls in range(10):
+                fake.fake_fail_call(calls, 999)
+                status, name = lib.gc_allreduce_reset(handle, None), fake.fake_failed_call()
+                fake.fake_fail_call(-1, 0)
+                if b"Memset" in name or b"Launch" in name:
+                    break
+            assert status == Status.CUDA, name
+            expect(lib.gc_allreduce_run(handle, values[0], 1, None, None, None), Status.CUDA, "gc_codec_reset")
+            call("gc_allreduce_reset", handle, None)
+        ranks.run([[np.full(400, 10 * step + 100 * rank, "f4")] for rank in range(2)])
+    assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0, 0]
+place.release()
+""")

@@ -343,23 +343,51 @@ assert fake.fake_in_use(1) == 0
 """)
 
 
-def test_memory_stays_that_others_may_write_to_where_the_bootstrap_failed_for_this_rank_alone():
-    run_ranks("""
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+def test_where_the_bootstrap_failed_for_a_rank_alone_its_memory_stays_and_nobody_of_its_card_waits(numbers):
+    run_ranks(f"""
+from capi import AllReduce
 from comms import World, status_of
 for card in 0, 1:
     assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
+devices, own = cards(*{numbers}), [fake.fake_in_use(card) for card in range(2)]
 with World(2, "board") as world:
     # What rank 1 hears of the others last, when they have its buffer.
     world.board.answer = lambda name, rank: 99 * (rank == 1 and sum(call[1] == 1 for call in world.board.calls) == 2)
     comms = [POINTER(Comm)() for _ in range(2)]
     def open(rank):
-        return status_of(lib.gc_comm_open_peers, world.comms[rank], cards(0, 1)[rank], 8192, 0, byref(comms[rank]))
-    own = fake.fake_in_use(1)
+        return status_of(lib.gc_comm_open_peers, world.comms[rank], devices[rank], 8192, 0, byref(comms[rank]))
     (status, sentence), (failed, why) = world.each(open)
     assert status == 0, sentence
     assert failed == Status.COMM and not comms[1], why
-    kept = fake.fake_in_use(1) - own
-    assert 8192 <= kept < 2 * 8192, kept
-    assert lib.gc_comm_abort(comms[0]) == 0  # which writes there
-    lib.gc_comm_free(comms[0])
+if {numbers} == (0, 0):  # whose ranks wait on the host
+    options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=1, device=devices[0], n_elements=100)
+    expect(lib.gc_allreduce_create(comms[0], byref(options), byref(POINTER(AllReduce)())), Status.COMM, "given up")
+assert lib.gc_comm_abort(comms[0]) == 0  # which writes to the buffer of rank 1
+lib.gc_comm_free(comms[0])
+assert lib.gc_trim(devices[0]) == 0
+kept = [fake.fake_in_use(card) - before for card, before in enumerate(own)]
+assert kept == [2 * 8192, 0] if {numbers} == (0, 0) else kept == [8192, 8192], kept  # that of rank 0, which has aborted, too
+""")
+
+
+def test_a_rank_that_comes_after_another_has_aborted_is_told_so():
+    run_ranks("""
+from capi import PeersOptions
+for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
+    lib.gc_comm_free(comm)
+room = 65536
+owners = [held(room + 256, card) for card in range(2)]
+buffers = [-(-owner.contents.dl_tensor.data // 256) * 256 for owner in owners]
+for buffer in buffers:
+    ctypes.memset(buffer, 0, room)
+comms = [POINTER(Comm)() for _ in range(2)]
+def make(rank):
+    options = PeersOptions(struct_size=ctypes.sizeof(PeersOptions), rank=rank, world_size=2, timeout_ms=60_000,
+                           device=DLDevice(CUDA, rank), bytes=room, buffers=(ctypes.c_void_p * 2)(*buffers))
+    return lib.gc_comm_from_peers(byref(options), byref(comms[rank]))
+assert make(0) == 0
+assert lib.gc_comm_abort(comms[0]) == 0
+expect(make(1), Status.COMM, "has aborted")
+lib.gc_comm_free(comms[0])
 """)

@@ -177,7 +177,9 @@ pub struct Peers {
     once: u64,
     /// By rank, as they are mapped here.
     buffers: Vec<u64>,
-    known: Memory,
+    /// Of what kernels know: its address, and itself until it is freed.
+    known: u64,
+    memory: Option<Memory>,
     /// Where a GPU writes that a rank did not come, or has aborted: a uint32, not 0 then; a record of this rank, to be
     /// pushed; and what is told if this rank aborts.
     said: Pinned,
@@ -246,11 +248,6 @@ impl Buffer {
         let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
         driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device)).map_err(unreachable)?;
         Ok(Mapped { device: self.device, home: self.memory.home, address })
-    }
-
-    /// Others may have it mapped, or write to it: it is never freed.
-    pub fn keep(self) {
-        std::mem::forget(self.memory);
     }
 
     /// The buffer of another rank of this process: its address, once this GPU reaches it.
@@ -330,7 +327,8 @@ impl Peers {
             area,
             once,
             buffers,
-            known: memory,
+            known: memory.at(0),
+            memory: Some(memory),
             said,
             ended,
             stream,
@@ -365,14 +363,14 @@ impl Peers {
     /// The way of this rank's block of `bytes` bytes, a multiple of 16, to the others.
     pub fn way(&self, area: Area, bytes: u64) -> Way {
         assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
-        Way { peers: self.known.at(0), at: self.place(area) - self.buffers[self.rank] + self.rank as u64 * bytes }
+        Way { peers: self.known, at: self.place(area) - self.buffers[self.rank] + self.rank as u64 * bytes }
     }
 
     /// The way of this rank's whole payload of `bytes` bytes, a multiple of 16, to the others; None without room.
     pub fn once(&self, bytes: u64) -> Option<Once> {
         let fits = bytes.checked_mul(self.world as u64).is_some_and(|all| all <= self.once);
         let at = HEARD + 2 * self.area + self.rank as u64 * bytes;
-        fits.then(|| Once { way: Way { peers: self.known.at(0), at }, apart: bytes, turn: self.once })
+        fits.then_some(Once { way: Way { peers: self.known, at }, apart: bytes, turn: self.once })
     }
 
     /// Whether a queue works in the context that this was made in.
@@ -399,11 +397,11 @@ impl Peers {
     /// from now on. Where it has just spoken, the meeting may come about; the one behind it hears that this rank has
     /// aborted, for numbers are heard in two places in turn.
     pub fn end_meetings(&self) -> Result<()> {
-        let mut queue = self.known.queue(self.aborts.stream())?;
+        let mut queue = self.queue(self.aborts.stream())?;
         let told = self.said.data().wrapping_add(ABORTED);
-        let broken = ptr::with_exposed_provenance_mut(self.known.at(offset_of!(Known, broken) as u64) as usize);
+        let broken = ptr::with_exposed_provenance_mut((self.known + offset_of!(Known, broken) as u64) as usize);
         // SAFETY: pinned memory, and buffers that are mapped here, which begin with what their ranks hear. All of it
-        // stays until this is released, where `known` is freed first, and cuMemFree waits for what is enqueued.
+        // stays until this is released, where `settle` waits for what is enqueued.
         unsafe {
             queue.copy(broken, told, size_of::<u32>())?;
             self.buffers.iter().try_for_each(|&buffer| {
@@ -443,12 +441,16 @@ impl Peers {
     /// The mark stays until the stream has passed this.
     pub unsafe fn meet(&self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         // SAFETY: of memory that this has; the caller's promise.
-        unsafe { Way { peers: self.known.at(0), at: 0 }.meet(queue, steps, mark) }
+        unsafe { Way { peers: self.known, at: 0 }.meet(queue, steps, mark) }
     }
 
     /// A queue on a stream of its own, which waits for no other.
     pub fn own_queue(&self) -> Result<Queue> {
-        self.known.queue(self.stream.stream())
+        self.queue(self.stream.stream())
+    }
+
+    fn queue(&self, stream: Stream) -> Result<Queue> {
+        Queue::at(self.device, stream, self.home)
     }
 
     /// Where a record lies that is to be pushed, once it is written there.
@@ -471,6 +473,11 @@ impl Peers {
     /// Takes this rank's buffer over.
     pub fn take(&mut self, buffer: Buffer) {
         self.own = Some(buffer.memory);
+    }
+
+    /// At the end: waits for what is under way, for cuMemFree does.
+    pub fn settle(&mut self) {
+        self.memory = None;
     }
 
     /// Others may go on writing to this rank's buffer: it is never freed.
@@ -534,6 +541,9 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
     let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(heard.as_mut_ptr().cast(), address, size_of_val(&heard)) };
     if code != 0 {
         return Err(refusal());
+    }
+    if own && heard.contains(&u64::MAX) {
+        return Err(error!(Comm, "options: a rank that was ahead has aborted over these buffers"));
     }
     // Ranks that are ahead have come to the first meeting, but not to another.
     if own

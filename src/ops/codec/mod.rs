@@ -156,6 +156,18 @@ impl Codec {
         self.check_apart(places, extents, dtype)
     }
 
+    /// That gradients and errors can be encoded with these factors.
+    pub fn check_inputs(&self, factors: &[Option<View<'_>>; 2]) -> Result<()> {
+        if let Backend::Cuda(codec) = &self.enter()?.backend {
+            codec.check_whole()?;
+        }
+        self.check_factors(factors)
+    }
+
+    fn check_factors(&self, factors: &[Option<View<'_>>; 2]) -> Result<()> {
+        factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))
+    }
+
     /// That a tensor is a shard: of what the chunk has that is reduced.
     pub fn check_shard(&self, shard: &View<'_>) -> Result<()> {
         self.check_floats(shard, self.plan.server_elements())
@@ -203,10 +215,8 @@ impl Codec {
     ) -> Result<()> {
         let payload = self.check_destination(&to, self.plan.payload_bytes())?;
         let check_output = |input: &View<'_>| payload.map_or(Ok(()), |payload| payload.check_output(&[input]));
-        for factor in factors.iter().flatten() {
-            self.check_scalar(factor, &[Dtype::F32])?;
-            check_output(factor)?;
-        }
+        self.check_factors(factors)?;
+        factors.iter().flatten().try_for_each(check_output)?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |one| check_output(one))?;
         let factors = [factors[0].as_ref(), factors[1].as_ref()];
@@ -214,18 +224,16 @@ impl Codec {
     }
 
     /// Over peer memory, an all-reduce of ranks that exchange once, or a step of it. `values`: as for `check_outputs`,
-    /// which has looked at them.
+    /// which has looked at them, and `check_inputs` at the factor.
     pub fn exchange_once<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>,
         once: cuda::peers::Once, steps: cuda::peers::Steps, stream: Stream,
     ) -> Result<()> {
-        factor.map_or(Ok(()), |factor| self.check_scalar(factor, &[Dtype::F32]))?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
         match backend {
             Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
             Backend::Cuda(codec) => {
-                codec.check_whole()?;
                 codec.exchange_once(&mut codec.queue(stream)?, &self.plan, places, factor, once, steps)
             }
         }
@@ -240,13 +248,13 @@ impl Codec {
     }
 
     /// Over peer memory, an all-reduce of ranks that exchange twice. `chunks`: what this rank receives of the payloads,
-    /// and `reduced` of reduced chunks. `values`: as for `check_outputs`, which has looked at them.
+    /// and `reduced` of reduced chunks. `values`: as for `check_outputs`, which has looked at them, and `check_inputs` at
+    /// the factors.
     pub fn exchange_twice<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
         (to_each, chunks): (cuda::peers::Way, &View<'_>), (to_all, reduced): (cuda::peers::Way, &View<'_>),
         stream: Stream,
     ) -> Result<()> {
-        factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
         let factors = [factors[0].as_ref(), factors[1].as_ref()];
@@ -254,7 +262,6 @@ impl Codec {
         match backend {
             Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
             Backend::Cuda(codec) => {
-                codec.check_whole()?;
                 let (queue, received) = (&mut codec.queue(stream)?, (to_each, received));
                 codec.exchange_twice(queue, &self.plan, places, factors, received, (to_all, reduced))
             }
