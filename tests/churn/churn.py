@@ -305,8 +305,13 @@ class ThreadRank(Rank):
         super().__init__(*arguments)
         self.closing = threading.Lock()
 
+    def show(self, *parts):
+        """What the next communicator is made of. By the coordinator, before it asks for one: its aborts are of this from
+        then on, whether the rank has begun or not."""
+        self.parts, self.is_aborted = parts, False
+
     def connect(self, _):
-        self.parts, self.is_aborted = self.shown, False
+        pass
 
     def communicate(self):
         self.comm = self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
@@ -386,13 +391,14 @@ class OnGpu:
 
 
 class GpuThread(OnGpu, ThreadRank):
-    def connect(self, _):
-        self.parts, self.is_aborted = (self.shown[2],), False
+    def show(self, *given):
+        super().show(given[2])
+        self.shown = given
 
     def communicate(self):
         self.comm = self.open(*self.shown)
         with self.closing:
-            self.parts = tuple({self.shown[2], self.comm})
+            self.parts = tuple({*self.parts, self.comm})
             if self.is_aborted:
                 self.comm.abort()
 
@@ -766,7 +772,7 @@ class Session:
             parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
         if not self.processes:
             for i, given in zip(self.order, parts):
-                self.members[i].rank.shown = given
+                self.members[i].rank.show(*given)
             parts = [None] * size  # which cannot be sent
         return ends, parts
 
