@@ -596,7 +596,7 @@ class Session:
         self.stops = ["stop", "pause"] if self.processes else []  # threads cannot be stopped
         self.members, self.order, self.models = {}, [], None
         self.next_id = self.attempts = self.number = 0
-        self.died, self.timers, self.worlds = None, [], 0
+        self.died, self.timers, self.worlds, self.given_up = None, [], 0, 0
 
     # ---- Asking ranks
 
@@ -656,6 +656,7 @@ class Session:
 
     def give_up(self):
         """A rank is lost. What GPUs wait for nobody else ends, so all of them abort."""
+        self.given_up = self.worlds
         if self.over in ON_GPUS:
             for member in self.members.values():
                 member.give_up(self.worlds)
@@ -833,6 +834,10 @@ class Session:
 
     def close(self, made):
         """Ends the world on all that are left; who wanted to leave does."""
+        if self.member is GpuMember:
+            # Threads that listen may be late. A rank that has aborted a world keeps its buffer, to which the aborts of
+            # others may still write.
+            self.ask(("abort", self.given_up), list(self.members))
         places = {i: self.models[rank].shard_places() if made else None for rank, i in enumerate(self.order)}
         answers = self.ask(lambda i: ("close", made, places[i]), list(self.members))
         for i, (worker, server, descriptors, threads) in answers.items():
