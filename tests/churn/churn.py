@@ -305,8 +305,13 @@ class ThreadRank(Rank):
         super().__init__(*arguments)
         self.closing = threading.Lock()
 
+    def show(self, *parts):
+        """What the next communicator is made of. By the coordinator, before it asks for one: its aborts are of this from
+        then on, whether the rank has begun or not."""
+        self.parts, self.is_aborted = parts, False
+
     def connect(self, _):
-        self.parts, self.is_aborted = self.shown, False
+        pass
 
     def communicate(self):
         self.comm = self.parts[0] if len(self.parts) == 1 else self.library.hierarchical(*self.parts)
@@ -386,13 +391,14 @@ class OnGpu:
 
 
 class GpuThread(OnGpu, ThreadRank):
-    def connect(self, _):
-        self.parts, self.is_aborted = (self.shown[2],), False
+    def show(self, *given):
+        super().show(given[2])
+        self.shown = given
 
     def communicate(self):
         self.comm = self.open(*self.shown)
         with self.closing:
-            self.parts = tuple({self.shown[2], self.comm})
+            self.parts = tuple({*self.parts, self.comm})
             if self.is_aborted:
                 self.comm.abort()
 
@@ -590,7 +596,7 @@ class Session:
         self.stops = ["stop", "pause"] if self.processes else []  # threads cannot be stopped
         self.members, self.order, self.models = {}, [], None
         self.next_id = self.attempts = self.number = 0
-        self.died, self.timers, self.worlds = None, [], 0
+        self.died, self.timers, self.worlds, self.given_up = None, [], 0, 0
 
     # ---- Asking ranks
 
@@ -650,6 +656,7 @@ class Session:
 
     def give_up(self):
         """A rank is lost. What GPUs wait for nobody else ends, so all of them abort."""
+        self.given_up = self.worlds
         if self.over in ON_GPUS:
             for member in self.members.values():
                 member.give_up(self.worlds)
@@ -766,7 +773,7 @@ class Session:
             parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
         if not self.processes:
             for i, given in zip(self.order, parts):
-                self.members[i].rank.shown = given
+                self.members[i].rank.show(*given)
             parts = [None] * size  # which cannot be sent
         return ends, parts
 
@@ -827,6 +834,10 @@ class Session:
 
     def close(self, made):
         """Ends the world on all that are left; who wanted to leave does."""
+        if self.member is GpuMember:
+            # Threads that listen may be late. A rank that has aborted a world keeps its buffer, to which the aborts of
+            # others may still write.
+            self.ask(("abort", self.given_up), list(self.members))
         places = {i: self.models[rank].shard_places() if made else None for rank, i in enumerate(self.order)}
         answers = self.ask(lambda i: ("close", made, places[i]), list(self.members))
         for i, (worker, server, descriptors, threads) in answers.items():

@@ -162,6 +162,7 @@ CODECS = [("ONEBIT", "'float32'", None), ("INT8", "'float32'", [0, 1]), ("MXFP4"
 def test_a_buffer_that_is_overwritten_within_a_call(codec, error, raw, where):
     """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
     run_seen(f"""
+fake.fake_hold_clock(1)  # until a rank is to be lost
 with Seen(timeout=200) as world:
     handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
     tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
@@ -171,6 +172,7 @@ with Seen(timeout=200) as world:
     world.wait_for(1, 0, last + 1)
     first, end = (0, HEARD) if {where!r} == "heard" else (HEARD, world.bytes)
     world.write(0, first, noise(end - first))
+    fake.fake_hold_clock({where!r} == "areas")
     assert run(handles[0], tensors[0]) == 0
     other.join()
     values = [np.concatenate(world.get(rank, tensors[rank])) for rank in range(2)]
@@ -190,12 +192,14 @@ with Seen(timeout=200) as world:
 def test_one_exchange_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
     """Rank 1, for which the test speaks, begins a call."""
     run_seen(f"""
+fake.fake_hold_clock(1)  # until a rank is to be lost
 with Seen(timeout=200) as world:
     handles = world.handle_of(handle({codec}, [3000, 70], None, {raw}))
     tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
     assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
     number = int(world.heard(0).max()) + 1
     if {comes!r} == "dies":
+        fake.fake_hold_clock(0)
         assert run(handles[0], tensors[0]) == 0
     else:
         other = started(lambda: run(handles[0], tensors[0]))
@@ -217,12 +221,14 @@ with Seen(timeout=200) as world:
 @pytest.mark.parametrize("codec, error, raw", CODECS)
 def test_a_rank_that_dies_between_two_meetings_of_a_call(codec, error, raw):
     run_seen(f"""
+fake.fake_hold_clock(1)  # until a rank is to be lost
 with Seen(timeout=200) as world:
     handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
     tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
     assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
     flags = world.put(0, [np.zeros(1, np.uint32)])[0]
     world.says(1, 0, int(world.heard(0).max()) + 1)
+    fake.fake_hold_clock(0)
     assert run(handles[0], tensors[0]) == 0
     assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
     expect(lib.gc_comm_async_error(world.comms[0]), Status.TIMEOUT, "200 ms")
@@ -236,6 +242,7 @@ with Seen(timeout=200) as world:
 def test_a_rank_that_has_given_up_writes_nothing_more(codec, error, raw):
     """It gives up at the first meeting; then it reduces, but the other, who comes late, keeps what it has."""
     run_seen(f"""
+fake.fake_hold_clock(1)  # until a rank is to be lost
 with Seen(timeout=200) as world:
     handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
     tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
@@ -243,6 +250,7 @@ with Seen(timeout=200) as world:
     gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + world.area, world.area)
     world.write(1, HEARD + world.area, noise(world.area))
     before = gathered()
+    fake.fake_hold_clock(0)
     assert run(handles[0], tensors[0]) == 0
     assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
     assert gathered() == before

@@ -185,16 +185,18 @@ with World(2, "peers") as world:
 """)
 
 
-# Of two levels, one of them peers that wait 200 ms.
+# Of two levels, one of them peers that do not wait for long.
 LATE = """
 from codec_model import NONFINITE, PROPAGATE, Model
 from codecs_c import options_of
 from capi import AllReduce
 from comms import Nodes, World
 
+patience = 200  # milliseconds
+
 class Late(World):
     def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,)):
-        super().__init__(world, over, flags, room, devices, timeout=200)
+        super().__init__(world, over, flags, room, devices, timeout=patience)
 
 class LateNodes(Nodes):
     level = Late
@@ -204,13 +206,14 @@ class LateNodes(Nodes):
 def test_over_two_a_late_rank_of_the_same_node_is_a_timeout():
     run_ranks(f"""
 exec({LATE!r})
+patience = 1000  # on the host, whose clock no test holds: the ranks are to find each other meanwhile
 with LateNodes([3], "peers", "group") as world:
     place = Place()
     tensors = [place.put(np.ones(n, "f4")).view for n in (1000, 1000, lib.gc_shard_elements(1000, 3))]
     # Rank 2 never comes, and rank 1 when rank 0 has given up.
     for rank, (status, words) in enumerate(((Status.TIMEOUT, "1 of 3 ranks"), (Status.COMM, "given up"))):
         expect(lib.gc_compressed_allreduce(world.comms[rank], *tensors, None), status, words)
-        expect(lib.gc_comm_async_error(world.comms[rank]), Status.TIMEOUT, f"rank {{rank}}", "200 ms")
+        expect(lib.gc_comm_async_error(world.comms[rank]), Status.TIMEOUT, f"rank {{rank}}", "1000 ms")
     assert lib.gc_comm_async_error(world.comms[2]) == 0
 """)
 
@@ -252,6 +255,7 @@ def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(ha
 exec({LATE!r})
 from block_model import INT8, MXFP4
 from codecs_c import model_of
+fake.fake_hold_clock(1)  # until rank 1 is to come too late
 world = Late(2, "peers", devices=(0, 1)) if {levels} == 1 else LateNodes([2], "peers", "group", devices=(0, 1))
 with world:
     place, handles = Place(), [POINTER(AllReduce)() for _ in range(2)]
@@ -264,6 +268,7 @@ with world:
         one.server = 0
     world.each(lambda rank: call("gc_allreduce_create", world.comms[rank], byref(each[rank]), byref(handles[rank])))
     values, flags = [place.put(np.ones(n, "f4")) for n in (1000, 70)], place.put(np.zeros(1, np.uint32))
+    fake.fake_hold_clock(0)
     if {half}:
         shard = place.put(np.ones(models[0].shard_elements(), "f4"))
         call("gc_allreduce_reduce_scatter", handles[0], views(values), 2, None, None, shard.view, None)
@@ -296,13 +301,15 @@ for card in range(2):
     assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
 place, broken_off = Place(), set()
 for calls in range(100):
-    comms = [comm for _, _, comm in opened(cards(0, 1), (1 << 18, 1 << 18), timeout=500)]
+    fake.fake_hold_clock(1)
+    comms = [comm for _, _, comm in opened(cards(0, 1), (1 << 18, 1 << 18), timeout=20)]
     handles = [POINTER(AllReduce)() for _ in comms]
     options = [capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec={codec}, n_elements={n},
                                  device=DLDevice(CUDA, rank)) for rank in range(2)]
     each(lambda rank: call("gc_allreduce_create", comms[rank], byref(options[rank]), byref(handles[rank])))
     values = views([place.put(np.ones({n}, "f4"))])
     before = fake.fake_launches()
+    fake.fake_hold_clock(0)
     fake.fake_fail_call(calls, 999)
     status, name = lib.gc_allreduce_run(handles[0], values, 1, None, None, None), fake.fake_failed_call()
     fake.fake_fail_call(-1, 0)

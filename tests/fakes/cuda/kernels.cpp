@@ -246,6 +246,8 @@ static const Entry *find(const char *name) {
     return found == kernels.end() ? nullptr : &found->second;
 }
 
+void fake_hold_clock(int hold) { hold_clock(hold); }
+
 int is_kernel(const char *name) { return find(name) != nullptr; }
 
 Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {

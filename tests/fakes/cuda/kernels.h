@@ -29,6 +29,8 @@ int is_kernel(const char *name);
 Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, void **arguments);
 /* Runs it lane by lane. Several threads may do this at once. */
 void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments);
+/* For tests. The time of GPUs stands still: no kernel has waited too long for another, however slow the host is. */
+void fake_hold_clock(int hold);
 #ifdef __cplusplus
 }
 #endif
