@@ -40,9 +40,9 @@ typedef struct Context {
 } *Context;
 typedef struct Stream {
     Context context;
-    int at_work;
-    int running;          /* kernels that have not ended yet */
-    uint64_t spins_until; /* gc_spin: a time of the clock */
+    unsigned long long at_work; /* the number of its last work; 0: that is done */
+    int running;                /* kernels that have not ended yet */
+    uint64_t spins_until;       /* gc_spin: a time of the clock */
     struct Stream *next;
 } *Stream;
 
@@ -63,6 +63,8 @@ static __thread Context stack[DEPTH];
 static __thread int depth;
 static __thread int capture_mode;
 static size_t in_use[DEVICES];
+/* The number of work that is enqueued now. An event takes it, so that what comes after the event has a higher one. */
+static unsigned long long now = 1;
 /* What unfinished work of a stream in a context uses. */
 enum { UNUSED, READ, WRITTEN, TOLD };
 struct Use {
@@ -70,6 +72,7 @@ struct Use {
     int how;
     Stream stream;
     Context user;
+    unsigned long long number;
 };
 static struct Block {
     unsigned char *memory;
@@ -260,9 +263,9 @@ Result cuCtxGetDevice(int *device) {
 }
 
 static uint64_t nanoseconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
 static void sleep_until(uint64_t end) {
@@ -276,8 +279,8 @@ static void sleep_until(uint64_t end) {
 typedef struct Late {
     Context context;
     Stream stream;
-    unsigned long long number; /* in the order of all calls */
-    void *to, *from;           /* of a copy; else it is a launch */
+    unsigned long long number;
+    void *to, *from; /* of a copy; else it is a launch */
     size_t bytes;
     char kernel[64];
     unsigned blocks, threads;
@@ -285,7 +288,6 @@ typedef struct Late {
     _Alignas(16) unsigned char argument[];
 } Late;
 static Late *late_work;
-static unsigned long long last_late;
 static int is_late;
 
 static void do_work(Late *work);
@@ -303,12 +305,12 @@ static void catch_up(Context context, int all, Stream stream, unsigned long long
     }
 }
 
-static void forget_uses(Context context, int all, Stream stream) {
+static void forget_uses(Context context, int all, Stream stream, unsigned long long until) {
     for (int k = 0; k < BLOCKS; k++) {
         int left = 0;
         for (int i = 0; i < blocks[k].in_use; i++) {
             const struct Use *one = &blocks[k].uses[i];
-            if (one->user != context || !(all || one->stream == stream))
+            if (one->user != context || !(all || one->stream == stream) || one->number > until)
                 blocks[k].uses[left++] = *one;
         }
         blocks[k].in_use = left;
@@ -316,14 +318,15 @@ static void forget_uses(Context context, int all, Stream stream) {
     for (Stream other = streams; other; other = other->next)
         if (other->context == context && (all || other == stream)) {
             sleep_until(other->spins_until);
-            other->at_work = 0;
+            if (other->at_work <= until)
+                other->at_work = 0;
         }
 }
 
 /* All work of a context is done, or that of one of its streams. */
 static void finish(Context context, int all, Stream stream) {
-    catch_up(context, all, stream, last_late);
-    forget_uses(context, all, stream);
+    catch_up(context, all, stream, now);
+    forget_uses(context, all, stream, now);
 }
 
 static Stream new_stream(Context context) {
@@ -526,7 +529,7 @@ Result cuMemFreeHost(void *place) {
 typedef struct Event {
     Context context, of;
     Stream stream;
-    unsigned long long number; /* of the last late work before it */
+    unsigned long long number; /* of the last work before it */
 } *Event;
 
 /* Whoever waits for an event goes on. */
@@ -534,7 +537,7 @@ static void reach(Event event) {
     if (!event->of)
         return;
     catch_up(event->of, 0, event->stream, event->number);
-    forget_uses(event->of, 0, event->stream);
+    forget_uses(event->of, 0, event->stream, event->number);
 }
 
 Result cuEventCreate(Event *event, unsigned flags) {
@@ -553,7 +556,7 @@ Result cuEventRecord(Event event, Stream stream) {
     Context context = is_created(stream) ? stream->context : current();
     if (context != event->context)
         return fault(INVALID_VALUE, "an event of another context");
-    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream, event->number = last_late;
+    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream, event->number = now++;
     return SUCCESS;
 }
 
@@ -608,17 +611,21 @@ static Result note_use(Place place, int how, struct Block *block, const unsigned
         struct Use *one = &block->uses[i];
         if (one->stream != place.stream && (one->how == WRITTEN || how == WRITTEN) && begin < one->end && one->begin < end)
             return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
-        if (one->stream == place.stream && one->user == place.context && one->how == how
-            && ((begin <= one->end && one->begin <= end) || block->in_use >= MOST_USES))
+        if (one->stream != place.stream || one->user != place.context || one->how != how)
+            continue;
+        /* Of two uses with an event between them, the later stands for both only where it covers the earlier. */
+        int meets = begin <= one->end && one->begin <= end, covers = begin <= one->begin && one->end <= end;
+        if ((one->number == now ? meets : covers) || block->in_use >= MOST_USES)
             own = one;
     }
     if (own) {
         own->begin = begin < own->begin ? begin : own->begin;
         own->end = end > own->end ? end : own->end;
+        own->number = now;
         return SUCCESS;
     }
     block->uses = realloc(block->uses, (size_t)(block->in_use + 1) * sizeof *block->uses);
-    block->uses[block->in_use++] = (struct Use){begin, end, how, place.stream, place.context};
+    block->uses[block->in_use++] = (struct Use){begin, end, how, place.stream, place.context, now};
     return SUCCESS;
 }
 
@@ -656,7 +663,7 @@ static void do_work(Late *work) {
 
 static Late *append(Late **end, Place place, size_t bytes) {
     Late *work = calloc(1, sizeof *work + bytes);
-    *work = (Late){.context = place.context, .stream = place.stream, .number = ++last_late};
+    *work = (Late){.context = place.context, .stream = place.stream, .number = now};
     while (*end)
         end = &(*end)->next;
     return *end = work;
@@ -695,7 +702,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     launches++;
     snprintf(last_launch, sizeof last_launch, "%s", kernel);
     if (is_created(stream))
-        stream->at_work = 1;
+        stream->at_work = now;
     Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
     if (!strcmp(kernel, "gc_spin")) {
         if (x != 1 || threads != 1 || !is_created(stream))
@@ -705,7 +712,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     }
     for (int k = 0; k < host_kernels; k++) {
         if (kernel == host_kernel[k].name) {
-            catch_up(place.context, 0, place.stream, last_late);
+            catch_up(place.context, 0, place.stream, now);
             host_kernel[k].run(x, threads, arguments);
             return SUCCESS;
         }
@@ -728,7 +735,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
                       launch.argument_bytes);
         return SUCCESS;
     }
-    catch_up(place.context, 0, place.stream, last_late);
+    catch_up(place.context, 0, place.stream, now);
     /* Other calls go on meanwhile: the kernel may wait for that of another rank. */
     if (is_created(stream))
         stream->running++;
@@ -739,7 +746,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         run_kernel(kernel, x, threads, arguments);
     entered = enter();
     if (is_created(stream) && --stream->running == 0)
-        catch_up(place.context, 0, place.stream, last_late);
+        catch_up(place.context, 0, place.stream, now);
     return SUCCESS;
 }
 
@@ -770,7 +777,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **a
 /* The place of a copy: as that of a launch. */
 static Place place_of(Stream stream) {
     if (is_created(stream))
-        stream->at_work = 1;
+        stream->at_work = now;
     return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 1};
 }
 
@@ -780,7 +787,7 @@ Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stre
         return INVALID_CONTEXT;
     void *to = (void *)(uintptr_t)address;
     Result result = use(place_of(stream), WRITTEN, to, bytes);
-    catch_up(is_created(stream) ? stream->context : current(), 0, (uintptr_t)stream == 1 ? NULL : stream, last_late);
+    catch_up(is_created(stream) ? stream->context : current(), 0, (uintptr_t)stream == 1 ? NULL : stream, now);
     if (result == SUCCESS)
         memset(to, value, bytes);
     return result;
@@ -884,7 +891,7 @@ Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
-    catch_up(current(), 1, NULL, last_late);
+    catch_up(current(), 1, NULL, now);
     Result result = use(place_of(NULL), WRITTEN, (void *)(uintptr_t)to, bytes);
     if (result == SUCCESS)
         memcpy((void *)(uintptr_t)to, from, bytes);
@@ -895,7 +902,7 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
-    catch_up(current(), 1, NULL, last_late);
+    catch_up(current(), 1, NULL, now);
     Result result = use(place_of(NULL), READ, (void *)(uintptr_t)from, bytes);
     if (result == SUCCESS)
         memcpy(to, (void *)(uintptr_t)from, bytes);
