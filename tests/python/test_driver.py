@@ -531,3 +531,14 @@ use(0, late)
 assert wait() == 0 and fake.fake_pending() == 1
 fake.fake_finish()
 """)
+
+
+@pytest.mark.parametrize("call", ["cuEventRecord(event, None)", "cuStreamWaitEvent(streams[0], event, 0)",
+                                  "cuEventSynchronize(event)", "cuEventDestroy_v2(event)"])  # fmt: skip
+def test_the_stand_in_refuses_an_event_that_was_destroyed(call):
+    said = "libcuda: an event that was destroyed\n"
+    with pytest.raises(AssertionError, match=f"^{said}"):
+        run(EVENTS + f"""
+assert fake.cuEventDestroy_v2(event) == 0 and fake.fake_events() == 0
+assert fake.{call} == 400 and fake.fake_events() == 0
+""")

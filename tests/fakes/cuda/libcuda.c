@@ -1,8 +1,9 @@
 /* A CUDA driver of host memory, for tests of what ours does with a driver's answers, and asks of it. It has devices without
- * any hardware: memory is malloc's, and a launch runs the kernel of that name lane by lane (kernels.cpp). It knows its blocks,
- * contexts and streams, and refuses, as a GPU would, and says on stderr: memory that is not there or of another context, more
- * or fewer blocks than the work has, and memory that unfinished work of another stream uses. An address that is not aligned
- * is the end of the process. Work is finished when somebody has waited for it. What goes wrong is said in the environment:
+ * any hardware: memory is malloc's, and a launch runs the kernel of that name lane by lane (kernels.cpp). It knows its
+ * blocks, contexts and streams, and refuses, as a GPU would, and says on stderr: memory that is not there or of another
+ * context, more or fewer blocks than the work has, memory that unfinished work of another stream uses, and events that were
+ * destroyed. An address that is not aligned is the end of the process. Work is finished when somebody has waited for it.
+ * What goes wrong is said in the environment:
  *
  *   FAKE_VERSION   of the driver, 12000 unless said
  *   FAKE_DEVICES   how many, 2 unless said
@@ -50,7 +51,8 @@ typedef struct Stream {
 static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
 
 enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
-enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600, PEER_ACCESS_UNSUPPORTED = 217 };
+enum { PEER_ACCESS_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_READY = 600 };
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716 };
 enum { DEVICES = 8, DEPTH = 16, BLOCKS = 5000 };
 
 static struct Context primary[DEVICES];
@@ -94,7 +96,8 @@ static struct {
 } pinned_blocks[BLOCKS];
 static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
 static int libraries, pinned, events, capturing;
-static atomic_int hold_frees, held, hold_kernels, refused;
+static atomic_int hold_frees, held, hold_kernels, refused, held_wait;
+static __thread long hold_wait_at = -1; /* the cuStreamWaitEvent of this thread that is held, counted down */
 static unsigned long long calls, launches, allocations, frees, waits;
 static char last_launch[64];
 
@@ -171,7 +174,7 @@ Result cuGetErrorName(Result code, const char **name) {
             : code == 34              ? "CUDA_ERROR_STUB_LIBRARY"
             : code == 221             ? "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
             : code == 223             ? "CUDA_ERROR_JIT_COMPILATION_DISABLED"
-            : code == 400             ? "CUDA_ERROR_INVALID_HANDLE"
+            : code == INVALID_HANDLE  ? "CUDA_ERROR_INVALID_HANDLE"
             : code == 700             ? "CUDA_ERROR_ILLEGAL_ADDRESS"
             : code == 719             ? "CUDA_ERROR_LAUNCH_FAILED"
                                       : NULL;
@@ -530,14 +533,23 @@ typedef struct Event {
     Context context, of;
     Stream stream;
     unsigned long long number; /* of the last work before it */
+    int is_destroyed;
+    struct Event *next; /* of those that are, which stay here so that whoever uses one is seen */
 } *Event;
+static Event destroyed;
+
+static Result check_event(Event event) {
+    return event->is_destroyed ? fault(INVALID_HANDLE, "an event that was destroyed") : SUCCESS;
+}
 
 /* Whoever waits for an event goes on. */
-static void reach(Event event) {
-    if (!event->of)
-        return;
+static Result reach(Event event) {
+    Result result = check_event(event);
+    if (result || !event->of)
+        return result;
     catch_up(event->of, 0, event->stream, event->number);
     forget_uses(event->of, 0, event->stream, event->number);
+    return SUCCESS;
 }
 
 Result cuEventCreate(Event *event, unsigned flags) {
@@ -546,7 +558,7 @@ Result cuEventCreate(Event *event, unsigned flags) {
     if (!current())
         return INVALID_CONTEXT;
     *event = malloc(sizeof **event);
-    **event = (struct Event){current(), NULL, NULL, 0};
+    **event = (struct Event){.context = current()};
     events++;
     return SUCCESS;
 }
@@ -554,6 +566,9 @@ Result cuEventCreate(Event *event, unsigned flags) {
 Result cuEventRecord(Event event, Stream stream) {
     MAY_FAIL;
     Context context = is_created(stream) ? stream->context : current();
+    Result result = check_event(event);
+    if (result)
+        return result;
     if (context != event->context)
         return fault(INVALID_VALUE, "an event of another context");
     event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream, event->number = now++;
@@ -563,8 +578,14 @@ Result cuEventRecord(Event event, Stream stream) {
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     (void)stream, (void)flags;
     MAY_FAIL;
-    reach(event);
-    return SUCCESS;
+    if (hold_wait_at >= 0 && hold_wait_at-- == 0) {
+        atomic_store(&held_wait, 1);
+        leave(&entered);
+        while (atomic_load(&held_wait))
+            sched_yield();
+        entered = enter();
+    }
+    return reach(event);
 }
 
 Result cuEventSynchronize(Event event) {
@@ -572,13 +593,16 @@ Result cuEventSynchronize(Event event) {
     if (!current())
         return INVALID_CONTEXT;
     waits++;
-    reach(event);
-    return SUCCESS;
+    return reach(event);
 }
 
 Result cuEventDestroy_v2(Event event) {
     MAY_FAIL;
-    free(event);
+    Result result = check_event(event);
+    if (result)
+        return result;
+    event->is_destroyed = 1, event->next = destroyed;
+    destroyed = event;
     events--;
     return SUCCESS;
 }
@@ -1390,6 +1414,11 @@ size_t fake_in_use(int device) { return in_use[device]; }
 int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
 void fake_hold_kernels(int hold) { atomic_store(&hold_kernels, hold); } /* on streams that were created */
 int fake_held(void) { return atomic_load(&held); }
+/* The cuStreamWaitEvent of this thread after the next `calls` is held, as if the thread were preempted, until
+ * fake_go_on(). One at a time. */
+void fake_hold_wait(long calls) { hold_wait_at = calls; }
+int fake_held_wait(void) { return atomic_load(&held_wait); }
+void fake_go_on(void) { atomic_store(&held_wait, 0); }
 int fake_libraries(void) { return libraries; }
 int fake_pinned(void) { return pinned; }
 int fake_events(void) { return events; }
