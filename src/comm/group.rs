@@ -2,7 +2,7 @@
 //!
 //! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory,
 //! and waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in
-//! the same way, and their streams by events.
+//! the same way, and their streams by events, which stay until all have left the round.
 //!
 //! A forked child has no thread that was in a round, and a mutex that such a thread may have held: a group that was in
 //! use is left alone there.
@@ -110,12 +110,25 @@ impl Member {
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let events = match &*kept {
             Some(events) if events[0].is_of(&mut queue)? => events,
-            _ => kept.insert([Event::new(&mut queue)?, Event::new(&mut queue)?]),
+            _ => {
+                let events = [Event::new(&mut queue)?, Event::new(&mut queue)?];
+                self.wait_until_all_have_left();
+                kept.insert(events)
+            }
         };
         let events = events.each_ref().map(Event::handle);
-        // SAFETY: this rank keeps its events until it posts others, in a later round.
+        // SAFETY: this rank keeps its events until all have left the round that they are posted in.
         unsafe { events[0].record(&mut queue)? };
         Ok(Some(Lane { queue, events }))
+    }
+
+    /// Until the round that this rank has left is over: the others may be about to wait for its events. All who are in
+    /// it leave, also after an abort.
+    fn wait_until_all_have_left(&self) {
+        let mut round = self.lock();
+        while round.posted == self.world {
+            round = self.wait(round);
+        }
     }
 
     /// Posts once all have left the round before, and waits until all have posted.
@@ -190,7 +203,7 @@ impl Member {
         for other in 0..self.world {
             let post = self.lock().posts[other];
             if let Some([_, done]) = post.and_then(|post| post.events) {
-                // SAFETY: no rank posts anew, with other events, before all have left.
+                // SAFETY: each rank keeps the events that it has posted until all have left the round.
                 unsafe { done.hold_up(&mut lane.queue)? };
             }
         }
@@ -220,6 +233,10 @@ impl Member {
     /// This rank comes no more.
     pub fn abort(&self) {
         let Ok(_counted) = self.group.users.count("group") else { return };
+        self.say_that_it_is_gone();
+    }
+
+    fn say_that_it_is_gone(&self) {
         let mut round = self.lock();
         round.gone.get_or_insert(self.rank);
         self.group.moved.notify_all();
@@ -237,7 +254,10 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.abort();
+        // In a forked child nobody would leave the round of the parent.
+        let Ok(_counted) = self.group.users.count("group") else { return };
+        self.say_that_it_is_gone();
+        self.wait_until_all_have_left();
     }
 }
 

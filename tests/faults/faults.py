@@ -212,7 +212,8 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 # ---- Ranks
 
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
-      "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+      "self.say_that_it_is_gone();\n        self.wait", "self.wait",
+      python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
 fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
       "_ if of != process => return", "_ if false => return", python("test_fork", "in_the_middle", fakes=False, limit=60))
 fault("an aborted rank of a group wakes nobody", "lost rank", "src/comm/group.rs",
@@ -438,6 +439,12 @@ fault("a rank of a group goes on before others have taken", "stream that does no
       "taken.and_then(|()| self.hold_up_for_takers(&mut lane))", "taken", TURNS)
 fault("a rank of a group takes what is not there yet", "stream that does not wait", "src/comm/group.rs",
       "ready.hold_up(&mut lane.queue)?;", "let _ = ready;", TURNS)
+fault("a rank of a group frees events that others wait for", "freed in use", "src/comm/group.rs",
+      "self.say_that_it_is_gone();\n        self.wait_until_all_have_left();", "self.say_that_it_is_gone();",
+      python("test_comm_driver", "events_stay", "frees"))
+fault("a rank of a group makes new events too early", "freed in use", "src/comm/group.rs",
+      "self.wait_until_all_have_left();\n                kept.insert(events)", "kept.insert(events)",
+      python("test_comm_driver", "events_stay", "goes_on"))
 fault("a staged send uses a piece again one round early", "stream that does not wait", STAGED,
       "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n"
       "        // SAFETY: the caller's promise; a piece",

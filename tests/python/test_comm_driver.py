@@ -18,8 +18,8 @@ def filled(server, n, world):
 """
 
 
-def run_comm(script):
-    run_codec(f"exec({WORLD!r})\n" + script)
+def run_comm(script, **environment):
+    run_codec(f"exec({WORLD!r})\n" + script, **environment)
 
 
 @pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1", "'peers'"])
@@ -396,4 +396,91 @@ with Entered(size, "group") as group, World(size, "board") as board:
         fake.fake_late(0)
         for number, (one, right) in enumerate(zip(found, expected, strict=True)):
             same(one, right, f"step {{number // size % 3}}, rank {{number % size}}")
+""")
+
+
+CARDS = """
+import threading
+from ctypes import POINTER
+from capi import Comm
+from comms import status_of
+
+fake.fake_leave()  # everybody works in the primary contexts
+rng = np.random.default_rng(5)
+
+class Card(Place):
+    # Memory of one of several.
+    def __init__(self, card):
+        super().__init__()
+        self.device = DLDevice(CUDA, card)
+        assert lib.gc_prepare(self.device) == 0
+
+    def allocate(self, n_bytes):
+        self.owners.append(held(n_bytes, self.device.device_id))
+        return self.owners[-1].contents.dl_tensor.data
+
+def cards(count):
+    # Each of them reaches the memory of the others.
+    found, contexts = [Card(card) for card in range(count)], [ctypes.c_void_p() for _ in range(count)]
+    for card, context in enumerate(contexts):
+        assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + card) == 0
+    for context in contexts:
+        fake.cuCtxPushCurrent_v2(context)
+        for other in contexts:
+            assert other is context or fake.cuCtxEnablePeerAccess(other, 0) in (0, 704)
+        fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
+    return found
+
+def tensors_on(card, n, size):
+    # What a call takes of a rank of so many.
+    return [card.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, size))]
+
+def run(comm, tensors):
+    return status_of(lib.gc_compressed_allreduce, comm, *(x.view for x in tensors), None)
+"""
+
+
+@pytest.mark.parametrize("then", ["frees", "goes_on"])
+def test_events_stay_until_every_rank_has_waited_for_them(then):
+    # Rank 1 has said that it has taken all, and is about to wait for an event of rank 0, which gives it up when it frees
+    # its communicator, or goes on on another card.
+    run_comm(f"""
+exec({CARDS!r})
+from test_fork import is_asleep
+
+first, second = cards(2)
+tensors = [[tensors_on(card, 1000, 2) for card in (first, second)] for _ in range(2)]
+found, has_left, is_over = [[], []], threading.Event(), threading.Event()
+with World(2) as world:
+    for rank in range(2):
+        call("gc_comm_reserve", world.comms[rank], first.device, 1000)
+
+    def leader():
+        found[0].append(run(world.comms[0], tensors[0][0]))
+        has_left.set()
+        if {then!r} == "frees":
+            lib.gc_comm_free(world.comms[0])
+            world.comms[0] = POINTER(Comm)()
+        else:
+            found[0].append(run(world.comms[0], tensors[0][1]))
+        is_over.wait()
+
+    def preempted():
+        # In each of two exchanges a rank waits until both have something to take, and until both have taken.
+        fake.fake_hold_wait(6)
+        found[1].append(run(world.comms[1], tensors[1][0]))
+        if {then!r} != "frees":
+            found[1].append(run(world.comms[1], tensors[1][1]))
+
+    threads = [threading.Thread(target=target) for target in (leader, preempted)]
+    for thread in threads:
+        thread.start()
+    while not (fake.fake_held_wait() and has_left.is_set() and is_asleep(threads[0])):
+        os.sched_yield()
+    fake.fake_go_on()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert found == [[(0, "")] * len(each) for each in found], found
+assert not fake.fake_events(), fake.fake_events()
 """)
