@@ -80,6 +80,32 @@ struct Lane {
     events: [EventHandle; 2],
 }
 
+impl Lane {
+    /// Says after what this rank has taken all that it takes. Where that fails, this thread waits for it.
+    fn record_taken(&mut self) -> Result<()> {
+        // SAFETY: the rank keeps its events until all have left the round.
+        let recorded = unsafe { self.events[1].record(&mut self.queue) };
+        if recorded.is_err() {
+            let _ = self.queue.wait_for_all();
+        }
+        recorded
+    }
+
+    /// The stream goes on once another rank has taken all. Where that fails, this thread waits for it.
+    ///
+    /// # Safety
+    /// The event is alive.
+    unsafe fn hold_up_for(&mut self, taken: EventHandle) -> Result<()> {
+        // SAFETY: the event is alive, as the caller promises.
+        let held_up = unsafe { taken.hold_up(&mut self.queue) };
+        if held_up.is_err() {
+            // SAFETY: likewise.
+            let _ = unsafe { taken.wait(&mut self.queue) };
+        }
+        held_up
+    }
+}
+
 impl Member {
     pub fn place(&self) -> (usize, usize) {
         (self.rank, self.world)
@@ -95,13 +121,14 @@ impl Member {
             events: lane.as_ref().map(|lane| lane.events),
         };
         self.post(own)?;
-        // Whatever this rank finds, the others must not wait for it.
+        // Whatever this rank finds, the others must not wait for it, and what it has begun to take must stay.
         let taken = self.take_all(exchange, &own, &mut lane);
+        let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);
         self.arrive(|round| &mut round.taken);
         // Only now has everybody said after what its taking is done.
-        let released = taken.and_then(|()| self.hold_up_for_takers(&mut lane));
+        let held_up = self.hold_up_for_takers(&mut lane);
         self.leave();
-        released
+        taken.and(recorded).and(held_up)
     }
 
     /// On a GPU: its context, and when this rank's memory is there.
@@ -154,10 +181,6 @@ impl Member {
             let Some(post) = self.lock().posts[other] else { return Err(gone(other)) };
             self.take(other, &post, own, exchange, lane)?;
         }
-        if let Some(lane) = lane {
-            // SAFETY: this rank keeps its events until it posts others, in a later round.
-            unsafe { lane.events[1].record(&mut lane.queue)? };
-        }
         Ok(())
     }
 
@@ -197,17 +220,18 @@ impl Member {
         Ok(())
     }
 
-    /// On a GPU: this rank's stream goes on, and may write anew to what it sent, once all have taken it.
+    /// On a GPU: this rank's stream goes on, and may write anew to what it sent, or free it, once all have taken it.
     fn hold_up_for_takers(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(lane) = lane else { return Ok(()) };
-        for other in 0..self.world {
+        let mut held_up = Ok(());
+        for other in (0..self.world).filter(|&other| other != self.rank) {
             let post = self.lock().posts[other];
-            if let Some([_, done]) = post.and_then(|post| post.events) {
+            if let Some([_, taken]) = post.and_then(|post| post.events) {
                 // SAFETY: each rank keeps the events that it has posted until all have left the round.
-                unsafe { done.hold_up(&mut lane.queue)? };
+                held_up = held_up.and(unsafe { lane.hold_up_for(taken) });
             }
         }
-        Ok(())
+        held_up
     }
 
     /// Counts this rank, and waits until all are counted. All are in this round, so none of them fails to come.

@@ -466,8 +466,8 @@ with World(2) as world:
         is_over.wait()
 
     def preempted():
-        # In each of two exchanges a rank waits until both have something to take, and until both have taken.
-        fake.fake_hold_wait(6)
+        # In each of two exchanges a rank waits until both have something to take, and until the other has taken.
+        fake.fake_hold_wait(5)
         found[1].append(run(world.comms[1], tensors[1][0]))
         if {then!r} != "frees":
             found[1].append(run(world.comms[1], tensors[1][1]))
@@ -484,3 +484,55 @@ with World(2) as world:
     assert found == [[(0, "")] * len(each) for each in found], found
 assert not fake.fake_events(), fake.fake_events()
 """)
+
+
+def test_ranks_that_disagree_free_nothing_that_another_card_still_copies():
+    # The first two have copied from each other by the time that they see the third's call.
+    run_comm(f"""
+exec({CARDS!r})
+
+of_ranks = cards(3)
+for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
+    with World(3) as world:
+        each = [tensors_on(card, n, 3) for card, n in zip(of_ranks, (1000, 1000, 2000))]
+        found = world.each(lambda rank: run(world.comms[rank], each[rank]))
+        assert all(status == Status.COMM and "where rank" in sentence for status, sentence in found), found
+        for rank in order:
+            lib.gc_comm_free(world.comms[rank])
+            world.comms[rank] = POINTER(Comm)()
+    for card in of_ranks:
+        card.release()
+        lib.gc_trim(card.device)
+    assert [fake.fake_in_use(card) for card in range(3)] == [0, 0, 0], order
+""", FAKE_DEVICES=3)
+
+
+# Of three, the third may make the driver finish what one of the others forgets to wait for.
+@pytest.mark.parametrize("size", [2, 3])
+def test_whichever_call_of_the_driver_fails_no_card_frees_what_another_still_copies(size):
+    # What is freed while it is in use, or waited for when it is gone, the driver says.
+    run_comm(f"""
+exec({CARDS!r})
+
+of_ranks = cards({size})
+each, failures = [tensors_on(card, 1000, {size}) for card in of_ranks], set()
+for calls in range(10_000):
+    with World({size}) as world:
+        for comm, card in zip(world.comms, of_ranks):
+            call("gc_comm_reserve", comm, card.device, 1000)
+
+        def run_or_abort(rank):
+            status, sentence = run(world.comms[rank], each[rank])
+            if status:
+                lib.gc_comm_abort(world.comms[rank])
+            return status
+
+        fake.fake_fail_call(calls, 719)
+        found, failed = world.each(run_or_abort), fake.fake_failed_call().decode()
+        fake.fake_fail_call(-1, 0)
+    if not failed:
+        break
+    if any(found):
+        failures.add(failed)
+assert {{"cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuLaunchKernel"}} <= failures, failures
+""", FAKE_DEVICES=3)
