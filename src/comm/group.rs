@@ -2,7 +2,7 @@
 //!
 //! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory,
 //! and waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in
-//! the same way, and their streams by events.
+//! the same way, and their streams by events, which stay until all have left the round.
 //!
 //! A forked child has no thread that was in a round, and a mutex that such a thread may have held: a group that was in
 //! use is left alone there.
@@ -80,6 +80,32 @@ struct Lane {
     events: [EventHandle; 2],
 }
 
+impl Lane {
+    /// Says after what this rank has taken all that it takes. Where that fails, this thread waits for it.
+    fn record_taken(&mut self) -> Result<()> {
+        // SAFETY: the rank keeps its events until all have left the round.
+        let recorded = unsafe { self.events[1].record(&mut self.queue) };
+        if recorded.is_err() {
+            let _ = self.queue.wait_for_all();
+        }
+        recorded
+    }
+
+    /// The stream goes on once another rank has taken all. Where that fails, this thread waits for it.
+    ///
+    /// # Safety
+    /// The event is alive.
+    unsafe fn hold_up_for(&mut self, taken: EventHandle) -> Result<()> {
+        // SAFETY: the event is alive, as the caller promises.
+        let held_up = unsafe { taken.hold_up(&mut self.queue) };
+        if held_up.is_err() {
+            // SAFETY: likewise.
+            let _ = unsafe { taken.wait(&mut self.queue) };
+        }
+        held_up
+    }
+}
+
 impl Member {
     pub fn place(&self) -> (usize, usize) {
         (self.rank, self.world)
@@ -95,13 +121,14 @@ impl Member {
             events: lane.as_ref().map(|lane| lane.events),
         };
         self.post(own)?;
-        // Whatever this rank finds, the others must not wait for it.
+        // Whatever this rank finds, the others must not wait for it, and what it has begun to take must stay.
         let taken = self.take_all(exchange, &own, &mut lane);
+        let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);
         self.arrive(|round| &mut round.taken);
         // Only now has everybody said after what its taking is done.
-        let released = taken.and_then(|()| self.hold_up_for_takers(&mut lane));
+        let held_up = self.hold_up_for_takers(&mut lane);
         self.leave();
-        released
+        taken.and(recorded).and(held_up)
     }
 
     /// On a GPU: its context, and when this rank's memory is there.
@@ -110,12 +137,25 @@ impl Member {
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let events = match &*kept {
             Some(events) if events[0].is_of(&mut queue)? => events,
-            _ => kept.insert([Event::new(&mut queue)?, Event::new(&mut queue)?]),
+            _ => {
+                let events = [Event::new(&mut queue)?, Event::new(&mut queue)?];
+                self.wait_until_all_have_left();
+                kept.insert(events)
+            }
         };
         let events = events.each_ref().map(Event::handle);
-        // SAFETY: this rank keeps its events until it posts others, in a later round.
+        // SAFETY: this rank keeps its events until all have left the round that they are posted in.
         unsafe { events[0].record(&mut queue)? };
         Ok(Some(Lane { queue, events }))
+    }
+
+    /// Until the round that this rank has left is over: the others may be about to wait for its events. All who are in
+    /// it leave, also after an abort.
+    fn wait_until_all_have_left(&self) {
+        let mut round = self.lock();
+        while round.posted == self.world {
+            round = self.wait(round);
+        }
     }
 
     /// Posts once all have left the round before, and waits until all have posted.
@@ -140,10 +180,6 @@ impl Member {
         for other in 0..self.world {
             let Some(post) = self.lock().posts[other] else { return Err(gone(other)) };
             self.take(other, &post, own, exchange, lane)?;
-        }
-        if let Some(lane) = lane {
-            // SAFETY: this rank keeps its events until it posts others, in a later round.
-            unsafe { lane.events[1].record(&mut lane.queue)? };
         }
         Ok(())
     }
@@ -184,17 +220,18 @@ impl Member {
         Ok(())
     }
 
-    /// On a GPU: this rank's stream goes on, and may write anew to what it sent, once all have taken it.
+    /// On a GPU: this rank's stream goes on, and may write anew to what it sent, or free it, once all have taken it.
     fn hold_up_for_takers(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(lane) = lane else { return Ok(()) };
-        for other in 0..self.world {
+        let mut held_up = Ok(());
+        for other in (0..self.world).filter(|&other| other != self.rank) {
             let post = self.lock().posts[other];
-            if let Some([_, done]) = post.and_then(|post| post.events) {
-                // SAFETY: no rank posts anew, with other events, before all have left.
-                unsafe { done.hold_up(&mut lane.queue)? };
+            if let Some([_, taken]) = post.and_then(|post| post.events) {
+                // SAFETY: each rank keeps the events that it has posted until all have left the round.
+                held_up = held_up.and(unsafe { lane.hold_up_for(taken) });
             }
         }
-        Ok(())
+        held_up
     }
 
     /// Counts this rank, and waits until all are counted. All are in this round, so none of them fails to come.
@@ -220,6 +257,10 @@ impl Member {
     /// This rank comes no more.
     pub fn abort(&self) {
         let Ok(_counted) = self.group.users.count("group") else { return };
+        self.say_that_it_is_gone();
+    }
+
+    fn say_that_it_is_gone(&self) {
         let mut round = self.lock();
         round.gone.get_or_insert(self.rank);
         self.group.moved.notify_all();
@@ -237,7 +278,10 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.abort();
+        // In a forked child nobody would leave the round of the parent.
+        let Ok(_counted) = self.group.users.count("group") else { return };
+        self.say_that_it_is_gone();
+        self.wait_until_all_have_left();
     }
 }
 

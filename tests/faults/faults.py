@@ -212,7 +212,8 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 # ---- Ranks
 
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
-      "        self.abort();", "", python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
+      "self.say_that_it_is_gone();\n        self.wait", "self.wait",
+      python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
 fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
       "_ if of != process => return", "_ if false => return", python("test_fork", "in_the_middle", fakes=False, limit=60))
 fault("an aborted rank of a group wakes nobody", "lost rank", "src/comm/group.rs",
@@ -450,9 +451,28 @@ TURNS = python("test_comm_driver", "in_their_turn")
 PIECES = python("test_copy_driver", "a_piece_of_pinned_memory_is_used_again")
 STAGED = "src/backend/cuda/copy/staged.rs"
 fault("a rank of a group goes on before others have taken", "stream that does not wait", "src/comm/group.rs",
-      "taken.and_then(|()| self.hold_up_for_takers(&mut lane))", "taken", TURNS)
+      "let held_up = self.hold_up_for_takers(&mut lane);", "let held_up = Ok(());", TURNS)
 fault("a rank of a group takes what is not there yet", "stream that does not wait", "src/comm/group.rs",
       "ready.hold_up(&mut lane.queue)?;", "let _ = ready;", TURNS)
+fault("a rank of a group frees events that others wait for", "freed in use", "src/comm/group.rs",
+      "self.say_that_it_is_gone();\n        self.wait_until_all_have_left();", "self.say_that_it_is_gone();",
+      python("test_comm_driver", "events_stay", "frees"))
+fault("a rank of a group makes new events too early", "freed in use", "src/comm/group.rs",
+      "self.wait_until_all_have_left();\n                kept.insert(events)", "kept.insert(events)",
+      python("test_comm_driver", "events_stay", "goes_on"))
+fault("a rank of a group that fails waits for nobody", "freed in use", "src/comm/group.rs",
+      "let held_up = self.hold_up_for_takers(&mut lane);",
+      "let held_up = if taken.is_ok() { self.hold_up_for_takers(&mut lane) } else { Ok(()) };",
+      python("test_comm_driver", "ranks_that_disagree"))
+fault("a rank of a group that fails says not what it took", "freed in use", "src/comm/group.rs",
+      "let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);",
+      "let recorded = lane.as_mut().filter(|_| taken.is_ok()).map_or(Ok(()), Lane::record_taken);",
+      python("test_comm_driver", "ranks_that_disagree"))
+fault("a rank of a group trusts an event not recorded", "freed in use", "src/comm/group.rs",
+      "let _ = self.queue.wait_for_all();", "", python("test_comm_driver", "whichever_call_of_the_driver_fails_no_card"))
+fault("a rank of a group trusts a wait that failed", "freed in use", "src/comm/group.rs",
+      "let _ = unsafe { taken.wait(&mut self.queue) };", "",
+      python("test_comm_driver", "whichever_call_of_the_driver_fails_no_card"))
 fault("a staged send uses a piece again one round early", "stream that does not wait", STAGED,
       "staging.wait(queue, number)?;\n        }\n        let piece = staging.piece(number);\n"
       "        // SAFETY: the caller's promise; a piece",

@@ -18,8 +18,8 @@ def filled(server, n, world):
 """
 
 
-def run_comm(script):
-    run_codec(f"exec({WORLD!r})\n" + script)
+def run_comm(script, **environment):
+    run_codec(f"exec({WORLD!r})\n" + script, **environment)
 
 
 @pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1", "'peers'"])
@@ -397,3 +397,142 @@ with Entered(size, "group") as group, World(size, "board") as board:
         for number, (one, right) in enumerate(zip(found, expected, strict=True)):
             same(one, right, f"step {{number // size % 3}}, rank {{number % size}}")
 """)
+
+
+CARDS = """
+import threading
+from ctypes import POINTER
+from capi import Comm
+from comms import status_of
+
+fake.fake_leave()  # everybody works in the primary contexts
+rng = np.random.default_rng(5)
+
+class Card(Place):
+    # Memory of one of several.
+    def __init__(self, card):
+        super().__init__()
+        self.device = DLDevice(CUDA, card)
+        assert lib.gc_prepare(self.device) == 0
+
+    def allocate(self, n_bytes):
+        self.owners.append(held(n_bytes, self.device.device_id))
+        return self.owners[-1].contents.dl_tensor.data
+
+def cards(count):
+    # Each of them reaches the memory of the others.
+    found, contexts = [Card(card) for card in range(count)], [ctypes.c_void_p() for _ in range(count)]
+    for card, context in enumerate(contexts):
+        assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + card) == 0
+    for context in contexts:
+        fake.cuCtxPushCurrent_v2(context)
+        for other in contexts:
+            assert other is context or fake.cuCtxEnablePeerAccess(other, 0) in (0, 704)
+        fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
+    return found
+
+def tensors_on(card, n, size):
+    # What a call takes of a rank of so many.
+    return [card.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, size))]
+
+def run(comm, tensors):
+    return status_of(lib.gc_compressed_allreduce, comm, *(x.view for x in tensors), None)
+"""
+
+
+@pytest.mark.parametrize("then", ["frees", "goes_on"])
+def test_events_stay_until_every_rank_has_waited_for_them(then):
+    # Rank 1 has said that it has taken all, and is about to wait for an event of rank 0, which gives it up when it frees
+    # its communicator, or goes on on another card.
+    run_comm(f"""
+exec({CARDS!r})
+from test_fork import is_asleep
+
+first, second = cards(2)
+tensors = [[tensors_on(card, 1000, 2) for card in (first, second)] for _ in range(2)]
+found, has_left, is_over = [[], []], threading.Event(), threading.Event()
+with World(2) as world:
+    for rank in range(2):
+        call("gc_comm_reserve", world.comms[rank], first.device, 1000)
+
+    def leader():
+        found[0].append(run(world.comms[0], tensors[0][0]))
+        has_left.set()
+        if {then!r} == "frees":
+            lib.gc_comm_free(world.comms[0])
+            world.comms[0] = POINTER(Comm)()
+        else:
+            found[0].append(run(world.comms[0], tensors[0][1]))
+        is_over.wait()
+
+    def preempted():
+        # In each of two exchanges a rank waits until both have something to take, and until the other has taken.
+        fake.fake_hold_wait(5)
+        found[1].append(run(world.comms[1], tensors[1][0]))
+        if {then!r} != "frees":
+            found[1].append(run(world.comms[1], tensors[1][1]))
+
+    threads = [threading.Thread(target=target) for target in (leader, preempted)]
+    for thread in threads:
+        thread.start()
+    while not (fake.fake_held_wait() and has_left.is_set() and is_asleep(threads[0])):
+        os.sched_yield()
+    fake.fake_go_on()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert found == [[(0, "")] * len(each) for each in found], found
+assert not fake.fake_events(), fake.fake_events()
+""")
+
+
+def test_ranks_that_disagree_free_nothing_that_another_card_still_copies():
+    # The first two have copied from each other by the time that they see the third's call.
+    run_comm(f"""
+exec({CARDS!r})
+
+of_ranks = cards(3)
+for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
+    with World(3) as world:
+        each = [tensors_on(card, n, 3) for card, n in zip(of_ranks, (1000, 1000, 2000))]
+        found = world.each(lambda rank: run(world.comms[rank], each[rank]))
+        assert all(status == Status.COMM and "where rank" in sentence for status, sentence in found), found
+        for rank in order:
+            lib.gc_comm_free(world.comms[rank])
+            world.comms[rank] = POINTER(Comm)()
+    for card in of_ranks:
+        card.release()
+        lib.gc_trim(card.device)
+    assert [fake.fake_in_use(card) for card in range(3)] == [0, 0, 0], order
+""", FAKE_DEVICES=3)
+
+
+# Of three, the third may make the driver finish what one of the others forgets to wait for.
+@pytest.mark.parametrize("size", [2, 3])
+def test_whichever_call_of_the_driver_fails_no_card_frees_what_another_still_copies(size):
+    # What is freed while it is in use, or waited for when it is gone, the driver says.
+    run_comm(f"""
+exec({CARDS!r})
+
+of_ranks = cards({size})
+each, failures = [tensors_on(card, 1000, {size}) for card in of_ranks], set()
+for calls in range(10_000):
+    with World({size}) as world:
+        for comm, card in zip(world.comms, of_ranks):
+            call("gc_comm_reserve", comm, card.device, 1000)
+
+        def run_or_abort(rank):
+            status, sentence = run(world.comms[rank], each[rank])
+            if status:
+                lib.gc_comm_abort(world.comms[rank])
+            return status
+
+        fake.fake_fail_call(calls, 719)
+        found, failed = world.each(run_or_abort), fake.fake_failed_call().decode()
+        fake.fake_fail_call(-1, 0)
+    if not failed:
+        break
+    if any(found):
+        failures.add(failed)
+assert {{"cuEventRecord", "cuStreamWaitEvent", "cuMemcpyAsync", "cuLaunchKernel"}} <= failures, failures
+""", FAKE_DEVICES=3)

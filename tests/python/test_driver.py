@@ -490,3 +490,55 @@ def test_a_forked_child_gets_a_status():
         lib.gc_tensor_free(tensor)
     """
     run(script)
+
+
+EVENTS = """
+fake = driver()
+fake.fake_use.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+assert fake.cuInit(0) == 0
+fake.fake_enter(0, 100)
+streams, event = [ctypes.c_void_p(fake.fake_stream_here()) for _ in range(2)], ctypes.c_void_p()
+assert fake.cuEventCreate(byref(event), 2) == 0
+"""
+
+
+def test_whoever_waits_for_an_event_of_the_stand_in_finds_done_what_was_before_it():
+    run(EVENTS + """
+early, late, both = [held(1000).contents.dl_tensor.data for _ in range(3)]
+
+def use(stream, memory, first=0, last=1000):
+    assert fake.fake_use(memory + first, last - first, 1, streams[stream]) == 0
+
+for wait in lambda: fake.cuStreamWaitEvent(streams[1], event, 0), lambda: fake.cuEventSynchronize(event):
+    use(0, early)
+    use(0, both, 0, 600)
+    assert fake.cuEventRecord(event, streams[0]) == 0
+    use(0, late)
+    use(0, both, 400, 1000)
+    assert fake.fake_pending() == 3
+    assert wait() == 0
+    assert fake.fake_pending() == 2
+    assert fake.cuStreamQuery(streams[0]) == 600, "not ready"
+    use(1, early)
+    use(1, both, 0, 400)
+    for stream in streams:
+        assert fake.cuStreamSynchronize(stream) == 0 == fake.cuStreamQuery(stream)
+    assert fake.fake_pending() == 0
+# What was used again after the event is not done.
+use(0, late)
+assert fake.cuEventRecord(event, streams[0]) == 0
+use(0, late)
+assert wait() == 0 and fake.fake_pending() == 1
+fake.fake_finish()
+""")
+
+
+@pytest.mark.parametrize("call", ["cuEventRecord(event, None)", "cuStreamWaitEvent(streams[0], event, 0)",
+                                  "cuEventSynchronize(event)", "cuEventDestroy_v2(event)"])  # fmt: skip
+def test_the_stand_in_refuses_an_event_that_was_destroyed(call):
+    said = "libcuda: an event that was destroyed\n"
+    with pytest.raises(AssertionError, match=f"^{said}"):
+        run(EVENTS + f"""
+assert fake.cuEventDestroy_v2(event) == 0 and fake.fake_events() == 0
+assert fake.{call} == 400 and fake.fake_events() == 0
+""")

@@ -73,7 +73,7 @@ impl EventHandle {
     ///
     /// # Safety
     /// The event is alive.
-    pub(super) unsafe fn wait(self, queue: &mut Queue) -> Result<()> {
+    pub unsafe fn wait(self, queue: &mut Queue) -> Result<()> {
         queue.current()?;
         let driver = queue.device.driver;
         // SAFETY: the event is alive, as the caller promises; so is the stream.

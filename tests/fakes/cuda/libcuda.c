@@ -1,8 +1,9 @@
 /* A CUDA driver of host memory, for tests of what ours does with a driver's answers, and asks of it. It has devices without
- * any hardware: memory is malloc's, and a launch runs the kernel of that name lane by lane (kernels.cpp). It knows its blocks,
- * contexts and streams, and refuses, as a GPU would, and says on stderr: memory that is not there or of another context, more
- * or fewer blocks than the work has, and memory that unfinished work of another stream uses. An address that is not aligned
- * is the end of the process. Work is finished when somebody has waited for it. What goes wrong is said in the environment:
+ * any hardware: memory is malloc's, and a launch runs the kernel of that name lane by lane (kernels.cpp). It knows its
+ * blocks, contexts and streams, and refuses, as a GPU would, and says on stderr: memory that is not there or of another
+ * context, more or fewer blocks than the work has, memory that unfinished work of another stream uses, and events that were
+ * destroyed. An address that is not aligned is the end of the process. Work is finished when somebody has waited for it.
+ * What goes wrong is said in the environment:
  *
  *   FAKE_VERSION   of the driver, 12000 unless said
  *   FAKE_DEVICES   how many, 2 unless said
@@ -40,9 +41,9 @@ typedef struct Context {
 } *Context;
 typedef struct Stream {
     Context context;
-    int at_work;
-    int running;          /* kernels that have not ended yet */
-    uint64_t spins_until; /* gc_spin: a time of the clock */
+    unsigned long long at_work; /* the number of its last work; 0: that is done */
+    int running;                /* kernels that have not ended yet */
+    uint64_t spins_until;       /* gc_spin: a time of the clock */
     struct Stream *next;
 } *Stream;
 
@@ -50,7 +51,8 @@ typedef struct Stream {
 static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
 
 enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
-enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716, NOT_READY = 600, PEER_ACCESS_UNSUPPORTED = 217 };
+enum { PEER_ACCESS_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_READY = 600 };
+enum { ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716 };
 enum { DEVICES = 8, DEPTH = 16, BLOCKS = 5000 };
 
 static struct Context primary[DEVICES];
@@ -63,6 +65,8 @@ static __thread Context stack[DEPTH];
 static __thread int depth;
 static __thread int capture_mode;
 static size_t in_use[DEVICES];
+/* The number of work that is enqueued now. An event takes it, so that what comes after the event has a higher one. */
+static unsigned long long now = 1;
 /* What unfinished work of a stream in a context uses. */
 enum { UNUSED, READ, WRITTEN, TOLD };
 struct Use {
@@ -70,6 +74,7 @@ struct Use {
     int how;
     Stream stream;
     Context user;
+    unsigned long long number;
 };
 static struct Block {
     unsigned char *memory;
@@ -91,7 +96,8 @@ static struct {
 } pinned_blocks[BLOCKS];
 static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
 static int libraries, pinned, events, capturing;
-static atomic_int hold_frees, held, hold_kernels, refused;
+static atomic_int hold_frees, held, hold_kernels, refused, held_wait;
+static __thread long hold_wait_at = -1; /* the cuStreamWaitEvent of this thread that is held, counted down */
 static unsigned long long calls, launches, allocations, frees, waits;
 static char last_launch[64];
 
@@ -168,7 +174,7 @@ Result cuGetErrorName(Result code, const char **name) {
             : code == 34              ? "CUDA_ERROR_STUB_LIBRARY"
             : code == 221             ? "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
             : code == 223             ? "CUDA_ERROR_JIT_COMPILATION_DISABLED"
-            : code == 400             ? "CUDA_ERROR_INVALID_HANDLE"
+            : code == INVALID_HANDLE  ? "CUDA_ERROR_INVALID_HANDLE"
             : code == 700             ? "CUDA_ERROR_ILLEGAL_ADDRESS"
             : code == 719             ? "CUDA_ERROR_LAUNCH_FAILED"
                                       : NULL;
@@ -260,9 +266,9 @@ Result cuCtxGetDevice(int *device) {
 }
 
 static uint64_t nanoseconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
 static void sleep_until(uint64_t end) {
@@ -276,8 +282,8 @@ static void sleep_until(uint64_t end) {
 typedef struct Late {
     Context context;
     Stream stream;
-    unsigned long long number; /* in the order of all calls */
-    void *to, *from;           /* of a copy; else it is a launch */
+    unsigned long long number;
+    void *to, *from; /* of a copy; else it is a launch */
     size_t bytes;
     char kernel[64];
     unsigned blocks, threads;
@@ -285,7 +291,6 @@ typedef struct Late {
     _Alignas(16) unsigned char argument[];
 } Late;
 static Late *late_work;
-static unsigned long long last_late;
 static int is_late;
 
 static void do_work(Late *work);
@@ -303,12 +308,12 @@ static void catch_up(Context context, int all, Stream stream, unsigned long long
     }
 }
 
-static void forget_uses(Context context, int all, Stream stream) {
+static void forget_uses(Context context, int all, Stream stream, unsigned long long until) {
     for (int k = 0; k < BLOCKS; k++) {
         int left = 0;
         for (int i = 0; i < blocks[k].in_use; i++) {
             const struct Use *one = &blocks[k].uses[i];
-            if (one->user != context || !(all || one->stream == stream))
+            if (one->user != context || !(all || one->stream == stream) || one->number > until)
                 blocks[k].uses[left++] = *one;
         }
         blocks[k].in_use = left;
@@ -316,14 +321,15 @@ static void forget_uses(Context context, int all, Stream stream) {
     for (Stream other = streams; other; other = other->next)
         if (other->context == context && (all || other == stream)) {
             sleep_until(other->spins_until);
-            other->at_work = 0;
+            if (other->at_work <= until)
+                other->at_work = 0;
         }
 }
 
 /* All work of a context is done, or that of one of its streams. */
 static void finish(Context context, int all, Stream stream) {
-    catch_up(context, all, stream, last_late);
-    forget_uses(context, all, stream);
+    catch_up(context, all, stream, now);
+    forget_uses(context, all, stream, now);
 }
 
 static Stream new_stream(Context context) {
@@ -526,15 +532,24 @@ Result cuMemFreeHost(void *place) {
 typedef struct Event {
     Context context, of;
     Stream stream;
-    unsigned long long number; /* of the last late work before it */
+    unsigned long long number; /* of the last work before it */
+    int is_destroyed;
+    struct Event *next; /* of those that are, which stay here so that whoever uses one is seen */
 } *Event;
+static Event destroyed;
+
+static Result check_event(Event event) {
+    return event->is_destroyed ? fault(INVALID_HANDLE, "an event that was destroyed") : SUCCESS;
+}
 
 /* Whoever waits for an event goes on. */
-static void reach(Event event) {
-    if (!event->of)
-        return;
+static Result reach(Event event) {
+    Result result = check_event(event);
+    if (result || !event->of)
+        return result;
     catch_up(event->of, 0, event->stream, event->number);
-    forget_uses(event->of, 0, event->stream);
+    forget_uses(event->of, 0, event->stream, event->number);
+    return SUCCESS;
 }
 
 Result cuEventCreate(Event *event, unsigned flags) {
@@ -543,7 +558,7 @@ Result cuEventCreate(Event *event, unsigned flags) {
     if (!current())
         return INVALID_CONTEXT;
     *event = malloc(sizeof **event);
-    **event = (struct Event){current(), NULL, NULL, 0};
+    **event = (struct Event){.context = current()};
     events++;
     return SUCCESS;
 }
@@ -551,17 +566,26 @@ Result cuEventCreate(Event *event, unsigned flags) {
 Result cuEventRecord(Event event, Stream stream) {
     MAY_FAIL;
     Context context = is_created(stream) ? stream->context : current();
+    Result result = check_event(event);
+    if (result)
+        return result;
     if (context != event->context)
         return fault(INVALID_VALUE, "an event of another context");
-    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream, event->number = last_late;
+    event->of = context, event->stream = (uintptr_t)stream == 1 ? NULL : stream, event->number = now++;
     return SUCCESS;
 }
 
 Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     (void)stream, (void)flags;
     MAY_FAIL;
-    reach(event);
-    return SUCCESS;
+    if (hold_wait_at >= 0 && hold_wait_at-- == 0) {
+        atomic_store(&held_wait, 1);
+        leave(&entered);
+        while (atomic_load(&held_wait))
+            sched_yield();
+        entered = enter();
+    }
+    return reach(event);
 }
 
 Result cuEventSynchronize(Event event) {
@@ -569,13 +593,16 @@ Result cuEventSynchronize(Event event) {
     if (!current())
         return INVALID_CONTEXT;
     waits++;
-    reach(event);
-    return SUCCESS;
+    return reach(event);
 }
 
 Result cuEventDestroy_v2(Event event) {
     MAY_FAIL;
-    free(event);
+    Result result = check_event(event);
+    if (result)
+        return result;
+    event->is_destroyed = 1, event->next = destroyed;
+    destroyed = event;
     events--;
     return SUCCESS;
 }
@@ -608,17 +635,21 @@ static Result note_use(Place place, int how, struct Block *block, const unsigned
         struct Use *one = &block->uses[i];
         if (one->stream != place.stream && (one->how == WRITTEN || how == WRITTEN) && begin < one->end && one->begin < end)
             return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
-        if (one->stream == place.stream && one->user == place.context && one->how == how
-            && ((begin <= one->end && one->begin <= end) || block->in_use >= MOST_USES))
+        if (one->stream != place.stream || one->user != place.context || one->how != how)
+            continue;
+        /* Of two uses with an event between them, the later stands for both only where it covers the earlier. */
+        int meets = begin <= one->end && one->begin <= end, covers = begin <= one->begin && one->end <= end;
+        if ((one->number == now ? meets : covers) || block->in_use >= MOST_USES)
             own = one;
     }
     if (own) {
         own->begin = begin < own->begin ? begin : own->begin;
         own->end = end > own->end ? end : own->end;
+        own->number = now;
         return SUCCESS;
     }
     block->uses = realloc(block->uses, (size_t)(block->in_use + 1) * sizeof *block->uses);
-    block->uses[block->in_use++] = (struct Use){begin, end, how, place.stream, place.context};
+    block->uses[block->in_use++] = (struct Use){begin, end, how, place.stream, place.context, now};
     return SUCCESS;
 }
 
@@ -656,7 +687,7 @@ static void do_work(Late *work) {
 
 static Late *append(Late **end, Place place, size_t bytes) {
     Late *work = calloc(1, sizeof *work + bytes);
-    *work = (Late){.context = place.context, .stream = place.stream, .number = ++last_late};
+    *work = (Late){.context = place.context, .stream = place.stream, .number = now};
     while (*end)
         end = &(*end)->next;
     return *end = work;
@@ -695,7 +726,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     launches++;
     snprintf(last_launch, sizeof last_launch, "%s", kernel);
     if (is_created(stream))
-        stream->at_work = 1;
+        stream->at_work = now;
     Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
     if (!strcmp(kernel, "gc_spin")) {
         if (x != 1 || threads != 1 || !is_created(stream))
@@ -705,7 +736,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     }
     for (int k = 0; k < host_kernels; k++) {
         if (kernel == host_kernel[k].name) {
-            catch_up(place.context, 0, place.stream, last_late);
+            catch_up(place.context, 0, place.stream, now);
             host_kernel[k].run(x, threads, arguments);
             return SUCCESS;
         }
@@ -728,7 +759,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
                       launch.argument_bytes);
         return SUCCESS;
     }
-    catch_up(place.context, 0, place.stream, last_late);
+    catch_up(place.context, 0, place.stream, now);
     /* Other calls go on meanwhile: the kernel may wait for that of another rank. */
     if (is_created(stream))
         stream->running++;
@@ -739,7 +770,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         run_kernel(kernel, x, threads, arguments);
     entered = enter();
     if (is_created(stream) && --stream->running == 0)
-        catch_up(place.context, 0, place.stream, last_late);
+        catch_up(place.context, 0, place.stream, now);
     return SUCCESS;
 }
 
@@ -770,7 +801,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **a
 /* The place of a copy: as that of a launch. */
 static Place place_of(Stream stream) {
     if (is_created(stream))
-        stream->at_work = 1;
+        stream->at_work = now;
     return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 1};
 }
 
@@ -780,7 +811,7 @@ Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stre
         return INVALID_CONTEXT;
     void *to = (void *)(uintptr_t)address;
     Result result = use(place_of(stream), WRITTEN, to, bytes);
-    catch_up(is_created(stream) ? stream->context : current(), 0, (uintptr_t)stream == 1 ? NULL : stream, last_late);
+    catch_up(is_created(stream) ? stream->context : current(), 0, (uintptr_t)stream == 1 ? NULL : stream, now);
     if (result == SUCCESS)
         memset(to, value, bytes);
     return result;
@@ -884,7 +915,7 @@ Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
-    catch_up(current(), 1, NULL, last_late);
+    catch_up(current(), 1, NULL, now);
     Result result = use(place_of(NULL), WRITTEN, (void *)(uintptr_t)to, bytes);
     if (result == SUCCESS)
         memcpy((void *)(uintptr_t)to, from, bytes);
@@ -895,7 +926,7 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     MAY_FAIL;
     if (!current())
         return INVALID_CONTEXT;
-    catch_up(current(), 1, NULL, last_late);
+    catch_up(current(), 1, NULL, now);
     Result result = use(place_of(NULL), READ, (void *)(uintptr_t)from, bytes);
     if (result == SUCCESS)
         memcpy(to, (void *)(uintptr_t)from, bytes);
@@ -1383,6 +1414,11 @@ size_t fake_in_use(int device) { return in_use[device]; }
 int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
 void fake_hold_kernels(int hold) { atomic_store(&hold_kernels, hold); } /* on streams that were created */
 int fake_held(void) { return atomic_load(&held); }
+/* The cuStreamWaitEvent of this thread after the next `calls` is held, as if the thread were preempted, until
+ * fake_go_on(). One at a time. */
+void fake_hold_wait(long calls) { hold_wait_at = calls; }
+int fake_held_wait(void) { return atomic_load(&held_wait); }
+void fake_go_on(void) { atomic_store(&held_wait, 0); }
 int fake_libraries(void) { return libraries; }
 int fake_pinned(void) { return pinned; }
 int fake_events(void) { return events; }
