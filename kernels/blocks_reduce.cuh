@@ -126,8 +126,9 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
     static_assert(+S::RING <= +RING, "a ring has room");
     constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, VECTORS = S::CODES / S::ROW;
     const unsigned char *chunk = call.chunks + blocks.chunk;
-    // Of the head a lane has a vector, of the header or of those that the scales lie in, if there are as many.
-    const unsigned beyond = static_cast<unsigned>(blocks.scales<C>()) % S::VECTOR;
+    // Of the head a lane has a vector, of the header or of those that the scales lie in, if there are as many: without a
+    // block none.
+    const unsigned beyond = blocks.end != 0 ? static_cast<unsigned>(blocks.scales<C>()) % S::VECTOR : 0;
     const bool of_header = lane < HEADER / S::VECTOR;
     const bool has_head = of_header || lane * S::VECTOR < HEADER + beyond + blocks.end * Block<C>::SCALE_BYTES;
     const unsigned char *head_from = chunk + (of_header ? 0 : blocks.scales<C>() - beyond - HEADER) + lane * S::VECTOR;

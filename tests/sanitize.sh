@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# sanitize.sh: the Rust tests, the C tests and the examples under AddressSanitizer, with leak detection. With
-# GRADCODEC_TESTS=all on every instruction set, not only the widest, and the kernels of block codecs; then C tests and
-# examples under valgrind, on the library as it is shipped. First of all two programs with a defect, which must be found: a
-# run that sees nothing is no proof.
+# sanitize.sh: the Rust tests, the C tests, the examples and the kernels of block codecs under AddressSanitizer, with leak
+# detection. With GRADCODEC_TESTS=all on every instruction set, not only the widest; then C tests and examples under
+# valgrind, on the library as it is shipped. First of all two programs with a defect, which must be found: a run that sees
+# nothing is no proof.
 #
 # Works in build/sanitize; the standard library is not rebuilt. HOSTILE_CALLS: calls of either hostile driver in each run.
 # The last line says how much passed.
@@ -184,13 +184,6 @@ for source in "${programs[@]}"; do
     # shellcheck disable=SC2046 # arguments are words
     step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" $(arguments "$name" "$calls")
 done
-# What has no argument runs on the widest set.
-[ "$tier" = all ] || finish
-for set in portable avx2; do
-    for name in hostile hostile_codec; do
-        step "$name, $set" env GRADCODEC_CPU=$set "$work/asan/$name" "$calls" 7
-    done
-done
 
 # The kernels of block codecs, lane by lane on a driver whose allocations end where they should; of others that is what
 # tests/emulator does. First a gradient with less memory than it has elements. Python itself leaves memory behind.
@@ -222,6 +215,14 @@ if [ -x build/venv/bin/python ]; then
 else
     skip "kernels of block codecs" "no build/venv: make test-python makes it"
 fi
+
+# What has no argument runs on the widest set.
+[ "$tier" = all ] || finish
+for set in portable avx2; do
+    for name in hostile hostile_codec; do
+        step "$name, $set" env GRADCODEC_CPU=$set "$work/asan/$name" "$calls" 7
+    done
+done
 
 # ---- valgrind ----
 
