@@ -7,10 +7,11 @@
 // A lane has vectors of codes of its own: a block each, or a part of one, of which it asks the other lanes for nothing but
 // their largest magnitude. A warp has its unit of tile after tile, from number `tile` on, as long as units are whole and
 // usual: what is the same for all is found once, and payloads of the next unit are on their way while this one is encoded.
-// Gives the first tile that is left. `many`: of codes of 4 bits an even number. `ring`: of the warp.
-template <unsigned C>
+// Gives the first tile that is left: at once if the warp finds a payload that is not right, for which it asks when the first
+// ones are on their way. `many`: of codes of 4 bits an even number. `ring`: of the warp.
+template <unsigned C, typename AreRight>
 __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsigned tile, unsigned many, float factor,
-                                                    unsigned char *ring) {
+                                                    unsigned char *ring, AreRight are_right) {
     typedef Codes<C, 8> Row;
     enum : unsigned { VECTOR = sizeof(uint4), ROWS = VECTOR / Row::BYTES, OF_WARP = WARP * VECTOR, SCALE = Block<C>::SCALE_BYTES };
     // Of a block, and of a lane in a unit; bytes from the scale of one to that of the next.
@@ -52,8 +53,9 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
 #pragma unroll
     for (unsigned i = 0; i + 1 < SLOTS; i++) stage(i * SLOT);
     unsigned at = 0, before = (SLOTS - 1) * SLOT;
+    const bool goes_on = are_right();
 #pragma unroll 1
-    while (tile < end) {
+    while (goes_on && tile < end) {
         float c[VECTORS][ROWS][8] = {};
         Rare<C> rare;
         unsigned r = many;  // a multiple of AT_ONCE, not 0
@@ -108,26 +110,30 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
     return tile;
 }
 
-// Block: tiles that are as far apart as there are blocks. What reduce_by_lanes() leaves is done as elsewhere: the last
-// tile, what is rare, all where a payload is not right, and numbers of payloads for which the host calls other kernels.
+// Where the host finds that it serves (`Reduce::is_by_lanes`). Block: tiles that are as far apart as there are blocks. What
+// reduce_by_lanes() leaves is done as elsewhere: the last tile, what is rare, and all where a payload is not right.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lanes(const __grid_constant__ gc_reduce call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     const gc_codec &codec = call.codec;
     const unsigned lane = threadIdx.x % WARP, many = static_cast<unsigned>(call.payloads);
-    const unsigned broken = codec.control->broken;
     const Share share(codec, many);
-    const Header header(codec, codec.chunk, lane);
-    unsigned different = broken;
-#pragma unroll 1
-    for (unsigned r = 0; r < many; r++) different |= header.different(Header::load(call.chunks + r * call.apart, lane));
+    // The lower half of a warp looks at one payload, the upper one at the next.
+    const auto are_right = [&] {
+        const Header header(codec, codec.chunk, lane);
+        unsigned different = codec.control->broken;
+#pragma unroll 4
+        for (unsigned r = 0; r < many; r += 2) {
+            const unsigned payload = r + lane / HEADER_WORDS < many ? r + lane / HEADER_WORDS : r;
+            different |= header.different(Header::load(call.chunks + payload * call.apart, lane));
+        }
+        return __all_sync(WHOLE_WARP, different == 0) != 0;
+    };
     unsigned tile = blockIdx.x, found = 0;
-    if (__all_sync(WHOLE_WARP, different == 0) && !share.divides) {
-        unsigned char *ring = ring_of_warp(rings);
-        BY_CODEC(codec.kind, if (Block<C>::BITS == 8 || (Block<C>::BITS == 4 && many % 2 == 0)) {
-            // There is no such function for BF16.
-            tile = reduce_by_lanes<C == CODEC_BF16 ? +CODEC_MXFP8 : C>(call, tile, many, share.reciprocal, ring);
-        })
-    }
+    unsigned char *ring = ring_of_warp(rings);
+    BY_CODEC(codec.kind, if (Block<C>::BITS == 8 || Block<C>::BITS == 4) {
+        // There is no such function for BF16.
+        tile = reduce_by_lanes<C == CODEC_BF16 ? +CODEC_MXFP8 : C>(call, tile, many, share.reciprocal, ring, are_right);
+    })
     const Target<HERE> target = {codec, call.dst, call.way};
 #pragma unroll 1
     for (; static_cast<u64>(tile) * TILE < codec.only.elements; tile += gridDim.x) {

@@ -3,6 +3,7 @@
 #define GRADCODEC_BLOCKS_REDUCE_CUH
 
 #include "blocks_emit.cuh"
+#include "staging.cuh"
 
 // MEAN: divided by the number of payloads. A power of two divides as its reciprocal multiplies; up to 2^7 that may be
 // done to scales, and changes no bit: numbers of usual blocks are multiples of 2^-136, and no sum of them overflows.
@@ -63,55 +64,9 @@ struct Staged {
 // Room for a warp's, whatever the codec.
 enum : unsigned { RING = 4096 / 2 * Staged<CODEC_BF16>::PAYLOADS };
 
-// The warp's of a block's, in a register: ptxas would find an address in shared memory anew at each use.
+// The warp's of a block's.
 __device__ __forceinline__ unsigned char *ring_of_warp(uint4 *rings) {
-    void *ring = rings + threadIdx.x / WARP * (RING / sizeof(uint4));
-#ifdef __CUDA_ARCH__
-    ring = __cvta_shared_to_generic(in_register(static_cast<unsigned>(__cvta_generic_to_shared(ring))));
-#endif
-    return static_cast<unsigned char *>(ring);
-}
-
-// Copies BYTES, 16 or 4, which are there when the lane has waited for its group. What neighbours read, too, goes by the L1
-// cache.
-template <unsigned BYTES>
-__device__ __forceinline__ void stage_cached(unsigned char *to, const unsigned char *from) {
-#if __CUDA_ARCH__ >= 800
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(at), "l"(from), "n"(BYTES) : "memory");
-#elif defined(__CUDA_ARCH__)
-    if (BYTES == 16) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from);
-    else *reinterpret_cast<unsigned *>(to) = *reinterpret_cast<const unsigned *>(from);
-#else
-    __pipeline_memcpy_async(to, from, BYTES, 0);
-#endif
-}
-// `bytes`: 16, or 0 for zeros in place of what is not there.
-__device__ __forceinline__ void stage_codes(unsigned char *to, const unsigned char *from, unsigned bytes) {
-#if __CUDA_ARCH__ >= 800
-    const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes) : "memory");
-#elif defined(__CUDA_ARCH__)
-    *reinterpret_cast<uint4 *>(to) = bytes != 0 ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
-#else
-    __pipeline_memcpy_async(to, from, 16, 16 - bytes);
-#endif
-}
-__device__ __forceinline__ void end_group() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#elif !defined(__CUDA_ARCH__)
-    __pipeline_commit();
-#endif
-}
-// For all of the lane's groups but the last LATER.
-template <unsigned LATER>
-__device__ __forceinline__ void wait_for_groups() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" :: "n"(LATER) : "memory");
-#elif !defined(__CUDA_ARCH__)
-    __pipeline_wait_prior(LATER);
-#endif
+    return in_register(reinterpret_cast<unsigned char *>(rings) + threadIdx.x / WARP * RING);
 }
 
 // The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives

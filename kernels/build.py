@@ -27,9 +27,10 @@ MODULES = ["bits", "strided", "signs", "onebit", "blocks", "blocks_peers", "copy
 # OWN_LEVELS; 8.6 and 8.9 run the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the
 # fatbin.
 LEVELS = {75: [75, 80], 90: [90, 100, 120]}
-# Kernels of block codecs copy to shared memory by an instruction of 8.0. What goes to other GPUs' memory has machine code
-# of GPUs with links between them.
-OWN_LEVELS = {"blocks": {75: [75], 80: [80], 90: [90, 100, 120]}, "blocks_peers": {75: [], 80: [80], 90: [90, 100]}}
+# Kernels of codecs copy to shared memory by an instruction of 8.0. What goes to other GPUs' memory has machine code of GPUs
+# with links between them.
+FROM_8_0 = {75: [75], 80: [80], 90: [90, 100, 120]}
+OWN_LEVELS = {"blocks": FROM_8_0, "onebit": FROM_8_0, "blocks_peers": {75: [], 80: [80], 90: [90, 100]}}
 
 OPTIONS = [
     "--std=c++14",

@@ -47,11 +47,11 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
         if (count != 0) kept.store_to(to + kept_at, lane);
     } else {
         bool found = false;
-        const auto load_row = [&](unsigned row, float (&news)[8], float (&olds)[8]) {
+        const auto load_row = [&](unsigned row, float (&news)[8], Row<E, N> &olds) {
             load_row_each<V, N>(news, values, row, lane, count, dtype);
-            load_kept_row<E, N>(olds, from + kept_at, row, lane);
+            olds.load_from(from + kept_at + row * olds.PLACES * E::SIZE, lane);
         };
-        sum = step_exactly<E, N, E>(rules, form, load_row, to + kept_at, below_zero, found, lane, count);
+        sum = step_by_rows<E, N, E>(rules, form, load_row, to + kept_at, below_zero, found, lane, count);
         if (found) atomicOr(&codec.control->found, NONFINITE);
     }
     store_words(codec, tile, chunks, at / 8, word_of_unit<N>(below_zero, lane), lane);

@@ -92,7 +92,7 @@ __device__ __forceinline__ void compress_errors(const gc_compress &call) {
         float error[N];
 #pragma unroll
         for (unsigned m = 0; m < N; m++) error[m] = error_of(__fadd_rn(wide.at(k, m), old.at(k, m)), s);
-        keep(old, k, error);
+        keep(E(), old.vectors[k], error);
     }
     old.store_inside(errors, lane, filled);
     if (exists) {

@@ -3,16 +3,9 @@
 #define GRADCODEC_REDUCE_CUH
 
 #include "decode.cuh"
+#include "staging.cuh"
 #include "step.cuh"
 #include "vote.cuh"
-
-__device__ __forceinline__ void prefetch_l2(const void *from) {
-#ifdef __CUDA_ARCH__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#else
-    (void)from;
-#endif
-}
 
 // The payloads that are reduced, as a lane sees them: a word of a unit's bits in each, and the scale.
 struct Payloads {
@@ -33,78 +26,112 @@ struct Payloads {
     // The word as it lies in memory; what is in it past the unit's last element is not looked at.
     __device__ __forceinline__ unsigned word(u64 payload) const {
         const unsigned *from = bits + payload * stride / 4;
-        const unsigned first = low ? from[0] : 0, next = high ? from[1] : 0;
-        return __funnelshift_r(first, next, beyond * 8);
+        return put_together(low ? from[0] : 0, high ? from[1] : 0);
     }
-    // So that words of the first 8 payloads are in the L2 cache when they are wanted: a sector a lane.
-    __device__ __forceinline__ void prefetch(unsigned count, unsigned lane) const {
-        const unsigned payload = lane / 4, sector = lane % 4;
-        if (payload < many && sector * 256 < count) prefetch_l2(bits - lane + sector * 8 + payload * stride / 4);
+    // Of the two words that it is in.
+    __device__ __forceinline__ unsigned put_together(unsigned first, unsigned next) const {
+        return __funnelshift_r(first, next, beyond * 8);
     }
     __device__ __forceinline__ float scale(u64 payload) const {
         return exists ? *reinterpret_cast<const float *>(scales + payload * stride) : 0;
     }
 };
 
-// What is loaded at once: words and scales of some payloads from one on. Nothing for a warp without elements.
+// Adds q, with its sign turned where `below_zero` is not 0.
+__device__ __forceinline__ void add_signed(float &sum, float q, unsigned below_zero) {
+#ifdef __CUDA_ARCH__
+    // Two instructions of which one is done. Of `below_zero ? -q : q` ptxas makes more.
+    asm("{\n\t"
+        ".reg .pred below;\n\t"
+        "setp.ne.u32 below, %2, 0;\n\t"
+        "@below sub.rn.f32 %0, %0, %1;\n\t"
+        "@!below add.rn.f32 %0, %0, %1;\n\t"
+        "}"
+        : "+f"(sum)
+        : "f"(q), "r"(below_zero));
+#else
+    sum = below_zero ? sum - q : sum + q;
+#endif
+}
+
+// Some payloads from one on: of each this lane's word, with 1 where an element is below zero. Their shares of the mean are in
+// lanes: that of number i in lane i.
 struct Group {
-    enum : unsigned { MOST = 2 };
-    unsigned words[MOST];
-    float scales[MOST];
-    __device__ __forceinline__ void load(const Payloads &payloads, unsigned first) {
+    enum : unsigned { MOST = 8 };
+    unsigned words[MOST], next[MOST];
+    float share;
+
+    __device__ __forceinline__ void load(const Payloads &payloads, unsigned first, unsigned lane) {
+        const unsigned *from = payloads.bits + first * payloads.stride / 4;
+#pragma unroll
+        for (unsigned i = 0; i < MOST; i++, from += payloads.stride / 4) {
+            const bool given = first + i < payloads.many;
+            words[i] = given && payloads.low ? from[0] : 0, next[i] = given && payloads.high ? from[1] : 0;
+        }
+        share = lane < MOST && first + lane < payloads.many ? payloads.scale(first + lane) : 0;
+    }
+    // When they are there. Tells what is not finite, or zeroes it.
+    __device__ __forceinline__ void receive(const Payloads &payloads, bool zero, bool &found) {
+#pragma unroll
+        for (unsigned i = 0; i < MOST; i++) words[i] = ~in_order(payloads.put_together(words[i], next[i]), ORDER_BIG);
+        // A power of two divides as its reciprocal multiplies.
+        const float all = static_cast<float>(payloads.many);
+        const bool divides = (payloads.many & (payloads.many - 1)) != 0;
+        share = divides ? __fdiv_rn(share, all) : __fmul_rn(share, __uint_as_float(0x7f000000u - __float_as_uint(all)));
+        if (is_finite(share)) return;
+        found = true;
+        if (zero) share = 0;
+    }
+    // Adds the first `count`, as far as there are so many, to the lane's elements of a row: in turn, their shares, with the
+    // signs of the bits.
+    __device__ __forceinline__ void add(float (&sums)[8], unsigned count, unsigned row, unsigned lane) const {
 #pragma unroll
         for (unsigned i = 0; i < MOST; i++) {
-            // In place of one that is not there the first, which is not used: no branch, and nothing more from memory.
-            const unsigned payload = first + i < payloads.many ? first + i : first;
-            words[i] = payloads.word(payload);
-            scales[i] = payloads.scale(payload);
-        }
-    }
-    // The next one becomes the first: so the loop over them is not unrolled.
-    __device__ __forceinline__ void next() {
+            if (i >= count) break;
+            const float q = __shfl_sync(WHOLE_WARP, share, i);
 #pragma unroll
-        for (unsigned i = 1; i < MOST; i++) words[i - 1] = words[i], scales[i - 1] = scales[i];
+            for (unsigned j = 0; j < 2; j++) {
+                // Of vector k, 4 neighbours, a lane finds the bits in word k * 4 + lane / 8.
+                const unsigned bits = __shfl_sync(WHOLE_WARP, words[i], (row * 2 + j) * 4 + lane / 8) >> lane % 8 * 4;
+#pragma unroll
+                for (unsigned m = 0; m < 4; m++) add_signed(sums[j * 4 + m], q, bits & 1u << m);
+            }
+        }
     }
 };
 
-// Adds a payload's scale, with the sign of each bit. FIRST: to +0. `word`: the lane's word of its bits.
-template <bool FIRST>
-__device__ __forceinline__ void add_payload(Lane<F32, 4> &sum, float q, unsigned word, unsigned lane) {
-    constexpr unsigned N = 4;
-    const unsigned fields = fields_of_unit<N>(in_order(word, ORDER_BIG), lane), scale = __float_as_uint(q);
-    // +0 and -0 are +0.
-    const unsigned sign = FIRST && q == 0 ? 0 : 0x80000000u;
+// A row's sums, kept from group to group where there are several. `kept`: the unit's, in shared memory.
+enum : unsigned { ROOM_OF_SUMS = TILE * sizeof(float) / sizeof(uint4) };
+__device__ __forceinline__ void load_sums(float (&sums)[8], const unsigned char *kept, unsigned row, unsigned lane) {
+    Row<F32, 4> of_lane;
+    of_lane.load_from(kept + row * of_lane.PLACES * F32::SIZE, lane);
 #pragma unroll
-    for (unsigned k = 0; k < 32 / N; k++) {
+    for (unsigned i = 0; i < 8; i++) sums[i] = of_lane.at(i / 4, i % 4);
+}
+__device__ __forceinline__ void store_sums(const float (&sums)[8], unsigned char *kept, unsigned row, unsigned lane) {
+    Row<F32, 4> of_lane;
 #pragma unroll
-        for (unsigned m = 0; m < N; m++) {
-            // Its sign is turned where the bit is 0. Not `bit ? q : -q`: ptxas divides by -W again for that.
-            const unsigned term = scale ^ (~fields << (31 - (k * N + m)) & sign);
-            sum.vectors[k].words[m] = FIRST ? term : __float_as_uint(__fadd_rn(sum.at(k, m), __uint_as_float(term)));
-        }
-    }
+    for (unsigned i = 0; i < 8; i++) of_lane.vectors[i / 4].words[i % 4] = __float_as_uint(sums[i]);
+    of_lane.store_to(kept + row * of_lane.PLACES * F32::SIZE, lane);
 }
 
-// The sum of all payloads' scales, each with the sign of its bit, in turn. `group`: the first of them. What is not
-// finite is told, or zeroed.
-__device__ __forceinline__ void sum_of_payloads(const Payloads &payloads, Group &group, bool zero, bool &found,
-                                                Lane<F32, 4> &sum, unsigned lane) {
-    // A power of two divides as its reciprocal multiplies.
-    const float all = static_cast<float>(payloads.many), reciprocal = __uint_as_float(0x7f000000u - __float_as_uint(all));
-    const bool divides = (payloads.many & (payloads.many - 1)) != 0;
-    const auto share = [&] {
-        const float q = divides ? __fdiv_rn(group.scales[0], all) : __fmul_rn(group.scales[0], reciprocal);
-        if (is_finite(q)) return q;
-        found = true;
-        return zero ? 0 : q;
-    };
-    add_payload<true>(sum, share(), group.words[0], lane);
+// Adds all groups but the last, which `group` is then. Gives how many are left.
+__device__ __forceinline__ unsigned add_earlier(const Payloads &payloads, Group &group, unsigned char *kept, bool zero, bool &found,
+                                                unsigned lane) {
+    unsigned first = 0;
 #pragma unroll 1
-    for (unsigned r = 1; r < payloads.many; r++) {
-        group.next();
-        if (r % Group::MOST == 0) group.load(payloads, r);
-        add_payload<false>(sum, share(), group.words[0], lane);
+    for (; payloads.many - first > Group::MOST; first += Group::MOST) {
+#pragma unroll 1
+        for (unsigned row = 0; row < 4; row++) {
+            float sums[8] = {};
+            if (first != 0) load_sums(sums, kept, row, lane);
+            group.add(sums, Group::MOST, row, lane);
+            store_sums(sums, kept, row, lane);
+        }
+        group.load(payloads, first + Group::MOST, lane);
+        group.receive(payloads, zero, found);
     }
+    return payloads.many - first;
 }
 
 // SIGN: the word of a lane, of the bits that more than half of the payloads have, in a tie of the one in turn. `turn`:
@@ -158,19 +185,36 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     const gc_tile tile = tile_of(codec, blockIdx.x);
     const unsigned valid = valid_state(codec);
     const unsigned char *from = codec.state[valid];
-    unsigned char *to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid];
+    unsigned char *to = in_global_memory(codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid]);
     const unsigned count = elements_of_unit(tile, at);
     const u64 kept_at = codec.units_at + (tile.unit * UNIT + at) * E::SIZE;
     const Payloads payloads(call, tile, at, count, lane);
-    payloads.prefetch(count, lane);
-    Lane<E, N> old = {};
-    Group group;
+    const bool zero = codec.policy == ZERO;
+    // The errors come to shared memory, from which a row is read when it is wanted: more bytes are on their way so than
+    // registers have room for. Not before 8.0, and not where sums are kept there.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    const bool staged = E::SIZE != 0 && payloads.many <= Group::MOST;
+#else
+    constexpr bool staged = false;
+#endif
+    __shared__ uint4 place[ROOM_OF_SUMS];
+    unsigned char *const errors = reinterpret_cast<unsigned char *>(place) + at * E::SIZE;
+    unsigned char *const earlier = reinterpret_cast<unsigned char *>(place) + at * F32::SIZE;
     float t = 0;
     if (count != 0) {
-        old.load_from(from + kept_at, lane);
+        if (staged) {
+            constexpr unsigned A_VECTOR = E::SIZE == 0 ? 4 : N * E::SIZE;
+#pragma unroll
+            for (unsigned k = 0; k < UNIT / (WARP * N); k++) {
+                const unsigned vector = (k * WARP + lane) * A_VECTOR;
+                stage_cached<A_VECTOR>(errors + vector, from + kept_at + vector);
+            }
+            end_group();
+        }
         t = reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
     }
-    group.load(payloads, 0);
+    Group group;
+    group.load(payloads, 0, lane);
 
     let_next_launch_begin();
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
@@ -185,34 +229,32 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     if (E::SIZE == 0 && codec.kind == SIGN) {
         word = vote_of_unit(payloads, tile, from, at, count, lane);
     } else {
-        const Rules rules = {codec.rule == RMS, codec.policy == ZERO, false};
-        const Carried<true> form = {t, codec.beta};
-        unsigned below_zero;
-        Lane<F32, N> sum;
-        Lane<E, N> kept;
+        const Rules rules = {codec.rule == RMS, zero, false};
         bool found = false;
-        sum_of_payloads(payloads, group, rules.zero, found, sum, lane);
-        // What is usual costs a third less: reduce() is where instructions count, and not memory alone.
-        if (codec.rule == RMS && codec.beta == 1 && tile.count == TILE) {
-            const Rules usual = {true, false, false};
-            all = step(usual, Carried<false>{t, 1}, sum, old, kept, below_zero, lane, ~0u);
-        } else {
-            all = step(rules, form, sum, old, kept, below_zero, lane, which_exist<N>(lane, count));
-        }
-        if (__all_sync(WHOLE_WARP, corrupt || (!found && is_finite(all)))) {
-            if (count != 0 && !corrupt) kept.store_to(to + kept_at, lane);
-        } else {
-            const auto load_row = [&](unsigned row, float (&sums)[8], float (&olds)[8]) {
-                load_kept_row<E, N>(olds, from + kept_at, row, lane);
+        group.receive(payloads, zero, found);
+        const unsigned left = add_earlier(payloads, group, earlier, zero, found, lane);
+        wait_for_groups<0>();
+        const auto load_row = [&](unsigned row, float (&sums)[8], Row<E, N> &old) {
+            const unsigned before = row * old.PLACES * E::SIZE;
+            // Of a unit without elements it is anything, and not used.
+            if (staged) old.load_from(errors + before, lane);
+            else if (count != 0) old.load_from(from + kept_at + before, lane);
+            else old = {};
 #pragma unroll
-                for (unsigned i = 0; i < 8; i++) sums[i] = sum.at(i / N, i % N);
-                // The next row becomes the first.
-#pragma unroll
-                for (unsigned k = 8 / N; k < 32 / N; k++) sum.vectors[k - 8 / N] = sum.vectors[k];
-            };
-            all = step_exactly<E, N, E>(rules, form, load_row, to + kept_at, below_zero, found, lane, count);
-            if (found) atomicOr(&codec.control->found, NONFINITE);
+            for (unsigned i = 0; i < 8; i++) sums[i] = 0;
+            if (payloads.many > Group::MOST) load_sums(sums, earlier, row, lane);
+            group.add(sums, left, row, lane);
+        };
+        unsigned char *const kept = count != 0 && !corrupt ? to + kept_at : nullptr;
+        unsigned below_zero;
+        // What is usual has fewer instructions.
+        if (rules.rms && codec.beta == 1) {
+            const Rules usual = {true, zero, false};
+            all = step_by_rows<E, N, E>(usual, Carried<false>{t, 1}, load_row, kept, below_zero, found, lane, count);
+        } else {
+            all = step_by_rows<E, N, E>(rules, Carried<true>{t, codec.beta}, load_row, kept, below_zero, found, lane, count);
         }
+        if (found && !corrupt) atomicOr(&codec.control->found, NONFINITE);
         word = word_of_unit<N>(below_zero, lane);
     }
     // Found anew: what is kept of it meanwhile takes registers that are wanted.
@@ -225,8 +267,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
         reduce<E>(call); \
     }
-REDUCE(gc_onebit_reduce_f32, F32, 2)
-REDUCE(gc_onebit_reduce_bf16, BF16, 3)
+REDUCE(gc_onebit_reduce_f32, F32, 4)
+REDUCE(gc_onebit_reduce_bf16, BF16, 4)
 REDUCE(gc_onebit_reduce, None, 3)
 
 // The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
@@ -239,35 +281,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     const gc_tile tile = tile_of(codec, blockIdx.x);
     const unsigned count = elements_of_unit(tile, at);
     const Payloads payloads(call, tile, at, count, lane);
-    payloads.prefetch(count, lane);
     Group group;
-    group.load(payloads, 0);
+    group.load(payloads, 0, lane);
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
-    Lane<F32, N> sum;
     bool found = told.nonfinite;
-    if (codec.kind == SIGN) {
+    const bool zero = codec.policy == ZERO, votes = codec.kind == SIGN;
+    if (votes) {
         const unsigned char *state = codec.state[codec.control->valid >> SERVER & 1];
-        const unsigned word = vote_of_unit(payloads, tile, state, at, count, lane);
-        const unsigned fields = fields_of_unit<N>(in_order(word, ORDER_BIG), lane);
-#pragma unroll
-        for (unsigned i = 0; i < 32; i++) {
-            sum.vectors[i / N].words[i % N] = 0x3f800000u | (~fields << (31 - i) & 0x80000000u);
-        }
+        group.words[0] = ~in_order(vote_of_unit(payloads, tile, state, at, count, lane), ORDER_BIG), group.share = 1;
     } else {
-        sum_of_payloads(payloads, group, codec.policy == ZERO, found, sum, lane);
+        group.receive(payloads, zero, found);
     }
-    if (lane == 0 && (told.broken || told.corrupt || found)) {
+    __shared__ uint4 place[ROOM_OF_SUMS];
+    unsigned char *const kept = reinterpret_cast<unsigned char *>(place) + at * F32::SIZE;
+    const unsigned left = votes ? 1 : add_earlier(payloads, group, kept, zero, found, lane);
+    const u64 first = run_of(codec, tile.run).base + tile.first + at;
+#pragma unroll 1
+    for (unsigned row = 0; row < 4; row++) {
+        float sums[8] = {};
+        if (!votes && payloads.many > Group::MOST) load_sums(sums, kept, row, lane);
+        group.add(sums, left, row, lane);
+        Row<F32, N> means;
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(sums[i]));
+            means.vectors[i / N].words[i % N] = told.broken ? 0x7fc00000 : pattern;
+        }
+        const unsigned before = row * means.PLACES;
+        if (before < count) means.store_anywhere(call.dst + (first + before) * 4, lane, count - before);
+    }
+    if (__any_sync(WHOLE_WARP, told.broken || told.corrupt || found) && lane == 0) {
         tell(codec, told.corrupt && !told.broken ? CORRUPT : NONFINITE);
     }
-    if (count == 0) return;
-#pragma unroll
-    for (unsigned i = 0; i < 32; i++) {
-        const float mean = sum.at(i / N, i % N);
-        const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(mean));
-        sum.vectors[i / N].words[i % N] = told.broken ? 0x7fc00000 : pattern;
-    }
-    const u64 first = run_of(codec, tile.run).base + tile.first + at;
-    sum.store_anywhere(call.dst + first * 4, lane, count);
 }
 
 #endif

@@ -70,10 +70,10 @@ __device__ __forceinline__ int left_of_lane(unsigned lane, unsigned count) {
     return static_cast<int>(count) - static_cast<int>(lane * N);
 }
 
-// A unit's worth of a lane: element (k, m) is number k * 32 * N + lane * N + m.
-template <typename T, unsigned N>
+// A unit's worth of a lane, or that of a few vectors: element (k, m) is number k * 32 * N + lane * N + m.
+template <typename T, unsigned N, unsigned VECTORS = 32 / N>
 struct Lane {
-    enum : unsigned { VECTORS = 32 / N };
+    enum : unsigned { PLACES = VECTORS * WARP * N };
     Words<T::SIZE * N> vectors[VECTORS];
     __device__ __forceinline__ float at(unsigned k, unsigned m) const { return T::at(vectors[k].words, m); }
     // Whole vectors, aligned. `from`: the unit's first element.
@@ -116,16 +116,16 @@ struct Lane {
             }
         }
     }
-    // The first `count` of a unit, wherever they lie; 0 for all others. By elements it is hardly slower than by
+    // The first `count`, wherever they lie; 0 for all others. By elements it is hardly slower than by
     // vectors: what they bring along is in the L1 cache for the next one.
     __device__ __forceinline__ void load_anywhere(const unsigned char *from, unsigned lane, unsigned count) {
         if (T::SIZE == 0) return;
-        if (count == UNIT && misalignment(from, T::SIZE * N + (T::SIZE == 0)) == 0) load_from(from, lane);
+        if (count >= PLACES && misalignment(from, T::SIZE * N + (T::SIZE == 0)) == 0) load_from(from, lane);
         else load_each(from, lane, count);
     }
-    // The first `count` of a unit, wherever they lie: by vectors, or by elements.
+    // The first `count`, wherever they lie: by vectors, or by elements.
     __device__ __forceinline__ void store_anywhere(unsigned char *to, unsigned lane, unsigned count) const {
-        if (count == UNIT && misalignment(to, T::SIZE * N) == 0) {
+        if (count >= PLACES && misalignment(to, T::SIZE * N) == 0) {
             store_to(to, lane);
             return;
         }
@@ -141,6 +141,10 @@ struct Lane {
         }
     }
 };
+
+// The elements of a lane that are added to different columns of a unit's sum.
+template <typename T, unsigned N>
+using Row = Lane<T, N, 8 / N>;
 
 // ---- Values
 
@@ -183,22 +187,22 @@ __device__ __forceinline__ Lane<F32, N> widened(const Lane<Half, N> &lane, unsig
     return wide;
 }
 
-// Rounded to the errors' dtype, put where vector k has it, and told as what it is then.
+// Rounded to the errors' dtype, put into a vector, and told as what it is then.
 template <unsigned N>
-__device__ __forceinline__ void keep(Lane<F32, N> &kept, unsigned k, float (&c)[N]) {
+__device__ __forceinline__ void keep(F32, Words<4 * N> &kept, float (&c)[N]) {
 #pragma unroll
-    for (unsigned m = 0; m < N; m++) kept.vectors[k].words[m] = __float_as_uint(c[m]);
+    for (unsigned m = 0; m < N; m++) kept.words[m] = __float_as_uint(c[m]);
 }
 template <unsigned N>
-__device__ __forceinline__ void keep(Lane<BF16, N> &kept, unsigned k, float (&c)[N]) {
+__device__ __forceinline__ void keep(BF16, Words<2 * N> &kept, float (&c)[N]) {
 #pragma unroll
     for (unsigned m = 0; m < N; m += 2) {
-        kept.vectors[k].words[m / 2] = to_bf16_pair(c[m], c[m + 1]);
-        c[m] = kept.at(k, m), c[m + 1] = kept.at(k, m + 1);
+        kept.words[m / 2] = to_bf16_pair(c[m], c[m + 1]);
+        c[m] = BF16::at(kept.words, m), c[m + 1] = BF16::at(kept.words, m + 1);
     }
 }
 template <unsigned N>
-__device__ __forceinline__ void keep(Lane<None, N> &, unsigned, float (&)[N]) {}
+__device__ __forceinline__ void keep(None, Words<0> &, float (&)[N]) {}
 
 // ---- The bits of a unit
 
@@ -256,17 +260,18 @@ struct Rules {
 
 // How c is made of a value and of what was kept, before it is rounded: with the handle, and in the plain form.
 struct Handle {
-    enum : bool { FILLED = true };  // 0 and 0 need not give 0
+    enum : bool { FILLED = true, GIVES_MINUS_ZERO = true };  // 0 and 0 need not give 0
     float s, m_g, m_e, beta;
     template <typename E>
     __device__ __forceinline__ float make(float g, float kept) const {
         return E::SIZE != 0 ? feedback(g, kept, s, m_g, m_e, beta) : __fmul_rn(m_g, g);
     }
 };
-// Without factors, as a server has none; DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
+// Without factors, as a server has none. `g`: a sum that began with +0, so that it is not -0, nor is what is added to it.
+// DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
 template <bool DECAYS>
 struct Carried {
-    enum : bool { FILLED = true };
+    enum : bool { FILLED = true, GIVES_MINUS_ZERO = false };
     float s, beta;
     template <typename E>
     __device__ __forceinline__ float make(float g, float kept) const {
@@ -318,7 +323,7 @@ __device__ __forceinline__ float step(const Rules &rules, const Form &form, cons
             c[m] = form.template make<E>(fresh.at(k, m), old.at(k, m));
             if (Form::FILLED && !(exist & 0x80000000u >> (k * N + m))) c[m] = 0;
         }
-        keep(kept, k, c);
+        keep(K(), kept.vectors[k], c);
 #pragma unroll
         for (unsigned m = 0; m < N; m++) {
             sum.add(k, m, term_of(rules, c[m]));
@@ -337,12 +342,11 @@ __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
     else if (K::SIZE == 2) words[m / 2] |= __float_as_uint(c) & 0xffff0000u;
 }
 
-// The same where something is not finite, a row of its sum at a time: a loop, for this is rare and to be small.
-// Elements past `count` are +0, NaN gets its one pattern, what is not finite is told, or zeroed. `load_row` gives the
-// lane's 8 values of a row, and what was kept of them: number j * N + m is element (k, m), k = row * 8 / N + j. `to`:
-// where it is kept.
+// The same a row of its sum at a time, in a loop that needs few registers. Elements past `count` are +0; where something is
+// not finite NaN gets its one pattern, and what is not finite is told, or zeroed. `load_row` gives the values of a row, and
+// what was kept of them. `to`: where it is kept, or null.
 template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
-__device__ __forceinline__ float step_exactly(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
+__device__ __forceinline__ float step_by_rows(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
                                               unsigned &below_zero, bool &found, unsigned lane, unsigned count) {
     UnitSum<N> sum;
     below_zero = 0;
@@ -350,46 +354,57 @@ __device__ __forceinline__ float step_exactly(const Rules &rules, const Form &fo
     for (unsigned i = 0; i < 8; i++) sum.columns[i] = 0;  // terms are never -0, so this adds nothing
 #pragma unroll 1
     for (unsigned row = 0; row < 4; row++) {
-        float values[8], old[8];
+        const int left = left_of_lane<N>(lane, count) - static_cast<int>(row * 8 * WARP);
+        float values[8], c[8 / N][N], magnitude = 0;
+        Row<E, N> old;
+        Row<K, N> kept;
         load_row(row, values, old);
 #pragma unroll
-        for (unsigned j = 0; j < 8 / N; j++) {
-            const unsigned at = ((row * (8 / N) + j) * WARP + lane) * N;
-            Words<K::SIZE * N> kept;
+        for (unsigned i = 0; i < 8; i++) c[i / N][i % N] = form.template make<E>(values[i], old.at(i / N, i % N));
+        if (count != UNIT) {
 #pragma unroll
-            for (unsigned m = 0; m < N; m++) {
-                const bool exists = at + m < count;
-                float g = values[j * N + m];
-                if (exists && rules.zero_values && !is_finite(g)) found = true, g = 0;
-                float c = form.template make<E>(g, old[j * N + m]);
-                if (K::SIZE == 2) c = from_bf16(to_bf16(c));
-                if (!exists) c = 0;
-                if (!is_finite(c)) {
-                    found = true;
-                    c = rules.zero ? 0 : canonical(c);
-                }
-                put<K>(kept.words, m, c);
-                sum.columns[j * N + m] = __fadd_rn(sum.columns[j * N + m], term_of(rules, c));
-                // Bits that fill up are 0.
-                below_zero = __funnelshift_l(exists ? top_of(c) : 0x80000000u, below_zero, 1);
+            for (unsigned i = 0; i < 8; i++) {
+                if (static_cast<int>(i / N * WARP * N + i % N) >= left) c[i / N][i % N] = 0;
             }
-            store(kept, to + at * K::SIZE);
         }
+#pragma unroll
+        for (unsigned j = 0; j < 8 / N; j++) {
+            keep(K(), kept.vectors[j], c[j]);
+#pragma unroll
+            for (unsigned m = 0; m < N; m++) magnitude = __fadd_rn(magnitude, fabsf(c[j][m]));
+        }
+        if (!__all_sync(WHOLE_WARP, is_finite(magnitude))) {
+#pragma unroll
+            for (unsigned i = 0; i < 8; i++) {
+                const unsigned j = i / N, m = i % N;
+                const bool exists = static_cast<int>(j * WARP * N + m) < left;
+                float &x = c[j][m];
+                if (exists && rules.zero_values && !is_finite(values[i])) {
+                    found = true;
+                    x = form.template make<E>(0, old.at(j, m));
+                    if (K::SIZE == 2) x = from_bf16(to_bf16(x));
+                }
+                if (!is_finite(x)) {
+                    found = true;
+                    x = rules.zero ? 0 : canonical(x);
+                }
+                put<K>(kept.vectors[j].words, m, x);
+            }
+        }
+#pragma unroll
+        for (unsigned i = 0; i < 8; i++) {
+            const float x = c[i / N][i % N];
+            sum.columns[i] = __fadd_rn(sum.columns[i], term_of(rules, x));
+            const bool plain = !Form::GIVES_MINUS_ZERO && K::SIZE != 2;  // what is rounded to 16 bits may become -0
+            below_zero = __funnelshift_l(plain ? __float_as_uint(x) : top_of(x), below_zero, 1);
+        }
+        if (to) kept.store_to(to + row * kept.PLACES * K::SIZE, lane);
     }
+    // Bits that fill up are 0.
+    below_zero |= ~which_exist<N>(lane, count);
     return sum.of_warp(lane);
 }
 
-// A row of what is kept in whole units.
-template <typename E, unsigned N>
-__device__ __forceinline__ void load_kept_row(float (&old)[8], const unsigned char *from, unsigned row, unsigned lane) {
-#pragma unroll
-    for (unsigned j = 0; j < 8 / N; j++) {
-        Words<E::SIZE * N> words;
-        load(words, from + ((row * (8 / N) + j) * WARP + lane) * N * E::SIZE);
-#pragma unroll
-        for (unsigned m = 0; m < N; m++) old[j * N + m] = E::at(words.words, m);
-    }
-}
 // A row of elements that lie anywhere, as far as they exist.
 template <typename V, unsigned N>
 __device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned char *from, unsigned row,

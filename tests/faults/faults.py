@@ -159,7 +159,7 @@ fault("kernels: the last payload is not copied where a ring is full", "payload l
       "if (left >= S::PAYLOADS) stage(before);", "if (left > S::PAYLOADS) stage(before);",
       python("test_codec_driver", "test_block_codecs", "mxfp8"))
 fault("kernels: what is corrupt is added where lanes have vectors of their own", "payload believed", "kernels/blocks_lanes.cuh",
-      "__all_sync(WHOLE_WARP, different == 0) && !share.divides", "!share.divides",
+      "while (goes_on && tile < end)", "while (tile < end)",
       python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: a ring is used anew while copies are on their way to it", "data race of a lane with itself",
       "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // for the ring is used anew\n", "",
@@ -517,6 +517,14 @@ fault("kernels: raw elements of the next chunk go to the rank of the first", "wr
       python("test_peers", "random_cases"))
 fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kernels/state.cuh",
       "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", EMULATED)
+fault("kernels: of many payloads the first are not in the sum", "payload lost", "kernels/reduce.cuh",
+      "if (payloads.many > Group::MOST) load_sums(sums, earlier, row, lane);", "", EMULATED)
+fault("kernels: a row's errors are used before they have come", "data race of a lane with itself", "kernels/reduce.cuh",
+      "        wait_for_groups<0>();\n", "", EMULATED)
+fault("kernels: what is not finite is kept as it is", "flag lost", "kernels/step.cuh",
+      "if (!__all_sync(WHOLE_WARP, is_finite(magnitude))) {", "if (false) {", EMULATED)
+fault("kernels: what is rounded to -0 is below zero", "wrong bits at an edge", "kernels/step.cuh",
+      "!Form::GIVES_MINUS_ZERO && K::SIZE != 2;", "!Form::GIVES_MINUS_ZERO;", EMULATED)
 fault("kernels: neighbouring rounds of a sum are added the other way round", "wrong order of a sum", "kernels/sum.cuh",
       "for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {",
       "for (unsigned distance = 1; distance < ROUNDS; distance *= 2) {", EMULATED)
