@@ -160,12 +160,23 @@ struct Decoder {
         if ((row * WARP + lane) * N < count) codes.load(from + row * WARP * OfRow::BYTES);
     }
 
+    // Brings to the L2 cache, by each block, the codes that lie 2 MiB after its own, which a later one will read: few reads
+    // among many writes cost more than their bytes. `codes`: this lane's.
+    template <unsigned C>
+    __device__ __forceinline__ void bring_what_comes(const unsigned char *codes) const {
+        constexpr unsigned AHEAD = 2 << 20, BYTES = WARPS * A_WARP * Block<C>::BITS / 8;
+        if (threadIdx.x != 0) return;
+        const unsigned char *from = codes - misalignment(codes, 16) + AHEAD;
+        if (from + BYTES <= call.payload + call.codec.n_chunks * call.codec.stride) prefetch_as_loaded(from, BYTES);
+    }
+
     // Where all lies in one chunk, which is right, the blocks are usual, and there is no divisor or factor: gives
     // whether that is so, and otherwise nothing is done. All loads are under way before one is waited for.
     template <unsigned C>
     __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
         constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
         const unsigned char *chunk = call.payload + piece.chunk, *from = chunk + piece.codes<C>(call.codec) + lane * BYTES;
+        if (!ADD) bring_what_comes<C>(from);
         const unsigned behind = misalignment(to, 16);
         const bool whole = count == A_WARP;
         if (piece.end - piece.begin != blocks.count || (!whole && behind != 0)) return false;
@@ -215,7 +226,9 @@ struct Decoder {
         if (whole && behind == 0) {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
-                reinterpret_cast<uint4 *>(to)[k * WARP + lane] = results(k, codes[k], old[ADD ? k : 0]);
+                uint4 *const at = &reinterpret_cast<uint4 *>(to)[k * WARP + lane];
+                if (ADD) *at = results(k, codes[k], old[ADD ? k : 0]);
+                else store_vector(at, results(k, codes[k], old[0]));
             }
             return true;
         }

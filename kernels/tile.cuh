@@ -135,6 +135,14 @@ __device__ __forceinline__ void prefetch(const unsigned char *from, unsigned byt
     static_cast<void>(from), static_cast<void>(bytes);
 #endif
 }
+// The same, to stay no longer than what was loaded.
+__device__ __forceinline__ void prefetch_as_loaded(const unsigned char *from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes));
+#else
+    static_cast<void>(from), static_cast<void>(bytes);
+#endif
+}
 __device__ __forceinline__ unsigned load_bits(const unsigned *from) {
 #if __CUDA_ARCH__ >= 900
     unsigned word;
