@@ -894,7 +894,10 @@ def use_drivers(devices):
 
 
 def on_threads(session, steps, until):
-    """A session whose ranks are threads with GPUs. Its totals; the first step's are what a process gets once."""
+    """A session whose ranks are threads with GPUs. Its totals; what a process gets once, for each GPU, it has before."""
+    library = gradcodec.GradCodec()
+    for device in range(session.devices):
+        library.tensor_to_device(np.zeros(1, f32), (gradcodec.CUDA, device)).close()
     session.run(1, until)
     descriptors, threads = count("fd"), count("task")
     session.run(steps, until)
