@@ -81,6 +81,11 @@ def ordinal(elements):
     return str(elements)
 
 
+def card(name):
+    """The GPU that the tables between these markers are of."""
+    return re.search(r"NVIDIA (\w+)", part(name))[1]
+
+
 # --- what the README says ---------------------------------------------------------------------------------------------
 
 LARGE, FULL = 2**28, 300 * 2**20
@@ -102,9 +107,9 @@ def comparisons():
             [("NumPy", seconds["NumPy"] * 1e3), ("GradCodec, 1 thread", seconds["1 thread"] * 1e3),
              ("GradCodec, 2 threads", seconds["2 threads"] * 1e3)],
         ),
-        ("Signs of 268 million float32 to bits", "one H200", [("CuPy", cupy), ("GradCodec", ours)]),
+        ("Signs of 268 million float32 to bits", f"one {card('gpu')}", [("CuPy", cupy), ("GradCodec", ours)]),
         (
-            "Error feedback, signs and scale of 315 million float32", "one H200",
+            "Error feedback, signs and scale of 315 million float32", f"one {card('gpu codecs')}",
             [("DeepSpeed's formula", float(encode["DeepSpeed, ms"])), ("GradCodec", float(encode["ms"]))],
         ),
         (
