@@ -37,7 +37,7 @@ YARDSTICK_BYTES = 4 << 30
 ROTATED = 256 << 20  # bytes that a sample goes through before it touches memory again: four times an H200's L2
 MOST_CALLS = 256  # in a sample: the queue of a stream takes a thousand
 FEWEST, SAMPLES, BUDGET = 5, 21, 0.6  # a slow contender stops after so many seconds, though not before the fewest
-PATIENCE = 1.0  # seconds in which a copy is as fast again as it was
+PATIENCE = 1.0  # seconds: the longest wait until a copy is as fast as it was
 N_CHUNKS = 8
 HOST_ELEMENTS, HOST_CALLS = 2**20, 2000
 
@@ -115,7 +115,7 @@ class Bench:
         self.start, self.end = cp.cuda.Event(), cp.cuda.Event()
         self.scratch = cp.zeros(ROTATED // 8, cp.uint64)
         self.yardstick_memory = [cp.ones(YARDSTICK_BYTES, cp.uint8) for _ in range(2)]
-        self.fastest = math.inf  # copy
+        self.fastest = math.inf  # seconds of the fastest copy so far
         self.yardsticks = {
             "copy": {"bytes": 2 * YARDSTICK_BYTES, "seconds": []},
             "sum": {"bytes": YARDSTICK_BYTES, "seconds": []},

@@ -160,13 +160,13 @@ struct Decoder {
         if ((row * WARP + lane) * N < count) codes.load(from + row * WARP * OfRow::BYTES);
     }
 
-    // Brings to the L2 cache, by each block, the codes that lie 2 MiB after its own, which a later one will read: few reads
-    // among many writes cost more than their bytes. `codes`: this lane's.
+    // Brings to the L2 cache, for each block, what lies 2 MiB behind its codes, nearly always codes that a later one reads: few
+    // reads among many writes cost more than their bytes. `codes`: this lane's.
     template <unsigned C>
     __device__ __forceinline__ void bring_what_comes(const unsigned char *codes) const {
         constexpr unsigned AHEAD = 2 << 20, BYTES = WARPS * A_WARP * Block<C>::BITS / 8;
         if (threadIdx.x != 0) return;
-        const unsigned char *from = codes - misalignment(codes, 16) + AHEAD;
+        const unsigned char *from = codes + AHEAD;  // whole vectors, as all codes of a unit
         if (from + BYTES <= call.payload + call.codec.n_chunks * call.codec.stride) prefetch_as_loaded(from, BYTES);
     }
 

@@ -66,7 +66,7 @@ enum : unsigned { RING = 4096 / 2 * Staged<CODEC_BF16>::PAYLOADS };
 
 // The warp's of a block's.
 __device__ __forceinline__ unsigned char *ring_of_warp(uint4 *rings) {
-    return in_register(reinterpret_cast<unsigned char *>(rings) + threadIdx.x / WARP * RING);
+    return shared_in_register(reinterpret_cast<unsigned char *>(rings) + threadIdx.x / WARP * RING);
 }
 
 // The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives

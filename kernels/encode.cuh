@@ -55,7 +55,8 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
         if (found) atomicOr(&codec.control->found, NONFINITE);
     }
     store_words(codec, tile, chunks, at / 8, word_of_unit<N>(below_zero, lane), lane);
-    leave_sum(codec.partials + blockIdx.x, sum);
+    __shared__ double sums[WARPS];
+    leave_sum(codec.partials + blockIdx.x, sum, sums);
 }
 
 // BLOCKS: that fit a processor, if each lane has registers for all that it loads: with fewer the compiler puts the last

@@ -39,7 +39,8 @@ __device__ __forceinline__ void compress(const gc_compress &call) {
     codec.stride = codec.chunk_bytes = ~0ull;
     const gc_tile tile = {0, 0, first / 8, 0, 0, count, ~0u, 0};
     store_words(codec, tile, Chunks(codec, WORKER, call.dst, {nullptr, 0}, 0), 0, word_of_unit<N>(below_zero, lane), lane);
-    leave_sum(call.partials + blockIdx.x, sum);
+    __shared__ double sums[WARPS];
+    leave_sum(call.partials + blockIdx.x, sum, sums);
 }
 
 #define COMPRESS(name, V, E, BLOCKS) \

@@ -54,8 +54,8 @@ __device__ __forceinline__ void add_signed(float &sum, float q, unsigned below_z
 #endif
 }
 
-// Some payloads from one on: of each this lane's word, with 1 where an element is below zero. Their shares of the mean are in
-// lanes: that of number i in lane i.
+// Some payloads from one on. load() leaves this lane's words as they lie in memory, in two aligned ones each, and scales, that
+// of number i in lane i. receive() makes of these words with 1 where an element is below zero, and shares of the mean.
 struct Group {
     enum : unsigned { MOST = 8 };
     unsigned words[MOST], next[MOST];
@@ -100,8 +100,9 @@ struct Group {
     }
 };
 
-// A row's sums, kept from group to group where there are several. `kept`: the unit's, in shared memory.
-enum : unsigned { ROOM_OF_SUMS = TILE * sizeof(float) / sizeof(uint4) };
+// Room for a tile's sums, or its errors, in shared memory.
+enum : unsigned { VECTORS_OF_SUMS = TILE * sizeof(float) / sizeof(uint4) };
+// A row's sums, kept from group to group where there are several. `kept`: the unit's.
 __device__ __forceinline__ void load_sums(float (&sums)[8], const unsigned char *kept, unsigned row, unsigned lane) {
     Row<F32, 4> of_lane;
     of_lane.load_from(kept + row * of_lane.PLACES * F32::SIZE, lane);
@@ -191,13 +192,13 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     const Payloads payloads(call, tile, at, count, lane);
     const bool zero = codec.policy == ZERO;
     // The errors come to shared memory, from which a row is read when it is wanted: more bytes are on their way so than
-    // registers have room for. Not before 8.0, and not where sums are kept there.
+    // registers have room for. Not before 8.0; and of more payloads than a group has, sums are kept there.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     const bool staged = E::SIZE != 0 && payloads.many <= Group::MOST;
 #else
     constexpr bool staged = false;
 #endif
-    __shared__ uint4 place[ROOM_OF_SUMS];
+    __shared__ uint4 place[VECTORS_OF_SUMS];
     unsigned char *const errors = reinterpret_cast<unsigned char *>(place) + at * E::SIZE;
     unsigned char *const earlier = reinterpret_cast<unsigned char *>(place) + at * F32::SIZE;
     float t = 0;
@@ -260,7 +261,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     // Found anew: what is kept of it meanwhile takes registers that are wanted.
     const gc_tile same = tile_of(codec, in_register(blockIdx.x));
     store_words(codec, same, Chunks(codec, SERVER, call.dst, call.way, 0), at / 8, corrupt ? 0 : word, lane);
-    leave_sum(codec.partials + blockIdx.x, all);
+    __syncthreads();  // nobody needs what is in shared memory: of 64 KB, as 7.5 has, two blocks have half each
+    leave_sum(codec.partials + blockIdx.x, all, reinterpret_cast<double *>(place));
 }
 
 #define REDUCE(name, E, BLOCKS) \
@@ -292,10 +294,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     } else {
         group.receive(payloads, zero, found);
     }
-    __shared__ uint4 place[ROOM_OF_SUMS];
+    __shared__ uint4 place[VECTORS_OF_SUMS];
     unsigned char *const kept = reinterpret_cast<unsigned char *>(place) + at * F32::SIZE;
     const unsigned left = votes ? 1 : add_earlier(payloads, group, kept, zero, found, lane);
-    const u64 first = run_of(codec, tile.run).base + tile.first + at;
+    u64 first = at;
+    if (count != 0) first += run_of(codec, tile.run).base + tile.first;  // without segments there is no run
 #pragma unroll 1
     for (unsigned row = 0; row < 4; row++) {
         float sums[8] = {};

@@ -7,7 +7,7 @@
 
 // An address in shared memory, which ptxas would find anew at each use.
 template <typename T>
-__device__ __forceinline__ T *in_register(T *shared) {
+__device__ __forceinline__ T *shared_in_register(T *shared) {
 #ifdef __CUDA_ARCH__
     void *found = __cvta_shared_to_generic(in_register(static_cast<unsigned>(__cvta_generic_to_shared(shared))));
     shared = static_cast<T *>(found);

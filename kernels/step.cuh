@@ -116,8 +116,8 @@ struct Lane {
             }
         }
     }
-    // The first `count`, wherever they lie; 0 for all others. By elements it is hardly slower than by
-    // vectors: what they bring along is in the L1 cache for the next one.
+    // The first `count`, wherever they lie; 0 for all others. By elements it is hardly slower than by vectors: what they
+    // bring along is in the L1 cache for the next one.
     __device__ __forceinline__ void load_anywhere(const unsigned char *from, unsigned lane, unsigned count) {
         if (T::SIZE == 0) return;
         if (count >= PLACES && misalignment(from, T::SIZE * N + (T::SIZE == 0)) == 0) load_from(from, lane);
@@ -218,13 +218,6 @@ __device__ __forceinline__ unsigned word_of_unit(unsigned below_zero, unsigned l
     // Fields of 8 bits are bytes. Those of 4 lie the wrong way round in theirs.
     return N == 8 ? word : (word & 0x0f0f0f0fu) << 4 | ((word >> 4) & 0x0f0f0f0fu);
 }
-// The reverse: field k * N + m is element (k, m)'s. `word`: word number `lane` of the unit, its first bit the least
-// significant.
-template <unsigned N>
-__device__ __forceinline__ unsigned fields_of_unit(unsigned word, unsigned lane) {
-    constexpr unsigned VECTORS = 32 / N;
-    return transpose_fields<VECTORS>(__shfl_sync(WHOLE_WARP, word, lane % VECTORS * N + lane / VECTORS), lane);
-}
 
 // Stores the words of a unit, which begins at byte number `at` of its tile.
 __device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile &tile, const Chunks &chunks,
@@ -260,18 +253,19 @@ struct Rules {
 
 // How c is made of a value and of what was kept, before it is rounded: with the handle, and in the plain form.
 struct Handle {
-    enum : bool { FILLED = true, GIVES_MINUS_ZERO = true };  // 0 and 0 need not give 0
+    enum : bool { FILLED = true };            // 0 and 0 need not give 0
+    enum : bool { GIVES_MINUS_ZERO = true };  // before it is rounded
     float s, m_g, m_e, beta;
     template <typename E>
     __device__ __forceinline__ float make(float g, float kept) const {
         return E::SIZE != 0 ? feedback(g, kept, s, m_g, m_e, beta) : __fmul_rn(m_g, g);
     }
 };
-// Without factors, as a server has none. `g`: a sum that began with +0, so that it is not -0, nor is what is added to it.
-// DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
+// Without factors, as a server has none. `g`: never -0, for it is a sum that began with +0; so c is never -0 either, as a sum is
+// -0 only if both numbers are. DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
 template <bool DECAYS>
 struct Carried {
-    enum : bool { FILLED = true, GIVES_MINUS_ZERO = false };
+    enum : bool { GIVES_MINUS_ZERO = false };
     float s, beta;
     template <typename E>
     __device__ __forceinline__ float make(float g, float kept) const {
@@ -342,8 +336,8 @@ __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
     else if (K::SIZE == 2) words[m / 2] |= __float_as_uint(c) & 0xffff0000u;
 }
 
-// The same a row of its sum at a time, in a loop that needs few registers. Elements past `count` are +0; where something is
-// not finite NaN gets its one pattern, and what is not finite is told, or zeroed. `load_row` gives the values of a row, and
+// As step(), but a row of the unit's sum at a time, in a loop that needs few registers; the result always counts: where
+// something is not finite NaN gets its one pattern, and what is not finite is told, or zeroed. `load_row` gives the values of a row, and
 // what was kept of them. `to`: where it is kept, or null.
 template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
 __device__ __forceinline__ float step_by_rows(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
@@ -419,9 +413,8 @@ __device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned
     }
 }
 
-// Leaves the sum of a tile: of its units' sums, of which each warp has one.
-__device__ __forceinline__ void leave_sum(double *partial, float sum) {
-    __shared__ double shared[WARPS];
+// Leaves the sum of a tile: of its units' sums, of which each warp has one. `shared`: room for them.
+__device__ __forceinline__ void leave_sum(double *partial, float sum, double *shared) {
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = sum;
     __syncthreads();
     if (threadIdx.x != 0) return;

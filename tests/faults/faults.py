@@ -171,6 +171,8 @@ fault("kernels: a lane's second vector has the scale of its first", "wrong bits"
       "word_from + v * APART);", "word_from);", python("test_codec_driver", "test_block_codecs", "mxfp8"))
 fault("kernels: lanes add a code that is no number as one", "wrong bits", "kernels/blocks_lanes.cuh",
       "rare.look_at(row);", "", python("test_codec_driver", "test_block_codecs", "mxfp8"))
+fault("lanes are to add three payloads of 4 bits", "hang", "src/backend/cuda/codec/layout.rs",
+      "of_4_bits && payloads.is_multiple_of(2)", "of_4_bits", rust("src/backend/cuda/codec/layout.rs", "lanes_serve_what_they_can"))
 fault("kernels: a unit in part is taken for a whole one", "out of bounds", "kernels/blocks_lanes.cuh",
       "/ UNIT + WARPS - 1 -", "/ UNIT + WARPS -", python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",

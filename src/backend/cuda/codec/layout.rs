@@ -519,6 +519,46 @@ mod tests {
         CodecPlan::new(rules, segments, &[], n_chunks, server).unwrap()
     }
 
+    /// What kernels/blocks_lanes.cuh takes for granted: an odd number of payloads of 4 bits would not end there.
+    #[test]
+    fn lanes_serve_what_they_can() {
+        let serve = |kind, reduction: Reduction, payloads, change: fn(&mut Half)| {
+            // SAFETY: numbers and pointers, of which 0 is a value.
+            let mut call: Reduce = unsafe { std::mem::zeroed() };
+            (call.codec.kind, call.codec.reduction, call.payloads) = (kind as u32, reduction as u32, payloads);
+            (call.codec.n_segments, call.codec.only.elements) = (1, 5);
+            change(&mut call.codec);
+            call.is_by_lanes()
+        };
+        let (mean, sum, as_it_is) = (Reduction::Mean, Reduction::Sum, |_: &mut Half| ());
+        for (kind, reduction, payloads, expected) in [
+            (Kind::Int8, mean, 1, true),
+            (Kind::Int8, mean, 3, false),
+            (Kind::Mxfp8, mean, 128, true),
+            (Kind::Mxfp8, mean, 256, false),
+            (Kind::Int8, sum, 3, true),
+            (Kind::Int8, sum, 1 << 16, true),
+            (Kind::Int8, sum, (1 << 16) + 1, false),
+            (Kind::Int4, mean, 1, false),
+            (Kind::Int4, mean, 2, true),
+            (Kind::Int4, sum, 3, false),
+            (Kind::Mxfp4, sum, 6, true),
+            (Kind::Bf16, mean, 2, false),
+            (Kind::Onebit, mean, 2, false),
+        ] {
+            assert_eq!(serve(kind, reduction, payloads, as_it_is), expected, "{kind:?}, {reduction:?}, {payloads}");
+        }
+        let changes: [fn(&mut Half); 4] = [
+            |codec| codec.error = 4,
+            |codec| codec.n_segments = 2,
+            |codec| codec.only.raw = 1,
+            |codec| codec.only.elements = 0,
+        ];
+        for change in changes {
+            assert!(!serve(Kind::Int8, mean, 2, change));
+        }
+    }
+
     #[test]
     fn every_byte_of_bits_is_in_one_tile_that_knows_its_place() {
         let plan = plan(&[20_000, 0, 8192, 13], 3, None);
