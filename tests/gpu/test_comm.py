@@ -168,6 +168,15 @@ def test_halves_on_the_card_are_a_run_and_what_the_formula_says(card, size, code
                 assert halves.flags() == whole.flags()
 
 
+@pytest.mark.parametrize("codec", [1, 2], ids=["onebit", "sign"])
+def test_halves_without_segments_are_of_nothing(card, codec):
+    options = dict(codec=codec, segments=[], values="float32", results="float32", error=None, nonfinite=TRANSACTIONAL)
+    with World(2) as world, CheckedRanks(world, card, **options) as ranks:
+        ranks.all_gather(ranks.reduce_scatter([[], []]))
+        ranks.commit()
+        ranks.flags()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_halves_of_block_codecs_on_the_card_are_a_run_and_what_the_page_says(card, size):
     for seed in range(both(quick=5, all=20)):
