@@ -160,8 +160,8 @@ struct Decoder {
         if ((row * WARP + lane) * N < count) codes.load(from + row * WARP * OfRow::BYTES);
     }
 
-    // Brings to the L2 cache, for each block, what lies 2 MiB behind its codes, nearly always codes that a later one reads: few
-    // reads among many writes cost more than their bytes. `codes`: this lane's.
+    // Brings to the L2 cache, for each block, what lies 2 MiB behind its codes, nearly always codes that a later one reads:
+    // few reads among many writes cost more than their bytes. `codes`: this lane's.
     template <unsigned C>
     __device__ __forceinline__ void bring_what_comes(const unsigned char *codes) const {
         constexpr unsigned AHEAD = 2 << 20, BYTES = WARPS * A_WARP * Block<C>::BITS / 8;

@@ -261,7 +261,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     // Found anew: what is kept of it meanwhile takes registers that are wanted.
     const gc_tile same = tile_of(codec, in_register(blockIdx.x));
     store_words(codec, same, Chunks(codec, SERVER, call.dst, call.way, 0), at / 8, corrupt ? 0 : word, lane);
-    __syncthreads();  // nobody needs what is in shared memory: of 64 KB, as 7.5 has, two blocks have half each
+    // The sum lies where rows were, which nobody needs any more: then two blocks have room in 64 KB, as 7.5 has.
+    __syncthreads();
     leave_sum(codec.partials + blockIdx.x, all, reinterpret_cast<double *>(place));
 }
 

@@ -261,8 +261,8 @@ struct Handle {
         return E::SIZE != 0 ? feedback(g, kept, s, m_g, m_e, beta) : __fmul_rn(m_g, g);
     }
 };
-// Without factors, as a server has none. `g`: never -0, for it is a sum that began with +0; so c is never -0 either, as a sum is
-// -0 only if both numbers are. DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
+// Without factors, as a server has none. `g`: never -0, for it is a sum that began with +0; so c is never -0 either, as a
+// sum is -0 only if both numbers are. DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
 template <bool DECAYS>
 struct Carried {
     enum : bool { GIVES_MINUS_ZERO = false };
@@ -337,8 +337,8 @@ __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
 }
 
 // As step(), but a row of the unit's sum at a time, in a loop that needs few registers; the result always counts: where
-// something is not finite NaN gets its one pattern, and what is not finite is told, or zeroed. `load_row` gives the values of a row, and
-// what was kept of them. `to`: where it is kept, or null.
+// something is not finite NaN gets its one pattern, and what is not finite is told, or zeroed. `load_row` gives the values
+// of a row, and what was kept of them. `to`: where it is kept, or null.
 template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
 __device__ __forceinline__ float step_by_rows(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
                                               unsigned &below_zero, bool &found, unsigned lane, unsigned count) {

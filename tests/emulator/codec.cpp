@@ -639,7 +639,8 @@ static void handle_matches(unsigned rounds) {
                 const Bytes &from = payloads[random(payloads.size())];
                 chunks.insert(chunks.end(), &from[m.server * m.stride], &from[m.server * m.stride] + m.stride);
             }
-            // Bits that fill up a byte may be anything, and scales not finite, or so small that what is kept of them in bfloat16 is 0 or -0.
+            // Bits that fill up a byte may be anything, and scales not finite, or so small that what is kept of them in
+            // bfloat16 is 0 or -0.
             for (const Part &run : m.workers) {
                 const u64 b = run.byte + run.elements / 8, in_chunk = b - m.server * m.chunk_bytes;
                 if (run.elements % 8 == 0 || b < m.server * m.chunk_bytes || in_chunk >= m.chunk_bytes) continue;
