@@ -445,8 +445,8 @@ test-site: site
 .PHONY: gpu-test multi-gpu
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/gpu/sanitize.sh $(PYTHON)
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/spec
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/spec/sanitize.sh $(PYTHON)
 	$(MAKE) --no-print-directory test-peers TEST_LIB=$(LIB)
 
 # Whatever fails, the rest is run. With one GPU this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
@@ -456,7 +456,7 @@ multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
 multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
 	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu -m two_devices || failed="$$failed tests/gpu"; \
+	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/spec -m two_devices || failed="$$failed tests/spec"; \
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python \
 	    -k "another_device or torch_allreduce or torch_compress or torch_shard" || \
 	    failed="$$failed tests/frameworks/python"; \

@@ -2,7 +2,7 @@
 
     python3 bench/share.py --library lib/libgradcodec.so.0
 
-Each kind of memory 20 times, between two processes (tests/gpu/shares.py). Beside it stands how much less memory the GPU
+Each kind of memory 20 times, between two processes (tests/spec/shares.py). Beside it stands how much less memory the GPU
 has free while it is mapped, and what a copy of 1 GiB within the GPU would take at 4 TB/s. The samples go to a JSON file.
 """
 
@@ -24,7 +24,7 @@ def two(source, library):
     sockets, children = [socket.socketpair() for _ in range(2)], []
     for k, side in enumerate(("timed_sender", "timed_receiver")):
         numbers = [pair[k].fileno() for pair in sockets]
-        command = [sys.executable, str(ROOT / "tests/gpu/shares.py"), side, source, *map(str, numbers), "0"]
+        command = [sys.executable, str(ROOT / "tests/spec/shares.py"), side, source, *map(str, numbers), "0"]
         environment = {**os.environ, "GRADCODEC_LIBRARY": str(library)}
         children.append(subprocess.Popen(command, pass_fds=numbers, stdout=subprocess.PIPE, env=environment))
     for pair in sockets:

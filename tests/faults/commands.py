@@ -93,9 +93,9 @@ def script(path, *arguments):
 
 
 def gpu(name):
-    """On a machine with a GPU, whose python3 has what tests/gpu wants: with kernels that are built anew."""
-    path = f"tests/gpu/{name}.py"
+    """On a machine with a GPU, whose python3 has what tests/spec wants: with kernels that are built anew."""
+    path = f"tests/spec/{name}.py"
     run = ("python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", path)
     if not name.startswith("test_"):  # compute-sanitizer, which runs that file
-        run = ("bash", f"tests/gpu/{name}.sh", "python3")
+        run = ("bash", f"tests/spec/{name}.sh", "python3")
     return Test(path, (("build/kernel-venv/bin/python", "kernels/build.py"), LIBRARY), run, (1,), path, limit=900)

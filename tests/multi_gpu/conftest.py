@@ -11,7 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parent / "python")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "spec"), str(HERE.parent / "python")]
 if not os.environ.get("GRADCODEC_LIBRARY"):
     in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
     os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-HERE, THERE = TESTS / "python", [TESTS / "gpu", TESTS / "multi_gpu"]
+HERE, THERE = TESTS / "python", [TESTS / "spec", TESTS / "multi_gpu"]
 
 
 def names_of(path):

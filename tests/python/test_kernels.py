@@ -1,4 +1,4 @@
-"""What is handed out of the CUDA kernels, where there may be no GPU: tests/gpu/test_image.py launches them."""
+"""What is handed out of the CUDA kernels, where there may be no GPU: tests/spec/test_image.py launches them."""
 
 import ctypes
 import hashlib

@@ -134,7 +134,7 @@ for comm in comms:
 
 @pytest.mark.parametrize("size, seeds", [(2, both(quick=6, all=20)), (4, both(quick=4, all=16)), (8, both(quick=2, all=8))])
 def test_random_cases_give_the_bytes_over_callbacks(size, seeds):
-    """As tests/gpu/test_peers_cases.py on a GPU."""
+    """As tests/spec/test_peers_cases.py on a GPU."""
     run_codec(f"""
 import peer_cases
 from comms import World

@@ -1,6 +1,6 @@
 """Kernels that are compiled at run time, on a GPU: CuPy is the oracle, NumPy where results are to be equal to the bit.
 
-    GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python -m pytest -q tests/gpu/test_kernels.py
+    GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python -m pytest -q tests/spec/test_kernels.py
 """
 
 import concurrent.futures

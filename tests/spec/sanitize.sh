@@ -8,12 +8,12 @@ cd "$(dirname "$0")/../.."
 
 python=${1:-python3}
 export GRADCODEC_LIBRARY=${GRADCODEC_LIBRARY:-$PWD/lib/libgradcodec.so.0}
-program=tests/gpu/sanitize.py
+program=tests/spec/sanitize.py
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0
 
-if ! (cd tests/gpu && "$python" -c 'import driver, sys; sys.exit(not driver.device_count())'); then
+if ! (cd tests/spec && "$python" -c 'import driver, sys; sys.exit(not driver.device_count())'); then
     echo "SKIPPED compute-sanitizer: no CUDA device"
     echo "0 passed, 0 failed, 1 skipped"
     exit 0

@@ -1,6 +1,6 @@
 """A short program for compute-sanitizer: every kernel, on alignments and strides that lead to all its paths.
 
-    compute-sanitizer python3 tests/gpu/sanitize.py [wild | race]
+    compute-sanitizer python3 tests/spec/sanitize.py [wild | race]
 
 `wild` and `race` do one wrong thing each, which the tools must find. Every operand has an allocation of its own that
 ends with it, so that one byte beyond is one too many. Results are held to NumPy too.
