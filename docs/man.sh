@@ -1,6 +1,7 @@
 #!/bin/sh
-# man.sh: prints gradcodec.7, the manual page, made of the day in CHANGELOG.md, the table of functions at the head of
-# the header and the library's variables in docs/ENVIRONMENT.md. It needs nothing but awk: `make install` runs it.
+# man.sh: prints gradcodec.7, the manual page. It takes the day from CHANGELOG.md, the description from the header, the
+# table of functions from docs/API.md, and the variables from docs/ENVIRONMENT.md. `make install` runs it: it needs
+# nothing but awk.
 set -eu
 cd "$(dirname "$0")/.."
 exec awk '
@@ -41,27 +42,43 @@ FILENAME ~ /gradcodec\.h$/ && /^\/\* gradcodec.h, version/ {
     sub(/\.$/, "", version)
     print ".\\\" Made by docs/man.sh."
     print ".TH GRADCODEC 7 \"" day "\" \"gradcodec " version "\""
-    print ".SH NAME\ngradcodec \\- gradients at one bit per element, and tensors between frameworks"
+}
+# The text at the top of the header: one line, an empty one, and a paragraph.
+FILENAME ~ /gradcodec\.h$/ && /^\/\*$/ { about = 1; next }
+about == 1 {
+    said = tolower(substr($0, 4, 1)) substr($0, 5)
+    sub(/\.$/, "", said)
+    print ".SH NAME\ngradcodec \\- " roff(said)
     print ".SH SYNOPSIS\n.nf\n.B #include <gradcodec.h>\n.PP"
     print ".B cc program.c $(pkg-config \\-\\-cflags \\-\\-libs gradcodec)\n.fi\n.SH DESCRIPTION"
+    said = ""
+    about = 2
+    next
 }
-FILENAME ~ /gradcodec\.h$/ && /^ \* This library /  { about = 1 }
-about && /^ \*$/ {
+about == 2 { about = 3; next }
+about == 3 && /^ \*$/ {
     about = 0
     print ".PP\nThe manual is"
-    print ".I gradcodec.h\nitself: after the table that is below it says what holds for all functions, and of each what it does,"
-    print "what its parameters are, and what can go wrong. Its folder is what"
-    print ".B pkg-config \\-\\-variable=includedir gradcodec\nprints, and examples are in"
-    print ".IR share/doc .\nIn the sources"
-    print ".B make site\nmakes web pages of it and of all documents, with a search."
-    print ".SH FUNCTIONS"
+    print ".I gradcodec.h\nitself: it says of each function what it does, what its parameters are, and what can go wrong. Its"
+    print "folder is what"
+    print ".B pkg-config \\-\\-variable=includedir gradcodec\nprints. Documents and examples are in"
+    print ".IR share/doc ;\n.I docs/API.md\nthere has the rules for all functions. In the sources"
+    print ".B make site\nmakes web pages of all of them, with a search."
+    nextfile
 }
-about { print roff(substr($0, 4)) }
-FILENAME ~ /gradcodec\.h$/ && /^ \* FUNCTIONS$/ { table = 1; next }
-table && /^ \* TWO TIERS$/ { entry(); table = 0; nextfile }
-table && /^ \* [A-Z]/ { entry(); print ".SS " substr($0, 4) }
-table && /^ \*   gc_/ { entry(); name = $2; said = $0; sub(/^ \*   gc_[a-z0-9_]* +/, "", said) }
-table && /^ \*    +[^ ]/ && !/^ \*   gc_/ { more = $0; sub(/^ \* +/, "", more); said = said " " more }
+about == 3 { print roff(substr($0, 4)) }
+
+FILENAME ~ /API\.md$/ && /^<!-- functions/ { table = 1; print ".SH FUNCTIONS"; next }
+table && /^<!-- \/functions/ { table = 0; nextfile }
+table && /^\| [A-Z]/ { split($0, cells, / *\| */); print ".SS " cells[2] }
+table && /^\| `/ {
+    split($0, cells, / *\| */)
+    name = substr(cells[2], 2, length(cells[2]) - 2)
+    said = substr($0, index($0, "` | ") + 4)
+    sub(/ \|$/, "", said)
+    gsub(/\\\|/, "|", said)
+    entry()
+}
 
 FILENAME ~ /ENVIRONMENT\.md$/ && /^## / {
     library = $0 == "## The library"
@@ -81,4 +98,4 @@ END {
     print ".BR gc_build_info ()\nsays: version, commit, instruction set, and the CUDA driver, NCCL and NVRTC of the process."
     print ".SH SEE ALSO\n.BR pkg-config (1);\n.B gradcodec-config \\-\\-help\nin the Python package."
 }
-' CHANGELOG.md include/gradcodec.h docs/ENVIRONMENT.md
+' CHANGELOG.md include/gradcodec.h docs/API.md docs/ENVIRONMENT.md

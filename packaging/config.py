@@ -1,15 +1,14 @@
 """gradcodec-config: what a compiler or CMake has to be told to use the library that is in this package.
 
-    cc pack.c $(gradcodec-config --includes --libs)
+    cc program.c -pthread $(gradcodec-config --includes --libs)
     cmake -S . -B build -Dgradcodec_DIR="$(gradcodec-config --cmakedir)"
 
 In what --includes and --libs print, a space or another character that means something to a shell has a backslash
 before it, as pkg-config prints them. A package in such a folder is used by
 
-    eval "cc pack.c $(gradcodec-config --includes --libs)"
+    eval "cc program.c -pthread $(gradcodec-config --includes --libs)"
 
-The manual is gradcodec.h itself, in the folder that --includes names: it begins with a table of all functions, which
-`man gradcodec` shows, too.
+The manual is gradcodec.h itself, in the folder that --includes names. `man gradcodec` has a table of all functions.
 """
 
 import argparse

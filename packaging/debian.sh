@@ -80,15 +80,17 @@ package() {
 }
 echo "libgradcodec $major $lib (>= $version)" > "$deb/$lib/DEBIAN/shlibs"
 echo "activate-noawait ldconfig" > "$deb/$lib/DEBIAN/triggers"
-package "$lib" libs "libc6 (>= 2.17)" "gradients at one bit per element, behind a C ABI" <<END
-GradCodec packs the signs of gradients to one bit per element, with error
-feedback, and averages them over ranks. Tensors pass as DLPack structs.
+# A synopsis begins with a small letter.
+about=$(sed -n 's/^description = "C\(.*\)"$/c\1/p' "$root/Cargo.toml")
+package "$lib" libs "libc6 (>= 2.17)" "$about" <<END
+GradCodec averages gradients over the ranks of a training job in 1 to 16 bits
+per element, with error feedback. Tensors pass as DLPack structs.
 .
 This package has the shared library.
 END
-package libgradcodec-dev libdevel "$lib (= $version-1)" "gradients at one bit per element (development files)" <<END
-GradCodec packs the signs of gradients to one bit per element, with error
-feedback, and averages them over ranks. Tensors pass as DLPack structs.
+package libgradcodec-dev libdevel "$lib (= $version-1)" "$about (development)" <<END
+GradCodec averages gradients over the ranks of a training job in 1 to 16 bits
+per element, with error feedback. Tensors pass as DLPack structs.
 .
 This package has the headers, the static library, the Python package in
 /usr/share/gradcodec/python, and examples.

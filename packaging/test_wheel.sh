@@ -76,12 +76,12 @@ else
 fi
 
 PATH=$venv/bin:$PATH
-cp "$root/examples_c/bits.c" pack.c
+cp "$root/examples_c/bits.c" program.c
 # shellcheck disable=SC2046 # the flags are words
-cc pack.c $(gradcodec-config --includes --libs)
+cc program.c -pthread $(gradcodec-config --includes --libs)
 ./a.out > log || fail "bits: $(cat log)"
 # shellcheck disable=SC2046
-${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror pack.c -o bits -Wl,-rpath,"$package/lib" \
+${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror program.c -o bits -Wl,-rpath,"$package/lib" \
     $(PKG_CONFIG_PATH=$package/lib/pkgconfig pkgconf --cflags --libs gradcodec)
 ./bits > log || fail "bits: $(cat log)"
 [ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||

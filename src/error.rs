@@ -50,7 +50,7 @@ pub enum Status {
     Share = 40,
     /// The other side did not answer in time.
     Timeout = 41,
-    /// A defect of this library: see WHEN A CALL FAILS.
+    /// A defect of this library: see "Errors" in docs/API.md.
     Panic = 99,
 }
 

@@ -25,13 +25,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 #   exempt: REASON   nothing runs it
 LIST = [
     ("README.md sh: *", "by tests/packaging/readme.sh"),
-    ("README.md: make uninstall PREFIX=*", "in tests/packaging/readme.sh"),
-    ("README.md: cc pack.c -lgradcodec", "exempt: README's block for /usr/local is the same with -o and ./pack"),
-    ("README.md: cc pack.c $(gradcodec-config *", "in packaging/test_wheel.sh"),
-    ("docs/START.md: cc pack.c $(gradcodec-config *", "in packaging/test_wheel.sh"),
+    ("docs/INSTALL.md sh: *", "by tests/packaging/readme.sh"),
+    ("docs/INSTALL.md: make uninstall PREFIX=*", "in tests/packaging/readme.sh"),
+    ("docs/INSTALL.md: cc program.c -pthread $(gradcodec-config *", "in packaging/test_wheel.sh"),
     ("docs/START.md sh: *pip install *", "exempt: packaging/test_wheel.sh does so, in an environment of its own"),
     ("packaging/config.py: *", "in packaging/test_wheel.sh"),
-    ("include/gradcodec.h: cc program.c $(pkg-config *", "in tests/packaging/readme.sh"),
+    ("include/gradcodec.h: cc program.c -pthread $(pkg-config *", "in tests/packaging/readme.sh"),
     # Makefile's targets.
     ("*: make test*", "make"),
     ("*: make gpu-*", "exempt: a GPU"),

@@ -17,10 +17,10 @@ import package
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-GUIDE = ["docs/START.md", "docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md"]
+GUIDE = ["docs/START.md", "docs/INSTALL.md", "docs/CHOOSING.md", "docs/LANGUAGES.md", "docs/CODECS.md", "docs/ALLREDUCE.md"]
 GUIDE += ["docs/ELASTIC.md", "docs/KERNELS.md", "kernels/README.md", "docs/GLOSSARY.md"]
 SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md"]
-RULES = ["docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
+RULES = ["docs/API.md", "docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
 PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "docs/TARGETS.md", "RELEASING.md"]
 
 # Words that are no status where they stand alone.
@@ -37,16 +37,14 @@ def words_of(comment):
 
 
 def parts(header):
-    """The text at the top, and each section: its text, and its declarations with their comments."""
-    top, rest = header.split("#ifndef GRADCODEC_H", 1)
-    top = words_of(top[top.index("/*\n") :])
-    declared = rest.split('extern "C" {\n#endif\n', 1)[1].split("\n#ifdef __cplusplus", 1)[0]
+    """The sections of the header: the text of each, and its declarations with their comments."""
+    declared = header.split('extern "C" {\n#endif\n', 1)[1].split("\n#ifdef __cplusplus", 1)[0]
     sections = []
     for section in re.split(r"(?m)^(?=/\*\n)", declared)[1:]:
         text, items = section.split("*/\n", 1)
         found = re.findall(r"(?ms)^(/\*\*.*?\*/)\n(.*?)(?=\n\n|\Z)", items)
         sections.append((words_of(text + "*/"), [(words_of(comment), code.strip()) for comment, code in found]))
-    return top, sections
+    return sections
 
 
 def name_of(code):
@@ -173,7 +171,7 @@ def sentence(text):
 
 def reference(header):
     """The pages of the reference, by name."""
-    top, sections = parts(header)
+    sections = parts(header)
     headings = [text.partition("\n")[0] for text, _ in sections]
     markdown = Markdown(named(sections), headings)
     pages, rows = {}, []
@@ -189,14 +187,9 @@ def reference(header):
             said = markdown.pattern.sub(markdown.link, sentence(about)).replace("|", "\\|")
             rows.append(f"| {{c:func}}`{name}` | {said} |")
     pages["functions"] = (
-        "# All functions\n\nWhat each is for: the first sentence of its description. What holds for all of them is in"
-        " [Conventions](conventions.md).\n" + "\n".join(rows) + "\n"
+        "# All functions\n\nThe first sentence of each description. [API](../docs/API.md) has the rules for all of them.\n"
+        + "\n".join(rows) + "\n"
     )
-    lead, rules = re.split(r"\nFUNCTIONS\n.*?(?=\nTWO TIERS\n)", top, maxsplit=1, flags=re.S)
-    chunks = re.split(r"(?m)^([A-Z][A-Z, ]+)\n\n", rules.strip("\n"))
-    body = [markdown(lead.strip("\n"))]
-    body += [f"## {title(name)}\n\n{markdown(said.strip())}" for name, said in zip(chunks[1::2], chunks[2::2])]
-    pages["conventions"] = "# Conventions\n\n" + "\n\n".join(body).replace("## Cuda", "## CUDA") + "\n"
     return pages
 
 
@@ -249,14 +242,14 @@ def main():
     guide = GUIDE + [path for path in more if path not in listed]
     groups = [[path for path in group if (ROOT / path).exists()] for group in (guide, SPEED, RULES, PROJECT)]
     header = (ROOT / "include/gradcodec.h").read_text()
-    names = named(parts(header)[1])
+    names = named(parts(header))
     for path in ["README.md", *sum(groups, [])]:
         copy(path, folder, names)
     pages = reference(header)
     (folder / "reference").mkdir()
     for name, text in pages.items():
         (folder / f"reference/{name}.md").write_text(text)
-    first = ["functions", "conventions"]
+    first = ["functions"]
     markdown = Markdown(names, [])
     of_python = package.Reference(ROOT / "python/gradcodec", markdown, names, directive).pages()
     for name, text in of_python.items():

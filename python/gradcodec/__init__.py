@@ -1,4 +1,6 @@
-"""GradCodec from Python. It needs Python 3.10, the library, and nothing else.
+"""Compressed all-reduce of gradients: 1 to 16 bits per element, on CPU and CUDA.
+
+This is the Python client. It needs Python 3.10, the library, and nothing else.
 
     gradcodec = GradCodec()  # or GradCodec("/path/to/libgradcodec.so.0")
     chunks = gradcodec.pack_chunks(positive, 4)  # an array of NumPy, PyTorch, CuPy, JAX: of whatever has __dlpack__

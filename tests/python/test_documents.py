@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import re
+import subprocess
 
 import pytest
 
@@ -68,26 +69,49 @@ def test_losses_for_whoever_decides_are_those_that_were_measured():
     assert len(losses) > 15 and losses - measured == set()
 
 
-def test_the_first_screen_has_the_codecs_and_losses_that_were_measured():
+def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
     sizes = {"float32": 4.0}
     for name, _, size, *_ in rows("docs/CODECS.md", "sends"):
-        sizes[name.strip("`").removeprefix("GC_CODEC_")] = float(size)
-    losses = {
-        (sent.split(", ")[-1], errors == "kept"): loss
+        sizes[name.strip("`").removeprefix("GC_CODEC_").lower()] = float(size)
+    link, *_ = [row for row in rows("docs/CHOOSING.md", "link between the nodes") if row[0] == "10 Gbit/s"]
+    head = (ROOT / "docs/CHOOSING.md").read_text(encoding="utf-8").split("| link between the nodes |")[1].split("\n")[0]
+    measured = dict(zip([cell.strip() for cell in head.strip("| ").split("|")], map(float, link[1:])))
+    found = set()
+    for name, size, _, speed in rows("README.md", "speed-up at 10 Gbit/s"):
+        codec = name.strip("*`")
+        assert float(size) == pytest.approx(sizes[codec], abs=0.01), name
+        took = measured["NCCL, float32" if codec == "float32" else codec.upper()] if speed != "-" else None
+        assert took is None or re.findall(r"[\d.]+", speed)[0] == f"{measured['NCCL, float32'] / took:.1f}", name
+        found |= {codec} if took else set()
+    assert found == {"float32", "int8", "int4"}
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    times = re.search(r"NCCL takes ([\d,]+) ms, PyTorch's bfloat16 hook (\d+), INT8 (\d+) and INT4 (\d+)", text).groups()
+    who = "NCCL, float32", "PyTorch's bfloat16 hook", "INT8", "INT4"
+    assert [float(time.replace(",", "")) for time in times] == [measured[name] for name in who]
+    losses = re.search(r"a loss of ([\d.]+) with float32, ([\d.]+) with INT8 and ([\d.]+) with INT4", text).groups()
+    expected = {
+        sent.split(", ")[-1]: loss
         for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
-        if optimizer == "AdamW"
+        if optimizer == "AdamW" and (errors == "kept" or "INT4" not in sent)
     }
-    text = (ROOT / "docs/PERFORMANCE.md").read_text(encoding="utf-8").split("<!-- all codecs -->")[1]
-    head, times = re.search(r"(?m)^\| float32 from C, us +\|(.*)\n(?:^\|.*\n)+?^\| 300M +\|(.*)", text).groups()
-    columns = zip(head.split("|"), times.split("|"))
-    speeds = {who.strip(): time.strip(" )").split("(")[1] for who, time in columns if "(" in time}
-    for name, _, size, loss, speed in rows("README.md", "loss under AdamW"):
-        codec, _, errors = name.partition(", errors ")
-        assert float(size) == pytest.approx(sizes.pop(codec), abs=0.01), name
-        assert loss == losses.get((codec, errors == "kept"), "-"), name
-        who = codec.lower() + (" errors" if errors and codec != "ONEBIT" else "")
-        assert speed == ("1" if codec == "float32" else speeds.get(who, "-")), name
-    assert sizes == {}, "the first screen has every codec"
+    assert losses == tuple(expected[codec] for codec in ("float32", "INT8", "INT4"))
+
+
+@pytest.mark.skipif(not (ROOT / "Cargo.toml").exists(), reason="the tree of `make dist` has no sources")
+def test_there_is_one_description_of_the_project():
+    (about,) = re.findall(r'(?m)^description = "(.*)"', (ROOT / "Cargo.toml").read_text(encoding="utf-8"))
+    begins = {
+        "README.md": f"# GradCodec\n\n**{about}.**\n",
+        "include/gradcodec.h": f"\n/*\n * {about}.\n *\n",
+        "packaging/gradcodec.pc.in": f"\nDescription: {about}\n",
+        "python/gradcodec/__init__.py": f'"""{about}.\n',
+        # These take it from Cargo.toml, or from the header.
+        "packaging/wheel.py": '"summary": re.search(r\'^description = "(.*)"\', manifest, re.M)[1]',
+        "packaging/debian.sh": "about=$(sed -n 's/^description = ",
+    }
+    assert [name for name, text in begins.items() if text not in (ROOT / name).read_text(encoding="utf-8")] == []
+    page = subprocess.run(["sh", ROOT / "docs/man.sh"], capture_output=True, text=True, check=True).stdout
+    assert f"gradcodec \\- {about[0].lower()}{about[1:]}\n" in page
 
 
 @pytest.fixture
