@@ -2126,7 +2126,7 @@ typedef struct gc_kernel_shape_t {
     uint32_t struct_size;
     /** Threads of a block. */
     uint32_t threads;
-    /** How many of what the kernel counts a block works on: bytes of bits, or elements, as kernels/README.md says. */
+    /** How many of what the kernel counts a block works on: bytes of bits, or elements, as docs/ABI.md says. */
     uint32_t items_per_block;
     /** Bytes of dynamic shared memory of a block. */
     uint32_t shared_bytes;
@@ -2157,13 +2157,13 @@ gc_status_t gc_trim(DLDevice device);
 /**
  * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
  * compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
- * takes it from memory, CuPy's RawModule as a file. The names of the kernels, their arguments and what they count as
- * an item are in kernels/README.md, which is installed beside the licences. Needs no driver.
+ * takes it from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
+ * arguments and what they count as an item; all other kernels are unstable. Needs no driver.
  *
- * `family`: "bits", or another that kernels/README.md names. `*fatbin`: static memory, aligned to 16; `*size`: its
+ * `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16; `*size`: its
  * bytes.
  *
- * INVALID_ARGUMENT: no such family.
+ * - INVALID_ARGUMENT: the library has no such family.
  */
 gc_status_t gc_builtin_kernels(const char *family,
                                const void **fatbin,
@@ -2173,10 +2173,11 @@ gc_status_t gc_builtin_kernels(const char *family,
  * The launch shape of a kernel on GPUs of a compute capability. Needs no driver. Ask for it in the program that
  * launches the kernel: the next version may have another.
  *
- * `kernel`: its name, one of those in kernels/README.md. `compute_capability`: that of the device, 90 for 9.0. `out`:
- * you set struct_size, the other fields are written.
+ * `kernel`: a name in docs/ABI.md. `compute_capability`: of the device, 90 for 9.0. `out`: you set struct_size, the
+ * other fields are written.
  *
- * INVALID_ARGUMENT: no such kernel; an invalid struct_size. UNSUPPORTED_DEVICE: below 75.
+ * - INVALID_ARGUMENT: docs/ABI.md has no such kernel, or struct_size is invalid.
+ * - UNSUPPORTED_DEVICE: the compute capability is below 75.
  */
 gc_status_t gc_builtin_kernel_shape(const char *kernel,
                                     int32_t compute_capability,

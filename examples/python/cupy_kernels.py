@@ -3,7 +3,7 @@
     PYTHONPATH=python python3 examples/python/cupy_kernels.py
 
 Headers are looked for in the folder that GRADCODEC_INCLUDE names, or else in ../../include. Names and arguments of the
-library's kernels are in kernels/README.md.
+library's kernels are in docs/ABI.md.
 """
 
 import os

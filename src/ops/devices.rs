@@ -43,7 +43,7 @@ pub fn builtin_kernels(family: &CStr) -> Result<&'static [u8]> {
 /// How a kernel is launched on GPUs of a compute capability.
 pub fn kernel_shape(kernel: &CStr, compute_capability: i32) -> Result<LaunchShape> {
     cuda::launch_shape(kernel, compute_capability)?
-        .ok_or_else(|| error!(InvalidArgument, "kernel: \"{}\" is none of kernels/README.md", beginning(kernel)))
+        .ok_or_else(|| error!(InvalidArgument, "kernel: \"{}\" is not listed in docs/ABI.md", beginning(kernel)))
 }
 
 /// As much of a text from outside as a message has room for, in ASCII.

@@ -1,4 +1,4 @@
-"""The kernels for programs that launch them: by names and arguments of kernels/README.md, in the shapes asked for."""
+"""The kernels for programs that launch them: by names and arguments of docs/ABI.md, in the shapes asked for."""
 
 import ctypes
 

@@ -27,7 +27,7 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
         && let Some(kernel) = contiguous_packing(rule)
     {
         let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
+        // SAFETY: the kernel's arguments (docs/ABI.md), over memory that the makers of the views vouched for.
         return unsafe {
             queue.launch(kernel, bytes, arguments![elements, dst.data(), count, bytes, plan.order as u32])
         };
@@ -58,7 +58,7 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
     if plan.is_contiguous_at(elements.addr()) {
         let kernel = &BITS.unpack[patterns.size.ilog2() as usize];
         let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // SAFETY: the kernel's arguments (kernels/README.md), over memory that the makers of the views vouched for.
+        // SAFETY: the kernel's arguments (docs/ABI.md), over memory that the makers of the views vouched for.
         // Little-endian, so an argument of fewer bytes than the pattern is the beginning of it.
         return unsafe {
             let order = plan.order as u32;

@@ -66,7 +66,7 @@ impl Kernel {
 pub struct Module {
     pub name: &'static CStr,
     pub fatbin: &'static [u8],
-    /// Those that kernels/README.md lists: names, arguments and what they count never change.
+    /// The kernels that docs/ABI.md lists: their names, arguments and items never change.
     promised: &'static [&'static [Kernel]],
     internal: &'static [&'static [Kernel]],
 }
@@ -304,8 +304,8 @@ modules! {
     }
 }
 
-/// The launch shape of a kernel on devices of a compute capability (90: 9.0); None for those that kernels/README.md
-/// does not list.
+/// The launch shape of a kernel on devices of a compute capability (90: 9.0); None for kernels that
+/// docs/ABI.md does not list.
 pub fn launch_shape(kernel: &CStr, compute_capability: i32) -> Result<Option<LaunchShape>> {
     supported(compute_capability)?;
     let mut promised = MODULES.iter().flat_map(|module| module.promised.iter().copied().flatten());
