@@ -174,7 +174,7 @@ test:
 ## Every combination, too: what `make test` takes samples of, and what it leaves to this.
 test-all:
 	@echo "besides what make test does: all sizes of worlds, seeds, layouts and error codes of the driver; five times as"
-	@echo "many random cases in Python, four times as many of kernels, ten times as many hostile calls; the C tests run"
+	@echo "many random cases in Python, four times as many of kernels; the C tests run"
 	@echo "as $(C_STANDARDS), gradcodec.hpp in every standard; a tensor of 8 GiB (9 GiB of"
 	@echo "memory); features and build.rs of the crate, the example in Rust, the tree of make dist"
 	@GRADCODEC_TESTS=all bash tests/parts.sh $(JOBS) $(PARTS) $(MORE_PARTS)
@@ -202,7 +202,7 @@ $(BUILD)/tests/loom: $(LOOM_SOURCES)
 # Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
 # takes long runs in one of them, and what takes memory runs alone.
 C_RUN   = $(if $(filter all,$(GRADCODEC_TESTS)),$(C_STANDARDS),c99)
-C_LONG  = cancel fork hostile hostile_codec stack
+C_LONG  = cancel fork stack
 C_LARGE = $(if $(filter all,$(GRADCODEC_TESTS)),huge)
 C_SHORT = $(filter-out $(C_LONG) huge,$(C_TESTS))
 test-c: $(foreach standard,$(C_RUN),$(C_SHORT:%=$(BUILD)/tests/$(standard)/%)) \

@@ -405,7 +405,7 @@ released = []  # by gc_tensor_from_pointer's callback
 def set_field(tensor, field, value):
     """Puts a fault into a tensor's description; a shape comes with its ndim, and with compact strides."""
     view = tensor.struct.dl_tensor
-    if field == "shape" and value is not None:
+    if field == "shape" and isinstance(value, tuple):
         view.ndim, view.shape, view.strides = len(value), int64s(value), None
     elif field == "dtype":
         view.dtype = value if isinstance(value, DLDataType) else DLDataType(*value)
@@ -469,6 +469,9 @@ def tensors_in(arguments):
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
+FAR_AWAY = 2**40  # no memory is there, so a call that reads it before it refuses its arguments crashes
+UNALIGNED = ctypes.cast(FAR_AWAY + 1, ctypes.POINTER(ctypes.c_int64))
+
 # Faults of any tensor that a function takes.
 TENSOR_FAULTS = [
     ({"": None}, INVALID_ARGUMENT, "NULL"),
@@ -476,6 +479,8 @@ TENSOR_FAULTS = [
     ({".shape": None}, INVALID_ARGUMENT, "NULL"),
     ({".ndim": -3}, INVALID_ARGUMENT, "-3"),
     ({".shape": (-17, 17)}, INVALID_ARGUMENT, "-17"),
+    ({".shape": UNALIGNED}, INVALID_ARGUMENT, "unaligned"),
+    ({".strides": UNALIGNED}, INVALID_ARGUMENT, "unaligned"),
     ({".dtype": (1, 8, 0)}, UNSUPPORTED_DTYPE, "0"),
 ]
 
@@ -538,7 +543,6 @@ def conway_guy(count):
 
 TANGLED = conway_guy(17)
 assert len({sum(s for k, s in enumerate(TANGLED) if i >> k & 1) for i in range(2**17)}) == 2**17
-FAR_AWAY = 2**40  # no memory at all: what a refused call must not touch
 
 TABLE = [
     # every tensor, every output, every axis and every order of every function
@@ -1358,6 +1362,24 @@ def test_a_refusal_says_what_was_wrong_and_changes_nothing(row):
     assert all(out.untouched() for out in outs), "an output pointer was written"
     assert all(np.array_equal(memory_of(tensor), memory) for tensor, memory in zip(tensors, before)), "memory changed"
     assert not any(tensor.releases for tensor in tensors) and not released, "an input was released"
+
+
+def pointers_of(function):
+    """The arguments that point to something which needs an alignment: handles, descriptors, options, outputs."""
+    kinds = dict(zip(CALLS[function](), capi.SIGNATURES[function][1:], strict=True))
+    return [name for name, kind in kinds.items() if hasattr(kind, "contents") and ctypes.alignment(kind._type_) > 1]
+
+
+@pytest.mark.parametrize("function, name", [(function, name) for function in CALLS for name in pointers_of(function)])
+def test_a_pointer_that_is_not_aligned_is_refused(function, name):
+    arguments = CALLS[function]()
+    marshalled = marshal(function, arguments)
+    index = list(arguments).index(name)
+    address = ctypes.cast(marshalled[index], ctypes.c_void_p).value
+    assert address is not None
+    marshalled[index] = ctypes.cast(address + 1, capi.SIGNATURES[function][1:][index])
+    assert getattr(lib, function)(*marshalled) == INVALID_ARGUMENT
+    assert name in last_error() and "aligned" in last_error(), last_error()
 
 
 @pytest.mark.parametrize(

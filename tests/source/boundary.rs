@@ -78,8 +78,8 @@ fn the_exported_functions_are_those_of_the_list() {
     assert!(exported.iter().all(|name| name.starts_with("gc_")));
 }
 
-/// Files that name every function, and the functions that each does without, with the reason. tests/c/hostile.h and
-/// tests/python see for themselves that they miss none; tests/abi/abi.py sees to it for the file of the version.
+/// Files that name every function, and the functions that each file leaves out, with the reason. tests/python checks its
+/// own list of functions, and tests/abi/abi.py checks the file of each version.
 const PLACES: [(&str, &[(&str, &str)]); 7] = [
     ("tests/source/signatures.rs", &[]),
     ("include/gradcodec/loader.h", &[]),
