@@ -480,7 +480,7 @@ TENSOR_FAULTS = [
     ({".ndim": -3}, INVALID_ARGUMENT, "-3"),
     ({".shape": (-17, 17)}, INVALID_ARGUMENT, "-17"),
     ({".shape": UNALIGNED}, INVALID_ARGUMENT, "unaligned"),
-    ({".strides": UNALIGNED}, INVALID_ARGUMENT, "unaligned"),
+    ({".strides": UNALIGNED}, INVALID_ARGUMENT, "strides", "not aligned"),
     ({".dtype": (1, 8, 0)}, UNSUPPORTED_DTYPE, "0"),
 ]
 
