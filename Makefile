@@ -59,7 +59,7 @@ ifneq ($(shell command -v $(firstword $(CXX))),)
 NVRTC   = $(BUILD)/tests/nvrtc_gcc/libnvrtc.so.12
 DRIVERS = $(BUILD)/tests/driver/libcuda.so.1 $(BUILD)/tests/old_driver/libcuda.so.1
 NCCLS   = $(BUILD)/tests/driver/libnccl.so.2 $(BUILD)/tests/old_nccl/libnccl.so.2
-EMULATORS = $(addprefix $(BUILD)/tests/,emulate blocks codec copy meet)
+FUNCTIONS = $(BUILD)/tests/driver/functions.so
 endif
 
 #### Use
@@ -164,7 +164,7 @@ uninstall:
 #### Test
 
 # Parts that run side by side; those of the second line are for test-all alone.
-PARTS = test-rust test-python test-emulator test-cpp test-c test-loader test-loom test-examples test-headers test-abi test-readme test-install
+PARTS = test-rust test-python test-cpp test-c test-loader test-loom test-examples test-headers test-abi test-readme test-install
 MORE_PARTS = test-crate test-examples-rust test-dist
 .PHONY: test test-all $(PARTS) $(MORE_PARTS)
 ## All that needs no GPU, in minutes: every kind of fault, but not every combination.
@@ -254,7 +254,7 @@ test-abi: $(TEST_LIBRARY)
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
 # Each process of the tests loads the library and has its own CUDA driver.
-test-python: $(TEST_LIBRARY) $(VENV)/ready $(DRIVERS) $(NCCLS) $(NVRTC) $(NVRTCS) $(KERNEL_VENV)/ready
+test-python: $(TEST_LIBRARY) $(VENV)/ready $(DRIVERS) $(FUNCTIONS) $(NCCLS) $(NVRTC) $(NVRTCS) $(KERNEL_VENV)/ready
 	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
 	    GRADCODEC_REAL_NVRTC=$(abspath $(wildcard $(KERNEL_VENV)/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)) \
 	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/python
@@ -270,7 +270,7 @@ ifneq ($(wildcard Cargo.toml),)
 	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false LIB=lib TEST_LIB=lib demo test-abi
 endif
 
-ifdef EMULATORS
+ifdef FUNCTIONS
 # Our DLPack declarations before and after real ones, in every standard.
 test-headers: $(BUILD)/dlpack/.ready
 	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
@@ -279,12 +279,8 @@ test-headers: $(BUILD)/dlpack/.ready
 test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/.ready)
 	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
 	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(TEST_LIB) $(BUILD)/commands/examples_cpp
-
-# The kernels on the CPU, lane by lane.
-test-emulator: $(TEST_LIBRARY) $(EMULATORS)
-	@set -e; for program in $(EMULATORS); do echo "== $$program"; $$program; done
 else
-test-headers test-cpp test-emulator:
+test-headers test-cpp:
 	@echo "$@: NOT RUN, because there is no C++ compiler ($(CXX))"
 endif
 
@@ -306,9 +302,9 @@ $(DRIVERS): tests/fakes/cuda/libcuda.c tests/fakes/cuda/kernels.h $(BUILD)/tests
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_kernels.o -lstdc++ -o $@
 
 # An NVRTC that compiles for the host, whose kernels those drivers run.
-$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/emulator/device.h
+$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/fakes/cuda/device.h
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/emulator/device.h)"' -shared -fPIC \
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/fakes/cuda/device.h)"' -shared -fPIC \
 	    -Wl,-soname,libnvrtc.so.12 $< -o $@
 
 # NCCL among threads, on the memory of that driver; the old one is of before 2.18.
@@ -324,16 +320,14 @@ $(NVRTCS): tests/fakes/nvrtc/libnvrtc.c
 	    $< -pthread -o $@
 
 # An address that is not aligned for its access is the end of the process.
-$(BUILD)/tests/driver_kernels.o: tests/fakes/cuda/kernels.cpp tests/fakes/cuda/kernels.h tests/emulator/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
+$(BUILD)/tests/driver_kernels.o: tests/fakes/cuda/kernels.cpp tests/fakes/cuda/kernels.h tests/fakes/cuda/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -fsanitize=alignment -fsanitize-undefined-trap-on-error -c $< -o $@
 
-$(BUILD)/tests/emulate: EMULATED_LINK = $(LINK)
-$(EMULATORS): $(BUILD)/tests/%: tests/emulator/%.cpp \
-    tests/emulator/device.h \
-    $(KERNEL_SOURCES) $(KERNEL_HEADERS) | $(TEST_LIBRARY)
+# What kernels of users and ours are made of, for tests/python/test_device_functions.py.
+$(FUNCTIONS): tests/fakes/cuda/functions.cpp tests/fakes/cuda/device.h kernels/sum.cuh kernels/tile.cuh include/gradcodec/device.cuh
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -g $(EMULATED) -fsanitize=address,alignment -fno-sanitize-recover=alignment $< -o $@ $(EMULATED_LINK)
+	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -fsanitize=alignment -fsanitize-undefined-trap-on-error -shared $< -o $@
 
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt
 

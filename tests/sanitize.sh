@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sanitize.sh: the Rust tests, the C tests, the examples and the kernels of block codecs under AddressSanitizer, with leak
+# sanitize.sh: the Rust tests, the C tests, the examples and the kernels under AddressSanitizer, with leak
 # detection. With GRADCODEC_TESTS=all also C tests and examples under valgrind, on the library as it is shipped. Two programs
 # with a defect run first, and the sanitizer must report each of them: a run that finds nothing is no proof.
 #
@@ -181,8 +181,8 @@ for source in "${programs[@]}"; do
     step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" $(arguments "$name")
 done
 
-# The kernels of block codecs, lane by lane on a driver whose allocations end where they should; of others that is what
-# tests/emulator does. First a gradient with less memory than it has elements. Python itself leaves memory behind.
+# The kernels, lane by lane on a driver whose allocations end where they should. The first program passes a gradient with less
+# memory than it has elements, which must be found. Python itself leaves memory behind.
 cat >"$work/short.py" <<'EOF'
 from stand_in import PRELUDE
 from test_codec_driver import PLACE
@@ -206,10 +206,12 @@ if [ -x build/venv/bin/python ]; then
         LD_PRELOAD="$(${CC:-cc} -print-file-name=libasan.so)" build/venv/bin/python)
     step "a kernel that reads too far is found" dies_of "heap-buffer-overflow" "blocks_encode" \
         "${on_driver[@]}" "$work/short.py"
-    step "kernels of block codecs" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
-        tests/python/test_codec_driver.py -k block_codecs
+    step "kernels of codecs" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+        tests/python/test_codec_driver.py -k "block_codecs or random"
+    step "kernels of bits, signs and copies" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+        tests/python/test_driver_work.py tests/python/test_copy_driver.py -k "numpy or signs or vote or any_layout"
 else
-    skip "kernels of block codecs" "no build/venv: make test-python makes it"
+    skip "kernels of codecs" "no build/venv: make test-python makes it"
 fi
 
 [ "$tier" = all ] || finish

@@ -176,7 +176,7 @@ fault("lanes are to add three payloads of 4 bits", "hang", "src/backend/cuda/cod
 fault("kernels: a unit in part is taken for a whole one", "out of bounds", "kernels/blocks_lanes.cuh",
       "/ UNIT + WARPS - 1 -", "/ UNIT + WARPS -", python("test_codec_driver", "test_block_codecs", "mxfp4"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
-      "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", program("build/tests/blocks", "tests/emulator/blocks.cpp"))
+      "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", python("test_device_functions", "lanes_quantize"))
 fault("only the first chunk of a payload is checked", "payload believed", DECODE,
       "for chunk in 0..plan.n_chunks {", "for chunk in 0..1 {",
       rust("src/backend/cpu/codec/tests/hostile.rs", "a_corrupt_chunk_is_refused"))
@@ -288,7 +288,7 @@ fault("an entry of somebody else is used", "payload believed", "src/compile/cach
 
 fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
       "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);",
-      program("build/tests/codec", "tests/emulator/codec.cpp"))
+      python("test_codec_driver", "random_codecs"))
 
 # ---- What wraps the C functions
 
@@ -484,17 +484,17 @@ fault("a staged receive reads before arrival", "stream that does not wait", STAG
 
 # ---- Kernels
 
-EMULATED = program("build/tests/codec", "tests/emulator/codec.cpp")
-COPIED = program("build/tests/copy", "tests/emulator/copy.cpp")
+CODECS = python("test_codec_driver", "random_codecs")
+COPIED = python("test_copy_driver", "any_layout_and_any_cast")
 fault("kernels: elements and bytes of a tile", "swapped fields of a layout", "kernels/strided.cuh",
       "    u64 elements, bytes;                // of a row", "    u64 bytes, elements;                // of a row",
-      does_not_build("build/tests/emulate", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
+      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
 fault("kernels: across and width of scattered signs", "swapped fields of a layout", "kernels/signs.cu",
       "gc_divisor across, width;", "gc_divisor width, across;",
-      does_not_build("build/tests/emulate", "kernels/layout.cuh", "LAYOUT_gc_scattered_signs"))
+      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_scattered_signs"))
 fault("kernels: the list of fields itself", "swapped fields of a layout", "kernels/layout.cuh",
       "field(rows, 8) field(row_element_stride, 8)", "field(row_element_stride, 8) field(rows, 8)",
-      does_not_build("build/tests/emulate", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
+      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
 COMPILED = python("test_compiled", "tiles_of_rows")
 fault("a transposed input lies in shared memory as in memory", "wrong element of a tile", "kernels/compiled_tile.cuh",
       "tile[row(r) * width + column()]", "tile[column() * width + row(r)]", COMPILED)
@@ -505,7 +505,7 @@ fault("the rest of a short row comes with the first thread's", "wrong order of a
       "if (_gc_along == 0) {",
       python("test_compiled", "does_not_depend_on_where"))
 fault("kernels: a commit without a pending step keeps flags", "stale state", "kernels/codec.cuh",
-      "if (control.pending == 0) {\n        control.since = 0;", "if (control.pending == 0) {", EMULATED)
+      "if (control.pending == 0) {\n        control.since = 0;", "if (control.pending == 0) {", CODECS)
 fault("kernels: float64 to bfloat16 is rounded twice", "wrong bits", "kernels/convert.cuh",
       "to_bf16(to_odd(double_of(v)))", "to_bf16(__double2float_rn(double_of(v)))", COPIED)
 fault("kernels: the bytes of the third chunk go to the second's rank", "wrong order of ranks", "kernels/step.cuh",
@@ -518,18 +518,18 @@ fault("kernels: raw elements of the next chunk go to the rank of the first", "wr
       "target.base(places.first + later, copy, chunk)", "target.base(places.first, copy, chunk)",
       python("test_peers", "random_cases"))
 fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kernels/state.cuh",
-      "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", EMULATED)
+      "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", CODECS)
 fault("kernels: of many payloads the first are not in the sum", "payload lost", "kernels/reduce.cuh",
-      "if (payloads.many > Group::MOST) load_sums(sums, earlier, row, lane);", "", EMULATED)
+      "if (payloads.many > Group::MOST) load_sums(sums, earlier, row, lane);", "", CODECS)
 fault("kernels: a row's errors are used before they have come", "data race of a lane with itself", "kernels/reduce.cuh",
-      "        wait_for_groups<0>();\n", "", EMULATED)
+      "        wait_for_groups<0>();\n", "", CODECS)
 fault("kernels: what is not finite is kept as it is", "flag lost", "kernels/step.cuh",
-      "if (!__all_sync(WHOLE_WARP, is_finite(magnitude))) {", "if (false) {", EMULATED)
+      "if (!__all_sync(WHOLE_WARP, is_finite(magnitude))) {", "if (false) {", CODECS)
 fault("kernels: what is rounded to -0 is below zero", "wrong bits at an edge", "kernels/step.cuh",
-      "!Form::GIVES_MINUS_ZERO && K::SIZE != 2;", "!Form::GIVES_MINUS_ZERO;", EMULATED)
+      "!Form::GIVES_MINUS_ZERO && K::SIZE != 2;", "!Form::GIVES_MINUS_ZERO;", CODECS)
 fault("kernels: neighbouring rounds of a sum are added the other way round", "wrong order of a sum", "kernels/sum.cuh",
       "for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {",
-      "for (unsigned distance = 1; distance < ROUNDS; distance *= 2) {", EMULATED)
+      "for (unsigned distance = 1; distance < ROUNDS; distance *= 2) {", python("test_device_functions", "sums_of_lanes"))
 
 # ---- More of each kind
 

@@ -6,6 +6,7 @@ model of docs/NUMERICS.md: each of its methods calls both and compares every byt
 
 import copy
 import ctypes
+import itertools
 from ctypes import POINTER, byref, c_int64, c_uint8
 
 import numpy as np
@@ -18,7 +19,9 @@ from capi import CUDA, CodecOptions, DLDevice, Status, Tensor, lib
 from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO
 
 ERRORS = {"float32": 0, "bfloat16": 1, None: 2}
+HOST_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 View = POINTER(capi.DLTensor)
+OFFSETS = itertools.cycle(range(1, 8))  # elements beyond an alignment, in turn
 
 
 class Host:
@@ -28,7 +31,7 @@ class Host:
 
     def put(self, array, dtype=None, aligned=True):
         room = np.full(array.nbytes + 64, 0xA5, np.uint8)
-        start = -room.ctypes.data % 16 + (0 if aligned else array.itemsize)
+        start = -room.ctypes.data % 16 + (0 if aligned else array.itemsize * next(OFFSETS))
         there = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         there[...] = array
         return Tensor(there, dtype)
@@ -132,9 +135,12 @@ class Checked:
 
     def decode(self, payload, dtype="float32", divisor=0, factor=None, add=False, aligned=True):
         """Gives one array a segment; compares with the model, also that nothing is written where it says so."""
-        memory = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
         rng = np.random.default_rng(len(payload))
-        old = [rng.standard_normal(n).astype(memory) for n in self.model.segments]
+        old = [rng.standard_normal(n).astype(HOST_DTYPES[dtype]) for n in self.model.segments]
+        return self.decode_onto(payload, old, dtype, divisor, factor, add, aligned)[1]
+
+    def decode_onto(self, payload, old, dtype="float32", divisor=0, factor=None, add=False, aligned=True):
+        """The same over values that are there already; gives the status, too."""
         put = [self.place.put(o, dtype_name(o, dtype), aligned) for o in old]
         expected = self.model.decode(
             payload.reshape(-1), dtype, divisor or 1, 1.0 if factor is None else factor, old if add else None,
@@ -154,7 +160,7 @@ class Checked:
             assert status == Status.OK, capi.last_error()
         for index, (one, e) in enumerate(zip(got, expected)):
             same(one, e, f"values[{index}]")
-        return got
+        return status, got
 
     def reduce(self, chunks):
         """[W, stride]. Gives the chunk that goes out."""
@@ -269,11 +275,15 @@ def random_block_options(rng, most):
 
 def of_both(rng, most):
     n_segments = int(rng.integers(1, 10)) if rng.random() < 0.6 else 1
+    if rng.random() < 0.08:
+        n_segments = int(rng.choice([0, 20]))
 
     def size():
+        if n_segments > 9:
+            return int(rng.integers(0, 300))
         return int(rng.choice(SIZES)) if rng.random() < 0.6 else int(rng.integers(0, most // n_segments))
 
-    n_chunks = int(rng.integers(1, 9)) if rng.random() < 0.7 else 1
+    n_chunks = int(rng.integers(1, 9 if rng.random() < 0.9 else 41)) if rng.random() < 0.7 else 1
     return dict(
         segments=[size() for _ in range(n_segments)],
         values=str(rng.choice(["float32", "float16", "bfloat16"])),
@@ -283,6 +293,24 @@ def of_both(rng, most):
         n_chunks=n_chunks,
         server=int(rng.integers(0, n_chunks)) if rng.random() < 0.7 else None,
     )
+
+
+def of_a_stranger(rng, model, chunks):
+    """Chunks for a reduce with what no encoder writes: bits behind the last element of a segment, scales that are not finite or
+    so small that their error is rounded to 0, a wrong bit in a header."""
+    if model.codec not in FORMATS:
+        for first, n in zip(model.first_bytes, model.segments):
+            at = first + n // 8 - model.server * model.chunk_bytes
+            if n % 8 and 0 <= at < model.chunk_bytes:
+                chunks[:, model.head + at] |= 0xFF >> n % 8
+        for k in range(len(model.segments)):
+            if model.codec == ONEBIT and model.part(k, model.server) and rng.random() < 0.1:
+                wrong = np.float32([np.inf, np.nan, 1e-41][rng.integers(0, 3)])
+                which = slice(None) if np.isfinite(wrong) else int(rng.integers(0, len(chunks)))
+                chunks[which, 64 + 4 * k : 68 + 4 * k] = wrong.reshape(1).view(np.uint8)
+    if rng.random() < 0.15:
+        chunks[rng.integers(0, len(chunks)), rng.integers(0, 64)] ^= 1 << rng.integers(0, 8)
+    return chunks
 
 
 def one_case(place, seed, most, options_of_case=random_options):
@@ -297,22 +325,29 @@ def one_case(place, seed, most, options_of_case=random_options):
             factors = [float(np.float32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
             payload = codec.encode(gradients, *factors, aligned=rng.random() < 0.7)
             add = bool(rng.random() < 0.3)
+            sent = payload.copy()
+            if rng.random() < 0.15:
+                sent[rng.integers(0, model.n_chunks), rng.integers(0, 64)] ^= 1 << rng.integers(0, 8)
             codec.decode(
-                payload, "float32" if add else str(rng.choice(["float32", "float16", "bfloat16"])),
+                sent, "float32" if add else str(rng.choice(["float32", "float16", "bfloat16"])),
                 divisor=int(rng.integers(0, 5)), factor=0.25 if rng.random() < 0.3 else None, add=add,
                 aligned=rng.random() < 0.7,
             )  # fmt: skip
             if model.server is not None:
-                others = [model_of(**{**options, "server": None}) for _ in range(int(rng.integers(0, 9)))]
                 chunks = [payload[model.server]]
-                for other in others:
+                for _ in range(int(rng.integers(0, 4))):
                     g = [gradient(rng, n, model.values, special) for n in model.segments]
+                    other = model_of(**{**options, "server": None})
                     chunks.append(other.encode(g).reshape(model.n_chunks, -1)[model.server])
-                codec.reduce(np.stack(chunks))
+                count = int(rng.integers(1, 10 if rng.random() < 0.8 else 41))
+                codec.reduce(of_a_stranger(rng, model, np.stack([chunks[k % len(chunks)] for k in range(count)])))
             if model.nonfinite == TRANSACTIONAL and rng.random() < 0.7:
                 skip = [None, np.array([rng.random() < 0.5]), np.array([0, 3][rng.integers(0, 2)], np.int32),
                         np.array([0.0, 0.5][rng.integers(0, 2)], np.float32)][rng.integers(0, 4)]  # fmt: skip
                 codec.commit(skip)
+                if rng.random() < 0.3:  # what a decode finds takes no later step back
+                    codec.decode(payload)
+                    codec.commit()
             if model.error and model.pending == [None, None] and rng.random() < 0.2:
                 halves = [rng.standard_normal(model.errors(k).size).astype(np.float32) for k in (0, 1)]
                 given = [one if rng.random() < 0.7 else None for one in halves]

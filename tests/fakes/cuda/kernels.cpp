@@ -1,6 +1,6 @@
 // Kernels for the driver without a GPU (libcuda.c): those of kernels/*.cu themselves, lane by lane. What is said here of
 // each is which memory a launch uses and how many blocks it takes, from the structs that the kernels read.
-#include "../../emulator/together.h"
+#include "together.h"
 
 #include "../../../kernels/bits.cu"
 #include "../../../kernels/blocks.cu"

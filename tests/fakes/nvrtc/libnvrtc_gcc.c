@@ -1,5 +1,5 @@
 /* An NVRTC that compiles for the host: what it gives as machine code is a shared object that g++ makes of the source, with
- * tests/emulator/device.h, whose kernels run lane by lane in the driver without a GPU (libcuda.c). What it refuses, and where,
+ * tests/fakes/cuda/device.h, whose kernels run lane by lane in the driver without a GPU (libcuda.c). What it refuses, and where,
  * are g++'s words. Of the options, -Dname=value counts.
  *
  *   FAKE_NVRTC_LOG   a file to which each compilation adds a line

@@ -42,19 +42,6 @@ struct alignas(8) uint2 {
 };
 [[maybe_unused]] static uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 
-// Rounds of a test: as many as the command line says; else all if GRADCODEC_TESTS is all, or a quarter if it is quick or
-// is not there.
-[[maybe_unused]] static unsigned rounds_of(int argc, char **argv, unsigned all) {
-    if (argc > 1) return unsigned(atoi(argv[1]));
-    const char *tier = getenv("GRADCODEC_TESTS");
-    if (tier && !strcmp(tier, "all")) return all;
-    if (tier && *tier && strcmp(tier, "quick")) {
-        fprintf(stderr, "GRADCODEC_TESTS: quick or all expected, got \"%s\"\n", tier);
-        exit(2);
-    }
-    return all / 4;
-}
-
 static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDim;
 
 static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
