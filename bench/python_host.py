@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 
 import gradcodec  # noqa: E402 the path comes first
-from cpu import commit  # noqa: E402
+from common import commit  # noqa: E402
 from gradcodec import CPU, CUDA, DTYPES, GradCodec, GradCodecError  # noqa: E402
 from gradcodec._abi import Device, DLTensor, DType, RunOptions  # noqa: E402
 

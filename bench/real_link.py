@@ -298,7 +298,7 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
     if arguments.library:
         os.environ["GRADCODEC_LIBRARY"] = str(arguments.library.resolve())
-    from cpu import commit, processor
+    from common import commit, processor
 
     connect(arguments.ranks)
     about = {

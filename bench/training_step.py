@@ -14,14 +14,13 @@ goes without NVLS. In the end all ranks must have the same weights.
 import argparse
 import copy
 import datetime
-import json
 import os
 import pathlib
+import statistics
 import sys
 import time
 
-import report
-from cpu import ROOT, commit
+from common import ROOT, commit, save, table
 
 sys.path[:0] = [str(ROOT / "tests" / "multi_gpu")]
 sys.path.append(str(ROOT / "python"))
@@ -136,6 +135,20 @@ def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
     return {**result, "card": torch.cuda.get_device_name() if on == "cuda" else "no card", "torch": torch.__version__}
 
 
+def print_table(results):
+    """ms a step of the slowest rank, and what an exchange adds to the step without one; MB that a rank sends."""
+    rows = [row for row in results["rows"] if "samples" in row]
+    print(f"{results['about']['world']} x {rows[0]['card'] if rows else '-'}{', A REHEARSAL' if results['about']['rehearsal'] else ''}")
+    lines = []
+    for row in rows:
+        took = {who: statistics.median(map(max, zip(*of_ranks))) * 1e3 for who, of_ranks in row["samples"].items()}
+        for who, ms in took.items():
+            sent = row["bytes"][who] / 1e6
+            cells = f"{ms:.1f}", f"{ms - took['no exchange']:.2f}", f"{sent:.1f}", f"{took['NCCL'] / ms:.2f}"
+            lines.append([f"{row['model']}, {row['dtype']}, {who}", *cells])
+    table(["model, gradients, exchange", "ms", "added", "MB sent", "times NCCL"], lines)
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
@@ -147,7 +160,7 @@ def main():
     options = options.parse_args()
     os.environ["GRADCODEC_LIBRARY"] = os.path.abspath(options.library)
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    from multi_gpu import cards
+    from allreduce_perf import cards
     from ranks import RankError, Ranks
 
     on = options.device
@@ -172,9 +185,8 @@ def main():
                 row["failed"], failed = error.short[:400], True
                 print(error, file=sys.stderr)
             results["rows"].append(row)
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            options.output.write_text(json.dumps(results) + "\n")
-    print(report.training_tables(results))
+            save(options.output, results)
+    print_table(results)
     if failed:
         raise SystemExit(1)
 

@@ -21,7 +21,7 @@ GUIDE = ["docs/START.md", "docs/INSTALL.md", "docs/CHOOSING.md", "docs/LANGUAGES
 GUIDE += ["docs/ELASTIC.md", "docs/KERNELS.md", "kernels/README.md", "docs/GLOSSARY.md"]
 SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md"]
 RULES = ["docs/API.md", "docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
-PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "docs/TARGETS.md", "RELEASING.md"]
+PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
 
 # Words that are no status where they stand alone.
 ALSO_WORDS = {"OK", "CUDA"}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
 HEADERS = ["gradcodec.h", "gradcodec.cdef.h"] + [
     f"gradcodec/{name}" for name in (
-        "c10d.hpp", "device.cuh", "dlpack.h", "gradcodec.hpp", "loader.h", "mpi.h", "torch.hpp", "xla.hpp",
+        "c10d.hpp", "device.cuh", "dlpack.h", "gradcodec.hpp", "loader.h", "mpi.h", "torch.hpp",
     )
 ]  # fmt: skip
 IN_LIB = ["cmake/gradcodec/gradcodec-config.cmake", "cmake/gradcodec/gradcodec-config-version.cmake", "pkgconfig/gradcodec.pc"]

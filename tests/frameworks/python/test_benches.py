@@ -1,22 +1,56 @@
-"""bench/momentum.py with few steps: every way of compressing runs to its end, and the table has it."""
+"""bench/cpu.py, allreduce_perf.py and training_step.py on the CPU: each runs to its end and has every row."""
 
 import json
 import os
 import subprocess
 import sys
 
+import pytest
 from peers import ROOT
 
+pytest.importorskip("torch")
+LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 
-def test_momentum_shows_each_way_and_leaves_out_the_step_with_an_inf():
-    steps = ["--seeds", "1", "--steps", "52", "--library", os.environ["GRADCODEC_LIBRARY"]]
-    command = [sys.executable, "-B", str(ROOT / "bench/momentum.py"), *steps]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+def run(program, output, *more):
+    """The JSON and the printed text of a program; it leaves nothing in the folder for temporary files."""
+    temporary = output.parent / "temporary"
+    temporary.mkdir()
+    # DistributedDataParallel makes an empty folder for a compiler, and leaves it.
+    environment = {**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(output.parent / "compiled")}
+    command = [sys.executable, str(ROOT / "bench" / program), "--library", LIBRARY, "--output", str(output), *more]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((ROOT / "build/bench/momentum.json").read_text())["rows"]
-    assert len(rows) == 15 and all(row["left_out"] == [int(row["overflow"] is not None)] for row in rows)
-    table = [line for line in done.stdout.splitlines() if line.startswith("| ")]
-    named = {line.split(" | ")[0].strip("| ") for line in table[1:]}
-    assert len(table) == 6 and named == {row["compressed"] for row in rows}
-    first = {row["compressed"]: row["losses"][0] for row in rows if row["rate"] == 0.05}
-    assert all(abs(loss / first["float32"] - 1) < 0.1 for name, loss in first.items() if "INT" in name), first
+    assert not list(temporary.iterdir()), "files stayed"
+    return json.loads(output.read_text()), done.stdout
+
+
+def test_two_builds_on_the_cpu_take_turns_and_their_ratios_are_printed(tmp_path):
+    another = tmp_path / "libgradcodec.so.0"
+    another.symlink_to(LIBRARY)
+    results, text = run("cpu.py", tmp_path / "cpu.json", "--quick", "--only", "bits pack bool", "--against", str(another))
+    assert len(results["rows"]) == 5
+    names = {"new", "new x2", "new, old", "new x2, old"}
+    assert all(set(row["seconds"]) == names for row in results["rows"])
+    assert "rows below 0.90" in text and "bits: pack bool, 1M less 1 x2" in text
+
+
+def test_all_reduces_are_measured_by_codec_and_dtype_on_every_rank(tmp_path):
+    results, text = run("allreduce_perf.py", tmp_path / "all.json", "--device", "cpu", "-e", "1K", "--codecs", "int8", "onebit")
+    assert [(row["elements"], row["dtype"]) for row in results["rows"]] == [(1024, "float32"), (1024, "bfloat16")]
+    names = {"nccl", "int8 peers", "onebit peers", "int8 nccl", "onebit nccl"}
+    for row in results["rows"]:
+        assert set(row["seconds"]) == names and not row["failures"]
+        assert {len(of["eager"]) for of in row["seconds"].values()} == {3}
+    assert not results["failed"] and "eager: us a call (times NCCL)" in text
+
+
+def test_a_training_step_is_rehearsed_over_gloo(tmp_path):
+    results, text = run("training_step.py", tmp_path / "training_step.json", "--device", "cpu")
+    assert "A REHEARSAL" in text
+    assert [row["dtype"] for row in results["rows"]] == ["float32", "bfloat16"]
+    for row in results["rows"]:
+        assert set(row["samples"]) == {"no exchange", "NCCL", "int8, gloo", "int4, gloo"}
+        assert all(len(of_ranks) == 2 for of_ranks in row["samples"].values())
+        sent = [row["bytes"][name] for name in ("no exchange", "int4, gloo", "int8, gloo", "NCCL")]
+        assert sent[0] == 0 and sent == sorted(set(sent))

@@ -78,7 +78,7 @@ SAYS = {
 }  # fmt: skip
 
 # They compile a source of examples_cpp first; tests/frameworks/native and tests/packaging/cmake.sh run them.
-COMPILING = {"ddp.py", "jax_ops.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
+COMPILING = {"ddp.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
 
 CARDS = {"ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # that the CUDA part needs, where it is not one
 
