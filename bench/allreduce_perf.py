@@ -1,15 +1,15 @@
-"""All-reduces by every codec over peer memory and NCCL, beside NCCL's own and PyTorch's symmetric memory, like nccl-tests.
+"""All-reduces by codec over peer memory and NCCL, beside NCCL's own and PyTorch's symmetric memory, like nccl-tests.
 
     python3 bench/allreduce_perf.py --library target/release/libgradcodec.so.0 [--against OLD.so]
     python3 bench/allreduce_perf.py --library ... -b 64K -e 300M -f 4 --codecs int8 int4 --dtypes bfloat16 --over peers
     python3 bench/allreduce_perf.py --library ... --device cpu            a rehearsal without a GPU
 
-One process per GPU, on all GPUs. Sizes are numbers of elements (1K is 2^10). Every size is timed eagerly (from C, one call
-after another) and in a CUDA graph; a call's time is that of the slowest rank. All contenders of a size take turns. Inputs
-are finite random numbers and the reduction is the mean, so that repeated in-place calls stay finite. `times` is NCCL's
-time of the same dtype and mode over the contender's. NCCL goes without NVLS. Every contender's result is checked against
-NCCL's mean, and all ranks must end with the same bytes. `make allreduce-perf` runs it and writes
-build/bench/allreduce_perf.json.
+One process per GPU, on all GPUs. Sizes are numbers of elements (1K is 2^10). Every size is timed eagerly (from C, one
+call after another) and in a CUDA graph; a call's time is that of the slowest rank. All contenders of a size take
+turns. Inputs are finite random numbers and the reduction is the mean, so that repeated in-place calls stay finite.
+`times` is NCCL's time of the same dtype and mode over the contender's. NCCL goes without NVLS. Every contender's
+result is checked against NCCL's mean, and all ranks must end with the same bytes. `make allreduce-perf` runs it and
+writes build/bench/allreduce_perf.json.
 """
 
 import argparse
@@ -20,13 +20,37 @@ import sys
 import time
 from ctypes import POINTER, byref, pointer
 
-from common import CPU, CUDA, DTYPES, ROOT, Library, about, c, count, number, print_ratios, save, significant, table, timer
+from common import (
+    CPU,
+    CUDA,
+    DTYPES,
+    ROOT,
+    Library,
+    about,
+    c,
+    count,
+    number,
+    print_ratios,
+    save,
+    significant,
+    table,
+    timer,
+)
 
 sys.path[:0] = [str(ROOT / "tests" / "multi_gpu")]
 
 CODECS = {"onebit": 1, "bf16": 3, "mxfp8": 4, "int8": 5, "int4": 6, "mxfp4": 7}
 # Of the mean of normal numbers, in the norm of the difference: some twice what two roundings by the codec lose.
-MOST_LOST = {"bf16": 0.01, "mxfp8": 0.1, "int8": 0.03, "int4": 0.35, "mxfp4": 0.4, "onebit": 1.2, "nccl": 0.01, "symmetric": 0.01}
+MOST_LOST = {
+    "bf16": 0.01,
+    "mxfp8": 0.1,
+    "int8": 0.03,
+    "int4": 0.35,
+    "mxfp4": 0.4,
+    "onebit": 1.2,
+    "nccl": 0.01,
+    "symmetric": 0.01,
+}
 NO_ERRORS, TIMEOUT_MS, SECONDS = 2, 20_000, 100
 LARGE = 300 * 2**20
 
@@ -84,7 +108,9 @@ class Rank:
             exchange = dict(c.gc_transport_t._fields_)["all_to_all"]
             pair = [exchange(self.exchange(True)), exchange(self.exchange(False))]
             self.kept += pair
-            transport = c.gc_transport_t(ctypes.sizeof(c.gc_transport_t), self.here.rank, self.here.world, 0, None, *pair)
+            transport = c.gc_transport_t(
+                ctypes.sizeof(c.gc_transport_t), self.here.rank, self.here.world, 0, None, *pair
+            )
             library.check(functions.gc_comm_from_transport(byref(transport), byref(comm)))
         elif over == "nccl":
             options = c.gc_nccl_options_t(ctypes.sizeof(c.gc_nccl_options_t))
@@ -129,7 +155,12 @@ class Rank:
         needed.restype = ctypes.c_int64
         world = ctypes.c_int32(self.here.world)
         sizes = {most, *(2**k for k in range(10, 31) if 2**k < most)}  # one exchange may need more than two
-        return max(needed(byref(self.options(codec, dtype, n)), world, ctypes.c_int32(1)) for codec in codecs for dtype in dtypes for n in sizes)
+        return max(
+            needed(byref(self.options(codec, dtype, n)), world, ctypes.c_int32(1))
+            for codec in codecs
+            for dtype in dtypes
+            for n in sizes
+        )
 
 
 class Ours:
@@ -228,7 +259,9 @@ def measure(here, on, paths, elements, dtype, names, most, rounds):
         if codec == "symmetric":
             return Symmetric(rank, values, int(rest[0]))
         library = rank.libraries["old" in rest]
-        return Ours(rank, library, codec, dtype, rest[0], values, rank.room(library, codecs, ["float32", "bfloat16"], most))
+        return Ours(
+            rank, library, codec, dtype, rest[0], values, rank.room(library, codecs, ["float32", "bfloat16"], most)
+        )
 
     def begin(name):
         made[name] = make(name)
@@ -298,7 +331,12 @@ def measure(here, on, paths, elements, dtype, names, most, rounds):
                 took = seconds_of(run, times, mode == "graph") / (calls if mode == "graph" else 1)
                 if number_of:  # the first is to warm up
                     found.setdefault(name, {}).setdefault(mode, []).append(significant(took))
-        return {"seconds": found, "failures": failures, "card": torch.cuda.get_device_name() if on == "cuda" else "no GPU", "torch": torch.__version__}
+        return {
+            "seconds": found,
+            "failures": failures,
+            "card": torch.cuda.get_device_name() if on == "cuda" else "no GPU",
+            "torch": torch.__version__,
+        }
     finally:
         rank.wait()
         for one in made.values():
@@ -325,7 +363,14 @@ def print_table(rows, names, mode):
             continue
         nccl = times.get("nccl")
         cells = [f"{number(times[n] * 1e6)} ({nccl / times[n]:.2f})" if n in times and nccl else "-" for n in names]
-        lines.append([count(row["elements"]), row["dtype"], number(row["elements"] * (4 if row["dtype"] == "float32" else 2) / 2**20), *cells])
+        lines.append(
+            [
+                count(row["elements"]),
+                row["dtype"],
+                number(row["elements"] * (4 if row["dtype"] == "float32" else 2) / 2**20),
+                *cells,
+            ]
+        )
     if lines:
         print(f"\n{mode}: us a call (times NCCL)")
         table(["elements", "dtype", "MiB", *names], lines)
@@ -338,7 +383,9 @@ def main():
     options.add_argument("-b", "--begin", type=size, metavar="N", help="elements of the smallest size; 64K")
     options.add_argument("-e", "--end", type=size, metavar="N", help="of the largest size; 300M")
     options.add_argument("-f", "--factor", type=int, default=4, help="between sizes; 4")
-    options.add_argument("--codecs", nargs="+", choices=CODECS, default=["bf16", "int8", "int4", "mxfp8", "mxfp4", "onebit"])
+    options.add_argument(
+        "--codecs", nargs="+", choices=CODECS, default=["bf16", "int8", "int4", "mxfp8", "mxfp4", "onebit"]
+    )
     options.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     options.add_argument("--over", nargs="+", choices=("peers", "nccl"), default=["peers", "nccl"])
     options.add_argument("--rounds", type=int, default=15)
@@ -354,7 +401,10 @@ def main():
         raise SystemExit("no CUDA device; --device cpu rehearses this without one")
     if options.quick:
         options.codecs, options.rounds = ["int8", "int4"], 7
-    begin, end = options.begin or (2**18 if options.quick else 2**16), options.end or (2**26 if options.quick else LARGE)
+    begin, end = (
+        options.begin or (2**18 if options.quick else 2**16),
+        options.end or (2**26 if options.quick else LARGE),
+    )
     factor = 16 if options.quick else options.factor
     if on == "cpu":
         begin, end, options.rounds = options.begin or 2**10, options.end or 2**12, min(options.rounds, 3)
@@ -386,7 +436,9 @@ def main():
                 ranks = None
                 continue
             first = of_ranks[0]
-            row["seconds"] = {n: {mode: slowest(of_ranks, n, mode) for mode in of} for n, of in first["seconds"].items()}
+            row["seconds"] = {
+                n: {mode: slowest(of_ranks, n, mode) for mode in of} for n, of in first["seconds"].items()
+            }
             results["about"] |= {"card": first["card"], "torch": first["torch"]}
             row["failures"] = first["failures"]
             results["rows"].append(row)

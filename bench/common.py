@@ -1,4 +1,4 @@
-"""Shared ground of the benchmarks: libraries loaded by path, calls, machine descriptions, tables, ratios of two builds."""
+"""Shared by the benchmarks: libraries loaded by path, calls, machine descriptions, tables, ratios of two builds."""
 
 import argparse
 import ctypes
@@ -179,7 +179,11 @@ def table(header, rows):
     cells = [list(map(str, row)) for row in [header, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for row in cells:
-        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))))
+        print(
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
+            )
+        )
 
 
 def medians(row):
@@ -195,7 +199,10 @@ def print_rows(rows):
         lines = []
         for row in of_group:
             found = medians(row)
-            cells = [f"{number(row['bytes'] / found[n] / 1e9)} ({number(found[n] * 1e6)})" if n in found else "-" for n in names]
+            cells = [
+                f"{number(row['bytes'] / found[n] / 1e9)} ({number(found[n] * 1e6)})" if n in found else "-"
+                for n in names
+            ]
             lines.append([f"{row['kind']}, {row['case']}", *cells])
         table(["", *names], lines)
         for row in of_group:

@@ -3,9 +3,10 @@
     python3 bench/cpu.py --library target/release/libgradcodec.so.0 [--against OLD.so] [--only PREFIX] [--quick]
 
 All contenders of a row take turns, so that a machine that slows down slows down all of them; memory is warm. With
-`--against` only the two builds take turns, on one thread and on two; every row's results must be the same bytes, and the
-program prints the speed of the new build over the old one and the rows below 0.90. `make bench` runs it and writes
-build/bench/cpu.json. `loop` reads the elements (packing) or writes them (unpacking); `memcpy` copies as many bytes.
+`--against` only the two builds take turns, on one thread and on two; every row's results must be the same bytes, and
+the program prints the speed of the new build over the old one and the rows below 0.90. `make bench` runs it and
+writes build/bench/cpu.json. `loop` reads the elements (packing) or writes them (unpacking); `memcpy` copies as many
+bytes.
 """
 
 import math
@@ -100,7 +101,7 @@ def of_call(place, library, call, threads):
 
 
 def measure(contenders, budget):
-    """Seconds a call of every sample. The contenders take turns, in an order that changes from round to round. A sample of
+    """Seconds a call of every sample. The contenders take turns, in an order that changes in each round. A sample of
     one call comes after an untimed one: what the contender before left in the caches made equal libraries differ."""
     order, turns = list(contenders.items()), random.Random(1)
     batches, samples = {}, {name: [] for name in contenders}

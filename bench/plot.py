@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/ from the tables in docs/PERFORMANCE.md and docs/CODECS.md: `make plot`. Needs no package."""
+"""Draws the pictures of docs/ from the tables in PERFORMANCE.md and CODECS.md: `make plot`. Needs no package."""
 
 import math
 import pathlib
@@ -11,7 +11,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 70, 150, 40, 50
 
 
 def chart(title, x_label, y_label, lines, x_ticks, y_ticks, level=None):
-    """An SVG of lines {name: [(x, y)]} on logarithmic axes, each named at its end. `level`: a horizontal line at a y."""
+    """An SVG of lines {name: [(x, y)]} on logarithmic axes, named at their ends. `level`: a horizontal line."""
     (x0, x1), (y0, y1) = (x_ticks[0][0], x_ticks[-1][0]), (y_ticks[0][0], y_ticks[-1][0])
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
@@ -22,7 +22,8 @@ def chart(title, x_label, y_label, lines, x_ticks, y_ticks, level=None):
         )
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        ' font-family="sans-serif" font-size="13">',
         f"<title>{title}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{title}</text>',
@@ -77,7 +78,9 @@ def allreduce():
         for name in ("NCCL", "bf16", "int8", "int4", "onebit", "int8 over NCCL")
     }
     x = [(n, name) for n, name in ((2**12, "4K"), (2**16, "64K"), (2**20, "1M"), (2**24, "16M"), (2**30, "1G"))]
-    return chart("All-reduce of float32 between two H200 on NVLink", "elements", "us a call", lines, x, powers(5, 20480, 4))
+    return chart(
+        "All-reduce of float32 between two H200 on NVLink", "elements", "us a call", lines, x, powers(5, 20480, 4)
+    )
 
 
 def factors():
@@ -89,7 +92,9 @@ def factors():
         for codec in when.SHOWN
     }
     title = "Speed over NCCL's float32 sum, four ranks, by the model"
-    return chart(title, "GB/s each way for a rank", "times as fast", lines, powers(0.1, 1000), powers(0.5, 32, 2), level=1)
+    return chart(
+        title, "GB/s each way for a rank", "times as fast", lines, powers(0.1, 1000), powers(0.5, 32, 2), level=1
+    )
 
 
 def accuracy():
@@ -102,7 +107,14 @@ def accuracy():
     ys = [y for ((_, y),) in lines.values()]
     chosen = dict(list(lines.items())[: len(COLORS)])
     y = [(v, f"{v:g}") for v in (1.5, 1.6, 1.8, 2, 2.4, 2.8) if min(ys) * 0.9 < v < max(ys) * 1.15]
-    return chart("Loss of a transformer under AdamW, by codec", "MB sent by a rank", "validation loss", chosen, powers(0.5, 64, 2), y)
+    return chart(
+        "Loss of a transformer under AdamW, by codec",
+        "MB sent by a rank",
+        "validation loss",
+        chosen,
+        powers(0.5, 64, 2),
+        y,
+    )
 
 
 def main():

@@ -1,14 +1,14 @@
-"""A training step of bench/accuracy.py's transformer on all GPUs there are, with DistributedDataParallel, over NCCL and by
+"""A training step of bench/accuracy.py's transformer on all GPUs, with DistributedDataParallel, over NCCL and by
 gradcodec.torch.compress(): build/bench/training_step.json and a table.
 
     python3 bench/training_step.py --library lib/libgradcodec.so.0 [--quick]
     python3 bench/training_step.py --library lib/libgradcodec.so.0 --device cpu      a rehearsal over gloo
 
-A process a GPU. The step is whole: forward, backward, during which DDP exchanges its buckets, and SGD. `no exchange` is
-the same without gradients being sent. float32: weights and gradients in float32, products in bfloat16; bfloat16: all of
-it. Besides the model of accuracy.py there is one of 30 times its size, with few sequences and with many. Contenders
-take turns, several steps at a time, which are enqueued without waiting; a turn's time is that of the slowest rank. NCCL
-goes without NVLS. In the end all ranks must have the same weights.
+A process a GPU. The step is whole: forward, backward, during which DDP exchanges its buckets, and SGD. `no exchange`
+is the same without gradients being sent. float32: weights and gradients in float32, products in bfloat16; bfloat16:
+all of it. Besides the model of accuracy.py there is one of 30 times its size, with few sequences and with many.
+Contenders take turns, several steps at a time, which are enqueued without waiting; a turn's time is that of the
+slowest rank. NCCL goes without NVLS. In the end all ranks must have the same weights.
 """
 
 import argparse
@@ -138,7 +138,8 @@ def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
 def print_table(results):
     """ms a step of the slowest rank, and what an exchange adds to the step without one; MB that a rank sends."""
     rows = [row for row in results["rows"] if "samples" in row]
-    print(f"{results['about']['world']} x {rows[0]['card'] if rows else '-'}{', A REHEARSAL' if results['about']['rehearsal'] else ''}")
+    about, card = results["about"], rows[0]["card"] if rows else "-"
+    print(f"{about['world']} x {card}{', A REHEARSAL' if about['rehearsal'] else ''}")
     lines = []
     for row in rows:
         took = {who: statistics.median(map(max, zip(*of_ranks))) * 1e3 for who, of_ranks in row["samples"].items()}

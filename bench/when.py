@@ -8,9 +8,9 @@ The model, for n elements among W ranks, each with a link of B bytes a second ea
     plain        a + 2 (W - 1) / W * n * size / (share * B)            size: 4 or 2 bytes; share: what NCCL gets of B0
     compressed   a + k * n + 2 (W - 1) / W * n * sent / (share * B)    sent: bytes per element of a payload
 
-`a` is the time however little is sent, `k` the time of the kernels per element. Both are fitted to what was measured in
-a graph between two GPUs, so that the squares of the relative errors are least. NCCL has one pair for less than 2 MiB and
-one for more; block codecs have an `a` of their own where ranks exchange once. Nothing overlaps.
+`a` is the time however little is sent, `k` the time of the kernels per element. Both are fitted to what was measured
+in a graph between two GPUs, so that the squares of the relative errors are least. NCCL has one pair for less than 2
+MiB and one for more; block codecs have an `a` of their own where ranks exchange once. Nothing overlaps.
 """
 
 import argparse
@@ -71,9 +71,16 @@ def size(text):
 def table_of(page, *heads):
     """The header and the rows of the first table of a page whose header has all of these words."""
     lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
-    cells = [[cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else None for line in lines]
+    cells = [
+        [cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else None for line in lines
+    ]
     for at, header in enumerate(cells):
-        if header and cells[at + 1] and cells[at + 1][0].startswith(("--", ":-")) and all(any(h in c for c in header) for h in heads):
+        if (
+            header
+            and cells[at + 1]
+            and cells[at + 1][0].startswith(("--", ":-"))
+            and all(any(h in c for c in header) for h in heads)
+        ):
             rows = []
             while at + 2 + len(rows) < len(cells) and cells[at + 2 + len(rows)]:
                 rows.append(cells[at + 2 + len(rows)])
@@ -193,7 +200,10 @@ def errors(model):
 
 
 def show(header, rows):
-    print("\n".join("| " + " | ".join(row) + " |" for row in [header, ["---", *["--:"] * (len(header) - 1)], *rows]), end="\n\n")
+    print(
+        "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---", *["--:"] * (len(header) - 1)], *rows]),
+        end="\n\n",
+    )
 
 
 def main():
@@ -203,7 +213,10 @@ def main():
     if options.parse_args().errors:
         found = errors(model)
         sizes = sorted({n for of in found.values() for n in of})
-        show(["per cent", *map(str, sizes)], [[f"{who}, {dtype}", *(f"{100 * of[n]:+.0f}" for n in sizes)] for (who, dtype), of in found.items()])
+        show(
+            ["per cent", *map(str, sizes)],
+            [[f"{who}, {dtype}", *(f"{100 * of[n]:+.0f}" for n in sizes)] for (who, dtype), of in found.items()],
+        )
         return
     for header, rows in (*(factors(model, dtype) for dtype in BYTES), break_even(model)):
         show(header, rows)

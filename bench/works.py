@@ -1,9 +1,9 @@
 """What bench/cpu.py and bench/gpu.py time: bits, layouts, copies, codecs and compiled kernels, on either device.
 
 A `place` says where arrays lie: `np` is NumPy or CuPy, `device_type` DLPack's number, `random(shape, dtype)` and
-`empty(shape, dtype)` make arrays that begin at a cache line, `stream` is a stream's handle or None. A Work is one row: how
-many bytes a call reads and writes, and `make()`, which gives one set of memory (a One). A One gives a Call for each
-library; calls of two libraries use the same memory, and their results must be the same bytes.
+`empty(shape, dtype)` make arrays that begin at a cache line, `stream` is a stream's handle or None. A Work is one
+row: how many bytes a call reads and writes, and `make()`, which gives one set of memory (a One). A One gives a Call
+for each library; calls of two libraries use the same memory, and their results must be the same bytes.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ Work = namedtuple("Work", "group kind case bytes make")
 
 
 class One:
-    """`call(library)` gives a Call. `results`: the arrays that it writes. `expected`: computes what the first must be."""
+    """`call(library)` gives a Call. `results`: the arrays that it writes. `expected`: computes the first of them."""
 
     def __init__(self, call, results, expected=None, peers=None, close=lambda: None):
         self.call, self.results, self.expected, self.peers, self.close = call, results, expected, peers or {}, close
@@ -46,7 +46,7 @@ BITS = {
 
 
 def bits(place, sizes):
-    """Contiguous elements; odd sizes, and elements that begin one element beyond a cache line, for sizes in `ragged`."""
+    """Contiguous elements; for 2^20 also an odd number, and elements that begin one beyond a cache line."""
     for kind, (dtype, function, peer) in BITS.items():
         for n in sizes:
             for off, odd in ((0, 0), (1, 0), (0, 1)) if n == 2**20 else ((0, 0),):
@@ -65,10 +65,15 @@ def bits_of(place, dtype, function, peer, n, off):
     dst = place.tensor(result, dtype if unpacks else "uint8")
     run = peer and (lambda: peer(place.np, source.reshape(-1)))
     expected = peer and (lambda: run()[: result.size].reshape(result.shape))
-    return One(lambda library: library.call(function, src, BIG, dst, place.stream), [result], expected, run and {place.name: run})
+    return One(
+        lambda library: library.call(function, src, BIG, dst, place.stream),
+        [result],
+        expected,
+        run and {place.name: run},
+    )
 
 
-# The shape of the memory of a matrix of a shape, the view of it, memory touched for each element, the axis packed along.
+# The shape of the memory of a matrix, the view of it, memory touched for each element, the axis packed along.
 LAYOUTS = {
     "along axis 0": (lambda shape: shape, lambda memory: memory, 1, 0),
     "along axis 1": (lambda shape: shape, lambda memory: memory, 1, 1),
@@ -90,14 +95,19 @@ def layouts(place, shapes):
                 lines = 2 * touched if verb == "unpack" and touched > 1 else touched
                 moved = math.prod(shape) * (itemsize(dtype) * lines + 1 / 8)
                 make = functools.partial(layout_of, place, verb, dtype, memory(shape), view, axis)
-                yield Work("strided bits", f"{verb} {dtype} {name}", " x ".join(map(str, shape)), math.ceil(moved), make)
+                yield Work(
+                    "strided bits", f"{verb} {dtype} {name}", " x ".join(map(str, shape)), math.ceil(moved), make
+                )
 
 
 def layout_of(place, verb, dtype, memory, view, axis):
     np, unpacks = place.np, verb == "unpack"
     elements = view((place.empty if unpacks else place.random)(memory, dtype))
     if axis == AXIS_NONE:
-        shape, function = (1, -(-elements.size // 8)), f"gc_{'unpack' if unpacks else 'pack'}_{'signs' if verb == 'signs' else 'chunks'}_into"
+        shape, function = (
+            (1, -(-elements.size // 8)),
+            f"gc_{'unpack' if unpacks else 'pack'}_{'signs' if verb == 'signs' else 'chunks'}_into",
+        )
     else:
         shape = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(elements.shape))
         function = f"gc_{verb}_bits_into"
@@ -166,7 +176,10 @@ def copies(place, sides):
 
 def copy_of(place, shape, source, target, of_source, of_target):
     np = place.np
-    src, dst = of_source[1](place.random(of_source[0](shape), source)), of_target[1](place.empty(of_target[0](shape), target))
+    src, dst = (
+        of_source[1](place.random(of_source[0](shape), source)),
+        of_target[1](place.empty(of_target[0](shape), target)),
+    )
     if src.ndim == 1:
         src = src.reshape(shape)
     tensors = place.tensor(src, source), place.tensor(dst, target)
@@ -189,7 +202,14 @@ def copy_of(place, shape, source, target, of_source, of_target):
 # --- codecs -----------------------------------------------------------------------------------------------------------
 
 # The number, the elements of a block, the bytes of a block.
-CODECS = {"onebit": (1, 8, 1), "bf16": (3, 32, 64), "mxfp8": (4, 32, 33), "int8": (5, 64, 66), "int4": (6, 32, 18), "mxfp4": (7, 32, 17)}
+CODECS = {
+    "onebit": (1, 8, 1),
+    "bf16": (3, 32, 64),
+    "mxfp8": (4, 32, 33),
+    "int8": (5, 64, 66),
+    "int4": (6, 32, 18),
+    "mxfp4": (7, 32, 17),
+}
 Codec = namedtuple("Codec", "codec function dtype error bytes world")
 ERRORS = {"no errors": (NO_ERRORS, 0), "float32 errors": (FLOAT32_ERRORS, 8), "bfloat16 errors": (BFLOAT16_ERRORS, 4)}
 
@@ -201,12 +221,18 @@ def codec_kinds():
         for dtype, value in ("float32", 4), ("bfloat16", 2):
             for name, (error, kept) in ERRORS.items():
                 if error != BFLOAT16_ERRORS or dtype == "bfloat16":
-                    yield f"{codec} encode {dtype}, {name}", Codec(codec, "encode", dtype, error, value + kept + sent, 1)
+                    yield (
+                        f"{codec} encode {dtype}, {name}",
+                        Codec(codec, "encode", dtype, error, value + kept + sent, 1),
+                    )
             yield f"{codec} decode {dtype}", Codec(codec, "decode", dtype, NO_ERRORS, value + sent, 1)
         yield f"{codec} decode and add float32", Codec(codec, "add", "float32", NO_ERRORS, 8 + sent, 1)
         for w in 2, 4, 8:
             yield f"{codec} reduce {w}", Codec(codec, "reduce", "float32", NO_ERRORS, (w + 1) * sent / w, w)
-    yield "onebit reduce 4, float32 errors", Codec("onebit", "reduce", "float32", FLOAT32_ERRORS, (4 / 8 + 8 + 1 / 8) / 4, 4)
+    yield (
+        "onebit reduce 4, float32 errors",
+        Codec("onebit", "reduce", "float32", FLOAT32_ERRORS, (4 / 8 + 8 + 1 / 8) / 4, 4),
+    )
 
 
 def codecs(place, sizes, segments=()):
@@ -215,10 +241,26 @@ def codecs(place, sizes, segments=()):
         for n in sizes:
             make = functools.partial(codec_of, place, what, (n,), 0)
             yield Work("codecs", kind, count(n), math.ceil(what.bytes * n), make)
-        if what.function in ("encode", "decode") and what.codec in ("onebit", "int8", "int4") and what.dtype == "float32":
+        if (
+            what.function in ("encode", "decode")
+            and what.codec in ("onebit", "int8", "int4")
+            and what.dtype == "float32"
+        ):
             odd = 2**20 - 1
-            yield Work("codecs", kind, "1M less 1", math.ceil(what.bytes * odd), functools.partial(codec_of, place, what, (odd,), 0))
-            yield Work("codecs", kind, "1M from [1:]", math.ceil(what.bytes * 2**20), functools.partial(codec_of, place, what, (2**20,), 1))
+            yield Work(
+                "codecs",
+                kind,
+                "1M less 1",
+                math.ceil(what.bytes * odd),
+                functools.partial(codec_of, place, what, (odd,), 0),
+            )
+            yield Work(
+                "codecs",
+                kind,
+                "1M from [1:]",
+                math.ceil(what.bytes * 2**20),
+                functools.partial(codec_of, place, what, (2**20,), 1),
+            )
             if segments:
                 n, make = sum(segments), functools.partial(codec_of, place, what, segments, 0)
                 yield Work("codecs", kind, f"{len(segments)} tensors", math.ceil(what.bytes * n), make)
@@ -257,7 +299,10 @@ def codec_of(place, what, segments, off):
     payload_bytes = size(handles.of(library))
     values = [place.random((n + off,), what.dtype)[off:] for n in segments]
     payload = place.empty((payload_bytes,), "uint8")
-    list_of = lambda arrays: (POINTER(c.DLTensor) * len(arrays))(*(pointer(place.tensor(a, what.dtype)) for a in arrays))  # noqa: E731
+
+    def list_of(arrays):
+        return (POINTER(c.DLTensor) * len(arrays))(*(pointer(place.tensor(a, what.dtype)) for a in arrays))
+
     of_values, of_payload, n = list_of(values), place.tensor(payload, "uint8"), len(segments)
 
     def encode(library):
@@ -282,7 +327,9 @@ def codec_of(place, what, segments, off):
     of_results, adds = list_of(results), what.function == "add"
 
     def decode(library):
-        return library.call("gc_codec_decode", handles.of(library), of_payload, 0, None, int(adds), of_results, n, place.stream)
+        return library.call(
+            "gc_codec_decode", handles.of(library), of_payload, 0, None, int(adds), of_results, n, place.stream
+        )
 
     return One(decode, [] if adds else results, close=close)
 
@@ -305,7 +352,15 @@ def kernels(place, n, side):
         ("two inputs", f"{count(n)} from [1:]", two, None, [later] * 2, [later], 12 * n),
         ("two inputs", "1M", two, None, [flat(2**20)] * 2, [flat(2**20)], 12 * 2**20),
         ("two inputs of float16", count(n), half, None, [flat(n, "float16")] * 2, [flat(n, "float16")], 6 * n),
-        ("Adam in place", count(n), ("float32 g", "float32 w, float32 m, float32 v", ADAM), None, [flat(n)], [flat(n)] * 3, 28 * n),
+        (
+            "Adam in place",
+            count(n),
+            ("float32 g", "float32 w, float32 m, float32 v", ADAM),
+            None,
+            [flat(n)],
+            [flat(n)] * 3,
+            28 * n,
+        ),
     ]
     for rows, columns in (side, side), (side - 1, side - 3):
         words, matrix, size = f"{rows} x {columns}", ((rows, columns), "float32", None), rows * columns
@@ -331,7 +386,11 @@ def compiled(library, texts, reduces):
     key = library, texts
     if key not in COMPILED:
         struct = c.gc_reduction_options_t if reduces else c.gc_elementwise_options_t
-        names = ("inputs", "outputs", "map", "reduce", "post_map", "identity") if reduces else ("inputs", "outputs", "operation")
+        names = (
+            ("inputs", "outputs", "map", "reduce", "post_map", "identity")
+            if reduces
+            else ("inputs", "outputs", "operation")
+        )
         options, handle = struct(ctypes.sizeof(struct)), POINTER(c.gc_kernel_t)()
         for name, text in zip((*names, "name"), (*texts, "ours")):
             setattr(options, name, text.encode())
@@ -365,7 +424,10 @@ def kernel_of(place, texts, axes, inputs, outputs):
     def call(library):
         handle = compiled(library, texts, reduces)
         size = library.functions.gc_kernel_workspace_bytes
-        size.restype, size.argtypes = c_int64, [c_void_p, c_void_p, ctypes.c_size_t, c_void_p, ctypes.c_size_t, c_void_p]
+        size.restype, size.argtypes = (
+            c_int64,
+            [c_void_p, c_void_p, ctypes.c_size_t, c_void_p, ctypes.c_size_t, c_void_p],
+        )
         needed = size(handle, lists[0], len(given), lists[1], len(results), byref(options))
         if needed > 0 and not options.workspace:
             options.memory = place.tensor(place.empty((max(needed, 1 << 20),), "uint8"), "uint8")

@@ -37,7 +37,6 @@ LIST = [
     ("*: make multi-gpu*", "exempt: several GPUs; tests/multi_gpu is run with --device cpu"),
     ("*: make bench*", "exempt: measures for an hour; test_benches.py runs the programs"),
     *((f"*: make {name}*", "exempt: several GPUs, and measures") for name in ("allreduce-perf", "training-step", "compare")),
-    ("*: make plot", "exempt: writes the pictures of docs/"),
     ("*: make real-link", "exempt: measures; test_real_link.py runs the program with a small model"),
     ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
     ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
@@ -46,7 +45,6 @@ LIST = [
     ("*: make *install*", "in tests/packaging/install.sh"),
     ("*: make help", "in tests/packaging/readme.sh"),
     ("*: make *", "make"),
-    ("docs/WHEN.md: python bench/when.py --errors", "in tests/python/test_when.py"),
     ("docs/WHEN.md: python bench/when.py", "in tests/python/test_when.py"),
     # What people do who change it or release it.
     ("CONTRIBUTING.md: cargo test --profile fast every_allocation", "exempt: a part of `make test-rust`"),
@@ -65,7 +63,6 @@ LIST = [
     ("*: cargo cinstall", "exempt: wants cargo-c; `make test-cargo-c` runs it where that is"),
     ("examples_c/data/README.md: pip install *", "exempt: says how the data were made"),
     # Languages.
-    ("docs/LANGUAGES.md sh: *jax*", "jax"),
     ("docs/KERNELS.md: pip install nvidia-cuda-nvrtc", "exempt: tests take the NVRTC that pip puts into build/kernel-venv"),
     ("docs/LANGUAGES.md sh: bindgen *", "exempt: the program is seldom there; make test-bindgen runs the crate so"),
     ("docs/LANGUAGES.md sh: *go run*", "go"),
