@@ -166,6 +166,10 @@ uninstall:
 # Parts that run side by side; those of the second line are for test-all alone.
 PARTS = test-rust test-python test-cpp test-c test-loader test-loom test-examples test-headers test-abi test-readme test-install
 MORE_PARTS = test-crate test-examples-rust test-dist
+# The first line of a part's recipe, for tests/parts.sh.
+begin = @[ -z "$$PARTS_FD" ] || { mkdir -p $(BUILD)/tests; date +%s > $(BUILD)/tests/parts.begin.$@; echo "start: $@" >&"$$PARTS_FD"; echo "== part $@"; }
+.PHONY: test-library
+test-library: $(TEST_LIBRARY)
 .PHONY: test test-all $(PARTS) $(MORE_PARTS)
 ## All that needs no GPU, in minutes: every kind of fault, but not every combination.
 test:
@@ -180,6 +184,7 @@ test-all:
 	@GRADCODEC_TESTS=all bash tests/parts.sh $(JOBS) $(PARTS) $(MORE_PARTS)
 
 test-rust:
+	$(begin)
 ifneq ($(wildcard Cargo.toml),)
 	$(needs_cargo)
 	$(CARGO) test --profile fast
@@ -187,6 +192,7 @@ endif
 
 # What the sources are without features; which commit a build names.
 test-crate:
+	$(begin)
 ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) check --profile fast --no-default-features
 	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
@@ -194,9 +200,10 @@ endif
 
 # How threads share a job, in every order in which their steps can come.
 test-loom: $(if $(wildcard Cargo.toml),$(BUILD)/tests/loom)
+	$(begin)
 LOOM_SOURCES = src/backend/cpu/pool/job.rs $(wildcard tests/loom/*)
 $(BUILD)/tests/loom: $(LOOM_SOURCES)
-	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --quiet --locked --manifest-path tests/loom/Cargo.toml
+	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --locked --manifest-path tests/loom/Cargo.toml
 	@mkdir -p $(@D) && touch $@
 
 # Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
@@ -207,6 +214,7 @@ C_LARGE = $(if $(filter all,$(GRADCODEC_TESTS)),huge)
 C_SHORT = $(filter-out $(C_LONG) huge,$(C_TESTS))
 test-c: $(foreach standard,$(C_RUN),$(C_SHORT:%=$(BUILD)/tests/$(standard)/%)) \
     $(addprefix $(BUILD)/tests/c99/,$(C_LONG) $(C_LARGE)) | $(STAND_INS) $(DRIVERS) $(NVRTC)
+	$(begin)
 	@set -e; for program in $^; do echo "== $$program"; \
 	    $(TESTED) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) \
 	    $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $$program; done
@@ -223,6 +231,7 @@ $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
 
 # Two files of a program that both include the loader.
 test-loader: $(TEST_LIBRARY)
+	$(begin)
 	@mkdir -p $(BUILD)/tests
 	$(CC) -std=c99 $(CFLAGS) -Iinclude -Dmain=other_main -c tests/c/loader.c -o $(BUILD)/tests/other_loader.o
 	$(CC) -std=c99 $(CFLAGS) -Iinclude tests/c/loader.c $(BUILD)/tests/other_loader.o -o $(BUILD)/tests/two_loaders -ldl
@@ -232,15 +241,18 @@ test-loader: $(TEST_LIBRARY)
 # they compile is not left in the user's directory.
 test-examples: export GRADCODEC_CACHE = 0
 test-examples: $(TEST_LIBRARY) $(VENV)/ready
+	$(begin)
 	for example in $(EXAMPLES); do $(CC) -std=c99 $(CFLAGS) -Iinclude -fsyntax-only examples_c/$$example.c || exit; done
 	$(TESTED) $(VENV)/bin/python tests/commands.py examples $(TEST_LIB) $(BUILD)/commands/examples
 
 test-examples-rust:
+	$(begin)
 ifneq ($(wildcard Cargo.toml),)
 	CARGO_TARGET_DIR=$(abspath target/examples_rust) CARGO_TERM_QUIET=true $(PYTHON) tests/commands.py rust $(TEST_LIB) $(BUILD)/commands/rust
 endif
 
 test-readme: $(TEST_LIBRARY) $(VENV)/ready
+	$(begin)
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/readme.sh "$(CC)" $(TEST_LIB)
 
 $(BUILD)/dlpack/.ready: tests/dlpack/fetch.sh $(VENV)/ready
@@ -249,34 +261,40 @@ $(BUILD)/dlpack/.ready: tests/dlpack/fetch.sh $(VENV)/ready
 
 # Only what is installed is optimized so far that one can ask how: of a package, packaging/test_package.sh does.
 test-abi: $(TEST_LIBRARY)
+	$(begin)
 	sh tests/abi/symbols.sh $(TEST_LIBRARY) tests/abi/functions.h $(filter target/release/%,$(TEST_LIBRARY))
 	$(if $(filter target/release/%,$(TEST_LIBRARY)),$(PYTHON) tests/abi/instructions.py $(TEST_LIBRARY))
 	$(PYTHON) tests/abi/abi.py "$(CC)" include
 
 # Each process of the tests loads the library and has its own CUDA driver.
 test-python: $(TEST_LIBRARY) $(VENV)/ready $(DRIVERS) $(FUNCTIONS) $(NCCLS) $(NVRTC) $(NVRTCS) $(KERNEL_VENV)/ready
+	$(begin)
 	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
 	    GRADCODEC_REAL_NVRTC=$(abspath $(wildcard $(KERNEL_VENV)/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)) \
 	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/python
 	$(TESTED) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
 
 test-install: $(TEST_LIBRARY) $(VENV)/ready
+	$(begin)
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/install.sh $(BUILD)/install "$(CC)" $(TEST_LIB)
 
 # The tree must do without cargo, and without the repository around it.
 test-dist: $(TEST_LIBRARY)
+	$(begin)
 ifneq ($(wildcard Cargo.toml),)
 	$(MAKE) --no-print-directory dist LIB=$(TEST_LIB) DIST=$(BUILD)/dist-test
-	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false LIB=lib TEST_LIB=lib demo test-abi
+	$(MAKE) --no-print-directory -C $(BUILD)/dist-test CARGO=false LIB=lib TEST_LIB=lib PARTS_FD= demo test-abi
 endif
 
 ifdef FUNCTIONS
 # Our DLPack declarations before and after real ones, in every standard.
 test-headers: $(BUILD)/dlpack/.ready
+	$(begin)
 	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
 
 # gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
 test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/.ready)
+	$(begin)
 	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
 	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(TEST_LIB) $(BUILD)/commands/examples_cpp
 else

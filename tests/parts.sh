@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# parts.sh JOBS TARGET...: makes parts of the tests, so many side by side. What a part prints is shown when it is done. At
-# the end stands what was not run and what has failed; the last line says how many passed.
+# parts.sh JOBS TARGET...: makes parts of the tests, JOBS of them side by side. One line says that a part starts and one that
+# it ended, with its seconds; its output follows. The last lines say what was not run, what failed and how many passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
@@ -12,7 +12,23 @@ MAKEFLAGS=$(sed -E 's/(^| )-j[0-9]*//; s/ ?--jobserver-[a-z]+=[^ ]*//' <<<"${MAK
 export MAKEFLAGS
 
 echo "$# parts of the tests, $jobs side by side: $*"
-${MAKE:-make} --no-print-directory --keep-going --output-sync=target -j"$jobs" "$@" 2>&1 | tee "$log"
+# The library first, so that cargo's progress is shown. If it fails, the parts fail and are listed.
+${MAKE:-make} --no-print-directory test-library || :
+# $(begin) in the Makefile prints the start to descriptor 3 at once, and "== part NAME" with the part's own output, which
+# make holds back until the part has ended.
+ended() {
+    local line begin=build/tests/parts.begin.
+    while IFS= read -r line; do
+        if [[ $line == "== part "* ]]; then
+            line=${line#== part }
+            echo "end: $line, $(($(date +%s) - $(cat "$begin$line" 2>/dev/null || date +%s))) s"
+        else
+            printf '%s\n' "$line"
+        fi
+    done
+}
+export PARTS_FD=3
+{ ${MAKE:-make} --no-print-directory --keep-going --output-sync=target -j"$jobs" "$@" 2>&1 | ended; } 3>&1 | tee "$log"
 
 # make names what has failed, and then what it has not begun for that reason.
 failed=$(sed -nE "s/^make(\[[0-9]+\])?: \*\*\* \[([^]]*: )?([^] ]+)\].*/\3/p
