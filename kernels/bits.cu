@@ -1,4 +1,4 @@
-// Packing and unpacking bits: contiguous memory at the speed of memory, any strides at the speed of their accesses.
+// Packing and unpacking bits: contiguous memory, and tiles of any layout.
 // Names, arguments and items are in README.md beside this file, launch shapes in src/backend/cuda/module.rs.
 //
 // Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8
@@ -8,7 +8,7 @@
 // read is then anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile
 // that would is *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
 #include "unpack.cuh"
-#include "walk.cuh"
+#include "tiled.cuh"
 
 // ---- Packing contiguous elements
 
@@ -163,11 +163,12 @@ UNPACK(gc_unpack_u16, unsigned short)
 UNPACK(gc_unpack_u32, unsigned)
 UNPACK(gc_unpack_u64, u64)
 
-// ---- Any strides, for the library alone (walk.cuh). Items: pieces of all lines
+// ---- Any layout, for the library alone (tiled.cuh). Items: tiles
 
-extern "C" __global__ void __launch_bounds__(THREADS) gc_pack_strided(const __grid_constant__ gc_strided_plan plan) {
-    pack_walk(plan);
+// Four blocks at least, so that enough loads are under way.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) gc_pack_strided(const __grid_constant__ gc_strided_plan plan) {
+    pack_any(plan);
 }
-extern "C" __global__ void __launch_bounds__(THREADS) gc_unpack_strided(const __grid_constant__ gc_strided_plan plan) {
-    unpack_walk(plan);
+extern "C" __global__ void __launch_bounds__(THREADS, 4) gc_unpack_strided(const __grid_constant__ gc_strided_plan plan) {
+    unpack_any(plan);
 }

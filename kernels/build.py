@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
 # One source and one fatbin each.
-MODULES = ["bits", "strided", "signs", "onebit", "blocks", "blocks_peers", "copy", "peers"]
+MODULES = ["bits", "signs", "onebit", "blocks", "blocks_peers", "copy", "peers"]
 
 # The levels of the PTX, and the GPUs that get machine code of it. Levels 8.0 to 8.9 give the PTX of 7.5, but for those of
 # OWN_LEVELS; 8.6 and 8.9 run the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the

@@ -7,18 +7,7 @@
 // divisor.cuh
 #define LAYOUT_gc_divisor(field) \
     field(by, 8) field(reciprocal, 8)
-// strided.cuh
-#define LAYOUT_gc_division(field) \
-    field(count, 4) field(multiplier, 4) field(shift, 4) field(reserved, 4)
-#define LAYOUT_gc_tile_loop(field) \
-    field(element_stride, 8) field(byte_stride, 8) field(division, 16)
-#define LAYOUT_gc_tiles(field) \
-    field(src, 8) field(dst, 8) field(begin, 8) field(end, 8) field(elements, 8) field(bytes, 8) \
-    field(element_stride, 8) field(byte_stride, 8) field(rows, 8) field(row_element_stride, 8) \
-    field(row_byte_stride, 8) field(first_zero, 8) field(span, 8) field(one, 8) field(order, 4) field(log_width, 4) \
-    field(mode, 4) field(rounds, 4) field(n_outer, 4) field(burst, 4) field(across, 16) field(along, 16) \
-    field(outer, 192)
-// walk.cuh
+// tiled.cuh
 #define LAYOUT_gc_line_loop(field) \
     field(count, 16) field(element_stride, 8) field(byte_stride, 8)
 #define LAYOUT_gc_byte_loop(field) \
@@ -26,9 +15,9 @@
 #define LAYOUT_gc_strided_plan(field) \
     field(src, 8) field(dst, 8) field(lines, 8) field(elements, 8) field(bytes, 8) field(first_byte, 8) \
     field(element_stride, 8) field(byte_stride, 8) field(first_zero, 8) field(span, 8) field(one, 8) \
-    field(width, 16) field(pieces, 16) field(between, 16) field(size, 4) field(order, 4) field(aligned, 4) \
-    field(joined, 4) field(piece, 4) field(boundary, 4) field(n_line_loops, 4) field(n_byte_loops, 4) \
-    field(line_loops, 1984) field(byte_loops, 1488)
+    field(tiles, 16) field(size, 4) field(order, 4) field(aligned, 4) field(joined, 4) field(log_lines, 4) \
+    field(log_bytes, 4) field(across, 4) field(bytes_across, 4) field(words, 4) field(reserved, 4) \
+    field(n_line_loops, 4) field(n_byte_loops, 4) field(line_loops, 1984) field(byte_loops, 1488)
 // signs.cu
 #define LAYOUT_gc_signs(field) \
     field(zero, 8) field(one, 8) field(scales, 8) field(chunk_bytes, 16) field(format, 4) field(order, 4)

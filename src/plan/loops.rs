@@ -70,12 +70,6 @@ impl<const SIDES: usize> Loops<SIDES> {
         &self.items
     }
 
-    /// The loop at this index, and the others without it.
-    pub fn split_off(&self, index: usize) -> (Loop<SIDES>, Self) {
-        let mut others = self.clone();
-        (others.remove(index), others)
-    }
-
     /// Takes out the loop at this index.
     pub fn remove(&mut self, index: usize) -> Loop<SIDES> {
         let found = self.items.remove(index);
@@ -174,11 +168,6 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
         self.left -= count;
         self.advance(outer.len(), count);
         Some(run)
-    }
-
-    /// The loops that it walks.
-    pub fn loops(&self) -> &'a [Loop<SIDES>] {
-        self.loops
     }
 
     /// At most `limit` of the next rounds, as large a block as can be: some rounds of one loop, and all of those

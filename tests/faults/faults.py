@@ -486,15 +486,15 @@ fault("a staged receive reads before arrival", "stream that does not wait", STAG
 
 CODECS = python("test_codec_driver", "random_codecs")
 COPIED = python("test_copy_driver", "any_layout_and_any_cast")
-fault("kernels: elements and bytes of a tile", "swapped fields of a layout", "kernels/strided.cuh",
-      "    u64 elements, bytes;                // of a row", "    u64 bytes, elements;                // of a row",
-      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
+fault("kernels: lines and bytes of a tile", "swapped fields of a layout", "kernels/tiled.cuh",
+      "unsigned log_lines, log_bytes;", "unsigned log_bytes, log_lines;",
+      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_strided_plan"))
 fault("kernels: across and width of scattered signs", "swapped fields of a layout", "kernels/signs.cu",
       "gc_divisor across, width;", "gc_divisor width, across;",
       does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_scattered_signs"))
 fault("kernels: the list of fields itself", "swapped fields of a layout", "kernels/layout.cuh",
-      "field(rows, 8) field(row_element_stride, 8)", "field(row_element_stride, 8) field(rows, 8)",
-      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_tiles"))
+      "field(log_bytes, 4) field(across, 4)", "field(across, 4) field(log_bytes, 4)",
+      does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_strided_plan"))
 COMPILED = python("test_compiled", "tiles_of_rows")
 fault("a transposed input lies in shared memory as in memory", "wrong element of a tile", "kernels/compiled_tile.cuh",
       "tile[row(r) * width + column()]", "tile[column() * width + row(r)]", COMPILED)

@@ -106,18 +106,27 @@ def test_what_is_packed_and_unpacked_is_numpys(dtype):
     run_layouts(script, dtype=dtype)
 
 
+# Shapes in memory whose tiles are of several kinds: words of four bools, lines that are not a multiple of four, more
+# lines than a tile has, long lines, and narrow ones.
+AXIS_SHAPES = [(5, 16, 11), (3, 41, 152), (2, 9, 301), (70, 2, 40), (1, 3000, 3), (4, 5, 700)]
+
+
+@pytest.mark.parametrize("dtype", ["?", "i4", "i8"])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_an_axis_is_packed_and_unpacked_as_numpy_does(axis):
+@pytest.mark.parametrize("order", ["", ".transpose(2, 1, 0)", "[:, ::-1]"])
+def test_an_axis_is_packed_and_unpacked_as_numpy_does(axis, order, dtype):
     script = f"""
-        array = noise(5 * 16 * 11).reshape(5, 16, 11)
-        out = Managed()
-        capi.check(lib.gc_pack_bits(of_layout(array).managed, {axis}, 0, byref(out)))
-        expected = np.packbits(array, axis={axis})
-        assert (from_card(out, expected.shape, np.uint8) == expected).all()
-        capi.check(lib.gc_unpack_bits(out, {axis}, array.shape[{axis}], 0, byref(out)))
-        assert (from_card(out, array.shape, np.uint8) == array).all()
+        for shape in {AXIS_SHAPES}:
+            array = noise(int(np.prod(shape))).reshape(shape){order}
+            axis = {axis}
+            expected = np.packbits(array, axis=axis)
+            out = Managed()
+            capi.check(lib.gc_pack_bits(of_layout(array).managed, axis, 0, byref(out)))
+            assert (from_card(out, expected.shape, np.uint8) == expected).all(), shape
+            capi.check(lib.gc_unpack_bits(out, axis, array.shape[axis], 0, byref(out)))
+            assert (from_card(out, array.shape, np.uint8) == (array != 0)).all(), shape
     """
-    run_work(script, dtype="?")
+    run_work(script, dtype=dtype)
 
 
 def test_chunks_on_a_card_are_unpacked_whatever_lies_behind_them():
@@ -183,15 +192,15 @@ def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
         fake = driver()
         byte = on_card(np.ones(1, np.uint8))
         # Nothing so large is there: a tensor whose elements are all the same byte, and room that is believed.
-        n = 2**44
+        n = 2**48
         src = byte.struct
         src.dl_tensor.ndim, src.dl_tensor.shape, src.dl_tensor.strides = 1, int64s((n,)), int64s((0,))
         dst = on_card(np.ones((1, 1), np.uint8))
         dst.struct.dl_tensor.data = 2**50
         dst.struct.dl_tensor.shape, dst.struct.dl_tensor.strides = int64s((1, n // 8)), None
         status = lib.gc_pack_chunks_into(byref(src.dl_tensor), 0, dst.view, None)
-        # 256 threads of 4 bytes each, and a thread for bytes before an aligned address.
-        expect(status, Status.SIZE_OVERFLOW, 2**31 + 1, 2**31 - 1)
+        # A block has 4096 bytes.
+        expect(status, Status.SIZE_OVERFLOW, 2**33, 2**31 - 1)
         assert fake.fake_launches() == 0
     """
     run(script)

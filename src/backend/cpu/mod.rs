@@ -1,6 +1,5 @@
 //! The CPU: also the reference that other backends are held to, bit for bit.
 
-mod bit_stream;
 pub mod bits;
 pub mod codec;
 pub mod copy;

@@ -1,12 +1,11 @@
 //! Packing and unpacking bits on CUDA.
 //!
-//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory; other layouts
-//! that are usual through those of their class (strided.rs); everything else through one kernel each operation that
-//! walks the loops of the plan (walk.rs).
+//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory. All other
+//! layouts go through one kernel for each operation, in tiles (tiled.rs).
 
 use crate::{
     error::Result,
-    plan::bits::{BitPlan, BitRule, Patterns, bytes_for},
+    plan::bits::{BitPlan, BitRule, Patterns},
     tensor::{Dtype, View},
 };
 
@@ -14,9 +13,7 @@ use super::{
     launch::arguments,
     module::{BITS, Kernel},
     queue::Queue,
-    strided,
-    tiles::{Operation, Work},
-    walk,
+    tiled::{self, Operation},
 };
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
@@ -32,22 +29,8 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
             queue.launch(kernel, bytes, arguments![elements, dst.data(), count, bytes, plan.order as u32])
         };
     }
-    let (operation, bytes) = (Operation::Pack(rule), dst.data());
-    if let Some(work) = work(plan, operation, elements, bytes, src) {
-        // SAFETY: it is of the plan of these views, over memory that their makers vouched for.
-        return unsafe { work.launch(queue) };
-    }
-    if let Some(bits) = without_padding(plan)
-        && let Some(work) = work(&bits, operation, elements, bytes, src)
-    {
-        // SAFETY: it is of the plan of these views without its padding, which lies in the same memory.
-        return unsafe {
-            work.launch(queue)?;
-            walk::zero_behind(queue, plan, operation, elements, bytes)
-        };
-    }
     // SAFETY: the plan is of these views, over memory that their makers vouched for.
-    unsafe { walk::walk(queue, plan, operation, elements, bytes) }
+    unsafe { tiled::launch(queue, plan, Operation::Pack(rule), elements, dst.data()) }
 }
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`, zeros and `patterns.one`. `plan` was made from these
@@ -65,31 +48,8 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
             queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, patterns.one, order])
         };
     }
-    let operation = Operation::Unpack(patterns);
-    if let Some(work) = work(plan, operation, elements, src.data(), src) {
-        // SAFETY: it is of the plan of these views, over memory that their makers vouched for.
-        return unsafe { work.launch(queue) };
-    }
     // SAFETY: the plan is of these views, over memory that their makers vouched for.
-    unsafe { walk::walk(queue, plan, operation, elements, src.data()) }
-}
-
-/// What a kernel for its class of layouts does, if there is one, with the plan as it is or in rows.
-fn work(plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8, read: &View<'_>) -> Option<Work> {
-    let rows = plan.in_rows();
-    strided::work(rows.as_ref().unwrap_or(plan), operation, elements, bytes, read.extent())
-}
-
-/// The plan without the bytes that no element has a bit in, if there are such and it can be told.
-fn without_padding(plan: &BitPlan) -> Option<BitPlan> {
-    let needed = bytes_for(plan.elements.count());
-    let [stride] = plan.bytes.single_stride([1]).filter(|_| needed > 0 && needed < plan.bytes.count())?;
-    let mut bits = BitPlan::new(plan.size, plan.order);
-    bits.start = plan.start;
-    bits.rows = plan.rows.clone();
-    bits.elements = plan.elements.clone();
-    bits.bytes.push(needed, [stride]);
-    Some(bits)
+    unsafe { tiled::launch(queue, plan, Operation::Unpack(patterns), elements, src.data()) }
 }
 
 /// The contiguous kernel that packs by this rule, if there is one.

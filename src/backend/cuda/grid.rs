@@ -20,11 +20,6 @@ pub fn width(pieces: i64, rounds: i64) -> u32 {
     (5..=LOG_BLOCK).rev().find(|&log_width| room(log_width) <= least + least / 32).unwrap_or(5)
 }
 
-/// The blocks that this many pieces fill, of which each has 2^log.
-pub fn cover(pieces: i64, log: u32) -> i64 {
-    divide_up(pieces, 1 << log)
-}
-
 pub fn divide_up(number: i64, by: i64) -> i64 {
     number / by + i64::from(number % by != 0)
 }
@@ -49,6 +44,6 @@ mod tests {
         ] {
             assert_eq!(width(pieces, rounds), expected, "{pieces} {rounds}");
         }
-        assert_eq!((cover(0, 8), cover(256, 8), cover(257, 8), divide_up(i64::MAX, 2)), (0, 1, 2, 1 << 62));
+        assert_eq!((divide_up(0, 256), divide_up(257, 256), divide_up(i64::MAX, 2)), (0, 2, 1 << 62));
     }
 }

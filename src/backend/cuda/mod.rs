@@ -21,9 +21,7 @@ pub mod peers;
 mod pinned;
 mod queue;
 pub mod signs;
-mod strided;
-mod tiles;
-mod walk;
+mod tiled;
 
 pub use compiled::Image;
 pub use context::InPrimary;

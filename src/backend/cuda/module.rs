@@ -153,27 +153,9 @@ modules! {
             unpack: [gc_unpack_u8: 8192, gc_unpack_u16: 4096, gc_unpack_u32: 2048, gc_unpack_u64: 1024],
         }
         internal {
-            /// Any strides. Counted in groups of 8 elements, or their byte, of all rows.
-            pack_strided: (gc_pack_strided: 256),
-            unpack_strided: (gc_unpack_strided: 256),
-        }
-    }
-
-    /// The kernels of kernels/strided.cu: by the binary logarithm of the element's size, counted in blocks.
-    STRIDED: Strided, STRIDED_MODULE in "strided" {
-        internal {
-            pack_columns: [gc_pack_columns_u8, gc_pack_columns_u16, gc_pack_columns_u32, gc_pack_columns_u64],
-            pack_transposed: [
-                gc_pack_transposed_u8, gc_pack_transposed_u16, gc_pack_transposed_u32, gc_pack_transposed_u64,
-            ],
-            unpack_columns: [gc_unpack_columns_u8, gc_unpack_columns_u16, gc_unpack_columns_u32, gc_unpack_columns_u64],
-            unpack_transposed: [
-                gc_unpack_transposed_u8, gc_unpack_transposed_u16, gc_unpack_transposed_u32, gc_unpack_transposed_u64,
-            ],
-            pack_rows: [gc_pack_rows_u8, gc_pack_rows_u16, gc_pack_rows_u32, gc_pack_rows_u64],
-            unpack_rows: [gc_unpack_rows_u8, gc_unpack_rows_u16, gc_unpack_rows_u32, gc_unpack_rows_u64],
-            pack_steps: [gc_pack_steps_u8, gc_pack_steps_u16, gc_pack_steps_u32, gc_pack_steps_u64],
-            unpack_steps: [gc_unpack_steps_u8, gc_unpack_steps_u16, gc_unpack_steps_u32, gc_unpack_steps_u64],
+            /// Any layout. Counted in blocks.
+            pack_strided: (gc_pack_strided),
+            unpack_strided: (gc_unpack_strided),
         }
     }
 

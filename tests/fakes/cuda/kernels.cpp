@@ -9,7 +9,6 @@
 #include "../../../kernels/onebit.cu"
 #include "../../../kernels/peers.cu"
 #include "../../../kernels/signs.cu"
-#include "../../../kernels/strided.cu"
 #include "kernels.h"
 
 #include <string>
@@ -32,8 +31,6 @@ struct Look {
     Launch launch = {nullptr, {}, 0, 1, 0, 0};
 
     bool packs() const { return name.compare(0, 8, "gc_pack_") == 0; }
-    // Bits of an element, at the end of the name.
-    unsigned size() const { return static_cast<unsigned>(std::stoi(name.substr(name.rfind('u') + 1))) / 8; }
     void uses(bool is_written, const void *memory, u64 bytes, bool may_be_pinned = false) {
         if (bytes == 0) return;
         launch.ranges[launch.n_ranges++] = {static_cast<const unsigned char *>(memory), bytes, is_written, may_be_pinned};
@@ -87,36 +84,9 @@ static void look(Look &at, const gc_strided_plan &plan) {
     }
     if (plan.elements) at.uses(!packs, elements, plan.size);
     if (plan.bytes) at.uses(packs, bytes, 1);
-    // Each piece of each line has a thread.
-    const u64 line = packs ? plan.joined ? divide_up(plan.elements, 8) : plan.bytes : plan.elements;
-    if (plan.pieces.by * plan.piece * (packs ? 1 : 8) < line) at.launch.fault = "a line that is not covered";
-    at.takes(divide_up(plan.lines * plan.pieces.by, 256));
-}
-static void look(Look &at, const gc_tiles &tiles) {
-    const bool packs = at.packs();
-    Reach elements(packs ? tiles.src : tiles.dst), bytes(packs ? tiles.dst : tiles.src);
-    u64 blocks = u64(tiles.across.count) * tiles.along.count;
-    for (unsigned k = 0; k < tiles.n_outer; k++) {
-        const gc_tile_loop &loop = tiles.outer[k];
-        elements.over(loop.division.count, loop.element_stride);
-        bytes.over(loop.division.count, loop.byte_stride);
-        blocks *= loop.division.count;
-    }
-    elements.over(tiles.rows, tiles.row_element_stride);
-    elements.over(tiles.elements, tiles.element_stride);
-    if (tiles.mode == JOINED) {
-        bytes.over(divide_up(tiles.rows * tiles.elements, 8), 1);
-    } else {
-        bytes.over(tiles.rows, tiles.row_byte_stride);
-        bytes.over(tiles.bytes, tiles.byte_stride);
-    }
-    at.uses(!packs, elements, at.size());
-    at.uses(packs, bytes, 1);
-    const Reach &read = packs ? elements : bytes;
-    if (tiles.begin > read.low || tiles.end < read.high + (packs ? at.size() : 1)) {
-        at.launch.fault = "reads beyond what may be read";
-    }
-    at.takes(blocks);
+    const u64 line = packs && !plan.joined ? plan.bytes : divide_up(plan.elements, 8);
+    if (plan.log_lines > 8 || plan.log_lines + plan.log_bytes > 12) at.launch.fault = "a tile that is too large";
+    at.takes(divide_up(plan.lines, 1ull << plan.log_lines) * divide_up(line, 1ull << plan.log_bytes));
 }
 
 // ---- Signs and votes
@@ -209,8 +179,6 @@ static Entries all_kernels() {
     KERNEL(gc_pack_signs_f16), KERNEL(gc_pack_signs_bf16), KERNEL(gc_pack_signs_f32), KERNEL(gc_pack_signs_f64),
     KERNEL(gc_pack_strided), KERNEL(gc_unpack_strided), KERNEL(gc_unpack_signs_strided),
     KERNEL(gc_vote_few), KERNEL(gc_vote_many),
-    WIDTHS(gc_pack_columns), WIDTHS(gc_unpack_columns), WIDTHS(gc_pack_transposed), WIDTHS(gc_unpack_transposed),
-    WIDTHS(gc_pack_rows), WIDTHS(gc_unpack_rows), WIDTHS(gc_pack_steps), WIDTHS(gc_unpack_steps),
     KERNEL(gc_onebit_encode_f32_f32), KERNEL(gc_onebit_encode_f32_bf16), KERNEL(gc_onebit_encode_f32),
     KERNEL(gc_onebit_encode_16_f32), KERNEL(gc_onebit_encode_16_bf16), KERNEL(gc_onebit_encode_16),
     KERNEL(gc_onebit_decode_u32), KERNEL(gc_onebit_decode_u16), KERNEL(gc_onebit_decode_add),

@@ -1,10 +1,7 @@
 //! Rows that are contiguous on both sides.
 
 use crate::{
-    backend::cpu::{
-        bit_stream::in_order,
-        simd::{Element, Simd, Values, ZeroRange},
-    },
+    backend::cpu::simd::{Element, Simd, Values, ZeroRange, in_order},
     plan::bits::{BitOrder, BitRule, Patterns},
 };
 

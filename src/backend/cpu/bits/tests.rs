@@ -1,15 +1,9 @@
-//! The kernels of every instruction set against the definition.
+//! Both paths against the definition, in every instruction set.
 
-use super::{across::Lines, flat::Rows, gathered, kernels, narrow::Narrow};
+use super::{Job, flat::Rows, kernels};
 use crate::{
-    backend::cpu::{
-        dispatch::{InstructionSet, Variant},
-        simd::TILE,
-    },
-    plan::{
-        bits::{BitOrder, BitPlan, BitRule, Layout, Patterns},
-        loops::{Cursor, Loops},
-    },
+    backend::cpu::dispatch::{InstructionSet, Variant},
+    plan::bits::{BitOrder, BitPlan, BitRule, Patterns},
 };
 
 /// Elements that matter to a test: zero, one, the borders of what counts as 0, and noise.
@@ -164,297 +158,153 @@ fn rows_are_packed_and_unpacked_each_for_itself() {
     });
 }
 
-#[test]
-fn packing_across_is_packing_each_column() {
-    for_every_case(|set, rule, order, columns, bytes| {
-        for lines in [0, 1, 5, 8] {
-            // Line j begins at element j: overlapping, as inputs may.
-            let columns = columns.min(200 - 8);
-            let expected: Vec<u8> = (0..columns)
-                .map(|column| {
-                    let ones = (0..lines).filter(|line| model(bytes, line + column, rule));
-                    ones.map(|line| mask(order, line)).sum()
-                })
-                .collect();
-            let mut dst = vec![0xee; columns];
-            let stride = rule.size as isize;
-            // SAFETY: the elements, and room for a byte a column.
-            unsafe {
-                kernels::pack_across(
-                    Variant::packing(set, rule),
-                    rule,
-                    order,
-                    bytes.as_ptr(),
-                    Lines { count: lines, columns, stride },
-                    dst.as_mut_ptr(),
-                );
-            }
-            assert_eq!(dst, expected, "{} {rule:x?} {order:?} {columns} x {lines}", set.name());
+/// A number below `bound`, of a generator that keeps its state in `state`.
+fn below(state: &mut u64, bound: i64) -> i64 {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 33) as i64 % bound
+}
+
+/// The places of `counts` items in memory: dimensions in a random order, some with gaps, some backwards. The strides are
+/// in items; the second result is where item 0 lies, the third how many places there are.
+fn random_layout(state: &mut u64, counts: &[i64]) -> (Vec<i64>, i64, i64) {
+    let (mut strides, mut start, mut room) = (vec![0; counts.len()], 0, 1);
+    let mut left: Vec<usize> = (0..counts.len()).collect();
+    while !left.is_empty() {
+        let dim = left.remove(below(state, left.len() as i64) as usize);
+        let step = room * [1, 1, 1, 2, 3][below(state, 5) as usize];
+        strides[dim] = step;
+        if below(state, 5) == 0 {
+            strides[dim] = -step;
+            start += (counts[dim] - 1) * step;
         }
+        room = step * (counts[dim] - 1) + room + [0, 0, 5][below(state, 3) as usize];
+    }
+    (strides, start, room)
+}
+
+/// The place of every index, in C order.
+fn places(counts: &[i64], strides: &[i64], start: i64) -> Vec<usize> {
+    let dims = counts.iter().zip(strides);
+    let places = dims.fold(vec![start], |places, (&count, &stride)| {
+        places.iter().flat_map(|place| (0..count).map(move |index| place + index * stride)).collect()
     });
+    places.into_iter().map(|place| place as usize).collect()
 }
 
 #[test]
-fn unpacking_across_is_unpacking_each_column() {
-    for_every_case(|set, rule, order, columns, bytes| {
-        let one = Patterns { size: rule.size, zero: 0, one: 1 };
-        for lines in [0, 1, 5, 8] {
-            let width = columns * rule.size + 3;
-            let mut expected = vec![0xee; 8 * width];
-            for (line, column) in (0..lines).flat_map(|line| (0..columns).map(move |column| (line, column))) {
-                let set = u64::from(bytes[column] & mask(order, line) != 0);
-                let place = line * width + column * rule.size;
-                expected[place..place + rule.size].copy_from_slice(&set.to_le_bytes()[..rule.size]);
-            }
-            let mut dst = vec![0xee; 8 * width];
-            // SAFETY: the bytes, and room for lines `width` bytes apart.
-            unsafe {
-                let lines = Lines { count: lines, columns, stride: width as isize };
-                kernels::unpack_across(
-                    Variant::unpacking(set, rule.size),
-                    one,
-                    order,
-                    bytes.as_ptr(),
-                    dst.as_mut_ptr(),
-                    lines,
-                );
-            }
-            assert_eq!(dst, expected, "{} {one:x?} {order:?} {columns} x {lines}", set.name());
+fn every_layout_is_packed_and_unpacked_by_the_definition() {
+    let mut state = 5;
+    for (case, set) in (0..300).flat_map(|case| InstructionSet::available().map(move |set| (case, set))) {
+        let mut random = |bound| below(&mut state, bound);
+        let size = [1, 1, 2, 4, 8][random(5) as usize];
+        let order = [BitOrder::Big, BitOrder::Little][random(2) as usize];
+        let rule = rules_of(size)[random(rules_of(size).len() as i64) as usize];
+        let counts: Vec<i64> =
+            (0..1 + random(4)).map(|_| [1, 2, 3, 5, 8, 9, 33, 70, 130][random(9) as usize]).collect();
+        let axis = Some(random(counts.len() as i64) as usize).filter(|_| random(3) > 0);
+        if counts.iter().product::<i64>() > 40_000 {
+            continue;
         }
-    });
-}
+        // Sometimes a byte more than the elements need.
+        let more = random(2);
+        let all = counts.iter().product::<i64>();
+        let (along, byte_counts) = match axis {
+            Some(axis) => {
+                let mut bytes = counts.clone();
+                bytes[axis] = (counts[axis] + 7) / 8 + more;
+                (counts[axis], bytes)
+            }
+            None => (all, vec![(all + 7) / 8 + more]),
+        };
+        let (strides, start, room) = random_layout(&mut state, &counts);
+        let (byte_strides, byte_start, byte_room) = random_layout(&mut state, &byte_counts);
+        let mut plan = BitPlan::new(size, order);
+        plan.start = start * size as i64;
+        for dim in 0..counts.len() {
+            let (count, stride) = (counts[dim], strides[dim] * size as i64);
+            match axis {
+                Some(axis) if axis != dim => plan.rows.push(count, [stride, byte_strides[dim]]),
+                _ => plan.elements.push(count, [stride]),
+            }
+        }
+        let axis_of_bytes = axis.unwrap_or(0);
+        plan.bytes.push(byte_counts[axis_of_bytes], [byte_strides[axis_of_bytes]]);
 
-#[test]
-fn runs_are_packed_and_unpacked_as_if_side_by_side() {
-    for_every_case(|set, rule, order, bits, bytes| {
-        // Every ninth length is all remainders of 64 that matter, in a tenth of the time.
-        if !bits.is_multiple_of(9) {
-            return;
+        // The definition: element i of a row has bit i % 8 of byte i / 8 of that row.
+        let elements: Vec<u8> =
+            (0..room as usize).flat_map(|at| element(at, rule).to_le_bytes()[..size].to_vec()).collect();
+        let element_places = places(&counts, &strides, start);
+        let byte_places = places(&byte_counts, &byte_strides, byte_start);
+        let inside: i64 = axis.map_or(1, |axis| counts[axis + 1..].iter().product());
+        let byte_of = |index: i64| {
+            let (row, at) = (index / (along * inside), index / inside % along);
+            let byte = (row * byte_counts[axis_of_bytes] + at / 8) * inside + index % inside;
+            (byte_places[byte as usize], mask(order, at as usize))
+        };
+        let mut expected = vec![0xee; byte_room as usize + 1];
+        byte_places.iter().for_each(|&place| expected[place] = 0);
+        for index in 0..all {
+            let (byte, mask) = byte_of(index);
+            expected[byte] |= if model(&elements, element_places[index as usize], rule) { mask } else { 0 };
         }
-        let size = rule.size as i64;
-        let one =
-            Patterns { size: rule.size, zero: 0, one: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
-        // Runs of 1 to 200 elements at small, negative, wide and odd strides.
-        let runs =
-            [(200, 2), (200, -1), (33, 1), (7, 3), (33, -5), (200, 9), (1, 1), (200, 3), (200, -4), (70, 7), (200, -8)];
-        for (run, stride) in runs {
-            for stride in [stride * size, stride * (size + 1)] {
-                let mut loops = Loops::<1>::new();
-                loops.push(200i64.div_euclid(run) + 1, [run * 73 * 8]);
-                loops.push(run, [stride]);
-                let mut places = Vec::new();
-                let mut cursor = Cursor::starting_at(&loops, 0);
-                while let Some(run) = cursor.next_run((bits - places.len()) as i64) {
-                    places.extend((0..run.count).map(|index| run.offsets[0] + index * run.strides[0]));
-                }
-                // Memory with as much before the first element as negative strides need, and the elements spread.
-                let middle = 200 * 81;
-                let mut memory = vec![0xeeu8; 2 * middle + 400 * 73 * 8];
-                for (index, place) in places.iter().enumerate() {
-                    let at = (middle as i64 + place) as usize;
-                    memory[at..at + rule.size].copy_from_slice(&bytes[index * rule.size..][..rule.size]);
-                }
-                let (mut expected, mut dst) = (vec![0xee; bits.div_ceil(8) + 1], vec![0xee; bits.div_ceil(8) + 1]);
-                let mut cursor = Cursor::starting_at(&loops, 0);
-                // SAFETY: the elements, and room for their bytes.
-                unsafe {
-                    kernels::pack_rows(
-                        Variant::packing(set, rule),
-                        rule,
-                        order,
-                        bytes.as_ptr(),
-                        bits,
-                        expected.as_mut_ptr(),
-                        &Rows::ONE,
-                    );
-                    let base = memory.as_ptr().add(middle);
-                    gathered::pack(Variant::packing(set, rule), rule, order, &mut cursor, base, bits, dst.as_mut_ptr());
-                }
-                let case = format!("{} {rule:x?} {order:?} {bits} bits, runs of {run} at {stride}", set.name());
-                assert_eq!(dst, expected, "{case}");
+        let name = format!("case {case}, {}: {rule:x?} {order:?} {counts:?} {strides:?} {axis:?}", set.name());
+        let mut dst = vec![0xee; expected.len()];
+        let bytes = dst.as_mut_ptr().wrapping_add(byte_start as usize);
+        Job::new(&plan, Variant::packing(set, rule), elements.as_ptr().cast_mut(), bytes).pack(rule);
+        assert!(dst == expected, "{name}: packing");
 
-                // Back again, with the last byte missing: zeros there, and nothing else touched.
-                memory.fill(0xdd);
-                let mut model = memory.clone();
-                let available = (bits / 8).saturating_sub(1);
-                for (index, place) in places.iter().enumerate() {
-                    let set = index / 8 < available && expected[index / 8] & mask(order, index) != 0;
-                    let at = (middle as i64 + place) as usize;
-                    let word = (if set { one.one } else { 0 }).to_le_bytes();
-                    model[at..at + rule.size].copy_from_slice(&word[..rule.size]);
-                }
-                let mut cursor = Cursor::starting_at(&loops, 0);
-                // SAFETY: the bytes, and room for the elements.
-                unsafe {
-                    let base = memory.as_mut_ptr().add(middle);
-                    gathered::unpack(
-                        Variant::unpacking(set, rule.size),
-                        one,
-                        order,
-                        (expected.as_ptr(), available),
-                        &mut cursor,
-                        base,
-                        bits,
-                    );
-                }
-                assert!(memory == model, "{case}: unpacking");
+        let patterns = Patterns { size, zero: 0, one: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * size)) };
+        let mut unpacked = vec![0xdd; elements.len() + 1];
+        let mut twin = unpacked.clone();
+        for index in 0..all {
+            let (byte, mask) = byte_of(index);
+            let word = if expected[byte] & mask != 0 { patterns.one } else { 0 };
+            twin[element_places[index as usize] * size..][..size].copy_from_slice(&word.to_le_bytes()[..size]);
+        }
+        Job::new(&plan, Variant::unpacking(set, size), unpacked.as_mut_ptr(), bytes).unpack(|_| (patterns, i64::MAX));
+        assert!(unpacked == twin, "{name}: unpacking");
+
+        // Without the last byte of each row: zeros.
+        plan.bytes.clear();
+        plan.bytes.push(byte_counts[axis_of_bytes] - 1, [byte_strides[axis_of_bytes]]);
+        for index in 0..all {
+            if index / inside % along / 8 == byte_counts[axis_of_bytes] - 1 {
+                twin[element_places[index as usize] * size..][..size].fill(0);
             }
         }
-    });
-}
-
-#[test]
-fn a_tile_is_transposed() {
-    for set in InstructionSet::available() {
-        for size in [1, 2, 4, 8] {
-            let rule = BitRule { size, first_zero: 0, span: 0 };
-            let bytes: Vec<u8> =
-                (0..70 * 70).flat_map(|index| element(index, rule).to_le_bytes()[..size].to_vec()).collect();
-            for (lines, columns) in [(64, 64), (64, 5), (64, 3), (3, 64), (63, 62), (1, 1)] {
-                let (mut words, stride) = ([7; TILE], 70 * size);
-                // SAFETY: 70 lines of 70 elements, of which the tile is a part.
-                unsafe {
-                    let tile = Lines { count: lines, columns, stride: stride as isize };
-                    kernels::pack_tile(
-                        Variant::packing(set, rule),
-                        rule,
-                        BitOrder::Little,
-                        bytes.as_ptr(),
-                        tile,
-                        &mut words,
-                    );
-                };
-                for (column, word) in words.iter().enumerate().take(columns) {
-                    let ones = (0..lines).filter(|line| model(bytes[line * stride..].as_ref(), column, rule));
-                    assert_eq!(*word, ones.map(|line| 1 << line).sum(), "{} {lines} x {columns}", set.name());
-                }
-                let mut expected = vec![0xee; bytes.len()];
-                for (line, column) in (0..lines).flat_map(|line| (0..columns).map(move |column| (line, column))) {
-                    let at = line * stride + column * size;
-                    expected[at..at + size].copy_from_slice(&(words[column] >> line & 1).to_le_bytes()[..size]);
-                }
-                let mut dst = vec![0xee; bytes.len()];
-                let one = Patterns { size, zero: 0, one: 1 };
-                // SAFETY: room for 70 lines of 70 elements, of which the tile is a part.
-                unsafe {
-                    let tile = Lines { count: lines, columns, stride: stride as isize };
-                    kernels::unpack_tile(
-                        Variant::unpacking(set, rule.size),
-                        one,
-                        BitOrder::Little,
-                        &mut words,
-                        dst.as_mut_ptr(),
-                        tile,
-                    );
-                }
-                assert!(dst == expected, "{} {lines} x {columns}", set.name());
-            }
-        }
+        Job::new(&plan, Variant::unpacking(set, size), unpacked.as_mut_ptr(), bytes).unpack(|_| (patterns, i64::MAX));
+        assert!(unpacked == twin, "{name}: unpacking without the last byte");
     }
 }
 
-/// Where memory of `counts` lies: from the outermost dimension in, so many elements from one to the next, with a gap
-/// behind each of the innermost but one.
-fn strides(counts: [i64; 3], gap: i64) -> [i64; 3] {
-    [(counts[2] + gap) * counts[1], counts[2] + gap, 1]
-}
-
-/// A plan of packing `counts` elements along the axis 1 or 2 to bytes that lie `spacing` apart.
-fn narrow_plan(size: usize, order: BitOrder, counts: [i64; 3], axis: usize, gap: i64, spacing: i64) -> BitPlan {
-    let (mut packed, size_) = (counts, size as i64);
-    packed[axis] = (counts[axis] + 7) / 8;
-    let (from, to) = (strides(counts, gap), strides(packed, 0));
-    let mut plan = BitPlan::new(size, order);
-    for other in (0..3).filter(|&other| other != axis) {
-        plan.rows.push(counts[other], [from[other] * size_, to[other] * spacing]);
-    }
-    plan.elements.push(counts[axis], [from[axis] * size_]);
-    plan.bytes.push(packed[axis], [to[axis] * spacing]);
-    plan
-}
-
 #[test]
-fn narrow_rows_and_columns_are_packed_and_unpacked_by_the_definition() {
-    let mut by_columns = 0;
-    for set in InstructionSet::available() {
-        for (case, width) in (2..=63).chain([2, 3, 4, 8, 9, 16]).enumerate() {
-            let size = [1, 4, 2, 8][case % 4];
-            let lines = [8, 2, 9, 15, 16, 17, 31, 64, 7][case % 9].max((16 / width + 1) * i64::from(case % 2 == 1));
-            // So many groups that they are several blocks.
-            let counts = [9000 / (lines * width) + 2, lines, width];
-            for (axis, gap, spacing) in
-                [(1, 0, 1), (1, 0, -3), (2, 0, 1), (2, 0, 2), (1, if width < 16 { 0 } else { 5 }, 1)]
-            {
-                for order in [BitOrder::Big, BitOrder::Little] {
-                    let plan = narrow_plan(size, order, counts, axis, gap, spacing);
-                    let Some(narrow) = Narrow::packing(&plan, plan.layout()) else {
-                        assert!(axis == 2 && width > if size == 1 { 57 } else { 31 } || lines * width < 16, "{plan:?}");
-                        continue;
-                    };
-                    by_columns += usize::from(matches!(plan.layout(), Layout::Columns { .. }));
-                    let rule = *rules_of(size).last().unwrap();
-                    let from = strides(counts, gap);
-                    let elements: Vec<u8> = (0..(counts[0] * from[0]) as usize)
-                        .flat_map(|index| element(index, rule).to_le_bytes()[..size].to_vec())
-                        .collect();
-                    let mut packed = counts;
-                    packed[axis] = (counts[axis] + 7) / 8;
-                    let to = strides(packed, 0);
-                    let n_bytes = (packed[0] * to[0]) as usize;
-                    let middle = if spacing < 0 { n_bytes * 3 } else { 0 };
-                    // The definition: of every element, its bit.
-                    let mut expected = vec![0xee; n_bytes * 3 + 1];
-                    let place =
-                        |at: [i64; 3]| (middle as i64 + (0..3).map(|d| at[d] * to[d]).sum::<i64>() * spacing) as usize;
-                    let every = |counts: [i64; 3]| {
-                        (0..counts[0] * counts[1] * counts[2])
-                            .map(move |i| [i / counts[2] / counts[1], i / counts[2] % counts[1], i % counts[2]])
-                    };
-                    every(packed).for_each(|at| expected[place(at)] = 0);
-                    for at in every(counts) {
-                        let index = (0..3).map(|d| at[d] * from[d]).sum::<i64>() as usize;
-                        let mut byte = at;
-                        byte[axis] /= 8;
-                        if model(&elements, index, rule) {
-                            expected[place(byte)] |= mask(order, at[axis] as usize);
-                        }
-                    }
-                    let case = format!("{} {rule:x?} {order:?} {counts:?} along {axis}, {gap}, {spacing}", set.name());
-                    let mut dst = vec![0xee; expected.len()];
-                    let (variant, half) = (Variant::packing(set, rule), narrow.count / 2 + 1);
-                    for groups in [half..narrow.count, 0..half] {
-                        // SAFETY: the elements of the plan, and room for its bytes.
-                        unsafe {
-                            let dst = dst.as_mut_ptr().add(middle);
-                            narrow.pack(variant, rule, order, &groups, elements.as_ptr(), dst);
-                        }
-                    }
-                    assert!(dst == expected, "{case}: packing");
-
-                    let Some(narrow) = Narrow::unpacking(&plan, plan.layout()) else {
-                        assert!(axis == 1 && width > 24, "{plan:?}");
-                        continue;
-                    };
-                    let one = Patterns { size, zero: 0, one: 1 };
-                    let mut unpacked = vec![0xdd; elements.len()];
-                    let mut twin = unpacked.clone();
-                    for at in every(counts) {
-                        let index = (0..3).map(|d| at[d] * from[d]).sum::<i64>() as usize;
-                        let bit = u64::from(model(&elements, index, rule));
-                        twin[index * size..][..size].copy_from_slice(&bit.to_le_bytes()[..size]);
-                    }
-                    let variant = Variant::unpacking(set, size);
-                    for groups in [half..narrow.count, 0..half] {
-                        // SAFETY: the bytes of the plan, and room for its elements.
-                        unsafe {
-                            let src = expected.as_ptr().add(middle);
-                            narrow.unpack(variant, one, order, &groups, src, unpacked.as_mut_ptr());
-                        }
-                    }
-                    assert!(unpacked == twin, "{case}: unpacking");
-                }
+fn long_rows_whose_neighbours_in_memory_lie_far_apart_are_packed_and_unpacked() {
+    // Transposed matrices: of whole bytes a row, of a few bits more, and too long for a buffer of several rows.
+    for (size, [lines, columns]) in [(1, [4096, 130]), (1, [1001, 333]), (4, [513, 201]), (1, [300_001, 3])] {
+        let rule = rules_of(size)[0];
+        let mut plan = BitPlan::new(size, BitOrder::Little);
+        plan.elements.push(columns, [size as i64]);
+        plan.elements.push(lines, [columns * size as i64]);
+        plan.bytes.push((lines * columns + 7) / 8, [1]);
+        let count = (lines * columns) as usize;
+        let elements: Vec<u8> = (0..count).flat_map(|at| element(at, rule).to_le_bytes()[..size].to_vec()).collect();
+        let places = places(&[columns, lines], &[1, columns], 0);
+        let (mut expected, mut dst) = (vec![0; count.div_ceil(8)], vec![0xee; count.div_ceil(8)]);
+        for (index, &place) in places.iter().enumerate() {
+            expected[index / 8] |= u8::from(model(&elements, place, rule)) << (index % 8);
+        }
+        for set in InstructionSet::available() {
+            let variant = Variant::packing(set, rule);
+            Job::new(&plan, variant, elements.as_ptr().cast_mut(), dst.as_mut_ptr()).pack(rule);
+            assert!(dst == expected, "{} {lines} x {columns} of {size}", set.name());
+            let patterns = Patterns { size, zero: 0, one: 1 };
+            let mut unpacked = vec![0xee; elements.len()];
+            Job::new(&plan, Variant::unpacking(set, size), unpacked.as_mut_ptr(), dst.as_mut_ptr())
+                .unpack(|_| (patterns, i64::MAX));
+            for (index, &place) in places.iter().enumerate() {
+                let word = u64::from(expected[index / 8] >> (index % 8) & 1);
+                assert_eq!(unpacked[place * size..][..size], word.to_le_bytes()[..size], "{lines} x {columns} {index}");
             }
         }
     }
-    assert!(by_columns > 100, "only {by_columns} plans of columns");
 }

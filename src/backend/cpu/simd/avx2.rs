@@ -4,8 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BoolByte, Element, Simd, Values, ZeroRange, portable::lane_bits};
-use crate::backend::cpu::bit_stream::in_order;
+use super::{BoolByte, Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
 
 /// AVX2.
 pub struct Avx2;

@@ -18,16 +18,17 @@ use std::ptr;
 
 use crate::plan::bits::{BitRule, Patterns};
 
-use super::bit_stream::BitReader;
-
 pub use portable::Portable;
 pub use transpose::transpose_square;
 
 #[cfg(target_arch = "x86_64")]
 pub use {avx2::Avx2, avx512::Avx512};
 
-/// The side of a tile of bits: as many as a word has.
-pub const TILE: usize = 64;
+/// The same bits with the order within each byte reversed, with BIG.
+#[inline(always)]
+pub fn in_order<const BIG: bool>(bits: u64) -> u64 {
+    if BIG { bits.swap_bytes().reverse_bits() } else { bits }
+}
 
 /// Memory that begins at a cache line, as what vectors read and write on the stack should: a vector that crosses two lines
 /// costs Intel's processors twice the time, and many times where words of it were written just before.
@@ -177,47 +178,6 @@ pub trait Simd<T: Element>: Sized {
             Self::from_bits::<false, false>(values, bits, elements.as_mut_ptr().cast());
             ptr::copy_nonoverlapping(elements.as_ptr().cast(), dst, count * T::SIZE);
         }
-    }
-
-    /// Transposes a tile of bits: bit j of word i becomes bit i of word j.
-    ///
-    /// # Safety
-    /// The processor has the instructions.
-    #[inline(always)]
-    unsafe fn transpose(words: &mut [u64; TILE]) {
-        transpose(words);
-    }
-
-    /// Reads bits to elements that lie `stride` bytes apart, if there is a faster way than one at a time; otherwise it
-    /// does nothing and returns false.
-    ///
-    /// # Safety
-    /// `dst` is the place of the first of `count` elements, at any alignment, and the processor has the instructions.
-    #[inline(always)]
-    unsafe fn unpack_strided<const BIG: bool>(
-        _values: Values<T>, _reader: &mut BitReader<BIG>, _dst: *mut u8, _stride: isize, _count: usize,
-    ) -> bool {
-        false
-    }
-}
-
-/// See [`Simd::transpose`].
-#[inline(always)]
-fn transpose(words: &mut [u64; TILE]) {
-    // Quarters change places, then quarters of quarters, down to single bits.
-    let mut mask = u64::MAX;
-    let mut half = TILE / 2;
-    while half > 0 {
-        mask ^= mask << half;
-        for block in words.chunks_exact_mut(2 * half) {
-            let (upper, lower) = block.split_at_mut(half);
-            for (upper, lower) in upper.iter_mut().zip(lower) {
-                let changed = (*upper >> half ^ *lower) & mask;
-                *lower ^= changed;
-                *upper ^= changed << half;
-            }
-        }
-        half /= 2;
     }
 }
 
