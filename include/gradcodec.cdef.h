@@ -128,8 +128,6 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel, const DLTensor *const *inputs, si
 gc_status_t gc_kernel_prepare(gc_kernel_t *kernel, const DLTensor *const *inputs, size_t n_inputs, DLTensor *const *outputs, size_t n_outputs, const gc_run_options_t *options, void *stream);
 int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel, const DLTensor *const *inputs, size_t n_inputs, DLTensor *const *outputs, size_t n_outputs, const gc_run_options_t *options);
 gc_status_t gc_kernel_log(const gc_kernel_t *kernel, const char **log);
-gc_status_t gc_kernel_save(const gc_kernel_t *kernel, DLManagedTensor **out);
-gc_status_t gc_kernel_load(const void *data, size_t size, gc_kernel_t **out);
 void gc_kernel_free(gc_kernel_t *kernel);
 gc_status_t gc_set_threads(uint32_t n);
 typedef struct gc_kernel_shape_t { uint32_t struct_size; uint32_t threads; uint32_t items_per_block; uint32_t shared_bytes; uint32_t cluster; uint32_t reserved[3]; } gc_kernel_shape_t;

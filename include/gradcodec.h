@@ -1844,7 +1844,8 @@ gc_status_t gc_share_receive(int socket,
  * what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
  * 11.2 or later. What it has compiled is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else $XDG_CACHE_HOME/gradcodec,
  * or else $HOME/.cache/gradcodec, up to 256 MiB, beyond which what was not used for the longest time is deleted.
- * GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same.
+ * GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same. A machine without
+ * NVRTC runs what another machine has compiled: copy the directory (docs/KERNELS.md).
  *
  * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
  * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
@@ -1866,7 +1867,7 @@ enum gc_run {
     GC_RUN_KEEPDIMS = 1,
 };
 
-/** A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one. */
+/** A kernel: gc_elementwise_create() or gc_reduction_create() makes one. */
 typedef struct gc_kernel_t gc_kernel_t;
 
 /**
@@ -2060,28 +2061,6 @@ int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
  * `*log`: text that stays until gc_kernel_free().
  */
 gc_status_t gc_kernel_log(const gc_kernel_t *kernel, const char **log);
-
-/**
- * Saves a kernel as bytes, with all combinations that were compiled. Keep it yourself, or take it to machines without
- * NVRTC.
- *
- * `*out`: uint8, of the CPU, yours to release.
- */
-gc_status_t gc_kernel_save(const gc_kernel_t *kernel,
-                           DLManagedTensor **out);
-
-/**
- * Loads a kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by
- * the NVRTC that is found.
- *
- * `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
- * yours to release, by gc_kernel_free().
- *
- * CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
- */
-gc_status_t gc_kernel_load(const void *data,
-                           size_t size,
-                           gc_kernel_t **out);
 
 /**
  * Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It

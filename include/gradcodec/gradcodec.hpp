@@ -766,19 +766,6 @@ inline const char *kernel_log(const Kernel &kernel)
     detail::check(gc_kernel_log(kernel.get(), &log));
     return log;
 }
-inline Tensor kernel_save(const Kernel &kernel)
-{
-    DLManagedTensor *out = nullptr;
-    detail::check(gc_kernel_save(kernel.get(), &out));
-    return Tensor(out);
-}
-/* Code, trusted as such. */
-inline Kernel kernel_load(const void *data, std::size_t size)
-{
-    gc_kernel_t *out = nullptr;
-    detail::check(gc_kernel_load(data, size, &out));
-    return Kernel(out);
-}
 
 /* COMMUNICATORS AND ALL-REDUCE */
 

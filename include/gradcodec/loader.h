@@ -145,8 +145,6 @@ typedef struct gc_api_t {
     int64_t (*gc_kernel_workspace_bytes)(const gc_kernel_t *kernel, const DLTensor *const *inputs, size_t n_inputs,
         DLTensor *const *outputs, size_t n_outputs, const gc_run_options_t *options);
     gc_status_t (*gc_kernel_log)(const gc_kernel_t *kernel, const char **log);
-    gc_status_t (*gc_kernel_save)(const gc_kernel_t *kernel, DLManagedTensor **out);
-    gc_status_t (*gc_kernel_load)(const void *data, size_t size, gc_kernel_t **out);
     void (*gc_kernel_free)(gc_kernel_t *kernel);
     gc_status_t (*gc_set_threads)(uint32_t n);
     gc_status_t (*gc_prepare)(DLDevice device);
@@ -248,8 +246,6 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_kernel_prepare", &api->gc_kernel_prepare},
         {"gc_kernel_workspace_bytes", &api->gc_kernel_workspace_bytes},
         {"gc_kernel_log", &api->gc_kernel_log},
-        {"gc_kernel_save", &api->gc_kernel_save},
-        {"gc_kernel_load", &api->gc_kernel_load},
         {"gc_kernel_free", &api->gc_kernel_free},
         {"gc_set_threads", &api->gc_set_threads},
         {"gc_prepare", &api->gc_prepare},

@@ -155,8 +155,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_kernel_workspace_bytes": (c_int64, [POINTER(gc_kernel_t), POINTER(POINTER(DLTensor)), c_size_t,
     POINTER(POINTER(DLTensor)), c_size_t, POINTER(gc_run_options_t)]),
     "gc_kernel_log": (c_int32, [POINTER(gc_kernel_t), POINTER(c_char_p)]),
-    "gc_kernel_save": (c_int32, [POINTER(gc_kernel_t), POINTER(POINTER(DLManagedTensor))]),
-    "gc_kernel_load": (c_int32, [c_void_p, c_size_t, POINTER(POINTER(gc_kernel_t))]),
     "gc_kernel_free": (None, [POINTER(gc_kernel_t)]),
     "gc_set_threads": (c_int32, [c_uint32]),
     "gc_prepare": (c_int32, [DLDevice]),

@@ -74,13 +74,6 @@ class Kernel(_Owned):
         super()._own(library, handle)
         self._raw = library._raw
 
-    @classmethod
-    def _of(cls, library: GradCodec, saved: bytes) -> Kernel:
-        kernel, made, code = cls.__new__(cls), K(), _bytes("saved", saved)
-        library.lib.gc_kernel_load(code, len(code), byref(made))
-        kernel._own(library, made)
-        return kernel
-
     def _runs(self, inputs: Any, outputs: Any, options: dict[str, Any]) -> bool:
         """Runs it where the arguments are as in most calls, on the current stream; False: it is not done."""
         if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
@@ -152,7 +145,3 @@ class Kernel(_Owned):
         log = c_char_p()
         self._run(self._raw.gc_kernel_log, byref(log))
         return (log.value or b"").decode()
-    def save(self) -> bytes:
-        """All that was compiled so far, for GradCodec.load_kernel()."""
-        saved = self._library.make(self._call_with, self._raw.gc_kernel_save)
-        return ctypes.string_at(saved.address, saved.shape[0])

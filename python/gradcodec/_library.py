@@ -349,9 +349,6 @@ class GradCodec:
         texts = {"inputs": inputs, "outputs": outputs, "map": map, "reduce": reduce, "post_map": post_map, **more}
         texts.update(identity=identity, name=name)
         return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, texts)
-    def load_kernel(self, saved: bytes) -> Kernel:  # code, trusted as such
-        """What Kernel.save() gave. It is code: load none that you would not run."""
-        return Kernel._of(self, saved)
     # fmt: on
 
     # --- error feedback

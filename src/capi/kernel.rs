@@ -51,7 +51,8 @@
 //! what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
 //! 11.2 or later. What it has compiled is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else $XDG_CACHE_HOME/gradcodec,
 //! or else $HOME/.cache/gradcodec, up to 256 MiB, beyond which what was not used for the longest time is deleted.
-//! GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same.
+//! GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same. A machine without
+//! NVRTC runs what another machine has compiled: copy the directory (docs/KERNELS.md).
 //!
 //! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
 //! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
@@ -65,7 +66,7 @@ use std::{
 };
 
 use arrayvec::ArrayVec;
-use dlpark::ffi::{DLManagedTensor, DLTensor};
+use dlpark::ffi::DLTensor;
 
 use crate::{
     backend::Stream,
@@ -85,7 +86,7 @@ use super::{
     status::gc_status_t,
 };
 
-/// A kernel: gc_elementwise_create(), gc_reduction_create() or gc_kernel_load() makes one.
+/// A kernel: gc_elementwise_create() or gc_reduction_create() makes one.
 pub struct gc_kernel_t(Shared<Kernel>);
 
 /// How a kernel is made: flags of its options.
@@ -489,38 +490,6 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, log) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("log", log)?) };
         log.fill([kernel.0.enter()?.log()]);
-        Ok(())
-    })
-}
-
-/// Saves a kernel as bytes, with all combinations that were compiled. Keep it yourself, or take it to machines without
-/// NVRTC.
-///
-/// `*out`: uint8, of the CPU, yours to release.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_kernel_save(kernel: *const gc_kernel_t, out: *mut *mut DLManagedTensor) -> gc_status_t {
-    boundary(|| {
-        // SAFETY: the caller promises a kernel, and room for a pointer.
-        let (kernel, out) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("out", out)?) };
-        out.fill(kernel.0.enter()?.save()?.into_raw());
-        Ok(())
-    })
-}
-
-/// Loads a kernel that gc_kernel_save() saved. What was compiled then needs no NVRTC now; what was not is compiled by
-/// the NVRTC that is found.
-///
-/// `data`: `size` bytes, read during the call. They are code, trusted as such: load only what you would run. `*out`:
-/// yours to release, by gc_kernel_free().
-///
-/// CORRUPT: not what gc_kernel_save() of this version writes, or damaged.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_kernel_load(data: *const c_void, size: usize, out: *mut *mut gc_kernel_t) -> gc_status_t {
-    boundary(|| {
-        // SAFETY: the caller promises so many bytes, and room for a pointer.
-        let (data, out) =
-            unsafe { (borrow::items("data", data.cast::<u8>(), Count::of("size", size))?, Out::one("out", out)?) };
-        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", Kernel::load(data)?)))?]);
         Ok(())
     })
 }

@@ -1,6 +1,13 @@
-//! Kernels compiled before, in a directory of the user's: a file for each key.
+//! Kernels compiled before, in a directory of the user's: one file for each request and NVRTC.
 //!
-//! What is wrong with the directory or a file is no failure: then the kernel is compiled. Only memory that cannot be had is.
+//! ```text
+//! "gcdisk06" | key | bytes of the log | log | code | SHA-256 of all before
+//!  8           40    8                              32
+//! ```
+//!
+//! Numbers are little-endian. The digest finds damage, not malice: whoever may write a file may also compute it.
+//!
+//! A directory or file that cannot be used is no failure: then the kernel is compiled. Only missing memory is a failure.
 //! A file is written under another name and renamed, so that it is there as a whole or not at all, whichever process reads
 //! or writes it at the same time.
 
@@ -18,24 +25,34 @@ use std::{
 };
 
 use arrayvec::ArrayString;
+use sha2::{Digest, Sha256};
 
 use crate::error::{Result, error};
 
-use super::{
-    copied,
-    image::{Kind, Reader, Writer},
-    room, variable,
-};
+use super::{copied, room, variable};
 
-const KIND: Kind = *b"DISK";
+/// Bytes of a key that stand for the request alone.
+pub const REQUEST: usize = 32;
 
-/// A file's name is 64 digits of its key, and this.
+/// What a file is of: the request, then the NVRTC.
+pub type Key = [u8; REQUEST + 8];
+
+/// Ends with the version of the form, which changes whenever a file is read in another way, and whenever its kernels mean
+/// something else or take another argument: the key does not hold that.
+const MAGIC: &[u8; 8] = b"gcdisk06";
+
+/// A file's name is the 80 digits of its key, and this.
 const SUFFIX: &str = ".kernel";
 /// That of a file that is being written: what it will be called, who writes it, and this.
 const UNFINISHED: &str = ".part";
 
+/// Hexadecimal digits of a key.
+const DIGITS: usize = 2 * size_of::<Key>();
+
 /// Room for either name, with its NUL.
 type Name = ArrayString<128>;
+
+const DIGEST: usize = 32;
 
 /// No kernel is as large.
 const LARGEST: u64 = 64 << 20;
@@ -96,10 +113,32 @@ impl Cache {
     }
 
     /// The kernel of a key, if it is there, with what the compiler said of it.
-    pub fn find(&self, key: &[u8; 32], log: &mut String) -> Result<Option<Vec<u8>>> {
+    pub fn find(&self, key: &Key, log: &mut String) -> Result<Option<Vec<u8>>> {
+        self.read(&name_of(key), key, log)
+    }
+
+    /// The kernel of a request that any NVRTC has compiled: the newest file that is whole.
+    pub fn find_any(&self, request: &[u8; REQUEST], log: &mut String) -> Result<Option<Vec<u8>>> {
+        let mut files = Vec::new();
+        let Some(listing) = Listing::of(&self.folder) else { return Ok(None) };
+        for name in listing.filter(|name| name.starts_with(digits(request).as_str()) && !is_unfinished(name)) {
+            let Some(found) = self.about(&name) else { continue };
+            push(&mut files, (found, name))?;
+        }
+        files.sort_unstable_by_key(|(found, _)| found.used);
+        for (_, name) in files.iter().rev() {
+            if let Some(code) = self.read(name, request, log)? {
+                return Ok(Some(code));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The code and the log of a file, if it may be used, is whole, and its key begins with these bytes.
+    fn read(&self, name: &Name, key: &[u8], log: &mut String) -> Result<Option<Vec<u8>>> {
         // A file's name may be that of something else, which opening must neither follow nor wait for.
         const FLAGS: c_int = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let Some(mut file) = self.open_at(&name_of(key), FLAGS) else { return Ok(None) };
+        let Some(mut file) = self.open_at(name, FLAGS) else { return Ok(None) };
         let Ok(about) = file.metadata() else { return Ok(None) };
         if !about.is_file() || !is_ours(&file, 0o077) || about.len() > LARGEST {
             return Ok(None);
@@ -122,8 +161,8 @@ impl Cache {
     }
 
     /// Keeps a kernel, if it can be kept.
-    pub fn keep(&self, key: &[u8; 32], code: &[u8], log: &str) -> Result<()> {
-        let image = image_of(&[key, code, log.as_bytes()])?;
+    pub fn keep(&self, key: &Key, code: &[u8], log: &str) -> Result<()> {
+        let image = image_of(key, code, log.as_bytes())?;
         let name = name_of(key);
         let unfinished = unfinished_name(key);
         const FLAGS: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -158,17 +197,14 @@ impl Cache {
         let Some(listing) = Listing::of(&self.folder) else { return Ok(()) };
         for name in listing {
             let Some(found) = self.about(&name) else { continue };
-            if name[..name.len() - 1].ends_with(UNFINISHED) {
+            if is_unfinished(&name) {
                 if now.duration_since(found.used).is_ok_and(|age| age > ABANDONED) {
                     self.remove(&name);
                 }
                 continue;
             }
             bytes += found.bytes;
-            files
-                .try_reserve(1)
-                .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} kernels", files.len()))?;
-            files.push((found, name));
+            push(&mut files, (found, name))?;
         }
         if bytes > self.most {
             files.sort_unstable_by_key(|(found, _)| found.used);
@@ -249,9 +285,9 @@ impl Iterator for Listing {
                 CStr::from_ptr((*entry).d_name.as_ptr())
             };
             let name = name.to_str().unwrap_or_default();
-            let is_ours = name.len() > 64
-                && name.bytes().take(64).all(|byte| byte.is_ascii_hexdigit())
-                && (&name[64..] == SUFFIX || name.ends_with(UNFINISHED));
+            let is_ours = name.len() > DIGITS
+                && name.bytes().take(DIGITS).all(|byte| byte.is_ascii_hexdigit())
+                && (&name[DIGITS..] == SUFFIX || name.ends_with(UNFINISHED));
             let mut found = Name::new();
             if is_ours && found.try_push_str(name).is_ok() && found.try_push('\0').is_ok() {
                 return Some(found);
@@ -267,18 +303,35 @@ impl Drop for Listing {
     }
 }
 
-fn image_of(parts: &[&[u8]]) -> Result<Vec<u8>> {
-    let mut image = Writer::new(KIND)?;
-    parts.iter().try_for_each(|part| image.add(part))?;
-    image.finish()
+/// Adds to a list of files.
+fn push(files: &mut Vec<(Found, Name)>, file: (Found, Name)) -> Result<()> {
+    let count = files.len();
+    files.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} kernels"))?;
+    files.push(file);
+    Ok(())
 }
 
-/// The code and the log in a file, if it is whole and of this key.
-fn parts<'a>(bytes: &'a [u8], key: &[u8; 32]) -> Option<(&'a [u8], &'a str)> {
-    let mut parts = Reader::new("cache", bytes, KIND).ok()?;
-    let (its_key, code, log) = (parts.take().ok()?, parts.take().ok()?, parts.take().ok()?);
-    parts.done().ok()?;
-    std::str::from_utf8(log).ok().filter(|_| its_key == key).map(|log| (code, log))
+/// The bytes of a file.
+fn image_of(key: &Key, code: &[u8], log: &[u8]) -> Result<Vec<u8>> {
+    let head = [&MAGIC[..], key, &(log.len() as u64).to_le_bytes()];
+    let parts = || head.iter().copied().chain([log, code]);
+    let mut image = room(parts().map(<[u8]>::len).sum::<usize>() + DIGEST)?;
+    parts().for_each(|part| image.extend_from_slice(part));
+    let digest = Sha256::digest(&image);
+    image.extend_from_slice(&digest);
+    Ok(image)
+}
+
+/// The code and the log in a file, if it is whole and its key begins with these bytes.
+fn parts<'a>(bytes: &'a [u8], key: &[u8]) -> Option<(&'a [u8], &'a str)> {
+    let (body, digest) = bytes.split_last_chunk::<DIGEST>()?;
+    if Sha256::digest(body)[..] != digest[..] {
+        return None;
+    }
+    let (its_key, rest) = body.strip_prefix(MAGIC)?.split_first_chunk::<{ size_of::<Key>() }>()?;
+    let (size, rest) = rest.split_first_chunk::<8>()?;
+    let (log, code) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*size)).ok()?)?;
+    its_key.starts_with(key).then_some((code, std::str::from_utf8(log).ok()?))
 }
 
 /// Makes a directory that is not there, and the one that it is in. Where that fails, there is no directory to open.
@@ -344,7 +397,7 @@ fn owned(descriptor: c_int) -> Option<File> {
     (descriptor >= 0).then(|| unsafe { File::from_raw_fd(descriptor) })
 }
 
-fn name_of(key: &[u8; 32]) -> Name {
+fn name_of(key: &Key) -> Name {
     let mut name = digits(key);
     name.push_str(SUFFIX);
     name.push('\0');
@@ -352,7 +405,7 @@ fn name_of(key: &[u8; 32]) -> Name {
 }
 
 /// One that no other process writes to, on this machine or on another one with the same file system.
-fn unfinished_name(key: &[u8; 32]) -> Name {
+fn unfinished_name(key: &Key) -> Name {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut name = digits(key);
@@ -363,8 +416,13 @@ fn unfinished_name(key: &[u8; 32]) -> Name {
     name
 }
 
-/// 64 hexadecimal digits.
-fn digits(key: &[u8; 32]) -> Name {
+/// Whether this is the name of a file that is being written.
+fn is_unfinished(name: &Name) -> bool {
+    name.trim_end_matches('\0').ends_with(UNFINISHED)
+}
+
+/// Two hexadecimal digits for each byte.
+fn digits(key: &[u8]) -> Name {
     let mut name = Name::new();
     for byte in key {
         for digit in [byte >> 4, byte & 15] {
@@ -389,7 +447,7 @@ mod tests {
 
     use super::*;
 
-    const KEY: [u8; 32] = [0xa5; 32];
+    const KEY: Key = [0xa5; 40];
 
     /// A directory of a test's, which goes when the test is done.
     struct Place(PathBuf);
@@ -412,7 +470,7 @@ mod tests {
 
         /// The file of [`KEY`].
         fn file(&self) -> PathBuf {
-            self.folder().join(format!("{}.kernel", "a5".repeat(32)))
+            self.folder().join(format!("{}.kernel", "a5".repeat(40)))
         }
 
         fn files(&self) -> Vec<String> {
@@ -431,7 +489,7 @@ mod tests {
         Cache::in_folder(CString::new(path.to_str().unwrap()).unwrap(), false, MOST).unwrap()
     }
 
-    fn find(cache: &Cache, key: &[u8; 32]) -> Option<(Vec<u8>, String)> {
+    fn find(cache: &Cache, key: &Key) -> Option<(Vec<u8>, String)> {
         let mut log = String::new();
         cache.find(key, &mut log).unwrap().map(|code| (code, log))
     }
@@ -447,7 +505,7 @@ mod tests {
         assert_eq!(find(&cache, &KEY), None);
         cache.keep(&KEY, b"code", "a warning").unwrap();
         assert_eq!(find(&place.cache(), &KEY), Some((b"code".to_vec(), "a warning".into())));
-        assert_eq!(find(&cache, &[0; 32]), None);
+        assert_eq!(find(&cache, &[0; 40]), None);
         cache.keep(&KEY, b"other", "").unwrap();
         assert_eq!(find(&cache, &KEY), Some((b"other".to_vec(), String::new())));
         assert_eq!((mode(&place.0.join("parent")), mode(&place.folder()), mode(&place.file())), (0o700, 0o700, 0o600));
@@ -460,23 +518,60 @@ mod tests {
         let cache = place.cache();
         cache.keep(&KEY, b"code", "log").unwrap();
         let whole = fs::read(place.file()).unwrap();
-        cache.keep(&[1; 32], b"code", "log").unwrap();
-        let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(32)))).unwrap();
-        let not_text = image_of(&[&KEY, b"code", b"\xff"]).unwrap();
-        let two_parts = image_of(&[&KEY, b"code"]).unwrap();
+        cache.keep(&[1; 40], b"code", "log").unwrap();
+        let of_another = fs::read(place.folder().join(format!("{}.kernel", "01".repeat(40)))).unwrap();
+        let not_text = image_of(&KEY, b"code", b"\xff").unwrap();
+        let sealed = |body: &[u8]| [body, &Sha256::digest(body)[..]].concat();
+        let with_size = |size: u64| sealed(&[&MAGIC[..], &KEY, &size.to_le_bytes(), b"log"].concat());
+        let long_logs = [4, u64::MAX, u64::MAX - 7, 1 << 63].map(with_size);
+        let short = [&b""[..], MAGIC, &whole[..47], &whole[..55], b"another form"].map(sealed);
         let mut damaged: Vec<Vec<u8>> = (0..whole.len()).map(|size| whole[..size].to_vec()).collect();
         damaged.extend((0..whole.len()).map(|at| {
             let mut bytes = whole.clone();
             bytes[at] ^= 1;
             bytes
         }));
-        damaged.extend([of_another, not_text, two_parts, [&whole[..], b"x"].concat()]);
+        damaged.extend([of_another, not_text, [&whole[..], b"x"].concat()]);
+        damaged.extend(long_logs);
+        damaged.extend(short);
         for bytes in damaged {
             fs::write(place.file(), &bytes).unwrap();
             assert_eq!(find(&cache, &KEY), None, "{bytes:?}");
         }
         cache.keep(&KEY, b"code", "log").unwrap();
         assert_eq!(fs::read(place.file()).unwrap(), whole);
+    }
+
+    #[test]
+    fn without_an_nvrtc_the_newest_whole_file_of_the_request_is_found() {
+        let place = Place::new("any");
+        let cache = place.cache();
+        let request = [7; REQUEST];
+        let any = || {
+            let mut log = String::new();
+            cache.find_any(&request, &mut log).unwrap().map(|code| (code, log))
+        };
+        let key = |nvrtc: u8| {
+            let mut key = [7; _];
+            key[REQUEST..].fill(nvrtc);
+            key
+        };
+        let file = |nvrtc: u8| place.folder().join(format!("{}{}.kernel", "07".repeat(32), format!("{nvrtc:02x}").repeat(8)));
+        assert_eq!(any(), None);
+        for (nvrtc, hours) in [(1, 3), (2, 1), (3, 2)] {
+            cache.keep(&key(nvrtc), &[nvrtc], "log").unwrap();
+            let then = SystemTime::now() - Duration::from_secs(hours * 3600);
+            File::options().write(true).open(file(nvrtc)).unwrap().set_modified(then).unwrap();
+        }
+        cache.keep(&KEY, b"of another request", "").unwrap();
+        assert_eq!(any(), Some((vec![2], "log".into())));
+        // One that is of another request, though its name is not; one that others may write to; none.
+        fs::copy(place.file(), file(2)).unwrap();
+        assert_eq!(any(), Some((vec![3], "log".into())));
+        fs::set_permissions(file(3), Permissions::from_mode(0o622)).unwrap();
+        assert_eq!(any(), Some((vec![1], "log".into())));
+        fs::rename(file(1), file(1).with_extension("1.2.3.part")).unwrap();
+        assert_eq!(any(), None);
     }
 
     #[test]
@@ -555,22 +650,22 @@ mod tests {
             let then = SystemTime::now() - Duration::from_secs(hours * 3600);
             File::options().write(true).open(file).unwrap().set_modified(then).unwrap();
         };
-        let file = |key: u8| place.folder().join(format!("{}.kernel", format!("{key:02x}").repeat(32)));
+        let file = |key: u8| place.folder().join(format!("{}.kernel", format!("{key:02x}").repeat(40)));
         let large = size(MOST);
         for key in 1..=5 {
-            large.keep(&[key; 32], &code, "").unwrap();
+            large.keep(&[key; 40], &code, "").unwrap();
             hours_ago(file(key), 100 - u64::from(key));
         }
         // Using one that was not used for a day makes it the newest.
-        assert!(find(&large, &[1; 32]).is_some());
+        assert!(find(&large, &[1; 40]).is_some());
         let each = fs::metadata(file(1)).unwrap().blocks() * 512;
-        let part = |age: &str| place.folder().join(format!("{}.1.2.{age}.part", "00".repeat(32)));
+        let part = |age: &str| place.folder().join(format!("{}.1.2.{age}.part", "00".repeat(40)));
         for (age, hours) in [("3", 0), ("4", 2)] {
             fs::write(part(age), b"x").unwrap();
             hours_ago(part(age), hours);
         }
         fs::write(place.folder().join("of the user's"), vec![0; 1 << 20]).unwrap();
-        size(3 * each).keep(&[6; 32], &code, "").unwrap();
+        size(3 * each).keep(&[6; 40], &code, "").unwrap();
         let left: Vec<u8> = (1..=6).filter(|&key| file(key).exists()).collect();
         assert_eq!(left, [1, 5, 6]);
         assert!(part("3").exists() && !part("4").exists());

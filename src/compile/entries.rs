@@ -165,15 +165,6 @@ impl Entries {
     pub fn include(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
-
-    pub fn to_bits(self) -> u32 {
-        self.0
-    }
-
-    /// None where there is none, or one that is not of this kind.
-    pub fn from_bits(bits: u32, is_reduction: bool) -> Option<Self> {
-        (bits != 0 && Self::all(is_reduction).include(Self(bits))).then_some(Self(bits))
-    }
 }
 
 #[cfg(test)]
@@ -196,10 +187,7 @@ mod tests {
             assert!(all.iter().all(|entry| chosen.contains(entry)) && chosen.iter().all(|entry| all.contains(entry)));
             assert_eq!(all.iter().map(|entry| entry.suffix()).collect::<HashSet<_>>().len(), all.len());
             let entries = Entries::all(is_reduction);
-            assert_eq!(entries.to_bits().count_ones() as usize, all.len());
-            assert_eq!(Entries::from_bits(entries.to_bits(), is_reduction), Some(entries));
-            assert_eq!(Entries::from_bits(entries.to_bits(), !is_reduction), None);
+            assert_eq!(entries.0.count_ones() as usize, all.len());
         }
-        assert_eq!(Entries::from_bits(0, true), None);
     }
 }

@@ -1,18 +1,16 @@
 //! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
 //!
 //! - `nvrtc`: the compiler; `search`: where it is;
-//! - `cache`: what was compiled before, in a directory of the user's;
+//! - `cache`: what was compiled before, in a directory of the user's, or what was copied there from another machine;
 //! - `brackets`: what a text lacks that does not compile;
 //! - `definition`, `parameters`, `types`: what the user wrote;
 //! - `entries`, `layout`, `source`: the kernels of a source, their argument, and the source;
-//! - `loops`: where the elements of a launch lie;
-//! - `image`: the form in which kernels are kept: there, and by callers.
+//! - `loops`: where the elements of a launch lie.
 
 mod brackets;
 mod cache;
 pub mod definition;
 pub mod entries;
-pub mod image;
 pub mod layout;
 pub mod loops;
 mod nvrtc;
@@ -27,10 +25,10 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     cancel,
-    error::{Result, error},
+    error::{Result, Status, error},
 };
 
-use cache::Cache;
+use cache::{Cache, Key, REQUEST};
 use search::File;
 
 pub use search::Handle;
@@ -65,49 +63,71 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     let _delay = cancel::delay();
     log.clear();
     let cache = if request.use_disk && !request.reads_files { Cache::open()? } else { None };
-    let file = match &cache {
+    match (compile_with(&cache, request, log), &cache) {
+        // No NVRTC is named, and none is found. The code may have been compiled on another machine.
+        (Err(why), Some(cache)) if why.status == Status::NvrtcUnavailable && request.nvrtc.is_searched() => {
+            let kept = cache.find_any(&request_key(request), log)?;
+            kept.map(Ok).ok_or(why)
+        }
+        (compiled, _) => compiled,
+    }
+}
+
+/// Takes from disk what this machine's NVRTC has compiled before, or compiles it and keeps it there.
+fn compile_with(cache: &Option<Cache>, request: &Request<'_>, log: &mut String) -> Result<Compiled> {
+    let file = match cache {
         Some(_) => request.nvrtc.file()?,
         None => None,
     };
-    if let Some(code) = kept(&cache, request, &file, log)? {
+    if let Some(code) = kept(cache, request, &file, log)? {
         return Ok(Ok(code));
     }
     let nvrtc = request.nvrtc.library()?;
     // The loader of programs may have found another.
     let before = file;
-    let file = match &cache {
+    let file = match cache {
         Some(_) => File::of(nvrtc.file())?,
         None => None,
     };
     if file != before
-        && let Some(code) = kept(&cache, request, &file, log)?
+        && let Some(code) = kept(cache, request, &file, log)?
     {
         return Ok(Ok(code));
     }
     let compiled = nvrtc.compile(request, log)?;
-    if let (Some(cache), Some(file), Ok(code)) = (&cache, &file, &compiled) {
-        cache.keep(&digest(request, file), code, log)?;
+    if let (Some(cache), Some(file), Ok(code)) = (cache, &file, &compiled) {
+        cache.keep(&key(request, file), code, log)?;
     }
     Ok(compiled)
 }
 
-/// What this file's NVRTC has made of a request, if it was kept.
+/// The code that this file's NVRTC has made of a request, if it was kept.
 fn kept(
     cache: &Option<Cache>, request: &Request<'_>, file: &Option<File>, log: &mut String,
 ) -> Result<Option<Vec<u8>>> {
     match (cache, file) {
-        (Some(cache), Some(file)) => cache.find(&digest(request, file), log),
+        (Some(cache), Some(file)) => cache.find(&key(request, file), log),
         _ => Ok(None),
     }
 }
 
-/// The key of all that decides what comes out. Each part goes with its length, so that none can pass for two.
-fn digest(request: &Request<'_>, nvrtc: &File) -> [u8; 32] {
+/// The key of a file on disk: the request's key, then 8 bytes that stand for the NVRTC.
+fn key(request: &Request<'_>, nvrtc: &File) -> Key {
+    let mut digest = Sha256::new();
+    add_part(&mut digest, nvrtc.path.to_bytes());
+    nvrtc.state.iter().for_each(|number| add_part(&mut digest, &number.to_le_bytes()));
+    let mut key = [0; _];
+    key[..REQUEST].copy_from_slice(&request_key(request));
+    key[REQUEST..].copy_from_slice(&digest.finalize()[..size_of::<Key>() - REQUEST]);
+    key
+}
+
+/// A digest of all that decides the result, except the NVRTC. Each part goes with its length, so that no two requests
+/// give the same bytes.
+fn request_key(request: &Request<'_>) -> [u8; REQUEST] {
     let mut key = Sha256::new();
     let mut add = |part: &[u8]| add_part(&mut key, part);
     add(env!("CARGO_PKG_VERSION").as_bytes());
-    add(nvrtc.path.to_bytes());
-    nvrtc.state.iter().for_each(|number| add(&number.to_le_bytes()));
     let (major, minor) = request.capability;
     [major, minor].iter().for_each(|number| add(&number.to_le_bytes()));
     add(request.name.as_bytes());
@@ -196,10 +216,10 @@ mod tests {
             Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
             Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
         ];
-        let mut keys: Vec<_> = requests.iter().map(|request| digest(request, &usual)).collect();
+        let mut keys: Vec<_> = requests.iter().map(|request| key(request, &usual)).collect();
         let first = request("a", "bc", &["d", "e"]);
         for capability in [(9, 1), (1, 9), (8, 0), (90, 0)] {
-            keys.push(digest(&Request { capability, ..request("a", "bc", &["d", "e"]) }, &usual));
+            keys.push(key(&Request { capability, ..request("a", "bc", &["d", "e"]) }, &usual));
         }
         // Another file, or another one in its place.
         for (path, state) in [
@@ -208,9 +228,11 @@ mod tests {
             (c"/a/libnvrtc.so.12", [1, 9, 3]),
             (c"/a/libnvrtc.so.12", [1, 2, 9]),
         ] {
-            keys.push(digest(&first, &file(path, state)));
+            keys.push(key(&first, &file(path, state)));
         }
-        assert_eq!(keys[0], digest(&first, &usual));
+        assert_eq!(keys[0], key(&first, &usual));
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        let of_request = |key: &Key| key[..REQUEST].to_vec();
+        assert!(keys[keys.len() - 4..].iter().all(|key| of_request(key) == of_request(&keys[0])));
     }
 }

@@ -40,12 +40,18 @@ pub struct Handle(usize);
 static FOUND: OnceLock<Library> = OnceLock::new();
 
 impl Handle {
+    #[cfg(test)]
     pub const NONE: Self = Self(0);
 
     /// # Safety
     /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
     pub unsafe fn of(handle: *mut c_void) -> Self {
         Self(handle.expose_provenance())
+    }
+
+    /// Whether neither the caller nor the environment names one.
+    pub fn is_searched(self) -> bool {
+        self.0 == 0 && variable(c"GRADCODEC_NVRTC").is_none()
     }
 
     /// The one that is named; else the one that GRADCODEC_NVRTC names, that is loaded, or that is found.

@@ -33,25 +33,15 @@ pub fn in_cpp(dtype: Dtype) -> &'static str {
     TYPES.iter().find(|(known, ..)| *known == dtype).map_or("", |&(.., cpp)| cpp)
 }
 
-/// A number of its own for each dtype, below 16.
-pub fn number(dtype: Dtype) -> u8 {
-    TYPES.iter().position(|(known, ..)| *known == dtype).unwrap_or(TYPES.len()) as u8
-}
-
-/// The dtype of a number.
-pub fn of_number(number: u8) -> Option<Dtype> {
-    TYPES.get(usize::from(number)).map(|&(dtype, ..)| dtype)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_dtype_has_a_name_a_type_and_a_number() {
+    fn every_dtype_has_a_name_and_a_type() {
         for (dtype, names, cpp) in TYPES {
             assert!(names.iter().all(|name| of_name(name) == Some(dtype)));
-            assert_eq!((in_cpp(dtype), of_number(number(dtype))), (cpp, Some(dtype)));
+            assert_eq!(in_cpp(dtype), cpp);
             assert_eq!(dtype.to_string(), names[0]);
         }
         for unknown in ["float", "int", "f4", "complex64", "Float32", ""] {

@@ -123,8 +123,6 @@ FUNCTION(gc_kernel_prepare, gc_status_t, (gc_kernel_t *, const DLTensor *const *
 FUNCTION(gc_kernel_workspace_bytes, int64_t, (const gc_kernel_t *, const DLTensor *const *, size_t, DLTensor *const *, size_t,
                                               const gc_run_options_t *))
 FUNCTION(gc_kernel_log, gc_status_t, (const gc_kernel_t *, const char **))
-FUNCTION(gc_kernel_save, gc_status_t, (const gc_kernel_t *, DLManagedTensor **))
-FUNCTION(gc_kernel_load, gc_status_t, (const void *, size_t, gc_kernel_t **))
 FUNCTION(gc_kernel_free, void, (gc_kernel_t *))
 
 #undef FUNCTION

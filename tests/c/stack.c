@@ -486,8 +486,7 @@ static void call_compiled_kernels(void) {
     gc_reduction_options_t sum = {.struct_size = sizeof sum, .inputs = "T x", .outputs = "T y", .map = "x", .reduce = "a + b",
                                   .post_map = "y = a", .identity = "0"};
     gc_run_options_t there = {.struct_size = sizeof there, .capability = 90};
-    gc_kernel_t *kernel, *loaded;
-    DLManagedTensor *saved;
+    gc_kernel_t *kernel;
     for (int i = 0; i < DIMS; i++) {
         shape[i] = i < LOOPS / 2 ? 2 : 1;
         strides[i] = 1 << i % LOOPS;
@@ -498,10 +497,6 @@ static void call_compiled_kernels(void) {
     CHECK(gc_kernel_workspace_bytes(kernel, inputs, 2, &output, 1, &there) == 0);
     CHECK(gc_kernel_prepare(kernel, inputs, 2, &output, 1, &there, NULL) == GC_STATUS_NVRTC_UNAVAILABLE);
     CHECK(gc_kernel_run(kernel, inputs, 2, &output, 1, NULL, NULL) == GC_STATUS_UNSUPPORTED_DEVICE);
-    CHECK_OK(gc_kernel_save(kernel, &saved));
-    CHECK_OK(gc_kernel_load(saved->dl_tensor.data, (size_t)saved->dl_tensor.shape[0], &loaded));
-    gc_tensor_free(saved);
-    gc_kernel_free(loaded);
     gc_kernel_free(kernel);
     CHECK_OK(gc_reduction_create(&sum, &kernel));
     y = view_of(bytes, dtype_of(kDLFloat, 32), 1, &one);

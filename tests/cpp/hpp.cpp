@@ -515,13 +515,6 @@ static void compiled_kernels()
     HOLD(status([&] { gradcodec::kernel_prepare(kernel, {view(x), scalar(a)}, {view(y, {1})}, there); }) ==
          GC_STATUS_SHAPE_MISMATCH);
     HOLD(y[0] == 0 && *gradcodec::kernel_log(kernel) == '\0');
-
-    const Tensor saved = gradcodec::kernel_save(kernel);
-    const auto size = static_cast<std::size_t>(saved->shape[0]);
-    const gradcodec::Kernel loaded = gradcodec::kernel_load(saved.data<uint8_t>(), size);
-    const Tensor again = gradcodec::kernel_save(loaded);
-    HOLD(again->shape[0] == saved->shape[0] && std::memcmp(again.data<uint8_t>(), saved.data<uint8_t>(), size) == 0);
-    HOLD(status([&] { gradcodec::kernel_load(saved.data<uint8_t>(), size - 1); }) == GC_STATUS_CORRUPT);
     gradcodec::kernel_free(std::move(kernel));
     texts.operation = nullptr;
     HOLD(status([&] { gradcodec::elementwise_create(texts); }) == GC_STATUS_INVALID_ARGUMENT);

@@ -1,7 +1,10 @@
 """Kernels that are compiled at run time, on NumPy's memory, which the driver without a GPU takes for a device's."""
 
 import ctypes
+import hashlib
+import os
 from ctypes import POINTER, byref, c_char_p, c_int32
+from pathlib import Path
 
 import numpy as np
 
@@ -111,20 +114,21 @@ class Compiled:
         check(lib.gc_kernel_log(self.handle, byref(log)))
         return log.value.decode()
 
-    def save(self):
-        out = capi.Managed()
-        check(lib.gc_kernel_save(self.handle, byref(out)))
-        return capi.take(out).tobytes()
-
-    @classmethod
-    def load(cls, data):
-        kernel = cls.__new__(cls)
-        kernel.handle = POINTER(Kernel)()
-        check(lib.gc_kernel_load(data, len(data), byref(kernel.handle)))
-        return kernel
-
     def free(self):
         lib.gc_kernel_free(self.handle)
+
+
+def codes():
+    """What the cache of kernels holds: the code of each file, the latest last."""
+    files = sorted(Path(os.environ["GRADCODEC_CACHE_DIR"]).glob("*.kernel"), key=lambda path: path.stat().st_mtime_ns)
+    return [code_of(path.read_bytes()) for path in files]
+
+
+def code_of(file):
+    """The code in a file of the cache, whose form src/compile/cache.rs describes."""
+    assert file.startswith(b"gcdisk06") and hashlib.sha256(file[:-32]).digest() == file[-32:]
+    log_bytes = int.from_bytes(file[48:56], "little")
+    return file[56 + log_bytes : -32]
 
 
 def elementwise(inputs, outputs, operation, name="kernel", **more):

@@ -329,18 +329,10 @@ def kernel_call(stream=True, **options):
     return {**call, "stream": None} if stream else call
 
 
-def saved_kernel():
-    kernel, out = Compiled(), Managed()
-    check(lib.gc_kernel_save(kernel.pointer, ctypes.byref(out)))
-    return capi.take(out).tobytes()
-
-
 KERNEL_CALLS = {
     "gc_elementwise_create": lambda: dict(options=elementwise_options(), out=Out()),
     "gc_reduction_create": lambda: dict(options=reduction_options(), out=Out()),
     "gc_kernel_log": lambda: dict(kernel=Compiled(), log=Out()),
-    "gc_kernel_save": lambda: dict(kernel=Compiled(), out=Out()),
-    "gc_kernel_load": lambda: dict(data=(data := saved_kernel()), size=len(data), out=Out()),
 }
 
 # Good with a card, or a compiler.
@@ -1181,7 +1173,6 @@ TABLE += [
         for function, handle in [
             ("gc_elementwise_create", "options"), ("gc_elementwise_create", "out"), ("gc_reduction_create", "options"),
             ("gc_reduction_create", "out"), ("gc_kernel_log", "kernel"), ("gc_kernel_log", "log"),
-            ("gc_kernel_save", "kernel"), ("gc_kernel_save", "out"), ("gc_kernel_load", "data"), ("gc_kernel_load", "out"),
             ("gc_kernel_run", "kernel"), ("gc_kernel_run", "inputs"), ("gc_kernel_run", "outputs"),
             ("gc_kernel_prepare", "kernel"), ("gc_kernel_prepare", "inputs[0]"), ("gc_kernel_prepare", "outputs[0]"),
         ]
@@ -1252,11 +1243,6 @@ TABLE += [
     ),
     ("gc_kernel_run", {}, UNSUPPORTED_DEVICE, "inputs[0]"),
     ("gc_kernel_run", {"inputs[0].device": CUDA, "outputs[0].device": CUDA}, NO_CUDA),
-    ("gc_kernel_load", {"size": 0}, Status.CORRUPT, "data", 0),
-    *(("gc_kernel_load", {"size": n}, Status.CORRUPT, "data", n) for n in (1, 55, 56, 200)),
-    ("gc_kernel_load", {"data": b"gckernel" * 100}, Status.CORRUPT, "data"),
-    ("gc_kernel_load", {"data": b"?" + saved_kernel()[1:]}, Status.CORRUPT, "data"),
-    ("gc_kernel_load", {"data": saved_kernel()[:-1] + b"?"}, Status.CORRUPT, "data", "SHA-256"),
     # options
     ("gc_codec_create", {"options": None}, INVALID_ARGUMENT, "options", "NULL"),
     *(
@@ -1329,7 +1315,7 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
             lib.gc_comm_free(ctypes.cast(out, ctypes.POINTER(capi.Comm)))
     elif function == "gc_kernel_log":
         assert ctypes.cast(arguments["log"].memory[0], ctypes.c_char_p).value == b""
-    elif function in KERNEL_CALLS and function != "gc_kernel_save":
+    elif function in KERNEL_CALLS:
         lib.gc_kernel_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.Kernel)))
     elif function == "gc_share_send":
         lib.gc_share_free(ctypes.cast(arguments["lease"].memory[0], ctypes.POINTER(capi.Share)))

@@ -131,8 +131,6 @@ const PLACES: [(&str, &[(&str, &str)]); 7] = [
             ("gc_kernel_prepare", "likewise"),
             ("gc_kernel_workspace_bytes", "likewise"),
             ("gc_kernel_log", "likewise"),
-            ("gc_kernel_save", "likewise"),
-            ("gc_kernel_load", "likewise"),
             ("gc_kernel_free", "likewise"),
         ],
     ),

@@ -113,7 +113,5 @@ promised! {
     gc_kernel_workspace_bytes(*const gc_kernel_t, *const *const DLTensor, usize, *const *mut DLTensor, usize,
         *const gc_run_options_t) -> i64;
     gc_kernel_log(*const gc_kernel_t, *mut *const c_char) -> i32;
-    gc_kernel_save(*const gc_kernel_t, *mut *mut DLManagedTensor) -> i32;
-    gc_kernel_load(*const c_void, usize, *mut *mut gc_kernel_t) -> i32;
     gc_kernel_free(*mut gc_kernel_t);
 }

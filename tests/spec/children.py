@@ -253,30 +253,5 @@ def jax():
         np.testing.assert_array_equal(np.asarray(taken), expected[k])
 
 
-def run_saved_kernel(path):
-    """A kernel from a file, on memory of the driver's: nothing here brings an NVRTC, and the library finds none."""
-    import kernels
-
-    assert driver.device_count()
-    driver.use(driver.primary())
-    assert "libnvrtc" not in pathlib.Path("/proc/self/maps").read_text(), "an NVRTC is loaded already"
-    kernel = kernels.Compiled.load(pathlib.Path(path).read_bytes())
-    values = np.random.default_rng(2).standard_normal(1000).astype("f4")
-    x, z = driver.Memory(values.nbytes), driver.Memory(values.nbytes)
-    driver.upload(x.address, values)
-    driver.fill(z.address, 0xA5, values.nbytes)
-    kernel([gpu.at(x.address, (1000,), "float32")], [gpu.at(z.address, (1000,), "float32")])
-    np.testing.assert_array_equal(driver.download(z.address, values.nbytes).view("f4"), -values)
-    # What was not saved would have to be compiled, and cannot.
-    try:
-        kernel([gpu.at(x.address, (500,), "float64")], [gpu.at(z.address, (500,), "float64")])
-    except kernels.Refused as refusal:
-        assert refusal.status == Status.NVRTC_UNAVAILABLE, refusal
-    else:
-        raise AssertionError("something was compiled without an NVRTC")
-    kernel.free()
-    assert "libnvrtc" not in pathlib.Path("/proc/self/maps").read_text(), "an NVRTC was loaded"
-
-
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -170,17 +170,6 @@ def test_a_prepared_kernel_is_captured_and_another_refused():
     assert (z == 2 * x).all()
 
 
-def test_what_was_saved_runs_without_nvrtc(tmp_path):
-    """In a process that has none, and no cache: only what was saved can have the code."""
-    x = normal(1000)
-    kernel = elementwise("T x", "T z", "z = -x", "saved")
-    kernel.prepare([tensor(x)], [tensor(x.copy())])
-    (tmp_path / "kernel").write_bytes(kernel.save())
-    kernel.free()
-    without = {"GRADCODEC_NVRTC": "/nonexistent/libnvrtc.so.12", "GRADCODEC_CACHE": "0"}
-    gpu.run_child("run_saved_kernel", str(tmp_path / "kernel"), environment=without)
-
-
 def test_threads_share_a_kernel():
     x, kernel = normal(5000), elementwise("T x", "T z", "z = x + 1", "shared")
 

@@ -61,13 +61,6 @@ pub fn cast(src: &View<'_>, dtype: Dtype) -> u64 {
     bytes
 }
 
-/// Fills a view of bytes.
-pub fn write(dst: &View<'_>, bytes: &[u8]) {
-    assert!(dst.dtype() == Dtype::U8 && dst.is_contiguous() && dst.elements() as usize == bytes.len());
-    // SAFETY: a view of so many bytes, which nobody else uses.
-    unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), dst.data(), bytes.len()) };
-}
-
 /// # Safety
 /// `room` bytes were `allocated` here, and are not used any more.
 unsafe fn free(_: *mut u8, [allocated, room]: [*mut c_void; 2]) {

@@ -1,7 +1,6 @@
 //! Kernels that are compiled at run time: what is compiled when, and what runs.
 
 mod plan;
-mod saved;
 mod variants;
 
 use std::{
@@ -22,7 +21,7 @@ use crate::{
         parameters::MOST,
         source,
     },
-    error::{Error, Result, error},
+    error::{Error, Result, Status, error},
     tensor::{Device, View},
 };
 
@@ -194,6 +193,20 @@ impl Kernel {
         if let Some(variant) = self.variants.find(capability, specialization, entries) {
             return variant.code().map(|_| variant);
         }
+        let all = Entries::all(self.definition.is_reduction);
+        let (code, entries) = match self.code(capability, specialization, entries) {
+            // gc_kernel_prepare() compiles all entries, perhaps on another machine whose files were copied to this one.
+            Err(why) if why.status == Status::NvrtcUnavailable && entries != all => {
+                (self.code(capability, specialization, all).map_err(|_| why)?, all)
+            }
+            code => (code?, entries),
+        };
+        let variant = self.keep(capability, specialization.clone(), entries, code)?;
+        variant.code().map(|_| variant)
+    }
+
+    /// Compiles entries, or finds their code on disk. `capability`: 90 for 9.0.
+    fn code(&self, capability: i32, specialization: &Specialization, entries: Entries) -> Result<compile::Compiled> {
         let (major, minor) = match (u32::try_from(capability / 10), u32::try_from(capability % 10)) {
             (Ok(major), Ok(minor)) if major > 0 => (major, minor),
             _ => {
@@ -222,22 +235,19 @@ impl Kernel {
         let mut log = String::new();
         let compiled = compile::compile(&request, &mut log);
         self.keep_log(log)?;
-        let code = match compiled?.map_err(|why| self.definition.explain(why)) {
-            Err(why) if request.reads_files => return Err(error!(Compile, "{why}")),
-            code => code,
-        };
-        let variant = self.keep(&self.variants, capability, specialization.clone(), entries, code)?;
-        variant.code().map(|_| variant)
+        match compiled?.map_err(|why| self.definition.explain(why)) {
+            Err(why) if request.reads_files => Err(error!(Compile, "{why}")),
+            code => Ok(code),
+        }
     }
 
-    /// Adds to what was compiled. `after`: where the search for its end begins.
-    fn keep<'a>(
-        &self, after: &'a Variants, capability: i32, specialization: Specialization, entries: Entries,
-        code: compile::Compiled,
-    ) -> Result<&'a Variant> {
+    /// Adds to what was compiled.
+    fn keep(
+        &self, capability: i32, specialization: Specialization, entries: Entries, code: compile::Compiled,
+    ) -> Result<&Variant> {
         let (image, next) = (OnceLock::new(), Variants::default());
         let variant = Variant { capability, specialization, entries, code, image, next };
-        after.add(variant).ok_or_else(|| out_of_memory(&self.definition))
+        self.variants.add(variant).ok_or_else(|| out_of_memory(&self.definition))
     }
 
     fn keep_log(&self, log: String) -> Result<()> {

@@ -621,7 +621,6 @@ def shared(g):
     (lambda g: g.elementwise("T x", "T y", "y = x", flags=2**32), ValueError, "flags: at most 4294967295 expected"),
     (lambda g: g.elementwise("T x", "T y", "y = x", nvrtc=-1), ValueError, "nvrtc: at least 0 expected, got -1"),
     (lambda g: g.elementwise("T x", "T y", "y = x", n_options=9), TypeError, "n_options: no option of a kernel; those"),
-    (lambda g: g.load_kernel("saved"), TypeError, "saved: bytes expected, got str 'saved'"),
     (lambda g: sums(g)(7, [ROWS]), TypeError, "inputs: a sequence of arrays expected, got int 7"),
     (lambda g: sums(g)([VALUES], None), TypeError, "outputs: a sequence of arrays expected, got None"),
     (lambda g: sums(g)([2**64], [ROWS]), OverflowError, "18446744073709551616 is neither an int64 nor a uint64"),
