@@ -51,7 +51,7 @@ static TEAM: Team = Team {
 struct Team {
     /// Whether the CPUs are to be counted at the next job, whoever comes with it.
     recount: AtomicBool,
-    /// How many threads the process's CPUs and its quota allow.
+    /// How many threads the CPUs of the callers and the process's quota allow.
     cpus: AtomicUsize,
     /// The CPUs that the threads may run on.
     set: SharedCpuSet,
@@ -127,25 +127,30 @@ impl Team {
         self.start(others).min(others) + 1
     }
 
-    /// Counts the CPUs if that is to be done, or if the caller may use one that was not counted: its thread, or the
-    /// process, may have been held to fewer then.
+    /// Counts the CPUs if that is to be done, or if the caller may use one that was not counted: an earlier caller, or
+    /// the process, may have been held to fewer.
     fn look_at_cpus(&self, taken: &Taken<'_, Error>) {
         let recount = self.recount.swap(false, Ordering::Relaxed);
-        let callers = CpuSet::of_thread(0);
+        let callers = CpuSet::of_caller();
         if recount || callers.as_ref().is_some_and(|set| !self.set.has_all_of(set)) {
-            self.count_cpus(taken, callers);
+            self.count_cpus(taken, callers.as_ref(), recount);
         }
     }
 
+    /// `anew`: what was counted for earlier callers does not count.
     #[inline(never)] // nothing of it is to lie on the stack of a job
-    fn count_cpus(&self, _: &Taken<'_, Error>, mut set: Option<CpuSet>) {
-        if let Some(set) = &mut set {
-            cpus::add_those_of_the_process(set);
-            self.set.store(set);
-            let started = self.started.load(Ordering::Relaxed);
+    fn count_cpus(&self, _: &Taken<'_, Error>, callers: Option<&CpuSet>, anew: bool) {
+        if let Some(callers) = callers {
+            if anew {
+                self.set.store(callers)
+            } else {
+                self.set.add(callers)
+            }
+            let (set, started) = (self.set.load(), self.started.load(Ordering::Relaxed));
             self.threads.iter().take(started).for_each(|thread| set.give(thread.load(Ordering::Relaxed)));
         }
-        self.cpus.store(cpus::count(set.as_ref()), Ordering::Relaxed);
+        let before = if anew { 0 } else { self.cpus.load(Ordering::Relaxed) };
+        self.cpus.store(cpus::count().max(before), Ordering::Relaxed);
     }
 
     /// Starts threads until there are as many as `wanted`, or the system refuses; tells how many there are.
