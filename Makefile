@@ -40,7 +40,6 @@ LINK     = -L$(TEST_LIB) -lgradcodec -Wl,-rpath,$(abspath $(TEST_LIB))
 LOADING = $(BUILD)/examples/dlopen $(C_STANDARDS:%=$(BUILD)/tests/%/loader)
 $(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(TEST_LIB))
 
-$(C_STANDARDS:%=$(BUILD)/tests/%/openmp): private CFLAGS += -fopenmp
 
 HEADERS  = $(wildcard include/*.h include/gradcodec/*.h)
 # mpi wants an MPI: tests/frameworks/native/mpi.sh.
@@ -209,7 +208,7 @@ $(BUILD)/tests/loom: $(LOOM_SOURCES)
 # Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
 # takes long runs in one of them, and what takes memory runs alone.
 C_RUN   = $(if $(filter all,$(GRADCODEC_TESTS)),$(C_STANDARDS),c99)
-C_LONG  = cancel fork stack
+C_LONG  = fork stack
 C_LARGE = $(if $(filter all,$(GRADCODEC_TESTS)),huge)
 C_SHORT = $(filter-out $(C_LONG) huge,$(C_TESTS))
 test-c: $(foreach standard,$(C_RUN),$(C_SHORT:%=$(BUILD)/tests/$(standard)/%)) \
@@ -219,7 +218,7 @@ test-c: $(foreach standard,$(C_RUN),$(C_SHORT:%=$(BUILD)/tests/$(standard)/%)) \
 	    $(TESTED) GRADCODEC_STAND_INS=$(abspath $(BUILD)/tests/stand_ins) \
 	    $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $$program; done
 	@set -e; for standard in $(filter-out $(C_RUN),$(C_STANDARDS)); do for test in $(C_TESTS); do \
-	    $(CC) -std=$$standard $(CFLAGS) -fopenmp -Iinclude -fsyntax-only tests/c/$$test.c; done; \
+	    $(CC) -std=$$standard $(CFLAGS) -Iinclude -fsyntax-only tests/c/$$test.c; done; \
 	    echo "ok compiles as $$standard"; done
 
 define c_test

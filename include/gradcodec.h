@@ -676,7 +676,7 @@ gc_status_t gc_comm_async_error(const gc_comm_t *comm);
  * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
  * and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
  *
- * INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY:
+ * INVALID_ARGUMENT: called by a function of a transport; `comm` was made before the process was forked. OUT_OF_MEMORY:
  * no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
  */
 gc_status_t gc_comm_abort(gc_comm_t *comm);
@@ -2074,11 +2074,11 @@ void gc_kernel_free(gc_kernel_t *kernel);
  * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
  * child that needs them. Results are the same with any number of them.
  *
- * Unless gc_set_threads() asks for another number, there is one for each CPU that the process may use: those in the
- * affinity mask of any of its threads, so that a caller that is held to one CPU (by OMP_PROC_BIND, say) does not hold
- * the library to it, but no more than the quota of its cgroup allows. The library's threads may run on each of these
- * CPUs. They are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and
- * whenever the calling thread may run on a CPU that was not among them.
+ * Unless gc_set_threads() asks for another number, there is one for each CPU that the calling thread may use (its
+ * affinity mask), but no more than the quota of the process's cgroup allows. The library's threads may run on these CPUs.
+ * They are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and whenever
+ * the calling thread may run on a CPU that was not among them. Where each thread is held to one CPU (by OMP_PROC_BIND,
+ * say), ask for threads by gc_set_threads().
  *
  * The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks for another that the
  * processor has: portable, avx2 or avx512. Results are the same with any set.
@@ -2086,7 +2086,7 @@ void gc_kernel_free(gc_kernel_t *kernel);
 
 /**
  * Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
- * stands for the number of CPUs that this process may use.
+ * stands for the number of CPUs that the calling threads may use.
  *
  * INVALID_ARGUMENT: more than 1024.
  */

@@ -10,7 +10,6 @@ use std::{
 
 use crate::{
     backend::cpu::InstructionSet,
-    cancel,
     dynamic::{self, Loaded},
     error::Result,
 };
@@ -79,8 +78,6 @@ unsafe fn one_number(function: *mut c_void) -> Option<c_int> {
 
 /// The text for a library of this version; of this thread, until it asks again.
 pub fn text(version: &CStr) -> Result<*const c_char> {
-    // dlopen may reach cancellation points.
-    let _delay = cancel::delay();
     let loaded = Loaded::list()?;
     Ok(TEXT.with_borrow_mut(|place| {
         place[0] = 0;

@@ -2,8 +2,6 @@
 
 use std::{ffi::c_void, mem::MaybeUninit, ptr};
 
-use crate::cancel;
-
 /// What such a thread does.
 pub type Work = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -15,7 +13,6 @@ const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGIL
 /// # Safety
 /// `work` may be called with `argument` on another thread, whenever that comes.
 pub unsafe fn start(stack_bytes: usize, work: Work, argument: *mut c_void) -> Option<libc::pthread_t> {
-    let _delay = cancel::delay();
     let (mut thread, mut attributes) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     let (mut blocked, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: each is initialized by the first function that gets it, which cannot fail with these arguments but for

@@ -4,9 +4,9 @@
 //!
 //! In layers, each of which uses only those before it:
 //!
-//! - `cancel`: keeps a cancelled thread whole while it is in a call. `detached`: threads of our own.
+//! - `detached`: threads of the library's own.
 //! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
-//! - `fallible`: boxes and shared values whose allocation can fail. `lock`: one call at a time on a handle.
+//! - `fallible`: lists whose allocation can fail. `lock`: one call at a time on a handle.
 //! - `environment`: the floating-point environment that arithmetic wants.
 //! - `dynamic`: libraries that are found at run time, and tables of their functions.
 //! - `tensor`: DLPack in and out: validated views, owned outputs.
@@ -26,7 +26,6 @@ compile_error!("gradcodec is written for 64-bit little-endian machines");
 
 mod about;
 mod backend;
-mod cancel;
 /// The exported functions.
 ///
 /// # Safety

@@ -65,12 +65,11 @@ dies_of() {
 }
 
 # What runs in every round: all but the largest, which takes 9 GiB; the one that measures the stack, for a sanitizer
-# takes more of it; the one of floating-point environments, which valgrind has none of; the OpenMP program: valgrind runs
-# one thread at a time, and gcc's runtime leaves memory behind; and the one that wants an MPI.
+# takes more of it; the one of floating-point environments, which valgrind has none of; and the one that wants an MPI.
 programs=()
 for source in tests/c/*.c examples_c/*.c; do
     case $source in
-    tests/c/huge.c | tests/c/stack.c | tests/c/environment.c | tests/c/openmp.c | examples_c/mpi.c) ;;
+    tests/c/huge.c | tests/c/stack.c | tests/c/environment.c | examples_c/mpi.c) ;;
     *) programs+=("$source") ;;
     esac
 done

@@ -75,14 +75,14 @@ pub unsafe extern "C" fn gc_allreduce_create(
             unsafe { (handle::borrow("comm", comm)?, borrow::options("options", options), Out::one("out", out)) };
         // SAFETY: the caller's promise.
         let descriptor = options.and_then(|options| unsafe { options.descriptor_for_values() });
-        // Whatever was refused, the others wait for this rank; and once it has told them that all is well, nothing may fail.
-        let (places, descriptor) = match out.and_then(|out| Ok((out, handle::Place::new()?))) {
-            Ok(places) => (Some(places), descriptor),
+        // Whatever was refused, the others wait for this rank.
+        let (out, descriptor) = match out {
+            Ok(out) => (Some(out), descriptor),
             Err(refusal) => (None, Err(refusal)),
         };
         let allreduce = gc_allreduce_t(AllReduce::new(comm.0.clone(), descriptor)?);
-        if let Some((out, place)) = places {
-            out.fill([place.hand_out(allreduce)]);
+        if let Some(out) = out {
+            out.fill([handle::hand_out(allreduce)]);
         }
         Ok(())
     })

@@ -267,7 +267,7 @@ pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out
     boundary(|| {
         // SAFETY: the caller promises options of their own size with what they point at, and room for a pointer.
         let (descriptor, out) = unsafe { (borrow::options("options", options)?.descriptor()?, Out::one("out", out)?) };
-        out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))?]);
+        out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))]);
         Ok(())
     })
 }

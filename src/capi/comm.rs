@@ -40,7 +40,7 @@
 //! GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
 //! fail a call on CUDA: `buffer` becomes NaN, the errors are unchanged, and gc_comm_async_error() says CORRUPT.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, sync::Arc};
 
 use dlpark::ffi::{DLDevice, DLTensor};
 
@@ -48,7 +48,7 @@ use crate::{
     backend::Stream,
     comm::{self, Callback, Callbacks, Communicator},
     error::{Result, error},
-    fallible::{self, Arc},
+    fallible,
     panics::boundary,
     tensor::{Device, Name},
 };
@@ -63,25 +63,9 @@ use super::{
 /// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() create one.
 pub struct gc_comm_t(pub(super) Arc<Communicator>);
 
-/// Where a communicator is handed out: storage for all of it, reserved before other ranks are told that all is well.
-pub(super) struct CommPlace {
-    out: Out<*mut gc_comm_t>,
-    handle: handle::Place<gc_comm_t>,
-    shared: fallible::Place<Communicator>,
-}
-
-impl CommPlace {
-    /// # Safety
-    /// Unless NULL or unaligned, `out` has room for a pointer.
-    pub(super) unsafe fn new(out: *mut *mut gc_comm_t) -> Result<Self> {
-        // SAFETY: the caller promises room for a pointer.
-        let out = unsafe { Out::one("out", out)? };
-        Ok(Self { out, handle: handle::Place::new()?, shared: fallible::Place::new()? })
-    }
-
-    pub(super) fn fill(self, communicator: Communicator) {
-        self.out.fill([self.handle.hand_out(gc_comm_t(self.shared.fill(communicator)))]);
-    }
+/// Hands a communicator out.
+pub(super) fn hand_out(out: Out<*mut gc_comm_t>, communicator: Communicator) {
+    out.fill([handle::hand_out(gc_comm_t(Arc::new(communicator)))]);
 }
 
 /// Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM.
@@ -159,10 +143,10 @@ pub unsafe extern "C" fn gc_comm_from_transport(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (transport, place) = unsafe { (borrow::options("transport", transport)?, CommPlace::new(out)?) };
+        let (transport, out) = unsafe { (borrow::options("transport", transport)?, Out::one("out", out)?) };
         // SAFETY: the caller promises that the functions do what they are said to do.
         let callbacks = unsafe { callbacks(&transport)? };
-        place.fill(Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?);
+        hand_out(out, Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?);
         Ok(())
     })
 }
@@ -198,9 +182,9 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
         let ranks = ranks.ok_or_else(|| error!(InvalidArgument, "world_size: {world_size}; at least 1 expected"))?;
         // SAFETY: the caller promises room for so many pointers.
         let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
-        let mut handles = Handles::with_room(ranks)?;
+        let mut handles = Handles(fallible::list(ranks, "communicators")?);
         for member in comm::group(ranks)? {
-            handles.push(gc_comm_t(Arc::new(Communicator::over_group(member)?)?))?;
+            handles.0.push(handle::hand_out(gc_comm_t(Arc::new(Communicator::over_group(member)?))));
         }
         out.fill(handles.into_raw());
         Ok(())
@@ -211,15 +195,6 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
 struct Handles(Vec<*mut gc_comm_t>);
 
 impl Handles {
-    fn with_room(count: usize) -> Result<Self> {
-        fallible::list(count, "communicators").map(Self)
-    }
-
-    fn push(&mut self, communicator: gc_comm_t) -> Result<()> {
-        self.0.push(handle::hand_out(communicator)?);
-        Ok(())
-    }
-
     fn into_raw(mut self) -> Vec<*mut gc_comm_t> {
         std::mem::take(&mut self.0)
     }
@@ -278,7 +253,7 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
 /// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
 /// and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
 ///
-/// INVALID_ARGUMENT: called by a function of a transport; `comm` was in use when the process was forked. OUT_OF_MEMORY:
+/// INVALID_ARGUMENT: called by a function of a transport; `comm` was made before the process was forked. OUT_OF_MEMORY:
 /// no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {

@@ -31,7 +31,8 @@
 use crate::{comm::Communicator, panics::boundary};
 
 use super::{
-    comm::{CommPlace, gc_comm_t},
+    borrow::Out,
+    comm::{gc_comm_t, hand_out},
     handle,
     status::gc_status_t,
 };
@@ -59,17 +60,17 @@ pub unsafe extern "C" fn gc_comm_hierarchical(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a communicator, another one or NULL, and room for a pointer.
-        let (intra, inter, place) = unsafe {
+        let (intra, inter, out) = unsafe {
             let inter =
                 if inter_node.is_null() { Ok(None) } else { handle::borrow("inter_node", inter_node).map(Some) };
-            (handle::borrow("intra_node", intra_node)?, inter, CommPlace::new(out))
+            (handle::borrow("intra_node", intra_node)?, inter, Out::one("out", out))
         };
         // Whatever was refused, the others wait for this rank.
-        let (place, so_far) = place.map_or_else(|refusal| (None, Err(refusal)), |place| (Some(place), Ok(())));
+        let (out, so_far) = out.map_or_else(|refusal| (None, Err(refusal)), |out| (Some(out), Ok(())));
         let (inter, so_far) = inter.map_or_else(|refusal| (None, Err(refusal)), |inter| (inter, so_far));
         let communicator = Communicator::hierarchical(&intra.0, inter.map(|inter| &*inter.0), so_far)?;
-        if let Some(place) = place {
-            place.fill(communicator);
+        if let Some(out) = out {
+            hand_out(out, communicator);
         }
         Ok(())
     })

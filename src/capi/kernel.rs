@@ -75,7 +75,6 @@ use crate::{
         definition::{Definition, TEXTS, Text, Texts},
     },
     error::{Result, error},
-    lock::Shared,
     ops::kernel::{self, Call, Kernel, Purpose, Views},
     panics::boundary,
 };
@@ -87,7 +86,7 @@ use super::{
 };
 
 /// A kernel: gc_elementwise_create() or gc_reduction_create() makes one.
-pub struct gc_kernel_t(Shared<Kernel>);
+pub struct gc_kernel_t(Kernel);
 
 /// How a kernel is made: flags of its options.
 #[repr(C)]
@@ -319,7 +318,7 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
         }
         let definition = Definition::new(is_reduction, texts, copies, flags & FMAD != 0)?;
         let kernel = Kernel::new(definition, Handle::of(nvrtc), flags & NO_DISK == 0);
-        out.fill([handle::hand_out(gc_kernel_t(Shared::new("kernel", kernel)))?]);
+        out.fill([handle::hand_out(gc_kernel_t(kernel))]);
         Ok(())
     }
 }
@@ -352,7 +351,7 @@ unsafe fn with_call<T>(
     // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which
     // stay as they are during the call.
     unsafe {
-        let kernel = handle::borrow("kernel", kernel)?.0.enter()?;
+        let kernel = &handle::borrow("kernel", kernel)?.0;
         let (mut views, mut given) = (Views::new(), kernel::Options::default());
         add(&mut views, "inputs", inputs, Count::of("n_inputs", n_inputs))?;
         add(&mut views, "outputs", outputs.cast(), Count::of("n_outputs", n_outputs))?;
@@ -489,7 +488,7 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
     boundary(|| {
         // SAFETY: the caller promises a kernel, and room for a pointer.
         let (kernel, log) = unsafe { (handle::borrow("kernel", kernel)?, Out::one("log", log)?) };
-        log.fill([kernel.0.enter()?.log()]);
+        log.fill([kernel.0.log()]);
         Ok(())
     })
 }

@@ -45,7 +45,7 @@ use crate::{
 
 use super::{
     borrow::{self, Count, Out},
-    comm::{CommPlace, gc_comm_t},
+    comm::{gc_comm_t, hand_out},
     status::gc_status_t,
 };
 
@@ -101,7 +101,7 @@ pub enum NcclFlag {
 pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, out: *mut *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (options, place) = unsafe { (borrow::options("options", options)?, CommPlace::new(out)?) };
+        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
         const SPLIT: u32 = NcclFlag::Split as u32;
         let gc_nccl_options_t { flags, comm, dl_handle, timeout_ms, .. } = options;
         if flags & !SPLIT != 0 {
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
         }
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0, timeout_ms)? };
-        place.fill(Communicator::over_nccl(nccl)?);
+        hand_out(out, Communicator::over_nccl(nccl)?);
         Ok(())
     })
 }
@@ -152,14 +152,14 @@ pub unsafe extern "C" fn gc_comm_from_nccl_id(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, an id, and room for a pointer.
-        let (options, id, place) = unsafe {
+        let (options, id, out) = unsafe {
             borrow::check(&Name::new("id"), id)?;
-            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), CommPlace::new(out)?)
+            (borrow::options("options", options)?, &*id.cast::<[u8; NCCL_ID_BYTES]>(), Out::one("out", out)?)
         };
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device, options.timeout_ms)? };
-        place.fill(Communicator::over_nccl(nccl)?);
+        hand_out(out, Communicator::over_nccl(nccl)?);
         Ok(())
     })
 }

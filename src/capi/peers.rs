@@ -43,9 +43,9 @@ use crate::{
 };
 
 use super::{
-    borrow::{self, Count},
+    borrow::{self, Count, Out},
     codec::gc_codec_options_t,
-    comm::{CommPlace, gc_comm_t},
+    comm::{gc_comm_t, hand_out},
     handle,
     status::gc_status_t,
 };
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises options of their own size, and room for a pointer.
-        let (options, place) = unsafe { (borrow::options("options", options)?, CommPlace::new(out)?) };
+        let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
         let world = comm::check_peers_world(options.world_size)?;
         // SAFETY: the caller promises so many addresses.
         let given = unsafe { borrow::items("options: buffers", options.buffers, Count::of("world_size", world))? };
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
             buffers: &buffers,
             timeout_ms: options.timeout_ms,
         };
-        place.fill(Communicator::over_peers(Peers::new(&places)?)?);
+        hand_out(out, Communicator::over_peers(Peers::new(&places)?)?);
         Ok(())
     })
 }
@@ -155,15 +155,15 @@ pub unsafe extern "C" fn gc_comm_open_peers(
 ) -> gc_status_t {
     boundary(|| {
         // SAFETY: the caller promises a communicator, and room for a pointer.
-        let (bootstrap, place) = unsafe { (handle::borrow("bootstrap", bootstrap)?, CommPlace::new(out)) };
+        let (bootstrap, out) = unsafe { (handle::borrow("bootstrap", bootstrap)?, Out::one("out", out)) };
         // Whatever was refused, the others wait for this rank.
-        let (place, device) = match place {
-            Ok(place) => (Some(place), Device::from_dlpack(&Name::new("device"), device)),
+        let (out, device) = match out {
+            Ok(out) => (Some(out), Device::from_dlpack(&Name::new("device"), device)),
             Err(refusal) => (None, Err(refusal)),
         };
         let communicator = Communicator::open_peers(&bootstrap.0, device, bytes, timeout_ms)?;
-        if let Some(place) = place {
-            place.fill(communicator);
+        if let Some(out) = out {
+            hand_out(out, communicator);
         }
         Ok(())
     })

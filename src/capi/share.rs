@@ -73,7 +73,7 @@ use crate::{
 
 use super::{
     borrow::{self, Out},
-    handle::{self, Place},
+    handle,
     status::gc_status_t,
 };
 
@@ -117,11 +117,9 @@ pub unsafe extern "C" fn gc_share_send(
             return Err(error!(InvalidArgument, "flags: {flags:#x}; 0 or GC_SHARE_COPY {COPY} expected"));
         }
         let (socket, parcel) = (BorrowedSocket::new(socket)?, Parcel::new(&tensor, flags & COPY != 0)?);
-        // Once the message is written, nothing may fail.
-        let place = lease.map(|lease| Place::new().map(|place| (lease, place))).transpose()?;
         let sent = parcel.send(socket, Deadline::after(timeout_ms))?;
-        match place {
-            Some((lease, place)) => lease.fill([place.hand_out(gc_share_t(sent))]),
+        match lease {
+            Some(lease) => lease.fill([handle::hand_out(gc_share_t(sent))]),
             None => sent.give_up(),
         }
         Ok(())

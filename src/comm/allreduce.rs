@@ -1,9 +1,10 @@
 //! The handle: an all-reduce that keeps its errors, as its codec does.
 
+use std::sync::Arc;
+
 use crate::{
     backend::Stream,
     error::{Error, Result, error},
-    fallible::Arc,
     lock::{Entered, Lock},
     ops::codec::{Codec, Descriptor, Reducers},
     plan::codec::Kind,

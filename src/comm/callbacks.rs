@@ -5,7 +5,7 @@ use std::{cell::Cell, ffi::c_void};
 use dlpark::ffi::DLDevice;
 
 use crate::{
-    cancel, environment,
+    environment,
     error::{Result, error},
 };
 
@@ -63,7 +63,6 @@ impl Callbacks {
         };
         let (send, recv) = (exchange.send.cast(), exchange.recv.cast());
         let (device, stream) = (exchange.device.to_dlpack(), exchange.stream.as_raw());
-        let _delay = cancel::delay();
         let was_inside = INSIDE.replace(true);
         // SAFETY: what `new` was promised; both sides are memory of these sizes.
         let code = environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) });

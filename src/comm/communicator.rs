@@ -1,15 +1,17 @@
 //! A communicator: the way to the other ranks, and the steps of the all-reduces over it.
 
-use std::{ptr, sync::OnceLock};
+use std::{
+    ptr,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     backend::{
         Destination, Queue, Stream,
         cuda::{self, Pinned},
     },
-    cancel,
     error::{Error, Result, Status, error},
-    fallible::{self, Arc, Place},
+    fallible,
     lock::{Entered, Lock},
     ops::codec::Codec,
     tensor::{Device, View},
@@ -55,7 +57,7 @@ impl Communicator {
     }
 
     fn over(rank: usize, world: usize, transport: Transport) -> Result<Self> {
-        Ok(Self::new(Topology::Flat(Arc::new(Link::new(rank, world, transport))?)))
+        Ok(Self::new(Topology::Flat(Arc::new(Link::new(rank, world, transport)))))
     }
 
     /// Over callbacks of the caller.
@@ -87,23 +89,14 @@ impl Communicator {
 
     /// Over peer memory that is allocated and found over another communicator. Every rank comes here.
     pub fn open_peers(bootstrap: &Self, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Self> {
-        let _delay = cancel::delay();
         let _call = bootstrap.enter()?;
-        let mut place = None;
-        // Whatever goes wrong here, the others wait.
-        let device = device.and_then(|device| {
-            place = Some(Place::new()?);
-            Ok(device)
-        });
         let peers = peers_setup::open(&bootstrap.topology, device, bytes, timeout_ms)?;
         let (rank, world) = peers.place();
-        let place = place.map_or_else(Place::new, Ok)?;
-        Ok(Self::new(Topology::Flat(place.fill(Link::new(rank, world, Transport::Peers(peers))))))
+        Self::over(rank, world, Transport::Peers(peers))
     }
 
     /// Of two levels. Every rank comes here, with what went wrong before, if that did.
     pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
-        let _delay = cancel::delay();
         let mut links = None;
         let so_far = so_far.and_then(|()| {
             if inter.is_some_and(|inter| ptr::eq(intra, inter)) {
@@ -189,7 +182,6 @@ impl Communicator {
         if callbacks::is_inside() {
             return Err(error!(InvalidArgument, "comm: a transport's function cannot abort it"));
         }
-        self.scratches.check_process()?;
         self.topology.end_waits()
     }
 

@@ -3,13 +3,10 @@
 //! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory,
 //! and waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in
 //! the same way, and their streams by events, which stay until all have left the round.
-//!
-//! A forked child has no thread that was in a round, and a mutex that such a thread may have held: a group that was in
-//! use is left alone there.
 
 use std::{
     ptr,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::{
@@ -17,18 +14,14 @@ use crate::{
         Queue,
         cuda::{self, Event, EventHandle},
     },
-    cancel,
     error::{Error, Result, error},
-    fallible::{self, Arc},
-    lock::Users,
+    fallible,
 };
 
 use super::exchange::{Exchange, Pattern};
 
 /// What the ranks share.
 struct Group {
-    /// Ranks that are in a call, and so may hold `round`.
-    users: Users,
     round: Mutex<Round>,
     /// All have posted, taken or left, or one has given up.
     moved: Condvar,
@@ -70,7 +63,7 @@ pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
     let mut posts = fallible::list(world, "ranks")?;
     posts.resize(world, None);
     let round = Round { posts, posted: 0, taken: 0, left: 0, gone: None };
-    let group = Arc::new(Group { users: Users::default(), round: Mutex::new(round), moved: Condvar::new() })?;
+    let group = Arc::new(Group { round: Mutex::new(round), moved: Condvar::new() });
     Ok((0..world).map(move |rank| Member { rank, world, group: group.clone(), events: Mutex::new(None) }))
 }
 
@@ -112,7 +105,6 @@ impl Member {
     }
 
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let (_delay, _counted) = (cancel::delay(), self.group.users.count("group")?);
         let mut lane = self.lane(exchange)?;
         let own = Post {
             pattern: exchange.pattern,
@@ -256,7 +248,6 @@ impl Member {
 
     /// This rank comes no more.
     pub fn abort(&self) {
-        let Ok(_counted) = self.group.users.count("group") else { return };
         self.say_that_it_is_gone();
     }
 
@@ -278,8 +269,6 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // In a forked child nobody would leave the round of the parent.
-        let Ok(_counted) = self.group.users.count("group") else { return };
         self.say_that_it_is_gone();
         self.wait_until_all_have_left();
     }

@@ -11,14 +11,13 @@
 //! Otherwise each block is cut into a slice for each leader, and an intra-node exchange comes first, which brings the
 //! leaders their slices.
 
-use std::ptr;
+use std::{ptr, sync::Arc};
 
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLTensor};
 
 use crate::{
     backend::{Block, Queue, cuda},
     error::{Result, error},
-    fallible::Arc,
     ops::copy::copy_on,
     tensor::{Described, Device, Elements, Name},
 };

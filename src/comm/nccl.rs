@@ -4,7 +4,7 @@ use std::{
     ffi::{c_char, c_int, c_void},
     fmt, mem, ptr,
     sync::{
-        Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -16,9 +16,8 @@ use crate::{
         Block, Stream,
         cuda::{self, InPrimary},
     },
-    cancel, detached,
+    detached,
     error::{Result, Status, error},
-    fallible::{self, Arc},
     panics::boundary,
     tensor::Device,
 };
@@ -103,7 +102,6 @@ impl Shared {
 
     /// What has gone wrong since, without waiting.
     fn async_error(&self, rank: usize) -> Result<()> {
-        let _delay = cancel::delay();
         let _entered = match self.calls.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(()), // the call that is under way will say so
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -146,7 +144,6 @@ impl Nccl {
     pub unsafe fn new_id(handle: *mut c_void) -> Result<[u8; ID_BYTES]> {
         // SAFETY: the caller's promise.
         let library = unsafe { Library::of_new(handle, 0)? };
-        let _delay = cancel::delay();
         let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
         // SAFETY: the place outlives the call.
         let code = unsafe { (library.functions.ncclGetUniqueId)(&mut id) };
@@ -170,7 +167,7 @@ impl Nccl {
         // SAFETY: the caller's promise.
         let library = unsafe { Library::of_new(handle, timeout_ms)? };
         let _entered = InPrimary::enter(device)?;
-        let (records, shared) = (Some(room_for_records(device, world)?), fallible::Place::new()?);
+        let records = Some(room_for_records(device, world)?);
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         // SAFETY: the place is the call's.
         let comm = unsafe {
@@ -179,7 +176,7 @@ impl Nccl {
                 (library.functions.ncclCommInitRankConfig)(place, world, id, rank, ptr::from_mut(&mut config).cast())
             })?
         };
-        Ok(Self::over(shared.fill(Shared::new(library, comm, true, device)), rank, world, records))
+        Ok(Self::over(Arc::new(Shared::new(library, comm, true, device)), rank, world, records))
     }
 
     fn over(shared: Arc<Shared>, rank: c_int, world: c_int, records: Option<cuda::Memory>) -> Self {
@@ -196,7 +193,6 @@ impl Nccl {
         let comm: ncclComm_t = comm.cast();
         // SAFETY: the caller's promise.
         let library = unsafe { Library::of_borrowed(handle, if split { OLDEST_OF_OWN } else { OLDEST }, timeout_ms)? };
-        let _delay = cancel::delay();
         let (mut rank, mut world, mut device) = (0, 0, 0);
         // SAFETY: a communicator of this library, by the caller's promise; the places outlive the calls.
         unsafe {
@@ -211,7 +207,7 @@ impl Nccl {
             return Err(error!(Comm, "ncclCommUserRank and ncclCommCount say rank {rank} of {world}"));
         }
         let _entered = InPrimary::enter(device)?;
-        let (records, shared) = (Some(room_for_records(device, world)?), fallible::Place::new()?);
+        let records = Some(room_for_records(device, world)?);
         let comm = match split {
             // SAFETY: as above; all ranks are of one color and keep their numbers; the new one does not block.
             true => unsafe {
@@ -222,7 +218,7 @@ impl Nccl {
             },
             false => comm,
         };
-        Ok(Self::over(shared.fill(Shared::new(library, comm, split, device)), rank, world, records))
+        Ok(Self::over(Arc::new(Shared::new(library, comm, split, device)), rank, world, records))
     }
 
     /// The rank, and how many there are.
@@ -352,11 +348,10 @@ impl Nccl {
         if !self.shared.owned {
             return Ok(());
         }
-        let place = fallible::place()?;
         if self.shared.aborting.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let shared: *mut Arc<Shared> = Box::into_raw(Box::write(place, self.shared.clone()));
+        let shared: *mut Arc<Shared> = Box::into_raw(Box::new(self.shared.clone()));
         // SAFETY: the thread gets what it takes back as it was boxed.
         if unsafe { detached::start(STACK_BYTES, abort_shared, shared.cast()) }.is_none() {
             // SAFETY: from above, and no thread has it.

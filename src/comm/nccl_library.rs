@@ -16,7 +16,6 @@ use cudarc::nccl::sys::{
 };
 
 use crate::{
-    cancel,
     dynamic::{self, Loaded, table},
     error::{Error, Result, error},
     fallible,
@@ -77,7 +76,6 @@ impl Library {
     /// # Safety
     /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
     pub unsafe fn of_borrowed(handle: *mut c_void, oldest: (c_int, &str), timeout_ms: u32) -> Result<Self> {
-        let _delay = cancel::delay();
         if !handle.is_null() {
             // SAFETY: the caller's promise.
             return unsafe { Self::of(handle, oldest, timeout_ms) };
@@ -111,7 +109,6 @@ impl Library {
     /// # Safety
     /// As for [`Library::of_borrowed`].
     pub unsafe fn of_new(handle: *mut c_void, timeout_ms: u32) -> Result<Self> {
-        let _delay = cancel::delay();
         let library = if handle.is_null() { loaded().or_else(|| dynamic::load(NAME)) } else { Some(handle) };
         let library = library.ok_or_else(|| error!(CommUnavailable, "cannot load NCCL: {}", dynamic::failure()))?;
         // SAFETY: it is never closed, or the caller's promise.
@@ -240,7 +237,7 @@ impl Library {
     pub unsafe fn make(
         &self, parent: ncclComm_t, name: &str, call: impl FnOnce(*mut ncclComm_t) -> c_int,
     ) -> Result<ncclComm_t> {
-        let place = Box::write(fallible::place()?, AtomicPtr::<ncclComm>::new(ptr::null_mut()));
+        let place = Box::new(AtomicPtr::<ncclComm>::new(ptr::null_mut()));
         let code = call(place.as_ptr());
         // Where it is split from another one, and that does not block, a thread of NCCL's fills the place while the
         // other one is at work.

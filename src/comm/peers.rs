@@ -1,6 +1,9 @@
 //! Exchanges over memory that the ranks of a node reach, by kernels of ours.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
     backend::{
@@ -10,9 +13,7 @@ use crate::{
             peers::{self as memory, Area, Once, Sending, Steps},
         },
     },
-    cancel,
     error::{Result, error},
-    fallible::Arc,
     ops::bits::chunk_bytes,
     plan::codec::chunk_stride,
     tensor::Device,
@@ -105,7 +106,6 @@ impl Peers {
         })?;
         let ordinal = ordinal_of(places.device)?;
         let bytes = check_buffer_bytes("options", i64::try_from(places.bytes).unwrap_or(i64::MAX), ranks)?;
-        let _delay = cancel::delay();
         for (number, &address) in places.buffers.iter().enumerate() {
             if let Some(other) = places.buffers[..number].iter().position(|&other| other == address) {
                 return Err(error!(
@@ -261,7 +261,6 @@ impl Peers {
 
     /// The bootstrap all-gather. Waits for it.
     pub fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
-        let _delay = cancel::delay();
         let mut queue = self.memory.own_queue()?;
         self.begin(&mut queue, Phases::AllGather)?;
         let gathered = self.gather(&mut queue, own, all);

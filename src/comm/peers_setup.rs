@@ -4,7 +4,7 @@ use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     process,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use arrayvec::ArrayVec;
@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use crate::{
     backend::cuda::peers::{self as memory, Buffer, Identity, MOST_RANKS, Mapped},
     error::{Error, Result, error},
-    fallible::{self, Arc},
+    fallible,
     plan::codec::fnv1a,
     tensor::Device,
 };

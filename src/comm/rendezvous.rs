@@ -2,19 +2,17 @@
 
 use std::{
     ptr,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use crate::{
     error::{Result, error},
-    fallible::{self, Arc},
-    lock::Users,
+    fallible,
 };
 
 pub struct Rendezvous {
     ranks: usize,
-    users: Users,
     state: Mutex<State>,
     /// All have come, or one has given up.
     moved: Condvar,
@@ -40,7 +38,7 @@ impl Rendezvous {
             return Ok(found.clone());
         }
         fallible::reserve(&mut open, 1, "rendezvous")?;
-        let new = Arc::new(Self { ranks, users: Users::default(), state: Mutex::default(), moved: Condvar::new() })?;
+        let new = Arc::new(Self { ranks, state: Mutex::default(), moved: Condvar::new() });
         open.push((key, new.clone()));
         Ok(new)
     }
@@ -52,7 +50,6 @@ impl Rendezvous {
 
     /// Waits until all ranks have come.
     pub fn wait(&self, milliseconds: u32) -> Result<()> {
-        let _counted = self.users.count("communicator")?;
         let mut state = lock(&self.state);
         let (round, end) = (state.rounds, Instant::now() + Duration::from_millis(milliseconds.into()));
         state.here += 1;
@@ -87,7 +84,7 @@ impl Rendezvous {
     }
 
     pub fn was_aborted(&self) -> bool {
-        self.users.count("communicator").is_ok_and(|_counted| lock(&self.state).aborted)
+        lock(&self.state).aborted
     }
 
     /// One will not come any more.
@@ -96,8 +93,6 @@ impl Rendezvous {
     }
 
     fn tell(&self, what: impl FnOnce(&mut State)) {
-        // In a child that was forked while a thread was in here nobody waits, and the lock may be taken for ever.
-        let Ok(_counted) = self.users.count("communicator") else { return };
         what(&mut lock(&self.state));
         self.moved.notify_all();
     }

@@ -1,9 +1,10 @@
 //! The way to all other ranks: one transport, or one for the ranks of a node and one between nodes.
 
+use std::sync::Arc;
+
 use crate::{
     backend::{Block, Queue},
     error::{Result, error},
-    fallible::Arc,
     lock::Entered,
     tensor::Device,
 };

@@ -556,7 +556,8 @@ mod tests {
             key[REQUEST..].fill(nvrtc);
             key
         };
-        let file = |nvrtc: u8| place.folder().join(format!("{}{}.kernel", "07".repeat(32), format!("{nvrtc:02x}").repeat(8)));
+        let file =
+            |nvrtc: u8| place.folder().join(format!("{}{}.kernel", "07".repeat(32), format!("{nvrtc:02x}").repeat(8)));
         assert_eq!(any(), None);
         for (nvrtc, hours) in [(1, 3), (2, 1), (3, 2)] {
             cache.keep(&key(nvrtc), &[nvrtc], "log").unwrap();

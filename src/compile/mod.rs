@@ -23,10 +23,7 @@ use std::ffi::CStr;
 
 use sha2::{Digest, Sha256};
 
-use crate::{
-    cancel,
-    error::{Result, Status, error},
-};
+use crate::error::{Result, Status, error};
 
 use cache::{Cache, Key, REQUEST};
 use search::File;
@@ -59,8 +56,6 @@ pub type Compiled = std::result::Result<Vec<u8>, String>;
 /// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
 /// this fails.
 pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
-    // Loading runs initializers, compiling reads files, and so does the cache.
-    let _delay = cancel::delay();
     log.clear();
     let cache = if request.use_disk && !request.reads_files { Cache::open()? } else { None };
     match (compile_with(&cache, request, log), &cache) {

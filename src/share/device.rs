@@ -2,7 +2,7 @@
 
 use std::{
     ffi::c_void,
-    mem::{self, MaybeUninit},
+    mem,
     ops::Range,
     os::fd::{BorrowedFd, IntoRawFd, RawFd},
     process, ptr,
@@ -198,8 +198,6 @@ impl Sent {
 /// Memory of a device that has come for a tensor, from another process or from this one.
 pub struct Import {
     memory: Option<Imported>,
-    /// Where it goes when it is given to a tensor.
-    place: Box<MaybeUninit<Held>>,
 }
 
 struct Held {
@@ -211,7 +209,6 @@ struct Held {
 impl Import {
     /// Memory that a message describes, on this device.
     pub fn of(message: &Message, place: &Place, files: &[Descriptor], ordinal: i32, answers: &Socket) -> Result<Self> {
-        let held = fallible::place()?;
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let bytes = message.bytes as u64;
         queue.uuid()?; // in a forked child the driver refuses, before a lock is waited for
@@ -230,7 +227,7 @@ impl Import {
             let parts = place.parts.iter().zip(files).map(|(&bytes, its)| (bytes, file(its)));
             Some(queue.map(place.uuid, parts, bytes)?)
         };
-        Ok(Self { memory, place: held })
+        Ok(Self { memory })
     }
 
     /// The tensor, whose release is answered.
@@ -252,7 +249,7 @@ impl Import {
         let described = unsafe { Described::from_dlpack(&Name::new("tensor"), &tensor)? };
         over_described(&described, || {
             let held = Held { memory: self.memory, answers, process: process::id() };
-            let held = Box::into_raw(Box::write(self.place, held));
+            let held = Box::into_raw(Box::new(held));
             // SAFETY: `release` is called once, on any thread, with what came out of a box just now.
             unsafe { Owner::new(ptr::null_mut(), [held.cast(), ptr::null_mut()], release) }
         })

@@ -17,7 +17,6 @@ mod socket;
 use std::os::fd::RawFd;
 
 use crate::{
-    cancel,
     error::{Result, Status, error, status_name},
     fallible,
     tensor::{Described, Device, Name, Outputs, Shape},
@@ -51,7 +50,6 @@ pub struct Parcel {
 impl Parcel {
     /// On the CPU a copy of the tensor, in C order. On CUDA its memory, or a copy in memory that holds nothing else.
     pub fn new(tensor: &Described<'_>, as_copy: bool) -> Result<Self> {
-        let _delay = cancel::delay();
         let (message, mut files, known) = match Device::from_dlpack(&Name::new("tensor"), tensor.tensor.device)? {
             Device::Cpu => {
                 let message = Message::of(tensor)?;
@@ -71,7 +69,6 @@ impl Parcel {
     }
 
     pub fn send(self, socket: BorrowedSocket, deadline: Deadline) -> Result<Lease> {
-        let _delay = cancel::delay();
         let mut numbers: Vec<RawFd> = fallible::list(self.files.len(), "descriptors")?;
         numbers.extend(self.files.iter().map(Descriptor::number));
         socket.send(&self.text, &numbers, deadline)?;
@@ -82,7 +79,6 @@ impl Parcel {
 impl Lease {
     /// Waits until the receiver has released the tensor.
     pub fn wait(&self, deadline: Deadline) -> Result<()> {
-        let _delay = cancel::delay();
         let Some(socket) = &self.socket else { return Ok(()) }; // only while it is dropped
         let answer = socket.peek(deadline)?;
         if let Some(sent) = &self.sent {
@@ -100,7 +96,6 @@ impl Lease {
 
     /// Nobody will wait: memory of this library stays for ever.
     pub fn give_up(mut self) {
-        let _delay = cancel::delay();
         if let (Some(sent), Some(socket)) = (self.sent.take(), self.socket.take()) {
             sent.never_ends(socket);
         }
@@ -109,7 +104,6 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let _delay = cancel::delay();
         if let (Some(sent), Some(socket)) = (&self.sent, self.socket.take()) {
             sent.is_left(socket);
         }
@@ -118,7 +112,6 @@ impl Drop for Lease {
 
 /// The tensor that comes next.
 pub fn receive(socket: BorrowedSocket, device: Device, deadline: Deadline) -> Result<Outputs> {
-    let _delay = cancel::delay();
     let mut incoming = socket.incoming(deadline);
     let message = Message::receive(&mut incoming, device != Device::Cpu)?;
     let mut files = incoming.descriptors(message.descriptors() + 1)?;

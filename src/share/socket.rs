@@ -13,7 +13,6 @@ use std::{
 
 use crate::{
     backend::cuda::ipc::Sender,
-    cancel,
     error::{Result, Status, error},
 };
 
@@ -40,7 +39,6 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        let _delay = cancel::delay(); // close() is a cancellation point
         // SAFETY: open, and given up here.
         unsafe { libc::close(self.0) };
     }
@@ -429,7 +427,6 @@ pub fn peek(number: RawFd, deadline: Deadline) -> Result<Option<u8>> {
 
 /// Sends a byte to whoever listens, without waiting and without a signal.
 pub fn answer(descriptor: RawFd, byte: u8) {
-    let _delay = cancel::delay(); // send() is a cancellation point
     // SAFETY: `byte` outlives the call, and is as long as is said.
     unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
 }

@@ -9,7 +9,7 @@ use std::{
 use dlpark::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 
 use crate::{
-    cancel, dynamic,
+    dynamic,
     error::{Result, error},
     panics::boundary,
 };
@@ -43,7 +43,6 @@ impl Python {
     }
 
     fn find() -> Option<Self> {
-        let _delay = cancel::delay();
         // What every library sees goes first. A host may also have loaded Python for itself alone (RTLD_LOCAL).
         Self::of(libc::RTLD_DEFAULT).or_else(|| (0..).map_while(path_of_python).find_map(|path| Self::at(&path)))
     }

@@ -18,21 +18,20 @@ use dlpark::{
 };
 
 use crate::{
-    cancel, environment,
+    environment,
     error::{Result, error},
     panics::boundary,
 };
 
 use super::{Described, Device, Dtype, Elements, Name, Owner, Shape, View, dtype::lowest_minor_version};
 
-/// Calls a deleter or a callback of others. The thread is not cancelled within it. An exception that leaves it, which none
+/// Calls a deleter or a callback of others. An exception that leaves it, which none
 /// must, ends the process: calling it as a function that may unwind makes that so, where it would be undefined otherwise.
 ///
 /// # Safety
 /// `function` may be called with `argument` now.
 unsafe fn call<T>(function: unsafe extern "C" fn(*mut T), argument: *mut T) {
     type Unwinding<T> = unsafe extern "C-unwind" fn(*mut T);
-    let _delay = cancel::delay();
     // SAFETY: the two types are called in the same way, and `function` may be called with `argument`.
     environment::callers(|| unsafe { transmute::<unsafe extern "C" fn(*mut T), Unwinding<T>>(function)(argument) });
 }

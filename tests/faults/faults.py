@@ -196,8 +196,6 @@ fault("a child keeps what its parent's threads were at", "fork", "src/backend/cp
       "Some(start_anew))", "None)", c("fork"))
 fault("a child answers for its parent's tensor", "fork", "src/share/sealed.rs",
       "if process == process::id() {", "if process != 0 {", python("test_share", "a_child_that_has_inherited", fakes=False))
-fault("a thread may be cancelled within the caller's function", "cancellation", "src/comm/callbacks.rs",
-      "let _delay = cancel::delay();", "", c("cancel"))
 
 # ---- The CUDA driver
 
@@ -216,8 +214,8 @@ fault("a copy that the driver refuses", "driver's failure lost", "src/backend/cu
 fault("a rank that is freed tells nobody", "lost rank", "src/comm/group.rs",
       "self.say_that_it_is_gone();\n        self.wait", "self.wait",
       python("test_comm", "a_rank_that_is_freed", fakes=False, limit=40))
-fault("a lock forgets the process that it was taken in", "fork", "src/lock.rs",
-      "_ if of != process => return", "_ if false => return", python("test_fork", "in_the_middle", fakes=False, limit=60))
+fault("a handle forgets the process that made it", "fork", "src/capi/handle.rs",
+      "if *made != forks() {", "if false {", python("test_fork", "in_the_middle", fakes=False, limit=60))
 fault("an aborted rank of a group wakes nobody", "lost rank", "src/comm/group.rs",
       "round.gone.get_or_insert(self.rank);\n        self.group.moved.notify_all();", "round.gone.get_or_insert(self.rank);",
       python("test_abort", "creations_over_a_group_end", fakes=False, limit=40))

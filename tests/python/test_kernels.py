@@ -1,7 +1,6 @@
 """What is handed out of the CUDA kernels, where there may be no GPU: tests/spec/test_image.py launches them."""
 
 import ctypes
-import hashlib
 import io
 import pathlib
 import re
@@ -10,7 +9,6 @@ import struct
 import pytest
 
 import capi
-import kernels
 from capi import KernelShape, Status, byref, lib
 
 KERNELS = pathlib.Path(__file__).parents[2] / "kernels"

@@ -497,48 +497,6 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_aborted()) == (0, 2)
 """)
 
 
-@pytest.mark.parametrize("polls", [0, 5])
-def test_a_thread_that_is_cancelled_finishes_its_calls(polls):
-    # Where a call is cut short, so is the script, and other threads may keep the process until the alarm. Calls keep the
-    # interpreter's lock, for to wait for that is a cancellation point, too.
-    said = run_ranks("""
-import signal
-signal.alarm(60)
-libc, ours = ctypes.PyDLL(None), ctypes.PyDLL(lib._name)
-libc.pthread_self.restype, libc.pthread_cancel.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-ENABLE, DISABLE = 0, 1
-previous = c_int()
-libc.pthread_setcancelstate(DISABLE, byref(previous))
-libc.pthread_cancel(libc.pthread_self())
-
-def cancelled(function, *arguments):
-    call = getattr(ours, function)
-    libc.pthread_setcancelstate(ENABLE, byref(previous))
-    status = call(*arguments)
-    libc.pthread_setcancelstate(DISABLE, byref(previous))
-    assert previous.value == ENABLE, function
-    assert status == 0, (function, last_error())
-
-n, id, comm, handle, card = 1000, (c_uint8 * 128)(), POINTER(Comm)(), POINTER(AllReduce)(), Card(0)
-buffer, worker, server = [card.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 1))]
-what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=card.device, n_elements=n)
-cancelled("gc_comm_nccl_id", byref(options()), id)
-cancelled("gc_comm_from_nccl_id", byref(options()), id, 0, 1, card.device, byref(comm))
-cancelled("gc_comm_reserve", comm, card.device, ctypes.c_int64(n))
-cancelled("gc_compressed_allreduce", comm, buffer.view, worker.view, server.view, None)
-cancelled("gc_allreduce_create", comm, byref(what), byref(handle))
-cancelled("gc_allreduce_run", handle, views([buffer]), ctypes.c_size_t(1), None, None, None)
-cancelled("gc_comm_async_error", comm)
-ours.gc_allreduce_free.restype = ours.gc_comm_free.restype = c_int  # whatever is there
-for function, argument in ("gc_allreduce_free", handle), ("gc_comm_free", comm):
-    libc.pthread_setcancelstate(ENABLE, byref(previous))
-    getattr(ours, function)(argument)
-    libc.pthread_setcancelstate(DISABLE, byref(previous))
-print(library().fake_nccl_destroyed(), "destroyed")
-""", FAKE_NCCL_POLLS=polls)
-    assert said == "1 destroyed\n"
-
-
 # --- where NCCL is ----------------------------------------------------------------------------------------------------
 
 BORROW = """

@@ -343,33 +343,6 @@ def test_one_that_is_named_and_not_there(tmp_path):
                GRADCODEC_NVRTC="libnvrtc.so.12")  # fmt: skip
 
 
-def test_a_thread_that_is_cancelled_finishes_its_calls():
-    # Where a call is cut short, so is the script. Calls keep the interpreter's lock, for to wait for that is a
-    # cancellation point, too.
-    said = with_nvrtc("""
-        import signal
-        signal.alarm(60)
-        library()
-        libc, ours = ctypes.PyDLL(None), ctypes.PyDLL(lib._name)
-        libc.pthread_self.restype, libc.pthread_cancel.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-        ENABLE, DISABLE = 0, 1
-        previous = ctypes.c_int()
-        libc.pthread_setcancelstate(DISABLE, byref(previous))
-        libc.pthread_cancel(libc.pthread_self())
-        x = np.zeros(4, "f4")
-        for flags in 0, 0, NO_DISK: # compiled and kept; found; compiled
-            kernel = elementwise("float32 x", "float32 y", "y = x", flags=flags)
-            arguments = kernel.arguments([x], [x.copy()], kernel.options(capability=90))
-            libc.pthread_setcancelstate(ENABLE, byref(previous))
-            status = ours.gc_kernel_prepare(*arguments, None)
-            libc.pthread_setcancelstate(DISABLE, byref(previous))
-            assert (previous.value, status) == (ENABLE, 0), last_error()
-            kernel.free()
-        print(fake.fake_nvrtc_programs(), "left")
-        """)
-    assert said == "0 left\n"
-
-
 # Of the virtual environment that compiles this library's own kernels, where that is there.
 PACKAGES = pathlib.Path(__file__).parents[2] / "build" / "kernel-venv"
 REAL = sorted(PACKAGES.glob("lib/*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"))

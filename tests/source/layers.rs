@@ -5,8 +5,7 @@ use crate::sources;
 use std::{collections::HashMap, fs, path::Path};
 
 /// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
-const LAYERS: [&str; 17] = [
-    "cancel",
+const LAYERS: [&str; 16] = [
     "detached",
     "error",
     "fallible",

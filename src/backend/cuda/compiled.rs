@@ -96,7 +96,6 @@ impl Drop for Image {
     fn drop(&mut self) {
         // Errors are ignored: there is no caller left to return them to. In a forked child, and while the process ends, the
         // driver refuses.
-        let _delay = crate::cancel::delay();
         // SAFETY: loaded by `load`, and by the promise of whoever releases the handle nothing uses it any more.
         unsafe { (self.device.driver.functions.cuLibraryUnload)(self.library as CUlibrary) };
     }

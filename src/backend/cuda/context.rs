@@ -10,7 +10,6 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUstreamCaptureMode};
 
 use crate::{
     backend::call::Stream,
-    cancel,
     error::{Result, error},
 };
 
@@ -248,8 +247,6 @@ impl ContextRef {
     /// ignored, for there is no caller to return them to: in a forked child, and while the process ends, the driver
     /// refuses everything.
     pub(super) fn give_back(self, device: Device, release: impl FnOnce()) {
-        // The driver may reach cancellation points while it waits.
-        let _delay = cancel::delay();
         if !self.may_be_entered(device) {
             return;
         }
@@ -271,20 +268,16 @@ impl Drop for Context {
 /// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over
 /// CUDA's runtime, which work in no other one and may leave it current.
 pub struct InPrimary {
-    // In this order they are dropped.
     _context: Context,
-    /// Such libraries may reach cancellation points.
-    _delay: cancel::Delay,
 }
 
 impl InPrimary {
     pub fn enter(ordinal: i32) -> Result<Self> {
-        let delay = cancel::delay();
         let device = Device::of(ordinal)?;
         let handle = primary(device)?;
         let mut context = Context { driver: device.driver, handle, id: 0, current: false, pushed: false };
         context.make_current()?;
-        Ok(Self { _context: context, _delay: delay })
+        Ok(Self { _context: context })
     }
 }
 

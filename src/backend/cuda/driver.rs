@@ -18,7 +18,6 @@ use cudarc::driver::sys::{
 };
 
 use crate::{
-    cancel,
     dynamic::{self, table},
     error::{Error, Result, Status, error},
     fallible,
@@ -152,8 +151,6 @@ impl Driver {
     }
 
     fn load() -> Result<Self> {
-        // Initializers and the driver may reach cancellation points.
-        let _delay = cancel::delay();
         // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be
         // a toolkit's stub.
         let library = dynamic::load(c"libcuda.so.1")

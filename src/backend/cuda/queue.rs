@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, ptr};
 
-use crate::{backend::call::Stream, cancel, error::Result, tensor::View};
+use crate::{backend::call::Stream, error::Result, tensor::View};
 
 use super::{
     context::{Context, ContextRef, RelaxedCapture},
@@ -15,8 +15,6 @@ pub struct Queue {
     // In this order they are dropped, so that the thread is left as it was found.
     relaxed: Option<RelaxedCapture>,
     context: Option<Context>,
-    /// The driver may reach cancellation points wherever it waits.
-    _delay: cancel::Delay,
     pub(super) device: Device,
     pub(super) stream: Stream,
 }
@@ -24,15 +22,13 @@ pub struct Queue {
 impl Queue {
     /// Finds the driver, and the device with this number.
     pub fn of(ordinal: i32, stream: Stream) -> Result<Self> {
-        let (delay, device) = (cancel::delay(), Device::of(ordinal)?);
-        Ok(Self { relaxed: None, context: None, _delay: delay, device, stream })
+        Ok(Self { relaxed: None, context: None, device: Device::of(ordinal)?, stream })
     }
 
     /// On a stream, in the context that a handle was made in.
     pub(super) fn at(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
-        let delay = cancel::delay();
         let context = Some(Context::of_home(device, stream, home)?);
-        Ok(Self { relaxed: None, context, _delay: delay, device, stream })
+        Ok(Self { relaxed: None, context, device, stream })
     }
 
     /// The context, for launches.

@@ -10,7 +10,6 @@
  *   FAKE_NVRTC_SLEEP     milliseconds that a compilation takes, 0 unless said
  *
  * fake_nvrtc_...() at the end are for the tests. -DOLD leaves out what versions before 11.2 do not have. */
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +31,6 @@ static _Atomic(const char *) failed_call = "";
 static Result failure(const char *function) {
     const char *text = getenv("FAKE_NVRTC_FAILURES");
     size_t length = strlen(function);
-    pthread_testcancel(); /* a compiler may read files at any time */
     for (; text && *text; text = strchr(text, ' '), text += text != NULL)
         if (!strncmp(text, function, length) && text[length] == '=')
             return (Result)strtol(text + length + 1, NULL, 10);

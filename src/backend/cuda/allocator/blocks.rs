@@ -23,7 +23,6 @@ use std::{
 
 use crate::{
     error::{Result, error},
-    fallible,
     tensor::Owner,
 };
 
@@ -64,8 +63,8 @@ pub struct Block {
 
 impl Block {
     /// A block without memory yet.
-    pub fn new(capacity: usize, context: u64, home: &'static Cache) -> Result<Box<Self>> {
-        let block = Self {
+    pub fn new(capacity: usize, context: u64, home: &'static Cache) -> Box<Self> {
+        Box::new(Self {
             address: 0,
             capacity,
             context,
@@ -73,8 +72,7 @@ impl Block {
             home,
             next: None,
             next_released: AtomicPtr::default(),
-        };
-        Ok(Box::write(fallible::place()?, block))
+        })
     }
 
     /// The block as memory of a tensor, which releases it when it is dropped.
@@ -484,7 +482,7 @@ mod tests {
 
     /// A block in a tensor.
     fn live_block(home: &'static Cache, context: u64, address: u64, capacity: usize) -> Owner {
-        let mut block = Block::new(capacity, context, home).unwrap();
+        let mut block = Block::new(capacity, context, home);
         block.address = address;
         home.settle(&block).unwrap();
         block.into_owner()

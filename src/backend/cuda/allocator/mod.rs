@@ -85,7 +85,7 @@ impl Queue {
                 return Ok(block.into_owner());
             }
         }
-        let mut block = Block::new(capacity, context, cache)?;
+        let mut block = Block::new(capacity, context, cache);
         for waits in 0.. {
             match self.allocate_anew(block.capacity, bytes) {
                 Ok(address) => {
@@ -184,7 +184,7 @@ impl Queue {
 
     /// Allocates the smallest block, for the batch: None if there is no memory even for that.
     fn add_smallest(&self, batch: &mut Batch, context: u64) -> Result<Option<u64>> {
-        let mut block = Block::new(SMALLEST, context, self.cache())?;
+        let mut block = Block::new(SMALLEST, context, self.cache());
         match self.allocate_anew(SMALLEST, SMALLEST) {
             Ok(address) => {
                 block.address = address;
