@@ -170,7 +170,7 @@ step "threads at the end" "$work/asan/pool"
 step "a leak is found" dies_of "LeakSanitizer: detected memory leaks" "gc_tensor_empty" "$work/asan/leak"
 
 # The test that takes all memory away takes it from the sanitizer too.
-step "the Rust tests" "${instrumented[@]}" cargo test --profile fast --locked --lib --test out_of_memory --target $target -- \
+step "the Rust tests" "${instrumented[@]}" cargo test --profile fast --locked --lib --test out_of_memory --test golden --target $target -- \
     --skip without_threads_the_caller_does_it_all
 for source in "${programs[@]}"; do
     name=$(basename "$source" .c)

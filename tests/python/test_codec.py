@@ -15,9 +15,11 @@ import pytest
 
 import capi
 import codec_model
+import golden
 from capi import Status, Tensor, lib, says
 from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
 from models import scaled_signs
+from tiers import both
 from codecs_c import (
     Checked, Host, Refused, a_state_between_steps, call, gradient, model_of, one_case, options_of, same, skips,
     strangers, views,
@@ -336,6 +338,32 @@ def test_errors_in_are_rounded_and_carried():
             codec.errors()
 
 
+# A byte of a payload of 100, 0 and 100 elements in two chunks, what it becomes, and what the refusal says of it.
+CHANGES = [
+    (0, ord("X"), "magic"), (3, 0, "magic"), (4, 2, "version 0x1"), (5, 1, "version"), (6, 2, "codec 0x1"),
+    (8, 1, "dtype of values 0"), (9, 1, "dtype of results"), (10, 1, "scale rule"), (11, 1, "rounding"), (12, 1, "block"),
+    (16, 3, "number of chunks 0x2"), (20, 7, "chunk number"), (24, 9, "number of segments 0x3"), (28, 1, "flags"),
+    (28, 4, "flags"), (31, 0x80, "flags"), (32, 9, "number of elements"), (47, 0xFF, "number of bytes"), (48, 0, "digest"),
+    (56, 1, "last field"), (67, 0xBF, "scale -"), (68, 1, "scale 0"), (71, 0x80, "scale 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("at, byte, words", CHANGES)
+def test_a_refused_chunk_is_named_with_what_is_wrong_in_it(at, byte, words):
+    with Checked(HOST, codec=ONEBIT, segments=[100, 0, 100], n_chunks=2, server=0) as codec:
+        payload = codec.encode([gradient(np.random.default_rng(9), n, "float32", False) for n in (100, 0, 100)])
+        for chunk in (0,) if at == 67 else (0, 1):  # the second chunk holds none of the first segment
+            bad = payload.copy()
+            bad[chunk, at] = byte
+            codec.decode(bad)
+            assert f"payload: chunk {chunk}: {words}" in capi.last_error()
+        bad = np.stack([payload[0]] * 3)
+        bad[1, at] = byte
+        codec.reduce(bad)
+        assert f"chunks[1]: {words}" in capi.last_error()
+        codec.compare_all()
+
+
 # --- golden -----------------------------------------------------------------------------------------------------------
 
 GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden_codecs.json").read_text())["cases"]
@@ -366,6 +394,14 @@ def test_payloads_and_states_of_version_1_are_read(case):
     for one, expected in zip(errors, case["errors"]):
         same(one.array, floats(expected), "errors")
     lib.gc_codec_free(handle)
+
+
+def test_the_golden_results_are_those_of_the_model_and_of_this_library():
+    """tests/golden.rs replays the whole file."""
+    of_file = [("case" + part).splitlines() for part in ("\n" + golden.PATH.read_text()).split("\ncase")[1:]]
+    assert len(of_file) == golden.CASES
+    for seed in range(both(quick=30, all=golden.CASES)):
+        assert golden.Script(seed).lines == of_file[seed], f"case {seed}: golden.py writes the file anew"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -22,8 +22,6 @@ mod shard;
 mod sources;
 mod state;
 mod sum;
-#[cfg(test)]
-mod tests;
 mod tiles;
 
 use std::sync::atomic::AtomicU64;

@@ -1,0 +1,158 @@
+"""Golden results of the codecs: tests/golden_codecs.txt, which tests/golden.rs replays on every instruction set.
+
+    GRADCODEC_LIBRARY=... build/venv/bin/python tests/python/golden.py        writes the file
+
+Each line is a step of a case; what stands behind ` = ` came out of it: a status and the digest of all bytes. The library and the
+model of docs/NUMERICS.md both compute it and must agree. Numbers are drawn by a formula that the file's readers have, too.
+
+    case CODEC VALUES RESULTS ERROR SCALE REDUCTION NONFINITE BETA N_CHUNKS SERVER SEGMENTS RAW SHARD
+    encode SEED WILD VALUE_FACTOR ERROR_FACTOR     seeds: segment k draws from SEED + k; factors: bits of a float32, 0: NULL
+    decode DTYPE DIVISOR FACTOR ADD AT BIT         of the last payload; AT, BIT: flipped in its last chunk, - -: in none
+    reduce COUNT AT BIT                            of the server's chunk of the last payloads, newest first, again and again
+    commit SKIP | rollback | reset | errors SEED | flags | state | kept
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+
+import codecs_c
+from block_model import FORMATS
+from codecs_c import HOST_DTYPES, Checked, Host, Status
+from codec_model import SIGN, TRANSACTIONAL
+
+PATH = pathlib.Path(__file__).parents[1] / "golden_codecs.txt"
+CASES = 150
+u64 = np.uint64
+
+
+def drawn(seed, count):
+    """splitmix64 of seed * 2^32 + i."""
+    with np.errstate(over="ignore"):
+        z = (u64(seed) << u64(32)) + np.arange(count, dtype=u64) + u64(0x9E3779B97F4A7C15)
+        z = (z ^ z >> u64(30)) * u64(0xBF58476D1CE4E5B9)
+        z = (z ^ z >> u64(27)) * u64(0x94D049BB133111EB)
+        return z ^ z >> u64(31)
+
+
+def elements(seed, count, dtype, wild):
+    """Patterns of a dtype: numbers between 2^-8 and 2^8; if wild, some of them special."""
+    width, mantissa = {"float32": (32, 23), "float16": (16, 10), "bfloat16": (16, 7)}[dtype]
+    z, sign = drawn(seed, count), 1 << (width - 1)
+    infinity = sign - (1 << mantissa)
+    first = (1 << (width - 2 - mantissa)) - 9
+    bits = (z & u64(1)) << u64(width - 1) | ((z >> u64(1) & u64(15)) + u64(first)) << u64(mantissa) | z >> u64(8) & u64((1 << mantissa) - 1)
+    if wild:
+        special = [0, sign, 1, infinity, sign | infinity, infinity | 1 << (mantissa - 1), infinity - 1, infinity - (1 << mantissa)]
+        bits = np.where((z >> u64(40)) % u64(97) == 0, np.array(special, u64)[z >> u64(50) & u64(7)], bits)
+    return bits.astype(np.uint32 if width == 32 else np.uint16).view(HOST_DTYPES[dtype])
+
+
+def digest(*arrays):
+    """The sum of all bytes, each plus one and times an odd number of its own."""
+    data = np.frombuffer(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays), np.uint8)
+    with np.errstate(over="ignore"):
+        return f"{int(((data.astype(u64) + u64(1)) * (drawn(0, data.size) | u64(1))).sum(dtype=u64)):016x}"
+
+
+def bits_of(x):
+    return 0 if x is None else int(np.float32(x).view(np.uint32))
+
+
+class Script:
+    """A case as it is run: the lines of the file."""
+
+    def __init__(self, seed):
+        rng = np.random.default_rng(seed)
+        codec = seed % 7 + 1
+        make = codecs_c.random_block_options if codec in FORMATS else codecs_c.random_options
+        options = make(rng, 2500) | {"codec": codec}
+        options["n_chunks"], options["segments"] = min(options["n_chunks"], 9), [n % 3000 for n in options["segments"]]
+        if seed < 7:  # enough for several threads
+            options["segments"], options["raw" if codec in FORMATS else "scale"] = [700_037, 5], [0, 1] if codec in FORMATS else 0
+        elif codec in FORMATS and options["raw"]:
+            options["raw"] = options["raw"][: len(options["segments"])]
+        options["server"] = int(rng.integers(0, options["n_chunks"])) if rng.random() < 0.8 else None
+        if codec == SIGN:
+            options["error"] = None
+        self.rng, self.options, self.lines, self.payloads = rng, options, [], []
+        with Checked(Host(), **options) as self.codec:
+            self.model = self.codec.model
+            self.run()
+
+    def say(self, *words):
+        self.lines.append(" ".join(map(str, words)))
+
+    def flip(self, size, chance):
+        return (int(self.rng.integers(0, size)), int(self.rng.integers(0, 8))) if self.rng.random() < chance else ("-", "-")
+
+    def run(self):
+        rng, model, codec = self.rng, self.model, self.codec
+        names = ["float32", "float16", "bfloat16"]
+        is_block = model.codec in FORMATS
+        self.say(
+            "case", model.codec, names.index(model.values), names.index(model.results), codecs_c.ERRORS[model.error],
+            0 if is_block else model.scale, model.reduction if is_block else 0, model.nonfinite, bits_of(model.beta), model.n_chunks,
+            0 if model.server is None else model.server + 1, ",".join(map(str, model.segments)) or "-",
+            ",".join(str(int(raw)) for raw in model.raw) if is_block and any(model.raw) else "-",
+            "-" if model.server is None else model.errors(1).size,
+        )  # fmt: skip
+        for step in range(3):
+            seed, wild = int(rng.integers(1, 2**31)), int(rng.random() < 0.4)
+            gradients = [elements(seed + k, n, model.values, wild) for k, n in enumerate(model.segments)]
+            factors = [[None, 0.5, 3.0][rng.integers(0, 3)] for _ in "ge"]
+            self.payloads.insert(0, codec.encode(gradients, *factors))
+            self.say("encode", seed, wild, *map(bits_of, factors), "=", 0, digest(self.payloads[0]))
+            dtype, add = names[rng.integers(0, 3)], rng.random() < 0.3
+            dtype, sent, (at, bit) = "float32" if add else dtype, self.payloads[0].copy(), self.flip(64, 0.2)
+            if at != "-":
+                sent[-1, at] ^= 1 << bit
+            divisor, factor = int(rng.integers(1, 5)), [None, 0.25][rng.integers(0, 2)]
+            before = model.flags
+            old = [elements(seed + 1000 + k, n, dtype, False) for k, n in enumerate(model.segments)]
+            status, values = codec.decode_onto(sent, old, dtype, divisor, factor, add)
+            assert status == Status.OK or model.flags != before or before & 1
+            self.say("decode", names.index(dtype), divisor, bits_of(factor), int(add), at, bit, "=", int(status), digest(*values))
+            if model.server is not None:
+                count, (at, bit) = int(rng.integers(1, 12)), self.flip(64, 0.2)
+                chunks = np.stack([self.payloads[k % len(self.payloads)][model.server] for k in range(count)])
+                if at != "-":
+                    chunks[-1, at] ^= 1 << bit
+                corrupt = any(model.is_corrupt(chunk, model.server) for chunk in chunks)
+                self.say("reduce", count, at, bit, "=", int(Status.CORRUPT if corrupt else 0), digest(codec.reduce(chunks)))
+            self.end_step(step)
+
+    def end_step(self, step):
+        rng, model, codec = self.rng, self.model, self.codec
+        if model.nonfinite == TRANSACTIONAL:
+            skip = int(rng.integers(0, 2))
+            if rng.random() < 0.2:
+                codec.rollback()
+                self.say("rollback")
+            else:
+                codec.commit(np.array([skip], np.int32))
+                self.say("commit", skip)
+        if step == 1 and rng.random() < 0.2:
+            codec.reset()
+            self.say("reset")
+        if model.error and rng.random() < 0.3:
+            seed = int(rng.integers(1, 2**31))
+            codec.errors_in(*(elements(seed + k, model.errors(k).size, "float32", True) if k == 0 or model.server is not None
+                              else None for k in (0, 1)))  # fmt: skip
+            self.say("errors", seed)
+        self.say("flags", "=", 0, digest(np.array([codec.flags()], np.uint32)))
+        self.say("state", "=", 0, digest(codec.state()))
+        codec.errors()
+        both = [model.errors(k) for k in ((0, 1) if model.server is not None else (0,))]
+        self.say("kept", "=", 0, digest(*[one.astype(np.float32) for one in both]))
+
+
+def text(cases=range(CASES)):
+    return "".join(line + "\n" for seed in cases for line in Script(seed).lines)
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
+    print(f"{PATH}: {CASES} cases")
+    sys.exit()
