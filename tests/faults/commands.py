@@ -7,7 +7,7 @@ LIBRARY = ("cargo", "build", "--quiet", "--locked", "--lib", "--profile", "fast"
 MAKE = ("make", "--silent", "CARGO=true", "LIB=target/fast", "TEST_LIB=target/fast")
 FAKES = tuple(f"build/tests/{name}" for name in (
     "driver/libcuda.so.1", "old_driver/libcuda.so.1", "driver/libnccl.so.2", "old_nccl/libnccl.so.2",
-    "fake_nvrtc/libnvrtc.so.12", "old_nvrtc/libnvrtc.so.12", "nvrtc_gcc/libnvrtc.so.12",
+    "fake_nvrtc/libnvrtc.so.12", "old_nvrtc/libnvrtc.so.12", "nvrtc_gcc/libnvrtc.so.12", "driver/functions.so",
 ))  # fmt: skip
 PYTHON = "build/venv/bin/python"
 
@@ -52,39 +52,11 @@ def python(name, word="", case="", library=True, fakes=True, limit=300):
     )  # fmt: skip
 
 
-def rust(path, *words):
-    """The unit tests of a source file whose names have this word."""
-    word = words[-1] if words else ""
-    test = ("cargo", "test", "--quiet", "--locked", "--lib", "--profile", "fast")
-    return Test(
-        f"cargo test {'::'.join(words)}", ((*test, "--no-run"),), (*test, "--", "::".join(words)), (101,), path, word,
-        empty=r"running 0 tests",
-    )  # fmt: skip
-
-
-def c(name):
-    """A program of tests/c."""
-    program = f"build/tests/c99/{name}"
-    return Test(f"tests/c/{name}.c", (LIBRARY, (*MAKE, program, FAKES[0])), (program,), (1, 134), f"tests/c/{name}.c")
-
-
-def program(goal, source):
-    """A program that make builds."""
-    return Test(goal, (LIBRARY, (*MAKE, goal)), (goal,), (1, 134), source)
-
-
 def does_not_build(goal, file, word):
     """Where two sides of a layout are held to each other when they are compiled."""
     # The library, which it is linked with, does not build either where the list of fields itself is wrong.
     return Test(f"make {goal} fails", (), ("sh", "-c", f"{' '.join(LIBRARY)} && {' '.join((*MAKE, goal))}"), (2, 101), file, word,
                 stops_builds=True)  # fmt: skip
-
-
-def loom():
-    manifest = ("--quiet", "--locked", "--target-dir", "target/loom", "--manifest-path", "tests/loom/Cargo.toml")
-    return Test(
-        "tests/loom", (("cargo", "test", *manifest, "--no-run"),), ("cargo", "test", *manifest), (101,), "tests/loom/models.rs"
-    )
 
 
 def script(path, *arguments):
