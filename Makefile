@@ -318,11 +318,13 @@ $(DRIVERS): tests/fakes/cuda/libcuda.c tests/fakes/cuda/kernels.h $(BUILD)/tests
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) -shared -fPIC -Wl,-soname,libcuda.so.1 \
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_kernels.o -lstdc++ -o $@
 
-# An NVRTC that compiles for the host, whose kernels those drivers run.
-$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/fakes/cuda/device.h
-	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DDEVICE="$(abspath tests/fakes/cuda/device.h)"' -shared -fPIC \
-	    -Wl,-soname,libnvrtc.so.12 $< -o $@
+# An NVRTC that compiles for the host, whose kernels those drivers run. It keeps what it has compiled.
+NVRTC_FLAGS = -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -fPIC
+$(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/fakes/nvrtc/prelude.h tests/fakes/cuda/device.h
+	@mkdir -p $(@D) && rm -rf $(@D)/kernels
+	$(CXX) $(NVRTC_FLAGS) -x c++-header tests/fakes/nvrtc/prelude.h -o $(@D)/prelude.h.gch
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DHERE="$(abspath $(@D))"' '-DSOURCES="$(abspath tests/fakes/nvrtc)"' \
+	    '-DFLAGS="$(NVRTC_FLAGS)"' -shared -fPIC -Wl,-soname,libnvrtc.so.12 $< -o $@
 
 # NCCL among threads, on the memory of that driver; the old one is of before 2.18.
 $(NCCLS): tests/fakes/nccl/libnccl.c $(BUILD)/tests/driver/libcuda.so.1

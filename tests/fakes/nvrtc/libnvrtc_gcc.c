@@ -1,11 +1,14 @@
-/* An NVRTC that compiles for the host: what it gives as machine code is a shared object that g++ makes of the source, with
- * tests/fakes/cuda/device.h, whose kernels run lane by lane in the driver without a GPU (libcuda.c). What it refuses, and where,
- * are g++'s words. Of the options, -Dname=value counts.
+/* An NVRTC that compiles for the host: its machine code is a shared object that g++ makes of the source and of device.h
+ * (tests/fakes/cuda/), whose kernels the driver without a GPU runs lane by lane (libcuda.c). Errors are g++'s words. Options
+ * have no effect, except for -Dname=value.
  *
  *   FAKE_NVRTC_LOG   a file to which each compilation adds a line
- *   TMPDIR, CXX      where, and with what: /tmp and g++ unless said
+ *   TMPDIR, CXX      the folder for temporary files and the compiler: /tmp and g++ by default
  *
- * -DDEVICE="..." is the path of device.h. */
+ * -DSOURCES="..." is the folder of this file and of prelude.h, which comes before each source. -DHERE="..." is the folder of the
+ * library and of the precompiled prelude.h. HERE/kernels keeps each shared object by a digest of its source, because tests in
+ * many processes compile the same kernels. -DFLAGS="...": those that prelude.h was precompiled with. */
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,9 +61,42 @@ static char *contents(const char *path, size_t *bytes) {
     return text;
 }
 
+/* A text, which is freed, and what a format says behind it. */
+__attribute__((format(printf, 2, 3))) static char *joined(char *text, const char *format, ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    size_t before = strlen(text), more = (size_t)vsnprintf(NULL, 0, format, arguments);
+    text = realloc(text, before + more + 1);
+    vsnprintf(text + before, more + 1, format, again);
+    va_end(arguments);
+    va_end(again);
+    return text;
+}
+
+/* FNV-1a. */
+static unsigned long long digest(const char *text, unsigned long long seed) {
+    unsigned long long sum = 0xcbf29ce484222325 ^ seed;
+    for (; *text; text++)
+        sum = (sum ^ (unsigned char)*text) * 0x100000001b3;
+    return sum;
+}
+
+static void take_image(Program *program, const char *path) {
+    size_t bytes;
+    char *object = contents(path, &bytes);
+    uint64_t size = bytes;
+    program->bytes = bytes + 16;
+    program->image = malloc(program->bytes);
+    memcpy(program->image, "host.so", 8);
+    memcpy(program->image + 8, &size, 8);
+    memcpy(program->image + 16, object, bytes);
+    free(object);
+}
+
 int nvrtcCompileProgram(Program *program, int options, const char *const *texts) {
     const char *temporary = getenv("TMPDIR"), *compiler = getenv("CXX");
-    char folder[1000], path[1100], command[4000];
+    char folder[1000], path[1100], kept[1100], command[6000];
     if (getenv("FAKE_NVRTC_LOG")) {
         FILE *log = fopen(getenv("FAKE_NVRTC_LOG"), "a");
         fprintf(log, "%s", program->name);
@@ -69,46 +105,52 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         fprintf(log, "\n");
         fclose(log);
     }
-    snprintf(folder, sizeof folder, "%s/nvrtc_gcc_XXXXXX", temporary && *temporary ? temporary : "/tmp");
-    if (!mkdtemp(folder))
-        return OUT_OF_MEMORY;
-    snprintf(path, sizeof path, "%s/source.cpp", folder);
-    FILE *file = fopen(path, "w");
+    char *text = strdup("");
     for (int k = 0; k < options; k++)
         if (!strncmp(texts[k], "-D", 2) && strchr(texts[k], '='))
-            fprintf(file, "#define %.*s %s\n", (int)strcspn(texts[k] + 2, "="), texts[k] + 2, strchr(texts[k], '=') + 1);
-    fprintf(file, "#include <math.h>\n#define _GC_INT64 long\n#define kernel _gc_kernel\n#include \"%s\"\n#undef kernel\n#define __align__(n) __attribute__((aligned(n)))\n"
-            "#define __noinline__ __attribute__((noinline))\n#line 1 \"%s\"\n%s\n",
-            DEVICE, program->name, program->source);
+            text = joined(text, "#define %.*s %s\n", (int)strcspn(texts[k] + 2, "="), texts[k] + 2, strchr(texts[k], '=') + 1);
+    text = joined(text, "#line 1 \"%s\"\n%s\n", program->name, program->source);
     /* A runner for each kernel. */
     const char *marker = "__launch_bounds__(256) ";
     for (const char *at = program->source; (at = strstr(at, marker)); ) {
         at += strlen(marker);
         int length = (int)strcspn(at, "(");
-        fprintf(file,
+        text = joined(text,
                 "extern \"C\" void _gc_emulate_%.*s(unsigned blocks, unsigned threads, void **arguments) {\n"
                 "    const _gc_user::_gc_Args &args = *static_cast<const _gc_user::_gc_Args *>(arguments[0]);\n"
                 "    launch(blocks, threads, [&] { _gc_user::%.*s(args); });\n}\n",
                 length, at, length, at);
     }
+    compiler = compiler && *compiler ? compiler : "g++";
+    snprintf(kept, sizeof kept, HERE "/kernels/%016llx%016llx.so", digest(text, 1), digest(text, digest(compiler, 2)));
+    program->log = strdup("");
+    if (access(kept, R_OK) == 0) {
+        take_image(program, kept);
+        free(text);
+        return SUCCESS;
+    }
+    snprintf(folder, sizeof folder, "%s/nvrtc_gcc_XXXXXX", temporary && *temporary ? temporary : "/tmp");
+    if (!mkdtemp(folder))
+        return OUT_OF_MEMORY;
+    snprintf(path, sizeof path, "%s/source.cpp", folder);
+    FILE *file = fopen(path, "w");
+    fputs(text, file);
     fclose(file);
-    snprintf(command, sizeof command,
-             "cd '%s' && %s -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -fPIC -shared source.cpp -o image.so 2> log",
-             folder, compiler && *compiler ? compiler : "g++");
+    free(text);
+    snprintf(command, sizeof command, "cd '%s' && %s " FLAGS " -I'" HERE "' -I'" SOURCES "' -include prelude.h -shared source.cpp -o image.so 2> log",
+             folder, compiler);
     int failed = system(command);
     size_t bytes;
+    free(program->log);
     snprintf(path, sizeof path, "%s/log", folder);
     program->log = contents(path, &bytes);
     if (!failed) {
         snprintf(path, sizeof path, "%s/image.so", folder);
-        char *object = contents(path, &bytes);
-        uint64_t size = bytes;
-        program->bytes = bytes + 16;
-        program->image = malloc(program->bytes);
-        memcpy(program->image, "host.so", 8);
-        memcpy(program->image + 8, &size, 8);
-        memcpy(program->image + 16, object, bytes);
-        free(object);
+        take_image(program, path);
+        /* By a name of its own first: others may look for it. */
+        snprintf(command, sizeof command, "mkdir -p '" HERE "/kernels' && cp '%s' '%s.%d' && mv '%s.%d' '%s'", path, kept,
+                 (int)getpid(), kept, (int)getpid(), kept);
+        failed = system(command);
     }
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command) || failed ? COMPILATION : SUCCESS;
