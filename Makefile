@@ -271,6 +271,8 @@ test-python: $(TEST_LIBRARY) $(VENV)/ready $(DRIVERS) $(FUNCTIONS) $(NCCLS) $(NV
 	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
 	    GRADCODEC_REAL_NVRTC=$(abspath $(wildcard $(KERNEL_VENV)/lib/python3*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12)) \
 	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/python
+	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
+	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/spec
 	$(TESTED) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
 
 test-install: $(TEST_LIBRARY) $(VENV)/ready

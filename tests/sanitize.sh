@@ -183,12 +183,14 @@ done
 # The kernels, lane by lane on a driver whose allocations end where they should. The first program passes a gradient with less
 # memory than it has elements, which must be found. Python itself leaves memory behind.
 cat >"$work/short.py" <<'EOF'
-from stand_in import PRELUDE
-from test_codec_driver import PLACE
+import driver
+driver.use(driver.primary())  # before the library looks for a driver
+import numpy as np
+from card import Card
+from capi import int64s
+from codecs_c import Checked, call, views
 
-exec(PRELUDE)
-exec(PLACE)
-place = ExactPlace()
+place = Card(exact=True)
 with Checked(place, codec=5, segments=[100], error=None) as codec:
     gradient, payload = place.put(np.ones(97, "f4")), place.put(np.zeros((1, codec.model.stride), np.uint8))
     gradient.struct.dl_tensor.shape = int64s((100,))
@@ -201,14 +203,14 @@ if [ -x build/venv/bin/python ]; then
     step "compile the stand-in driver" ${CC:-cc} -std=c11 -D_GNU_SOURCE -DEXACT -O2 -g -fsanitize=address -shared -fPIC \
         -Wl,-soname,libcuda.so.1 tests/fakes/cuda/libcuda.c "$work/kernels.o" -lstdc++ -o "$work/driver/libcuda.so.1"
     on_driver=(env GRADCODEC_TESTS=quick GRADCODEC_DRIVERS="$work" LD_LIBRARY_PATH="$work/driver"
-        PYTHONPATH=tests/python:tests/fakes ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0"
+        PYTHONPATH=tests/spec:tests/python ASAN_OPTIONS="$ASAN_OPTIONS:detect_leaks=0"
         LD_PRELOAD="$(${CC:-cc} -print-file-name=libasan.so)" build/venv/bin/python)
     step "a kernel that reads too far is found" dies_of "heap-buffer-overflow" "blocks_encode" \
         "${on_driver[@]}" "$work/short.py"
     step "kernels of codecs" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
-        tests/python/test_codec_driver.py -k "block_codecs or random"
+        tests/spec/test_codec.py -k "(block_codecs or random) and cuda"
     step "kernels of bits, signs and copies" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
-        tests/python/test_driver_work.py tests/python/test_copy_driver.py -k "numpy or signs or vote or any_layout"
+        tests/spec/test_parity.py tests/spec/test_copies.py -k "into or any_layout"
 else
     skip "kernels of codecs" "no build/venv: make test-python makes it"
 fi

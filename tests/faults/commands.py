@@ -40,9 +40,14 @@ class Test:
         return []
 
 
-def python(name, word="", case="", library=True, fakes=True, limit=300):
+def spec(name, word="", case="cuda"):
+    """Tests of tests/spec on the CPU and on the stand-in driver."""
+    return python(name, word, case, folder="tests/spec")
+
+
+def python(name, word="", case="", library=True, fakes=True, limit=300, folder="tests/python"):
     """The tests of a file whose names have this word, or one case of them."""
-    path = f"tests/python/{name}.py"
+    path = f"{folder}/{name}.py"
     chosen = " and ".join(part for part in (word, case) if part)
     return Test(
         f"{path} -k '{chosen}'" if chosen else path,

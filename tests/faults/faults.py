@@ -5,7 +5,7 @@ The text that a fault replaces stands once in its file. `run.py --check` finds a
 
 from dataclasses import dataclass
 
-from commands import does_not_build, gpu, python, script
+from commands import does_not_build, gpu, python, script, spec
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def fault(name, kind, path, old, new, *tests, tier="quick"):
 
 fault("a kernel takes every chunk for the first", "refusal of what is right", "kernels/blocks_reduce.cuh",
       "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
-      python("test_one_exchange_driver", "of_two_exchanges_on_one_card", "group"))
+      spec("test_comm", "the_bytes_of_one_exchange", "cuda and group"))
 
 fault("the second meeting of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_twice.cuh",
       "SPEAK | LISTEN).next()", "SPEAK | LISTEN)",
@@ -43,34 +43,34 @@ fault("what all ranks get of a launch says nothing of what is not finite", "flag
 
 fault("kernels: errors of another world are not cut", "errors of other elements", "kernels/state.cuh",
       "const bool cuts = codec.half == SERVER && call.row != 0;", "const bool cuts = false;",
-      python("test_comm_driver", "errors_go_on"))
+      spec("test_comm", "errors_go_on_in_a_world_of_any_size", "cuda and group"))
 fault("kernels: a shard without elements is no shard", "wrong half of a step", "kernels/blocks_reduce.cuh",
       "const bool to_shard = !KEPT && !PEERS && call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
-      python("test_comm_driver", "halves_on_one_card", "group"))
+      spec("test_comm", "the_two_halves_with_the_same_shard", "cuda and group"))
 fault("kernels: raw elements are added from the last payload on", "wrong order of a sum", "kernels/blocks_reduce.cuh",
       "*reinterpret_cast<const float *>(from + r * call.apart)",
       "*reinterpret_cast<const float *>(from + (many - 1 - r) * call.apart)",
-      python("test_codec_driver", "test_block_codecs", "int4"))
+      spec("test_codec", "test_block_codecs", "int4 and cuda"))
 fault("kernels: scales are divided by more payloads than their exponents have room for", "wrong bits of small numbers",
       "kernels/blocks_reduce.cuh", "divides = number > 128 ||", "divides = number > 4096 ||",
-      python("test_codec_driver", "test_block_codecs", "mxfp8"))
+      spec("test_codec", "test_block_codecs", "mxfp8 and cuda"))
 fault("kernels: a warp adds codes that another lane has not copied yet", "data race of lanes", "kernels/blocks_reduce.cuh",
       "        wait_for_groups<S::PAYLOADS - 1>();\n        __syncwarp();\n", "        wait_for_groups<S::PAYLOADS - 1>();\n",
-      python("test_codec_driver", "test_block_codecs", "mxfp8"))
+      spec("test_codec", "test_block_codecs", "mxfp8 and cuda"))
 fault("kernels: the last payload is not copied where a ring is full", "payload lost", "kernels/blocks_reduce.cuh",
       "if (left >= S::PAYLOADS) stage(before);", "if (left > S::PAYLOADS) stage(before);",
-      python("test_codec_driver", "test_block_codecs", "mxfp8"))
+      spec("test_codec", "test_block_codecs", "mxfp8 and cuda"))
 fault("kernels: what is corrupt is added where lanes have vectors of their own", "payload believed", "kernels/blocks_lanes.cuh",
       "const bool goes_on = are_right();", "const bool goes_on = are_right() || true;",
-      python("test_codec_driver", "test_block_codecs", "mxfp4"))
+      spec("test_codec", "test_block_codecs", "mxfp4 and cuda"))
 fault("kernels: a ring is used anew while copies are on their way to it", "data race of a lane with itself",
       "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // for the ring is used anew\n", "",
-      python("test_codec_driver", "test_block_codecs", "mxfp4"))
+      spec("test_codec", "test_block_codecs", "mxfp4 and cuda"))
 fault("kernels: lanes that have parts of a block do not hear of each other's largest magnitude", "wrong bits",
       "kernels/blocks_lanes.cuh", "largest_of_lanes<LANES>(most)", "most",
-      python("test_codec_driver", "test_block_codecs", "int8"))
+      spec("test_codec", "test_block_codecs", "int8 and cuda"))
 fault("kernels: lanes add a code that is no number as one", "wrong bits", "kernels/blocks_lanes.cuh",
-      "rare.look_at(row);", "", python("test_codec_driver", "test_block_codecs", "mxfp8"))
+      "rare.look_at(row);", "", spec("test_codec", "test_block_codecs", "mxfp8 and cuda"))
 fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "include/gradcodec/device.cuh",
       "most < 0x0d800000u ? 0 : ", "most < 0x0d000000u ? 0 : ", python("test_device_functions", "lanes_quantize"))
 
@@ -78,7 +78,7 @@ fault("kernels: a block below 2^-100 has a scale", "wrong bits at an edge", "inc
 
 fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
       "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);",
-      python("test_codec_driver", "random_codecs"))
+      spec("test_codec", "random_codecs", "bits and cuda"))
 
 # ---- What wraps the C functions
 
@@ -142,7 +142,7 @@ fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finis
 
 fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a tail", "kernels/blocks_decode.cuh",
       "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",
-      python("test_codec_driver", "block", limit=300))
+      spec("test_codec", "block"))
 fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
       "return way.peers->broken ? 0 : PEERS", "return PEERS",
       python("test_block_peers", "rank_that_has_given_up"))
@@ -158,8 +158,8 @@ fault("kernels: in one exchange the chunk behind is summed with the first one's"
 
 # ---- Kernels
 
-CODECS = python("test_codec_driver", "random_codecs")
-COPIED = python("test_copy_driver", "any_layout_and_any_cast")
+CODECS = spec("test_codec", "random_codecs", "bits and cuda")
+COPIED = spec("test_copies", "any_layout_and_any_cast", "other")
 fault("kernels: lines and bytes of a tile", "swapped fields of a layout", "kernels/tiled.cuh",
       "unsigned log_lines, log_bytes;", "unsigned log_bytes, log_lines;",
       does_not_build("build/tests/driver_kernels.o", "kernels/layout.cuh", "LAYOUT_gc_strided_plan"))
@@ -181,13 +181,13 @@ fault("kernels: float64 to bfloat16 is rounded twice", "wrong bits", "kernels/co
       "to_bf16(to_odd(double_of(v)))", "to_bf16(__double2float_rn(double_of(v)))", COPIED)
 fault("kernels: the bytes of the third chunk go to the second's rank", "wrong order of ranks", "kernels/step.cuh",
       "tile.chunk + later, copy)", "tile.chunk + (later != 0), copy)",
-      python("test_peers", "random_cases"))
+      spec("test_peers_cases", "over_callbacks", ""))
 fault("kernels: blocks of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks_emit.cuh",
       "target.base(blocks.places.first + piece.later, copy,", "target.base(blocks.places.first, copy,",
-      python("test_peers", "random_cases"))
+      spec("test_peers_cases", "over_callbacks", ""))
 fault("kernels: raw elements of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks.cuh",
       "target.base(places.first + later, copy, chunk)", "target.base(places.first, copy, chunk)",
-      python("test_peers", "random_cases"))
+      spec("test_peers_cases", "over_callbacks", ""))
 fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kernels/state.cuh",
       "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", CODECS)
 fault("kernels: of many payloads the first are not in the sum", "payload lost", "kernels/reduce.cuh",

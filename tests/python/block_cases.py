@@ -14,7 +14,7 @@ from block_model import BF16, E8M0, FORMATS, INT4, INT8, MEAN, MXFP4, MXFP8, SUM
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow, widen
 from codecs_c import (
-    Checked, Refused, call, gradient, model_of, one_case, options_of, random_block_options, same,
+    Checked, Refused, call, gradient, model_of, options_of, same,
 )  # fmt: skip
 
 NAMES = {BF16: "bf16", MXFP8: "mxfp8", INT8: "int8", INT4: "int4", MXFP4: "mxfp4"}
@@ -43,26 +43,6 @@ def all_magnitudes(codec, seed):
     with np.errstate(all="ignore"):
         c = np.concatenate([random_ones, at_most, ties, np.zeros((1, 64)), -np.zeros((1, 64))]).astype(f32)
     return np.where(np.abs(c) < f32(2.0**127), c, f32(1)).reshape(-1)
-
-
-def random_cases(place, seeds, slow=False):
-    """Random codecs; gives how many. Every third is small enough for kernels that run lane by lane, and `slow` runs those
-    alone: the same cases on both."""
-    ran = 0
-    for seed in seeds:
-        small = seed % 3 == 0
-        if slow and not small:
-            continue
-        most = (1000 if small else 3000) * (1 if seed % 10 else 10 if small else 33)
-        try:
-            one_case(place, seed, most, random_block_options)
-        except Exception as error:
-            error.add_note(f"seed {seed}")
-            raise
-        if slow:
-            place.release()
-        ran += 1
-    return ran
 
 
 def ordinary(rng, model):

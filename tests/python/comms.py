@@ -210,8 +210,11 @@ class CheckedRanks:
         self.all("gc_allreduce_run", lambda rank: (
             self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), None
         ))  # fmt: skip
-        chunks = self.exchanged(gradients, value_factor, error_factor)
-        return self.decoded(put, [m.reduce(of_rank) for m, of_rank in zip(self.models, chunks)])
+        return self.decoded(put, self.reduced(gradients, value_factor, error_factor))
+
+    def reduced(self, gradients, *factors):
+        """What the models make of the chunks that each rank reduces."""
+        return [m.reduce(of_rank) for m, of_rank in zip(self.models, self.exchanged(gradients, *factors))]
 
     def factors(self, *numbers):
         return [None if number is None else self.place.put(np.array([number], f32)) for number in numbers]

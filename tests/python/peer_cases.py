@@ -1,7 +1,7 @@
 """Random steps of ranks that exchange over the memory of a GPU, beside the same steps over callbacks on the host: every byte
 that they give is the same. The bytes over callbacks are those of NumPy's models in test_comm.py.
 
-tests/spec/test_peers_cases.py runs this on a GPU, test_peers.py on a driver without hardware."""
+tests/spec/test_peers_cases.py runs this."""
 
 from ctypes import POINTER, byref
 

@@ -4,7 +4,6 @@ share a GPU, held to DeepSpeed's formula in NumPy."""
 import pytest
 
 from test_codec_driver import run_codec
-from tiers import both
 
 WORLD = """
 from comms import World, reference, shards
@@ -54,7 +53,7 @@ for size in 1, 2, 3:
 
 HALVES = """
 from codec_model import PROPAGATE
-from comms import OF_FAMILIES, CheckedRanks, errors_go_on, random_handle
+from comms import CheckedRanks, random_handle
 
 home = ctypes.c_void_p()
 assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
@@ -67,94 +66,6 @@ class Entered(World):
             return function(rank)
         return World.each(self, run)
 """
-
-
-@pytest.mark.parametrize("over", ["'group'", "'board', 1", "'peers'"])
-@pytest.mark.parametrize(
-    "size, seeds",
-    [(1, both(quick=1, all=8)), (2, both(quick=2, all=6)), (3, both(quick=2, all=6)), (5, both(quick=1, all=4)),
-     (9, both(quick=0, all=3))],
-)  # fmt: skip
-def test_halves_on_one_card_are_a_run_and_what_the_formula_says(size, seeds, over):
-    run_comm(f"""
-exec({HALVES!r})
-place, size = Place(), {size}
-for seed in range({seeds}):
-    rng = np.random.default_rng([seed, size])
-    options = random_handle(rng)
-    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with Entered(size, {over}) as world, CheckedRanks(world, place, **options) as whole, \\
-            CheckedRanks(world, place, **options) as halves:
-        shards = None
-        for step in range(5):
-            special, aligned = rng.random() < 0.3, rng.random() < 0.5
-            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
-            if step < 3:
-                expected = whole.run(gradients)
-                shards = halves.reduce_scatter(gradients, aligned=aligned)
-                for one, other in zip(halves.all_gather(shards, aligned=aligned), expected):
-                    same(one, other, f"seed {{seed}}, step {{step}}")
-                if step == 2:
-                    assert whole.flags() == halves.flags()
-            else:
-                with np.errstate(all="ignore"):
-                    shards = [np.float32(-0.1) * shard for shard in halves.reduce_scatter(gradients, aligned=aligned)]
-                if special and shards[-1].size:
-                    shards[-1][-1] = [np.inf, np.nan][step % 2]
-                halves.all_gather(shards, aligned=aligned)
-            if transactional and step != 1:
-                skip = [None, np.array([rng.random() < 0.5])][rng.integers(0, 2)]
-                halves.commit(skip)
-                if step < 3:
-                    whole.commit(skip)
-                halves.errors()
-        halves.flags()
-        if transactional:
-            # Each half for itself.
-            halves.reduce_scatter(gradients)
-            [halves.commit, halves.rollback][seed % 2]()
-            halves.errors()
-            halves.all_gather(shards)
-            [halves.rollback, halves.commit][seed % 2]()
-        halves.errors()
-        halves.flags()
-    place.release()
-assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
-""")
-
-
-@pytest.mark.parametrize("error", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["onebit", "int8", "mean", "sum"])
-@pytest.mark.parametrize("over", ["group", "peers"])
-def test_errors_go_on_in_a_world_of_any_size_on_one_card(over, family, error):
-    run_comm(f"""
-exec({HALVES!r})
-assert list(OF_FAMILIES) == ["onebit", "int8", "mean", "sum"]
-place = Place()
-for old, new in {both(quick=[(2, 3), (3, 3)], all=[(3, 3), (2, 3), (4, 1), (1, 3), (3, 5)])}:
-    errors_go_on(place, old, new, "{error}", "{family}", lambda size: Entered(size, "{over}"))
-    place.release()
-""")
-
-
-@pytest.mark.parametrize("policy", ["PROPAGATE", "ZERO", "TRANSACTIONAL"])
-def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(policy):
-    run_comm(f"""
-exec({HALVES!r})
-place, rng, segments = Place(), np.random.default_rng(2), [1500, 3, 9000]
-for kind, error in (ONEBIT, "float32"), (ONEBIT, "bfloat16"), (ONEBIT, None), (SIGN, None):
-    options = dict(codec=kind, segments=segments, error=error, nonfinite={policy})
-    with Entered(2, "group") as world, CheckedRanks(world, place, **options) as ranks:
-        for value in 1, np.inf, -np.inf, np.nan, 3e38, 1:
-            shards = ranks.reduce_scatter([[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(2)])
-            shards[1][1000] = value
-            ranks.all_gather(shards)
-            if {policy} == TRANSACTIONAL:
-                ranks.commit()
-            ranks.flags()
-            ranks.errors()
-    place.release()
-""")
 
 
 @pytest.mark.parametrize("kind", ["ONEBIT", "SIGN"])

@@ -1,7 +1,7 @@
 """What becomes of a CUDA driver's answers: none there, an old one, every call failing, codes that nobody knows.
 
 Each test runs in a process of its own, with tests/fakes/cuda/libcuda.c for a driver: it has no hardware, counts, and fails as
-the environment says. What kernels compute is tests/spec's.
+the environment says. tests/spec tests what kernels compute.
 """
 
 import pytest

@@ -4,7 +4,7 @@ of each rank and each chunk holds them."""
 import numpy as np
 import pytest
 
-from block_model import BF16, FORMATS, INT4, INT8, MXFP8, SUM
+from block_model import BF16, INT4, INT8, MXFP8, SUM
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, gradient, model_of, same, views
@@ -12,15 +12,6 @@ from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, on
 from tiers import both
 
 place = Host()
-@pytest.mark.parametrize("size", both(quick=[2, 3, 9], all=range(2, 10)))
-@pytest.mark.parametrize("over", ["group", "board"])
-@pytest.mark.parametrize("seed", range(both(quick=3, all=12)))
-def test_the_bytes_are_those_of_two_exchanges(seed, over, size):
-    rng = np.random.default_rng([seed, size, over == "board"])
-    options = once_handle(rng)
-    assert is_once(size, options)
-    with World(size, over) as world, CheckedRanks(world, place, **options) as ranks:
-        steps(rng, ranks, options)
 
 
 SHAPES = [([2, 2], 2), ([3, 3], 2), ([2, 2, 2], 1), ([1, 1, 1], 1), ([4], 4)]

@@ -4,33 +4,12 @@ import pytest
 
 from test_comm_driver import HALVES, run_comm
 from test_nccl import run_ranks
-from tiers import both
 
 ONCE = f"""
 exec({HALVES!r})
 from codec_model import CORRUPT
 from comms import changed, is_once, once_handle, steps
 """
-
-
-@pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1", "'peers', 0, 4 << 20"])
-@pytest.mark.parametrize(
-    "size, seeds",
-    [(2, both(quick=3, all=10)), (3, both(quick=2, all=8)), (5, both(quick=1, all=5)), (9, both(quick=0, all=3))],
-)  # fmt: skip
-def test_the_bytes_are_those_of_two_exchanges_on_one_card(size, seeds, over):
-    run_comm(f"""
-exec({ONCE!r})
-place = Place()
-for seed in range({seeds}):
-    rng = np.random.default_rng([seed, {size}])
-    options = once_handle(rng)
-    assert is_once({size}, options)
-    with Entered({size}, {over}) as world, CheckedRanks(world, place, **options) as ranks:
-        steps(rng, ranks, options)
-    place.release()
-assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
-""")
 
 
 def test_a_block_codec_takes_three_launches_on_one_card():

@@ -3,7 +3,6 @@
 import pytest
 
 from test_codec_driver import run_codec
-from tiers import both
 
 RANKS = """
 import threading
@@ -129,30 +128,6 @@ expect(lib.gc_compressed_allreduce(*arguments), Status.COMM, "broken off")
 expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
 for comm in comms:
     lib.gc_comm_free(comm)
-""")
-
-
-@pytest.mark.parametrize("size, seeds", [(2, both(quick=6, all=20)), (4, both(quick=4, all=16)), (8, both(quick=2, all=8))])
-def test_random_cases_give_the_bytes_over_callbacks(size, seeds):
-    """As tests/spec/test_peers_cases.py on a GPU."""
-    run_codec(f"""
-import peer_cases
-from comms import World
-
-home = ctypes.c_void_p()
-assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
-
-class Entered(World):
-    # All ranks in the context in which the tensors are.
-    def each(self, function):
-        def run(rank):
-            assert fake.cuCtxPushCurrent_v2(home) == 0
-            return function(rank)
-        return World.each(self, run)
-
-place = Place()
-peer_cases.cases(range({seeds}), {size}, place, 6000, Entered, clear=place.release)
-assert (fake.fake_events(), fake.fake_pinned()) == (0, 0)
 """)
 
 

@@ -1,23 +1,23 @@
 """Device memory for the codecs of tests/python/codecs_c.py."""
 
-import ctypes
-
 import numpy as np
 
 import capi
 import driver
 import gpu
 
+BEHIND = 64  # bytes behind each operand, which no call may write
+
 
 class Card:
     """A piece of device memory out of which operands are cut, one after the other. With `exact` each has an allocation of
-    its own that ends with it, for compute-sanitizer."""
+    its own that ends with it, for compute-sanitizer and AddressSanitizer."""
 
-    device = gpu.device()
-
-    def __init__(self, size=64 << 20, exact=False):
-        self.memory, self.used, self.exact = driver.Memory(size), 0, exact
-        self.allocated = []
+    def __init__(self, size=64 << 20, exact=False, index=0):
+        self.device = gpu.device(index)
+        self.memory, self.used, self.behind, self.allocated = None, 0, 0 if exact else BEHIND, []
+        if not exact:
+            self.memory = driver.Memory(size)
 
     def start_again(self):
         """What was put is not used any more."""
@@ -26,19 +26,27 @@ class Card:
             memory.free()
         self.allocated.clear()
 
+    def free(self):
+        self.start_again()
+        if self.memory:
+            self.memory.free()
+
+    def cut(self, n_bytes):
+        """The address of so much memory."""
+        if not self.memory:
+            self.allocated.append(driver.Memory(n_bytes))
+            return self.allocated[-1].address
+        address = self.memory.address + self.used
+        self.used += -(-n_bytes // 256) * 256
+        assert self.used <= self.memory.size
+        return address
+
     def put(self, array, dtype=None, aligned=True):
         shift = 0 if aligned else array.itemsize
-        if self.exact:
-            memory = driver.Memory(max(1, shift + array.nbytes))
-            self.allocated.append(memory)
-            address = memory.address + shift
-        else:
-            address = self.memory.address + self.used + shift
-            self.used += -(-(shift + array.nbytes + 64) // 256) * 256
-            assert self.used <= self.memory.size
-        if array.nbytes:
-            driver.upload(address, np.ascontiguousarray(array))
-        return gpu.at(address, array.shape, dtype or array.dtype.name)
+        address = self.cut(max(1, shift + array.nbytes + self.behind)) + shift
+        pattern = np.full(self.behind, gpu.PATTERN, np.uint8)
+        driver.upload(address, np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8), pattern]))
+        return gpu.at(address, array.shape, dtype or array.dtype.name, index=self.device.device_id)
 
     def get(self, tensor):
         view = tensor.struct.dl_tensor
@@ -46,8 +54,8 @@ class Card:
         dtype = next(
             np.dtype(d) for d, code, bits in capi.DTYPES.values() if (code, bits) == (view.dtype.code, view.dtype.bits)
         )
-        count = int(np.prod(shape, dtype=np.int64))
-        if count == 0:
-            return np.empty(shape, dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         driver.synchronize()
-        return driver.download(view.data, count * dtype.itemsize).view(dtype).reshape(shape)
+        found = driver.download(view.data, size + self.behind)
+        assert (found[size:] == gpu.PATTERN).all(), "written behind it"
+        return found[:size].view(dtype).reshape(shape)

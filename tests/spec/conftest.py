@@ -1,4 +1,9 @@
-"""The tests that need a CUDA device. Without one, each says so and is counted as skipped."""
+"""One suite on the CPU and on a CUDA device, against models in Python.
+
+If GRADCODEC_DRIVERS names the folder of the stand-in drivers (tests/fakes/cuda), the device is a stand-in: it runs the
+kernels on the host, so a machine without a GPU runs these tests too. Otherwise the device is a GPU. Without a GPU, tests
+on the device are skipped. Tests with the mark `gpu`, and those that hold a stream back by `gate`, run on a GPU alone.
+"""
 
 import os
 import pathlib
@@ -13,19 +18,35 @@ if not os.environ.get("GRADCODEC_LIBRARY"):
     in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
     os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))
 
-import driver  # noqa: E402 the path comes first
+import driver  # noqa: E402 the path comes first, and the stand-in before the library
+
+# Files of which everything needs a GPU; some of them import PyTorch or CuPy.
+NEEDS_GPU = "\npytestmark = pytest.mark.gpu\n"
+collect_ignore = [path.name for path in HERE.glob("test_*.py") if driver.IS_STAND_IN and NEEDS_GPU in path.read_text()]
 
 
 def pytest_configure(config):
     if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
         raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
+    config.addinivalue_line("markers", "gpu: needs a GPU; not run on the stand-in driver")
     config.addinivalue_line("markers", "two_devices: needs two CUDA devices")
 
 
-def pytest_collection_modifyitems(items):
+def needs_gpu(item):
+    return item.get_closest_marker("gpu") is not None or "gate" in item.fixturenames
+
+
+def on_cpu(item):
+    return getattr(item, "callspec", None) is not None and item.callspec.params.get("place", item.callspec.params.get("over", "")).startswith("cpu")
+
+
+def pytest_collection_modifyitems(config, items):
+    if driver.IS_STAND_IN:
+        config.hook.pytest_deselected(items=[item for item in items if needs_gpu(item)])
+        items[:] = [item for item in items if not needs_gpu(item)]
     count = driver.device_count()
     for item in items:
-        if count == 0:
+        if count == 0 and not on_cpu(item):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         elif count < 2 and item.get_closest_marker("two_devices"):
             item.add_marker(pytest.mark.skip(reason="two CUDA devices needed, one found"))
@@ -33,7 +54,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def primary_context():
-    """The primary context of device 0 is current in every test, and still there and sound after it."""
+    """The primary context of device 0 is current in every test, and still current and sound after it."""
+    if not driver.device_count():
+        yield
+        return
     driver.use(driver.primary())
     yield
     assert driver.current() == driver.primary(), "the current context is another one after the test"
@@ -50,3 +74,27 @@ def gate():
 def stream():
     with driver.Stream() as stream:
         yield stream.handle
+
+
+@pytest.fixture(scope="module")
+def memory():
+    """Memory of the device, out of which `place` cuts operands."""
+    import gpu
+    from card import Card
+
+    driver.use(driver.primary())
+    card = Card(512 << 20, gpu.EXACT)
+    yield card
+    card.free()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def place(request):
+    """Where a codec and its operands are: on the CPU, and on the device."""
+    if request.param == "cpu":
+        from codecs_c import Host
+
+        return Host()
+    card = request.getfixturevalue("memory")
+    card.start_again()
+    return card

@@ -1,11 +1,15 @@
 """The CUDA driver through ctypes: memory, streams, contexts, graphs, and a gate that holds a stream back.
 
-The tests speak to the driver themselves, so that they know what is current, what waits and what is free without asking
-a framework, or the library under test.
+The tests call the driver themselves, so they see the current context, pending work and free memory without a framework
+and without the library under test. The driver is the machine's, or the stand-in (tests/fakes/cuda/libcuda.c) if
+GRADCODEC_DRIVERS names the folder of its builds. Memory, streams and contexts work on both; graphs, the gate, managed
+memory and the count of free bytes need a GPU.
 """
 
 import contextlib
 import ctypes
+import os
+import pathlib
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
@@ -16,10 +20,18 @@ NOT_READY = 600
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # modes of a capture
 NODE_KERNEL, NODE_COPY, NODE_SET = 0, 1, 2
 
-try:
-    library = ctypes.CDLL("libcuda.so.1")
-except OSError:
-    library = None
+STAND_INS = os.environ.get("GRADCODEC_DRIVERS")
+IS_STAND_IN = bool(STAND_INS)
+
+if IS_STAND_IN:
+    # Loaded by its path, it is also what the library under test finds by name. Child processes search LD_LIBRARY_PATH.
+    os.environ["LD_LIBRARY_PATH"] = str(pathlib.Path(STAND_INS) / "driver")
+    library = ctypes.CDLL(str(pathlib.Path(STAND_INS) / "driver/libcuda.so.1"))
+else:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        library = None
 
 
 class DriverError(Exception):
@@ -51,15 +63,22 @@ def device_count():
     return count.value
 
 
+def handle_of(device):
+    """The driver's handle of a device by its number. On the stand-in they differ."""
+    handle = c_int()
+    call("cuDeviceGet", byref(handle), device)
+    return handle.value
+
+
 def name(device=0):
     text = ctypes.create_string_buffer(100)
-    call("cuDeviceGetName", text, len(text), device)
+    call("cuDeviceGetName", text, len(text), handle_of(device))
     return text.value.decode()
 
 
 def attribute(which, device=0):
     value = c_int()
-    call("cuDeviceGetAttribute", byref(value), which, device)
+    call("cuDeviceGetAttribute", byref(value), which, handle_of(device))
     return value.value
 
 
@@ -80,7 +99,7 @@ def primary(device=0):
     """The device's primary context, retained until the process ends."""
     if device not in _primary:
         context = c_void_p()
-        call("cuDevicePrimaryCtxRetain", byref(context), device)
+        call("cuDevicePrimaryCtxRetain", byref(context), handle_of(device))
         _primary[device] = context.value
     return _primary[device]
 
@@ -93,7 +112,11 @@ def current():
 
 
 def use(context):
-    call("cuCtxSetCurrent", c_void_p(context))
+    """Makes a context the current one in place of the one that was. None: only takes away the one that was."""
+    if current():
+        call("cuCtxPopCurrent_v2", byref(c_void_p()))
+    if context:
+        call("cuCtxPushCurrent_v2", c_void_p(context))
 
 
 @contextlib.contextmanager
@@ -112,7 +135,7 @@ def own_context(device=0):
     """A context beside the primary one; current inside, gone after."""
     before = current()
     context = c_void_p()
-    call("cuCtxCreate_v2", byref(context), 0, device)
+    call("cuCtxCreate_v2", byref(context), 0, handle_of(device))
     try:
         yield context.value
     finally:
@@ -124,9 +147,9 @@ def own_context(device=0):
 def green_context(device=0):
     """A context of some of a GPU's processors (here all of them), which may be current to one thread at a time."""
     resource, description, context = ctypes.create_string_buffer(1024), c_void_p(), c_void_p()
-    call("cuDeviceGetDevResource", device, resource, 1)  # processors
+    call("cuDeviceGetDevResource", handle_of(device), resource, 1)  # processors
     call("cuDevResourceGenerateDesc", byref(description), resource, 1)
-    call("cuGreenCtxCreate", byref(context), description, device, 1)
+    call("cuGreenCtxCreate", byref(context), description, handle_of(device), 1)
     try:
         yield context
     finally:
@@ -166,6 +189,11 @@ class Memory:
             call("cuMemHostAlloc", byref(address), c_size_t(size), 3)
         self.address = address.value
 
+    def resize(self, size):
+        """What was in it is lost."""
+        self.free()
+        self.__init__(size, self.kind)
+
     def free(self):
         if self.address:
             function = "cuMemFreeHost" if self.kind == "pinned" else "cuMemFree_v2"
@@ -184,7 +212,7 @@ def upload(address, array):
     array = np.ascontiguousarray(array)
     if array.nbytes:
         call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
-        call("cuStreamSynchronize", c_void_p(LEGACY))
+        wait_for(None)
 
 
 def download(address, size):
@@ -192,20 +220,21 @@ def download(address, size):
     array = np.empty(size, np.uint8)
     if size:
         call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), c_uint64(address), c_size_t(size))
+        wait_for(None)
     return array
 
 
 def fill(address, byte, size):
     """Complete when it returns, for every stream."""
     if size:
-        call("cuMemsetD8_v2", c_uint64(address), ctypes.c_ubyte(byte), c_size_t(size))
-        call("cuStreamSynchronize", c_void_p(LEGACY))
+        call("cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(byte), c_size_t(size), None)
+        wait_for(None)
 
 
 def copy(to, source, size, stream):
     """Enqueued on the stream, from device to device."""
     if size:
-        call("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(source), c_size_t(size), c_void_p(stream))
+        call("cuMemcpyAsync", c_uint64(to), c_uint64(source), c_size_t(size), c_void_p(stream))
 
 
 # --- streams and events -----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import capi
 import driver
 from capi import AXIS_NONE, BIG, COUNT_ALL, CUDA, DTYPES, LITTLE, DLDevice, Managed, Tensor, lib
 from models import ORDERS, bit_patterns, not_below_zero
+from tiers import both
 
 PATTERN = 0xA5
 HERE = pathlib.Path(__file__).resolve().parent
@@ -54,6 +55,11 @@ def run_child(name, *arguments, environment=None, silent=True):
     good = child.returncode == 0 and not (silent and child.stderr)
     assert good, f"exit {child.returncode}\n{child.stdout}{child.stderr}"
     return child.stdout
+
+
+def sized(*, card, quick, all):
+    """How much of something is tried on a GPU; and on the stand-in driver, which is slow, by tier."""
+    return both(quick=quick, all=all) if driver.IS_STAND_IN else card
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -96,7 +102,9 @@ def zeros_and_ones(bits, dtype):
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
-MARGIN = 64  # bytes on both sides of the elements that nobody may touch
+MARGIN = 64  # bytes on both sides of the elements that no call may write
+# Under AddressSanitizer (tests/sanitize.sh) memory ends with the elements.
+EXACT = driver.IS_STAND_IN and "asan" in os.environ.get("LD_PRELOAD", "")
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ class Layout:
         return int(np.prod(self._extents(), dtype=np.int64)) * self.numpy.itemsize
 
     def buffer(self):
-        return np.full(MARGIN + self.shift + self._bytes() + MARGIN, PATTERN, np.uint8)
+        return np.full(MARGIN + self.shift + self._bytes() + (0 if EXACT else MARGIN), PATTERN, np.uint8)
 
     def carve(self, buffer):
         """The array of this layout in a buffer of its size."""
@@ -234,6 +242,8 @@ class Bench:
         self.source, self.target = driver.Memory(size), driver.Memory(size)
 
     def place(self, layout, buffer, memory):
+        if EXACT:
+            memory.resize(buffer.size)
         assert buffer.size <= memory.size
         driver.upload(memory.address, buffer)
         return move(layout.describe(buffer), buffer.ctypes.data, memory.address)

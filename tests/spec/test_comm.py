@@ -1,303 +1,339 @@
-"""Ranks that share a GPU: the compressed all-reduces there, against DeepSpeed's formula in NumPy and against the CPU."""
+"""All-reduces by a handle, on the CPU and on the device, over each transport: every rank is compared with the model of a
+codec. And what only ranks of one GPU have: streams, captures, memory."""
 
-import ctypes
 import os
-from ctypes import POINTER, byref, c_int64
 
 import numpy as np
 import pytest
 
-import capi
 import driver
 import gpu
-from capi import CPU, CUDA, CodecOptions, DLDevice, Status, lib
 from block_model import FORMATS
+from capi import Status
 from card import Card
-from codec_model import NONFINITE, TAKEN_BACK, TRANSACTIONAL
+from codec_model import NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, Refused, call, gradient, same, views
-from comms import OF_FAMILIES, CheckedRanks, World, errors_go_on, random_handle, reference, shards
+from comms import (
+    OF_FAMILIES, CheckedRanks, World, errors_go_on, is_once, of_family, once_handle, random_handle, steps,
+)  # fmt: skip
 from tiers import both
 
+ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
+WAYS = {
+    "cpu-group": ("group",), "cpu-board": ("board",),
+    "cuda-group": ("group",), "cuda-host transport": ("board", 1), "cuda-peers": ("peers", 0, ROOM),
+}  # fmt: skip
 
-@pytest.fixture(scope="module")
-def card():
-    driver.use(driver.primary())
-    return Card(256 << 20)
 
-
-@pytest.fixture(autouse=True)
-def start_again(card):
+@pytest.fixture(params=WAYS)
+def over(request):
+    """Where operands are, and a function that makes a world of so many ranks."""
+    way = WAYS[request.param]
+    if request.param.startswith("cpu"):
+        return Host(), lambda size: World(size, *way)
+    card = request.getfixturevalue("memory")
     card.start_again()
+    return card, lambda size: World(size, *way)
 
 
-class Streams:
-    """One for each rank, not ordered with each other."""
-
-    def __init__(self, count):
-        self.streams = [driver.Stream() for _ in range(count)]
-
-    def __enter__(self):
-        return [stream.handle for stream in self.streams]
-
-    def __exit__(self, *_):
-        for stream in self.streams:
-            stream.destroy()
+@pytest.fixture
+def card(memory):
+    memory.start_again()
+    return memory
 
 
-def filled(server, n, world):
-    return np.concatenate([server, np.full(lib.gc_shard_elements(n, world) - server.size, 7, "f4")])
+def worlds(seeds, largest=9):
+    """Sizes of a world and seeds: each with all others, or a few of them."""
+    few = [((1, 2, 3, 5)[seed % 4], seed) for seed in range(4)]
+    every = [(size, seed) for size in range(1, largest + 1) for seed in range(seeds)]
+    return pytest.mark.parametrize("size, seed", both(quick=few, all=sorted({*few, *every})))
 
 
-@pytest.mark.parametrize("over", [("group",), ("board", 1), ("peers",)], ids=["group", "host transport", "peers"])
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_ranks_on_one_card_compute_deepspeeds_formula(card, size, over):
-    rng = np.random.default_rng(size)
-    with World(size, *over) as world, Streams(size) as streams:
-        for n in 1_000_003, 0, 7, 8193, 100_000:
-            card.start_again()
-            workers = [np.zeros(n, "f4") for _ in range(size)]
-            servers = [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
-            put_workers = [card.put(w) for w in workers]
-            put_servers = [card.put(filled(s, n, size)) for s in servers]
-            for step in range(4):
-                buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-                if step == 2 and n:
-                    buffers[0][n // 3] = np.inf
-                put = [card.put(b) for b in buffers]
-                driver.synchronize()
-                out, workers, servers = reference(buffers, workers, servers)
-
-                def run(rank):
-                    views = [x[rank].view for x in (put, put_workers, put_servers)]
-                    call("gc_compressed_allreduce", world.comms[rank], *views, streams[rank])
-
-                world.each(run)
-                for rank in range(size):
-                    same(card.get(put[rank]), out, f"{n}, {step}: buffer of {rank}")
-                    same(card.get(put_workers[rank]), workers[rank], f"{n}, {step}: worker error of {rank}")
-                    same(card.get(put_servers[rank]), filled(servers[rank], n, size), f"{n}, {step}: server error")
+def handle_for(place, rng, seed):
+    """Random options; on a GPU every second time of more elements."""
+    options = random_handle(rng)
+    if isinstance(place, Card) and not driver.IS_STAND_IN and seed % 2:
+        segments = [100_003, 0, 7, 200_000]
+        options |= dict(segments=segments, **of_family(rng, options["codec"], segments))
+    return options
 
 
-class Handles:
-    """The same all-reduce on every rank of a world."""
-
-    def __init__(self, world, device, segments, values="float32", error=0, codec=1, nonfinite=0):
-        self.world = world
-        counts = (c_int64 * len(segments))(*segments)
-        options = CodecOptions(
-            struct_size=ctypes.sizeof(CodecOptions), codec=codec, device=device, values=capi.dldtype(values), error=error,
-            nonfinite=nonfinite, segments=counts, n_segments=len(segments),
-        )  # fmt: skip
-
-        def make(rank):
-            handle = POINTER(capi.AllReduce)()
-            call("gc_allreduce_create", world.comms[rank], byref(options), byref(handle))
-            return handle
-
-        self.handles = world.each(make)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for handle in self.handles:
-            lib.gc_allreduce_free(handle)
-
-    def run(self, values, streams):
-        """`values[rank]`: a tensor for each segment."""
-
-        def one(rank):
-            call("gc_allreduce_run", self.handles[rank], views(values[rank]), len(values[rank]), None, None, streams[rank])
-
-        self.world.each(one)
+def start_again(place):
+    if isinstance(place, Card):
+        place.start_again()
 
 
-@pytest.mark.parametrize("values, error", [("float32", 0), ("bfloat16", 1), ("float16", 2)])
-@pytest.mark.parametrize("codec", [1, 2], ids=["onebit", "sign"])
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_a_handle_on_the_card_is_that_on_the_cpu_to_the_bit(card, size, codec, values, error):
-    rng = np.random.default_rng(size)
-    segments = [100_003, 0, 7, 20_000]
-    dtype = "bfloat16" if values == "bfloat16" else None
-    error = 2 if codec == 2 else error
-    cuda, cpu = DLDevice(CUDA, 0), DLDevice(CPU, 0)
-    with World(size) as there, World(size) as here, Streams(size) as streams:
-        with (
-            Handles(there, cuda, segments, values, error, codec) as on_card,
-            Handles(here, cpu, segments, values, error, codec) as on_cpu,
-        ):
-            for step in range(5):
-                gradients = [[gradient(rng, n, values, step == 3) for n in segments] for _ in range(size)]
-                put = [[card.put(g, dtype) for g in of_rank] for of_rank in gradients]
-                expected = [[Host().put(g, dtype) for g in of_rank] for of_rank in gradients]
-                driver.synchronize()
-                on_card.run(put, streams)
-                on_cpu.run(expected, [None] * size)
-                for rank in range(size):
-                    for got, want in zip(put[rank], expected[rank]):
-                        same(card.get(got), want.array, f"step {step}, rank {rank}")
+@worlds(seeds=12)
+def test_a_handle_is_a_codec_for_each_rank_and_two_exchanges(over, size, seed):
+    rng = np.random.default_rng([seed, size])
+    place, world_of = over
+    options = handle_for(place, rng, seed)
+    with world_of(size) as world, CheckedRanks(world, place, **options) as ranks:
+        for step in range(5):
+            start_again(place)
+            special = rng.random() < 0.3
+            dtype, segments = options["values"], options["segments"]
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            ranks.run(gradients, *factors, aligned=rng.random() < 0.7)
+            if options["nonfinite"] == TRANSACTIONAL:
+                skips = [None, np.array([rng.random() < 0.5]), np.array([3], np.int32), np.array([0], f32)]
+                ranks.commit(skips[rng.integers(0, 4)])
+            ranks.flags()
+            ranks.errors()
+        if options["nonfinite"] == TRANSACTIONAL:
+            ranks.run(gradients)
+            ranks.rollback()
+            ranks.flags()
+            ranks.errors()
+        ranks.reset()
+        workers, server = ranks.errors()
+        assert not workers.any() and not server.any()
 
 
-@pytest.mark.parametrize("values, error", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", None)])
-@pytest.mark.parametrize("codec", [1, 2], ids=["onebit", "sign"])
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_halves_on_the_card_are_a_run_and_what_the_formula_says(card, size, codec, values, error):
-    rng, segments = np.random.default_rng(size), [100_003, 0, 7, 200_000]
-    error = None if codec == 2 else error
-    options = dict(codec=codec, segments=segments, values=values, results=values, error=error, nonfinite=TRANSACTIONAL)
+@worlds(seeds=8)
+def test_the_two_halves_with_the_same_shard_are_a_run_to_the_byte(over, size, seed):
+    rng = np.random.default_rng([1, seed, size])
+    place, world_of = over
+    options = handle_for(place, rng, seed)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
     with (
-        World(size) as world,
-        CheckedRanks(world, card, **options) as whole,
-        CheckedRanks(world, card, **options) as halves,
+        world_of(size) as world,
+        CheckedRanks(world, place, **options) as whole,
+        CheckedRanks(world, place, **options) as halves,
     ):
-        for step in range(6):
-            card.start_again()
-            gradients = [[gradient(rng, n, values, step == 2) for n in segments] for _ in range(size)]
-            # Shards at an address that is not aligned to 16, too.
-            shards, aligned = halves.reduce_scatter(gradients, aligned=step % 2 == 0), step % 2 == 0
-            if step < 4:
-                for one, other in zip(halves.all_gather(shards, aligned=aligned), whole.run(gradients)):
-                    same(one, other, f"step {step}")
-            else:  # what the optimizer made of them
+        for step in range(5):
+            start_again(place)
+            special = rng.random() < 0.3
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
+            expected = whole.run(gradients, *factors)
+            aligned = rng.random() < 0.5
+            got = halves.all_gather(halves.reduce_scatter(gradients, *factors, aligned=aligned), aligned=aligned)
+            for one, other in zip(got, expected):
+                same(one, other, f"step {step}")
+            if transactional and rng.random() < 0.7:  # otherwise the next step commits
+                skip = [None, np.array([rng.random() < 0.5])][rng.integers(0, 2)]
+                for ranks in (whole, halves):
+                    ranks.commit(skip)
+            if not transactional or step % 2:
+                assert whole.flags() == halves.flags()
+        if transactional:
+            for ranks in (whole, halves):
+                ranks.commit()
+        assert whole.flags() == halves.flags()
+        for one, other in zip(whole.errors(), halves.errors()):
+            same(one, other, "errors")
+
+
+def optimizer(rng, special):
+    """What becomes of a shard before it is sent to all: its owner's step."""
+
+    def step(shard):
+        changed = shard * f32(-0.1) + f32(0.01) * rng.standard_normal(shard.size).astype(f32)
+        if special and shard.size:
+            changed[rng.integers(0, shard.size)] = rng.choice(np.array([np.inf, -np.inf, np.nan, 3e38, -0.0], f32))
+        return changed
+
+    with np.errstate(all="ignore"):
+        return step
+
+
+@worlds(seeds=8)
+def test_halves_do_what_the_formula_says_of_any_shard_and_in_any_order(over, size, seed):
+    rng = np.random.default_rng([2, seed, size])
+    place, world_of = over
+    options = handle_for(place, rng, seed)
+    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
+    with world_of(size) as world, CheckedRanks(world, place, **options) as ranks:
+        shards = [np.ones(model.shard_elements(), f32) for model in ranks.models]
+        for _ in range(14):
+            start_again(place)
+            call_it, special, aligned = rng.integers(0, 5 + transactional), rng.random() < 0.2, rng.random() < 0.5
+            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
+            if call_it == 0:
+                ranks.run(gradients, aligned=aligned)
+            elif call_it <= 2:
                 with np.errstate(all="ignore"):
-                    halves.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=aligned)
-            halves.commit()
-            halves.errors()
-            if step < 4:
-                whole.commit()
-                assert halves.flags() == whole.flags()
+                    shards = list(map(optimizer(rng, special), ranks.reduce_scatter(gradients, aligned=aligned)))
+            elif call_it <= 4:
+                ranks.all_gather(shards, aligned=aligned)
+            elif rng.random() < 0.3:
+                ranks.rollback()
+            else:
+                ranks.commit()
+            if all(model.pending == [None, None] for model in ranks.models):
+                ranks.errors()
+            ranks.flags()
 
 
-@pytest.mark.parametrize("codec", [1, 2], ids=["onebit", "sign"])
-def test_halves_without_segments_are_of_nothing(card, codec):
+@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
+def test_halves_without_segments_are_of_nothing(over, codec):
+    place, world_of = over
     options = dict(codec=codec, segments=[], values="float32", results="float32", error=None, nonfinite=TRANSACTIONAL)
-    with World(2) as world, CheckedRanks(world, card, **options) as ranks:
+    with world_of(2) as world, CheckedRanks(world, place, **options) as ranks:
         ranks.all_gather(ranks.reduce_scatter([[], []]))
         ranks.commit()
         ranks.flags()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_halves_of_block_codecs_on_the_card_are_a_run_and_what_the_page_says(card, size):
-    for seed in range(both(quick=5, all=20)):
-        rng = np.random.default_rng([seed, size])
-        options = random_handle(rng, tuple(FORMATS))
-        with (
-            World(size) as world,
-            CheckedRanks(world, card, **options) as whole,
-            CheckedRanks(world, card, **options) as halves,
-        ):
-            for step in range(3):
-                card.start_again()
-                gradients = [
-                    [gradient(rng, n, options["values"], step == 1) for n in options["segments"]] for _ in range(size)
-                ]
-                shards, aligned = halves.reduce_scatter(gradients, aligned=step % 2 == 0), step % 2 == 0
-                for one, other in zip(halves.all_gather(shards, aligned=aligned), whole.run(gradients)):
-                    same(one, other, f"seed {seed}, step {step}")
-                if options["nonfinite"] == TRANSACTIONAL:
-                    halves.commit()
-                    whole.commit()
-                halves.errors()
-            assert halves.flags() == whole.flags(), f"seed {seed}"
+def test_each_half_of_a_step_is_committed_and_taken_back_for_itself(over):
+    place, world_of = over
+    rng, segments = np.random.default_rng(13), [300, 7, 2000]
+    options = dict(codec=ONEBIT, segments=segments, error="float32", nonfinite=TRANSACTIONAL)
+    with world_of(3) as world, CheckedRanks(world, place, **options) as ranks:
+
+        def scatter():
+            return ranks.reduce_scatter([[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)])
+
+        shards = scatter()
+        ranks.all_gather(shards)
+        ranks.commit()
+        workers, server = ranks.errors()
+        for end, kept in ((ranks.rollback, True), (ranks.commit, False)):
+            scatter()
+            end()
+            new_workers, new_server = ranks.errors()
+            same(new_server, server, "the server's errors after the first half")
+            assert np.array_equal(new_workers, workers) == kept
+        workers = new_workers
+        for end, kept in ((ranks.rollback, True), (ranks.commit, False)):
+            ranks.all_gather(shards)
+            end()
+            new_workers, new_server = ranks.errors()
+            same(new_workers, workers, "the workers' errors after the second half")
+            assert np.array_equal(new_server, server) == kept
+        server = new_server
+        ranks.all_gather(scatter())
+        ranks.rollback()
+        for one, before in zip(ranks.errors(), (workers, server)):
+            same(one, before, "errors after both halves")
+
+
+@pytest.mark.parametrize("codec", [ONEBIT, SIGN, *FORMATS])
+def test_an_infinity_on_one_rank_takes_the_step_back_on_all(over, codec):
+    place, world_of = over
+    rng, segments = np.random.default_rng(5), [300, 2000]
+    error = None if codec == SIGN else "float32"
+    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
+    with world_of(3) as world, CheckedRanks(world, place, **options) as ranks:
+
+        def step(infinite):
+            gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
+            if infinite:
+                gradients[1][0][17] = np.inf
+            ranks.run(gradients)
+
+        step(False)
+        ranks.commit()
+        assert ranks.flags() == [0] * 3
+        before = ranks.errors()
+        step(True)
+        ranks.commit()
+        assert ranks.flags() == [NONFINITE | TAKEN_BACK] * 3
+        for one, other in zip(ranks.errors(), before):
+            same(one, other, "errors of the step before")
+        step(False)
+        ranks.commit(np.array([True]))
+        assert ranks.flags() == [TAKEN_BACK] * 3
+        for one, other in zip(ranks.errors(), before):
+            same(one, other, "errors of the step before")
 
 
 @pytest.mark.parametrize("error", ["float32", "bfloat16"])
+@pytest.mark.parametrize("old, new", both(quick=[(2, 3), (3, 3), (4, 1)], all=[(3, 3), (2, 3), (4, 1), (1, 3), (3, 5)]))
 @pytest.mark.parametrize("family", OF_FAMILIES)
-def test_errors_go_on_in_a_world_of_any_size(card, family, error):
-    for old, new in (2, 3), (3, 3), (4, 1):
-        card.start_again()
-        errors_go_on(card, old, new, error, family)
+def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
+    place, world_of = over
+    errors_go_on(place, old, new, error, family, world_of)
 
 
-def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(card):
-    n, size = 50_000, 3
-    rng = np.random.default_rng(5)
-    g = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-    bad = [x.copy() for x in g]
-    bad[1][77] = np.nan
-    with World(size) as world, Streams(size) as streams:
-        with Handles(world, DLDevice(CUDA, 0), [n], nonfinite=TRANSACTIONAL) as handles:
+@pytest.mark.parametrize("policy", [PROPAGATE, ZERO, TRANSACTIONAL])
+def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(over, policy):
+    (place, world_of), rng, segments = over, np.random.default_rng(2), [1500, 3, 9000]
+    for kind, error in (ONEBIT, "float32"), (ONEBIT, "bfloat16"), (ONEBIT, None), (SIGN, None):
+        start_again(place)
+        options = dict(codec=kind, segments=segments, error=error, nonfinite=policy)
+        with world_of(2) as world, CheckedRanks(world, place, **options) as ranks:
+            for value in 1, np.inf, -np.inf, np.nan, 3e38, 1:
+                shards = ranks.reduce_scatter([[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(2)])
+                shards[1][1000] = value
+                ranks.all_gather(shards)
+                if policy == TRANSACTIONAL:
+                    ranks.commit()
+                ranks.flags()
+                ranks.errors()
 
-            def step(gradients):
-                put = [[card.put(x)] for x in gradients]
-                driver.synchronize()
-                handles.run(put, streams)
-                flags = [card.put(np.zeros(1, np.uint32)) for _ in range(size)]
-                driver.synchronize()
-                for handle, stream, to in zip(handles.handles, streams, flags):
-                    call("gc_allreduce_commit", handle, None, stream)
-                    call("gc_allreduce_flags", handle, to.view, stream)
-                return [int(card.get(to)[0]) for to in flags]
 
-            def errors():
-                driver.synchronize()
-                out = [card.put(np.zeros(n, "f4")) for _ in range(size)]
-                for handle, stream, to in zip(handles.handles, streams, out):
-                    call("gc_allreduce_errors_out", handle, to.view, None, stream)
-                return [card.get(to) for to in out]
+@pytest.mark.parametrize("size, seed", both(
+    quick=[(2, 0), (3, 1), (5, 2)], all=[(size, seed) for size in range(2, 10) for seed in range(12)]
+))  # fmt: skip
+def test_the_bytes_of_one_exchange_are_those_of_two(over, size, seed):
+    place, world_of = over
+    rng = np.random.default_rng([seed, size])
+    options = once_handle(rng)
+    assert is_once(size, options)
+    with world_of(size) as world, CheckedRanks(world, place, **options) as ranks:
+        steps(rng, ranks, options)
 
-            assert step(g) == [0] * size
-            before = errors()
-            assert step(bad) == [NONFINITE | TAKEN_BACK] * size
-            for one, other in zip(errors(), before):
-                same(one, other, "errors")
+
+# --- ranks of one GPU -------------------------------------------------------------------------------------------------
+
+
+def streams_of(size):
+    return [driver.Stream() for _ in range(size)]
+
+
+def run(ranks, put, streams, rank):
+    call("gc_allreduce_run", ranks.handles[rank], views([put[rank]]), 1, None, None, streams[rank].handle)
 
 
 def test_calls_return_while_the_card_is_at_work(card, gate):
     """Two ranks of one context, while a kernel runs: had they allocated or freed on the GPU, they would wait for it."""
-    n, size = 300_001, 2
-    rng = np.random.default_rng(6)
-    buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-    zeros = [np.zeros(n, "f4")] * size, [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
-    put = [[card.put(x) for x in (b, w, filled(s, n, size))] for b, w, s in zip(buffers, *zeros)]
-    again = [card.put(b) for b in buffers]
-    out, workers, servers = reference(buffers, *zeros)
-    second, _, _ = reference(buffers, workers, servers)
-    with World(size) as world, Streams(size) as streams:
-        for comm in world.comms:
-            call("gc_comm_reserve", comm, DLDevice(CUDA, 0), n)
+    n, size, rng, streams = 300_001, 2, np.random.default_rng(6), streams_of(2)
+    gradients = [[rng.standard_normal(n).astype(f32)] for _ in range(size)]
+    with World(size) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[n]) as ranks:
+        put = [[card.put(of_rank[0]) for of_rank in gradients] for _ in range(2)]
         driver.synchronize()
-        with gate.closed(streams[0]):
-
-            def run(rank):
-                call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in put[rank]), streams[rank])
-                call("gc_compressed_allreduce", world.comms[rank], again[rank].view, *(x.view for x in put[rank][1:]), streams[rank])
-
-            world.each(run)
-            assert not driver.Event(streams[0]).done(), "the gate was open"
+        with gate.closed(streams[0].handle):
+            for of_step in put:
+                world.each(lambda rank: run(ranks, of_step, streams, rank))
+            assert not driver.Event(streams[0].handle).done(), "the gate was open"
         driver.synchronize()
-        for rank in range(size):
-            same(card.get(put[rank][0]), out, f"first call, rank {rank}")
-            same(card.get(again[rank]), second, f"second call, rank {rank}")
+        for of_step in put:
+            ranks.decoded([[one] for one in of_step], ranks.reduced(gradients))
+    for stream in streams:
+        stream.destroy()
 
 
+@pytest.mark.gpu
 def test_a_group_does_not_become_part_of_a_graph(card, stream):
-    n = 1000
-    tensors = [card.put(np.zeros(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 2))]
-    with World(2) as world:
-        call("gc_comm_reserve", world.comms[0], DLDevice(CUDA, 0), n)
+    with World(2) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[1000]) as ranks:
+        values = card.put(np.zeros(1000, f32))
         driver.synchronize()
         with driver.Graph(stream) as graph:
             with pytest.raises(Refused) as refusal:
-                call("gc_compressed_allreduce", world.comms[0], *(t.view for t in tensors), stream)
+                call("gc_allreduce_run", ranks.handles[0], views([values]), 1, None, None, stream)
         assert refusal.value.status == Status.INVALID_ARGUMENT and "captured" in str(refusal.value)
         assert graph.nodes() == []
         graph.destroy()
 
 
+@pytest.mark.gpu
 def test_a_thousand_runs_leave_the_memory_as_it_was(card):
-    n, size = 10_000, 2
-    with World(size) as world, Streams(size) as streams:
-        put = [[card.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, size))] for _ in range(size)]
+    streams = streams_of(2)
+    with World(2) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[10_000]) as ranks:
+        put = [card.put(np.ones(10_000, f32)) for _ in range(2)]
         driver.synchronize()
 
-        def run(rank):
+        def runs(rank):
             for _ in range(500):
-                call("gc_compressed_allreduce", world.comms[rank], *(t.view for t in put[rank]), streams[rank])
-            driver.wait_for(streams[rank])
+                run(ranks, put, streams, rank)
+            driver.wait_for(streams[rank].handle)
 
-        world.each(run)
+        world.each(runs)
         before = driver.free_bytes(), len(os.listdir("/proc/self/fd"))
-        world.each(run)
+        world.each(runs)
         assert (driver.free_bytes(), len(os.listdir("/proc/self/fd"))) == before
+    for stream in streams:
+        stream.destroy()

@@ -14,7 +14,7 @@ from gpu import Layout, assert_written, case, check, random_bytes, random_layout
 from test_copy import edges
 
 CASTS = ("bool", *INTEGERS, *FLOATS)
-BLOCKS, CASES = 4, 150
+BLOCKS, CASES = gpu.sized(card=4, quick=1, all=4), gpu.sized(card=150, quick=40, all=60)
 
 blocks = pytest.mark.parametrize("block", range(BLOCKS))
 
@@ -52,22 +52,32 @@ class Card:
         self.memory = driver.Memory(size)
         self.address = self.memory.address
 
+    def resize(self, size):
+        self.memory.resize(size)
+        self.size, self.address = size, self.memory.address
+
     def free(self):
         self.memory.free()
 
 
 def place(layout, buffer, side):
     """The layout in a copy of its buffer on a side."""
-    assert buffer.size <= side.size
     if isinstance(side, Card):
-        driver.upload(side.address, buffer)
+        with driver.using(driver.primary(side.device.device_id)):
+            if gpu.EXACT:
+                side.resize(buffer.size)
+            assert buffer.size <= side.size
+            driver.upload(side.address, buffer)
     else:
         side.bytes[: buffer.size] = buffer
     return gpu.move(layout.describe(buffer), buffer.ctypes.data, side.address, side.device)
 
 
 def download(side, size):
-    return driver.download(side.address, size) if isinstance(side, Card) else side.bytes[:size].copy()
+    if isinstance(side, Card):
+        with driver.using(driver.primary(side.device.device_id)):
+            return driver.download(side.address, size)
+    return side.bytes[:size].copy()
 
 
 def expected_of(source, buffer, target):
@@ -128,7 +138,10 @@ def test_any_layout_and_any_cast_is_copied_as_on_the_cpu(sides, stream, names, b
             copies(source, buffer, target, [sides[name] for name in names], stream)
 
 
-SHAPES = [(1, 70_001), (1, 1 << 20), (257, 4099), (1000, 1000), (4096, 513), (3, 5, 7, 11), (513, 2, 300)]
+SHAPES = gpu.sized(
+    card=[(1, 70_001), (1, 1 << 20), (257, 4099), (1000, 1000), (4096, 513), (3, 5, 7, 11), (513, 2, 300)],
+    quick=[(1, 5001), (65, 130), (3, 5, 7, 11)], all=[(1, 5001), (65, 130), (200, 17), (3, 5, 7, 11), (33, 2, 70)],
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64"])
@@ -177,10 +190,11 @@ def test_elements_of_any_size_are_copied_as_they_are(sides, stream, size):
 
 def test_large_pageable_copies_go_in_pieces(sides, stream):
     rng = np.random.default_rng(8)
+    scale = gpu.sized(card=4, quick=1, all=1)  # of the sizes
     for source, target, shape, order in (
-        ("uint8", "uint8", (50 << 20,), (0,)), ("float32", "bfloat16", (9 << 20,), (0,)),
-        ("bfloat16", "float32", (9 << 20,), (0,)), ("float32", "float32", (3001, 2503), (1, 0)),
-        ("int16", "float32", (3, 1 << 20, 2), (0, 2, 1)),
+        ("uint8", "uint8", (scale * 11 << 20,), (0,)), ("float32", "bfloat16", (scale * 2 << 20,), (0,)),
+        ("bfloat16", "float32", (scale * 2 << 20,), (0,)), ("float32", "float32", (scale * 700 + 1, 2503), (1, 0)),
+        ("int16", "float32", (3, scale << 18, 2), (0, 2, 1)),
     ):  # fmt: skip
         source, target = Layout(source, shape, order, shift=4), Layout(target, shape)
         buffer = random_bytes(rng, source)
@@ -197,6 +211,7 @@ def test_nothing_is_copied_of_no_element(sides, stream):
             check(lib.gc_copy_into(src.view, dst.view, own.handle))
 
 
+@pytest.mark.gpu
 def test_memory_of_the_cpu_that_is_pinned_all_the_same(sides, stream):
     layout = Layout("float32", (1000, 999), (1, 0))
     buffer = random_bytes(np.random.default_rng(1), layout)
@@ -226,6 +241,7 @@ CAPTURED = {
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CAPTURED)
 def test_a_captured_copy_is_done_at_every_replay(sides, stream, name):
     source, target, *names = CAPTURED[name]
@@ -244,6 +260,7 @@ def test_a_captured_copy_is_done_at_every_replay(sides, stream, name):
     graph.destroy()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("names", [("pageable", "card"), ("card", "pageable")], ids=" to ".join)
 def test_pageable_memory_is_refused_in_a_capture_which_goes_on(sides, stream, names):
     layout = Layout("float32", (5000,))
@@ -287,12 +304,12 @@ def test_between_devices_any_layout_and_any_cast_is_copied_as_on_the_cpu(stream)
         there = Card(SIZE, 1)
     here = Card(SIZE)
     try:
-        for seed in range(300):
+        for seed in range(gpu.sized(card=300, quick=30, all=60)):
             source, buffer, target = random_copy(np.random.default_rng(seed))
             with case(seed=seed, source=source, target=target):
                 copies(source, buffer, target, [there, here], stream)
         with driver.using(driver.primary(1)), driver.Stream() as other:
-            for seed in range(50):
+            for seed in range(gpu.sized(card=50, quick=10, all=20)):
                 source, buffer, target = random_copy(np.random.default_rng(seed))
                 with case(seed=seed, source=source, target=target):
                     copies(source, buffer, target, [here, there], other.handle)
@@ -325,6 +342,7 @@ def copied(src, dst):
     return dst
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("names", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"),
                                    ("float16", "float32"), ("float64", "float32"), ("float32", "float64")])
 def test_casts_are_torchs(torch, names):
@@ -362,6 +380,7 @@ def fill(torch, flat):
 LARGE = 2**32 + 9001
 
 
+@pytest.mark.gpu
 def test_more_bytes_than_32_bits_count(torch, room):
     memory = torch.empty(LARGE + 1, dtype=torch.uint8, device="cuda")
     fill(torch, memory)
@@ -376,6 +395,7 @@ def test_more_bytes_than_32_bits_count(torch, room):
         assert torch.equal(wide[first : first + (1 << 28)], memory[first : first + (1 << 28)].to(torch.bfloat16))
 
 
+@pytest.mark.gpu
 def test_larger_matrices_than_32_bits_count(torch, room):
     matrix = torch.empty((65_601, 65_539), dtype=torch.uint8, device="cuda")
     fill(torch, matrix.view(-1))
@@ -384,6 +404,7 @@ def test_larger_matrices_than_32_bits_count(torch, room):
         assert torch.equal(turned[first : first + 4096], matrix[:, first : first + 4096].T)
 
 
+@pytest.mark.gpu
 def test_more_float32_than_32_bits_count(torch, room):
     values = torch.empty(LARGE, dtype=torch.float32, device="cuda")
     fill(torch, values)

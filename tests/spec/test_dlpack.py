@@ -16,6 +16,8 @@ from capsules import LEGACY, VERSIONED, capsule_pointer, capsule_set_name
 from dlpack import capsule, exporter
 from gpu import check, pack_chunks, read, view_of
 
+pytestmark = pytest.mark.gpu
+
 TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64")
 both_forms = pytest.mark.parametrize("form", [LEGACY, VERSIONED], ids=["legacy", "versioned"])
 

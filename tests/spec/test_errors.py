@@ -11,6 +11,8 @@ import gpu
 from capi import AXIS_NONE, BIG, CUDA_MANAGED, Managed, Status, byref, last_error, lib, says
 from gpu import Prepared, check
 
+pytestmark = pytest.mark.gpu
+
 GIB = 2**30
 
 

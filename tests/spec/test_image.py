@@ -11,6 +11,8 @@ import gpu
 from capi import BIG, LITTLE, byref, lib
 from gpu import check
 
+pytestmark = pytest.mark.gpu
+
 KERNELS = [
     *(f"gc_pack_truth_{size}" for size in ("u8", "u16", "u32", "u64")),
     *(f"gc_pack_signs_{dtype}" for dtype in ("f16", "bf16", "f32", "f64")),

@@ -27,6 +27,8 @@ import gpu
 from kernels import Refused, elementwise, reduction, scalar
 from kernels import of_cupy as tensor
 
+pytestmark = pytest.mark.gpu
+
 FIRST = "float32 x, float32 y", "float32 z", "if (x - 2 > y) { z = x * y; } else { z = x + y; }"
 
 

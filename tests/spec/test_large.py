@@ -12,6 +12,8 @@ import kernels
 from capi import BIG, LITTLE, lib
 from gpu import check
 
+pytestmark = pytest.mark.gpu
+
 LARGE = 2**32 + 8 * 1237 + 5
 PIECE = 2**27  # elements that are computed at a time
 

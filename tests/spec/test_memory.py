@@ -14,6 +14,8 @@ import gpu
 from capi import BIG, COUNT_ALL, Managed, byref, lib
 from gpu import check
 
+pytestmark = pytest.mark.gpu
+
 MIB = 2**20
 SLACK = 16 * MIB  # that the driver may keep for itself
 ROOT = gpu.HERE.parent.parent

@@ -15,6 +15,8 @@ import gpu
 from capi import AllReduce, CodecOptions, Comm, NcclOptions, lib
 from codecs_c import call, same, views
 
+pytestmark = pytest.mark.gpu
+
 torch = pytest.importorskip("torch")  # which brings an NCCL, and has it loaded
 
 RANKS = min(4, driver.device_count())

@@ -12,6 +12,8 @@ import capi
 import driver
 from capi import CUDA, CUDA_HOST, CUDA_MANAGED, RELEASE, DLDevice, Managed, Status, byref, lib
 
+pytestmark = pytest.mark.gpu
+
 HERE = pathlib.Path(__file__).resolve().parent
 two_devices = pytest.mark.two_devices
 

@@ -18,6 +18,8 @@ from capi import BIG, Managed, byref, lib
 from driver import LEGACY, PER_THREAD
 from gpu import WORKS, Prepared, check
 
+pytestmark = pytest.mark.gpu
+
 works = pytest.mark.parametrize("name", WORKS)
 
 

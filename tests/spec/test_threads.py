@@ -138,6 +138,7 @@ def test_pinned_memory_is_the_cpus_work(gate):
         del host
 
 
+@pytest.mark.gpu
 def test_managed_memory_is_the_cards_work():
     if not driver.supports_managed_memory():
         pytest.skip("the device has no managed memory")

@@ -313,7 +313,8 @@ static void forget_uses(Context context, int all, Stream stream, unsigned long l
         int left = 0;
         for (int i = 0; i < blocks[k].in_use; i++) {
             const struct Use *one = &blocks[k].uses[i];
-            if (one->user != context || !(all || one->stream == stream) || one->number > until)
+            Context of = is_created(one->stream) ? one->stream->context : one->user; /* a copy reads in another one, too */
+            if (of != context || !(all || one->stream == stream) || one->number > until)
                 blocks[k].uses[left++] = *one;
         }
         blocks[k].in_use = left;
@@ -473,6 +474,31 @@ static void free_block(struct Block *block) {
     free(block->uses);
     block->uses = NULL, block->in_use = 0;
     block->memory = NULL;
+}
+
+/* A context beside the primary ones, current afterwards. What was destroyed stays here, so that its address is not used
+ * again and whoever asks for it is told. */
+Result cuCtxCreate_v2(Context *context, unsigned flags, int device) {
+    static unsigned long long created = 1000;
+    (void)flags;
+    MAY_FAIL;
+    if (device < 70 || depth == DEPTH)
+        return INVALID_DEVICE;
+    *context = malloc(sizeof **context);
+    **context = (struct Context){device - 70, created++};
+    stack[depth++] = *context;
+    return SUCCESS;
+}
+
+Result cuCtxDestroy_v2(Context context) {
+    MAY_FAIL;
+    finish(context, 1, NULL);
+    for (int k = 0; k < BLOCKS; k++)
+        if (blocks[k].memory && blocks[k].context == context && !blocks[k].opened)
+            free_block(&blocks[k]);
+    depth -= current() == context;
+    context->id = 0;
+    return SUCCESS;
 }
 
 Result cuMemFree_v2(uint64_t address) {
@@ -1318,7 +1344,7 @@ Result cuCtxGetId(Context context, unsigned long long *id) {
     MAY_FAIL;
     if (!context)
         context = current();
-    if (!context)
+    if (!context || !context->id)
         return INVALID_CONTEXT;
     *id = context->id;
     return SUCCESS;
