@@ -6,8 +6,8 @@
  * A codec compresses a gradient to a payload, and decompresses it. A communicator connects a rank to the other ranks:
  * over NCCL, MPI, peer memory of GPUs, two callbacks of yours, or among threads. An all-reduce combines the two: each
  * gradient becomes the mean, or the sum, over all ranks. The library also packs bits and signs, copies tensors, passes
- * them to other processes and compiles kernels at run time. Tensors are DLPack structs, which describe memory of NumPy,
- * PyTorch, CuPy, JAX or your own program: the library copies nothing on the way in or out.
+ * them to other processes and compiles kernels at run time. Tensors are DLPack structs, which describe memory of
+ * NumPy, PyTorch, CuPy, JAX or your own program: the library copies nothing on the way in or out.
  *
  * Start here:
  *
@@ -55,14 +55,14 @@
  *
  * *Errors.* A function that can fail returns a gc_status_t, 0 for success. A function that returns a number returns -1
  * instead. gc_last_error() describes this thread's last failure, with the value that was wrong. Arguments are checked
- * before anything is changed. Each description lists the statuses of its function, without GC_STATUS_, in addition to
- * those that any tensor may give.
+ * before anything is changed. Each description lists the statuses of its function, in addition to those that any
+ * tensor may give; sentences may leave out GC_STATUS_.
  *
  * *Ownership.* Inputs are borrowed for the call and never released. Outputs are yours: release each once, on any
  * thread, by the function that its description names. If a call fails, `*out` is unchanged.
  *
- * *Streams.* Functions with a parameter `void *stream` work in memory that you pass. On CUDA they enqueue their work on
- * that stream and return. All other functions allocate their results, and are complete when they return. On the CPU
+ * *Streams.* Functions with a parameter `void *stream` work in memory that you pass. On CUDA they enqueue their work
+ * on that stream and return. All other functions allocate their results, and are complete when they return. On the CPU
  * every function is complete when it returns, and the stream is ignored: pass NULL.
  *
  * *Threads.* Any thread may call any function at any time on different objects. A second call on a codec, communicator
@@ -165,13 +165,13 @@ const char *gc_last_error(void);
 /*
  * CODECS
  *
- * A codec compresses a gradient and, if it keeps errors, adds to the next gradient what this one lost (*error
+ * A codec compresses a gradient. If it keeps errors, it adds the rounding error of a step to the next gradient (*error
  * feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
  *
  *     codec             bytes per element   for
  *     GC_CODEC_BF16     2                   every optimizer
  *     GC_CODEC_MXFP8    1.03125             every optimizer
- *     GC_CODEC_INT8     1.03125             every optimizer; begin with this one
+ *     GC_CODEC_INT8     1.03125             every optimizer; start here
  *     GC_CODEC_INT4     0.5625              every optimizer, with errors
  *     GC_CODEC_MXFP4    0.53125             every optimizer, with errors
  *     GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
@@ -203,9 +203,9 @@ const char *gc_last_error(void);
  * 16 bits usually do without, by GC_ERROR_NONE. With errors in float32 a block codec loses nothing: what is sent and
  * what is kept are together exactly what was there.
  *
- * A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors stay
- * as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The errors of
- * ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
+ * A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors
+ * stay as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The
+ * errors of ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
  *
  * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
  * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
@@ -328,7 +328,7 @@ typedef struct gc_codec_options_t {
     int64_t n_elements;
     /** The number of chunks. 0 means 1. */
     size_t n_chunks;
-    /** k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none. */
+    /** k + 1: this codec reduces chunk k and keeps its error. 0: it reduces no chunk. */
     uint64_t server;
     /** NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone. */
     const uint8_t *raw;
@@ -350,11 +350,12 @@ typedef int32_t gc_decode_t;
  * with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
  * gc_codec_free().
  *
- * INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
- * that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the chunks;
- * GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
- * with a block codec; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16.
- * SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
+ * - GC_STATUS_INVALID_ARGUMENT: a codec or other enum value is unknown; an unknown or reserved field is not 0 (the
+ *   message has its offset); a count is negative; beta is not finite; `server` is beyond the chunks; GC_ERROR_BFLOAT16
+ *   with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
+ *   codec; or n_elements is not 0 although there are segments.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: a dtype is not float32, float16 or bfloat16.
+ * - GC_STATUS_SIZE_OVERFLOW: a payload or a state has more than 2^63 - 1 bytes.
  */
 gc_status_t gc_codec_create(const gc_codec_options_t *options,
                             gc_codec_t **out);
@@ -376,8 +377,9 @@ int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
  * multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
  * `payload`: gc_codec_payload_bytes() bytes, all of them written.
  *
- * INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
- * SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: n_values is not the number of segments, or `payload` is not aligned to 16.
+ * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
+ * - GC_STATUS_BUSY: another call is running on this codec.
  */
 gc_status_t gc_codec_encode(gc_codec_t *codec,
                             const DLTensor *const *values,
@@ -398,8 +400,9 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
  * bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT is Inf, and GC_FLAG_NONFINITE is set;
  * one of a block codec is the largest float16 then.
  *
- * As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
- * that this codec would not have written; nothing is written then.
+ * - All errors of gc_codec_encode().
+ * - GC_STATUS_INVALID_ARGUMENT: `divisor` is negative, or `mode` is unknown.
+ * - GC_STATUS_CORRUPT: on the CPU, this codec would not have written a chunk. Nothing is written then.
  */
 gc_status_t gc_codec_decode(gc_codec_t *codec,
                             const DLTensor *payload,
@@ -421,7 +424,10 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
  * If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
  * is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
  *
- * INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: the codec reduces another chunk, or none; there are no payloads; or memory is not
+ *   aligned to 16.
+ * - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
+ * - GC_STATUS_BUSY: another call is running on this codec.
  */
 gc_status_t gc_codec_reduce(gc_codec_t *codec,
                             size_t chunk,
@@ -441,8 +447,9 @@ gc_status_t gc_codec_flags(gc_codec_t *codec, DLTensor *dst, void *stream);
  *
  * `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
  *
- * INVALID_ARGUMENT: a block codec, whose scales are those of blocks. UNSUPPORTED_DTYPE, SHAPE_MISMATCH, NOT_CONTIGUOUS:
- * a tensor that is not as described. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: the codec is a block codec, which has a scale per block.
+ * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
+ * - GC_STATUS_BUSY: another call is running on this codec.
  */
 gc_status_t gc_codec_scales(gc_codec_t *codec,
                             DLTensor *dst,
@@ -455,7 +462,8 @@ gc_status_t gc_codec_scales(gc_codec_t *codec,
  *
  * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
  *
- * INVALID_ARGUMENT: a codec of another policy. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: the codec has another policy.
+ * - GC_STATUS_BUSY: another call is running on this codec.
  */
 gc_status_t gc_codec_commit(gc_codec_t *codec,
                             const DLTensor *skip,
@@ -468,8 +476,9 @@ gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
 gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
 
 /**
- * Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each segment
- * that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without errors.
+ * Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each
+ * segment that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without
+ * errors.
  */
 int64_t gc_codec_state_bytes(const gc_codec_t *codec);
 
@@ -479,7 +488,9 @@ int64_t gc_codec_state_bytes(const gc_codec_t *codec);
  *
  * `dst`: gc_codec_state_bytes() bytes on the codec's device.
  *
- * INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: a step is pending, or `dst` is not aligned to 16.
+ * - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
+ * - GC_STATUS_BUSY: another call is running on this codec.
  */
 gc_status_t gc_codec_state_out(gc_codec_t *codec,
                                DLTensor *dst,
@@ -501,8 +512,9 @@ gc_status_t gc_codec_state_in(gc_codec_t *codec,
  * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other; +0 for raw ones.
  * `server`: NULL, or float32, likewise what the chunk that this codec reduces has of each segment.
  *
- * INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
- * NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: a step is pending, or there is a `server` although the codec reduces no chunk.
+ * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
+ * - GC_STATUS_BUSY: another call is running on this codec.
  */
 gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 DLTensor *worker,
@@ -548,9 +560,9 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * says what is computed, docs/WHEN.md when it pays. A rank sends about 1/4 byte per element and about 100 bytes per
  * chunk, and receives as much; in a ring all-reduce of float32 it is 8 bytes per element.
  *
- * A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
- * its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory does
- * not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+ * A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
+ * must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
+ * does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
  * If a call fails on some rank it need not fail on the others.
  *
  * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
@@ -558,7 +570,7 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * gc_comm_free(), also when a later call has needed more.
  *
  * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
- * ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+ * ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
  * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph, if its
  * memory is already allocated, over NCCL, over peer memory (with an exception there), and over callbacks without
  * GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
@@ -623,7 +635,7 @@ typedef struct gc_transport_t {
  * `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
  * by gc_comm_free().
  *
- * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
+ * - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
  */
 gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
                                    gc_comm_t **out);
@@ -633,7 +645,7 @@ gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
  *
  * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
  *
- * INVALID_ARGUMENT: world_size below 1.
+ * - GC_STATUS_INVALID_ARGUMENT: `world_size` is below 1.
  */
 gc_status_t gc_comm_group(int32_t world_size,
                           gc_comm_t **out);
@@ -643,7 +655,9 @@ gc_status_t gc_comm_group(int32_t world_size,
  * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
  * this.
  *
- * INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: n_elements negative.
+ * - GC_STATUS_SIZE_OVERFLOW: the result would have more than 2^63 - 1 bytes.
+ * - GC_STATUS_BUSY: another call is running on this communicator.
  */
 gc_status_t gc_comm_reserve(gc_comm_t *comm,
                             DLDevice device,
@@ -658,26 +672,30 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
 /**
- * Aborts a communicator, also while another thread is in a call on it: so a program that has found out that a rank is
- * lost gets its threads back at once, however long a timeout is. A hierarchical one is aborted with both of its parts.
- * Returns without waiting, and is final: a second time it does nothing more.
+ * Aborts a communicator, also while another thread is in a call on it. Use it when a rank is lost: blocked threads
+ * return at once, whatever their timeout. A hierarchical communicator is aborted with both of its parts. This returns
+ * without waiting and is final; a second call does nothing.
  *
- * What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a
- * communicator that this library has created, which a thread of the library aborts. Over peer memory the meetings of
- * all ranks end, as if this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are
- * written to, so none may be released yet. A function of a transport that does not return, an ncclComm_t of yours and
- * graphs captured over NCCL are yours to end: launch none of these graphs afterwards.
+ * Blocked calls return COMM:
  *
- * From then on gc_comm_async_error() and all calls that exchange or create something over it say COMM, those over
- * communicators that share a part with it, too. gc_allreduce_commit(), rollback, flags, errors_out, reset and all that
- * releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends,
- * because the GPU may still use it.
+ * - Over a group, on all ranks.
+ * - Over NCCL, host waits end. A thread of the library aborts communicators that the library has created.
+ * - Over peer memory, the barriers of all ranks end as if this rank had not arrived, and gc_comm_async_error() gives
+ *   COMM on each rank. This writes to the buffers of the other ranks, so none may be released yet.
+ * - You must end: a blocked transport callback, your own ncclComm_t, and CUDA graphs that contain NCCL work. Do not
+ *   launch these graphs afterwards.
+ *
+ * From then on gc_comm_async_error() and all calls that exchange or create something over this communicator, or over
+ * one that shares a part with it, give COMM. gc_allreduce_commit(), rollback, flags, errors_out, reset and all
+ * functions that release something keep working. Over NCCL, memory of all-reduces that are released afterwards is kept
+ * until the process ends, because the GPU may still use it.
  *
  * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
  * and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
  *
- * INVALID_ARGUMENT: called by a function of a transport; `comm` was made before the process was forked. OUT_OF_MEMORY:
- * no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
+ * - GC_STATUS_INVALID_ARGUMENT: a transport callback called this, or `comm` was made before the process was forked.
+ * - GC_STATUS_OUT_OF_MEMORY: could not start the thread that aborts NCCL; NCCL keeps running.
+ * - GC_STATUS_CUDA: the driver failed; other ranks over peer memory wait until their timeout.
  */
 gc_status_t gc_comm_abort(gc_comm_t *comm);
 
@@ -700,9 +718,12 @@ void gc_comm_free(gc_comm_t *comm);
  * If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
  * that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
  *
- * UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
- * different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
- * another number of elements. BUSY.
+ * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_NOT_CONTIGUOUS, GC_STATUS_SHAPE_MISMATCH: a tensor that is not as
+ *   described.
+ * - GC_STATUS_INVALID_ARGUMENT: tensors on different devices, or that overlap.
+ * - GC_STATUS_COMM: an exchange failed.
+ * - GC_STATUS_CORRUPT: a rank runs another version, or calls with another number of elements.
+ * - GC_STATUS_BUSY: another call is running on this communicator.
  */
 gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
                                     DLTensor *buffer,
@@ -720,9 +741,9 @@ int64_t gc_shard_elements(int64_t n_elements,
 /*
  * ALL-REDUCE
  *
- * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over memory
- * once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs
- * know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
+ * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over
+ * memory once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that
+ * codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
@@ -731,11 +752,11 @@ int64_t gc_shard_elements(int64_t n_elements,
  *     gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL);               // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
- * A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps nothing
- * (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA between two
- * ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces them itself, to
- * the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does what the buffers have no room for:
- * gc_allreduce_peers_bytes() counts it in. The halves are an exchange each.
+ * A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps
+ * nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA
+ * between two ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces
+ * them itself, to the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does what the buffers have
+ * no room for: gc_allreduce_peers_bytes() counts it in. The halves are an exchange each.
  *
  * The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
  * Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
@@ -753,9 +774,9 @@ int64_t gc_shard_elements(int64_t n_elements,
  *   the errors in by gc_allreduce_errors_in(). A rank may give its own worker errors alone, and of the server errors
  *   those that it has, +0 for the rest. What it has of elements that another rank reduces now is lost, unless the
  *   survivors pass their server errors to each other.
- * - Over NCCL the waits of the host end within the timeout, and over peer memory all waits. A group's waits end by
- *   gc_comm_abort(), and so does what waits in NCCL's kernels, where that function can end it. Your callbacks end by
- *   your doing: fail when the connection to another rank ends.
+ * - Over NCCL host waits end within the timeout; over peer memory all waits do. A call of gc_comm_abort() ends the
+ *   waits of a group, and those of NCCL's kernels if the library created the communicator. Your callbacks must return
+ *   an error when another rank disconnects.
  */
 
 /** A compressed all-reduce: gc_allreduce_create() makes one. */
@@ -768,9 +789,13 @@ typedef struct gc_allreduce_t gc_allreduce_t;
  * `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results all 0 or the same as
  * values. `*out`: yours to release, by gc_allreduce_free().
  *
- * As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer
- * memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY
- * and a NULL `comm`: then the others keep waiting.
+ * - All errors of gc_codec_create().
+ * - GC_STATUS_INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer memory with
+ *   too little room (gc_allreduce_peers_bytes()).
+ * - GC_STATUS_COMM: an exchange failed.
+ * - GC_STATUS_BUSY: another call is running on this all-reduce.
+ *
+ * A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
  */
 gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
@@ -780,9 +805,9 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**
- * Elements of this rank's shard: its part of every segment, raw or not, which it reduces. So many has the shard of
- * gc_allreduce_reduce_scatter(), and `server` of gc_allreduce_errors_out(). They may be 0. -1, and the last error, if
- * `allreduce` is NULL.
+ * Elements of this rank's shard: its part of every segment, raw or not, which it reduces. It is the element count of
+ * `shard` in gc_allreduce_reduce_scatter() and of `server` in gc_allreduce_errors_out(). May be 0. -1, and the last
+ * error, if `allreduce` is NULL.
  */
 int64_t gc_allreduce_shard_elements(const gc_allreduce_t *allreduce);
 
@@ -793,9 +818,13 @@ int64_t gc_allreduce_shard_elements(const gc_allreduce_t *allreduce);
  * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
  * `error_factor`: as for gc_codec_encode().
  *
- * As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
- * rank whose payload is not of such an all-reduce: values are unchanged; on CUDA GC_FLAG_CORRUPT is set. After a
- * failure the errors of this rank may be those of the step: roll it back, or reset them.
+ * - All errors of gc_codec_encode().
+ * - GC_STATUS_INVALID_ARGUMENT: values overlap.
+ * - GC_STATUS_COMM: an exchange failed.
+ * - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. Values are unchanged. (On
+ *   CUDA GC_FLAG_CORRUPT is set.)
+ *
+ * After a failure the errors of this rank may be those of the step: roll the step back, or reset the errors.
  */
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              DLTensor *const *values,
@@ -807,18 +836,23 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
 /**
  * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
  * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
- * gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+ * gc_allreduce_all_gather() gives that to all. Calling both without changing the shard gives the
+ * same bytes as gc_allreduce_run().
  *
  * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
  * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
  * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign; a tie is broken as by
  * gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
  *
- * As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
- * overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such an
- * all-reduce: the shard is unchanged; on CUDA GC_FLAG_CORRUPT is set, and all of the shard is +0. Other ranks may not
- * have met it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank
- * may be those of the step.
+ * - All errors of gc_codec_encode().
+ * - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
+ * - GC_STATUS_INVALID_ARGUMENT: `shard` overlaps values or factors.
+ * - GC_STATUS_COMM: an exchange failed.
+ * - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. The shard is unchanged.
+ *   (On CUDA GC_FLAG_CORRUPT is set, and the shard is +0.)
+ *
+ * Other ranks may have succeeded, and block in gc_allreduce_all_gather(). After a failure the worker errors of this
+ * rank may be those of the step.
  *
  * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
  * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
@@ -840,8 +874,11 @@ gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
  * The server's error is added first, and the error of this compression is the next one. Values that are not finite
  * are treated as in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
  *
- * As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
- * overlap it. After a failure the server's errors of this rank may be those of the step.
+ * - All errors of gc_allreduce_run().
+ * - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
+ * - GC_STATUS_INVALID_ARGUMENT: values overlap `shard`.
+ *
+ * After a failure the server errors of this rank may be those of the step.
  */
 gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     const DLTensor *shard,
@@ -872,8 +909,8 @@ gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
  *
  * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
  * has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
- * elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts where
- * these are (docs/NUMERICS.md 11).
+ * elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts
+ * where these are (docs/NUMERICS.md 11).
  */
 gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     DLTensor *worker,
@@ -891,7 +928,8 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
  * many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
  * shards, of which this rank takes those of its own.
  *
- * As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+ * - All errors of gc_codec_errors_in().
+ * - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
  */
 gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
                                    const DLTensor *workers,
@@ -965,9 +1003,12 @@ typedef struct gc_nccl_options_t {
  *
  * `*out`: yours to release, by gc_comm_free().
  *
- * INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
- * clear which; 2.19.1 with GC_NCCL_SPLIT. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms.
- * Also any status that a tensor on comm's device can cause.
+ * - GC_STATUS_INVALID_ARGUMENT: `comm` is NULL, or a flag is unknown.
+ * - GC_STATUS_COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18 (2.19.1 with GC_NCCL_SPLIT), or several
+ *   libraries are NCCL.
+ * - GC_STATUS_COMM: NCCL failed.
+ * - GC_STATUS_TIMEOUT: NCCL did not finish within timeout_ms.
+ * - All errors of a tensor on the device of `comm`.
  */
 gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
@@ -980,7 +1021,9 @@ gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
  *
  * Loads libnccl.so.2 if no NCCL is loaded.
  *
- * INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.19.1. COMM: a failure of NCCL's.
+ * - GC_STATUS_INVALID_ARGUMENT: `comm` is not NULL, or flags are not 0.
+ * - GC_STATUS_COMM_UNAVAILABLE: NCCL is not found, or older than 2.19.1.
+ * - GC_STATUS_COMM: NCCL failed.
  */
 gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
@@ -992,8 +1035,11 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
  * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
  * `*out`: yours to release, by gc_comm_free().
  *
- * As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU.
- * TIMEOUT: not all ranks came within timeout_ms. And as for a tensor on the device.
+ * - All errors of gc_comm_nccl_id().
+ * - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: `device` is not CUDA.
+ * - GC_STATUS_TIMEOUT: not all ranks called within timeout_ms.
+ * - All errors of a tensor on the device.
  */
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
                                  const uint8_t *id,
@@ -1088,9 +1134,11 @@ int64_t gc_allreduce_peers_bytes(const gc_codec_options_t *options,
  * `options`: read during the call. The buffers must stay as long as the communicator and the all-reduces over it, and
  * nothing else may write to them; zero them before reuse. `*out`: yours to release, by gc_comm_free().
  *
- * INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
- * this rank's own is not on `device`, or not 0. COMM: another rank has aborted already. UNSUPPORTED_DEVICE: the CPU. And
- * as for a tensor on the device.
+ * - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1; a buffer is too small or not mapped here; or
+ *   this rank's own buffer is not on `device` or not 0.
+ * - GC_STATUS_COMM: another rank has aborted already.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: `device` is not CUDA.
+ * - All errors of a tensor on the device.
  */
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
@@ -1102,9 +1150,9 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
  * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
  * in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
- * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange over
- * `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write to it.
- * UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
+ * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange
+ * over `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write
+ * to it. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
  * CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
  * failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
  */
@@ -1157,11 +1205,14 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
  * times as many, and 64 * N * R * R more.
  *
- * INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
- * `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one
- * communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL
- * `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
- * communicator): then the others keep waiting. OUT_OF_MEMORY, COMM, BUSY.
+ * - GC_STATUS_INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a
+ *   rank with an `inter_node` whose number is above that of one without; other ranks than those described in one of
+ *   the two; one communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a
+ *   NULL `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
+ *   communicator): then the others keep waiting.
+ * - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
+ * - GC_STATUS_COMM: an exchange failed.
+ * - GC_STATUS_BUSY: another call is running on this communicator.
  */
 gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node,
                                  gc_comm_t *inter_node,
@@ -1248,16 +1299,16 @@ int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 /*
  * BITS
  *
- * A chunk is what one rank (one of the processes that train together) sends to another: `n` elements are packed to
- * ceil(n / 8) bytes, and these are split into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes, the last
- * ones filled up with zero bits. Where the bytes divide evenly they are those of DeepSpeed's compress_by_chunk.
- * Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
+ * A rank sends one chunk of bits to each other rank. `n` elements are packed to ceil(n / 8) bytes, which are split
+ * into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes. Zero bits pad the last chunks. If the bytes divide
+ * evenly, they equal those of DeepSpeed's compress_by_chunk. Booleans and integers: bit = (x != 0). For the signs of
+ * floats see SIGNS.
  */
 
 /** For `axis`: all dimensions as one, in C order. */
 #define GC_AXIS_NONE (-2147483647 - 1)
 
-/** For `count`: all the bits there are. */
+/** For `count`: all bits. */
 #define GC_COUNT_ALL (-9223372036854775807LL - 1)
 
 /** Which bit of a byte comes first. */
@@ -1287,8 +1338,9 @@ int64_t gc_chunk_bytes(int64_t n_elements,
  * last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
  * the first is aligned to 256 bytes, all are NULL when empty. It is freed with the last of them.
  *
- * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
- * 2^63 - 1 bytes, or pointers.
+ * - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float; gc_pack_signs() packs signs.
+ * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes, or pointers.
  */
 gc_status_t gc_pack_chunks(const DLManagedTensor *src,
                            size_t n_chunks,
@@ -1301,8 +1353,9 @@ gc_status_t gc_pack_chunks(const DLManagedTensor *src,
  * any stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements`
  * long, yours to release.
  *
- * INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
- * chunk of another length.
+ * - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0, or `n_elements` is negative.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: a chunk is not uint8.
+ * - GC_STATUS_SHAPE_MISMATCH: a chunk has another length.
  */
 gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              size_t n_chunks,
@@ -1310,14 +1363,15 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              DLManagedTensor **out);
 
 /**
- * Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
- * bits.
+ * Packs 8 elements along an axis to a byte, as numpy.packbits does. Zero bits pad the last byte of each
+ * row.
  *
  * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
  * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
  * `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
  *
- * INVALID_ARGUMENT: an axis out of range, an unknown order. UNSUPPORTED_DTYPE: floats.
+ * - GC_STATUS_INVALID_ARGUMENT: `axis` is out of range, or `order` is unknown.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float.
  */
 gc_status_t gc_pack_bits(const DLManagedTensor *src,
                          int32_t axis,
@@ -1327,12 +1381,15 @@ gc_status_t gc_pack_bits(const DLManagedTensor *src,
 /**
  * Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
  *
- * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
- * GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
- * uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
+ * `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: the number of bits along the
+ * axis. GC_COUNT_ALL means all; zeros follow the last bit; a negative number removes that many bits at the end.
+ * `*out`: uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to
+ * release.
  *
- * INVALID_ARGUMENT: an axis out of range, an unknown order, a count that leaves off more bits than there are.
- * UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ * - GC_STATUS_INVALID_ARGUMENT: `axis` is out of range, `order` is unknown, or `count` removes more bits than there
+ *   are.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is not uint8.
+ * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
  */
 gc_status_t gc_unpack_bits(const DLManagedTensor *src,
                            int32_t axis,
@@ -1346,8 +1403,9 @@ gc_status_t gc_unpack_bits(const DLManagedTensor *src,
  * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
  * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
  *
- * INVALID_ARGUMENT: an unknown order, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
- * SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+ * - GC_STATUS_INVALID_ARGUMENT: `order` is unknown, or `dst` has no chunks.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float, or `dst` is not uint8.
+ * - GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: `dst` is not as described.
  */
 gc_status_t gc_pack_chunks_into(const DLTensor *src,
                                 gc_bit_order_t order,
@@ -1360,8 +1418,9 @@ gc_status_t gc_pack_chunks_into(const DLTensor *src,
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
  * and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
  *
- * INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
- * NOT_CONTIGUOUS: src.
+ * - GC_STATUS_INVALID_ARGUMENT: `order` is unknown, or `src` has no chunks.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is not uint8.
+ * - GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: `src` is not as described.
  */
 gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   gc_bit_order_t order,
@@ -1371,9 +1430,11 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src,
 /**
  * gc_pack_bits() into your memory.
  *
- * `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
+ * `dst`: uint8, of the shape that gc_pack_bits() would return, any strides.
  *
- * As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
+ * - All errors of gc_pack_bits().
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `dst` is not uint8.
+ * - GC_STATUS_SHAPE_MISMATCH: `dst` has another shape than described.
  */
 gc_status_t gc_pack_bits_into(const DLTensor *src,
                               int32_t axis,
@@ -1384,10 +1445,11 @@ gc_status_t gc_pack_bits_into(const DLTensor *src,
 /**
  * gc_unpack_bits() into your memory.
  *
- * `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
- * strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
+ * `dst`: of the shape that gc_unpack_bits() would return; its length along the axis is the count. Any strides; uint8,
+ * or any other dtype that gc_unpack_chunks_into() writes.
  *
- * As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
+ * - All errors of gc_unpack_bits().
+ * - GC_STATUS_SHAPE_MISMATCH: `dst` has another shape than described.
  */
 gc_status_t gc_unpack_bits_into(const DLTensor *src,
                                 int32_t axis,
@@ -1398,9 +1460,8 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
 /*
  * SIGNS
  *
- * Packs the sign of every element to a bit, which is what training sends instead of gradients: bit = not (x < 0), so
- * zeros of either sign and NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with
- * majority vote (Bernstein et al., 2018), on each of the ranks that train together:
+ * Packs the sign of every element to a bit: bit = not (x < 0), so zeros of either sign and NaN give 1. The bits lie in
+ * chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al., 2018) on each rank:
  *
  *     gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
  *     all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
@@ -1408,7 +1469,7 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
  *     all_gather(verdict, verdicts);                                     // yours; a row of verdicts is a chunk
  *     gc_unpack_signs_into(&verdicts, NULL, GC_BIT_ORDER_BIG, &gradient, stream);  // +1 and -1
  *
- * With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
+ * With scales gc_unpack_signs_into() writes +scale and -scale, as 1-bit SGD and 1-bit Adam need.
  */
 
 /**
@@ -1418,8 +1479,9 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
  * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
  * gc_pack_chunks().
  *
- * INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
- * more than 2^63 - 1 bytes, or pointers.
+ * - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is bool or an integer; gc_pack_chunks() packs those.
+ * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes, or pointers.
  */
 gc_status_t gc_pack_signs(const DLManagedTensor *src,
                           size_t n_chunks,
@@ -1431,7 +1493,8 @@ gc_status_t gc_pack_signs(const DLManagedTensor *src,
  * `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
  * one-dimensional, of that dtype, `n_elements` long, yours to release.
  *
- * As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
+ * - All errors of gc_unpack_chunks().
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `dtype` is bool or an unsigned integer, which have no -1.
  */
 gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
                             size_t n_chunks,
@@ -1454,17 +1517,18 @@ gc_status_t gc_pack_signs_into(const DLTensor *src,
  * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
  *
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
- * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
- * the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
- * order: float16, bfloat16, float32, float64; without scales a signed integer, too.
+ * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read on
+ * the stream, so the host need not wait for the work that writes them. `dst`: n elements, any shape and strides,
+ * written in C order: float16, bfloat16, float32, float64; without scales a signed integer, too.
  *
- * A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
- * be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
- * (0x7fc00000 in float32).
+ * A scale is rounded once to the dtype of dst, to nearest even; beyond the dtype's largest value it becomes Inf. A
+ * negative scale exchanges the signs. A NaN gives NaN for either bit, always the same one (0x7fc00000 in float32).
  *
- * INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
- * or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
- * scales.
+ * - GC_STATUS_INVALID_ARGUMENT: `order` is unknown, or `src` has no chunks.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is not uint8, `scales` is not float32, or `dst` is bool, an unsigned integer,
+ *   or with scales any integer.
+ * - GC_STATUS_SHAPE_MISMATCH: `src` or `scales` has another shape than described.
+ * - GC_STATUS_NOT_CONTIGUOUS: `src` or `scales` is not contiguous.
  */
 gc_status_t gc_unpack_signs_into(const DLTensor *src,
                                  const DLTensor *scales,
@@ -1475,16 +1539,18 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src,
 /**
  * Takes a majority vote on every bit: the result is what more than half of the voters have.
  *
- * In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
- * so ties push some weights one way and some the other. Give another turn each step, the number of the step for
- * example, and the same on all ranks that are to have the same result.
+ * In a tie (of an even number of voters) the bit is that of voter (byte index + turn) mod n_voters, so that ties do
+ * not push all weights the same way. Pass another `turn` in each step, such as the number of the step, and the same
+ * one on all ranks that need the same result.
  *
  * `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
- * any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
- * voted on like the others. The order of bits does not matter.
+ * any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Padding bits are voted on
+ * like the others. The order of bits does not matter.
  *
- * INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
- * NOT_CONTIGUOUS: the bytes of a voter, dst.
+ * - GC_STATUS_INVALID_ARGUMENT: there are no voters.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `src` or `dst` is not uint8.
+ * - GC_STATUS_SHAPE_MISMATCH: `src` is not two-dimensional, or `dst` has another shape than described.
+ * - GC_STATUS_NOT_CONTIGUOUS: the bytes of a voter, or those of `dst`, are not contiguous.
  */
 gc_status_t gc_vote_signs_into(const DLTensor *src,
                                uint64_t turn,
@@ -1494,9 +1560,9 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
 /*
  * TENSORS
  *
- * Makes tensors: new ones, ones over memory of yours, and each form of DLPack from the other. The *legacy* form is
- * DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned of
- * DLPack 1.0 and later, which can say that a tensor is read-only.
+ * Creates tensors in new memory or over your memory, and converts between the two forms of DLPack. The *legacy* form
+ * is DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned
+ * of DLPack 1.0 and later, which can say that a tensor is read-only.
  *
  *     float values[1000];
  *     int64_t shape[] = {1000};
@@ -1512,7 +1578,8 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
  * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
  * NULL when `ndim` is 0. `*out`: yours to release.
  *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
+ * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
  */
 gc_status_t gc_tensor_empty(DLDevice device,
                             DLDataType dtype,
@@ -1528,14 +1595,13 @@ gc_status_t gc_tensor_empty(DLDevice device,
  * the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
  * when this function fails. `*out`: yours to release.
  *
- * The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here. Name
- * the device that is to work on it, and make sure that this device can reach it. It need not be the one that the
- * driver reports for the pointer, which varies for memory that another process has mapped. `*out` names the device as
- * you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can where
- * cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
- * others use it on the CPU or on another device, it is up to you to order that.
+ * The device is not checked and no driver is called, so memory of another process or of another GPU is valid here.
+ * Pass the device that will do the work, which must be able to access the memory. It may differ from the device that
+ * the driver reports for the pointer. Pinned memory is CUDAHost (the CPU does the work), or CUDA if the device can
+ * access it, as it can after cuMemHostAlloc. Managed memory is CUDAManaged: the device with its number does the work.
+ * You must order other uses of managed memory, on the CPU or on another device, yourself.
  *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
  */
 gc_status_t gc_tensor_from_pointer(void *data,
                                    DLDevice device,
@@ -1562,7 +1628,7 @@ void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
  * release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
  * `byte_offset` are passed on as they are.
  *
- * UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
  */
 gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
                                    struct DLManagedTensorVersioned **out);
@@ -1572,9 +1638,11 @@ gc_status_t gc_tensor_to_versioned(DLManagedTensor *src,
  *
  * `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
  *
- * READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
- * NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
- * (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
+ * - GC_STATUS_READ_ONLY: the tensor is read-only, which the legacy form cannot express. (To read it, borrow it:
+ *   `{ v->dl_tensor, NULL, NULL }`.)
+ * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes, or elements of less than a byte that are padded to a
+ *   byte (IS_SUBBYTE_TYPE_PADDED), which the legacy form cannot express.
+ * - GC_STATUS_INVALID_ARGUMENT: the tensor has another major version of DLPack.
  */
 gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
                                      DLManagedTensor **out);
@@ -1584,17 +1652,16 @@ gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
  * cffi.
  *
  * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
- * NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
- * this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
- * which ctypes.CDLL gives up.
+ * NULL only sets the last error. The function looks up Python in the calling process. Pass its address only: a caller
+ * must hold the GIL, which ctypes.CDLL releases.
  */
 void gc_capsule_destructor(void *py_capsule);
 
 /*
  * COPIES
  *
- * Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
- * asarray() and asnumpy(), or torch's copy_().
+ * Copies any tensor to any other, with other strides, another dtype or another device, like NumPy's `dst[...] = src`,
+ * CuPy's asarray() and asnumpy(), and torch's copy_().
  *
  *     DLDevice gpu = {kDLCUDA, 0};
  *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
@@ -1607,13 +1674,13 @@ void gc_capsule_destructor(void *py_capsule);
  * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
  *
  * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
- * - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
+ * - float to integer: towards 0; values beyond the integer's range become its least or greatest, NaN becomes 0;
  * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
- * - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
- *   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
+ * - to a float: rounded once, to nearest even, also from float64 to bfloat16 or from int64 to float16; values that
+ *   round beyond the largest become Inf; denormals are kept;
  * - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
  *
- * Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
+ * If NumPy defines a cast, astype() gives the same result, except for the bits of NaN.
  */
 
 /**
@@ -1623,8 +1690,10 @@ void gc_capsule_destructor(void *py_capsule);
  * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
  * release.
  *
- * UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
- * it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: `device` is CUDAHost or CUDAManaged. Allocate such memory yourself and use
+ *   gc_copy_into().
+ * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
+ * - GC_STATUS_NOT_CONTIGUOUS: elements of less than a byte are not C-contiguous.
  */
 gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
                                 DLDevice device,
@@ -1654,9 +1723,10 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
  * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
  * src, whether elements share them or not: INVALID_ARGUMENT.
  *
- * SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
- * NOT_CONTIGUOUS: elements that are not a whole number of bytes and are not C-contiguous on both sides; such elements
- * are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
+ * - GC_STATUS_SHAPE_MISMATCH: `src` cannot be broadcast to `dst`. Elements of less than a byte are not broadcast.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: the cast is from or to another dtype than those above.
+ * - GC_STATUS_NOT_CONTIGUOUS: elements are not a whole number of bytes, and not C-contiguous on both sides.
+ * - GC_STATUS_INVALID_ARGUMENT: the stream is being captured, and the copy would be complete when this returns.
  */
 gc_status_t gc_copy_into(const DLTensor *src,
                          DLTensor *dst,
@@ -1740,11 +1810,18 @@ typedef struct gc_share_t gc_share_t;
  * it is released there. `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to
  * release, by gc_share_free(); `lease` may be NULL if nobody is to wait.
  *
- * INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element
- * 0. UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY.
- * SHARE: the other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given
- * away, and what to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file:
- * RLIMIT_FSIZE and its SIGXFSZ apply.
+ * - GC_STATUS_INVALID_ARGUMENT: the socket does not exist; a flag is unknown; there are more than 64 dimensions; or
+ *   elements lie outside the allocation of element 0.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: the device is not supported.
+ * - GC_STATUS_SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes.
+ * - GC_STATUS_NOT_CONTIGUOUS: elements of less than a byte are not C-contiguous.
+ * - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
+ * - GC_STATUS_SHARE: the other side has closed the socket, the system refused, or memory of this kind cannot be shared;
+ *   the message says what to do instead.
+ * - GC_STATUS_TIMEOUT: the other side did not answer within `timeout_ms`.
+ * - GC_STATUS_CUDA, GC_STATUS_CONTEXT_LOST: the driver failed.
+ *
+ * A copy on the CPU counts as a file: RLIMIT_FSIZE and its SIGXFSZ apply.
  */
 gc_status_t gc_share_send(const DLManagedTensor *tensor,
                           int socket,
@@ -1757,8 +1834,9 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
  * on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
  * context.
  *
- * TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it;
- * that it ended shows when its children that inherited the tensor have ended, too.
+ * - GC_STATUS_TIMEOUT: the receiver has not released the tensor within `timeout_ms`.
+ * - GC_STATUS_SHARE: the receiver refused the tensor (the message has the reason), or it ended without releasing the
+ *   tensor. A receiver has ended when its children that inherited the tensor have ended, too.
  */
 gc_status_t gc_share_wait(gc_share_t *lease,
                           int32_t timeout_ms);
@@ -1781,11 +1859,17 @@ void gc_share_free(gc_share_t *lease);
  * the memory of the CPU; that the child releases it does not tell the sender, unless the child has the receiver's own
  * number in another PID namespace. In the process that has sent it the tensor is the same memory, on the same device.
  *
- * INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
- * ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
- * socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
- * OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
- * the socket, and the sender is told.
+ * - GC_STATUS_INVALID_ARGUMENT: the socket does not exist, or `device` has another type than the sender's.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: `device` does not exist, or cannot access the memory of the sender's.
+ * - GC_STATUS_CORRUPT: the bytes are not a message of this version.
+ * - GC_STATUS_SHARE: the other side has closed the socket, this process cannot open more descriptors, or the driver
+ *   cannot map the memory.
+ * - GC_STATUS_TIMEOUT: the other side did not answer within `timeout_ms`.
+ * - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
+ * - GC_STATUS_CUDA: the driver failed.
+ * - GC_STATUS_CONTEXT_LOST: the context can no longer be used.
+ *
+ * A message that is refused is removed from the socket, and the sender is notified.
  */
 gc_status_t gc_share_receive(int socket,
                              DLDevice device,
@@ -1980,9 +2064,9 @@ typedef struct gc_run_options_t {
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
- * INVALID_ARGUMENT: no outputs, operation NULL; an invalid type, name or flag; a name twice; a text that is not UTF-8;
- * more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0 (the
- * message has its offset).
+ * - GC_STATUS_INVALID_ARGUMENT: there are no outputs; `operation` is NULL; a type, name or flag is invalid; a name
+ *   occurs twice; a text is not UTF-8; there are more than 63 options of NVRTC; or an unknown or reserved field is not
+ *   0 (the message has its offset).
  */
 gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
                                   gc_kernel_t **out);
@@ -1992,8 +2076,8 @@ gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
- * As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
- * is not.
+ * - All errors of gc_elementwise_create().
+ * - GC_STATUS_INVALID_ARGUMENT: map, reduce or post_map is NULL; an output is raw; or all inputs are raw.
  */
 gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
                                 gc_kernel_t **out);
@@ -2007,18 +2091,22 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
  * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
  * for none.
  *
- * INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; axes,
- * GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare(); a reduction of
- * no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other than 0,
- * unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a combination yet to
- * be compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
- * merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
- * shapes that cannot be broadcast, an output of another shape or `size`, a workspace that is too small.
- * UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
- * UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW:
- * more than 2^63 - 1 elements or bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace.
- * NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE: the kernel's name and
- * NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
+ * - GC_STATUS_INVALID_ARGUMENT: n_inputs or n_outputs is not the number of parameters; an axis does not exist, or
+ *   occurs twice; axes, GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare();
+ *   a reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size`
+ *   other than 0, unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a
+ *   combination yet to be compiled or loaded; strides that take more loops than a launch has room for, after
+ *   neighbouring dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is
+ *   room for 40).
+ * - GC_STATUS_SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape or `size`, a workspace that
+ *   is too small.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: a tensor has another dtype than its parameter, or than another one of the same letter.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: a CPU tensor is no scalar, or NVRTC does not support the GPU.
+ * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 elements or bytes of workspace, or more than 2^31 - 1 blocks.
+ * - GC_STATUS_NOT_CONTIGUOUS: the workspace is not C-contiguous.
+ * - GC_STATUS_NVRTC_UNAVAILABLE: NVRTC was not found; the message lists where it was searched.
+ * - GC_STATUS_COMPILE: the kernel's name and NVRTC's first error, whose line is that of your text; gc_kernel_log() has
+ *   all of them.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,
@@ -2034,7 +2122,7 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
  * scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
  * matter, unless they take more than 8 loops.
  *
- * As gc_kernel_run().
+ * - All errors of gc_kernel_run().
  */
 gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
                               const DLTensor *const *inputs,
@@ -2088,7 +2176,7 @@ void gc_kernel_free(gc_kernel_t *kernel);
  * Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
  * stands for the number of CPUs that the calling threads may use.
  *
- * INVALID_ARGUMENT: more than 1024.
+ * - GC_STATUS_INVALID_ARGUMENT: `n` is more than 1024.
  */
 gc_status_t gc_set_threads(uint32_t n);
 
@@ -2135,8 +2223,8 @@ gc_status_t gc_trim(DLDevice device);
 
 /**
  * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
- * compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
- * takes it from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
+ * compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it
+ * from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
  * arguments and what they count as an item; all other kernels are unstable. Needs no driver.
  *
  * `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16; `*size`: its

@@ -1,8 +1,8 @@
 //! ALL-REDUCE
 //!
-//! An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over memory
-//! once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that codecs
-//! know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
+//! An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over
+//! memory once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that
+//! codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
@@ -13,11 +13,11 @@
 //! gc_allreduce_free(allreduce);
 //! ```
 //!
-//! A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps nothing
-//! (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA between two
-//! ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces them itself, to
-//! the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does what the buffers have no room for:
-//! gc_allreduce_peers_bytes() counts it in. The halves are an exchange each.
+//! A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps
+//! nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA
+//! between two ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces
+//! them itself, to the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does what the buffers have
+//! no room for: gc_allreduce_peers_bytes() counts it in. The halves are an exchange each.
 //!
 //! The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
 //! Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
@@ -35,9 +35,9 @@
 //!   the errors in by gc_allreduce_errors_in(). A rank may give its own worker errors alone, and of the server errors
 //!   those that it has, +0 for the rest. What it has of elements that another rank reduces now is lost, unless the
 //!   survivors pass their server errors to each other.
-//! - Over NCCL the waits of the host end within the timeout, and over peer memory all waits. A group's waits end by
-//!   gc_comm_abort(), and so does what waits in NCCL's kernels, where that function can end it. Your callbacks end by
-//!   your doing: fail when the connection to another rank ends.
+//! - Over NCCL host waits end within the timeout; over peer memory all waits do. A call of gc_comm_abort() ends the
+//!   waits of a group, and those of NCCL's kernels if the library created the communicator. Your callbacks must return
+//!   an error when another rank disconnects.
 
 use std::ffi::c_void;
 
@@ -62,9 +62,13 @@ pub struct gc_allreduce_t(AllReduce);
 /// `options`: as for gc_codec_create(), with n_chunks 0 or the world size, server 0, and results all 0 or the same as
 /// values. `*out`: yours to release, by gc_allreduce_free().
 ///
-/// As gc_codec_create(), and INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer
-/// memory with too little room (gc_allreduce_peers_bytes()). COMM, BUSY. A failure on one rank fails all, except BUSY
-/// and a NULL `comm`: then the others keep waiting.
+/// - All errors of gc_codec_create().
+/// - GC_STATUS_INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer memory with
+///   too little room (gc_allreduce_peers_bytes()).
+/// - GC_STATUS_COMM: an exchange failed.
+/// - GC_STATUS_BUSY: another call is running on this all-reduce.
+///
+/// A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_create(
     comm: *mut gc_comm_t, options: *const gc_codec_options_t, out: *mut *mut gc_allreduce_t,
@@ -98,9 +102,9 @@ pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     });
 }
 
-/// Elements of this rank's shard: its part of every segment, raw or not, which it reduces. So many has the shard of
-/// gc_allreduce_reduce_scatter(), and `server` of gc_allreduce_errors_out(). They may be 0. -1, and the last error, if
-/// `allreduce` is NULL.
+/// Elements of this rank's shard: its part of every segment, raw or not, which it reduces. It is the element count of
+/// `shard` in gc_allreduce_reduce_scatter() and of `server` in gc_allreduce_errors_out(). May be 0. -1, and the last
+/// error, if `allreduce` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allreduce_t) -> i64 {
     boundary(|| {
@@ -115,9 +119,13 @@ pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allred
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().
 ///
-/// As gc_codec_encode(), and INVALID_ARGUMENT: values that overlap. COMM: an exchange failed. CORRUPT: on the CPU, a
-/// rank whose payload is not of such an all-reduce: values are unchanged; on CUDA GC_FLAG_CORRUPT is set. After a
-/// failure the errors of this rank may be those of the step: roll it back, or reset them.
+/// - All errors of gc_codec_encode().
+/// - GC_STATUS_INVALID_ARGUMENT: values overlap.
+/// - GC_STATUS_COMM: an exchange failed.
+/// - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. Values are unchanged. (On
+///   CUDA GC_FLAG_CORRUPT is set.)
+///
+/// After a failure the errors of this rank may be those of the step: roll the step back, or reset the errors.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_run(
     allreduce: *mut gc_allreduce_t, values: *const *mut DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -138,18 +146,23 @@ pub unsafe extern "C" fn gc_allreduce_run(
 
 /// The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
 /// state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
-/// gc_allreduce_all_gather() gives that to all. With an untouched shard the two are gc_allreduce_run(), byte for byte.
+/// gc_allreduce_all_gather() gives that to all. Calling both without changing the shard gives the
+/// same bytes as gc_allreduce_run().
 ///
 /// `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
 /// it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
 /// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign; a tie is broken as by
 /// gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
 ///
-/// As gc_codec_encode(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: a shard that
-/// overlaps values or factors. COMM: an exchange failed. CORRUPT: on the CPU, a rank whose payload is not of such an
-/// all-reduce: the shard is unchanged; on CUDA GC_FLAG_CORRUPT is set, and all of the shard is +0. Other ranks may not
-/// have met it: they wait for this one in gc_allreduce_all_gather(). After a failure the worker's errors of this rank
-/// may be those of the step.
+/// - All errors of gc_codec_encode().
+/// - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
+/// - GC_STATUS_INVALID_ARGUMENT: `shard` overlaps values or factors.
+/// - GC_STATUS_COMM: an exchange failed.
+/// - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. The shard is unchanged.
+///   (On CUDA GC_FLAG_CORRUPT is set, and the shard is +0.)
+///
+/// Other ranks may have succeeded, and block in gc_allreduce_all_gather(). After a failure the worker errors of this
+/// rank may be those of the step.
 ///
 /// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
 /// one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
@@ -180,8 +193,11 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
 /// The server's error is added first, and the error of this compression is the next one. Values that are not finite
 /// are treated as in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
 ///
-/// As gc_allreduce_run(), and SHAPE_MISMATCH: a shard of another number of elements. INVALID_ARGUMENT: values that
-/// overlap it. After a failure the server's errors of this rank may be those of the step.
+/// - All errors of gc_allreduce_run().
+/// - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
+/// - GC_STATUS_INVALID_ARGUMENT: values overlap `shard`.
+///
+/// After a failure the server errors of this rank may be those of the step.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_all_gather(
     allreduce: *mut gc_allreduce_t, shard: *const DLTensor, values: *const *mut DLTensor, n_values: usize,
@@ -248,8 +264,8 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
 ///
 /// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
 /// has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
-/// elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts where
-/// these are (docs/NUMERICS.md 11).
+/// elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts
+/// where these are (docs/NUMERICS.md 11).
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_out(
     allreduce: *mut gc_allreduce_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,
@@ -277,7 +293,8 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
 /// many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
 /// shards, of which this rank takes those of its own.
 ///
-/// As gc_codec_errors_in(). SHAPE_MISMATCH: other shapes.
+/// - All errors of gc_codec_errors_in().
+/// - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_in(
     allreduce: *mut gc_allreduce_t, workers: *const DLTensor, server: *const DLTensor, stream: *mut c_void,

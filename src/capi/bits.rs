@@ -1,9 +1,9 @@
 //! BITS
 //!
-//! A chunk is what one rank (one of the processes that train together) sends to another: `n` elements are packed to
-//! ceil(n / 8) bytes, and these are split into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes, the last
-//! ones filled up with zero bits. Where the bytes divide evenly they are those of DeepSpeed's compress_by_chunk.
-//! Booleans and integers: bit = (x != 0). For the signs of floats see SIGNS.
+//! A rank sends one chunk of bits to each other rank. `n` elements are packed to ceil(n / 8) bytes, which are split
+//! into n_chunks equal chunks of gc_chunk_bytes(n, n_chunks) bytes. Zero bits pad the last chunks. If the bytes divide
+//! evenly, they equal those of DeepSpeed's compress_by_chunk. Booleans and integers: bit = (x != 0). For the signs of
+//! floats see SIGNS.
 
 use std::ffi::c_void;
 
@@ -28,7 +28,7 @@ pub type gc_bit_order_t = i32;
 /// For `axis`: all dimensions as one, in C order.
 pub const GC_AXIS_NONE: i32 = i32::MIN;
 
-/// For `count`: all the bits there are.
+/// For `count`: all bits.
 pub const GC_COUNT_ALL: i64 = i64::MIN;
 
 fn to_axis(code: i32) -> Axis {
@@ -62,8 +62,9 @@ pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
 /// last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
 /// the first is aligned to 256 bytes, all are NULL when empty. It is freed with the last of them.
 ///
-/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: floats; gc_pack_signs() packs their signs. SIZE_OVERFLOW: more than
-/// 2^63 - 1 bytes, or pointers.
+/// - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float; gc_pack_signs() packs signs.
+/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes, or pointers.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_chunks(
     src: *const DLManagedTensor, n_chunks: usize, out: *mut *mut DLManagedTensor,
@@ -84,8 +85,9 @@ pub unsafe extern "C" fn gc_pack_chunks(
 /// any stride, on one device. Their bits past `n_elements` are ignored. `*out`: one-dimensional, bool, `n_elements`
 /// long, yours to release.
 ///
-/// INVALID_ARGUMENT: n_chunks 0, a negative n_elements. UNSUPPORTED_DTYPE: a chunk that is not uint8. SHAPE_MISMATCH: a
-/// chunk of another length.
+/// - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0, or `n_elements` is negative.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: a chunk is not uint8.
+/// - GC_STATUS_SHAPE_MISMATCH: a chunk has another length.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_chunks(
     chunks: *const *mut DLManagedTensor, n_chunks: usize, n_elements: i64, out: *mut *mut DLManagedTensor,
@@ -100,14 +102,15 @@ pub unsafe extern "C" fn gc_unpack_chunks(
     })
 }
 
-/// Packs 8 elements along an axis to a byte, as numpy.packbits does. The last byte of each row is filled up with zero
-/// bits.
+/// Packs 8 elements along an axis to a byte, as numpy.packbits does. Zero bits pad the last byte of each
+/// row.
 ///
 /// `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
 /// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
 /// `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
 ///
-/// INVALID_ARGUMENT: an axis out of range, an unknown order. UNSUPPORTED_DTYPE: floats.
+/// - GC_STATUS_INVALID_ARGUMENT: `axis` is out of range, or `order` is unknown.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_bits(
     src: *const DLManagedTensor, axis: i32, order: gc_bit_order_t, out: *mut *mut DLManagedTensor,
@@ -122,12 +125,15 @@ pub unsafe extern "C" fn gc_pack_bits(
 
 /// Unpacks the bits of every byte along an axis to 0 and 1, as numpy.unpackbits does.
 ///
-/// `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: how many bits along the axis:
-/// GC_COUNT_ALL; or a number, beyond the last bit zeros; or a negative one, to leave off that many at the end. `*out`:
-/// uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to release.
+/// `src`: uint8, any shape and strides. `axis`, `order`: as for gc_pack_bits(). `count`: the number of bits along the
+/// axis. GC_COUNT_ALL means all; zeros follow the last bit; a negative number removes that many bits at the end.
+/// `*out`: uint8, of the shape of `src` with that many along the axis (one-dimensional when flattened), yours to
+/// release.
 ///
-/// INVALID_ARGUMENT: an axis out of range, an unknown order, a count that leaves off more bits than there are.
-/// UNSUPPORTED_DTYPE: not uint8. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+/// - GC_STATUS_INVALID_ARGUMENT: `axis` is out of range, `order` is unknown, or `count` removes more bits than there
+///   are.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is not uint8.
+/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_bits(
     src: *const DLManagedTensor, axis: i32, count: i64, order: gc_bit_order_t, out: *mut *mut DLManagedTensor,
@@ -146,8 +152,9 @@ pub unsafe extern "C" fn gc_unpack_bits(
 /// `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
 /// [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
 ///
-/// INVALID_ARGUMENT: an unknown order, dst without chunks. UNSUPPORTED_DTYPE: floats in src, dst not uint8.
-/// SHAPE_MISMATCH, NOT_CONTIGUOUS: dst.
+/// - GC_STATUS_INVALID_ARGUMENT: `order` is unknown, or `dst` has no chunks.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float, or `dst` is not uint8.
+/// - GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: `dst` is not as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_chunks_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -164,8 +171,9 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `dst`: n elements, any shape
 /// and strides, written in C order; bool, any integer, float16, bfloat16, float32 or float64.
 ///
-/// INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8. SHAPE_MISMATCH,
-/// NOT_CONTIGUOUS: src.
+/// - GC_STATUS_INVALID_ARGUMENT: `order` is unknown, or `src` has no chunks.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is not uint8.
+/// - GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: `src` is not as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_chunks_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -179,9 +187,11 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
 
 /// gc_pack_bits() into your memory.
 ///
-/// `dst`: uint8, of the shape that gc_pack_bits() would give, any strides.
+/// `dst`: uint8, of the shape that gc_pack_bits() would return, any strides.
 ///
-/// As gc_pack_bits(); and UNSUPPORTED_DTYPE: dst not uint8. SHAPE_MISMATCH: dst.
+/// - All errors of gc_pack_bits().
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `dst` is not uint8.
+/// - GC_STATUS_SHAPE_MISMATCH: `dst` has another shape than described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_bits_into(
     src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -195,10 +205,11 @@ pub unsafe extern "C" fn gc_pack_bits_into(
 
 /// gc_unpack_bits() into your memory.
 ///
-/// `dst`: of the shape that gc_unpack_bits() would give, whatever its length along the axis: that is the count. Any
-/// strides; uint8, or any other dtype that gc_unpack_chunks_into() writes.
+/// `dst`: of the shape that gc_unpack_bits() would return; its length along the axis is the count. Any strides; uint8,
+/// or any other dtype that gc_unpack_chunks_into() writes.
 ///
-/// As gc_unpack_bits(), and SHAPE_MISMATCH: dst.
+/// - All errors of gc_unpack_bits().
+/// - GC_STATUS_SHAPE_MISMATCH: `dst` has another shape than described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_bits_into(
     src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,

@@ -1,13 +1,13 @@
 //! CODECS
 //!
-//! A codec compresses a gradient and, if it keeps errors, adds to the next gradient what this one lost (*error
+//! A codec compresses a gradient. If it keeps errors, it adds the rounding error of a step to the next gradient (*error
 //! feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
 //!
 //! ```text
 //! codec             bytes per element   for
 //! GC_CODEC_BF16     2                   every optimizer
 //! GC_CODEC_MXFP8    1.03125             every optimizer
-//! GC_CODEC_INT8     1.03125             every optimizer; begin with this one
+//! GC_CODEC_INT8     1.03125             every optimizer; start here
 //! GC_CODEC_INT4     0.5625              every optimizer, with errors
 //! GC_CODEC_MXFP4    0.53125             every optimizer, with errors
 //! GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
@@ -42,9 +42,9 @@
 //! 16 bits usually do without, by GC_ERROR_NONE. With errors in float32 a block codec loses nothing: what is sent and
 //! what is kept are together exactly what was there.
 //!
-//! A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors stay
-//! as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The errors of
-//! ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
+//! A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors
+//! stay as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The
+//! errors of ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
 //!
 //! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
 //! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
@@ -115,7 +115,7 @@ pub struct gc_codec_options_t {
     pub n_elements: i64,
     /// The number of chunks. 0 means 1.
     pub n_chunks: usize,
-    /// k + 1: this codec reduces chunk k, and keeps the error of that. 0: it reduces none.
+    /// k + 1: this codec reduces chunk k and keeps its error. 0: it reduces no chunk.
     pub server: u64,
     /// NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone.
     pub raw: *const u8,
@@ -175,8 +175,8 @@ impl gc_codec_options_t {
     }
 
     /// # Safety
-    /// `segments` points at `n_segments` integers, unless NULL or unaligned; `raw`, unless NULL, at as many bytes, at one
-    /// if `segments` is NULL; all of that for `'a`.
+    /// `segments` points at `n_segments` integers, unless NULL or unaligned; `raw`, unless NULL, at as many bytes, at
+    /// one if `segments` is NULL; all of that for `'a`.
     unsafe fn descriptor<'a>(&self) -> Result<Descriptor<'a>> {
         let kind = one_of("codec", self.codec, &Kind::ALL.map(|kind| (kind as i32, kind)))?;
         let device = if (self.device.device_type.0, self.device.device_id) == (0, 0) {
@@ -257,11 +257,12 @@ unsafe fn with_errors(
 /// with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
 /// gc_codec_free().
 ///
-/// INVALID_ARGUMENT: an unknown codec or other enum value; a field that this version does not know, or a reserved one,
-/// that is not 0 (the message has its offset); a negative count; beta not finite; a server beyond the chunks;
-/// GC_ERROR_BFLOAT16 with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
-/// with a block codec; n_elements that is not 0 beside segments. UNSUPPORTED_DTYPE: not float32, float16 or bfloat16.
-/// SIZE_OVERFLOW: a payload or a state of more than 2^63 - 1 bytes.
+/// - GC_STATUS_INVALID_ARGUMENT: a codec or other enum value is unknown; an unknown or reserved field is not 0 (the
+///   message has its offset); a count is negative; beta is not finite; `server` is beyond the chunks; GC_ERROR_BFLOAT16
+///   with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
+///   codec; or n_elements is not 0 although there are segments.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: a dtype is not float32, float16 or bfloat16.
+/// - GC_STATUS_SIZE_OVERFLOW: a payload or a state has more than 2^63 - 1 bytes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out: *mut *mut gc_codec_t) -> gc_status_t {
     boundary(|| {
@@ -299,8 +300,9 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
 /// multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
 /// `payload`: gc_codec_payload_bytes() bytes, all of them written.
 ///
-/// INVALID_ARGUMENT: n_values not the number of segments; a payload not aligned to 16. UNSUPPORTED_DTYPE,
-/// SHAPE_MISMATCH, NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: n_values is not the number of segments, or `payload` is not aligned to 16.
+/// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
+/// - GC_STATUS_BUSY: another call is running on this codec.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_encode(
     codec: *mut gc_codec_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -330,8 +332,9 @@ pub unsafe extern "C" fn gc_codec_encode(
 /// bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT is Inf, and GC_FLAG_NONFINITE is set;
 /// one of a block codec is the largest float16 then.
 ///
-/// As gc_codec_encode(), and INVALID_ARGUMENT: a negative divisor, an invalid mode. CORRUPT: on the CPU, a chunk
-/// that this codec would not have written; nothing is written then.
+/// - All errors of gc_codec_encode().
+/// - GC_STATUS_INVALID_ARGUMENT: `divisor` is negative, or `mode` is unknown.
+/// - GC_STATUS_CORRUPT: on the CPU, this codec would not have written a chunk. Nothing is written then.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_decode(
     codec: *mut gc_codec_t, payload: *const DLTensor, divisor: i32, factor: *const DLTensor, mode: gc_decode_t,
@@ -366,7 +369,10 @@ pub unsafe extern "C" fn gc_codec_decode(
 /// If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
 /// is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
 ///
-/// INVALID_ARGUMENT: another chunk, or none; no payloads; memory that is not aligned to 16. SHAPE_MISMATCH. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: the codec reduces another chunk, or none; there are no payloads; or memory is not
+///   aligned to 16.
+/// - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
+/// - GC_STATUS_BUSY: another call is running on this codec.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_reduce(
     codec: *mut gc_codec_t, chunk: usize, chunks: *const DLTensor, dst: *mut DLTensor, stream: *mut c_void,
@@ -397,8 +403,9 @@ pub unsafe extern "C" fn gc_codec_flags(
 ///
 /// `dst`: float32, one element for each segment, on the codec's device or CUDAHost.
 ///
-/// INVALID_ARGUMENT: a block codec, whose scales are those of blocks. UNSUPPORTED_DTYPE, SHAPE_MISMATCH, NOT_CONTIGUOUS:
-/// a tensor that is not as described. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: the codec is a block codec, which has a scale per block.
+/// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
+/// - GC_STATUS_BUSY: another call is running on this codec.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_scales(
     codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -415,7 +422,8 @@ pub unsafe extern "C" fn gc_codec_scales(
 ///
 /// `skip`: NULL, or one bool, int32 or float32 on the codec's device.
 ///
-/// INVALID_ARGUMENT: a codec of another policy. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: the codec has another policy.
+/// - GC_STATUS_BUSY: another call is running on this codec.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_commit(
     codec: *mut gc_codec_t, skip: *const DLTensor, stream: *mut c_void,
@@ -447,8 +455,9 @@ pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_v
     })
 }
 
-/// Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each segment
-/// that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without errors.
+/// Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each
+/// segment that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without
+/// errors.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
@@ -462,7 +471,9 @@ pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
 ///
 /// `dst`: gc_codec_state_bytes() bytes on the codec's device.
 ///
-/// INVALID_ARGUMENT: a step is pending; not aligned to 16. SHAPE_MISMATCH. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: a step is pending, or `dst` is not aligned to 16.
+/// - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
+/// - GC_STATUS_BUSY: another call is running on this codec.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_out(
     codec: *mut gc_codec_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -492,8 +503,9 @@ pub unsafe extern "C" fn gc_codec_state_in(
 /// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other; +0 for raw ones.
 /// `server`: NULL, or float32, likewise what the chunk that this codec reduces has of each segment.
 ///
-/// INVALID_ARGUMENT: a step is pending; `server` without a chunk to reduce. UNSUPPORTED_DTYPE, SHAPE_MISMATCH,
-/// NOT_CONTIGUOUS: a tensor that is not as described. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: a step is pending, or there is a `server` although the codec reduces no chunk.
+/// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
+/// - GC_STATUS_BUSY: another call is running on this codec.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_errors_out(
     codec: *mut gc_codec_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,

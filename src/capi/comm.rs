@@ -24,9 +24,9 @@
 //! says what is computed, docs/WHEN.md when it pays. A rank sends about 1/4 byte per element and about 100 bytes per
 //! chunk, and receives as much; in a ring all-reduce of float32 it is 8 bytes per element.
 //!
-//! A call may block until the other ranks' calls come, so each rank needs a thread of its own, and every rank must make
-//! its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory does
-//! not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+//! A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
+//! must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
+//! does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
 //! If a call fails on some rank it need not fail on the others.
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
@@ -34,7 +34,7 @@
 //! gc_comm_free(), also when a later call has needed more.
 //!
 //! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
-//! ranks; over a group it returns once the other ranks' calls have come; with GC_TRANSPORT_HOST it waits for its
+//! ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
 //! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph, if its
 //! memory is already allocated, over NCCL, over peer memory (with an exception there), and over callbacks without
 //! GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
@@ -133,7 +133,7 @@ pub enum TransportFlag {
 /// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
 /// by gc_comm_free().
 ///
-/// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; a function that is NULL; an unknown flag.
+/// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
 ///
 /// # Safety
 /// The pointers are as described, and the functions do what they are said to do.
@@ -174,7 +174,7 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
 ///
 /// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
 ///
-/// INVALID_ARGUMENT: world_size below 1.
+/// - GC_STATUS_INVALID_ARGUMENT: `world_size` is below 1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -213,7 +213,9 @@ impl Drop for Handles {
 /// `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
 /// this.
 ///
-/// INVALID_ARGUMENT: n_elements negative. SIZE_OVERFLOW. BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: n_elements negative.
+/// - GC_STATUS_SIZE_OVERFLOW: the result would have more than 2^63 - 1 bytes.
+/// - GC_STATUS_BUSY: another call is running on this communicator.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice, n_elements: i64) -> gc_status_t {
     boundary(|| {
@@ -235,26 +237,30 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
     })
 }
 
-/// Aborts a communicator, also while another thread is in a call on it: so a program that has found out that a rank is
-/// lost gets its threads back at once, however long a timeout is. A hierarchical one is aborted with both of its parts.
-/// Returns without waiting, and is final: a second time it does nothing more.
+/// Aborts a communicator, also while another thread is in a call on it. Use it when a rank is lost: blocked threads
+/// return at once, whatever their timeout. A hierarchical communicator is aborted with both of its parts. This returns
+/// without waiting and is final; a second call does nothing.
 ///
-/// What waits ends with COMM: over a group on all ranks; over NCCL the waiting of the host, and NCCL's work on a
-/// communicator that this library has created, which a thread of the library aborts. Over peer memory the meetings of
-/// all ranks end, as if this one had not arrived, and gc_comm_async_error() says COMM on each; the others' buffers are
-/// written to, so none may be released yet. A function of a transport that does not return, an ncclComm_t of yours and
-/// graphs captured over NCCL are yours to end: launch none of these graphs afterwards.
+/// Blocked calls return COMM:
 ///
-/// From then on gc_comm_async_error() and all calls that exchange or create something over it say COMM, those over
-/// communicators that share a part with it, too. gc_allreduce_commit(), rollback, flags, errors_out, reset and all that
-/// releases go on. Over NCCL the memory of all-reduces that are released afterwards is kept until the process ends,
-/// because the GPU may still use it.
+/// - Over a group, on all ranks.
+/// - Over NCCL, host waits end. A thread of the library aborts communicators that the library has created.
+/// - Over peer memory, the barriers of all ranks end as if this rank had not arrived, and gc_comm_async_error() gives
+///   COMM on each rank. This writes to the buffers of the other ranks, so none may be released yet.
+/// - You must end: a blocked transport callback, your own ncclComm_t, and CUDA graphs that contain NCCL work. Do not
+///   launch these graphs afterwards.
+///
+/// From then on gc_comm_async_error() and all calls that exchange or create something over this communicator, or over
+/// one that shares a part with it, give COMM. gc_allreduce_commit(), rollback, flags, errors_out, reset and all
+/// functions that release something keep working. Over NCCL, memory of all-reduces that are released afterwards is kept
+/// until the process ends, because the GPU may still use it.
 ///
 /// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
 /// and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
 ///
-/// INVALID_ARGUMENT: called by a function of a transport; `comm` was made before the process was forked. OUT_OF_MEMORY:
-/// no thread for NCCL, whose work goes on. CUDA: other ranks over peer memory wait until their timeout.
+/// - GC_STATUS_INVALID_ARGUMENT: a transport callback called this, or `comm` was made before the process was forked.
+/// - GC_STATUS_OUT_OF_MEMORY: could not start the thread that aborts NCCL; NCCL keeps running.
+/// - GC_STATUS_CUDA: the driver failed; other ranks over peer memory wait until their timeout.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -286,9 +292,12 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
 /// If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
 /// that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
 ///
-/// UNSUPPORTED_DTYPE, NOT_CONTIGUOUS, SHAPE_MISMATCH: a tensor that is not as described. INVALID_ARGUMENT: tensors on
-/// different devices, or that overlap. COMM: an exchange failed. CORRUPT: a rank runs another version, or calls with
-/// another number of elements. BUSY.
+/// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_NOT_CONTIGUOUS, GC_STATUS_SHAPE_MISMATCH: a tensor that is not as
+///   described.
+/// - GC_STATUS_INVALID_ARGUMENT: tensors on different devices, or that overlap.
+/// - GC_STATUS_COMM: an exchange failed.
+/// - GC_STATUS_CORRUPT: a rank runs another version, or calls with another number of elements.
+/// - GC_STATUS_BUSY: another call is running on this communicator.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_compressed_allreduce(
     comm: *mut gc_comm_t, buffer: *mut DLTensor, worker_error: *mut DLTensor, server_error: *mut DLTensor,

@@ -1,7 +1,7 @@
 //! COPIES
 //!
-//! Any tensor into any other: other strides, another dtype, another device, as NumPy's `dst[...] = src` does it, CuPy's
-//! asarray() and asnumpy(), or torch's copy_().
+//! Copies any tensor to any other, with other strides, another dtype or another device, like NumPy's `dst[...] = src`,
+//! CuPy's asarray() and asnumpy(), and torch's copy_().
 //!
 //! ```c
 //! DLDevice gpu = {kDLCUDA, 0};
@@ -16,13 +16,13 @@
 //! integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
 //!
 //! - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
-//! - float to integer: towards 0; what is beyond the integer's range becomes its least or greatest, NaN 0;
+//! - float to integer: towards 0; values beyond the integer's range become its least or greatest, NaN becomes 0;
 //! - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
-//! - to a float: rounded once, to nearest, to even in the middle, also from float64 to bfloat16 or from int64 to
-//!   float16; what rounds to beyond the largest becomes Inf; denormals are kept;
+//! - to a float: rounded once, to nearest even, also from float64 to bfloat16 or from int64 to float16; values that
+//!   round beyond the largest become Inf; denormals are kept;
 //! - NaN to a float: 0x7fc00000 in float32, 0x7fc0 in bfloat16, 0x7e00 in float16, 0x7ff8000000000000 in float64.
 //!
-//! Where a cast is defined in NumPy, astype() gives the same, but for the bits of NaN.
+//! If NumPy defines a cast, astype() gives the same result, except for the bits of NaN.
 
 use std::ffi::c_void;
 
@@ -41,8 +41,10 @@ use super::{
 /// C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
 /// release.
 ///
-/// UNSUPPORTED_DEVICE: CUDAHost or CUDAManaged as `device`: such memory is yours to make, and gc_copy_into() writes to
-/// it. SIZE_OVERFLOW: more than 2^63 - 1 bytes. NOT_CONTIGUOUS.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: `device` is CUDAHost or CUDAManaged. Allocate such memory yourself and use
+///   gc_copy_into().
+/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
+/// - GC_STATUS_NOT_CONTIGUOUS: elements of less than a byte are not C-contiguous.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_to_device(
     src: *const DLManagedTensor, device: DLDevice, out: *mut *mut DLManagedTensor,
@@ -78,9 +80,10 @@ pub unsafe extern "C" fn gc_tensor_to_device(
 /// done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
 /// src, whether elements share them or not: INVALID_ARGUMENT.
 ///
-/// SHAPE_MISMATCH: src cannot be broadcast to dst. UNSUPPORTED_DTYPE: a cast from or to another dtype than those above.
-/// NOT_CONTIGUOUS: elements that are not a whole number of bytes and are not C-contiguous on both sides; such elements
-/// are not broadcast, either (SHAPE_MISMATCH). INVALID_ARGUMENT: in a capture, what is complete when this returns.
+/// - GC_STATUS_SHAPE_MISMATCH: `src` cannot be broadcast to `dst`. Elements of less than a byte are not broadcast.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: the cast is from or to another dtype than those above.
+/// - GC_STATUS_NOT_CONTIGUOUS: elements are not a whole number of bytes, and not C-contiguous on both sides.
+/// - GC_STATUS_INVALID_ARGUMENT: the stream is being captured, and the copy would be complete when this returns.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_copy_into(src: *const DLTensor, dst: *mut DLTensor, stream: *mut c_void) -> gc_status_t {
     boundary(|| {

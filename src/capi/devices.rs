@@ -39,8 +39,8 @@ pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
 }
 
 /// The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
-/// compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData()
-/// takes it from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
+/// compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it
+/// from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
 /// arguments and what they count as an item; all other kernels are unstable. Needs no driver.
 ///
 /// `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16; `*size`: its

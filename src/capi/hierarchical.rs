@@ -49,11 +49,14 @@ use super::{
 /// 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
 /// times as many, and 64 * N * R * R more.
 ///
-/// INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a rank with an
-/// `inter_node` whose number is above that of one without; other ranks than those described in one of the two; one
-/// communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL
-/// `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
-/// communicator): then the others keep waiting. OUT_OF_MEMORY, COMM, BUSY.
+/// - GC_STATUS_INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a
+///   rank with an `inter_node` whose number is above that of one without; other ranks than those described in one of
+///   the two; one communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a
+///   NULL `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
+///   communicator): then the others keep waiting.
+/// - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
+/// - GC_STATUS_COMM: an exchange failed.
+/// - GC_STATUS_BUSY: another call is running on this communicator.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_hierarchical(
     intra_node: *mut gc_comm_t, inter_node: *mut gc_comm_t, out: *mut *mut gc_comm_t,

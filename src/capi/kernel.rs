@@ -383,9 +383,9 @@ unsafe fn with_call<T>(
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
-/// INVALID_ARGUMENT: no outputs, operation NULL; an invalid type, name or flag; a name twice; a text that is not UTF-8;
-/// more than 63 options of NVRTC; a field behind those that this version knows, or a reserved one, that is not 0 (the
-/// message has its offset).
+/// - GC_STATUS_INVALID_ARGUMENT: there are no outputs; `operation` is NULL; a type, name or flag is invalid; a name
+///   occurs twice; a text is not UTF-8; there are more than 63 options of NVRTC; or an unknown or reserved field is not
+///   0 (the message has its offset).
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_elementwise_create(
     options: *const gc_elementwise_options_t, out: *mut *mut gc_kernel_t,
@@ -400,8 +400,8 @@ pub unsafe extern "C" fn gc_elementwise_create(
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
-/// As gc_elementwise_create(), and INVALID_ARGUMENT: no map, reduce or post_map; an output that is raw; no input that
-/// is not.
+/// - All errors of gc_elementwise_create().
+/// - GC_STATUS_INVALID_ARGUMENT: map, reduce or post_map is NULL; an output is raw; or all inputs are raw.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_reduction_create(
     options: *const gc_reduction_options_t, out: *mut *mut gc_kernel_t,
@@ -420,18 +420,22 @@ pub unsafe extern "C" fn gc_reduction_create(
 /// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
 /// for none.
 ///
-/// INVALID_ARGUMENT: n_inputs or n_outputs not the number of parameters; an axis that is not there, or twice; axes,
-/// GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare(); a reduction of
-/// no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size` other than 0,
-/// unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a combination yet to
-/// be compiled or loaded; strides that take more loops than a launch has room for, after neighbouring dimensions were
-/// merged where that is possible (with up to 8 parameters, none of them raw, there is room for 40). SHAPE_MISMATCH:
-/// shapes that cannot be broadcast, an output of another shape or `size`, a workspace that is too small.
-/// UNSUPPORTED_DTYPE: a tensor of another dtype than its parameter, or than another one of the same letter.
-/// UNSUPPORTED_DEVICE: a tensor of the CPU that is no scalar; a GPU older than those that NVRTC knows. SIZE_OVERFLOW:
-/// more than 2^63 - 1 elements or bytes of workspace, or than 2^31 - 1 blocks to launch. NOT_CONTIGUOUS: the workspace.
-/// NVRTC_UNAVAILABLE: nothing to compile with; the message has what was looked for. COMPILE: the kernel's name and
-/// NVRTC's first error, whose line is that of your text; gc_kernel_log() has all of them.
+/// - GC_STATUS_INVALID_ARGUMENT: n_inputs or n_outputs is not the number of parameters; an axis does not exist, or
+///   occurs twice; axes, GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare();
+///   a reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size`
+///   other than 0, unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a
+///   combination yet to be compiled or loaded; strides that take more loops than a launch has room for, after
+///   neighbouring dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is
+///   room for 40).
+/// - GC_STATUS_SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape or `size`, a workspace that
+///   is too small.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: a tensor has another dtype than its parameter, or than another one of the same letter.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: a CPU tensor is no scalar, or NVRTC does not support the GPU.
+/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 elements or bytes of workspace, or more than 2^31 - 1 blocks.
+/// - GC_STATUS_NOT_CONTIGUOUS: the workspace is not C-contiguous.
+/// - GC_STATUS_NVRTC_UNAVAILABLE: NVRTC was not found; the message lists where it was searched.
+/// - GC_STATUS_COMPILE: the kernel's name and NVRTC's first error, whose line is that of your text; gc_kernel_log() has
+///   all of them.
 ///
 /// # Safety
 /// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays
@@ -453,7 +457,7 @@ pub unsafe extern "C" fn gc_kernel_run(
 /// scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
 /// matter, unless they take more than 8 loops.
 ///
-/// As gc_kernel_run().
+/// - All errors of gc_kernel_run().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_prepare(
     kernel: *mut gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,

@@ -3,8 +3,8 @@
 //! A codec compresses a gradient to a payload, and decompresses it. A communicator connects a rank to the other ranks:
 //! over NCCL, MPI, peer memory of GPUs, two callbacks of yours, or among threads. An all-reduce combines the two: each
 //! gradient becomes the mean, or the sum, over all ranks. The library also packs bits and signs, copies tensors, passes
-//! them to other processes and compiles kernels at run time. Tensors are DLPack structs, which describe memory of NumPy,
-//! PyTorch, CuPy, JAX or your own program: the library copies nothing on the way in or out.
+//! them to other processes and compiles kernels at run time. Tensors are DLPack structs, which describe memory of
+//! NumPy, PyTorch, CuPy, JAX or your own program: the library copies nothing on the way in or out.
 //!
 //! Start here:
 //!
@@ -54,14 +54,14 @@
 //!
 //! *Errors.* A function that can fail returns a gc_status_t, 0 for success. A function that returns a number returns -1
 //! instead. gc_last_error() describes this thread's last failure, with the value that was wrong. Arguments are checked
-//! before anything is changed. Each description lists the statuses of its function, without GC_STATUS_, in addition to
-//! those that any tensor may give.
+//! before anything is changed. Each description lists the statuses of its function, in addition to those that any
+//! tensor may give; sentences may leave out GC_STATUS_.
 //!
 //! *Ownership.* Inputs are borrowed for the call and never released. Outputs are yours: release each once, on any
 //! thread, by the function that its description names. If a call fails, `*out` is unchanged.
 //!
-//! *Streams.* Functions with a parameter `void *stream` work in memory that you pass. On CUDA they enqueue their work on
-//! that stream and return. All other functions allocate their results, and are complete when they return. On the CPU
+//! *Streams.* Functions with a parameter `void *stream` work in memory that you pass. On CUDA they enqueue their work
+//! on that stream and return. All other functions allocate their results, and are complete when they return. On the CPU
 //! every function is complete when it returns, and the stream is ignored: pass NULL.
 //!
 //! *Threads.* Any thread may call any function at any time on different objects. A second call on a codec, communicator

@@ -91,9 +91,12 @@ pub enum NcclFlag {
 ///
 /// `*out`: yours to release, by gc_comm_free().
 ///
-/// INVALID_ARGUMENT: comm NULL; an unknown flag. COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18, or it is not
-/// clear which; 2.19.1 with GC_NCCL_SPLIT. COMM: a failure of NCCL's. TIMEOUT: NCCL was still at work after timeout_ms.
-/// Also any status that a tensor on comm's device can cause.
+/// - GC_STATUS_INVALID_ARGUMENT: `comm` is NULL, or a flag is unknown.
+/// - GC_STATUS_COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18 (2.19.1 with GC_NCCL_SPLIT), or several
+///   libraries are NCCL.
+/// - GC_STATUS_COMM: NCCL failed.
+/// - GC_STATUS_TIMEOUT: NCCL did not finish within timeout_ms.
+/// - All errors of a tensor on the device of `comm`.
 ///
 /// # Safety
 /// The pointers are as described: comm is a communicator of the library that dl_handle or the process has.
@@ -124,7 +127,9 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
 ///
 /// Loads libnccl.so.2 if no NCCL is loaded.
 ///
-/// INVALID_ARGUMENT: a comm, or flags. COMM_UNAVAILABLE: no NCCL, or one older than 2.19.1. COMM: a failure of NCCL's.
+/// - GC_STATUS_INVALID_ARGUMENT: `comm` is not NULL, or flags are not 0.
+/// - GC_STATUS_COMM_UNAVAILABLE: NCCL is not found, or older than 2.19.1.
+/// - GC_STATUS_COMM: NCCL failed.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: *mut u8) -> gc_status_t {
     boundary(|| {
@@ -143,8 +148,11 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
 /// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
 /// `*out`: yours to release, by gc_comm_free().
 ///
-/// As gc_comm_nccl_id(), and INVALID_ARGUMENT: rank not within 0 to world_size - 1. UNSUPPORTED_DEVICE: the CPU.
-/// TIMEOUT: not all ranks came within timeout_ms. And as for a tensor on the device.
+/// - All errors of gc_comm_nccl_id().
+/// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: `device` is not CUDA.
+/// - GC_STATUS_TIMEOUT: not all ranks called within timeout_ms.
+/// - All errors of a tensor on the device.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_nccl_id(
     options: *const gc_nccl_options_t, id: *const u8, rank: i32, world_size: i32, device: DLDevice,

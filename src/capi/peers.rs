@@ -109,9 +109,11 @@ pub unsafe extern "C" fn gc_allreduce_peers_bytes(options: *const gc_codec_optio
 /// `options`: read during the call. The buffers must stay as long as the communicator and the all-reduces over it, and
 /// nothing else may write to them; zero them before reuse. `*out`: yours to release, by gc_comm_free().
 ///
-/// INVALID_ARGUMENT: a rank not within 0 to world_size - 1; buffers that are too small, not mapped here, or of which
-/// this rank's own is not on `device`, or not 0. COMM: another rank has aborted already. UNSUPPORTED_DEVICE: the CPU. And
-/// as for a tensor on the device.
+/// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1; a buffer is too small or not mapped here; or
+///   this rank's own buffer is not on `device` or not 0.
+/// - GC_STATUS_COMM: another rank has aborted already.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: `device` is not CUDA.
+/// - All errors of a tensor on the device.
 ///
 /// # Safety
 /// The pointers are as described, and each buffer has so many bytes that this device can write to.
@@ -144,9 +146,9 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 /// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
 /// in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
 ///
-/// A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange over
-/// `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write to it.
-/// UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
+/// A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange
+/// over `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write
+/// to it. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
 /// CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
 /// failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]

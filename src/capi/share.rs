@@ -96,11 +96,18 @@ pub enum ShareFlag {
 /// it is released there. `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to
 /// release, by gc_share_free(); `lease` may be NULL if nobody is to wait.
 ///
-/// INVALID_ARGUMENT: no such socket; an unknown flag; more than 64 dimensions; elements outside the memory of element
-/// 0. UNSUPPORTED_DEVICE. SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes. NOT_CONTIGUOUS, OUT_OF_MEMORY.
-/// SHARE: the other side has closed the socket, or the system refuses, or the memory is of a kind that cannot be given
-/// away, and what to do instead. TIMEOUT. CUDA, CONTEXT_LOST: the driver failed. A copy of the CPU counts as a file:
-/// RLIMIT_FSIZE and its SIGXFSZ apply.
+/// - GC_STATUS_INVALID_ARGUMENT: the socket does not exist; a flag is unknown; there are more than 64 dimensions; or
+///   elements lie outside the allocation of element 0.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: the device is not supported.
+/// - GC_STATUS_SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes.
+/// - GC_STATUS_NOT_CONTIGUOUS: elements of less than a byte are not C-contiguous.
+/// - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
+/// - GC_STATUS_SHARE: the other side has closed the socket, the system refused, or memory of this kind cannot be shared;
+///   the message says what to do instead.
+/// - GC_STATUS_TIMEOUT: the other side did not answer within `timeout_ms`.
+/// - GC_STATUS_CUDA, GC_STATUS_CONTEXT_LOST: the driver failed.
+///
+/// A copy on the CPU counts as a file: RLIMIT_FSIZE and its SIGXFSZ apply.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_send(
     tensor: *const DLManagedTensor, socket: c_int, flags: u32, timeout_ms: i32, lease: *mut *mut gc_share_t,
@@ -130,8 +137,9 @@ pub unsafe extern "C" fn gc_share_send(
 /// on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
 /// context.
 ///
-/// TIMEOUT: it has not. SHARE: it refused the tensor, for the reason that is said, or it ended without releasing it;
-/// that it ended shows when its children that inherited the tensor have ended, too.
+/// - GC_STATUS_TIMEOUT: the receiver has not released the tensor within `timeout_ms`.
+/// - GC_STATUS_SHARE: the receiver refused the tensor (the message has the reason), or it ended without releasing the
+///   tensor. A receiver has ended when its children that inherited the tensor have ended, too.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_wait(lease: *mut gc_share_t, timeout_ms: i32) -> gc_status_t {
     boundary(|| {
@@ -165,11 +173,17 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 /// the memory of the CPU; that the child releases it does not tell the sender, unless the child has the receiver's own
 /// number in another PID namespace. In the process that has sent it the tensor is the same memory, on the same device.
 ///
-/// INVALID_ARGUMENT: no such socket; a device of another type than the sender's. UNSUPPORTED_DEVICE: one that is not
-/// ours, or cannot reach the sender's. CORRUPT: no message of this version. SHARE: the other side has closed the
-/// socket, or this process can have no more descriptors, or the driver cannot map what was sent. TIMEOUT,
-/// OUT_OF_MEMORY, CUDA, CONTEXT_LOST. A message that is refused, for its device or for want of memory, is taken from
-/// the socket, and the sender is told.
+/// - GC_STATUS_INVALID_ARGUMENT: the socket does not exist, or `device` has another type than the sender's.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: `device` does not exist, or cannot access the memory of the sender's.
+/// - GC_STATUS_CORRUPT: the bytes are not a message of this version.
+/// - GC_STATUS_SHARE: the other side has closed the socket, this process cannot open more descriptors, or the driver
+///   cannot map the memory.
+/// - GC_STATUS_TIMEOUT: the other side did not answer within `timeout_ms`.
+/// - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
+/// - GC_STATUS_CUDA: the driver failed.
+/// - GC_STATUS_CONTEXT_LOST: the context can no longer be used.
+///
+/// A message that is refused is removed from the socket, and the sender is notified.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_share_receive(
     socket: c_int, device: DLDevice, timeout_ms: i32, out: *mut *mut DLManagedTensor,

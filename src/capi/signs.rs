@@ -1,8 +1,7 @@
 //! SIGNS
 //!
-//! Packs the sign of every element to a bit, which is what training sends instead of gradients: bit = not (x < 0), so
-//! zeros of either sign and NaN give 1. The bits lie in chunks, as those of gc_pack_chunks() do. A step of signSGD with
-//! majority vote (Bernstein et al., 2018), on each of the ranks that train together:
+//! Packs the sign of every element to a bit: bit = not (x < 0), so zeros of either sign and NaN give 1. The bits lie in
+//! chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al., 2018) on each rank:
 //!
 //! ```c
 //! gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
@@ -12,7 +11,7 @@
 //! gc_unpack_signs_into(&verdicts, NULL, GC_BIT_ORDER_BIG, &gradient, stream);  // +1 and -1
 //! ```
 //!
-//! With scales it unpacks what 1-bit SGD and 1-bit Adam send, too: +scale and -scale.
+//! With scales gc_unpack_signs_into() writes +scale and -scale, as 1-bit SGD and 1-bit Adam need.
 
 use std::ffi::c_void;
 
@@ -32,8 +31,9 @@ use super::{
 /// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
 /// gc_pack_chunks().
 ///
-/// INVALID_ARGUMENT: n_chunks 0. UNSUPPORTED_DTYPE: bool and integers; gc_pack_chunks() packs those. SIZE_OVERFLOW:
-/// more than 2^63 - 1 bytes, or pointers.
+/// - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is bool or an integer; gc_pack_chunks() packs those.
+/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes, or pointers.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_signs(
     src: *const DLManagedTensor, n_chunks: usize, out: *mut *mut DLManagedTensor,
@@ -53,7 +53,8 @@ pub unsafe extern "C" fn gc_pack_signs(
 /// `chunks`: as for gc_unpack_chunks(). `dtype`: float16, bfloat16, float32, float64, or a signed integer. `*out`:
 /// one-dimensional, of that dtype, `n_elements` long, yours to release.
 ///
-/// As gc_unpack_chunks(); and UNSUPPORTED_DTYPE: bool and unsigned integers, which have no -1.
+/// - All errors of gc_unpack_chunks().
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `dtype` is bool or an unsigned integer, which have no -1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_signs(
     chunks: *const *mut DLManagedTensor, n_chunks: usize, n_elements: i64, dtype: DLDataType,
@@ -87,17 +88,18 @@ pub unsafe extern "C" fn gc_pack_signs_into(
 /// Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
 ///
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
-/// float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read when
-/// the work is done, so what wrote them need not be waited for. `dst`: n elements, any shape and strides, written in C
-/// order: float16, bfloat16, float32, float64; without scales a signed integer, too.
+/// float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read on
+/// the stream, so the host need not wait for the work that writes them. `dst`: n elements, any shape and strides,
+/// written in C order: float16, bfloat16, float32, float64; without scales a signed integer, too.
 ///
-/// A scale is rounded to the dtype of dst once, to nearest even; past the largest of the dtype it is infinite. It may
-/// be anything: with a negative one the signs change places, a NaN gives NaN for either bit, always the same one
-/// (0x7fc00000 in float32).
+/// A scale is rounded once to the dtype of dst, to nearest even; beyond the dtype's largest value it becomes Inf. A
+/// negative scale exchanges the signs. A NaN gives NaN for either bit, always the same one (0x7fc00000 in float32).
 ///
-/// INVALID_ARGUMENT: an unknown order, src without chunks. UNSUPPORTED_DTYPE: src not uint8, scales not float32, bool
-/// or an unsigned integer in dst, or any integer beside scales. SHAPE_MISMATCH: src, scales. NOT_CONTIGUOUS: src,
-/// scales.
+/// - GC_STATUS_INVALID_ARGUMENT: `order` is unknown, or `src` has no chunks.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is not uint8, `scales` is not float32, or `dst` is bool, an unsigned integer,
+///   or with scales any integer.
+/// - GC_STATUS_SHAPE_MISMATCH: `src` or `scales` has another shape than described.
+/// - GC_STATUS_NOT_CONTIGUOUS: `src` or `scales` is not contiguous.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_unpack_signs_into(
     src: *const DLTensor, scales: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
@@ -113,16 +115,18 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
 
 /// Takes a majority vote on every bit: the result is what more than half of the voters have.
 ///
-/// In a tie, which an even number of voters can have, the bit is that of voter number (byte index + turn) mod n_voters:
-/// so ties push some weights one way and some the other. Give another turn each step, the number of the step for
-/// example, and the same on all ranks that are to have the same result.
+/// In a tie (of an even number of voters) the bit is that of voter (byte index + turn) mod n_voters, so that ties do
+/// not push all weights the same way. Pass another `turn` in each step, such as the number of the step, and the same
+/// one on all ranks that need the same result.
 ///
 /// `src`: uint8, two-dimensional: [n_voters, n_bytes], the bytes of each voter side by side; any number of voters, at
-/// any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Bits that fill up a chunk are
-/// voted on like the others. The order of bits does not matter.
+/// any stride. `turn`: any number. `dst`: uint8, one-dimensional, contiguous: n_bytes. Padding bits are voted on
+/// like the others. The order of bits does not matter.
 ///
-/// INVALID_ARGUMENT: no voters. UNSUPPORTED_DTYPE: src or dst not uint8. SHAPE_MISMATCH: src not two-dimensional, dst.
-/// NOT_CONTIGUOUS: the bytes of a voter, dst.
+/// - GC_STATUS_INVALID_ARGUMENT: there are no voters.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `src` or `dst` is not uint8.
+/// - GC_STATUS_SHAPE_MISMATCH: `src` is not two-dimensional, or `dst` has another shape than described.
+/// - GC_STATUS_NOT_CONTIGUOUS: the bytes of a voter, or those of `dst`, are not contiguous.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_vote_signs_into(
     src: *const DLTensor, turn: u64, dst: *mut DLTensor, stream: *mut c_void,

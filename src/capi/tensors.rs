@@ -1,8 +1,8 @@
 //! TENSORS
 //!
-//! Makes tensors: new ones, ones over memory of yours, and each form of DLPack from the other. The *legacy* form is
-//! DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned of
-//! DLPack 1.0 and later, which can say that a tensor is read-only.
+//! Creates tensors in new memory or over your memory, and converts between the two forms of DLPack. The *legacy* form
+//! is DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned
+//! of DLPack 1.0 and later, which can say that a tensor is read-only.
 //!
 //! ```c
 //! float values[1000];
@@ -33,7 +33,8 @@ use super::{
 /// `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
 /// NULL when `ndim` is 0. `*out`: yours to release.
 ///
-/// UNSUPPORTED_DTYPE: 0 bits or 0 lanes. SIZE_OVERFLOW: more than 2^63 - 1 bytes.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
+/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_empty(
     device: DLDevice, dtype: DLDataType, ndim: i32, shape: *const i64, out: *mut *mut DLManagedTensor,
@@ -55,14 +56,13 @@ pub unsafe extern "C" fn gc_tensor_empty(
 /// the last user of the tensor has released it, on that user's thread; it must not throw or longjmp. It is not called
 /// when this function fails. `*out`: yours to release.
 ///
-/// The device is not checked and no driver is asked, so memory of another process or of another GPU is valid here. Name
-/// the device that is to work on it, and make sure that this device can reach it. It need not be the one that the
-/// driver reports for the pointer, which varies for memory that another process has mapped. `*out` names the device as
-/// you did. Pinned memory is CUDAHost, and the CPU works on it, or CUDA, if the device can reach it (it can where
-/// cuMemHostAlloc made it). Managed memory is CUDAManaged: the device with its number works on it, as on CUDA. If
-/// others use it on the CPU or on another device, it is up to you to order that.
+/// The device is not checked and no driver is called, so memory of another process or of another GPU is valid here.
+/// Pass the device that will do the work, which must be able to access the memory. It may differ from the device that
+/// the driver reports for the pointer. Pinned memory is CUDAHost (the CPU does the work), or CUDA if the device can
+/// access it, as it can after cuMemHostAlloc. Managed memory is CUDAManaged: the device with its number does the work.
+/// You must order other uses of managed memory, on the CPU or on another device, yourself.
 ///
-/// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
 ///
 /// # Safety
 /// The pointers are as described, and the memory stays until `release` is called.
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 /// release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
 /// `byte_offset` are passed on as they are.
 ///
-/// UNSUPPORTED_DTYPE: 0 bits or 0 lanes.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_to_versioned(
     src: *mut DLManagedTensor, out: *mut *mut DLManagedTensorVersioned,
@@ -142,9 +142,11 @@ pub unsafe extern "C" fn gc_tensor_to_versioned(
 ///
 /// `src`: any version 1.x. On success it belongs to `*out`, as in gc_tensor_to_versioned(). `*out`: yours to release.
 ///
-/// READ_ONLY: the legacy form cannot say that a tensor is read-only. (To read it, borrow it: `{ v->dl_tensor, NULL,
-/// NULL }`.) UNSUPPORTED_DTYPE: nor can it say that elements of less than a byte are padded to one
-/// (IS_SUBBYTE_TYPE_PADDED); 0 bits or 0 lanes. INVALID_ARGUMENT: another major version.
+/// - GC_STATUS_READ_ONLY: the tensor is read-only, which the legacy form cannot express. (To read it, borrow it:
+///   `{ v->dl_tensor, NULL, NULL }`.)
+/// - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes, or elements of less than a byte that are padded to a
+///   byte (IS_SUBBYTE_TYPE_PADDED), which the legacy form cannot express.
+/// - GC_STATUS_INVALID_ARGUMENT: the tensor has another major version of DLPack.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_tensor_from_versioned(
     src: *mut DLManagedTensorVersioned, out: *mut *mut DLManagedTensor,
@@ -163,9 +165,8 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
 /// cffi.
 ///
 /// Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
-/// NULL is no capsule: that sets the last error, and nothing else happens. Finds Python in the process that calls it:
-/// this library does not link against it. Pass its address only: to call it yourself you would have to hold the GIL,
-/// which ctypes.CDLL gives up.
+/// NULL only sets the last error. The function looks up Python in the calling process. Pass its address only: a caller
+/// must hold the GIL, which ctypes.CDLL releases.
 ///
 /// # Safety
 /// `py_capsule` is a PyCapsule, and the caller holds the GIL, as Python does when it calls a destructor.

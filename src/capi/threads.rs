@@ -19,7 +19,7 @@ use super::status::gc_status_t;
 /// Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
 /// stands for the number of CPUs that the calling threads may use.
 ///
-/// INVALID_ARGUMENT: more than 1024.
+/// - GC_STATUS_INVALID_ARGUMENT: `n` is more than 1024.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_set_threads(n: u32) -> gc_status_t {
     boundary(|| pool::set_threads(n))

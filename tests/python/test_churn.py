@@ -161,14 +161,14 @@ SHOWN_BY = {
     "The survivors save gc_allreduce_errors_out()": [TAKEN_AGAIN, GOES_ON],
     "A rank may give its own worker errors alone": [TAKEN_AGAIN, GOES_ON],
     "What it has of elements that another rank reduces now": [GOES_ON],
-    "Over NCCL the waits of the host end": [
+    "Over NCCL host waits end within the timeout": [
         "test_nccl.py::test_a_communicator_that_stays_at_work_is_waited_for_so_long",
         "test_peers.py::test_a_rank_that_does_not_come_is_waited_for_so_long",
     ],
-    "A group's waits end by gc_comm_abort()": [
+    "A call of gc_comm_abort() ends the waits of a group": [
         "test_abort.py::test_a_run_over_a_group_ends_on_every_rank_that_waits", ABORTED,
     ],
-    "Your callbacks end by your doing": [
+    "Your callbacks must return an error": [
         "test_abort.py::test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_called", GOES_ON,
     ],
 }  # fmt: skip

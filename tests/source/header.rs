@@ -136,7 +136,10 @@ fn tidy(text: &str) -> String {
                 }
                 comment = None;
             }
-            (words, Some(lines)) => lines.push(words.strip_prefix('*').unwrap_or(words).trim_start()),
+            (words, Some(lines)) => {
+                let words = words.strip_prefix('*').unwrap_or(words);
+                lines.push(words.strip_prefix(' ').unwrap_or(words)); // the rest is a list's indentation
+            }
             (_, None) => tidied.push(line.to_owned()),
         }
     }
