@@ -334,14 +334,53 @@ typedef struct gc_codec_options_t {
     const uint8_t *raw;
     /** One of GC_REDUCTION_*. Block codecs alone. */
     int32_t reduction;
-    /** Must be 0, and so must `reserved`. */
-    int32_t reserved_i;
     /** Must be 0. */
-    uint64_t reserved[2];
+    uint32_t reserved[5];
 } gc_codec_options_t;
+
+/** Initializes gc_codec_options_t: set `codec` and what else you need afterwards. */
+#define GC_CODEC_OPTIONS_INIT {sizeof(gc_codec_options_t)}
 
 /** How values are decoded: one of GC_DECODE_*. */
 typedef int32_t gc_decode_t;
+
+/**
+ * Encodes a tensor in one call, without a codec: no error is carried, and nothing is kept.
+ *
+ * `values`: float32, float16 or bfloat16, of any shape and strides, read in C order. `codec`: one of GC_CODEC_*.
+ * `*payload`: uint8, one-dimensional, on the device of `values`, yours to release. gc_decode() needs nothing else.
+ *
+ * The payload is that of a gc_codec_t with GC_ERROR_NONE, GC_SCALE_RMS, GC_NONFINITE_PROPAGATE, one segment, one chunk,
+ * and results of the same dtype as `values`. NaN and Inf are no failure: the header of the payload has the flag
+ * GC_FLAG_NONFINITE then.
+ *
+ * - GC_STATUS_INVALID_ARGUMENT: `codec` is none of GC_CODEC_*.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `values` is not float32, float16 or bfloat16.
+ * - GC_STATUS_SIZE_OVERFLOW: the payload would have more than 2^63 - 1 bytes.
+ */
+gc_status_t gc_encode(const DLManagedTensor *values,
+                      int32_t codec,
+                      DLManagedTensor **payload);
+
+/**
+ * Decodes a payload of gc_encode() in one call, without a codec. Any bytes may be given: they are a payload, or
+ * GC_STATUS_CORRUPT is returned.
+ *
+ * `payload`: uint8, one-dimensional, C-contiguous, at any address. It may also be from a gc_codec_t with one segment
+ * that is not raw and one chunk, whatever its other options are. `dtype`: float32, float16 or bfloat16. `*values`:
+ * one-dimensional, of that dtype, with as many elements as the payload's header says, on the device of `payload`,
+ * yours to release. The values are rounded as by gc_codec_decode().
+ *
+ * The size of the payload is computed from its header, and compared, before anything is allocated.
+ *
+ * - GC_STATUS_UNSUPPORTED_DTYPE: `payload` is not uint8, or `dtype` is none of the three.
+ * - GC_STATUS_SHAPE_MISMATCH: `payload` does not have one dimension.
+ * - GC_STATUS_NOT_CONTIGUOUS: there are gaps between the bytes of `payload`.
+ * - GC_STATUS_CORRUPT: a field of the header or the number of bytes is not that of a payload, on CUDA, too.
+ */
+gc_status_t gc_decode(const DLManagedTensor *payload,
+                      DLDataType dtype,
+                      DLManagedTensor **values);
 
 /**
  * Creates a codec. Its state is +0: it carries no error yet.
@@ -664,6 +703,20 @@ gc_status_t gc_comm_reserve(gc_comm_t *comm,
                             int64_t n_elements);
 
 /**
+ * The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
+ *
+ * -1, and the last error: `comm` is NULL.
+ */
+int32_t gc_comm_rank(const gc_comm_t *comm);
+
+/**
+ * The number of ranks that a communicator connects, this one counted.
+ *
+ * -1, and the last error: `comm` is NULL.
+ */
+int32_t gc_comm_world_size(const gc_comm_t *comm);
+
+/**
  * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
  * CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
  * otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
@@ -779,8 +832,26 @@ int64_t gc_shard_elements(int64_t n_elements,
  *   an error when another rank disconnects.
  */
 
+/** What a rank keeps an error of. */
+enum gc_part {
+    /** The elements that the rank encodes, and of which it keeps the worker's error. */
+    GC_PART_WORKER = 0,
+    /** The elements that the rank reduces, and of which it keeps the server's error. */
+    GC_PART_SHARD = 1,
+};
+
 /** A compressed all-reduce: gc_allreduce_create() makes one. */
 typedef struct gc_allreduce_t gc_allreduce_t;
+
+/** Consecutive elements of a segment: see gc_allreduce_parts(). */
+typedef struct gc_part_t {
+    /** The number of the segment. */
+    int64_t segment;
+    /** The number of the first element in the segment. */
+    int64_t first;
+    /** How many elements there are, at least 1. */
+    int64_t count;
+} gc_part_t;
 
 /**
  * Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
@@ -810,6 +881,42 @@ void gc_allreduce_free(gc_allreduce_t *allreduce);
  * error, if `allreduce` is NULL.
  */
 int64_t gc_allreduce_shard_elements(const gc_allreduce_t *allreduce);
+
+/**
+ * Bytes that one gc_allreduce_run() makes this rank send to other ranks, headers included.
+ *
+ * `*between_nodes`: how many of them leave the node; -1 where the communicator is not from gc_comm_hierarchical(), and
+ * so does not know the nodes. NULL: not wanted.
+ *
+ * -1, and the last error: `allreduce` is NULL.
+ */
+int64_t gc_allreduce_sent_bytes(const gc_allreduce_t *allreduce,
+                                int64_t *between_nodes);
+
+/**
+ * How often a gc_allreduce_run() exchanges: 1 or 2. Over a hierarchical communicator, how often between nodes.
+ *
+ * -1, and the last error: `allreduce` is NULL.
+ */
+int32_t gc_allreduce_exchanges(const gc_allreduce_t *allreduce);
+
+/**
+ * Which elements a rank's worker error or shard covers, raw segments included: so a program can tell which element each
+ * number of gc_allreduce_errors_out() belongs to, on any rank.
+ *
+ * `rank`: 0 to gc_comm_world_size() - 1. `which`: GC_PART_WORKER or GC_PART_SHARD. `parts`: room for `room` pieces, of
+ * which the first are written, in the order in which their elements lie; NULL if `room` is 0. Returns how many pieces
+ * there are, which may be more than `room`.
+ *
+ * -1, and the last error:
+ * - GC_STATUS_INVALID_ARGUMENT: `rank` or `which` is not one of those, `room` is negative, or `parts` is NULL.
+ * - GC_STATUS_BUSY: another call is running on `allreduce`.
+ */
+int64_t gc_allreduce_parts(const gc_allreduce_t *allreduce,
+                           int32_t rank,
+                           int32_t which,
+                           gc_part_t *parts,
+                           int64_t room);
 
 /**
  * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
@@ -970,6 +1077,9 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  * the one that made it.
  */
 
+/** Bytes of the id of gc_comm_nccl_id(). */
+#define GC_NCCL_ID_BYTES 128
+
 /** How an ncclComm_t is used. */
 enum gc_nccl {
     /** Split a communicator of all its ranks from it, so that calls on the two need not be ordered. */
@@ -1014,10 +1124,10 @@ gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options,
                               gc_comm_t **out);
 
 /**
- * Creates the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the
- * bytes to all others.
+ * Creates the GC_NCCL_ID_BYTES bytes by which the ranks of a new NCCL world find each other. One rank calls this, and
+ * sends the bytes to all others.
  *
- * `options`: comm NULL and flags 0. `id`: room for 128 bytes.
+ * `options`: comm NULL and flags 0. `id`: room for GC_NCCL_ID_BYTES bytes.
  *
  * Loads libnccl.so.2 if no NCCL is loaded.
  *
@@ -1032,7 +1142,7 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
  * Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
  * until the others do. gc_comm_free() destroys what NCCL has made for it.
  *
- * `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+ * `options`: as for gc_comm_nccl_id(). `id`: the bytes that it gave on one rank. `device`: this rank's, CUDA.
  * `*out`: yours to release, by gc_comm_free().
  *
  * - All errors of gc_comm_nccl_id().
@@ -1115,9 +1225,13 @@ int64_t gc_peers_bytes(int64_t n_elements,
                        int32_t world_size);
 
 /**
- * Bytes of each rank's buffer for an all-reduce with these options. About twice those of a payload, and as many again
- * but at most 2 MiB; for one that may exchange once about four times those of all ranks' payloads. Several all-reduces
- * over one communicator need the most of theirs, not the sum.
+ * Bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one communicator need the
+ * most of theirs, not the sum.
+ *
+ * P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the least is 320
+ * bytes per rank.
+ * - Two exchanges: 2 x P + 2 x min(P, 4 MiB). The second term is at most 8 MiB.
+ * - One exchange: 4 x world_size x P, at most 16 MiB.
  *
  * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
  * `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.

@@ -38,6 +38,7 @@ macro_rules! answers {
 }
 answers! {
     (): i32, |_done| Status::Ok as i32, |status| status as i32;
+    i32: i32, |value| value, |_| -1;
     i64: i64, |value| value, |_| -1;
     u32: u32, |value| value, |_| 0;
     *const c_char: *const c_char, |text| text, |_| c"".as_ptr();

@@ -58,6 +58,8 @@ enum Call {
     CommReserve { device: Description, elements: Number },
     CompressedAllreduce { tensors: [Description; 3], device: Description },
     AllReduce { options: Options, steps: Vec<Run> },
+    Encode { values: Description, codec: i8 },
+    Decode { payload: Description, of: Description },
 }
 
 /// What may be missing.
@@ -306,7 +308,7 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     if options.reserved & 4 != 0 {
         given.raw = raw.as_ptr();
     }
-    given.reserved[1] = u64::from(options.reserved / 128);
+    given.reserved[1] = u32::from(options.reserved / 128);
     call(&given);
 }
 
@@ -480,7 +482,17 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
         }
     }
     // SAFETY: made above.
-    assert!(unsafe { gc_allreduce_shard_elements(allreduce) } >= 0);
+    unsafe {
+        assert!(gc_allreduce_shard_elements(allreduce) >= 0);
+        assert!(gc_allreduce_sent_bytes(allreduce, ptr::null_mut()) == 0); // a world of one
+        assert!(gc_allreduce_exchanges(allreduce) == 2);
+        let pieces = gc_allreduce_parts(allreduce, 0, 1, ptr::null_mut(), 0);
+        assert!(pieces >= 0 && gc_allreduce_parts(allreduce, 0, 0, ptr::null_mut(), 0) == pieces);
+        let mut parts = vec![gc_part_t { segment: -1, first: -1, count: -1 }; pieces as usize];
+        assert!(gc_allreduce_parts(allreduce, 0, 1, parts.as_mut_ptr(), pieces) == pieces);
+        assert!(parts.iter().all(|part| part.first == 0 && part.count > 0));
+        assert!(gc_allreduce_parts(allreduce, 1, 0, ptr::null_mut(), 0) == -1);
+    }
     // SAFETY: likewise, and nobody uses it any more.
     unsafe { gc_allreduce_free(allreduce) };
 }
@@ -676,6 +688,22 @@ fn run(call: Call) {
                 let may_succeed = src.place == Place::Here;
                 with_out(may_succeed, |out| gc_tensor_to_device(src.pointer(), device, out));
             }
+            Call::Encode { values, codec } => {
+                let mut values = Tensor::new(&values);
+                if values.place == Place::Elsewhere || i128::from(values.elements) > MOST_ELEMENTS {
+                    return;
+                }
+                let may_succeed = values.place == Place::Here;
+                with_out(may_succeed, |out| gc_encode(values.pointer(), codec.into(), out));
+            }
+            Call::Decode { payload, of } => {
+                let (mut payload, dtype) = (Tensor::new(&payload), Tensor::new(&of).managed.dl_tensor.dtype);
+                if payload.place == Place::Elsewhere {
+                    return;
+                }
+                let may_succeed = payload.place == Place::Here;
+                with_out(may_succeed, |out| gc_decode(payload.pointer(), dtype, out));
+            }
             Call::PackBitsInto { src, dst, axis, order } => {
                 into(&src, &dst, |src, dst| gc_pack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));
             }
@@ -757,6 +785,7 @@ fn run(call: Call) {
                     && missing == (false, false);
                 let mut comm = ptr::dangling_mut();
                 if check(gc_comm_from_transport(&given, &mut comm), good) {
+                    assert!(gc_comm_rank(comm) == rank && gc_comm_world_size(comm) == world_size);
                     assert!(check(gc_comm_async_error(comm), true));
                     assert!(check(gc_comm_abort(comm), true) && check(gc_comm_abort(comm), true));
                     assert!(!check(gc_comm_async_error(comm), false));

@@ -1,6 +1,8 @@
 //! Payloads and states of strangers. One that was written for this codec is changed anywhere, its header above all; then it
 //! is decoded, reduced and taken as a state. What differs from what the codec would have written is told, as CORRUPT, and
 //! nothing changes; all else is right: numbers of the payload's scales, and no byte beyond the tensors.
+//!
+//! gc_decode gets the same bytes, from any address, and whole inputs: each is a tensor or CORRUPT.
 #![no_main]
 
 use std::{mem, ptr};
@@ -76,6 +78,36 @@ fn is_right(good: &[u8], got: &[u8], segments: usize) -> bool {
             // A NaN has any sign; what is not held or is a sign's keeps its one value, which the changes leave alone.
             before.to_bits() == scale.to_bits() || !(scale.is_sign_negative() && !scale.is_nan())
         })
+    }
+}
+
+/// Decodes any bytes, which begin `shift` bytes behind an aligned address. Gives the values, or None for CORRUPT.
+fn decoded(bytes: &[u8], shift: usize, half: bool) -> Option<Vec<u8>> {
+    let mut memory = Bytes::of(bytes.len() + shift);
+    memory.get()[shift..].copy_from_slice(bytes);
+    let mut shape = [bytes.len() as i64];
+    let tensor = view(memory.get()[shift..].as_mut_ptr(), 1, 8, &mut shape);
+    let payload = DLManagedTensor { dl_tensor: tensor, manager_ctx: ptr::null_mut(), deleter: None };
+    let bits = if half { 16 } else { 32 };
+    let dtype = DLDataType { code: DLDataTypeCode(2), bits, lanes: 1 };
+    let mut out = ptr::null_mut();
+    // SAFETY: a tensor over memory that is there, and room for a pointer; what is given is released once.
+    unsafe {
+        let status = gc_decode(&payload, dtype, &mut out);
+        assert!(memory.get()[shift..] == *bytes, "the payload was written to");
+        if status != 0 {
+            assert!(status == CORRUPT && out.is_null(), "status {status}");
+            return None;
+        }
+        let tensor = &(*out).dl_tensor;
+        let count = *tensor.shape as usize;
+        assert!(tensor.ndim == 1 && count as u64 == u64::from_le_bytes(bytes[32..40].try_into().unwrap()));
+        let values = match count * usize::from(bits / 8) {
+            0 => Vec::new(),
+            size => std::slice::from_raw_parts(tensor.data.cast::<u8>(), size).to_vec(),
+        };
+        gc_tensor_free(out);
+        Some(values)
     }
 }
 
@@ -156,6 +188,13 @@ fuzz_target!(|input: Input| {
             }
         }
         let got = payload.get().to_vec();
+        let shift = usize::from(input.gradient % 17);
+        let alone = options.n_chunks == 1 && sizes.len() == 1 && !(has_blocks && input.sign && raw[0] != 0);
+        let single = decoded(&got, shift, input.half);
+        assert!(good != got || single.is_some() == alone, "a payload of one segment and one chunk is refused, or another taken");
+        if let Some(noise) = &input.noise {
+            decoded(noise, shift, input.half);
+        }
         let rows = || good.chunks(stride).zip(got.chunks(stride));
         let all_right = rows().all(|(good, got)| is_right(good, got, scales));
 

@@ -595,6 +595,20 @@ inline int64_t onebit_workspace_bytes(int64_t n_elements)
     return bytes;
 }
 
+/* One tensor in one call. `codec`: one of GC_CODEC_*. */
+inline Tensor encode(Borrowed values, int32_t codec)
+{
+    DLManagedTensor *payload = nullptr;
+    detail::check(gc_encode(values.get(), codec, &payload));
+    return Tensor(payload);
+}
+inline Tensor decode(Borrowed payload, DLDataType dtype = gradcodec::dtype<float>())
+{
+    DLManagedTensor *values = nullptr;
+    detail::check(gc_decode(payload.get(), dtype, &values));
+    return Tensor(values);
+}
+
 /* The only owner of an object of the library. As large as a pointer, moved and not copied. */
 template <class T, void (*free)(T *)> class Handle {
 public:
@@ -797,14 +811,14 @@ inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_hand
     return Communicator(out);
 }
 /* On one rank, for all. */
-inline std::array<uint8_t, 128> comm_nccl_id(void *dl_handle = nullptr)
+inline std::array<uint8_t, GC_NCCL_ID_BYTES> comm_nccl_id(void *dl_handle = nullptr)
 {
-    std::array<uint8_t, 128> id;
+    std::array<uint8_t, GC_NCCL_ID_BYTES> id;
     const gc_nccl_options_t options{sizeof(gc_nccl_options_t), 0, nullptr, dl_handle, 0, 0};
     detail::check(gc_comm_nccl_id(&options, id.data()));
     return id;
 }
-inline Communicator comm_from_nccl_id(const std::array<uint8_t, 128> &id, int32_t rank, int32_t world_size,
+inline Communicator comm_from_nccl_id(const std::array<uint8_t, GC_NCCL_ID_BYTES> &id, int32_t rank, int32_t world_size,
                                       DLDevice device, void *dl_handle = nullptr, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
@@ -858,6 +872,20 @@ inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements
 {
     detail::check(gc_comm_reserve(comm.get(), device, n_elements));
 }
+inline int32_t comm_rank(const Communicator &comm)
+{
+    const int32_t rank = gc_comm_rank(comm.get());
+    if (rank < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return rank;
+}
+inline int32_t comm_world_size(const Communicator &comm)
+{
+    const int32_t ranks = gc_comm_world_size(comm.get());
+    if (ranks < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return ranks;
+}
 /* Throws what went wrong earlier, if anything did. */
 inline void comm_async_error(const Communicator &comm) { detail::check(gc_comm_async_error(comm.get())); }
 /* On any thread, also while another one is in a call on it. */
@@ -891,6 +919,33 @@ inline int64_t allreduce_shard_elements(const AllReduce &allreduce)
     if (elements < 0)
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return elements;
+}
+
+/* `between_nodes`: receives how many of them leave the node, -1 where that is not known; nullptr: not wanted. */
+inline int64_t allreduce_sent_bytes(const AllReduce &allreduce, int64_t *between_nodes = nullptr)
+{
+    const int64_t bytes = gc_allreduce_sent_bytes(allreduce.get(), between_nodes);
+    if (bytes < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return bytes;
+}
+inline int32_t allreduce_exchanges(const AllReduce &allreduce)
+{
+    const int32_t exchanges = gc_allreduce_exchanges(allreduce.get());
+    if (exchanges < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return exchanges;
+}
+/* `which`: GC_PART_WORKER or GC_PART_SHARD. */
+inline std::vector<gc_part_t> allreduce_parts(const AllReduce &allreduce, int32_t rank, int32_t which)
+{
+    const int64_t pieces = gc_allreduce_parts(allreduce.get(), rank, which, nullptr, 0);
+    if (pieces < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    std::vector<gc_part_t> parts(static_cast<std::size_t>(pieces));
+    if (gc_allreduce_parts(allreduce.get(), rank, which, parts.data(), pieces) < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return parts;
 }
 
 /* Factors and errors: nullptr where there are none. */

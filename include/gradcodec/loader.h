@@ -39,6 +39,8 @@ extern "C" {
 typedef struct gc_api_t {
     const char *(*gc_status_name)(gc_status_t status);
     const char *(*gc_last_error)(void);
+    gc_status_t (*gc_encode)(const DLManagedTensor *values, int32_t codec, DLManagedTensor **payload);
+    gc_status_t (*gc_decode)(const DLManagedTensor *payload, DLDataType dtype, DLManagedTensor **values);
     gc_status_t (*gc_codec_create)(const gc_codec_options_t *options, gc_codec_t **out);
     void (*gc_codec_free)(gc_codec_t *codec);
     int64_t (*gc_codec_payload_bytes)(const gc_codec_t *codec);
@@ -61,6 +63,8 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_from_transport)(const gc_transport_t *transport, gc_comm_t **out);
     gc_status_t (*gc_comm_group)(int32_t world_size, gc_comm_t **out);
     gc_status_t (*gc_comm_reserve)(gc_comm_t *comm, DLDevice device, int64_t n_elements);
+    int32_t (*gc_comm_rank)(const gc_comm_t *comm);
+    int32_t (*gc_comm_world_size)(const gc_comm_t *comm);
     gc_status_t (*gc_comm_async_error)(const gc_comm_t *comm);
     gc_status_t (*gc_comm_abort)(gc_comm_t *comm);
     void (*gc_comm_free)(gc_comm_t *comm);
@@ -70,6 +74,10 @@ typedef struct gc_api_t {
     gc_status_t (*gc_allreduce_create)(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
     void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
     int64_t (*gc_allreduce_shard_elements)(const gc_allreduce_t *allreduce);
+    int64_t (*gc_allreduce_sent_bytes)(const gc_allreduce_t *allreduce, int64_t *between_nodes);
+    int32_t (*gc_allreduce_exchanges)(const gc_allreduce_t *allreduce);
+    int64_t (*gc_allreduce_parts)(const gc_allreduce_t *allreduce, int32_t rank, int32_t which, gc_part_t *parts,
+        int64_t room);
     gc_status_t (*gc_allreduce_run)(gc_allreduce_t *allreduce, DLTensor *const *values, size_t n_values,
         const DLTensor *value_factor, const DLTensor *error_factor, void *stream);
     gc_status_t (*gc_allreduce_reduce_scatter)(gc_allreduce_t *allreduce, const DLTensor *const *values,
@@ -165,6 +173,8 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
     } functions[] = {
         {"gc_status_name", &api->gc_status_name},
         {"gc_last_error", &api->gc_last_error},
+        {"gc_encode", &api->gc_encode},
+        {"gc_decode", &api->gc_decode},
         {"gc_codec_create", &api->gc_codec_create},
         {"gc_codec_free", &api->gc_codec_free},
         {"gc_codec_payload_bytes", &api->gc_codec_payload_bytes},
@@ -184,6 +194,8 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_from_transport", &api->gc_comm_from_transport},
         {"gc_comm_group", &api->gc_comm_group},
         {"gc_comm_reserve", &api->gc_comm_reserve},
+        {"gc_comm_rank", &api->gc_comm_rank},
+        {"gc_comm_world_size", &api->gc_comm_world_size},
         {"gc_comm_async_error", &api->gc_comm_async_error},
         {"gc_comm_abort", &api->gc_comm_abort},
         {"gc_comm_free", &api->gc_comm_free},
@@ -192,6 +204,9 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_allreduce_create", &api->gc_allreduce_create},
         {"gc_allreduce_free", &api->gc_allreduce_free},
         {"gc_allreduce_shard_elements", &api->gc_allreduce_shard_elements},
+        {"gc_allreduce_sent_bytes", &api->gc_allreduce_sent_bytes},
+        {"gc_allreduce_exchanges", &api->gc_allreduce_exchanges},
+        {"gc_allreduce_parts", &api->gc_allreduce_parts},
         {"gc_allreduce_run", &api->gc_allreduce_run},
         {"gc_allreduce_reduce_scatter", &api->gc_allreduce_reduce_scatter},
         {"gc_allreduce_all_gather", &api->gc_allreduce_all_gather},

@@ -7,6 +7,8 @@ This is the Python client. It needs Python 3.10, the library, and nothing else.
     arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's, cupy's, jax.dlpack's; nothing is copied
     gradcodec.pack_signs_into(gradient, bits)  # dst second, defaults behind it
 
+encode() and decode() of this module need no GradCodec: they find the library themselves, and give arrays of NumPy.
+
 What functions do, take and refuse is in gradcodec.h. `stream`: None for the current stream of the first array whose
 framework tells it (PyTorch, CuPy), and the legacy one where none does; 1 for the legacy stream, 2 the per-thread one, a
 handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what frameworks have enqueued
@@ -27,6 +29,7 @@ from ._errors import GradCodecError, Status
 from ._kernels import Kernel
 from ._library import GradCodec
 from ._share import Share
+from ._single import decode, encode
 from ._tensors import Array, Tensor
 
 __version__ = "0.1.0"  # of this package; GradCodec.version is the library's
@@ -35,9 +38,9 @@ __all__ = [
     "ADD", "AXIS_NONE", "BF16", "BIG", "COUNT_ALL", "CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "INT4",
     "INT8", "LITTLE", "MEAN", "MXFP4", "MXFP8", "ONEBIT", "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO",
     "AllReduce", "Array", "Codec", "Communicator", "DType", "Device", "Exchanger", "GradCodec", "GradCodecError",
-    "Kernel", "Share", "Status", "Tensor", "__version__",
+    "Kernel", "Share", "Status", "Tensor", "__version__", "decode", "encode",
 ]  # fmt: skip
 
 # As they are known: in messages, and in what is pickled.
-for _each in (AllReduce, Array, Codec, Communicator, GradCodec, GradCodecError, Kernel, Share, Status, Tensor):
+for _each in (decode, encode, AllReduce, Array, Codec, Communicator, GradCodec, GradCodecError, Kernel, Share, Status, Tensor):
     _each.__module__ = __name__

@@ -18,6 +18,7 @@ CommHandle = _declarations.gc_comm_t
 ElementwiseOptions = _declarations.gc_elementwise_options_t
 KernelShape = _declarations.gc_kernel_shape_t
 KernelHandle = _declarations.gc_kernel_t
+Part = _declarations.gc_part_t
 NcclOptions = _declarations.gc_nccl_options_t
 PeersOptions = _declarations.gc_peers_options_t
 ReductionOptions = _declarations.gc_reduction_options_t
@@ -30,10 +31,9 @@ BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a b
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ONEBIT, SIGN, BF16, MXFP8, INT8, INT4, MXFP4 = range(1, 8)  # codecs
 RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 0, 1, 0, 1, 2, 0, 1  # of codecs
-UNITS = dict(onebit=8, sign=8, bf16=32, mxfp8=32, int8=64, int4=32, mxfp4=32)  # elements of a byte, or of a block
 SIGNS = "onebit", "sign"
-ONE_EXCHANGE_BYTES = 1 << 20  # of all ranks' payloads, up to which every rank gets all of them: docs/NUMERICS.md 9
-KINDS = dict(onebit=ONEBIT, sign=SIGN, bf16=BF16, mxfp8=MXFP8, int8=INT8, int4=INT4, mxfp4=MXFP4)
+CODECS = dict(onebit=ONEBIT, sign=SIGN, bf16=BF16, mxfp8=MXFP8, int8=INT8, int4=INT4, mxfp4=MXFP4)
+PARTS = dict(worker=0, shard=1)
 REDUCTIONS = dict(mean=0, sum=1)  # by name alone: MEAN is a scale
 ERRORS = dict(float32=0, bfloat16=1, none=2)
 POLICIES = dict(propagate=PROPAGATE, zero=ZERO, transactional=TRANSACTIONAL)

@@ -3,7 +3,7 @@
 import math
 import operator
 import reprlib
-from ctypes import c_float
+from ctypes import c_char, c_float
 from typing import Any
 
 from ._abi import CPU, CUDA, DTYPES, Device, DType
@@ -121,6 +121,15 @@ def _bytes(name: str, given: Any) -> bytes:
         return bytes(memoryview(given))
     except TypeError:
         raise TypeError(f"{name}: bytes expected, got {_said(given)}") from None
+
+
+def _memory(name: str, given: bytes | bytearray | memoryview) -> Any:
+    """The bytes of an object that has them in one piece, without a copy where they can be written to."""
+    view = memoryview(given)
+    if not view.c_contiguous:
+        raise ValueError(f"{name}: bytes in one piece expected, got a memoryview with strides {view.strides}")
+    kind = c_char * view.nbytes
+    return kind.from_buffer_copy(view) if view.readonly else kind.from_buffer(view)
 
 
 def _arrays(name: str, arrays: Any, what: str = "arrays") -> list[Any]:

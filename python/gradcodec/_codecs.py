@@ -5,51 +5,52 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_int64, c_size_t, c_uint8, c_void_p
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
-from ._abi import C, ERRORS, KINDS, POLICIES, REDUCTIONS, SET, CodecOptions
+from ._abi import C, ERRORS, CODECS, POLICIES, REDUCTIONS, SET, CodecOptions
 from ._arguments import _arrays, _bools, _choice, _count, _device, _dtype, _float32, _int32, _named, _whole, _wholes
-from ._errors import _cut
+from ._lib import Library
 from ._owned import _Owned
 from ._reading import _MOST_KEPT, _Frame, _Note, _Ready, _frame
 from ._tensors import Array
 
-if TYPE_CHECKING:
-    from ._library import GradCodec
-
-_CHOICES = [
-    "values", "results", "error", "scale", "nonfinite", "device", "beta", "n_chunks", "server", "raw", "reduction",
-]  # fmt: skip
-
-
-def _options(kind: int | str, segments: Sequence[int], options: dict[str, Any]) -> Any:
+def _options(
+    codec: int | str, segments: Sequence[int], *, values: Any = None, results: Any = None,
+    error: int | str | None = None, scale: int | None = None, nonfinite: int | str | None = None, device: Any = None,
+    beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
+    raw: Sequence[bool] | None = None, reduction: str | None = None,
+) -> Any:  # fmt: skip
+    """gc_codec_options_t. None leaves a field 0, its default."""
     counts = _wholes("segments", segments)
-    for name in options:
-        if name not in _CHOICES:
-            raise TypeError(f"{_cut(name, 60)}: no option of a codec; those are {', '.join(_CHOICES)}")
-    for name in {"values", "results"} & options.keys():
-        options[name] = _dtype(options[name])
-    if "device" in options:
-        options["device"] = _device(options["device"])
-    for name, known in (("error", ERRORS), ("nonfinite", POLICIES)):
-        if name in options:
-            options[name] = _choice(name, options[name], known)
-    if "scale" in options:
-        options["scale"] = _int32("scale", options["scale"])
-    if "reduction" in options:
-        options["reduction"] = _named("reduction", options["reduction"], REDUCTIONS)
-    if options.get("raw") is not None:
-        raw = _bools("raw", options["raw"])
-        if len(raw) != len(counts):
-            raise ValueError(f"raw: {len(counts)} bools expected, one for each segment, got {len(raw)}")
-        options["raw"] = (c_uint8 * max(1, len(raw)))(*raw)
-    for name in {"n_chunks", "server"} & options.keys():
-        options[name] = _whole(name, options[name], 0, 2**64 - 1)
-    if "beta" in options:
-        options["beta"] = _float32("beta", options["beta"])
     sizes = (c_int64 * max(1, len(counts)))(*counts)
-    own = {"segments": sizes, "n_segments": len(counts), **options}
-    return CodecOptions(ctypes.sizeof(CodecOptions), _choice("kind", kind, KINDS), **own)
+    options = CodecOptions(ctypes.sizeof(CodecOptions), _choice("codec", codec, CODECS))
+    options.segments, options.n_segments = sizes, len(counts)
+    if values is not None:
+        options.values = _dtype(values)
+    if results is not None:
+        options.results = _dtype(results)
+    if device is not None:
+        options.device = _device(device)
+    if error is not None:
+        options.error = _choice("error", error, ERRORS)
+    if nonfinite is not None:
+        options.nonfinite = _choice("nonfinite", nonfinite, POLICIES)
+    if scale is not None:
+        options.scale = _int32("scale", scale)
+    if reduction is not None:
+        options.reduction = _named("reduction", reduction, REDUCTIONS)
+    if raw is not None:
+        flags = _bools("raw", raw)
+        if len(flags) != len(counts):
+            raise ValueError(f"raw: {len(counts)} bools expected, one for each segment, got {len(flags)}")
+        options.raw = (c_uint8 * max(1, len(flags)))(*flags)
+    if n_chunks is not None:
+        options.n_chunks = _whole("n_chunks", n_chunks, 0, 2**64 - 1)
+    if server is not None:
+        options.server = _whole("server", server, 0, 2**64 - 1)
+    if beta is not None:
+        options.beta = _float32("beta", beta)
+    return options
 
 
 _INPUTS, _OUTPUTS = _Note("values"), _Note("values", True)
@@ -69,7 +70,7 @@ class _Steps(_Owned):
     _prefix: str
     _home: Any = None  # whose stream the last call took, for those without a tensor
 
-    def _own(self, library: GradCodec, handle: Any) -> None:
+    def _own(self, library: Library, handle: Any) -> None:
         super()._own(library, handle)
         self._raw = library._raw
 
@@ -150,11 +151,12 @@ class _Steps(_Owned):
 class Codec(_Steps):
     """A codec (gc_codec_t), released by close(), at the end of a `with`, or with this object.
 
-    `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign", or one of the constants. `segments`: the element
-    counts of the tensors. `options`: fields of gc_codec_options_t, as
+    GradCodec.codec() makes it. `codec`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign", or one of the
+    constants. `segments`: the element counts of the tensors. The keywords are fields of gc_codec_options_t; None is the
+    default of each:
 
         values, results  dtypes by their names; "float32"
-        error            "float32", "bfloat16", "none": what it keeps of what it loses
+        error            "float32", "bfloat16", "none": how errors are kept
         nonfinite        "propagate", "zero", "transactional"
         raw              a bool for each segment: whether it travels as float32 (block codecs)
         reduction        "mean", "sum" (block codecs)
@@ -165,11 +167,11 @@ class Codec(_Steps):
 
     _prefix, _free = "gc_codec", "gc_codec_free"
 
-    def __init__(self, library: GradCodec, kind: int | str, segments: Sequence[int], **options: Any) -> None:
-        all_of_them, made = _options(kind, segments, options), C()
-        library.lib.gc_codec_create(byref(all_of_them), byref(made))
+    def __init__(self, library: Library, options: Any) -> None:
+        made = C()
+        library.lib.gc_codec_create(byref(options), byref(made))
         self._own(library, made)
-        self.n_chunks: int = all_of_them.n_chunks or 1
+        self.n_chunks: int = options.n_chunks or 1
         self.payload_bytes = int(library.lib.gc_codec_payload_bytes(made))
         self.state_bytes = int(library.lib.gc_codec_state_bytes(made))
 

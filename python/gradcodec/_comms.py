@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_uint8
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from ctypes import byref, c_int64, c_uint8
+from typing import Any, Callable, Sequence
 
-from ._abi import C, CPU, G, R, Exchange, Transport
-from ._arguments import _device, _int32, _whole
+from ._abi import CPU, G, PARTS, R, Exchange, Part, Transport
+from ._arguments import _device, _int32, _named, _whole
 from ._codecs import _FACTORS, _INPUTS, _OUTPUTS, _Steps, _options
 from ._errors import GradCodecError, _cut
+from ._lib import Library
 from ._owned import _Owned
 from ._reading import _Note, _frame
 from ._tensors import Array
-
-if TYPE_CHECKING:
-    from ._library import GradCodec
 
 Exchanger = Callable[[memoryview, memoryview], Any]
 _COMPRESSED = [_Note(name, True) for name in ("buffer", "worker_error", "server_error")]
@@ -46,7 +44,7 @@ class Communicator(_Owned):
     """
 
     def __init__(
-        self, library: GradCodec, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
+        self, library: Library, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
     ) -> None:
         self._keep()
         rank, world_size = _int32("rank", rank), _int32("world_size", world_size)
@@ -66,7 +64,7 @@ class Communicator(_Owned):
         self._raised = [self._failures]
 
     @classmethod
-    def _of(cls, library: GradCodec, made: Any) -> Communicator:
+    def _of(cls, library: Library, made: Any) -> Communicator:
         comm = cls.__new__(cls)
         comm._keep()
         comm._own(library, made)
@@ -111,22 +109,64 @@ class Communicator(_Owned):
         finally:
             frame.release()
 
-    def allreduce(self, kind: int | str, segments: Sequence[int], **options: Any) -> AllReduce:
-        """An all-reduce of tensors with these element counts, which keeps its errors; `options` as for a Codec."""
-        return AllReduce(self, kind, segments, **options)
+    @property
+    def rank(self) -> int:
+        """Of this process or thread: 0 to world_size - 1."""
+        return int(self._call_with(self._library._raw.gc_comm_rank))
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return int(self._call_with(self._library._raw.gc_comm_world_size))
+
+    def allreduce(
+        self, codec: int | str, segments: Sequence[int], *, values: Any = None, results: Any = None,
+        error: int | str | None = None, scale: int | None = None, nonfinite: int | str | None = None,
+        device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
+        raw: Sequence[bool] | None = None, reduction: str | None = None,
+    ) -> AllReduce:  # fmt: skip
+        """An all-reduce of tensors with these element counts, which keeps its errors; the keywords are those of a
+        Codec."""
+        return AllReduce(self, _options(
+            codec, segments, values=values, results=results, error=error, scale=scale, nonfinite=nonfinite, device=device,
+            beta=beta, n_chunks=n_chunks, server=server, raw=raw, reduction=reduction,
+        ))  # fmt: skip
 
 
 class AllReduce(_Steps):
-    """An all-reduce that keeps its errors (gc_allreduce_t), made on every rank with what makes a Codec, and
-    released as that is. `shard_elements`: of the shard of this rank, for reduce_scatter()."""
+    """An all-reduce that keeps its errors (gc_allreduce_t), which Communicator.allreduce() makes on every rank, released
+    as a Codec is.
+
+    `shard_elements`: of this rank's shard, for reduce_scatter(). `sent_bytes`: what one run() makes this rank send to
+    other ranks; `sent_between_nodes`: how much of that leaves the node, None over a communicator that is not
+    hierarchical. `exchanges`: how often a run() exchanges, 1 or 2.
+    """
 
     _prefix, _free = "gc_allreduce", "gc_allreduce_free"
 
-    def __init__(self, comm: Communicator, kind: int | str, segments: Sequence[int], **options: Any) -> None:
-        all_of_them, made, self._comm = _options(kind, segments, options), R(), comm
-        comm._run(comm._library._raw.gc_allreduce_create, byref(all_of_them), byref(made))
-        self._own(comm._library, made)
-        self.shard_elements = int(comm._library.lib.gc_allreduce_shard_elements(made))
+    def __init__(self, comm: Communicator, options: Any) -> None:
+        made, self._comm, library, between = R(), comm, comm._library, c_int64()
+        comm._run(library._raw.gc_allreduce_create, byref(options), byref(made))
+        self._own(library, made)
+        self.shard_elements = library._number(library.lib.gc_allreduce_shard_elements, made)
+        self.sent_bytes = library._number(library.lib.gc_allreduce_sent_bytes, made, byref(between))
+        self.sent_between_nodes = None if between.value < 0 else between.value
+        self.exchanges = library._number(library.lib.gc_allreduce_exchanges, made)
+
+    def parts(self, rank: int, which: str = "shard") -> list[tuple[int, int, int]]:
+        """Which elements a rank's worker error ("worker") or its shard ("shard") covers: of each piece the number of the
+        segment, the first element and how many there are, in the order of errors_out()."""
+        given = _int32("rank", rank), _named("which", which, PARTS)
+
+        def fill(parts: Any, room: int) -> int:
+            pieces = int(self._call_with(self._raw.gc_allreduce_parts, *given, parts, room))
+            self._library._check(int(pieces < 0))
+            return pieces
+
+        room = fill(None, 0)
+        parts = (Part * room)()
+        fill(parts, room)
+        return [(part.segment, part.first, part.count) for part in parts]
 
     def _failed(self, status: int) -> None:
         self._comm._failed(status)

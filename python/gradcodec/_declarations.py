@@ -24,13 +24,14 @@ gc_codec_options_t = _struct("gc_codec_options_t", ("struct_size", c_uint32), ("
     ("values", DLDataType), ("results", DLDataType), ("error", c_int32), ("scale", c_int32), ("nonfinite", c_int32),
     ("beta", c_float), ("segments", POINTER(c_int64)), ("n_segments", c_size_t), ("n_elements", c_int64),
     ("n_chunks", c_size_t), ("server", c_uint64), ("raw", POINTER(c_uint8)), ("reduction", c_int32),
-    ("reserved_i", c_int32), ("reserved", c_uint64 * 2))
+    ("reserved", c_uint32 * 5))
 gc_comm_t = _struct("gc_comm_t")
 gc_transport_t = _struct("gc_transport_t", ("struct_size", c_uint32), ("rank", c_int32), ("world_size", c_int32),
     ("flags", c_uint32), ("ctx", c_void_p),
     ("all_to_all", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, DLDevice, c_void_p)),
     ("all_gather", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, DLDevice, c_void_p)))
 gc_allreduce_t = _struct("gc_allreduce_t")
+gc_part_t = _struct("gc_part_t", ("segment", c_int64), ("first", c_int64), ("count", c_int64))
 gc_nccl_options_t = _struct("gc_nccl_options_t", ("struct_size", c_uint32), ("flags", c_uint32), ("comm", c_void_p),
     ("dl_handle", c_void_p), ("timeout_ms", c_uint32), ("reserved", c_uint32))
 gc_peers_options_t = _struct("gc_peers_options_t", ("struct_size", c_uint32), ("rank", c_int32),
@@ -56,6 +57,8 @@ gc_kernel_shape_t = _struct("gc_kernel_shape_t", ("struct_size", c_uint32), ("th
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_status_name": (c_char_p, [c_int32]),
     "gc_last_error": (c_char_p, []),
+    "gc_encode": (c_int32, [POINTER(DLManagedTensor), c_int32, POINTER(POINTER(DLManagedTensor))]),
+    "gc_decode": (c_int32, [POINTER(DLManagedTensor), DLDataType, POINTER(POINTER(DLManagedTensor))]),
     "gc_codec_create": (c_int32, [POINTER(gc_codec_options_t), POINTER(POINTER(gc_codec_t))]),
     "gc_codec_free": (None, [POINTER(gc_codec_t)]),
     "gc_codec_payload_bytes": (c_int64, [POINTER(gc_codec_t)]),
@@ -77,6 +80,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_comm_from_transport": (c_int32, [POINTER(gc_transport_t), POINTER(POINTER(gc_comm_t))]),
     "gc_comm_group": (c_int32, [c_int32, POINTER(POINTER(gc_comm_t))]),
     "gc_comm_reserve": (c_int32, [POINTER(gc_comm_t), DLDevice, c_int64]),
+    "gc_comm_rank": (c_int32, [POINTER(gc_comm_t)]),
+    "gc_comm_world_size": (c_int32, [POINTER(gc_comm_t)]),
     "gc_comm_async_error": (c_int32, [POINTER(gc_comm_t)]),
     "gc_comm_abort": (c_int32, [POINTER(gc_comm_t)]),
     "gc_comm_free": (None, [POINTER(gc_comm_t)]),
@@ -87,6 +92,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     POINTER(POINTER(gc_allreduce_t))]),
     "gc_allreduce_free": (None, [POINTER(gc_allreduce_t)]),
     "gc_allreduce_shard_elements": (c_int64, [POINTER(gc_allreduce_t)]),
+    "gc_allreduce_sent_bytes": (c_int64, [POINTER(gc_allreduce_t), POINTER(c_int64)]),
+    "gc_allreduce_exchanges": (c_int32, [POINTER(gc_allreduce_t)]),
+    "gc_allreduce_parts": (c_int64, [POINTER(gc_allreduce_t), c_int32, c_int32, POINTER(gc_part_t), c_int64]),
     "gc_allreduce_run": (c_int32, [POINTER(gc_allreduce_t), POINTER(POINTER(DLTensor)), c_size_t, POINTER(DLTensor),
     POINTER(DLTensor), c_void_p]),
     "gc_allreduce_reduce_scatter": (c_int32, [POINTER(gc_allreduce_t), POINTER(POINTER(DLTensor)), c_size_t,

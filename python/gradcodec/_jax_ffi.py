@@ -110,7 +110,7 @@ class _Call:
 
     def __init__(self, about: dict[str, Any]) -> None:
         self._do: Callable[..., None] = getattr(self, "_" + about["do"])
-        self._kind, self._segments, self._chunk = about["kind"], about["segments"], about.get("chunk", 0)
+        self._codec, self._segments, self._chunk = about["codec"], about["segments"], about.get("chunk", 0)
         self._options = about["options"]
         self._keeps = self._options["error"] != "none"
         # By device and stream: what a handle has enqueued must be done before it is used again, so on the same stream.
@@ -121,7 +121,7 @@ class _Call:
         try:
             codec = idle.pop()  # no other thread gets the same
         except IndexError:
-            codec = library().codec(self._kind, self._segments, device=device, **self._options)
+            codec = library().codec(self._codec, self._segments, device=device, **self._options)
         try:
             self._do(codec, frame, inputs, stream)
         finally:

@@ -7,17 +7,14 @@ import operator
 import struct
 from ctypes import byref, c_char_p, c_int32, c_size_t, c_void_p
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Mapping, Sequence
 
 from ._abi import DTYPES, K, VIEW, RunOptions
-from ._arguments import INT32, _address, _arrays, _bytes, _digits, _int32, _said, _text, _whole, _wholes
-from ._errors import _cut
+from ._arguments import INT32, _address, _arrays, _digits, _int32, _said, _text, _whole, _wholes
+from ._lib import Library
 from ._owned import _Owned
 from ._reading import _about, _frame, _Note, _Number, _Ready
 from ._tensors import Array
-
-if TYPE_CHECKING:
-    from ._library import GradCodec
 
 
 def _is_number(thing: Any) -> bool:
@@ -36,8 +33,8 @@ def _number(number: Any) -> _Number:
 
 _FLOAT64, _INT64, _UINT64 = (_about(*DTYPES[name]) for name in ("float64", "int64", "uint64"))
 _INPUT, _OUTPUT, _WORKSPACE = _Note("input"), _Note("output", True), _Note("workspace", True, optional=True)
-_NO_OPTIONS = RunOptions(ctypes.sizeof(RunOptions))
 _LISTS = list, tuple
+_PLAIN = {int, bool, type(None)}
 
 
 class Kernel(_Owned):
@@ -50,17 +47,14 @@ class Kernel(_Owned):
     it as long as its work is under way, or a graph has it: code that runs is not to be unloaded.
     """
 
-    def __init__(self, library: GradCodec, create: Any, kind: Any, fields: dict[str, Any]) -> None:
-        given = fields.pop("options", ())
+    def __init__(
+        self, library: Library, create: Any, kind: Any, fields: Mapping[str, str | None], given: Sequence[str],
+        flags: int, nvrtc: int | None,
+    ) -> None:  # fmt: skip
         if isinstance(given, (str, bytes)):
             raise TypeError(f"options: a sequence of str expected, got {_said(given)}")
         options = [_text(f"options[{k}]", option) for k, option in enumerate(given)]
-        numbers = {"flags": _whole("flags", fields.pop("flags", 0), 0, 2**32 - 1)}
-        numbers["nvrtc"] = _address("nvrtc", fields.pop("nvrtc", None)) or 0
-        texts = [name for name, of in kind._fields_ if of is c_char_p]
-        for name in fields.keys() - set(texts):
-            known = ", ".join([*texts, "options", "flags", "nvrtc"])
-            raise TypeError(f"{_cut(name, 60)}: no option of a kernel; those are {known}")
+        numbers = {"flags": _whole("flags", flags, 0, 2**32 - 1), "nvrtc": _address("nvrtc", nvrtc) or 0}
         encoded = {name: text if text is None else _text(name, text) for name, text in fields.items()}
         self._kept = (c_char_p * max(1, len(options)))(*options)
         sizes = {"struct_size": ctypes.sizeof(kind), "options": self._kept, "n_options": len(options)}
@@ -70,23 +64,22 @@ class Kernel(_Owned):
 
     _free = "gc_kernel_free"
 
-    def _own(self, library: GradCodec, handle: Any) -> None:
+    def _own(self, library: Library, handle: Any) -> None:
         super()._own(library, handle)
         self._raw = library._raw
 
-    def _runs(self, inputs: Any, outputs: Any, options: dict[str, Any]) -> bool:
+    def _runs(self, inputs: Any, outputs: Any, room: Array | None, options: tuple[Any, ...]) -> bool:
         """Runs it where the arguments are as in most calls, on the current stream; False: it is not done."""
         if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
             return False
-        n, m, room = len(inputs), len(outputs), options.get("workspace")
-        others = tuple([(name, type(value), value) for name, value in options.items() if name != "workspace"])
+        n, m, types = len(inputs), len(outputs), tuple(map(type, options))
         # Others may change later, or equal what they are not.
-        if not all([of is int or of is bool for _, of, _ in others]):
+        if not _PLAIN.issuperset(types):
             return False
 
         def made(handle: c_void_p) -> _Ready:
             ready = _Ready([False] * n + [True] * (m + (room is not None)), 0)
-            at, about = ready.frame.list, self._options(**{name: value for name, _, value in others})
+            at, about = ready.frame.list, self._options(*options)
             if room is not None:
                 about.workspace = ctypes.cast(ready.frame.places[n + m], VIEW)
             arguments = c_void_p(at), c_size_t(n), c_void_p(at + 8 * n), c_size_t(m), byref(about)
@@ -95,17 +88,19 @@ class Kernel(_Owned):
 
         given = [_number(x) if type(x) is float or type(x) is int else x for x in inputs]
         sources = [*given, *outputs] if room is None else [*given, *outputs, room]
-        return self._run_ready((n, m, room is None, others), made, sources) is not None
+        return self._run_ready((n, m, room is None, options, types), made, sources) is not None
 
-    def _call(self, function: Any, inputs: Any, outputs: Any, stream: Any, options: dict[str, Any]) -> Any:
+    def _call(
+        self, function: Any, inputs: Any, outputs: Any, stream: Any, room: Array | None, options: tuple[Any, ...]
+    ) -> Any:  # fmt: skip
         given = [_number(x) if _is_number(x) else x for x in _arrays("inputs", inputs)]
-        to, room = _arrays("outputs", outputs), options.pop("workspace", None)
+        to = _arrays("outputs", outputs)
         n, m = len(given), len(to)
         frame = _frame(n + m)
         try:
             notes = [_INPUT] * n + [_OUTPUT] * m + [_WORKSPACE]
             handle = frame.read(stream, [*given, *to, room], notes)
-            about = self._options(**options) if options or room is not None else _NO_OPTIONS
+            about = self._options(*options)
             if room is not None:
                 about.workspace = ctypes.cast(frame.places[n + m], VIEW)
             arguments = frame.list, n, frame.list + 8 * n, m, byref(about)
@@ -116,9 +111,7 @@ class Kernel(_Owned):
             frame.release()
 
     @staticmethod
-    def _options(
-        axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0
-    ) -> Any:  # fmt: skip
+    def _options(axes: int | Sequence[int] | None, keepdims: bool, size: int, capability: int) -> Any:
         numbers = [] if axes is None else [_int32("axes", axes)] if _is_number(axes) else _wholes("axes", axes, *INT32)
         values = None if axes is None else (c_int32 * max(1, len(numbers)))(*numbers)
         flags, elements = int(bool(keepdims)), _whole("size", size)
@@ -126,20 +119,34 @@ class Kernel(_Owned):
         options.capability = _int32("capability", capability)
         return options
 
-    # fmt: off
-    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
-        """Runs it. `options`: `workspace`; `axes`, one or several, and `keepdims` of a reduction; `size`, the number of
-        elements where no array tells it; `capability`, of a GPU that is not here, for prepare()."""
-        if stream is not None or not self._runs(inputs, outputs, options):
-            self._call(self._raw.gc_kernel_run, inputs, outputs, stream, options)
-    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, **options: Any) -> None:
+    def __call__(
+        self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, *, workspace: Array | None = None,
+        axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0,
+    ) -> None:  # fmt: skip
+        """Runs it. `axes`, one or several, and `keepdims` are of a reduction; `size`: the number of elements where no
+        array tells it; `capability`: of a GPU that is not here, for prepare()."""
+        options = axes, keepdims, size, capability
+        if stream is not None or not self._runs(inputs, outputs, workspace, options):
+            self._call(self._raw.gc_kernel_run, inputs, outputs, stream, workspace, options)
+
+    def prepare(
+        self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, *, workspace: Array | None = None,
+        axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0,
+    ) -> None:  # fmt: skip
         """Compiles and loads what the same call needs, so that it does neither, and can be captured in a graph."""
-        self._call(self._raw.gc_kernel_prepare, inputs, outputs, stream, options)
-    def workspace_bytes(self, inputs: Sequence[Any], outputs: Sequence[Array], **options: Any) -> int:
+        options = axes, keepdims, size, capability
+        self._call(self._raw.gc_kernel_prepare, inputs, outputs, stream, workspace, options)
+
+    def workspace_bytes(
+        self, inputs: Sequence[Any], outputs: Sequence[Array], *, axes: int | Sequence[int] | None = None,
+        keepdims: bool = False, size: int = 0, capability: int = 0,
+    ) -> int:  # fmt: skip
         """The bytes of `workspace` that the same call wants: of a reduction; 0 otherwise."""
-        size = int(self._call(self._raw.gc_kernel_workspace_bytes, inputs, outputs, None, options))
-        self._library._check(int(size < 0))
-        return size
+        options = axes, keepdims, size, capability
+        needed = int(self._call(self._raw.gc_kernel_workspace_bytes, inputs, outputs, None, None, options))
+        self._library._check(int(needed < 0))
+        return needed
+
     def log(self) -> str:
         """What the compiler said last."""
         log = c_char_p()

@@ -1,24 +1,21 @@
-"""Where the library is found, and its functions as methods."""
+"""The functions of the library as methods."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import pathlib
-import sys
-from ctypes import byref, c_float, c_int32, c_int64, c_size_t, c_uint8, c_void_p
-from typing import TYPE_CHECKING, Any, Sequence
+from ctypes import byref, c_float, c_int64, c_size_t, c_uint8, c_void_p
+from typing import Any, Sequence
 
 from ._abi import (
     AXIS_NONE,
     BIG,
+    CODECS,
     COUNT_ALL,
     CPU,
     CUDA,
-    FUNCTIONS,
+    DTYPES,
     G,
     LITTLE,
-    NAME,
     RMS,
     T,
     ElementwiseOptions,
@@ -31,11 +28,13 @@ from ._arguments import (
     _address,
     _arrays,
     _bytes,
+    _choice,
     _count,
     _device,
     _dtype,
     _float32,
     _int32,
+    _memory,
     _said,
     _socket,
     _text,
@@ -44,59 +43,14 @@ from ._arguments import (
 )
 from ._codecs import Codec, _options
 from ._comms import Communicator, Exchanger
-from ._errors import GradCodecError, _cut
 from ._kernels import Kernel
+from ._lib import Library
 from ._share import Share
-from ._reading import _frame, _Note
+from ._reading import _about, _frame, _Note
 from ._tensors import Array, Tensor
 
-def _installed() -> ctypes.CDLL:
-    """The library of this package: in the wheel, in the sources, or in the prefix to which `make install` has put both.
-    Otherwise the one that the system finds, and then one in the usual prefixes."""
-    here = pathlib.Path(__file__).resolve().parent
-    tree, prefix = here.parents[1], here.parents[3] if len(here.parents) > 3 else here
-    folders = here, here / "lib", tree / "target" / "release", tree / "lib", prefix / "lib"
-    beside = [str(folder / NAME) for folder in folders]
-    prefixes = sys.prefix, os.path.expanduser("~/.local"), "/usr/local"
-    places = [os.path.join(prefix, "lib", NAME) for prefix in prefixes]
-    for place in filter(os.path.exists, beside):
-        return ctypes.CDLL(place)
-    try:
-        return ctypes.CDLL(NAME)
-    except OSError as error:
-        for place in filter(os.path.exists, places):
-            return ctypes.CDLL(place)
-        raise OSError(
-            f"{error}; nor is it one of {', '.join(beside + places)}. Install GradCodec with `make install "
-            "PREFIX=$HOME/.local`, or name the file: GradCodec(path), or GRADCODEC_LIBRARY in the environment"
-        ) from None
-
-
-def _tail(path: str) -> str:
-    return path if len(path) <= 150 else f"...{path[-147:]}"
-
-
-def _loaded(path: str | os.PathLike[str] | None) -> ctypes.CDLL:
-    named = path or os.environ.get("GRADCODEC_LIBRARY")
-    if not named:
-        return _installed()
-    try:
-        return ctypes.CDLL(os.fspath(named))
-    except OSError as error:
-        raise OSError(
-            f"{'path' if path else 'GRADCODEC_LIBRARY'} names {_tail(os.fspath(named))!r}: {_cut(str(error), 250)}"
-        ) from None
-
-
-class _Raw:
-    """The functions of the library."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-_SRC = (_Note("src"),)
+_SRC, _VALUES, _PAYLOAD = (_Note("src"),), (_Note("values"),), (_Note("payload"),)
+_BYTE = _about(*DTYPES["uint8"])
 _SRC_DST = *_SRC, _Note("dst", True)
 _SRC_DST_SCALES = *_SRC_DST, _Note("scales", optional=True)
 _ONEBIT = (
@@ -106,7 +60,7 @@ _ONEBIT = (
 _ORDERS = BIG, LITTLE
 
 
-class GradCodec:
+class GradCodec(Library):
     """The library: the file at `path`, or that GRADCODEC_LIBRARY names, or the libgradcodec.so.0 that is installed.
 
     Functions have their names from gradcodec.h, which says in full what they do. Arrays are borrowed for the call; what
@@ -114,39 +68,14 @@ class GradCodec:
     GradCodecError with the library's sentence; what cannot be an argument at all is a TypeError or a ValueError.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.lib, self._raw = _loaded(path), _Raw()
-        for name, (result, arguments) in FUNCTIONS.items():
-            if not hasattr(self.lib, name):
-                raise OSError(f"{_tail(self.lib._name)}: no function {name}: older than this client, or not GradCodec")
-            function = getattr(self.lib, name)
-            function.argtypes, function.restype = arguments, self._check if result is c_int32 else result
-            # Once more for the calls here, which give addresses, and look at the status themselves.
-            raw = self.lib[name]
-            raw.argtypes = [c_void_p if hasattr(of, "contents") else of for of in arguments]
-            raw.restype = result
-            setattr(self._raw, name, raw)
-
     def __repr__(self) -> str:
         return f"GradCodec({self.lib._name!r}), version {self.version}"
-
-    def _check(self, status: int) -> None:
-        if status != 0:
-            raise GradCodecError(self._last_error(), status)
-
-    def _last_error(self) -> str:
-        return bytes(self.lib.gc_last_error()).decode(errors="replace")
 
     def make(self, function: Any, *arguments: Any) -> Tensor:
         """The tensor that a function of `lib` gives through its last argument, `out`; for those without a method."""
         out = T()
         self._check(function(*arguments, byref(out)) or 0)
         return Tensor(self, out)
-
-    def _number(self, function: Any, *arguments: Any) -> int:
-        number = int(function(*arguments))
-        self._check(int(number < 0))
-        return number
 
     def _into(self, function: Any, src: Array, dst: Array, stream: Any, *numbers: Any) -> None:
         frame = _frame()
@@ -161,10 +90,10 @@ class GradCodec:
 
     # Functions that are complete when they return work on the legacy stream.
 
-    def _made(self, function: Any, src: Array, *numbers: Any) -> Tensor:
+    def _made(self, function: Any, src: Array, *numbers: Any, notes: Sequence[_Note] = _SRC) -> Tensor:
         frame = _frame()
         try:
-            frame.read(1, (src,), _SRC)
+            frame.read(1, (src,), notes)
             return self.make(function, frame.places[0], *numbers)
         finally:
             frame.release()
@@ -336,20 +265,25 @@ class GradCodec:
         self.lib.gc_builtin_kernel_shape(_text("kernel", kernel), capability, byref(shape))
         return shape
 
-    # fmt: off
-    def elementwise(self, inputs: str, outputs: str, operation: str, name: str = "kernel", **more: Any) -> Kernel:
+    def elementwise(
+        self, inputs: str, outputs: str, operation: str, name: str = "kernel", *, preamble: str | None = None,
+        loop_prep: str | None = None, after_loop: str | None = None, options: Sequence[str] = (), flags: int = 0,
+        nvrtc: int | None = None,
+    ) -> Kernel:  # fmt: skip
         """A kernel of CUDA code for each element, as CuPy's ElementwiseKernel takes it; see Kernel."""
-        texts = {"inputs": inputs, "outputs": outputs, "operation": operation, "name": name, **more}
-        return Kernel(self, self.lib.gc_elementwise_create, ElementwiseOptions, texts)
+        fields = dict(inputs=inputs, outputs=outputs, operation=operation, name=name, preamble=preamble)
+        fields.update(loop_prep=loop_prep, after_loop=after_loop)
+        return Kernel(self, self.lib.gc_elementwise_create, ElementwiseOptions, fields, options, flags, nvrtc)
+
     def reduction(
         self, inputs: str, outputs: str, map: str, reduce: str, post_map: str, identity: str | None = None,
-        name: str = "kernel", **more: Any,
-    ) -> Kernel:
+        name: str = "kernel", *, reduce_type: str | None = None, preamble: str | None = None,
+        options: Sequence[str] = (), flags: int = 0, nvrtc: int | None = None,
+    ) -> Kernel:  # fmt: skip
         """A reduction in CUDA code, as CuPy's ReductionKernel takes it; see Kernel."""
-        texts = {"inputs": inputs, "outputs": outputs, "map": map, "reduce": reduce, "post_map": post_map, **more}
-        texts.update(identity=identity, name=name)
-        return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, texts)
-    # fmt: on
+        fields = dict(inputs=inputs, outputs=outputs, map=map, reduce=reduce, post_map=post_map, identity=identity)
+        fields.update(name=name, reduce_type=reduce_type, preamble=preamble)
+        return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, fields, options, flags, nvrtc)
 
     # --- error feedback
 
@@ -400,9 +334,42 @@ class GradCodec:
         finally:
             frame.release()
 
-    def codec(self, kind: int | str, segments: Sequence[int], **options: Any) -> Codec:
+    # --- codecs
+
+    def encode(self, values: Array, codec: int | str) -> Tensor:
+        """The payload of one tensor, uint8 on its device, of a codec as "int8" or ONEBIT; nothing is kept.
+
+        `values`: float32, float16 or bfloat16, of any shape and strides.
+        """
+        return self._made(self._raw.gc_encode, values, _choice("codec", codec, CODECS), notes=_VALUES)
+
+    def decode(self, payload: Array | bytes | bytearray | memoryview, dtype: Any = "float32") -> Tensor:
+        """The values of a payload of encode(), one-dimensional, in float32, float16 or bfloat16, on its device.
+
+        `payload`: any bytes. What encode() cannot have given is a GradCodecError whose status is CORRUPT.
+        """
+        about, frame = _dtype(dtype), _frame()
+        try:
+            if isinstance(payload, (bytes, bytearray, memoryview)):
+                memory = _memory("payload", payload)  # kept until the call is over
+                frame.describe(0, ctypes.addressof(memory), CPU, _BYTE, (ctypes.sizeof(memory),))
+            else:
+                frame.read(1, (payload,), _PAYLOAD)
+            return self.make(self._raw.gc_decode, frame.places[0], about)
+        finally:
+            frame.release()
+
+    def codec(
+        self, codec: int | str, segments: Sequence[int], *, values: Any = None, results: Any = None,
+        error: int | str | None = None, scale: int | None = None, nonfinite: int | str | None = None,
+        device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
+        raw: Sequence[bool] | None = None, reduction: str | None = None,
+    ) -> Codec:  # fmt: skip
         """A codec, as "int8" or ONEBIT, for tensors of so many elements each; see Codec."""
-        return Codec(self, kind, segments, **options)
+        return Codec(self, _options(
+            codec, segments, values=values, results=results, error=error, scale=scale, nonfinite=nonfinite, device=device,
+            beta=beta, n_chunks=n_chunks, server=server, raw=raw, reduction=reduction,
+        ))  # fmt: skip
 
     # --- other processes, and all-reduces
 
@@ -469,10 +436,17 @@ class GradCodec:
         return self._number(self.lib.gc_peers_bytes, *given)
 
     def allreduce_peers_bytes(
-        self, kind: int | str, segments: Sequence[int], world_size: int, **options: Any
+        self, codec: int | str, segments: Sequence[int], world_size: int, *, values: Any = None, results: Any = None,
+        error: int | str | None = None, scale: int | None = None, nonfinite: int | str | None = None,
+        device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
+        raw: Sequence[bool] | None = None, reduction: str | None = None,
     ) -> int:  # fmt: skip
         """The same for an all-reduce made with these arguments; for several of them the most counts."""
-        given = byref(_options(kind, segments, options)), _int32("world_size", world_size)
+        options = _options(
+            codec, segments, values=values, results=results, error=error, scale=scale, nonfinite=nonfinite, device=device,
+            beta=beta, n_chunks=n_chunks, server=server, raw=raw, reduction=reduction,
+        )  # fmt: skip
+        given = byref(options), _int32("world_size", world_size)
         return self._number(self.lib.gc_allreduce_peers_bytes, *given)
 
     def peers(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_void_p
-from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar
+from typing import Any, Callable, Sequence, TypeVar
 
 from ._errors import GradCodecError, Status
+from ._lib import Library
 from ._reading import _Ready
-
-if TYPE_CHECKING:
-    from ._library import GradCodec
 
 Self = TypeVar("Self", bound="_Owned")  # typing has one from Python 3.11 on
 _MOST_READY = 64  # of calls that differ in more than their arrays
@@ -19,12 +17,12 @@ _MOST_READY = 64  # of calls that differ in more than their arrays
 class _Owned:
     """Released once: by close(), at the end of a `with`, or with the object."""
 
-    _library: GradCodec
+    _library: Library
     _free: str  # the function that releases it
     _handle: int | None = None
     _calls: list[None]  # one for each that is under way
 
-    def _own(self, library: GradCodec, handle: Any) -> None:
+    def _own(self, library: Library, handle: Any) -> None:
         self._library, self._calls = library, []
         self._handle = ctypes.cast(handle, c_void_p).value
         self._ready: dict[Any, list[_Ready]] = {}

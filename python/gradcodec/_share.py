@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from ctypes import byref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._abi import L
 from ._arguments import _int32, _socket, _whole
+from ._lib import Library
 from ._owned import _Owned
 from ._reading import _frame, _Note
 from ._tensors import Array
-
-if TYPE_CHECKING:
-    from ._library import GradCodec
 
 _TENSOR = (_Note("tensor"),)
 
@@ -24,7 +22,7 @@ class Share(_Owned):
     On CUDA the other process has the tensor's own memory: keep this until `wait` has returned, and it keeps the tensor.
     """
 
-    def __init__(self, library: GradCodec, tensor: Array, socket: Any, flags: int, timeout_ms: int) -> None:
+    def __init__(self, library: Library, tensor: Array, socket: Any, flags: int, timeout_ms: int) -> None:
         self._raw = library._raw
         self._tensor: Array | None = tensor
         numbers = _socket(socket), _whole("flags", flags, 0, 2**32 - 1), _int32("timeout_ms", timeout_ms)

@@ -6,14 +6,12 @@ import ctypes
 import importlib
 import sys
 from ctypes import byref, c_void_p
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, FORMS, LEGACY, USED, VERSIONED, Managed, _python
 from ._arguments import _said
 from ._errors import GradCodecError, Status
-
-if TYPE_CHECKING:
-    from ._library import GradCodec
+from ._lib import Library
 
 
 class Array(Protocol):
@@ -78,7 +76,7 @@ class Tensor:
     function that takes arrays until a framework has taken it; after that, give what the framework made.
     """
 
-    def __init__(self, library: GradCodec, managed: Any) -> None:
+    def __init__(self, library: Library, managed: Any) -> None:
         self._library, view = library, managed.contents.dl_tensor
         self._keep(LEGACY, managed)
         self.device, self.address = (view.device.device_type, view.device.device_id), view.data or 0

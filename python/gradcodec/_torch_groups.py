@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from ._abi import CPU, CUDA, CUDA_HOST, KINDS, ONE_EXCHANGE_BYTES, SIGNS, UNITS, Exchange, G, Transport
+from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, Exchange, G, Transport
 from ._arguments import _arrays, _said
 from ._comms import Communicator
 from ._errors import GradCodecError
@@ -52,8 +52,8 @@ def eager(function: Called) -> Called:
 
 
 def known_codec(codec: Any) -> str:
-    if not isinstance(codec, str) or codec not in KINDS:
-        raise ValueError(f"codec: one of {', '.join(KINDS)} expected, got {_said(codec)}")
+    if not isinstance(codec, str) or codec not in CODECS:
+        raise ValueError(f"codec: one of {', '.join(CODECS)} expected, got {_said(codec)}")
     return codec
 
 
@@ -227,11 +227,11 @@ class Group:
                 return 0
         return min(2**32 - 1, max(1, int(timeout.total_seconds() * 1000)))
 
-    def comm_for(self, kind: int, sizes: Sequence[int], options: dict[str, Any], direct: bool) -> Communicator:
+    def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any], direct: bool) -> Communicator:
         """What an all-reduce with these options goes over. Every rank calls this."""
         if self.peers is None:
             return self.direct if direct and self.direct is not None else self.comm
-        return self.peers.comm(library().allreduce_peers_bytes(kind, sizes, self.size, **options))
+        return self.peers.comm(library().allreduce_peers_bytes(codec, sizes, self.size, **options))
 
     def _options(self, kind: Any) -> Any:
         options = kind()
@@ -349,27 +349,15 @@ class Handle:
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
             more["reduction"] = "sum"
-        kind, all_options = KINDS[codec], {**self.options, **more}
-        comm = group.comm_for(kind, self.sizes, all_options, direct)
+        all_options = {**self.options, **more}
+        comm = group.comm_for(codec, self.sizes, all_options, direct)
         self.is_direct = comm is group.direct
-        self.steps = comm.allreduce(kind, self.sizes, **all_options)
+        self.steps = comm.allreduce(codec, self.sizes, **all_options)
         self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
-        self._sent = self._sent_by_half = 0  # of what goes through this group's functions the group knows
-        if comm is not group.comm:
-            self._sent, self._sent_by_half = self._sends(error, all_options)
-
-    def _sends(self, error: str, options: dict[str, Any]) -> tuple[int, int]:
-        """Bytes of a run, and of its first half. docs/NUMERICS.md 9 says where it exchanges once."""
-        world = self.group.size
-        options = {**options, "device": "cpu", "n_chunks": world}
-        if self.codec != "sign":
-            options["error"] = ERRORS["none"]
-        with library().codec(KINDS[self.codec], self.sizes, **options) as codec:
-            payload = codec.payload_bytes
-        half = payload // world * (world - 1)
-        # Two ranks send as many bytes either way, and have another limit on CUDA.
-        once = self.codec not in SIGNS and error == "none" and world * payload <= ONE_EXCHANGE_BYTES
-        return payload * (world - 1) if once else 2 * half, half
+        # What goes through this group's functions, the group counts itself.
+        self._sent = 0 if comm is group.comm else self.steps.sent_bytes
+        # A half sends a chunk to each rank: a run of two exchanges does so twice, one of one exchange sends all chunks.
+        self._sent_by_half = self._sent // (2 if self.steps.exchanges == 2 else group.size)
 
     def stream(self) -> Any:
         device = self.group.device
@@ -415,27 +403,10 @@ class Handle:
         if self._pends:
             self.steps._run(self.steps._raw.gc_allreduce_commit, skip, stream)
 
-    def parts(self, rank: int) -> list[tuple[int, int, int]]:
-        """What a rank reduces: the number of a tensor, the first of its elements, and how many. docs/NUMERICS.md"""
-        raw, unit = self.raw or [False] * len(self.sizes), UNITS[self.codec]
-        widths = [1 if each else unit for each in raw]
-        counts = [-(-size // width) for size, width in zip(self.sizes, widths)]
-        of_kinds = [sum(count for count, each in zip(counts, raw) if each == kind) for kind in (False, True)]
-        shares = [-(-count // self.group.size) for count in of_kinds]
-        places, found = [0, 0], []
-        for tensor, (size, width, count, each) in enumerate(zip(self.sizes, widths, counts, raw)):
-            place, share = places[each], shares[each]
-            first = max(0, rank * share - place) * width
-            last = min(size, max(0, min(count, (rank + 1) * share - place)) * width)
-            if first < last:
-                found.append((tensor, first, last - first))
-            places[each] += count
-        return found
-
     def errors(self) -> tuple[list[torch.Tensor], list[tuple[int, int, torch.Tensor]]]:
         """Those of this rank, one for each tensor; and of the parts that it reduces: the number of the tensor, the
         first element, the errors."""
-        mine = self.parts(self.group.rank)
+        mine = self.steps.parts(self.group.rank)
         worker = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.group.device)
         server = torch.empty(sum(count for *_, count in mine), dtype=torch.float32, device=self.group.device)
         self.steps.errors_out(worker, server, stream=self.stream())

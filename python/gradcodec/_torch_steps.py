@@ -9,7 +9,7 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from ._abi import KINDS, SIGNS
+from ._abi import SIGNS
 from ._arguments import _said
 from ._torch_groups import ERRORS, Group, Handle, Verdict, eager, known_codec, library, number_of
 
@@ -334,7 +334,7 @@ class Compression:
             carried, _ = handle.errors()
             given = [one + (error if factor is None else error * factor) for one, error in zip(given, carried)]
         options = {**handle.options, "values": "float32", "n_chunks": self._group.size, "error": ERRORS["none"]}
-        codec = library().codec(KINDS[self.codec], handle.sizes, **options)
+        codec = library().codec(self.codec, handle.sizes, **options)
         payload = torch.empty(codec.payload_bytes, dtype=torch.uint8, device=self._group.device)
         decoded = [torch.empty_like(one) for one in given]
         codec.encode(given, payload, stream=handle.stream())

@@ -22,7 +22,7 @@ import math
 from typing import Any, NamedTuple, Sequence
 
 from . import _jax_ffi
-from ._abi import AXIS_NONE, BIG, ERRORS, KINDS, ONE_EXCHANGE_BYTES, POLICIES, REDUCTIONS, RMS, SIGNS, UNITS
+from ._abi import AXIS_NONE, BIG, CODECS, ERRORS, POLICIES, REDUCTIONS, RMS, SIGNS
 from ._arguments import _bools, _choice, _float32, _int32, _named, _said, _whole
 
 __all__ = [
@@ -35,6 +35,9 @@ jnp: Any = importlib.import_module("jax.numpy")
 lax: Any = jax.lax
 _DTYPES = "float32", "float16", "bfloat16"
 _SMALL = 1024  # elements
+# XLA's collectives exchange here, not a communicator of the library, which could be asked for these two.
+_UNITS = dict(onebit=8, sign=8, bf16=32, mxfp8=32, int8=64, int4=32, mxfp4=32)  # elements of a byte, or of a block
+_ONE_EXCHANGE_BYTES = 1 << 20  # of all ranks' payloads, up to which all_reduce() exchanges once
 
 
 class Errors(NamedTuple):
@@ -62,7 +65,7 @@ class _Leaves(NamedTuple):
 class Codec:
     """How values are compressed: a description, without a state, which may be a static argument of jit.
 
-    `kind`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit" or "sign". `error`: "float32", "bfloat16" or "none";
+    `codec`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit" or "sign". `error`: "float32", "bfloat16" or "none";
     None: "none" for bf16, mxfp8, int8 and sign, else "float32". `raw`: a bool for each leaf, whether it travels as
     float32; None: those with fewer than two dimensions or fewer than 1,024 elements (block codecs). `reduction`: "mean"
     or "sum". `nonfinite`: "propagate" or "zero". `scale`: RMS or MEAN (onebit). `beta`: the decay of errors.
@@ -70,7 +73,7 @@ class Codec:
     An option that does not exist is a ValueError.
     """
 
-    kind: str = "int8"
+    codec: str = "int8"
     error: str | None = None
     raw: tuple[bool, ...] | None = None
     reduction: str = "mean"
@@ -82,9 +85,9 @@ class Codec:
         def known(name: str, of: dict[str, int]) -> None:
             _named(name, getattr(self, name), of)
 
-        known("kind", KINDS)
+        known("codec", CODECS)
         if self.error is None:
-            object.__setattr__(self, "error", "none" if self.kind in ("bf16", "mxfp8", "int8", "sign") else "float32")
+            object.__setattr__(self, "error", "none" if self.codec in ("bf16", "mxfp8", "int8", "sign") else "float32")
         known("error", ERRORS)
         known("reduction", REDUCTIONS)
         known("nonfinite", POLICIES)
@@ -93,7 +96,7 @@ class Codec:
                 "nonfinite: 'propagate' or 'zero' expected, got 'transactional': a pure function has no step to take "
                 "back; keep the errors that went in"
             )
-        if self.kind == "sign" and self.error != "none":
+        if self.codec == "sign" and self.error != "none":
             raise ValueError(f"error: 'none' expected with sign, got {self.error!r}")
         if self.raw is not None:
             object.__setattr__(self, "raw", tuple(map(bool, _bools("raw", self.raw))))
@@ -114,7 +117,7 @@ class Codec:
         if not self.keeps_errors:
             return None
         leaves, ranks = self._leaves(values), _whole("world_size", world_size, 1)
-        server = max(_part(self.kind, leaves, chunk, ranks) for chunk in range(ranks))
+        server = max(_part(self.codec, leaves, chunk, ranks) for chunk in range(ranks))
         return Errors(*(jnp.zeros(ranks * each, jnp.float32) for each in (sum(leaves.counts), server)))
 
     def encode(self, values: Any, worker: Any = None, n_chunks: int = 1) -> tuple[Any, Any]:
@@ -159,7 +162,7 @@ class Codec:
         number = _whole("chunk", chunk, 0, parts - 1)
         if getattr(chunks, "ndim", 0) != 2 or chunks.dtype != jnp.uint8:
             raise ValueError(f"chunks: uint8 [payloads, bytes] expected, got {_shape(chunks)}")
-        if self.kind == "sign":
+        if self.codec == "sign":
             chunks = _turned(chunks, turn)
         about = self._about("reduce", leaves, parts, number)
         reduced = jax.ShapeDtypeStruct(chunks.shape[1:], jnp.uint8)
@@ -167,7 +170,7 @@ class Codec:
             self._check_errors("server", server, 0)
             (made,) = _jax_ffi.call([reduced], [chunks], about)
             return made, None
-        elements = _part(self.kind, leaves, number, parts)
+        elements = _part(self.codec, leaves, number, parts)
         self._check_errors("server", server, elements, exactly=False)
         kept = jax.ShapeDtypeStruct((elements,), jnp.float32)
         made, errors = _jax_ffi.call([reduced, kept], [chunks, server[:elements]], about, {1: 1})
@@ -189,9 +192,9 @@ class Codec:
                     f"{name}: {paths[0][1].dtype} expected, as {first} is, got {leaf.dtype}; astype() makes them alike"
                 )
         each = [leaf for _, leaf in paths]
-        if self.kind in SIGNS:
+        if self.codec in SIGNS:
             if self.raw is not None and any(self.raw):
-                raise ValueError(f"raw: nothing travels as it is with {self.kind}")
+                raise ValueError(f"raw: nothing travels as it is with {self.codec}")
             raw = (False,) * len(each)
         elif self.raw is None:
             raw = tuple(len(leaf.shape) < 2 or math.prod(leaf.shape) < _SMALL for leaf in each)
@@ -209,13 +212,13 @@ class Codec:
         }  # fmt: skip
         if self.beta != 1:
             options["beta"] = self.beta
-        if self.kind in SIGNS:
+        if self.codec in SIGNS:
             return {**options, "scale": self.scale}
         return {**options, "reduction": self.reduction, "raw": leaves.raw}
 
     def _about(self, do: str, leaves: _Leaves, n_chunks: int, chunk: int | None = None) -> dict[str, Any]:
         options = self._options(leaves, n_chunks)
-        about: dict[str, Any] = {"do": do, "kind": self.kind, "segments": leaves.counts, "options": options}
+        about: dict[str, Any] = {"do": do, "codec": self.codec, "segments": leaves.counts, "options": options}
         if chunk is not None:
             options["server"] = chunk + 1
             about["chunk"] = chunk
@@ -224,15 +227,15 @@ class Codec:
         return about
 
     def _chunk_bytes(self, leaves: _Leaves, n_chunks: int) -> int:
-        return _bytes_of(self.kind, leaves.counts, None if self.kind in SIGNS else leaves.raw, n_chunks)
+        return _bytes_of(self.codec, leaves.counts, None if self.codec in SIGNS else leaves.raw, n_chunks)
 
     def _check_errors(self, name: str, errors: Any, elements: int, exactly: bool = True) -> None:
         if not self.keeps_errors:
             if errors is not None:
-                raise ValueError(f"{name}: None expected, because {self.kind} keeps no errors (error='none')")
+                raise ValueError(f"{name}: None expected, because {self.codec} keeps no errors (error='none')")
             return
         if errors is None:
-            raise ValueError(f"{name}: {self.kind} keeps errors: give those of the last step, at first Codec.errors()")
+            raise ValueError(f"{name}: {self.codec} keeps errors: give those of the last step, at first Codec.errors()")
         right = getattr(errors, "ndim", 0) == 1 and errors.dtype == jnp.float32
         if not right or errors.shape[0] < elements or exactly and errors.shape[0] != elements:
             least = "" if exactly else ", or more,"
@@ -252,13 +255,13 @@ def _shape(array: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _bytes_of(kind: str, counts: tuple[int, ...], raw: tuple[bool, ...] | None, n_chunks: int) -> int:
+def _bytes_of(name: str, counts: tuple[int, ...], raw: tuple[bool, ...] | None, n_chunks: int) -> int:
     """Of a chunk; a codec without errors tells, since it has no memory for them."""
-    with _jax_ffi.library().codec(kind, counts, error="none", n_chunks=n_chunks, raw=raw) as codec:
+    with _jax_ffi.library().codec(name, counts, error="none", n_chunks=n_chunks, raw=raw) as codec:
         return codec.payload_bytes // n_chunks
 
 
-def _part(kind: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
+def _part(name: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
     """The elements of a chunk: those of its blocks, or of its bytes, and its raw ones."""
 
     def between(counts: Sequence[int], unit: int) -> int:
@@ -273,7 +276,7 @@ def _part(kind: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
 
     blocks = [count for count, raw in zip(leaves.counts, leaves.raw) if not raw]
     raws = [count for count, raw in zip(leaves.counts, leaves.raw) if raw]
-    return between(blocks, UNITS[kind]) + between(raws, 1)
+    return between(blocks, _UNITS[name]) + between(raws, 1)
 
 
 def all_reduce(
@@ -282,7 +285,7 @@ def all_reduce(
     """The mean of all ranks' values over a mapped axis, compressed on the way: for shard_map(..., check_vma=False).
     With Codec(reduction="sum") the sum, with "sign" the majority.
 
-    `values`: a tree of arrays, alike on all ranks. `axis_name`: as lax.psum() takes it. `codec`: a kind, or a Codec.
+    `values`: a tree of arrays, alike on all ranks. `axis_name`: as lax.psum() takes it. `codec`: a name, or a Codec.
     `errors`: this rank's part of Codec.errors(values, ranks), then what the last step gave; None if the codec keeps
     none. `turn`: for ties of SIGN; the number of the step is one, which may be traced.
 
@@ -298,17 +301,17 @@ def all_reduce(
     how = codec if isinstance(codec, Codec) else Codec(codec)
     if how.keeps_errors and not (isinstance(errors, tuple) and len(errors) == 2):
         raise ValueError(
-            f"errors: {how.kind} keeps errors: give those of the last step, at first Codec.errors(values, ranks); "
+            f"errors: {how.codec} keeps errors: give those of the last step, at first Codec.errors(values, ranks); "
             f"got {_said(errors)}"
         )
     if not how.keeps_errors and errors is not None:
         raise ValueError(
-            f"errors: None expected, because {how.kind} keeps no errors (error='none'), got {_said(errors)}"
+            f"errors: None expected, because {how.codec} keeps no errors (error='none'), got {_said(errors)}"
         )
     worker, server = errors if errors is not None else (None, None)
     ranks = lax.axis_size(axis_name)
     payload, worker = how.encode(values, worker, ranks)
-    if not how.keeps_errors and how.kind != "sign" and ranks * payload.size <= ONE_EXCHANGE_BYTES:
+    if not how.keeps_errors and how.codec != "sign" and ranks * payload.size <= _ONE_EXCHANGE_BYTES:
         of_all = lax.all_gather(payload, axis_name)
         chunks = [how.reduce(k, of_all[:, k], values, n_chunks=ranks)[0] for k in range(ranks)]
         return how.decode(jnp.stack(chunks), values), None

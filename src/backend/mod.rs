@@ -46,6 +46,16 @@ impl Queue {
         }
     }
 
+    /// Copies the bytes of a contiguous view to the host, once what was enqueued before is done.
+    pub fn read_bytes(&mut self, src: &View<'_>, to: &mut [u8]) -> Result<()> {
+        assert!(src.is_contiguous() && src.elements() as usize * src.dtype().size == to.len());
+        match self {
+            Self::Cpu => cpu::memory::read_bytes(src, to),
+            Self::Cuda(queue) => queue.read_bytes(src, to)?,
+        }
+        Ok(())
+    }
+
     /// Whether what is enqueued becomes part of a graph.
     pub fn is_capturing(&mut self) -> Result<bool> {
         match self {

@@ -43,7 +43,12 @@ use std::ffi::c_void;
 
 use dlpark::ffi::DLTensor;
 
-use crate::{backend::Stream, comm::AllReduce, panics::boundary};
+use crate::{
+    backend::Stream,
+    comm::{AllReduce, Part},
+    error::error,
+    panics::boundary,
+};
 
 use super::{
     borrow::{self, Count, Out},
@@ -110,6 +115,90 @@ pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allred
     boundary(|| {
         // SAFETY: the caller promises a handle.
         Ok(unsafe { handle::borrow("allreduce", allreduce)? }.0.shard_elements())
+    })
+}
+
+/// Bytes that one gc_allreduce_run() makes this rank send to other ranks, headers included.
+///
+/// `*between_nodes`: how many of them leave the node; -1 where the communicator is not from gc_comm_hierarchical(), and
+/// so does not know the nodes. NULL: not wanted.
+///
+/// -1, and the last error: `allreduce` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_sent_bytes(allreduce: *const gc_allreduce_t, between_nodes: *mut i64) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises a handle, and room for a number unless the pointer is NULL.
+        let (allreduce, place) = unsafe {
+            let place = if between_nodes.is_null() { None } else { Some(Out::one("between_nodes", between_nodes)?) };
+            (handle::borrow("allreduce", allreduce)?, place)
+        };
+        let traffic = allreduce.0.traffic();
+        if let Some(place) = place {
+            place.fill([traffic.between_nodes.unwrap_or(-1)]);
+        }
+        Ok(traffic.sent)
+    })
+}
+
+/// How often a gc_allreduce_run() exchanges: 1 or 2. Over a hierarchical communicator, how often between nodes.
+///
+/// -1, and the last error: `allreduce` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_exchanges(allreduce: *const gc_allreduce_t) -> i32 {
+    boundary(|| {
+        // SAFETY: the caller promises a handle.
+        Ok(unsafe { handle::borrow("allreduce", allreduce)? }.0.traffic().exchanges)
+    })
+}
+
+/// Consecutive elements of a segment: see gc_allreduce_parts().
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct gc_part_t {
+    /// The number of the segment.
+    pub segment: i64,
+    /// The number of the first element in the segment.
+    pub first: i64,
+    /// How many elements there are, at least 1.
+    pub count: i64,
+}
+
+/// Which elements a rank's worker error or shard covers, raw segments included: so a program can tell which element each
+/// number of gc_allreduce_errors_out() belongs to, on any rank.
+///
+/// `rank`: 0 to gc_comm_world_size() - 1. `which`: GC_PART_WORKER or GC_PART_SHARD. `parts`: room for `room` pieces, of
+/// which the first are written, in the order in which their elements lie; NULL if `room` is 0. Returns how many pieces
+/// there are, which may be more than `room`.
+///
+/// -1, and the last error:
+/// - GC_STATUS_INVALID_ARGUMENT: `rank` or `which` is not one of those, `room` is negative, or `parts` is NULL.
+/// - GC_STATUS_BUSY: another call is running on `allreduce`.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_allreduce_parts(
+    allreduce: *const gc_allreduce_t, rank: i32, which: i32, parts: *mut gc_part_t, room: i64,
+) -> i64 {
+    boundary(|| {
+        // SAFETY: the caller promises a handle.
+        let allreduce = unsafe { handle::borrow("allreduce", allreduce)? };
+        let world = allreduce.0.world();
+        let rank = usize::try_from(rank).ok().filter(|&rank| rank < world).ok_or_else(|| {
+            error!(InvalidArgument, "rank: {rank}; 0 to {} expected, as there are {world} ranks", world - 1)
+        })?;
+        let which = [Part::Worker, Part::Shard]
+            .into_iter()
+            .find(|&part| part as i32 == which)
+            .ok_or_else(|| error!(InvalidArgument, "which: {which} is neither GC_PART_WORKER 0 nor GC_PART_SHARD 1"))?;
+        let room = usize::try_from(room).map_err(|_| error!(InvalidArgument, "room: {room} is negative"))?;
+        // SAFETY: the caller promises room for so many pieces.
+        let mut places = unsafe { borrow::room("parts", parts, Count::of("room", room))? }.iter_mut();
+        let mut pieces = 0i64;
+        allreduce.0.for_each_piece(rank, which, |segment, first, count| {
+            if let Some(place) = places.next() {
+                place.write(gc_part_t { segment: segment as i64, first, count });
+            }
+            pieces += 1;
+        })?;
+        Ok(pieces)
     })
 }
 

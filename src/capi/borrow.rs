@@ -63,6 +63,20 @@ pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) 
     Ok(unsafe { slice::from_raw_parts(pointer, count.items) })
 }
 
+/// Borrows room for `count` items, to be written.
+///
+/// # Safety
+/// Unless NULL or unaligned, `pointer` is the address of room for `count` items, which nothing else uses for `'a`.
+pub unsafe fn room<'a, T>(name: &'static str, pointer: *mut T, count: Count) -> Result<&'a mut [MaybeUninit<T>]> {
+    if count.items == 0 {
+        return Ok(&mut []);
+    }
+    count.check::<T>(name)?;
+    check(&Name::new(name), pointer)?;
+    // SAFETY: not NULL, aligned, of a size that fits, and writable by the caller's promise; nothing in it is read.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), count.items) })
+}
+
 /// Reads a text.
 ///
 /// # Safety

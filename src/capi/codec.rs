@@ -62,12 +62,12 @@
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
-use dlpark::ffi::{DLDataType, DLDevice, DLTensor};
+use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor, DLTensor};
 
 use crate::{
     backend::{Destination, Stream},
     error::{Result, error},
-    ops::codec::{Codec, Descriptor},
+    ops::codec::{self, Codec, Descriptor},
     panics::boundary,
     plan::codec::{Decode, ErrorKind, Kind, NonFinite, Reduction, ScaleRule},
     tensor::{Device, Dtype, Name, View},
@@ -121,16 +121,14 @@ pub struct gc_codec_options_t {
     pub raw: *const u8,
     /// One of GC_REDUCTION_*. Block codecs alone.
     pub reduction: i32,
-    /// Must be 0, and so must `reserved`.
-    pub reserved_i: i32,
     /// Must be 0.
-    pub reserved: [u64; 2],
+    pub reserved: [u32; 5],
 }
 
 // SAFETY: numbers and pointers, without gaps between them.
 unsafe impl borrow::Extensible for gc_codec_options_t {
     const FIRST_SIZE: usize = 112;
-    const RESERVED: Range<usize> = offset_of!(Self, reserved_i)..size_of::<Self>();
+    const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
 /// A number that is one of an enum's.
@@ -249,6 +247,68 @@ unsafe fn with_errors(
         (handle::borrow("codec", codec)?, borrow::optional("worker", worker)?, borrow::optional("server", server)?)
     };
     operation(&codec.0, worker.as_ref(), server.as_ref(), Stream::from_raw(stream))
+}
+
+/// Encodes a tensor in one call, without a codec: no error is carried, and nothing is kept.
+///
+/// `values`: float32, float16 or bfloat16, of any shape and strides, read in C order. `codec`: one of GC_CODEC_*.
+/// `*payload`: uint8, one-dimensional, on the device of `values`, yours to release. gc_decode() needs nothing else.
+///
+/// The payload is that of a gc_codec_t with GC_ERROR_NONE, GC_SCALE_RMS, GC_NONFINITE_PROPAGATE, one segment, one chunk,
+/// and results of the same dtype as `values`. NaN and Inf are no failure: the header of the payload has the flag
+/// GC_FLAG_NONFINITE then.
+///
+/// - GC_STATUS_INVALID_ARGUMENT: `codec` is none of GC_CODEC_*.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `values` is not float32, float16 or bfloat16.
+/// - GC_STATUS_SIZE_OVERFLOW: the payload would have more than 2^63 - 1 bytes.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_encode(
+    values: *const DLManagedTensor, codec: i32, payload: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and room for a pointer.
+        let (view, elements, payload) = unsafe {
+            (
+                borrow::managed("values", values)?,
+                borrow::managed_elements("values", values)?,
+                Out::one("payload", payload)?,
+            )
+        };
+        payload.fill(codec::encode(&view, &elements, codec)?.into_raw());
+        Ok(())
+    })
+}
+
+/// Decodes a payload of gc_encode() in one call, without a codec. Any bytes may be given: they are a payload, or
+/// GC_STATUS_CORRUPT is returned.
+///
+/// `payload`: uint8, one-dimensional, C-contiguous, at any address. It may also be from a gc_codec_t with one segment
+/// that is not raw and one chunk, whatever its other options are. `dtype`: float32, float16 or bfloat16. `*values`:
+/// one-dimensional, of that dtype, with as many elements as the payload's header says, on the device of `payload`,
+/// yours to release. The values are rounded as by gc_codec_decode().
+///
+/// The size of the payload is computed from its header, and compared, before anything is allocated.
+///
+/// - GC_STATUS_UNSUPPORTED_DTYPE: `payload` is not uint8, or `dtype` is none of the three.
+/// - GC_STATUS_SHAPE_MISMATCH: `payload` does not have one dimension.
+/// - GC_STATUS_NOT_CONTIGUOUS: there are gaps between the bytes of `payload`.
+/// - GC_STATUS_CORRUPT: a field of the header or the number of bytes is not that of a payload, on CUDA, too.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_decode(
+    payload: *const DLManagedTensor, dtype: DLDataType, values: *mut *mut DLManagedTensor,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a tensor that stays as it is during the call, and room for a pointer.
+        let (view, elements, values) = unsafe {
+            (
+                borrow::managed("payload", payload)?,
+                borrow::managed_elements("payload", payload)?,
+                Out::one("values", values)?,
+            )
+        };
+        values.fill(codec::decode(&view, &elements, dtype)?.into_raw());
+        Ok(())
+    })
 }
 
 /// Creates a codec. Its state is +0: it carries no error yet.

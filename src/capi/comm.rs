@@ -225,6 +225,28 @@ pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice,
     })
 }
 
+/// The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
+///
+/// -1, and the last error: `comm` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_rank(comm: *const gc_comm_t) -> i32 {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        Ok(unsafe { handle::borrow("comm", comm)? }.0.rank() as i32)
+    })
+}
+
+/// The number of ranks that a communicator connects, this one counted.
+///
+/// -1, and the last error: `comm` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_world_size(comm: *const gc_comm_t) -> i32 {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        Ok(unsafe { handle::borrow("comm", comm)? }.0.world() as i32)
+    })
+}
+
 /// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
 /// CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
 /// otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new

@@ -73,6 +73,10 @@ unsafe impl borrow::Extensible for gc_nccl_options_t {
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
+/// Bytes of the id of gc_comm_nccl_id().
+pub const GC_NCCL_ID_BYTES: usize = 128;
+const _: () = assert!(GC_NCCL_ID_BYTES == NCCL_ID_BYTES);
+
 /// How an ncclComm_t is used.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,10 +124,10 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
     })
 }
 
-/// Creates the 128 bytes by which the ranks of a new NCCL world find each other. One rank calls this, and sends the
-/// bytes to all others.
+/// Creates the GC_NCCL_ID_BYTES bytes by which the ranks of a new NCCL world find each other. One rank calls this, and
+/// sends the bytes to all others.
 ///
-/// `options`: comm NULL and flags 0. `id`: room for 128 bytes.
+/// `options`: comm NULL and flags 0. `id`: room for GC_NCCL_ID_BYTES bytes.
 ///
 /// Loads libnccl.so.2 if no NCCL is loaded.
 ///
@@ -145,7 +149,7 @@ pub unsafe extern "C" fn gc_comm_nccl_id(options: *const gc_nccl_options_t, id: 
 /// Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
 /// until the others do. gc_comm_free() destroys what NCCL has made for it.
 ///
-/// `options`: as for gc_comm_nccl_id(). `id`: the 128 bytes that it gave on one rank. `device`: this rank's, CUDA.
+/// `options`: as for gc_comm_nccl_id(). `id`: the bytes that it gave on one rank. `device`: this rank's, CUDA.
 /// `*out`: yours to release, by gc_comm_free().
 ///
 /// - All errors of gc_comm_nccl_id().

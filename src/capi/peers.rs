@@ -86,9 +86,13 @@ pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
     boundary(|| comm::peers_bytes(n_elements, world_size))
 }
 
-/// Bytes of each rank's buffer for an all-reduce with these options. About twice those of a payload, and as many again
-/// but at most 2 MiB; for one that may exchange once about four times those of all ranks' payloads. Several all-reduces
-/// over one communicator need the most of theirs, not the sum.
+/// Bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one communicator need the
+/// most of theirs, not the sum.
+///
+/// P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the least is 320
+/// bytes per rank.
+/// - Two exchanges: 2 x P + 2 x min(P, 4 MiB). The second term is at most 8 MiB.
+/// - One exchange: 4 x world_size x P, at most 16 MiB.
 ///
 /// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
 /// `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.

@@ -14,7 +14,7 @@ use crate::{
 use super::{
     buffers::{Buffers, InExchanges},
     communicator::Communicator,
-    exchange::Phases,
+    exchange::{Pattern, Phases},
     peers::{buffer_bytes, peers_bytes, ranks_of},
     record::{Record, Records, Subject},
 };
@@ -22,6 +22,7 @@ use super::{
 pub struct AllReduce {
     communicator: Arc<Communicator>,
     shard_elements: i64,
+    traffic: Traffic,
     parts: InExchanges<Lock<Parts>>,
 }
 
@@ -32,6 +33,27 @@ pub struct Parts {
     once: Option<Once>,
     /// Whether two exchanges are one launch here. Other ranks do not see which it is.
     one_launch: bool,
+}
+
+/// What a run sends.
+#[derive(Clone, Copy)]
+pub struct Traffic {
+    /// Bytes that this rank sends to other ranks.
+    pub sent: i64,
+    /// How many of them leave the node; None where ranks do not know their nodes.
+    pub between_nodes: Option<i64>,
+    /// 1 or 2.
+    pub exchanges: i32,
+}
+
+/// What a rank keeps an error of.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The elements that the rank encodes, and of which it keeps the worker's error.
+    Worker = 0,
+    /// The elements that the rank reduces, and of which it keeps the server's error.
+    Shard = 1,
 }
 
 /// How ranks do that.
@@ -52,13 +74,18 @@ impl AllReduce {
         let made = parts.map(|parts| Self {
             communicator: communicator.clone(),
             shard_elements: parts.codec.plan().server_elements(),
+            traffic: parts.traffic(&communicator),
             parts: InExchanges::new(Lock::new("handle", parts)),
         });
         let records = communicator.topology.all_gather_records(Subject::AllReduce, record)?;
-        let made = made?;
+        let mut made = made?;
         compare(&records, communicator.topology.rank())?;
         if !records.iter().all(|record| can_exchange_once(&record)) {
-            made.enter()?.once = None; // the peer memory of some nodes has no room, say
+            let mut parts = made.enter()?;
+            parts.once = None; // the peer memory of some nodes has no room, say
+            let traffic = parts.traffic(&communicator);
+            drop(parts);
+            made.traffic = traffic;
         }
         drop(call);
         Ok(made)
@@ -79,6 +106,30 @@ impl AllReduce {
     /// Of what this rank reduces.
     pub fn shard_elements(&self) -> i64 {
         self.shard_elements
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Gives each piece of a segment that a part of a rank has, in order: the segment, its first element, how many.
+    pub fn for_each_piece(&self, rank: usize, part: Part, mut give: impl FnMut(usize, i64, i64)) -> Result<()> {
+        let parts = self.enter()?;
+        let plan = parts.codec.plan();
+        for run in &plan.workers {
+            let piece = match part {
+                Part::Worker => Some(*run).filter(|run| run.elements > 0),
+                Part::Shard => plan.part(run.segment, rank),
+            };
+            if let Some(piece) = piece {
+                give(piece.segment, piece.first, piece.elements);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn world(&self) -> usize {
+        self.communicator.world()
     }
 
     /// For a call on its codec, or one that exchanges.
@@ -204,6 +255,19 @@ impl Parts {
         };
         let one_launch = communicator.takes_one_launch(&codec)?;
         Ok(Self { codec, buffers, once, one_launch })
+    }
+}
+
+impl Parts {
+    fn traffic(&self, communicator: &Communicator) -> Traffic {
+        let plan = self.codec.plan();
+        let (payload, chunk) = (plan.payload_bytes(), plan.stride);
+        let exchanges: &[_] = match self.once {
+            Some(_) => &[(Pattern::AllGather, payload)],
+            None => &[(Pattern::AllToAll, chunk), (Pattern::AllGather, chunk)],
+        };
+        let (sent, between_nodes) = communicator.topology.sent(exchanges);
+        Traffic { sent, between_nodes, exchanges: exchanges.len() as i32 }
     }
 }
 

@@ -124,6 +124,14 @@ impl Communicator {
         Ok(Self::new(Topology::Hierarchical(Hierarchical { intra, inter, nodes })))
     }
 
+    pub fn rank(&self) -> usize {
+        self.topology.rank()
+    }
+
+    pub fn world(&self) -> usize {
+        self.topology.world()
+    }
+
     fn link(&self) -> Result<Arc<Link>> {
         match &self.topology {
             Topology::Flat(link) => Ok(link.clone()),

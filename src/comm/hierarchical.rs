@@ -129,6 +129,21 @@ impl Hierarchical {
         Ok(Workspace { memory: Block::new(queue, 2 * all)?, bytes: all as usize, staging })
     }
 
+    /// Bytes that `exchange` makes this rank send to other ranks of its node and of other nodes.
+    pub fn sent(&self, pattern: Pattern, bytes: i64) -> (i64, i64) {
+        let Nodes { count, ranks, leaders, .. } = self.nodes;
+        let slice = self.nodes.slice(bytes as usize) as i64;
+        let [nodes, ranks, all] = [count, ranks, count * ranks].map(|number| number as i64);
+        // Blocks within the node and between nodes, each of which goes to all others there.
+        let (within, between) = match (leaders == self.nodes.ranks, pattern) {
+            (true, Pattern::AllToAll) => (nodes * bytes, ranks * bytes),
+            (true, Pattern::AllGather) => (nodes * bytes, bytes),
+            (false, Pattern::AllToAll) => (2 * all * slice, ranks * ranks * slice),
+            (false, Pattern::AllGather) => (bytes + all * slice, ranks * slice),
+        };
+        ((ranks - 1) * within, if self.inter.is_some() { (nodes - 1) * between } else { 0 })
+    }
+
     pub fn exchange(&self, exchange: &Exchange<'_>, workspace: &Workspace) -> Result<()> {
         let mut queue = exchange.queue()?;
         match (self.nodes.leaders == self.nodes.ranks, exchange.pattern) {

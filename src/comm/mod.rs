@@ -31,7 +31,7 @@ mod scratch;
 mod topology;
 mod transport;
 
-pub use allreduce::AllReduce;
+pub use allreduce::{AllReduce, Part};
 pub use callbacks::{Callback, Callbacks};
 pub use communicator::Communicator;
 pub use group::group;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 use super::{
-    exchange::{Exchange, Phases, Staging},
+    exchange::{Exchange, Pattern, Phases, Staging},
     hierarchical::{self, Hierarchical},
     link::Link,
     peers::Peers,
@@ -53,6 +53,22 @@ impl Topology {
         match self {
             Self::Flat(link) => link.world,
             Self::Hierarchical(Hierarchical { nodes, .. }) => nodes.count * nodes.ranks,
+        }
+    }
+
+    /// Bytes that this rank sends to other ranks in exchanges of these patterns and blocks, and how many of them leave
+    /// the node: None where the ranks do not know their nodes.
+    pub fn sent(&self, exchanges: &[(Pattern, i64)]) -> (i64, Option<i64>) {
+        match self {
+            Self::Flat(link) => {
+                let others = link.world as i64 - 1;
+                (exchanges.iter().map(|(_, bytes)| others * bytes).sum(), None)
+            }
+            Self::Hierarchical(hierarchical) => {
+                let sent = exchanges.iter().map(|&(pattern, bytes)| hierarchical.sent(pattern, bytes));
+                let (within, between) = sent.fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
+                (within + between, Some(between))
+            }
         }
     }
 

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use crate::{
-    error::{Result, error},
+    error::{Result, Status, error},
     fallible,
     tensor::Dtype,
 };
@@ -59,6 +59,9 @@ pub const FIELDS: [(&str, Range<usize>); 16] = [
     ("digest of the counts", DIGEST_FIELD),
     ("last field", TURN_FIELD),
 ];
+
+const MAGIC: &[u8; 4] = b"GCPL";
+const VERSION: u16 = 1;
 
 const MAGIC_FIELD: Range<usize> = 0..4;
 const VERSION_FIELD: Range<usize> = 4..6;
@@ -359,6 +362,58 @@ impl CodecPlan {
         Ok(plan)
     }
 
+    /// The plan of the encoder whose header this is, if that encoder had one segment, not raw, and one chunk.
+    ///
+    /// Only the fields on which the plan depends are checked here: the caller compares the whole header with the plan's.
+    pub fn of_header(header: &[u8; HEADER]) -> Result<Self> {
+        let number = |field: Range<usize>| {
+            let mut bytes = [0; 8];
+            bytes[..field.len()].copy_from_slice(&header[field]);
+            u64::from_le_bytes(bytes)
+        };
+        if header[MAGIC_FIELD] != *MAGIC {
+            return Err(error!(Corrupt, "payload: magic {:#x} is not \"GCPL\"", number(MAGIC_FIELD)));
+        }
+        if number(VERSION_FIELD) != u64::from(VERSION) {
+            return Err(error!(Corrupt, "payload: version {VERSION} expected, got {}", number(VERSION_FIELD)));
+        }
+        let codec = number(CODEC_FIELD);
+        let kind = Kind::ALL.into_iter().find(|&kind| kind as u64 == codec);
+        let kind = kind.ok_or_else(|| error!(Corrupt, "payload: codec {codec} is not known to this version"))?;
+        let dtype = |what, field| match number(field) {
+            0 => Ok(Dtype::F32),
+            1 => Ok(Dtype::F16),
+            2 => Ok(Dtype::BF16),
+            other => Err(error!(Corrupt, "payload: {what} 0, 1 or 2 expected, got {other}")),
+        };
+        let scale = match (kind, number(SCALE_FIELD)) {
+            (Kind::Onebit, 1) => ScaleRule::Mean,
+            (Kind::Onebit, other @ 2..) => {
+                return Err(error!(Corrupt, "payload: scale rule 0 or 1 expected, got {other}"));
+            }
+            _ => ScaleRule::Rms,
+        };
+        let elements = number(ELEMENTS_FIELD);
+        let count = i64::try_from(elements)
+            .map_err(|_| error!(Corrupt, "payload: {elements} elements are more than 2^63 - 1"))?;
+        let rules = Rules {
+            kind,
+            values: dtype("dtype of values", VALUES_FIELD)?,
+            results: dtype("dtype of results", RESULTS_FIELD)?,
+            error: None,
+            scale,
+            reduction: Reduction::Mean,
+            beta: 1.0,
+            policy: NonFinite::Propagate,
+        };
+        Self::new(rules, &[count], &[], 1, None).map_err(|refusal| match refusal.status {
+            Status::SizeOverflow => {
+                error!(Corrupt, "payload: {count} elements of {} are more than 2^63 - 1 bytes", kind.name())
+            }
+            _ => refusal,
+        })
+    }
+
     /// Whether ranks of a world of as many as there are chunks exchange once: whole payloads, which every rank reduces.
     pub fn exchanges_once(&self, on_cuda: bool) -> bool {
         let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
@@ -424,8 +479,8 @@ impl CodecPlan {
             (None, _) => (rules.scale as u8, 0),
         };
         let mut header = [0; HEADER];
-        header[MAGIC_FIELD].copy_from_slice(b"GCPL");
-        header[VERSION_FIELD].copy_from_slice(&1u16.to_le_bytes());
+        header[MAGIC_FIELD].copy_from_slice(MAGIC);
+        header[VERSION_FIELD].copy_from_slice(&VERSION.to_le_bytes());
         header[CODEC_FIELD].copy_from_slice(&(rules.kind as u16).to_le_bytes());
         header[VALUES_FIELD].copy_from_slice(&[dtype(rules.values)]);
         header[RESULTS_FIELD].copy_from_slice(&[dtype(rules.results)]);
@@ -554,6 +609,49 @@ pub(super) mod tests {
         ];
         assert_eq!(plan.header(0), expected);
         assert_eq!(plan.state_bytes, 256 + 4096);
+    }
+
+    #[test]
+    fn a_header_gives_its_plan_back_and_a_damaged_one_another_plan_or_none() {
+        for kind in Kind::ALL {
+            for (values, results) in [(Dtype::F32, Dtype::BF16), (Dtype::F16, Dtype::F32), (Dtype::BF16, Dtype::F16)] {
+                for elements in [0, 1, 1023, 1 << 40] {
+                    let scale = if kind == Kind::Onebit { ScaleRule::Mean } else { ScaleRule::Rms };
+                    let rules = Rules { kind, values, results, scale, ..rules(None) };
+                    let plan = CodecPlan::new(rules, &[elements], &[], 1, None).unwrap();
+                    let header = plan.header(0);
+                    let read = CodecPlan::of_header(&header).unwrap();
+                    assert_eq!((read.header(0), read.payload_bytes()), (header, plan.payload_bytes()), "{kind:?}");
+                    for (at, bit) in (0..HEADER).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+                        let mut damaged = header;
+                        damaged[at] ^= bit;
+                        match CodecPlan::of_header(&damaged) {
+                            Err(refusal) => assert_eq!(refusal.status, Status::Corrupt, "byte {at}: {refusal:?}"),
+                            // Fields that a payload may have with other values, alone, make another valid header.
+                            Ok(other) if other.header(0) == damaged => {
+                                assert!((VALUES_FIELD.start..SCALE_FIELD.end).contains(&at), "{kind:?}: byte {at}");
+                            }
+                            Ok(_) => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_elements_than_a_payload_can_have_are_refused_as_corrupt() {
+        for kind in Kind::ALL {
+            let mut header = CodecPlan::new(Rules { kind, ..rules(None) }, &[1], &[], 1, None).unwrap().header(0);
+            for elements in [u64::MAX, i64::MAX as u64 + 1] {
+                header[ELEMENTS_FIELD].copy_from_slice(&elements.to_le_bytes());
+                assert_eq!(CodecPlan::of_header(&header).err().map(|refusal| refusal.status), Some(Status::Corrupt));
+            }
+        }
+        let mut header =
+            CodecPlan::new(Rules { kind: Kind::Bf16, ..rules(None) }, &[1], &[], 1, None).unwrap().header(0);
+        header[ELEMENTS_FIELD].copy_from_slice(&i64::MAX.to_le_bytes());
+        assert_eq!(CodecPlan::of_header(&header).err().map(|refusal| refusal.status), Some(Status::Corrupt));
     }
 
     #[test]

@@ -252,6 +252,13 @@ impl NewTensors {
         View::compact(self.device, self.dtype, shape, data)
     }
 
+    /// The first tensor, to be copied to.
+    pub fn elements(&self) -> Result<Elements<'_>> {
+        let (shape, data) = self.outputs.first();
+        // SAFETY: the memory is new, has these elements, and nobody else knows of it.
+        unsafe { Elements::of_memory(&Name::new("out"), self.device, self.dtype.to_dlpack(), shape, data) }
+    }
+
     /// The bytes of all tensors as one.
     pub fn joined(&self) -> View<'_> {
         View::compact(self.device, Dtype::U8, slice::from_ref(&self.bytes), self.view().data())

@@ -149,6 +149,11 @@ impl<'a> View<'a> {
         self.name
     }
 
+    /// The same tensor by another name, for refusals.
+    pub fn named(self, name: Name) -> Self {
+        Self { name, ..self }
+    }
+
     pub fn device(&self) -> Device {
         self.device
     }

@@ -79,7 +79,7 @@ def current_facts(cc, include):
     lines = (include / "gradcodec.cdef.h").read_text().splitlines()
     statements = [statement for line in lines for statement in facts_of(line)]
     macros = run(cc, "-E", "-dM", f"-I{include}", str(include / "gradcodec.h"))
-    statements += [f"CONSTANT({name})" for name in re.findall(r"#define (GC_\w+|DLPACK_FLAG_\w+) ", macros)]
+    statements += [f"CONSTANT({name})" for name in re.findall(r"#define (GC_\w+(?<!_INIT)|DLPACK_FLAG_\w+) ", macros)]
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder, "facts.c")
         source.write_text(PROGRAM.replace("%s\n}", "\n".join(statements) + "\n}"))

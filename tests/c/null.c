@@ -75,6 +75,16 @@ static void codecs(void) {
     invalid(gc_onebit_compress_into(&grad, NULL, GC_SCALE_RMS, &packed, &scalar, NULL, NULL), "workspace: NULL");
     CHECK(bytes[0] == 0 && bytes[1] == 0 && number == 0);
 
+    invalid(gc_encode(NULL, GC_CODEC_INT8, &result), "values: NULL");
+    invalid(gc_encode(&managed, 0, &result), "codec: 0");
+    invalid(gc_encode(&managed, 8, &result), "codec: 8");
+    invalid(gc_encode(&managed, GC_CODEC_INT8, NULL), "payload: NULL");
+    invalid(gc_decode(NULL, float32, &result), "payload: NULL");
+    invalid(gc_decode(&chunk, float32, NULL), "values: NULL");
+    expect(gc_decode(&chunk, uint8, &result), GC_STATUS_UNSUPPORTED_DTYPE, "dtype: ");
+    expect(gc_decode(&chunk, float32, &result), GC_STATUS_CORRUPT, "payload: 1 bytes");
+    CHECK(result == UNTOUCHED);
+
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
     options.codec = GC_CODEC_ONEBIT;
@@ -169,6 +179,7 @@ static void communicators(void) {
     gc_codec_options_t options;
     gc_comm_t *comm, *untouched_comm = (gc_comm_t *)(void *)UNTOUCHED, *comms[2], *out = untouched_comm;
     gc_allreduce_t *allreduce, *untouched = (gc_allreduce_t *)(void *)UNTOUCHED, *made = untouched;
+    gc_part_t part = {-7, -7, -7};
 
     memset(&transport, 0, sizeof transport);
     transport.struct_size = sizeof transport;
@@ -230,6 +241,8 @@ static void communicators(void) {
     CHECK_OK(gc_comm_from_transport(&transport, &comm));
     invalid(gc_comm_reserve(NULL, cpu, 16), "comm: NULL");
     invalid(gc_comm_reserve(comm, cpu, -16), "n_elements: -16");
+    CHECK(gc_comm_rank(NULL) == -1 && strcmp(gc_last_error(), "comm: NULL") == 0);
+    CHECK(gc_comm_world_size(NULL) == -1 && strcmp(gc_last_error(), "comm: NULL") == 0);
     invalid(gc_comm_async_error(NULL), "comm: NULL");
     invalid(gc_comm_abort(NULL), "comm: NULL");
     CHECK_OK(gc_comm_async_error(comm));
@@ -270,6 +283,17 @@ static void communicators(void) {
     invalid(gc_allreduce_all_gather(allreduce, &server, no_values, 1, NULL), "values[0]: NULL");
     invalid(gc_allreduce_all_gather(allreduce, &buffer, values, 1, NULL), "values[0]: its bytes");
     CHECK(gc_allreduce_shard_elements(NULL) == -1 && strcmp(gc_last_error(), "allreduce: NULL") == 0);
+    CHECK(gc_allreduce_sent_bytes(NULL, NULL) == -1 && strcmp(gc_last_error(), "allreduce: NULL") == 0);
+    CHECK(gc_allreduce_sent_bytes(allreduce, NULL) == 0);
+    CHECK(gc_allreduce_exchanges(NULL) == -1 && strcmp(gc_last_error(), "allreduce: NULL") == 0);
+    CHECK(gc_allreduce_parts(NULL, 0, GC_PART_WORKER, &part, 1) == -1);
+    CHECK(strcmp(gc_last_error(), "allreduce: NULL") == 0);
+    CHECK(gc_allreduce_parts(allreduce, 0, GC_PART_WORKER, NULL, 1) == -1);
+    CHECK(strcmp(gc_last_error(), "parts: NULL") == 0);
+    CHECK(gc_allreduce_parts(allreduce, 1, GC_PART_WORKER, &part, 1) == -1 && strstr(gc_last_error(), "rank: 1"));
+    CHECK(gc_allreduce_parts(allreduce, 0, 2, &part, 1) == -1 && strstr(gc_last_error(), "which: 2"));
+    CHECK(gc_allreduce_parts(allreduce, 0, GC_PART_SHARD, &part, -1) == -1 && strstr(gc_last_error(), "room: -1"));
+    CHECK(part.segment == -7 && gc_allreduce_parts(allreduce, 0, GC_PART_SHARD, NULL, 0) == 1);
     invalid(gc_allreduce_flags(NULL, &flags, NULL), "allreduce: NULL");
     invalid(gc_allreduce_flags(allreduce, NULL, NULL), "dst: NULL");
     invalid(gc_allreduce_commit(NULL, NULL, NULL), "allreduce: NULL");

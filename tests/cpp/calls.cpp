@@ -107,6 +107,8 @@ int main()
     options.raw = raw, options.reduction = 1;
     const std::string of_options = "{codec=2 device=2:3 values=2.16.1 results=4.16.1 error=1 scale=1 nonfinite=2 beta=0.75 "
                                    "segments=[8 9] n_segments=2 n_elements=17 n_chunks=4 server=5 raw=[0 6] reduction=1}";
+    expect([&] { gc::encode(m(1), 5); }, "gc_encode(t1, 5, out)");
+    expect([&] { gc::decode(m(1), gc::float16); }, "gc_decode(t1, 2.16.1, out)");
     expect([&] { gc::codec_create(options); }, "gc_codec_create(" + of_options + ", out)");
     auto codec = made<gc::Codec>();
     expect([&] { gc::codec_payload_bytes(codec); }, "gc_codec_payload_bytes(h5)");
@@ -176,6 +178,8 @@ int main()
     expect([&] { gc::comm_open_peers(comm, {kDLCUDA, 3}, 50, 60); }, "gc_comm_open_peers(h5, 2:3, 50, 60, out)");
     expect([&] { gc::comm_hierarchical(comm, between); }, "gc_comm_hierarchical(h5, h6, out)");
     expect([&] { gc::comm_reserve(comm, {kDLCUDA, 3}, 50); }, "gc_comm_reserve(h5, 2:3, 50)");
+    expect([&] { gc::comm_rank(comm); }, "gc_comm_rank(h5)");
+    expect([&] { gc::comm_world_size(comm); }, "gc_comm_world_size(h5)");
     expect([&] { gc::comm_async_error(comm); }, "gc_comm_async_error(h5)");
     expect([&] { gc::comm_abort(comm); }, "gc_comm_abort(h5)");
     expect([&] { gc::shard_elements(11, 7); }, "gc_shard_elements(11, 7)");
@@ -184,6 +188,10 @@ int main()
     expect([&] { gc::allreduce_create(comm, options); }, "gc_allreduce_create(h5, " + of_options + ", out)");
     auto allreduce = made<gc::AllReduce>();
     expect([&] { gc::allreduce_shard_elements(allreduce); }, "gc_allreduce_shard_elements(h5)");
+    expect([&] { gc::allreduce_sent_bytes(allreduce); }, "gc_allreduce_sent_bytes(h5, out)");
+    expect([&] { gc::allreduce_exchanges(allreduce); }, "gc_allreduce_exchanges(h5)");
+    expect([&] { gc::allreduce_parts(allreduce, 6, 1); },
+           "gc_allreduce_parts(h5, 6, 1, out, 0)\ngc_allreduce_parts(h5, 6, 1, out, 77)");
     expect([&] { gc::allreduce_run(allreduce, {t(1), t(2)}, t(3), t(4), s); },
            "gc_allreduce_run(h5, [t1 t2], 2, t3, t4, 0x7)");
     expect([&] { gc::allreduce_reduce_scatter(allreduce, sources, t(3), t(4), t(5), s); },

@@ -129,8 +129,7 @@ class CodecOptions(ctypes.Structure):
         ("server", c_uint64),
         ("raw", POINTER(c_uint8)),
         ("reduction", c_int32),
-        ("reserved_i", c_int32),
-        ("reserved", c_uint64 * 2),
+        ("reserved", c_uint32 * 5),
     ]
 
 
@@ -187,6 +186,13 @@ class Comm(ctypes.Structure):
 
 class AllReduce(ctypes.Structure):
     """Opaque."""
+
+
+class Part(ctypes.Structure):
+    _fields_ = [("segment", c_int64), ("first", c_int64), ("count", c_int64)]
+
+
+Part.__name__ = "gc_part_t"
 
 
 class Share(ctypes.Structure):
@@ -265,7 +271,7 @@ NUMBERS = {
 }  # fmt: skip
 STRUCTS = (
     DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
-    Transport, NcclOptions, PeersOptions, Comm, AllReduce, Share, Kernel, ElementwiseOptions, ReductionOptions,
+    Transport, NcclOptions, PeersOptions, Comm, AllReduce, Part, Share, Kernel, ElementwiseOptions, ReductionOptions,
     RunOptions,
 )  # fmt: skip
 

@@ -147,6 +147,8 @@ CALLS = {
         lambda g: g.allreduce_peers_bytes(2, [8, 9], 7, **OPTIONS), f"gc_allreduce_peers_bytes({{{SAID_OF_OPTIONS}}}, 7)"
     ),
     "group": (lambda g: g.group(3), "gc_comm_group(3, out)"),
+    "encode": (lambda g: g.encode(T[1], 5), "gc_encode(t1, 5, out)"),
+    "decode": (lambda g: g.decode(T[1], "float16"), "gc_decode(t1, 2.16.1, out)"),
     "communicator": (
         lambda g: g.communicator(2, 5, print, print),
         "gc_comm_from_transport({rank=2 world_size=5 flags=1 all_to_all=f all_gather=f}, out)",
@@ -213,6 +215,8 @@ METHODS = {
         lambda g: g.group(1)[0],
         {
             "reserve": (lambda c: c.reserve(50, (2, 3)), "gc_comm_reserve(h, 2:3, 50)"),
+            "rank": (lambda c: c.rank, "gc_comm_rank(h)"),
+            "world_size": (lambda c: c.world_size, "gc_comm_world_size(h)"),
             "async_error": (lambda c: c.async_error(), "gc_comm_async_error(h)"),
             "abort": (lambda c: c.abort(), "gc_comm_abort(h)"),
             "compressed_allreduce": (
@@ -240,6 +244,9 @@ METHODS = {
             ),
             "all_gather": (
                 lambda r: r.all_gather(T[1], [T[2], T[3]], 7), "gc_allreduce_all_gather(h, t1, [t2 t3], 2, 0x7)"
+            ),
+            "parts": (
+                lambda r: r.parts(6, "worker"), "gc_allreduce_parts(h, 6, 0, out, 0)", "gc_allreduce_parts(h, 6, 0, out, 77)"
             ),
             "flags": (lambda r: r.flags(T[1], 7), "gc_allreduce_flags(h, t1, 0x7)"),
             "commit": (lambda r: r.commit(T[1], 7), "gc_allreduce_commit(h, t1, 0x7)"),

@@ -14,6 +14,7 @@ import pytest
 LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 CLIENT = Path(__file__).resolve().parents[2] / "python" / "gradcodec"
 sys.path.append(str(CLIENT.parent))
+import gradcodec as gradcodec_of_module  # noqa: E402 the path comes first
 from gradcodec import ONEBIT, SIGN, TRANSACTIONAL, GradCodec  # noqa: E402 the path comes first
 
 NAME = "libgradcodec-of-a-test.so.0"  # one that no machine has installed
@@ -31,7 +32,7 @@ def client(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module._library, "NAME", NAME)
+    monkeypatch.setattr(module._lib, "NAME", NAME)
     return module
 
 
@@ -154,7 +155,7 @@ def test_a_block_codec_is_made_by_names(gradcodec, kind):
 @pytest.mark.parametrize(
     "options, kind, words",
     [
-        (dict(kind="int2"), ValueError, "kind: one of 'onebit', .* expected, got str 'int2'"),
+        (dict(codec="int2"), ValueError, "codec: one of 'onebit', .* expected, got str 'int2'"),
         (dict(reduction=1), TypeError, "reduction: one of 'mean', 'sum' expected, got int 1"),
         (dict(reduction="max"), ValueError, "reduction: "),
         (dict(error="float16"), ValueError, "error: one of 'float32', 'bfloat16', 'none'"),
@@ -164,14 +165,15 @@ def test_a_block_codec_is_made_by_names(gradcodec, kind):
         (dict(raw=[True, False]), ValueError, "raw: 1 bools expected, one for each segment, got 2"),
         (dict(device="gpu"), ValueError, "device: 'cpu' or one as 'cuda:0' expected"),
         (dict(device="cuda:-1"), ValueError, "device: "),
-        (dict(kind="onebit", raw=[False]), RuntimeError, "options: raw, and GC_CODEC_ONEBIT"),
-        (dict(kind=SIGN, reduction="sum"), RuntimeError, "options: reduction 1, and GC_CODEC_SIGN"),
-        (dict(kind=5, scale=1), RuntimeError, "options: scale 1, and GC_CODEC_INT8"),
+        (dict(codec="onebit", raw=[False]), RuntimeError, "options: raw, and GC_CODEC_ONEBIT"),
+        (dict(codec=SIGN, reduction="sum"), RuntimeError, "options: reduction 1, and GC_CODEC_SIGN"),
+        (dict(kind="int8"), TypeError, "kind"),
+        (dict(codec=5, scale=1), RuntimeError, "options: scale 1, and GC_CODEC_INT8"),
     ],
 )
 def test_names_that_are_none_are_refused(gradcodec, options, kind, words):
     with pytest.raises(kind, match=words):
-        gradcodec.codec(options.pop("kind", "int8"), [3], **options)
+        gradcodec.codec(options.pop("codec", "int8"), [3], **options)
 
 
 def in_threads(functions):
@@ -382,3 +384,64 @@ def test_numbers_of_kernels_and_shares_are_not_cut(gradcodec, number, kind):
         kernel.prepare(inputs, outputs, size=2**63)
     with pytest.raises(RuntimeError, match="lease: the receiver ended"):  # so the number came there
         share.wait(np.int32(0))
+
+
+# --- one tensor in one call
+
+CODECS = "onebit", "sign", "bf16", "mxfp8", "int8", "int4", "mxfp4"
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_payload_is_an_array_of_numpy_and_any_bytes_are_decoded(codec):
+    values = np.array([[1, -1, 0.5], [0.25, -0.5, 1]], "f4")
+    payload = gradcodec_of_module.encode(values.T, codec)
+    assert type(payload) is np.ndarray and payload.dtype == np.uint8 and payload[:4].tobytes() == b"GCPL"
+    shifted = np.concatenate([np.zeros(3, np.uint8), payload])[3:]
+    room = bytearray(payload.tobytes())
+    read_only = np.frombuffer(payload.tobytes(), np.uint8)
+    expected = gradcodec_of_module.decode(payload)
+    assert type(expected) is np.ndarray and expected.dtype == np.float32 and expected.shape == (6,)
+    if codec not in ("onebit", "sign"):
+        assert np.abs(expected - values.T.reshape(-1)).max() <= 1 / 12
+    for same in (shifted, payload.tobytes(), room, memoryview(room), memoryview(payload.tobytes()), memoryview(payload),
+                 memoryview(room).cast("B", [2, len(room) // 2]), read_only):  # fmt: skip
+        assert np.array_equal(gradcodec_of_module.decode(same), expected), type(same)
+    room.append(0)  # nothing holds it any more
+    assert gradcodec_of_module.decode(payload, "float16").dtype == np.float16
+    tensor = gradcodec_of_module.decode(payload, "bfloat16")  # NumPy has none
+    assert (tensor.dtype, tensor.shape) == ("bfloat16", (6,))
+
+
+def test_what_is_no_payload_is_refused_by_its_status():
+    payload = gradcodec_of_module.encode(np.ones(40, "f4"))
+    for damaged in (b"", b"GCPL", payload.tobytes()[:-1], payload.tobytes() + b"0", bytes(200), payload[::-1].copy()):
+        with pytest.raises(gradcodec_of_module.GradCodecError, match="^payload: ") as refused:
+            gradcodec_of_module.decode(damaged)
+        assert refused.value.status == gradcodec_of_module.Status.CORRUPT
+    with pytest.raises(ValueError, match="payload: bytes in one piece expected"):
+        gradcodec_of_module.decode(memoryview(payload)[::2])
+    with pytest.raises(gradcodec_of_module.GradCodecError, match="payload: C-contiguous"):
+        gradcodec_of_module.decode(payload[::2])
+    with pytest.raises(TypeError, match="payload: an array"):
+        gradcodec_of_module.decode("GCPL")
+    with pytest.raises(ValueError, match="codec: one of 'onebit'"):
+        gradcodec_of_module.encode(np.ones(4, "f4"), "int2")
+    with pytest.raises(TypeError, match="values: an array"):
+        gradcodec_of_module.encode([1.0, 2.0])
+    with pytest.raises(ValueError, match="dtype: one of"):
+        gradcodec_of_module.decode(payload, "float7")
+    with pytest.raises(gradcodec_of_module.GradCodecError, match="dtype: "):
+        gradcodec_of_module.decode(payload, "float64")
+
+
+def test_a_communicator_and_an_all_reduce_say_what_they_are(gradcodec):
+    comms = gradcodec.group(2)
+    assert [(comm.rank, comm.world_size) for comm in comms] == [(0, 2), (1, 2)]
+    one, other = in_threads([lambda comm=comm: comm.allreduce("int8", [100, 0, 7], raw=[False] * 2 + [True]) for comm in comms])
+    payload = gradcodec.codec("int8", [100, 0, 7], raw=[False] * 2 + [True], n_chunks=2).payload_bytes
+    assert (one.sent_bytes, one.sent_between_nodes, one.exchanges) == (payload, None, 2)
+    assert one.parts(0) == other.parts(0) == [(0, 0, 64), (2, 0, 4)]
+    assert one.parts(1, "shard") == [(0, 64, 36), (2, 4, 3)] and one.parts(1, "worker") == [(0, 0, 100), (2, 0, 7)]
+    for rank, which, kind, words in [(2, "shard", RuntimeError, "rank: 2"), (0, "server", ValueError, "which: one of")]:
+        with pytest.raises(kind, match=words):
+            one.parts(rank, which)

@@ -1,4 +1,4 @@
-"""That what only machines with GPUs run imports what there is."""
+"""That what only machines with GPUs run imports what there is, and that the client has no circle of imports."""
 
 import ast
 from pathlib import Path
@@ -29,3 +29,29 @@ def test_names_that_are_imported_are_there(path):
             for module in [path.parent / f"{node.module}.py", HERE / f"{node.module}.py"]:
                 if module.is_file():
                     assert {alias.name for alias in node.names} <= names_of(module), f"line {node.lineno}"
+
+
+CLIENT = TESTS.parent / "python" / "gradcodec"
+
+
+def imports_of(path):
+    """The modules of the client that a file imports anywhere, under TYPE_CHECKING and within functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield from [node.module] if node.module else [alias.name for alias in node.names]
+
+
+def test_no_two_modules_of_the_client_import_each_other():
+    modules = {path.stem: set(imports_of(path)) for path in CLIENT.glob("*.py") if path.stem != "__init__"}
+    assert {"_lib", "_library", "_codecs", "_torch_groups", "jax"} <= modules.keys()
+    assert all(used <= modules.keys() for used in modules.values()), modules
+    rest = dict(modules)
+    while free := [name for name, used in rest.items() if not used & rest.keys()]:
+        for name in free:
+            del rest[name]
+    assert not rest, f"circles among {sorted(rest)}"
+
+
+def test_what_owns_the_library_is_below_what_the_library_makes():
+    below = set(imports_of(CLIENT / "_lib.py"))
+    assert below == {"_abi", "_errors"}, below

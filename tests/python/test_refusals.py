@@ -201,6 +201,17 @@ def payload_of(codec, like):
     return like
 
 
+def payload_of_one():
+    """A payload of gc_encode()."""
+    out = Managed()
+    check(lib.gc_encode(floats(5, 80).managed, 5, ctypes.byref(out)))
+    view = out.contents.dl_tensor
+    made = aligned(view.shape[0])
+    ctypes.memmove(made.array.ctypes.data, view.data, view.shape[0])
+    lib.gc_tensor_free(out)
+    return made
+
+
 def state_of(codec, like):
     check(lib.gc_codec_state_out(codec.pointer, like.view, None))
     return like
@@ -223,6 +234,8 @@ CODEC_CALLS = {
         grad=floats(400), error=floats(400), rule=0, dst=elements(3, 17), scale=floats(1), workspace=aligned(80),
         stream=None,
     ),
+    "gc_encode": lambda: dict(values=floats(5, 80), codec=5, payload=Out()),
+    "gc_decode": lambda: dict(payload=payload_of_one(), dtype=DLDataType(2, 32, 1), values=Out()),
     "gc_codec_create": lambda: dict(options=options(), out=Out()),
     "gc_codec_encode": lambda: dict(
         codec=Handle(), values=[floats(100), floats(5, 60)], n_values=2, value_factor=floats(1), error_factor=floats(1),
@@ -506,6 +519,8 @@ TENSORS = {
     "gc_unpack_bits_into": ["src", "dst"],
     "gc_copy_into": ["src", "dst"],
     "gc_tensor_to_device": ["src"],
+    "gc_encode": ["values"],
+    "gc_decode": ["payload"],
     "gc_tensor_to_versioned": ["src"],
     "gc_tensor_from_versioned": ["src"],
 }
@@ -1258,8 +1273,8 @@ TABLE += [
             *(({"nonfinite": n}, INVALID_ARGUMENT, "nonfinite", n) for n in (-1, 3)),
             *(({"beta": n}, INVALID_ARGUMENT, "beta") for n in (np.inf, -np.inf, np.nan)),
             ({"codec": 2, "error": 1}, INVALID_ARGUMENT, "error", "GC_CODEC_SIGN"),
-            ({"reserved": (c_uint64 * 2)(1 << 8)}, INVALID_ARGUMENT, "offset", 97, 1),
-            ({"reserved_i": 7}, INVALID_ARGUMENT, "offset", 92, 7),
+            ({"reserved": (c_uint32 * 5)(0, 1 << 8)}, INVALID_ARGUMENT, "offset", 97, 1),
+            ({"reserved": (c_uint32 * 5)(7)}, INVALID_ARGUMENT, "offset", 92, 7),
             *(({"reduction": n}, INVALID_ARGUMENT, "reduction", n) for n in (-1, 2)),
             *(
                 ({"codec": n, field: value}, INVALID_ARGUMENT, field, name)
@@ -1322,6 +1337,9 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
     elif function == "gc_onebit_compress":
         for out in arguments["out_chunks"].memory:
             lib.gc_tensor_free(ctypes.cast(out, Managed))
+    elif function in ("gc_encode", "gc_decode"):
+        (out,) = arguments["payload" if function == "gc_encode" else "values"].memory
+        lib.gc_tensor_free(ctypes.cast(out, Managed))
     elif "out" in arguments and function != "gc_builtin_kernel_shape":
         for out in arguments["out"].memory:
             lib.gc_tensor_free(ctypes.cast(out, Managed))
@@ -1392,10 +1410,13 @@ def test_bytes_of_the_workspace_of_no_call_are_minus_one(fault, words):
 
 @pytest.mark.parametrize(
     "function, what",
-    [("gc_codec_payload_bytes", "codec"), ("gc_codec_state_bytes", "codec"), ("gc_allreduce_shard_elements", "allreduce")],
-)
+    [("gc_codec_payload_bytes", "codec"), ("gc_codec_state_bytes", "codec"), ("gc_allreduce_shard_elements", "allreduce"),
+     ("gc_comm_rank", "comm"), ("gc_comm_world_size", "comm"), ("gc_allreduce_exchanges", "allreduce"),
+     ("gc_allreduce_sent_bytes", "allreduce"), ("gc_allreduce_parts", "allreduce")],
+)  # fmt: skip
 def test_a_number_of_what_is_not_there_is_minus_one(function, what):
-    assert getattr(lib, function)(None) == -1
+    more = {"gc_allreduce_sent_bytes": (None,), "gc_allreduce_parts": (0, 0, None, 0)}.get(function, ())
+    assert getattr(lib, function)(None, *more) == -1
     assert is_sentence(last_error()) and says(last_error(), what, "NULL"), last_error()
 
 
@@ -1420,6 +1441,20 @@ def test_buffers_of_peers_that_cannot_be_are_minus_one(arguments, words):
 
 def of_int8(**fields):
     return capi.CodecOptions(**{"struct_size": ctypes.sizeof(capi.CodecOptions), "codec": 5, "n_elements": 100, **fields})
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [((1, 0, 1), ("rank", 1)), ((-1, 0, 1), ("rank", -1)), ((0, 2, 1), ("which", 2)), ((0, -1, 1), ("which", -1)),
+     ((0, 1, -1), ("room", -1)), ((0, 1, 2**61), ("room", 2**61))],
+)  # fmt: skip
+def test_parts_of_what_is_not_there_are_minus_one(arguments, words):
+    rank, which, room = arguments
+    part = capi.Part(-7, -7, -7)
+    assert lib.gc_allreduce_parts(AllReduce().pointer, rank, which, ctypes.byref(part), room) == -1
+    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
+    assert lib.gc_allreduce_parts(AllReduce().pointer, 0, 0, None, 1) == -1 and says(last_error(), "parts", "NULL")
+    assert part.segment == part.first == part.count == -7
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ const SECTIONS: [(&str, &[&str]); 17] = [
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
     ("comm", &["src/capi/comm.rs"]),
-    ("allreduce", &["src/capi/allreduce.rs"]),
+    ("allreduce", &["src/comm/allreduce.rs", "src/capi/allreduce.rs"]),
     ("nccl", &["src/capi/nccl.rs"]),
     ("peers", &["src/capi/peers.rs"]),
     ("hierarchical", &["src/capi/hierarchical.rs"]),
@@ -81,8 +81,19 @@ fn declarations(sources: &[&str]) -> String {
         .unwrap()
         .replace("INT64_MIN", "(-9223372036854775807LL - 1)")
         .replace("INT32_MIN", "(-2147483647 - 1)");
-    with_typedefs(&tidy(text.trim_matches('\n'))) + "\n"
+    let mut text = with_typedefs(&tidy(text.trim_matches('\n')));
+    for (name, comment) in INITIALIZED {
+        let end = format!("}} {name};");
+        let macro_name = name.trim_end_matches("_t").to_uppercase();
+        let initializer = format!("{end}\n\n/** {comment} */\n#define {macro_name}_INIT {{sizeof({name})}}");
+        text = text.replace(&end, &initializer);
+    }
+    text + "\n"
 }
+
+/// Structs that a macro initializes: the first field to the struct's size, all others to 0.
+const INITIALIZED: [(&str, &str); 1] =
+    [("gc_codec_options_t", "Initializes gc_codec_options_t: set `codec` and what else you need afterwards.")];
 
 /// Our structs with a typedef of the same name, by which all else calls them. No style of cbindgen's does that and
 /// leaves the enums plain.
@@ -252,6 +263,7 @@ fn cdef(header: &str) -> String {
         let value = header.split(&format!("#define {name} ")).nth(1).unwrap().lines().next().unwrap();
         text += &format!("static const int {name} = {value};\n");
     }
+    text += &format!("static const int GC_NCCL_ID_BYTES = {};\n", gradcodec::capi::GC_NCCL_ID_BYTES);
     text + &format!("static const int GC_AXIS_NONE = {};\n", i32::MIN)
         + &format!("/* GC_COUNT_ALL is {}, the smallest int64_t: LuaJIT takes no constant of that size. */\n", i64::MIN)
 }
@@ -324,6 +336,7 @@ fn constants_are_numbers() {
     let header = read("include/gradcodec.h");
     let constants: Vec<_> =
         header.lines().filter_map(|line| line.strip_prefix("#define GC_")?.split_once(' ')).collect();
+    let constants: Vec<_> = constants.into_iter().filter(|(name, _)| !name.ends_with("_INIT")).collect();
     assert!(constants.iter().any(|(name, _)| *name == "COUNT_ALL"), "{constants:?}");
     for (name, value) in constants {
         let plain = value.replace("LL", "").chars().all(|letter| "0123456789()- ".contains(letter));

@@ -57,6 +57,7 @@ fn rust_type(c: &str) -> String {
         | "gc_peers_options_t"
         | "gc_comm_t"
         | "gc_allreduce_t"
+        | "gc_part_t"
         | "gc_share_t"
         | "gc_elementwise_options_t"
         | "gc_reduction_options_t"

@@ -42,6 +42,8 @@ promised! {
     gc_onebit_decompress(*const *mut DLManagedTensor, usize, *const f32, i64, DLDataType,
         *mut *mut DLManagedTensor) -> i32;
     gc_onebit_workspace_bytes(i64) -> i64;
+    gc_encode(*const DLManagedTensor, i32, *mut *mut DLManagedTensor) -> i32;
+    gc_decode(*const DLManagedTensor, DLDataType, *mut *mut DLManagedTensor) -> i32;
     gc_codec_create(*const gc_codec_options_t, *mut *mut gc_codec_t) -> i32;
     gc_codec_free(*mut gc_codec_t);
     gc_codec_payload_bytes(*const gc_codec_t) -> i64;
@@ -71,6 +73,8 @@ promised! {
     gc_comm_from_nccl_id(*const gc_nccl_options_t, *const u8, i32, i32, DLDevice, *mut *mut gc_comm_t) -> i32;
     gc_comm_group(i32, *mut *mut gc_comm_t) -> i32;
     gc_comm_reserve(*mut gc_comm_t, DLDevice, i64) -> i32;
+    gc_comm_rank(*const gc_comm_t) -> i32;
+    gc_comm_world_size(*const gc_comm_t) -> i32;
     gc_comm_async_error(*const gc_comm_t) -> i32;
     gc_comm_abort(*mut gc_comm_t) -> i32;
     gc_comm_free(*mut gc_comm_t);
@@ -79,6 +83,9 @@ promised! {
     gc_allreduce_create(*mut gc_comm_t, *const gc_codec_options_t, *mut *mut gc_allreduce_t) -> i32;
     gc_allreduce_free(*mut gc_allreduce_t);
     gc_allreduce_shard_elements(*const gc_allreduce_t) -> i64;
+    gc_allreduce_sent_bytes(*const gc_allreduce_t, *mut i64) -> i64;
+    gc_allreduce_exchanges(*const gc_allreduce_t) -> i32;
+    gc_allreduce_parts(*const gc_allreduce_t, i32, i32, *mut gc_part_t, i64) -> i64;
     gc_allreduce_run(*mut gc_allreduce_t, *const *mut DLTensor, usize, *const DLTensor, *const DLTensor,
         *mut c_void) -> i32;
     gc_allreduce_reduce_scatter(*mut gc_allreduce_t, *const *const DLTensor, usize, *const DLTensor,

@@ -48,6 +48,12 @@ pub fn read(src: &View<'_>) -> f32 {
     unsafe { src.data().cast::<f32>().read_unaligned() }
 }
 
+/// The bytes of a contiguous view, which are as many as `to` has.
+pub fn read_bytes(src: &View<'_>, to: &mut [u8]) {
+    // SAFETY: a contiguous view of so many bytes, at any address, and room for them.
+    unsafe { ptr::copy_nonoverlapping(src.data(), to.as_mut_ptr(), to.len()) };
+}
+
 /// The element of a view of one, as another dtype: its bytes, the lowest first.
 pub fn cast(src: &View<'_>, dtype: Dtype) -> u64 {
     let mut bytes = 0u64;

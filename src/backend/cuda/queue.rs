@@ -80,6 +80,14 @@ impl Queue {
         Ok(f32::from_ne_bytes(value))
     }
 
+    /// The bytes of a contiguous view, which are as many as `to` has, once what was enqueued before is done.
+    pub fn read_bytes(&mut self, src: &View<'_>, to: &mut [u8]) -> Result<()> {
+        self.current()?;
+        self.wait()?;
+        // SAFETY: the maker of the view vouched for so many bytes there.
+        unsafe { self.copy_to_host(to, src.data() as u64) }
+    }
+
     /// Copies from memory of the device, behind what was enqueued on the legacy stream, and waits for that.
     ///
     /// # Safety

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod descriptor;
+mod single;
 
 use crate::{
     backend::{
@@ -18,6 +19,7 @@ use crate::{
 use super::checks::{check_contiguous, check_dtype, check_elements};
 
 pub use descriptor::Descriptor;
+pub use single::{decode, encode};
 
 /// A codec with its state.
 pub struct Codec {

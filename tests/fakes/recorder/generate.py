@@ -174,7 +174,7 @@ def filled(kind, name, siblings):
         return f"for (size_t i = 0; i < (size_t){many}; i++) {name}[i] = (void *)++made;"
     return {
         "float*": f"*{name} = 2.5f;", "constchar**": f'*{name} = "log";', "constvoid**": f'*{name} = "fatbin";',
-        "size_t*": f"*{name} = 3;", "gc_kernel_shape_t*": f"{name}->threads = 11;",
+        "int64_t*": f"if ({name}) *{name} = 5;", "gc_part_t*": f"(void){name};", "size_t*": f"*{name} = 3;", "gc_kernel_shape_t*": f"{name}->threads = 11;",
         "uint8_t*": f"for (int i = 0; i < 128; i++) {name}[i] = (uint8_t)(i + 1);",
     }.get(plain)  # fmt: skip
 

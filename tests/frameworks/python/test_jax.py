@@ -50,7 +50,7 @@ def same(one, other):
 
 
 def options_of(codec, **more):
-    of_block = {} if codec.kind in ("onebit", "sign") else {"raw": RAW, "reduction": codec.reduction}
+    of_block = {} if codec.codec in ("onebit", "sign") else {"raw": RAW, "reduction": codec.reduction}
     return {"error": codec.error, "nonfinite": codec.nonfinite, **of_block, **more}
 
 
@@ -74,7 +74,7 @@ def test_payloads_values_and_errors_are_those_of_a_handle(on, codec, dtype):
     if codec.scale:
         more["scale"] = codec.scale
     handle = library.codec(
-        codec.kind, COUNTS, values=dtype, results=dtype, n_chunks=3, server=2, **options_of(codec, **more)
+        codec.codec, COUNTS, values=dtype, results=dtype, n_chunks=3, server=2, **options_of(codec, **more)
     )
     encode = jax.jit(lambda values, errors: codec.encode(values, errors and errors.worker, 3))
     reduce = jax.jit(lambda chunks, like, errors: codec.reduce(1, chunks, like, errors and errors.server, n_chunks=3))
@@ -98,10 +98,10 @@ def test_payloads_values_and_errors_are_those_of_a_handle(on, codec, dtype):
         chunk, server = reduce(jax.device_put(rows, on[0]), given, errors)
         wanted = aligned((expected.shape[1],))
         handle.reduce(1, rows, wanted)
-        same(chunk, wanted if codec.kind != "sign" else chunk)  # of which the turn is an argument here
+        same(chunk, wanted if codec.codec != "sign" else chunk)  # of which the turn is an argument here
         if codec.keeps_errors:
             carried = np.zeros(sum(COUNTS), np.float32)
-            of_server = np.zeros(gj._part(codec.kind, codec._leaves(given), 1, 3), np.float32)
+            of_server = np.zeros(gj._part(codec.codec, codec._leaves(given), 1, 3), np.float32)
             handle.errors_out(carried, of_server)
             same(worker, carried)
             same(server[: len(of_server)], of_server)
@@ -175,10 +175,10 @@ def test_all_reduces_are_those_of_handles(on, codec, size):
     counts = [7, size]
     steps = [[values(10 * step + rank, shapes=shapes) for rank in range(world)] for step in range(3)]
     options = {"error": codec.error, **({} if codec.beta == 1 else {"beta": codec.beta})}
-    if codec.kind not in ("onebit", "sign"):
+    if codec.codec not in ("onebit", "sign"):
         options.update(raw=[True, size < 1024], reduction=codec.reduction)
     flat = [[[np.asarray(leaf).ravel() for leaf in of_rank.values()] for of_rank in step] for step in steps]
-    expected = of_handles(world, codec.kind, flat, counts, **options)
+    expected = of_handles(world, codec.codec, flat, counts, **options)
     mesh, each = Mesh(np.array(on), ("data",)), PartitionSpec("data")
 
     def local(values, errors, turn):

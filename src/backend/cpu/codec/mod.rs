@@ -39,6 +39,7 @@ use crate::{
 
 use tiles::Tiles;
 
+pub use chunks::check_header;
 pub use plain::{carry, compress};
 
 /// Which half of a state is meant.
