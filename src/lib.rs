@@ -5,18 +5,18 @@
 //! In layers, each of which uses only those before it:
 //!
 //! - `detached`: threads of the library's own.
-//! - `error`, `panics`: what can go wrong, and the line at which panics and failures become a status.
+//! - `error`, `environment`, `panics`: errors, the floating-point environment of calls, and the boundary at which panics
+//!   and failures become a status.
 //! - `fallible`: lists whose allocation can fail. `lock`: one call at a time on a handle.
-//! - `environment`: the floating-point environment that arithmetic wants.
 //! - `dynamic`: libraries that are found at run time, and tables of their functions.
-//! - `tensor`: DLPack in and out: validated views, owned outputs.
-//! - `plan`: where elements and their bits lie, as values.
-//! - `compile`: kernels compiled at run time: NVRTC, and what it made, kept on disk.
-//! - `backend`: where it runs: queues, memory, and the functions that follow a plan.
-//! - `ops`: what an operation means: checks, plans, the choice of the backend's function.
-//! - `comm`: ranks that exchange memory, and the all-reduces over them.
-//! - `share`: tensors that other processes are to have.
-//! - `about`: what a bug report should say of this library.
+//! - `tensor`: DLPack: validated views of inputs, owners of outputs.
+//! - `plan`: layouts of elements and bits, as values.
+//! - `compile`: kernels compiled at run time: NVRTC, and the disk cache.
+//! - `backend`: queues, memory, and the functions that execute a plan on a device.
+//! - `ops`: operations: checks, plans, the choice of the backend's function.
+//! - `comm`: communicators and all-reduces.
+//! - `share`: tensors for other processes.
+//! - `about`: the text for bug reports.
 //! - [`capi`]: the only exported code: checks pointers, borrows, calls an operation, hands out.
 
 #[cfg(not(panic = "unwind"))]

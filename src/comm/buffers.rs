@@ -91,7 +91,7 @@ impl Buffers {
         let world = topology.world() as i64;
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = topology.direct().map(|peers| peers.receive_slots().map(<*mut u8>::expose_provenance));
-        // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
+        // ONEBIT computes scales last, so one-shot would need an extra copy: it uses two-shot.
         let small = codec.plan().exchanges_once(device != Device::Cpu);
         let once = small && (receive_slots.is_none() || codec.plan().blocks.is_some());
         // Chunks in front of the one that this rank reduces, and all.

@@ -187,7 +187,7 @@ impl Peers {
         if queue.is_capturing()? { Ok(()) } else { self.memory.end(queue) }
     }
 
-    /// A barrier that no codec hears of: if a rank is lost, the next one tells.
+    /// Barrier without an error flag; the next barrier reports a lost rank.
     pub fn barrier(&self, queue: &mut cuda::Queue) -> Result<()> {
         if self.memory.world() == 1 {
             return Ok(());
@@ -301,7 +301,7 @@ impl Peers {
     }
 
     pub fn async_error(&self) -> Result<()> {
-        // Before what may be why: an abort meanwhile is no lateness.
+        // Read the timeout flag before the abort flag, so that an abort is not reported as a timeout.
         let is_late = self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed);
         if self.memory.was_ended() {
             return Err(error!(

@@ -1,4 +1,4 @@
-//! What the operations mean: shapes, sizes and refusals, and which of a device's functions does the work. No FFI here.
+//! What the operations mean: shapes, sizes and refusals, and which of a device's functions does the work.
 //!
 //! Every operation goes the same way: it checks, opens the queue of its device, makes a plan of the checked views, and
 //! matches on the queue to choose the backend's function.

@@ -119,7 +119,7 @@ fn unpacking_is_the_definition_in_every_instruction_set() {
 #[test]
 fn rows_are_packed_and_unpacked_each_for_itself() {
     for_every_case(|set, rule, order, bits, bytes| {
-        // Row j begins at element 3 * j and byte 26 * j, with a byte between that is nobody's.
+        // Row j begins at element 3 * j and byte 26 * j, with an unused byte between rows.
         let size = rule.size;
         let rows = Rows { count: 3, steps: [3 * size as isize, 26] };
         let bits = bits.min(200 - 6);

@@ -100,7 +100,7 @@ pub unsafe fn write_frame(plan: &CodecPlan, chunk: *mut u8, number: usize, flags
     }
 }
 
-/// What of a block codec's chunk is nobody's: behind the scales, codes and raw elements that are there.
+/// Padding bytes of a chunk of a block codec: after the scales, the codes and the raw elements.
 fn gaps(plan: &CodecPlan, blocks: &Blocks, number: usize) -> [Range<i64>; 3] {
     // Of all of them, of which each chunk holds so many.
     let held = |all: i64, each: i64| (all - number as i64 * each).clamp(0, each);

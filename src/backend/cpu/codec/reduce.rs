@@ -99,8 +99,7 @@ impl Codec {
         })
     }
 
-    /// Writes bits. Parts lie side by side, so it is one poll of all of them; what fills up a part's last byte is nobody's
-    /// vote.
+    /// Writes bits. Parts lie side by side, so one vote covers all of them; padding of a part's last byte is ignored.
     pub(super) fn vote(&self, inputs: &Inputs<'_>, dst: &View<'_>) {
         let plan = inputs.plan;
         let behind = |part: &Run| part.place - inputs.start + bytes_for(part.elements);

@@ -168,7 +168,7 @@ impl<E: Number> Source for Parts<E> {
     }
 }
 
-/// Adds `share` with the sign of each bit. What is beyond the last byte is nobody's.
+/// Adds `share` with the sign of each bit. Elements beyond the last byte are ignored.
 ///
 /// # Safety
 /// `count` bits can be read at `bits`.

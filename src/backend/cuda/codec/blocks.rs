@@ -58,7 +58,7 @@ impl Codec {
         self.tiles.iter().all(|&tiles| tiles <= room_of(queue))
     }
 
-    /// As blocks_once(), with a block more for the headers, where there is room: then no tile waits for them.
+    /// Launches one extra thread block for headers, if it fits, so that tiles do not wait for header checks.
     pub(super) fn blocks_twice(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
         let blocks = (call.decode.tiles.max(call.tiles) + 1).min(room_of(queue));
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;

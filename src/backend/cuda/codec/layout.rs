@@ -24,7 +24,7 @@ pub const MOST_VALUES: usize = 16;
 /// Those that one launch puts into the table.
 pub const MOST_ADDRESSES: usize = 448;
 
-/// Of a tile without elements, where there is no run either.
+/// Run index of an empty tile.
 const NO_RUN: u32 = u32::MAX;
 /// Of a tile of a raw run, which has no errors.
 const NO_UNIT: u64 = u64::MAX;
