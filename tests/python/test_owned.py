@@ -97,7 +97,7 @@ def test_every_method_says_that_it_is_closed():
         lambda: reduce.reduce_scatter([VALUES], VALUES), lambda: reduce.all_gather(VALUES, [VALUES]),
         lambda: comm.reserve(8), comm.async_error, lambda: comm.allreduce(1, [8]), lambda: library.open_peers(comm, 0, 8),
         lambda: library.hierarchical(comm, None), lambda: library.hierarchical(library.group(1)[0], comm),
-        kernel.save, lambda: kernel([VALUES], [VALUES]), lambda: kernel.prepare([VALUES], [VALUES]),
+        lambda: kernel([VALUES], [VALUES]), lambda: kernel.prepare([VALUES], [VALUES]),
         lambda: kernel.workspace_bytes([VALUES], [VALUES]),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="is closed"):

@@ -19,7 +19,7 @@ import pytest
 import capi
 from capi import (
     AXIS_NONE, BIG, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, READ_ONLY_FLAG, RELEASE, ROCM, DLDataType, DLDevice, Managed, Status,
-    Tensor, VersionedTensor, c_uint8, c_uint64, check, dldtype, int64s, last_error, lib, says,
+    Tensor, VersionedTensor, c_uint8, c_uint32, c_uint64, check, dldtype, int64s, last_error, lib, says,
 )  # fmt: skip
 
 INVALID_ARGUMENT = Status.INVALID_ARGUMENT
@@ -905,7 +905,7 @@ OPTIONAL = {
     "gc_allreduce_errors_in": ["workers", "server"],
 }
 EACH_CODEC_TENSOR = [(f, name) for names in (CODEC_TENSORS, OPTIONAL) for f in names for name in names[f]]
-OF_CODECS = [name for name in CODEC_CALLS if "codec" in CODEC_CALLS[name]()]
+OF_CODECS = [name for name in CODEC_CALLS if isinstance(CODEC_CALLS[name]().get("codec"), Handle)]
 OF_COMMS = [(name, handle) for name in COMM_CALLS for handle in ("comm", "allreduce") if handle in COMM_CALLS[name]()]
 
 TABLE += [
