@@ -73,20 +73,20 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
     sizes = {"float32": 4.0}
     for name, _, size, *_ in rows("docs/CODECS.md", "sends"):
         sizes[name.strip("`").removeprefix("GC_CODEC_").lower()] = float(size)
-    link, *_ = [row for row in rows("docs/CHOOSING.md", "link between the nodes") if row[0] == "10 Gbit/s"]
-    head = (ROOT / "docs/CHOOSING.md").read_text(encoding="utf-8").split("| link between the nodes |")[1].split("\n")[0]
+    link, *_ = [row for row in rows("docs/PERFORMANCE.md", "| nodes and link |") if row[0] == "2 nodes x 2 GPUs, 10 Gbit/s"]
+    head = (ROOT / "docs/PERFORMANCE.md").read_text(encoding="utf-8").split("| nodes and link |")[1].split("\n")[0]
     measured = dict(zip([cell.strip() for cell in head.strip("| ").split("|")], map(float, link[1:])))
     found = set()
     for name, size, _, speed in rows("README.md", "speed-up at 10 Gbit/s"):
         codec = name.strip("*`")
         assert float(size) == pytest.approx(sizes[codec], abs=0.01), name
-        took = measured["NCCL, float32" if codec == "float32" else codec.upper()] if speed != "-" else None
-        assert took is None or re.findall(r"[\d.]+", speed)[0] == f"{measured['NCCL, float32'] / took:.1f}", name
+        took = measured["NCCL" if codec == "float32" else codec.upper()] if speed != "-" else None
+        assert took is None or re.findall(r"[\d.]+", speed)[0] == f"{measured['NCCL'] / took:.1f}", name
         found |= {codec} if took else set()
     assert found == {"float32", "int8", "int4"}
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     times = re.search(r"NCCL takes ([\d,]+) ms, PyTorch's bfloat16 hook (\d+), INT8 (\d+) and INT4 (\d+)", text).groups()
-    who = "NCCL, float32", "PyTorch's bfloat16 hook", "INT8", "INT4"
+    who = "NCCL", "PyTorch's bf16 hook", "INT8", "INT4"
     assert [float(time.replace(",", "")) for time in times] == [measured[name] for name in who]
     losses = re.search(r"a loss of ([\d.]+) with float32, ([\d.]+) with INT8 and ([\d.]+) with INT4", text).groups()
     expected = {
