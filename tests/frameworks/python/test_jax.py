@@ -302,7 +302,7 @@ PAYLOAD = jnp.zeros((1, 64), jnp.uint8)
 
 
 @pytest.mark.parametrize("call, kind, words", [
-    (lambda: gj.Codec("zip"), ValueError, "kind: one of 'onebit', .* got str 'zip'"),
+    (lambda: gj.Codec("zip"), ValueError, "codec: one of 'onebit', .* got str 'zip'"),
     (lambda: gj.Codec(5), TypeError, "kind: one of 'onebit', .* got int 5"),
     (lambda: gj.Codec("int8", error="float64"), ValueError, "error: one of 'float32', .*'float64'"),
     (lambda: gj.Codec("sign", error="float32"), ValueError, "error: 'none' expected with sign"),
