@@ -1,33 +1,20 @@
-/* gradcodec as operators of torch: torch.ops.gradcodec.pack_truth, pack_signs, unpack; compress and decompress, which
- * feed errors back. For the CPU, for CUDA, and for torch.compile, which asks the Meta kernels for shapes. Built by
- * CMakeLists.txt or by torch_ops.py, which uses it. */
+/* gradcodec as operators of torch: torch.ops.gradcodec.pack_truth, pack_signs and unpack. For the CPU, for CUDA, and for
+ * torch.compile, which asks the Meta kernels for shapes. Built by CMakeLists.txt or by torch_ops.py, which uses it. */
 
 #include <gradcodec/torch.hpp>
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <tuple>
-#include <utility>
 #include <vector>
 
 namespace {
-
-using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 at::Tensor pack_truth(const at::Tensor &x, int64_t n_chunks) { return gradcodec::pack_chunks(x, n_chunks); }
 at::Tensor pack_signs(const at::Tensor &x, int64_t n_chunks) { return gradcodec::pack_signs(x, n_chunks); }
 at::Tensor unpack(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarType dtype)
 {
     return gradcodec::unpack_chunks(chunks, shape, dtype);
-}
-Pair compress(const at::Tensor &gradient, const at::Tensor &error, int64_t n_chunks)
-{
-    return gradcodec::onebit_compress(gradient, error, n_chunks);
-}
-at::Tensor decompress(const at::Tensor &bits, const at::Tensor &scale, int64_t n, at::ScalarType dtype)
-{
-    return gradcodec::unpack_signs(bits, {n}, dtype, scale);
 }
 
 /* The shapes alone, also of tensors whose sizes are symbols: what gc_chunk_bytes() says, in SymInt. */
@@ -41,26 +28,16 @@ at::Tensor unpack_meta(const at::Tensor &chunks, c10::SymIntArrayRef shape, at::
 {
     return at::empty_symint(shape, chunks.options().dtype(dtype));
 }
-Pair compress_meta(const at::Tensor &gradient, const at::Tensor &, c10::SymInt n_chunks)
-{
-    return {chunks_meta(gradient, std::move(n_chunks)), at::empty_symint({1}, gradient.options().dtype(at::kFloat))};
-}
-at::Tensor decompress_meta(const at::Tensor &bits, const at::Tensor &, c10::SymInt n, at::ScalarType dtype)
-{
-    return unpack_meta(bits, {n}, dtype);
-}
 
 } // namespace
 
 TORCH_LIBRARY(gradcodec, m)
 {
-    /* The tag says that they have a Meta kernel, alias nothing, and write to what has an exclamation mark alone. */
+    /* The tag says that they have a Meta kernel, alias nothing and write to no argument. */
     const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
     m.def("pack_truth(Tensor x, SymInt n_chunks=1) -> Tensor", tags);
     m.def("pack_signs(Tensor x, SymInt n_chunks=1) -> Tensor", tags);
     m.def("unpack(Tensor chunks, SymInt[] shape, ScalarType dtype) -> Tensor", tags);
-    m.def("compress(Tensor gradient, Tensor(a!) error, SymInt n_chunks=1) -> (Tensor, Tensor)", tags);
-    m.def("decompress(Tensor bits, Tensor scale, SymInt n, ScalarType dtype) -> Tensor", tags);
 }
 
 TORCH_LIBRARY_IMPL(gradcodec, CPU, m)
@@ -68,8 +45,6 @@ TORCH_LIBRARY_IMPL(gradcodec, CPU, m)
     m.impl("pack_truth", &pack_truth);
     m.impl("pack_signs", &pack_signs);
     m.impl("unpack", &unpack);
-    m.impl("compress", &compress);
-    m.impl("decompress", &decompress);
 }
 
 /* The same functions: the library takes the device from the tensor. */
@@ -78,8 +53,6 @@ TORCH_LIBRARY_IMPL(gradcodec, CUDA, m)
     m.impl("pack_truth", &pack_truth);
     m.impl("pack_signs", &pack_signs);
     m.impl("unpack", &unpack);
-    m.impl("compress", &compress);
-    m.impl("decompress", &decompress);
 }
 
 TORCH_LIBRARY_IMPL(gradcodec, Meta, m)
@@ -87,6 +60,4 @@ TORCH_LIBRARY_IMPL(gradcodec, Meta, m)
     m.impl("pack_truth", &chunks_meta);
     m.impl("pack_signs", &chunks_meta);
     m.impl("unpack", &unpack_meta);
-    m.impl("compress", &compress_meta);
-    m.impl("decompress", &decompress_meta);
 }

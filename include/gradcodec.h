@@ -581,23 +581,13 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
  * or peer memory (see there), or among threads of one process.
  *
- * Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE. gc_compressed_allreduce()
- * does so at one bit per element, for programs that keep the errors in tensors of their own, as DeepSpeed does:
+ * Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE.
  *
  *     gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
  *                           .all_to_all = my_all_to_all, .all_gather = my_all_gather};
  *     gc_comm_t *comm;
  *     gc_comm_from_transport(&mpi, &comm);
- *     // worker_error: as many elements as the gradient; server_error: gc_shard_elements(n, size); both 0 at first
- *     gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
- *     gc_comm_free(comm);
- *
- * Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
- * the mean of its own chunks, adds the error of its last mean, and sends signs and a scale of that to all. What the
- * two compressions lose is kept: of the first in the *worker error*, of the second in the *server error*. This is the
- * compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges in all; docs/NUMERICS.md
- * says what is computed, docs/WHEN.md when it pays. A rank sends about 1/4 byte per element and about 100 bytes per
- * chunk, and receives as much; in a ring all-reduce of float32 it is 8 bytes per element.
+ *     gc_comm_free(comm);                                     // the all-reduces over it remain usable
  *
  * A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
  * must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
@@ -605,15 +595,14 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  * If a call fails on some rank it need not fail on the others.
  *
  * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
- * always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until
- * gc_comm_free(), also when a later call has needed more.
+ * always be called.
  *
  * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
  * ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
- * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph, if its
- * memory is already allocated, over NCCL, over peer memory (with an exception there), and over callbacks without
- * GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
- * fail a call on CUDA: `buffer` becomes NaN, the errors are unchanged, and gc_comm_async_error() says CORRUPT.
+ * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph over
+ * NCCL, over peer memory (with an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with
+ * GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA:
+ * gc_comm_async_error() reports CORRUPT afterwards.
  */
 
 /** Restrictions of a transport. */
@@ -690,19 +679,6 @@ gc_status_t gc_comm_group(int32_t world_size,
                           gc_comm_t **out);
 
 /**
- * Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
- * `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
- * this.
- *
- * - GC_STATUS_INVALID_ARGUMENT: n_elements negative.
- * - GC_STATUS_SIZE_OVERFLOW: the result would have more than 2^63 - 1 bytes.
- * - GC_STATUS_BUSY: another call is running on this communicator.
- */
-gc_status_t gc_comm_reserve(gc_comm_t *comm,
-                            DLDevice device,
-                            int64_t n_elements);
-
-/**
  * The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
  *
  * -1, and the last error: `comm` is NULL.
@@ -759,44 +735,18 @@ gc_status_t gc_comm_abort(gc_comm_t *comm);
  */
 void gc_comm_free(gc_comm_t *comm);
 
-/**
- * Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
- * mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
- *
- * `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
- * as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
- * elements of this rank's shard are used: from number rank * shard on, as far as there are. All three are on one
- * device, and written to by each call. The errors are 0 before the first.
- *
- * If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
- * that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
- *
- * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_NOT_CONTIGUOUS, GC_STATUS_SHAPE_MISMATCH: a tensor that is not as
- *   described.
- * - GC_STATUS_INVALID_ARGUMENT: tensors on different devices, or that overlap.
- * - GC_STATUS_COMM: an exchange failed.
- * - GC_STATUS_CORRUPT: a rank runs another version, or calls with another number of elements.
- * - GC_STATUS_BUSY: another call is running on this communicator.
- */
-gc_status_t gc_compressed_allreduce(gc_comm_t *comm,
-                                    DLTensor *buffer,
-                                    DLTensor *worker_error,
-                                    DLTensor *server_error,
-                                    void *stream);
-
-/**
- * Elements of a rank's server error: 8 times gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
- * cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
- */
-int64_t gc_shard_elements(int64_t n_elements,
-                          int32_t world_size);
-
 /*
  * ALL-REDUCE
  *
- * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over
- * memory once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that
- * codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
+ * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself and takes several
+ * tensors at once, in any dtype that codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or
+ * the majority with GC_CODEC_SIGN.
+ *
+ * Each rank's gradient plus its error is encoded and divided into a chunk for every rank. Every rank takes the mean of
+ * its own chunks, adds the error of its last mean, and sends that, encoded, to all. What the two encodings lose is
+ * kept: of the first in the *worker error*, of the second in the *server error*. With GC_CODEC_ONEBIT this is the
+ * compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021). docs/NUMERICS.md specifies the results,
+ * docs/WHEN.md says when it pays, and docs/ALLREDUCE.md how a program keeps DeepSpeed's two error tensors.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
@@ -1174,9 +1124,8 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  *     gc_comm_from_peers(&mine, &comm);
  *
  * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
- * communicator use the same buffers, one after the other, so they are as large as the largest call needs: the most of
- * what gc_allreduce_peers_bytes() says of each all-reduce, and gc_peers_bytes() of gc_compressed_allreduce(). There
- * can be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A
+ * communicator use the same buffers, one after the other, so they are as large as the largest call needs: the maximum
+ * of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A
  * call on another stream runs after the call before it, but the launches of graphs are for you to order. All of them
  * must be done, on every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
  *
@@ -1204,8 +1153,8 @@ typedef struct gc_peers_options_t {
     /** This rank's, CUDA. */
     DLDevice device;
     /**
-     * The size of each buffer, the same on every rank: the most of what gc_allreduce_peers_bytes() and
-     * gc_peers_bytes() say of the calls over it.
+     * The size of each buffer, the same on every rank: the maximum of what gc_allreduce_peers_bytes() returns for the
+     * all-reduces over it.
      */
     size_t bytes;
     /**
@@ -1214,15 +1163,6 @@ typedef struct gc_peers_options_t {
      */
     void *const *buffers;
 } gc_peers_options_t;
-
-/**
- * Bytes of each rank's buffer for gc_compressed_allreduce() with up to `n_elements` elements. They are about a quarter
- * of n_elements.
- *
- * -1, and the last error: n_elements negative, or world_size not within 1 to 64.
- */
-int64_t gc_peers_bytes(int64_t n_elements,
-                       int32_t world_size);
 
 /**
  * Bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one communicator need the
@@ -1267,8 +1207,8 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
  * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange
  * over `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write
  * to it. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
- * CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
- * failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+ * CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than the smallest buffer has, which the message names, such
+ * as the -1 of a failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                DLDevice device,
@@ -1315,7 +1255,7 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
  *
  * Over peer memory `intra_node` carries what all ranks send. With N nodes of R ranks its buffers need the bytes that
- * gc_allreduce_peers_bytes() and gc_peers_bytes() say for a `world_size` of N * R; above 64 ranks those for 64, and
+ * gc_allreduce_peers_bytes() returns for a `world_size` of N * R; above 64 ranks those for 64, and
  * 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
  * times as many, and 64 * N * R * R more.
  *
@@ -1331,84 +1271,6 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
 gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node,
                                  gc_comm_t *inter_node,
                                  gc_comm_t **out);
-
-/*
- * ONEBIT
- *
- * Signs with *error feedback*: a gradient becomes one bit per element and one scale, and what that loses, the error,
- * is added to the next gradient. Here the error is a tensor of yours. With c = gradient + error, in float32:
- *
- *     bit = not (c < 0)      scale s = root of the mean of c * c      new error = c - (+s where the bit is 1, else -s)
- *
- * This is DeepSpeed's formula; docs/NUMERICS.md says it to the last bit. A codec (above) does the same in one pass
- * over memory instead of two, keeps the error itself, and takes several tensors at once.
- */
-
-/** What a scale is: one of GC_SCALE_*. */
-typedef int32_t gc_scale_t;
-
-/**
- * Compresses a gradient to signs and one scale, and updates its error.
- *
- * `grad`: float32, float16 or bfloat16, C-contiguous. `error`: float32 or bfloat16, C-contiguous, as many elements, on
- * the same device; written to. NULL: no error is carried. `out_chunks`: room for `n_chunks` pointers, which receive
- * chunks as from gc_pack_chunks(). `*out_scale`: s. It is not finite if the gradient or the error is not, or if
- * squares overflow; then the error is unchanged.
- *
- * INVALID_ARGUMENT: n_chunks 0; error and gradient overlap. UNSUPPORTED_DTYPE, NOT_CONTIGUOUS. SHAPE_MISMATCH: an
- * error of another size. A call that fails leaves the error unchanged; on CUDA it may be the new one if the driver
- * fails at the end, in the wait for its work.
- */
-gc_status_t gc_onebit_compress(const DLManagedTensor *grad,
-                               DLManagedTensor *error,
-                               size_t n_chunks,
-                               DLManagedTensor **out_chunks,
-                               float *out_scale);
-
-/**
- * Decompresses chunks to one tensor: +s where the bit is 1 and -s where it is 0. To write to your memory instead, use
- * gc_unpack_signs_into().
- *
- * `chunks`: as for gc_unpack_chunks(). `scales`: `n_chunks` numbers in host memory, s of each chunk: all the same for
- * those of one gc_onebit_compress(). `dtype`: float32, float16 or bfloat16. `*out`: one-dimensional, of that dtype,
- * `n_elements` long, on the device of the chunks, yours to release.
- *
- * A scale may be anything. It is rounded to the dtype once, to nearest even; past the largest of the dtype it is
- * infinite, and a NaN gives NaN for either bit.
- *
- * As gc_unpack_chunks(); and INVALID_ARGUMENT: scales NULL. UNSUPPORTED_DTYPE: another dtype.
- */
-gc_status_t gc_onebit_decompress(DLManagedTensor *const *chunks,
-                                 size_t n_chunks,
-                                 const float *scales,
-                                 int64_t n_elements,
-                                 DLDataType dtype,
-                                 DLManagedTensor **out);
-
-/**
- * gc_onebit_compress() into your memory.
- *
- * `rule`: one of GC_SCALE_*. `dst`: uint8, C-contiguous, [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk,
- * bits most significant first, every byte written. `scale`: float32, one element. `workspace`: uint8, C-contiguous, at
- * least gc_onebit_workspace_bytes(n) bytes, aligned to 16; whatever is in it, it is written to. All on the gradient's
- * device.
- *
- * As gc_onebit_compress(), and INVALID_ARGUMENT: an unknown rule. SHAPE_MISMATCH, NOT_CONTIGUOUS: dst, scale,
- * workspace.
- */
-gc_status_t gc_onebit_compress_into(const DLTensor *grad,
-                                    DLTensor *error,
-                                    gc_scale_t rule,
-                                    DLTensor *dst,
-                                    DLTensor *scale,
-                                    DLTensor *workspace,
-                                    void *stream);
-
-/**
- * Bytes of the workspace of gc_onebit_compress_into(): about 1/4096 of a float32 gradient's. -1, and the last error,
- * for a negative n_elements.
- */
-int64_t gc_onebit_workspace_bytes(int64_t n_elements);
 
 /*
  * BITS

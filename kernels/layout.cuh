@@ -89,10 +89,6 @@
     field(skip_kind, 4) field(rows, 8) field(row, 8)
 #define LAYOUT_gc_addresses(field) \
     field(table, 8) field(count, 8) field(values, 3584)
-// plain.cuh
-#define LAYOUT_gc_compress(field) \
-    field(grad, 8) field(error, 8) field(dst, 8) field(scale, 8) field(partials, 8) field(elements, 8) \
-    field(bytes, 8) field(rule, 4) field(values, 4)
 
 // NVRTC has no <cstddef>; this is how its front end spells offsetof.
 #ifdef __CUDACC_RTC__

@@ -11,6 +11,5 @@
 #include "decode.cuh"
 #include "encode.cuh"
 #include "finish.cuh"
-#include "plain.cuh"
 #include "reduce.cuh"
 #include "state.cuh"

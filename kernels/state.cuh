@@ -13,8 +13,8 @@ struct gc_state {
     gc_codec worker, server;   // server.n_segments 0: there is none
     unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
-    u64 size;                  // of a state; gc_onebit_refuse: elements
-    unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32, 5: after anything corrupt or not finite
+    u64 size;                  // of a state
+    unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32
     // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean. Of the server's half `row` is
     // 0 where its parts follow one another, and otherwise there are all elements.
     u64 rows, row;
@@ -142,7 +142,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_in(const 
 // The errors of one half, a tile a block.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const __grid_constant__ gc_state call) {
     const gc_codec &codec = call.half == SERVER ? call.server : call.worker;
-    if (call.skip_kind == 5 && codec.control->since & (CORRUPT | NONFINITE)) return;
     const unsigned char *from = codec.state[codec.control->valid >> codec.half & 1];
     const gc_tile tile = tile_of(codec, blockIdx.x);
     if (tile.run == NO_RUN) return;
@@ -153,13 +152,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const
     for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
         errors[i] = codec.error == 0 || is_raw ? 0 : canonical(error_of(kept_at(codec, units, i), s));
     }
-}
-
-// After anything corrupt or not finite: all values become NaN, a tile's worth a block.
-extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_refuse(const __grid_constant__ gc_state call) {
-    if (!(call.worker.control->since & (CORRUPT | NONFINITE))) return;
-    const u64 first = static_cast<u64>(blockIdx.x) * TILE, end = first + TILE < call.size ? first + TILE : call.size;
-    for (u64 i = first + threadIdx.x; i < end; i += THREADS) reinterpret_cast<unsigned *>(call.bytes)[i] = 0x7fc00000u;
 }
 
 // Writes up to MOST_ADDRESSES addresses of segments, from one on, to the codec's table.

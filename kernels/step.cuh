@@ -85,22 +85,6 @@ struct Lane {
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) store(vectors[k], to + (k * WARP + lane) * N * T::SIZE);
     }
-    // The vectors that lie wholly inside the first `count` of a unit, aligned, and back.
-    __device__ __forceinline__ void load_inside(const unsigned char *from, unsigned lane, unsigned count) {
-        const int left = left_of_lane<N>(lane, count);
-#pragma unroll
-        for (unsigned k = 0; k < VECTORS; k++) {
-            vectors[k] = Words<T::SIZE * N>();
-            if (static_cast<int>(k * WARP * N + N) <= left) load(vectors[k], from + (k * WARP + lane) * N * T::SIZE);
-        }
-    }
-    __device__ __forceinline__ void store_inside(unsigned char *to, unsigned lane, unsigned count) const {
-        const int left = left_of_lane<N>(lane, count);
-#pragma unroll
-        for (unsigned k = 0; k < VECTORS; k++) {
-            if (static_cast<int>(k * WARP * N + N) <= left) store(vectors[k], to + (k * WARP + lane) * N * T::SIZE);
-        }
-    }
     // Element by element, wherever they lie, as far as there are any; 0 for all others.
     __device__ __forceinline__ void load_each(const unsigned char *from, unsigned lane, unsigned count) {
         const typename T::element *elements = reinterpret_cast<const typename T::element *>(from) + lane * N;
@@ -251,9 +235,8 @@ struct Rules {
     bool rms, zero, zero_values;  // squares or magnitudes; what is not finite is +0; also a value before it is used
 };
 
-// How c is made of a value and of what was kept, before it is rounded: with the handle, and in the plain form.
+// How c is made of a value and of what was kept, before it is rounded: where it is encoded, and where it is reduced.
 struct Handle {
-    enum : bool { FILLED = true };            // 0 and 0 need not give 0
     enum : bool { GIVES_MINUS_ZERO = true };  // before it is rounded
     float s, m_g, m_e, beta;
     template <typename E>
@@ -272,13 +255,6 @@ struct Carried {
         if (E::SIZE == 0) return g;
         const float error = error_of(kept, s);
         return __fadd_rn(g, DECAYS ? __fmul_rn(beta, error) : error);
-    }
-};
-struct Plain {
-    enum : bool { FILLED = false };
-    template <typename E>
-    __device__ __forceinline__ float make(float g, float e) const {
-        return __fadd_rn(g, e);
     }
 };
 
@@ -303,8 +279,8 @@ __device__ __forceinline__ unsigned which_exist(unsigned lane, unsigned count) {
 
 // A unit: what is kept as K, its bits and its sum, of new values and old ones. Elements that do not exist become +0,
 // and their bits 0. If the sum is finite all of it was, and is right; otherwise it is to be done again.
-template <typename K, unsigned N, typename V, typename E, typename Form>
-__device__ __forceinline__ float step(const Rules &rules, const Form &form, const Lane<V, N> &fresh,
+template <typename K, unsigned N, typename V, typename E>
+__device__ __forceinline__ float step(const Rules &rules, const Handle &form, const Lane<V, N> &fresh,
                                       const Lane<E, N> &old, Lane<K, N> &kept, unsigned &below_zero, unsigned lane,
                                       unsigned exist) {
     UnitSum<N> sum;
@@ -314,8 +290,8 @@ __device__ __forceinline__ float step(const Rules &rules, const Form &form, cons
         float c[N];
 #pragma unroll
         for (unsigned m = 0; m < N; m++) {
-            c[m] = form.template make<E>(fresh.at(k, m), old.at(k, m));
-            if (Form::FILLED && !(exist & 0x80000000u >> (k * N + m))) c[m] = 0;
+            c[m] = form.make<E>(fresh.at(k, m), old.at(k, m));
+            if (!(exist & 0x80000000u >> (k * N + m))) c[m] = 0;
         }
         keep(K(), kept.vectors[k], c);
 #pragma unroll

@@ -15,7 +15,7 @@ PREFIXES = {
     "GradCodec": "gc_", "Codec": "gc_codec_", "AllReduce": "gc_allreduce_", "Communicator": "gc_comm_",
     "Kernel": "gc_kernel_", "Share": "gc_share_",
 }  # fmt: skip
-IN_C = {"Kernel.__call__": "gc_kernel_run", "Communicator.compressed_allreduce": "gc_compressed_allreduce",
+IN_C = {"Kernel.__call__": "gc_kernel_run",
         "Communicator.allreduce": "gc_allreduce_create", "GradCodec.codec": "gc_codec_create"}  # fmt: skip
 
 

@@ -47,16 +47,9 @@ enum Call {
     ToDevice { src: Description, device: Description },
     PackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
     UnpackBitsInto { src: Description, dst: Description, axis: Axis, order: Order },
-    OnebitWorkspaceBytes(Number),
-    OnebitCompress { grad: Description, error: Optional, n_chunks: Number },
-    OnebitDecompress { chunks: Vec<Description>, scales: [u32; 12], elements: Number, of: Description },
-    OnebitCompressInto { grad: Description, outputs: (Optional, Description, Description, Description), rule: i8 },
     Codec { options: Options, steps: Vec<Step> },
-    ShardElements { elements: Number, world_size: i32 },
     CommFromTransport { size: Option<u8>, rank: i8, world_size: i8, flags: u8, missing: (bool, bool) },
     CommGroup(i8),
-    CommReserve { device: Description, elements: Number },
-    CompressedAllreduce { tensors: [Description; 3], device: Description },
     AllReduce { options: Options, steps: Vec<Run> },
     Encode { values: Description, codec: i8 },
     Decode { payload: Description, of: Description },
@@ -318,7 +311,7 @@ fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     let ranks = i32::from(options.codec) - 1;
     // SAFETY: options with their segments.
     let buffer = unsafe { gc_allreduce_peers_bytes(given, ranks) };
-    assert!(buffer == -1 || (1..=64).contains(&ranks) && buffer >= gc_peers_bytes(0, ranks));
+    assert!(buffer == -1 || (1..=64).contains(&ranks) && buffer > 0);
     // SAFETY: options with their segments, and room for a pointer.
     if !check(unsafe { gc_codec_create(given, &mut codec) }, true) {
         assert_eq!(codec, ptr::dangling_mut());
@@ -710,64 +703,7 @@ fn run(call: Call) {
             Call::UnpackBitsInto { src, dst, axis, order } => {
                 into(&src, &dst, |src, dst| gc_unpack_bits_into(src, axis.get(), order.get(), dst, ptr::null_mut()));
             }
-            Call::OnebitWorkspaceBytes(elements) => {
-                assert_eq!(gc_onebit_workspace_bytes(elements.get()) < 0, elements.get() < 0);
-            }
-            Call::OnebitCompress { grad, error, n_chunks } => {
-                let n_chunks = n_chunks.get() as usize;
-                if (300..1 << 60).contains(&n_chunks) {
-                    return;
-                }
-                let (mut out, mut scale) = ([ptr::dangling_mut::<DLManagedTensor>(); 300], 7.0);
-                with_tensors(Tensors::new([Some(&grad)]), Tensors::new([error.as_ref()]), |from, to| {
-                    let status =
-                        gc_onebit_compress(from[0].cast(), to[0].cast(), n_chunks, out.as_mut_ptr(), &mut scale);
-                    let taken = if status == 0 { n_chunks } else { 0 };
-                    out[..taken].iter().for_each(|&chunk| gc_tensor_free(chunk));
-                    assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
-                    assert!(status == 0 || scale == 7.0);
-                    status
-                });
-            }
-            Call::OnebitDecompress { chunks, scales, elements, of } => {
-                let mut chunks: Vec<Tensor> = chunks.iter().take(12).map(Tensor::new).collect();
-                if chunks.iter().any(|chunk| chunk.place == Place::Elsewhere)
-                    || too_much(i128::from(elements.get()) * 4)
-                {
-                    return;
-                }
-                let dtype = Tensor::new(&of).managed.dl_tensor.dtype;
-                let may_succeed = !chunks.is_empty() && chunks.iter().all(|chunk| chunk.place == Place::Here);
-                let pointers: Vec<_> = chunks.iter_mut().map(Tensor::pointer).collect();
-                with_out(may_succeed, |out| {
-                    gc_onebit_decompress(
-                        pointers.as_ptr(),
-                        pointers.len(),
-                        scales.map(f32::from_bits).as_ptr(),
-                        elements.get(),
-                        dtype,
-                        out,
-                    )
-                });
-            }
-            Call::OnebitCompressInto { grad, outputs: (error, dst, scale, workspace), rule } => {
-                let outputs = Tensors::new([error.as_ref(), Some(&dst), Some(&scale), Some(&workspace)]);
-                with_tensors(Tensors::new([Some(&grad)]), outputs, |from, to| {
-                    gc_onebit_compress_into(from[0], to[0], rule.into(), to[1], to[2], to[3], ptr::null_mut())
-                });
-            }
             Call::Codec { options, steps } => with_options(&options, |given| codec(&options, given, &steps)),
-            Call::ShardElements { elements, world_size } => {
-                let (elements, got) = (elements.get(), gc_shard_elements(elements.get(), world_size));
-                let chunks = i128::from(elements).div_euclid(8) + i128::from(elements % 8 > 0);
-                let expected = match world_size {
-                    1.. if elements >= 0 => (chunks + i128::from(world_size) - 1) / i128::from(world_size) * 8,
-                    _ => -1,
-                };
-                assert_eq!(i128::from(got), if expected > i128::from(i64::MAX) { -1 } else { expected });
-                let buffer = gc_peers_bytes(elements, world_size);
-                assert!(buffer == -1 || (1..=64).contains(&world_size) && buffer > elements / 4);
-            }
             Call::CommFromTransport { size, rank, world_size, flags, missing } => {
                 let (rank, world_size) = (rank.into(), world_size.into());
                 let given = gc_transport_t {
@@ -811,22 +747,6 @@ fn run(call: Call) {
                 comms[..taken].iter().for_each(|&comm| gc_comm_free(comm));
                 assert!(comms[taken..].iter().all(|&comm| comm == ptr::dangling_mut()));
             }
-            Call::CommReserve { device, elements } => {
-                let (elements, device) = (elements.get(), Tensor::new(&device).managed.dl_tensor.device);
-                // Between what there is memory for and what is refused before any is asked for.
-                if !(MOST_ELEMENTS as i64..1 << 61).contains(&elements) {
-                    alone(|comm| {
-                        check(gc_comm_reserve(comm, device, elements), elements >= 0);
-                    });
-                }
-            }
-            Call::CompressedAllreduce { tensors, device } => alone(|comm| {
-                let device = Tensor::new(&device).managed.dl_tensor.device;
-                check(gc_comm_reserve(comm, device, 1000), true);
-                with_tensors(Tensors::new([]), Tensors::new(tensors.iter().map(Some)), |_, to| {
-                    gc_compressed_allreduce(comm, to[0], to[1], to[2], ptr::null_mut())
-                });
-            }),
             Call::AllReduce { options, steps } => {
                 with_options(&options, |given| alone(|comm| allreduce(comm, &options, given, &steps)));
             }

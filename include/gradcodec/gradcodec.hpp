@@ -554,47 +554,6 @@ private:
 using Sources = Several<Source>;
 using Targets = Several<Target>;
 
-struct Onebit { /* what gc_onebit_compress() gives */
-    std::vector<Tensor> chunks;
-    float scale;
-};
-
-/* `error`: written to. nullptr: none is carried. */
-inline Onebit onebit_compress(Borrowed grad, DLManagedTensor *error, std::size_t n_chunks)
-{
-    Onebit out{std::vector<Tensor>(n_chunks), 0};
-    detail::check(gc_onebit_compress(grad.get(), error, n_chunks, detail::pointers(out.chunks.data()), &out.scale));
-    return out;
-}
-inline void onebit_compress_into(Source grad, Target error, gc_scale_t rule, Target dst, Target scale, Target workspace,
-                                 void *stream = nullptr)
-{
-    detail::check(gc_onebit_compress_into(grad.get(), error.get(), rule, dst.get(), scale.get(), workspace.get(),
-                                          stream));
-}
-/* `scales`: one for each chunk. */
-inline Tensor onebit_decompress(DLManagedTensor *const *chunks, std::size_t n_chunks, const float *scales,
-                                int64_t n_elements, DLDataType dtype)
-{
-    DLManagedTensor *out = nullptr;
-    detail::check(gc_onebit_decompress(chunks, n_chunks, scales, n_elements, dtype, &out));
-    return Tensor(out);
-}
-/* What onebit_compress() gave. */
-inline Tensor onebit_decompress(const Onebit &sent, int64_t n_elements, DLDataType dtype)
-{
-    const std::vector<float> scales(sent.chunks.size(), sent.scale);
-    const Tensor *chunks = sent.chunks.data();
-    return onebit_decompress(detail::pointers(chunks), sent.chunks.size(), scales.data(), n_elements, dtype);
-}
-inline int64_t onebit_workspace_bytes(int64_t n_elements)
-{
-    const int64_t bytes = gc_onebit_workspace_bytes(n_elements);
-    if (bytes < 0)
-        detail::fail(GC_STATUS_INVALID_ARGUMENT);
-    return bytes;
-}
-
 /* One tensor in one call. `codec`: one of GC_CODEC_*. */
 inline Tensor encode(Borrowed values, int32_t codec)
 {
@@ -826,15 +785,7 @@ inline Communicator comm_from_nccl_id(const std::array<uint8_t, GC_NCCL_ID_BYTES
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }
-/* Bytes of each rank's buffer for compressed_allreduce(). */
-inline int64_t peers_bytes(int64_t n_elements, int32_t world_size)
-{
-    const int64_t bytes = gc_peers_bytes(n_elements, world_size);
-    if (bytes < 0)
-        detail::fail(GC_STATUS_INVALID_ARGUMENT);
-    return bytes;
-}
-/* And for an all-reduce with these options: all but struct_size, which is set here. */
+/* Bytes of each rank's buffer for an all-reduce with these options: all but struct_size, which is set here. */
 inline int64_t allreduce_peers_bytes(gc_codec_options_t options, int32_t world_size)
 {
     options.struct_size = sizeof options;
@@ -868,10 +819,6 @@ inline Communicator comm_hierarchical(Communicator &intra_node, Communicator &in
 }
 inline void comm_free(Communicator) noexcept {} /* before its scope ends */
 
-inline void comm_reserve(Communicator &comm, DLDevice device, int64_t n_elements)
-{
-    detail::check(gc_comm_reserve(comm.get(), device, n_elements));
-}
 inline int32_t comm_rank(const Communicator &comm)
 {
     const int32_t rank = gc_comm_rank(comm.get());
@@ -890,19 +837,6 @@ inline int32_t comm_world_size(const Communicator &comm)
 inline void comm_async_error(const Communicator &comm) { detail::check(gc_comm_async_error(comm.get())); }
 /* On any thread, also while another one is in a call on it. */
 inline void comm_abort(Communicator &comm) { detail::check(gc_comm_abort(comm.get())); }
-
-inline int64_t shard_elements(int64_t n_elements, int32_t world_size)
-{
-    const int64_t elements = gc_shard_elements(n_elements, world_size);
-    if (elements < 0)
-        detail::fail(GC_STATUS_INVALID_ARGUMENT);
-    return elements;
-}
-inline void compressed_allreduce(Communicator &comm, Target buffer, Target worker_error, Target server_error,
-                                 void *stream = nullptr)
-{
-    detail::check(gc_compressed_allreduce(comm.get(), buffer.get(), worker_error.get(), server_error.get(), stream));
-}
 
 /* `options`: all but struct_size, which is set here. */
 inline AllReduce allreduce_create(Communicator &comm, gc_codec_options_t options)

@@ -62,15 +62,11 @@ typedef struct gc_api_t {
     gc_status_t (*gc_codec_errors_in)(gc_codec_t *codec, const DLTensor *worker, const DLTensor *server, void *stream);
     gc_status_t (*gc_comm_from_transport)(const gc_transport_t *transport, gc_comm_t **out);
     gc_status_t (*gc_comm_group)(int32_t world_size, gc_comm_t **out);
-    gc_status_t (*gc_comm_reserve)(gc_comm_t *comm, DLDevice device, int64_t n_elements);
     int32_t (*gc_comm_rank)(const gc_comm_t *comm);
     int32_t (*gc_comm_world_size)(const gc_comm_t *comm);
     gc_status_t (*gc_comm_async_error)(const gc_comm_t *comm);
     gc_status_t (*gc_comm_abort)(gc_comm_t *comm);
     void (*gc_comm_free)(gc_comm_t *comm);
-    gc_status_t (*gc_compressed_allreduce)(gc_comm_t *comm, DLTensor *buffer, DLTensor *worker_error,
-        DLTensor *server_error, void *stream);
-    int64_t (*gc_shard_elements)(int64_t n_elements, int32_t world_size);
     gc_status_t (*gc_allreduce_create)(gc_comm_t *comm, const gc_codec_options_t *options, gc_allreduce_t **out);
     void (*gc_allreduce_free)(gc_allreduce_t *allreduce);
     int64_t (*gc_allreduce_shard_elements)(const gc_allreduce_t *allreduce);
@@ -95,19 +91,11 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_nccl_id)(const gc_nccl_options_t *options, uint8_t *id);
     gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
         int32_t world_size, DLDevice device, gc_comm_t **out);
-    int64_t (*gc_peers_bytes)(int64_t n_elements, int32_t world_size);
     int64_t (*gc_allreduce_peers_bytes)(const gc_codec_options_t *options, int32_t world_size);
     gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
     gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t bytes, uint32_t timeout_ms,
         gc_comm_t **out);
     gc_status_t (*gc_comm_hierarchical)(gc_comm_t *intra_node, gc_comm_t *inter_node, gc_comm_t **out);
-    gc_status_t (*gc_onebit_compress)(const DLManagedTensor *grad, DLManagedTensor *error, size_t n_chunks,
-        DLManagedTensor **out_chunks, float *out_scale);
-    gc_status_t (*gc_onebit_decompress)(DLManagedTensor *const *chunks, size_t n_chunks, const float *scales,
-        int64_t n_elements, DLDataType dtype, DLManagedTensor **out);
-    gc_status_t (*gc_onebit_compress_into)(const DLTensor *grad, DLTensor *error, gc_scale_t rule, DLTensor *dst,
-        DLTensor *scale, DLTensor *workspace, void *stream);
-    int64_t (*gc_onebit_workspace_bytes)(int64_t n_elements);
     int64_t (*gc_chunk_bytes)(int64_t n_elements, size_t n_chunks);
     gc_status_t (*gc_pack_chunks)(const DLManagedTensor *src, size_t n_chunks, DLManagedTensor **out);
     gc_status_t (*gc_unpack_chunks)(DLManagedTensor *const *chunks, size_t n_chunks, int64_t n_elements,
@@ -193,14 +181,11 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_codec_errors_in", &api->gc_codec_errors_in},
         {"gc_comm_from_transport", &api->gc_comm_from_transport},
         {"gc_comm_group", &api->gc_comm_group},
-        {"gc_comm_reserve", &api->gc_comm_reserve},
         {"gc_comm_rank", &api->gc_comm_rank},
         {"gc_comm_world_size", &api->gc_comm_world_size},
         {"gc_comm_async_error", &api->gc_comm_async_error},
         {"gc_comm_abort", &api->gc_comm_abort},
         {"gc_comm_free", &api->gc_comm_free},
-        {"gc_compressed_allreduce", &api->gc_compressed_allreduce},
-        {"gc_shard_elements", &api->gc_shard_elements},
         {"gc_allreduce_create", &api->gc_allreduce_create},
         {"gc_allreduce_free", &api->gc_allreduce_free},
         {"gc_allreduce_shard_elements", &api->gc_allreduce_shard_elements},
@@ -219,15 +204,10 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_comm_from_nccl", &api->gc_comm_from_nccl},
         {"gc_comm_nccl_id", &api->gc_comm_nccl_id},
         {"gc_comm_from_nccl_id", &api->gc_comm_from_nccl_id},
-        {"gc_peers_bytes", &api->gc_peers_bytes},
         {"gc_allreduce_peers_bytes", &api->gc_allreduce_peers_bytes},
         {"gc_comm_from_peers", &api->gc_comm_from_peers},
         {"gc_comm_open_peers", &api->gc_comm_open_peers},
         {"gc_comm_hierarchical", &api->gc_comm_hierarchical},
-        {"gc_onebit_compress", &api->gc_onebit_compress},
-        {"gc_onebit_decompress", &api->gc_onebit_decompress},
-        {"gc_onebit_compress_into", &api->gc_onebit_compress_into},
-        {"gc_onebit_workspace_bytes", &api->gc_onebit_workspace_bytes},
         {"gc_chunk_bytes", &api->gc_chunk_bytes},
         {"gc_pack_chunks", &api->gc_pack_chunks},
         {"gc_unpack_chunks", &api->gc_unpack_chunks},

@@ -12,7 +12,7 @@
  *     const gc_transport_t transport = gc_mpi_transport(&mpi);
  *     if (gc_comm_from_transport(&transport, &comm) != GC_STATUS_OK)
  *         fprintf(stderr, "%s\n", gc_last_error());
- *     // gc_compressed_allreduce(comm, ...) or gc_allreduce_create(comm, ...)
+ *     // gc_allreduce_create(comm, ...)
  *     gc_comm_free(comm);
  *     gc_mpi_free(&mpi);                                                 // on every rank, before MPI_Finalize
  *

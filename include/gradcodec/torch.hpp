@@ -399,31 +399,6 @@ inline at::Tensor share_receive(int socket, c10::Device device, int32_t timeout_
     return detail::tensor_of("the tensor that came", Tensor(out), device);
 }
 
-/* ONEBIT */
-
-/*
- * Signs of gradient plus error, uint8 [n_chunks, gc_chunk_bytes()], and their scale, float32 [1], for unpack_signs().
- * What they lose is left in `error`; undefined: none is carried.
- */
-inline std::tuple<at::Tensor, at::Tensor> onebit_compress(const at::Tensor &grad, const at::Tensor &error,
-                                                          int64_t n_chunks = 1, gc_scale_t rule = GC_SCALE_RMS)
-{
-    const at::Tensor dst = detail::chunks_for(grad, n_chunks);
-    const at::Tensor scale = detail::empty(grad, {1}, at::kFloat);
-    const at::Tensor workspace = detail::empty(grad, {gc_onebit_workspace_bytes(grad.numel())}, at::kByte);
-    DLTensor carried{}, bits = view_to_write(dst), factor = view_to_write(scale), room = view_to_write(workspace);
-    const DLTensor from = view(grad);
-    if (error.defined()) {
-        carried = view_to_write(error);
-        detail::check_version("error", error);
-    }
-    detail::torch_check(gc_onebit_compress_into(&from, error.defined() ? &carried : nullptr, rule, &bits, &factor,
-                                                &room, current_stream(grad)));
-    if (error.defined())
-        detail::bump_version(error);
-    return {dst, scale};
-}
-
 /* CODECS */
 
 namespace detail {
@@ -581,21 +556,6 @@ template <class Call> void exchange(Call call)
 }
 
 } // namespace detail
-
-/* Three float32 tensors, on every rank: `buffer` becomes the mean, and the errors what it lost. */
-inline void compressed_allreduce(Communicator &comm, const at::Tensor &buffer, const at::Tensor &worker_error,
-                                 const at::Tensor &server_error)
-{
-    const detail::Written mean("buffer", buffer), worker("worker_error", worker_error),
-        server("server_error", server_error);
-    detail::exchange([&] {
-        return gc_compressed_allreduce(comm.get(), *mean.data(), *worker.data(), *server.data(),
-                                       current_stream(buffer));
-    });
-    mean.bump();
-    worker.bump();
-    server.bump();
-}
 
 /* A handle for tensors like these, as codec_create(). Every rank calls this. */
 inline AllReduce allreduce_create(Communicator &comm, at::TensorList like, gc_codec_options_t options)

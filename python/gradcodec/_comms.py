@@ -16,7 +16,6 @@ from ._reading import _Note, _frame
 from ._tensors import Array
 
 Exchanger = Callable[[memoryview, memoryview], Any]
-_COMPRESSED = [_Note(name, True) for name in ("buffer", "worker_error", "server_error")]
 _SCATTER, _GATHER = [*_FACTORS, _Note("shard", True)], [_Note("shard")]
 _ERRORS_IN = _Note("workers", optional=True), _Note("server", optional=True)
 
@@ -80,11 +79,6 @@ class Communicator(_Owned):
             sentence = f"{_cut(sentence, 300)}: {type(cause).__name__}: {_cut(str(cause), 150)}"
         raise GradCodecError(sentence, status) from cause
 
-    def reserve(self, n_elements: int, device: tuple[int, int] = (CPU, 0)) -> None:
-        """Allocates the memory for all-reduces of `n_elements` now, so that they allocate nothing."""
-        given = _device(device), _whole("n_elements", n_elements)
-        self._run(self._library._raw.gc_comm_reserve, *given)
-
     def async_error(self) -> None:
         """Raises what went wrong in work that was enqueued."""
         self._run(self._library._raw.gc_comm_async_error)
@@ -95,19 +89,6 @@ class Communicator(_Owned):
         Where a function of Python does not return, end that yourself.
         """
         self._run(self._library._raw.gc_comm_abort)
-
-    def compressed_allreduce(self, buffer: Array, worker_error: Array, server_error: Array, stream: Any = None) -> None:
-        """The mean of `buffer` over all ranks, in place, at one bit per element: DeepSpeed's compressed_allreduce.
-
-        All float32 and contiguous. `worker_error`: as many elements as `buffer`; `server_error`: shard_elements() of
-        them. Both begin as zeros and are kept by you. Every rank calls this.
-        """
-        frame = _frame()
-        try:
-            handle = frame.read(stream, (buffer, worker_error, server_error), _COMPRESSED)
-            self._run(self._library._raw.gc_compressed_allreduce, *frame.places[:3], handle)
-        finally:
-            frame.release()
 
     @property
     def rank(self) -> int:

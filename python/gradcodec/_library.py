@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_float, c_int64, c_size_t, c_uint8, c_void_p
+from ctypes import byref, c_int64, c_size_t, c_uint8, c_void_p
 from typing import Any, Sequence
 
 from ._abi import (
@@ -16,7 +16,6 @@ from ._abi import (
     DTYPES,
     G,
     LITTLE,
-    RMS,
     T,
     ElementwiseOptions,
     KernelShape,
@@ -32,7 +31,6 @@ from ._arguments import (
     _count,
     _device,
     _dtype,
-    _float32,
     _int32,
     _memory,
     _said,
@@ -53,10 +51,6 @@ _SRC, _VALUES, _PAYLOAD = (_Note("src"),), (_Note("values"),), (_Note("payload")
 _BYTE = _about(*DTYPES["uint8"])
 _SRC_DST = *_SRC, _Note("dst", True)
 _SRC_DST_SCALES = *_SRC_DST, _Note("scales", optional=True)
-_ONEBIT = (
-    _Note("grad"), _Note("error", True, optional=True), _Note("dst", True), _Note("scale", True),
-    _Note("workspace", True),
-)  # fmt: skip
 _ORDERS = BIG, LITTLE
 
 
@@ -285,55 +279,6 @@ class GradCodec(Library):
         fields.update(name=name, reduce_type=reduce_type, preamble=preamble)
         return Kernel(self, self.lib.gc_reduction_create, ReductionOptions, fields, options, flags, nvrtc)
 
-    # --- error feedback
-
-    def onebit_workspace_bytes(self, n_elements: int) -> int:
-        """Bytes of the workspace that onebit_compress_into() wants."""
-        return self._number(self.lib.gc_onebit_workspace_bytes, _whole("n_elements", n_elements))
-
-    def onebit_compress(self, grad: Array, error: Array | None, n_chunks: int) -> tuple[list[Tensor], float]:
-        """Signs of gradient plus error, in n_chunks tensors of uint8 [chunk_bytes], and their scale.
-
-        `grad`: float32, float16 or bfloat16. `error`: float32 or bfloat16, as many elements; what is lost now is
-        written to it. None: it is not kept.
-        """
-        out, scale, frame = (T * _count("n_chunks", n_chunks))(), c_float(), _frame()
-        try:
-            frame.read(1, (grad, error), _ONEBIT)
-            given = frame.addresses((grad, error))
-            self._check(self._raw.gc_onebit_compress(*given, len(out), out, byref(scale)))
-        finally:
-            frame.release()
-        return [Tensor(self, tensor) for tensor in out], scale.value
-
-    def onebit_decompress(
-        self, chunks: Sequence[Array], scales: Sequence[float], n_elements: int, dtype: Any = "float32"
-    ) -> Tensor:
-        """The inverse, less what was lost: [n_elements] of `dtype`; `scales`: numbers, one per chunk."""
-        chunks, factors = _arrays("chunks", chunks), _arrays("scales", scales)
-        if len(factors) != len(chunks):
-            raise ValueError(f"scales: {len(chunks)} expected, one per chunk, got {len(factors)}")
-        numbers = [_float32(f"scales[{k}]", factor) for k, factor in enumerate(factors)]
-        of_chunks, about = (c_float * len(numbers))(*numbers), _dtype(dtype)
-        elements = _whole("n_elements", n_elements)
-        return self._unpack(self._raw.gc_onebit_decompress, chunks, of_chunks, elements, about)
-
-    def onebit_compress_into(
-        self, grad: Array, error: Array | None, dst: Array, scale: Array, workspace: Array, rule: int = RMS,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        """onebit_compress() to `dst`, uint8 [n_chunks, chunk_bytes], and `scale`, float32 [1].
-
-        `workspace`: uint8, onebit_workspace_bytes() long, aligned to 16. `rule`: RMS or MEAN.
-        """
-        about, sources, frame = _int32("rule", rule), (grad, error, dst, scale, workspace), _frame()
-        try:
-            handle = frame.read(stream, sources, _ONEBIT)
-            source, carried, *to = frame.addresses(sources)
-            self._check(self._raw.gc_onebit_compress_into(source, carried, about, *to, handle))
-        finally:
-            frame.release()
-
     # --- codecs
 
     def encode(self, values: Array, codec: int | str) -> Tensor:
@@ -382,11 +327,6 @@ class GradCodec(Library):
         given = _socket(socket), _device(device), _int32("timeout_ms", timeout_ms)
         return self.make(self.lib.gc_share_receive, *given)
 
-    def shard_elements(self, n_elements: int, world_size: int) -> int:
-        """Elements of a rank's part in an all-reduce of n_elements."""
-        given = _whole("n_elements", n_elements), _int32("world_size", world_size)
-        return self._number(self.lib.gc_shard_elements, *given)
-
     def communicator(
         self, rank: int, world_size: int, all_to_all: Exchanger, all_gather: Exchanger
     ) -> Communicator:
@@ -430,11 +370,6 @@ class GradCodec(Library):
         self.lib.gc_comm_from_nccl_id(byref(options), given, *numbers, _device((CUDA, device)), byref(made))
         return Communicator._of(self, made)
 
-    def peers_bytes(self, n_elements: int, world_size: int) -> int:
-        """Bytes of each rank's buffer for compressed_allreduce(), in open_peers() and peers()."""
-        given = _whole("n_elements", n_elements), _int32("world_size", world_size)
-        return self._number(self.lib.gc_peers_bytes, *given)
-
     def allreduce_peers_bytes(
         self, codec: int | str, segments: Sequence[int], world_size: int, *, values: Any = None, results: Any = None,
         error: int | str | None = None, scale: int | None = None, nonfinite: int | str | None = None,
@@ -468,7 +403,7 @@ class GradCodec(Library):
         self, bootstrap: Communicator, device: int, size: int, timeout_ms: int = 0
     ) -> Communicator:  # fmt: skip
         """The same over memory of the library's own, `size` bytes of each rank (the most of what allreduce_peers_bytes()
-        and peers_bytes() say); the ranks find each other over any communicator, `bootstrap`."""
+        says); the ranks find each other over any communicator, `bootstrap`."""
         made, wait = G(), _whole("timeout_ms", timeout_ms, 0, 2**32 - 1)
         about = _device((CUDA, device)), _whole("size", size), wait
         bootstrap._run(self._raw.gc_comm_open_peers, *about, byref(made))

@@ -2,10 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::{
-    plan::codec::ScaleRule,
-    tensor::{Dtype, Name, View},
-};
+use crate::tensor::{Dtype, Name, View};
 
 /// Where work on CUDA is enqueued: as the caller names it. The CPU's work is done when a call returns.
 #[derive(Clone, Copy)]
@@ -73,17 +70,6 @@ impl Received {
     pub fn at(&self, payload: usize) -> *mut u8 {
         self.first.at(payload * self.apart as usize)
     }
-}
-
-/// A gradient that is compressed in the plain form, and where what becomes of it goes.
-pub struct Compression<'a> {
-    pub grad: &'a View<'a>,
-    /// Carried, and written anew.
-    pub error: Option<&'a View<'a>>,
-    pub rule: ScaleRule,
-    pub dst: &'a View<'a>,
-    pub scale: &'a View<'a>,
-    pub workspace: &'a View<'a>,
 }
 
 /// How a payload is decoded.

@@ -11,7 +11,7 @@ use crate::{
     tensor::{Device, Owner, View},
 };
 
-pub use call::{Address, Compression, Decoding, Received, Skip, Stream};
+pub use call::{Address, Decoding, Received, Skip, Stream};
 
 /// The device and the stream that a call works on. Operations `match` on it to choose the function of a device.
 pub enum Queue {
@@ -35,14 +35,6 @@ impl Queue {
             _ if bytes == 0 => Ok(Owner::of_nothing()),
             Self::Cpu => cpu::memory::allocate(bytes),
             Self::Cuda(queue) => queue.allocate(bytes),
-        }
-    }
-
-    /// The float32 of a view of one, once what was enqueued before is done.
-    pub fn read(&mut self, src: &View<'_>) -> Result<f32> {
-        match self {
-            Self::Cpu => Ok(cpu::memory::read(src)),
-            Self::Cuda(queue) => queue.read(src),
         }
     }
 

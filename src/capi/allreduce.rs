@@ -1,8 +1,14 @@
 //! ALL-REDUCE
 //!
-//! An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself, and passes over
-//! memory once where gc_compressed_allreduce() passes three times. It takes several tensors at once, in any dtype that
-//! codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or the majority with GC_CODEC_SIGN.
+//! An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself and takes several
+//! tensors at once, in any dtype that codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or
+//! the majority with GC_CODEC_SIGN.
+//!
+//! Each rank's gradient plus its error is encoded and divided into a chunk for every rank. Every rank takes the mean of
+//! its own chunks, adds the error of its last mean, and sends that, encoded, to all. What the two encodings lose is
+//! kept: of the first in the *worker error*, of the second in the *server error*. With GC_CODEC_ONEBIT this is the
+//! compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021). docs/NUMERICS.md specifies the results,
+//! docs/WHEN.md says when it pays, and docs/ALLREDUCE.md how a program keeps DeepSpeed's two error tensors.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};

@@ -221,18 +221,6 @@ pub unsafe fn managed<'a>(name: &'static str, tensor: *const DLManagedTensor) ->
     unsafe { managed_named(Name::new(name), tensor) }
 }
 
-/// Borrows a managed tensor that need not be there: NULL is None.
-///
-/// # Safety
-/// As for [`managed`].
-pub unsafe fn optional_managed<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<Option<View<'a>>> {
-    if tensor.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: not NULL: a tensor as [`managed`] wants it.
-    unsafe { managed(name, tensor).map(Some) }
-}
-
 /// Borrows `count` managed tensors.
 ///
 /// # Safety

@@ -4,25 +4,15 @@
 //! a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
 //! or peer memory (see there), or among threads of one process.
 //!
-//! Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE. gc_compressed_allreduce()
-//! does so at one bit per element, for programs that keep the errors in tensors of their own, as DeepSpeed does:
+//! Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE.
 //!
 //! ```c
 //! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
 //!                       .all_to_all = my_all_to_all, .all_gather = my_all_gather};
 //! gc_comm_t *comm;
 //! gc_comm_from_transport(&mpi, &comm);
-//! // worker_error: as many elements as the gradient; server_error: gc_shard_elements(n, size); both 0 at first
-//! gc_compressed_allreduce(comm, &gradient, &worker_error, &server_error, NULL);   // each step, on every rank
-//! gc_comm_free(comm);
+//! gc_comm_free(comm);                                     // the all-reduces over it remain usable
 //! ```
-//!
-//! Each rank's gradient plus its error becomes signs and a scale, divided into a chunk for every rank. Every rank takes
-//! the mean of its own chunks, adds the error of its last mean, and sends signs and a scale of that to all. What the
-//! two compressions lose is kept: of the first in the *worker error*, of the second in the *server error*. This is the
-//! compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021), with two exchanges in all; docs/NUMERICS.md
-//! says what is computed, docs/WHEN.md when it pays. A rank sends about 1/4 byte per element and about 100 bytes per
-//! chunk, and receives as much; in a ring all-reduce of float32 it is 8 bytes per element.
 //!
 //! A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
 //! must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
@@ -30,27 +20,24 @@
 //! If a call fails on some rank it need not fail on the others.
 //!
 //! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
-//! always be called. The memory that calls work in is allocated on demand, or by gc_comm_reserve(). It is kept until
-//! gc_comm_free(), also when a later call has needed more.
+//! always be called.
 //!
 //! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
 //! ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
-//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph, if its
-//! memory is already allocated, over NCCL, over peer memory (with an exception there), and over callbacks without
-//! GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not
-//! fail a call on CUDA: `buffer` becomes NaN, the errors are unchanged, and gc_comm_async_error() says CORRUPT.
+//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph over
+//! NCCL, over peer memory (with an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with
+//! GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA:
+//! gc_comm_async_error() reports CORRUPT afterwards.
 
 use std::{ffi::c_void, sync::Arc};
 
-use dlpark::ffi::{DLDevice, DLTensor};
+use dlpark::ffi::DLDevice;
 
 use crate::{
-    backend::Stream,
     comm::{self, Callback, Callbacks, Communicator},
     error::{Result, error},
     fallible,
     panics::boundary,
-    tensor::{Device, Name},
 };
 
 use super::{
@@ -209,22 +196,6 @@ impl Drop for Handles {
     }
 }
 
-/// Allocates the memory for gc_compressed_allreduce(), so that later calls need not. That is for calls with up to
-/// `n_elements` elements on `device`, and takes about 4.3 + 4 / world_size bytes per element. Other ranks need not call
-/// this.
-///
-/// - GC_STATUS_INVALID_ARGUMENT: n_elements negative.
-/// - GC_STATUS_SIZE_OVERFLOW: the result would have more than 2^63 - 1 bytes.
-/// - GC_STATUS_BUSY: another call is running on this communicator.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_comm_reserve(comm: *mut gc_comm_t, device: DLDevice, n_elements: i64) -> gc_status_t {
-    boundary(|| {
-        // SAFETY: the caller promises a communicator.
-        let comm = unsafe { handle::borrow("comm", comm)? };
-        comm.0.reserve(Device::from_dlpack(&Name::new("device"), device)?, n_elements)
-    })
-}
-
 /// The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
 ///
 /// -1, and the last error: `comm` is NULL.
@@ -301,47 +272,4 @@ pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
         unsafe { handle::release(comm) };
         Ok(())
     });
-}
-
-/// Averages a gradient over all ranks at one bit per element, with error feedback. On every rank `buffer` becomes the
-/// mean, over the ranks, of what it was plus the errors. All ranks end with the same bytes.
-///
-/// `buffer`: float32, C-contiguous, the same number of elements on every rank. `worker_error`: float32, C-contiguous,
-/// as many. `server_error`: float32, C-contiguous, gc_shard_elements() of that number and the world size, of which the
-/// elements of this rank's shard are used: from number rank * shard on, as far as there are. All three are on one
-/// device, and written to by each call. The errors are 0 before the first.
-///
-/// If a value was not finite on any rank, buffer is NaN everywhere and both errors are unchanged, on every rank. A call
-/// that fails leaves buffer and errors of this rank unchanged. Without elements: OK, and nothing is exchanged.
-///
-/// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_NOT_CONTIGUOUS, GC_STATUS_SHAPE_MISMATCH: a tensor that is not as
-///   described.
-/// - GC_STATUS_INVALID_ARGUMENT: tensors on different devices, or that overlap.
-/// - GC_STATUS_COMM: an exchange failed.
-/// - GC_STATUS_CORRUPT: a rank runs another version, or calls with another number of elements.
-/// - GC_STATUS_BUSY: another call is running on this communicator.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_compressed_allreduce(
-    comm: *mut gc_comm_t, buffer: *mut DLTensor, worker_error: *mut DLTensor, server_error: *mut DLTensor,
-    stream: *mut c_void,
-) -> gc_status_t {
-    boundary(|| {
-        // SAFETY: the caller promises a communicator, and tensors that stay as they are during the call.
-        let (comm, buffer, worker, server) = unsafe {
-            (
-                handle::borrow("comm", comm)?,
-                borrow::tensor("buffer", buffer)?,
-                borrow::tensor("worker_error", worker_error)?,
-                borrow::tensor("server_error", server_error)?,
-            )
-        };
-        comm::allreduce(&comm.0, &buffer, &worker, &server, Stream::from_raw(stream))
-    })
-}
-
-/// Elements of a rank's server error: 8 times gc_chunk_bytes(n_elements, world_size). -1, and the last error, if that
-/// cannot be: n_elements negative, world_size below 1, or more than 2^63 - 1.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub extern "C" fn gc_shard_elements(n_elements: i64, world_size: i32) -> i64 {
-    boundary(|| comm::shard_elements(n_elements, world_size))
 }

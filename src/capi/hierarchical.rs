@@ -45,7 +45,7 @@ use super::{
 /// the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
 ///
 /// Over peer memory `intra_node` carries what all ranks send. With N nodes of R ranks its buffers need the bytes that
-/// gc_allreduce_peers_bytes() and gc_peers_bytes() say for a `world_size` of N * R; above 64 ranks those for 64, and
+/// gc_allreduce_peers_bytes() returns for a `world_size` of N * R; above 64 ranks those for 64, and
 /// 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
 /// times as many, and 64 * N * R * R more.
 ///

@@ -15,9 +15,8 @@
 //! ```
 //!
 //! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
-//! communicator use the same buffers, one after the other, so they are as large as the largest call needs: the most of
-//! what gc_allreduce_peers_bytes() says of each all-reduce, and gc_peers_bytes() of gc_compressed_allreduce(). There
-//! can be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A
+//! communicator use the same buffers, one after the other, so they are as large as the largest call needs: the maximum
+//! of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A
 //! call on another stream runs after the call before it, but the launches of graphs are for you to order. All of them
 //! must be done, on every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
 //!
@@ -64,8 +63,8 @@ pub struct gc_peers_options_t {
     pub timeout_ms: u32,
     /// This rank's, CUDA.
     pub device: DLDevice,
-    /// The size of each buffer, the same on every rank: the most of what gc_allreduce_peers_bytes() and
-    /// gc_peers_bytes() say of the calls over it.
+    /// The size of each buffer, the same on every rank: the maximum of what gc_allreduce_peers_bytes() returns for the
+    /// all-reduces over it.
     pub bytes: usize,
     /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
     /// first rank calls gc_comm_from_peers().
@@ -75,15 +74,6 @@ pub struct gc_peers_options_t {
 // SAFETY: numbers and a pointer without gaps between them.
 unsafe impl borrow::Extensible for gc_peers_options_t {
     const FIRST_SIZE: usize = 40;
-}
-
-/// Bytes of each rank's buffer for gc_compressed_allreduce() with up to `n_elements` elements. They are about a quarter
-/// of n_elements.
-///
-/// -1, and the last error: n_elements negative, or world_size not within 1 to 64.
-#[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub extern "C" fn gc_peers_bytes(n_elements: i64, world_size: i32) -> i64 {
-    boundary(|| comm::peers_bytes(n_elements, world_size))
 }
 
 /// Bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one communicator need the
@@ -153,8 +143,8 @@ pub unsafe extern "C" fn gc_comm_from_peers(
 /// A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange
 /// over `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write
 /// to it. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
-/// CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than gc_peers_bytes() says of 0 elements, such as the -1 of a
-/// failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+/// CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than the smallest buffer has, which the message names, such
+/// as the -1 of a failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_open_peers(
     bootstrap: *mut gc_comm_t, device: DLDevice, bytes: i64, timeout_ms: u32, out: *mut *mut gc_comm_t,

@@ -15,7 +15,7 @@ use super::{
     buffers::{Buffers, InExchanges},
     communicator::Communicator,
     exchange::{Pattern, Phases},
-    peers::{buffer_bytes, peers_bytes, ranks_of},
+    peers::{buffer_bytes, least_buffer_bytes, ranks_of},
     record::{Record, Records, Subject},
 };
 
@@ -100,7 +100,7 @@ impl AllReduce {
         let bytes = buffer_bytes(ranks, block).ok_or_else(|| {
             error!(SizeOverflow, "options: blocks of {block} bytes want buffers of more than 2^63 - 1 bytes")
         })?;
-        Ok(bytes.max(peers_bytes(0, world)?))
+        Ok(bytes.max(least_buffer_bytes(ranks)))
     }
 
     /// Of what this rank reduces.

@@ -74,8 +74,6 @@ pub struct Buffers {
     whole: Option<[i64; 2]>,
     /// Of the codec: set when a rank is lost. An address as a number, to be shared.
     error_flag: usize,
-    /// Bytes of a chunk, at most.
-    most: i64,
     world: i64,
     /// Chunks in front of the one that this rank reduces.
     others: i64,
@@ -118,30 +116,20 @@ impl Buffers {
         let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
         let workspace = topology.workspace(&mut queue, block)?;
-        let (payload, payloads, chunk) = ([0], [world, 0], [0]);
-        let mut buffers = Self {
+        let (payload, payloads, chunk) = ([world * stride], [world, stride], [stride]);
+        Ok(Self {
             device,
             memory,
             receive_slots,
             others,
             whole,
             error_flag,
-            most: stride,
             world,
             workspace,
             payload,
             payloads,
             chunk,
-        };
-        buffers.fit(codec);
-        Ok(buffers)
-    }
-
-    /// For a codec whose chunks are no larger than those of the one that this was made for.
-    pub fn fit(&mut self, codec: &Codec) {
-        let stride = codec.plan().payload_bytes() / self.world;
-        assert!(stride <= self.most);
-        (self.payload, self.payloads, self.chunk) = ([self.world * stride], [self.world, stride], [stride]);
+        })
     }
 
     /// Bytes of a chunk.
@@ -226,7 +214,7 @@ impl Buffers {
 
     /// Behind so many chunks.
     fn view<'a>(&'a self, name: &'static str, chunks: i64, shape: &'a [i64]) -> View<'a> {
-        let data = self.memory.data().wrapping_add((chunks * self.most) as usize);
+        let data = self.memory.data().wrapping_add((chunks * self.stride()) as usize);
         self.view_at(name, data.expose_provenance(), shape)
     }
 

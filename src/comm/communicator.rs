@@ -11,14 +11,13 @@ use crate::{
         cuda::{self, Pinned},
     },
     error::{Error, Result, Status, error},
-    fallible,
-    lock::{Entered, Lock},
+    lock::Entered,
     ops::codec::Codec,
     tensor::{Device, View},
 };
 
 use super::{
-    buffers::{Buffers, InExchanges},
+    buffers::Buffers,
     callbacks::{self, Callbacks},
     exchange::{Pattern, Phases},
     group::Member,
@@ -28,7 +27,6 @@ use super::{
     nccl::Nccl,
     peers::Peers,
     peers_setup,
-    scratch::Scratch,
     topology::Topology,
     transport::Transport,
 };
@@ -36,8 +34,6 @@ use super::{
 /// One of several ranks, and its way to the others.
 pub struct Communicator {
     pub(super) topology: Topology,
-    /// For calls whose errors are the caller's: the last one is in use, those before it are outgrown.
-    scratches: InExchanges<Lock<Vec<Scratch>>>,
     /// For `async_error`.
     pub(super) failures: Failures,
     /// Where GPUs write that something was corrupt: a uint32, not 0 then.
@@ -46,14 +42,12 @@ pub struct Communicator {
 
 /// A call that is in a communicator.
 pub struct Call<'a> {
-    pub scratches: Entered<'a, Vec<Scratch>>,
     _links: [Option<Entered<'a, ()>>; 2],
 }
 
 impl Communicator {
     fn new(topology: Topology) -> Self {
-        let scratches = InExchanges::new(Lock::new("communicator", Vec::new()));
-        Self { topology, scratches, failures: Failures::default(), report: OnceLock::new() }
+        Self { topology, failures: Failures::default(), report: OnceLock::new() }
     }
 
     fn over(rank: usize, world: usize, transport: Transport) -> Result<Self> {
@@ -145,35 +139,7 @@ impl Communicator {
     /// once this was aborted, or a part of it: over the other one the others may wait for this rank.
     pub fn enter(&self) -> Result<Call<'_>> {
         self.topology.check_aborted().inspect_err(|_| self.topology.abort())?;
-        self.enter_alone()
-    }
-
-    fn enter_alone(&self) -> Result<Call<'_>> {
-        Ok(Call { scratches: self.scratches.enter()?, _links: self.topology.enter()? })
-    }
-
-    /// Allocates what calls with up to so many elements on this device work in.
-    pub fn reserve(&self, device: Device, elements: i64) -> Result<()> {
-        if elements < 0 {
-            return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
-        }
-        let scratches = &mut *self.enter_alone()?.scratches;
-        if elements > 0 && Scratch::find(scratches, device, elements).is_none() {
-            self.add_scratch(scratches, device, elements)?;
-        }
-        Ok(())
-    }
-
-    /// One more, for so many elements, at least 1.
-    pub fn add_scratch<'a>(
-        &self, scratches: &'a mut Vec<Scratch>, device: Device, elements: i64,
-    ) -> Result<&'a mut Scratch> {
-        let count = scratches.len();
-        fallible::reserve(scratches, 1, "scratches")?;
-        let codec = Scratch::codec(device, elements, self.topology.rank(), self.topology.world())?;
-        let buffers = self.buffers(device, &codec)?;
-        scratches.push(Scratch { device, most: elements, codec, buffers });
-        Ok(&mut scratches[count])
+        Ok(Call { _links: self.topology.enter()? })
     }
 
     /// The communication buffers of a codec, whose failures on a GPU this communicator hears of from now on.
@@ -358,11 +324,5 @@ impl Communicator {
         stream: Stream,
     ) -> Result<()> {
         codec.decode_reduced(reduced, self.topology.direct().is_some(), values, stream)
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        self.scratches.keep_if(self.topology.may_hang());
     }
 }

@@ -9,7 +9,7 @@
 //! - `hierarchical`: two links as one, among the ranks of a node and between nodes; `topology`: that, or one link;
 //! - `peers_setup`, `hierarchical_setup`: how ranks find each other over another communicator;
 //! - `buffers`: the memory that is exchanged. `communicator`: all of this, and the steps of an all-reduce;
-//! - `plain`: the all-reduce whose errors are the caller's tensors; `allreduce`: the handle, which keeps its own.
+//! - `allreduce`: the handle, whose codec keeps the errors.
 
 mod allreduce;
 mod buffers;
@@ -24,10 +24,8 @@ mod nccl;
 mod nccl_library;
 mod peers;
 mod peers_setup;
-mod plain;
 mod record;
 mod rendezvous;
-mod scratch;
 mod topology;
 mod transport;
 
@@ -36,5 +34,4 @@ pub use callbacks::{Callback, Callbacks};
 pub use communicator::Communicator;
 pub use group::group;
 pub use nccl::{ID_BYTES as NCCL_ID_BYTES, Nccl};
-pub use peers::{MOST_RANKS as MOST_PEERS, Peers, Places, peers_bytes, ranks_of as check_peers_world};
-pub use plain::{allreduce, shard_elements};
+pub use peers::{MOST_RANKS as MOST_PEERS, Peers, Places, ranks_of as check_peers_world};

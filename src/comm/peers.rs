@@ -14,7 +14,6 @@ use crate::{
         },
     },
     error::{Result, error},
-    ops::bits::chunk_bytes,
     plan::codec::chunk_stride,
     tensor::Device,
 };
@@ -52,25 +51,26 @@ pub struct Places<'a> {
     pub timeout_ms: u32,
 }
 
-/// Bytes of each rank's buffer for gc_compressed_allreduce() with up to so many elements.
-pub fn peers_bytes(elements: i64, world: i32) -> Result<i64> {
-    let ranks = ranks_of(world)?;
-    let too_large =
-        || error!(SizeOverflow, "n_elements: {elements} elements want a buffer of more than 2^63 - 1 bytes");
-    let block = chunk_stride(1, chunk_bytes(elements, ranks)?).ok_or_else(too_large)?;
-    buffer_bytes(ranks, block).ok_or_else(too_large)
-}
-
 /// Bytes of each rank's buffer for exchanges of blocks of up to so many bytes.
 pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
     memory::buffer_bytes(ranks as u64, block as u64).and_then(|bytes| i64::try_from(bytes).ok())
 }
 
+/// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element, which
+/// are larger than the records of a bootstrap.
+pub fn least_buffer_bytes(ranks: usize) -> i64 {
+    chunk_stride(1, 0).and_then(|chunk| buffer_bytes(ranks, chunk)).unwrap_or(i64::MAX)
+}
+
 /// Checks that buffers have room for what every communicator exchanges.
 pub fn check_buffer_bytes(name: &str, bytes: i64, ranks: usize) -> Result<u64> {
-    let least = peers_bytes(0, ranks as i32)?;
+    let least = least_buffer_bytes(ranks);
     if bytes < least {
-        return Err(error!(InvalidArgument, "{name}: buffers of {bytes} bytes; gc_peers_bytes says {least} and more"));
+        return Err(error!(
+            InvalidArgument,
+            "{name}: buffers of {bytes} bytes; at least {least} expected for {ranks} ranks, and what \
+             gc_allreduce_peers_bytes says of each all-reduce"
+        ));
     }
     Ok(bytes as u64)
 }
@@ -155,8 +155,8 @@ impl Peers {
             )),
             Block::Cuda(_) if self.memory.world() > 1 && bytes as u64 > self.memory.most_bytes() => Err(error!(
                 InvalidArgument,
-                "{bytes} bytes from each rank; the communicator's buffers have room for {}: gc_allreduce_peers_bytes and \
-                 gc_peers_bytes say how large they must be",
+                "{bytes} bytes from each rank; the communicator's buffers have room for {}: gc_allreduce_peers_bytes \
+                 says how large they must be",
                 self.memory.most_bytes()
             )),
             Block::Cuda(_) => Ok(()),

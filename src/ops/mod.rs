@@ -10,6 +10,5 @@ pub mod codec;
 pub mod copy;
 pub mod devices;
 pub mod kernel;
-pub mod onebit;
 pub mod signs;
 pub mod tensors;

@@ -56,13 +56,6 @@ pub fn unpack_signs(chunks: &[View<'_>], elements: i64, dtype: DLDataType) -> Re
     bits::unpack_from_chunks(chunks, elements, dtype, |_| Patterns::signs(dtype))
 }
 
-/// The chunks of `elements` signs to the scale of each and minus it in a new tensor, of a dtype that is a float.
-///
-/// The scales need not be on the device: what becomes of a bit goes there with the work.
-pub(super) fn unpack_scaled(chunks: &[View<'_>], scales: &[f32], elements: i64, dtype: Dtype) -> Result<Outputs> {
-    bits::unpack_from_chunks(chunks, elements, dtype, |chunk| Patterns::scaled(dtype, scales[chunk]))
-}
-
 /// The chunks that are the rows of `src` to scales and minus them in `dst`: to +1 and -1 without any.
 pub fn unpack_signs_into(
     src: &View<'_>, scales: Option<&View<'_>>, order: BitOrder, dst: &View<'_>, stream: Stream,

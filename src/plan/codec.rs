@@ -283,13 +283,6 @@ pub struct CodecPlan {
     header: [u8; HEADER],
 }
 
-/// Bytes of the workspace of the plain form, which holds the sums of tiles: one formula for every device, so that a program
-/// need not ask for each. A tile has 8192 elements at least.
-pub fn workspace_bytes(elements: i64) -> i64 {
-    // At most 2^54, so it fits.
-    64 + (elements / 8192 + 2) / 2 * 16
-}
-
 /// Bytes before the bits of a chunk of so many segments.
 fn head_of(segments: usize) -> Option<i64> {
     align(HEADER as i64 + 4 * segments as i64, ALIGNMENT)

@@ -248,7 +248,7 @@ mod tests {
             let mut loops = Loops::new();
             dims.iter().for_each(|&(count, stride)| loops.push(count, [stride, 7 * stride]));
             loops.sort_by_step();
-            assert_eq!(loops.count(), dims.iter().map(|&(count, _)| count).product());
+            assert_eq!(loops.count(), dims.iter().map(|&(count, _)| count).product::<i64>());
             loops.as_slice().iter().map(|item| (item.count, item.strides[0])).collect()
         };
         assert_eq!(sorted(&[(5, 1), (4, 100), (3, -20)]), [(4, 100), (3, -20), (5, 1)]);

@@ -9,7 +9,6 @@
 /* What the typedefs below are. */
 int32_t *same_gc_status_t = (gc_status_t *)NULL;
 int32_t *same_gc_bit_order_t = (gc_bit_order_t *)NULL;
-int32_t *same_gc_scale_t = (gc_scale_t *)NULL;
 int32_t *same_gc_decode_t = (gc_decode_t *)NULL;
 #endif
 
@@ -40,12 +39,6 @@ FUNCTION(gc_pack_signs_into, gc_status_t, (const DLTensor *, gc_bit_order_t, DLT
 FUNCTION(gc_unpack_signs_into, gc_status_t, (const DLTensor *, const DLTensor *, gc_bit_order_t, DLTensor *, void *))
 FUNCTION(gc_vote_signs_into, gc_status_t, (const DLTensor *, uint64_t, DLTensor *, void *))
 
-FUNCTION(gc_onebit_compress, gc_status_t, (const DLManagedTensor *, DLManagedTensor *, size_t, DLManagedTensor **, float *))
-FUNCTION(gc_onebit_compress_into, gc_status_t, (const DLTensor *, DLTensor *, gc_scale_t, DLTensor *, DLTensor *,
-                                                DLTensor *, void *))
-FUNCTION(gc_onebit_decompress, gc_status_t, (DLManagedTensor *const *, size_t, const float *, int64_t, DLDataType,
-                                            DLManagedTensor **))
-FUNCTION(gc_onebit_workspace_bytes, int64_t, (int64_t))
 
 FUNCTION(gc_encode, gc_status_t, (const DLManagedTensor *, int32_t, DLManagedTensor **))
 FUNCTION(gc_decode, gc_status_t, (const DLManagedTensor *, DLDataType, DLManagedTensor **))
@@ -69,7 +62,6 @@ FUNCTION(gc_codec_errors_out, gc_status_t, (gc_codec_t *, DLTensor *, DLTensor *
 FUNCTION(gc_codec_errors_in, gc_status_t, (gc_codec_t *, const DLTensor *, const DLTensor *, void *))
 
 FUNCTION(gc_comm_from_transport, gc_status_t, (const gc_transport_t *, gc_comm_t **))
-FUNCTION(gc_peers_bytes, int64_t, (int64_t, int32_t))
 FUNCTION(gc_allreduce_peers_bytes, int64_t, (const gc_codec_options_t *, int32_t))
 FUNCTION(gc_comm_from_peers, gc_status_t, (const gc_peers_options_t *, gc_comm_t **))
 FUNCTION(gc_comm_open_peers, gc_status_t, (gc_comm_t *, DLDevice, int64_t, uint32_t, gc_comm_t **))
@@ -79,14 +71,11 @@ FUNCTION(gc_comm_nccl_id, gc_status_t, (const gc_nccl_options_t *, uint8_t *))
 FUNCTION(gc_comm_from_nccl_id, gc_status_t, (const gc_nccl_options_t *, const uint8_t *, int32_t, int32_t, DLDevice,
                                              gc_comm_t **))
 FUNCTION(gc_comm_group, gc_status_t, (int32_t, gc_comm_t **))
-FUNCTION(gc_comm_reserve, gc_status_t, (gc_comm_t *, DLDevice, int64_t))
 FUNCTION(gc_comm_rank, int32_t, (const gc_comm_t *))
 FUNCTION(gc_comm_world_size, int32_t, (const gc_comm_t *))
 FUNCTION(gc_comm_async_error, gc_status_t, (const gc_comm_t *))
 FUNCTION(gc_comm_abort, gc_status_t, (gc_comm_t *))
 FUNCTION(gc_comm_free, void, (gc_comm_t *))
-FUNCTION(gc_compressed_allreduce, gc_status_t, (gc_comm_t *, DLTensor *, DLTensor *, DLTensor *, void *))
-FUNCTION(gc_shard_elements, int64_t, (int64_t, int32_t))
 FUNCTION(gc_allreduce_create, gc_status_t, (gc_comm_t *, const gc_codec_options_t *, gc_allreduce_t **))
 FUNCTION(gc_allreduce_free, void, (gc_allreduce_t *))
 FUNCTION(gc_allreduce_shard_elements, int64_t, (const gc_allreduce_t *))

@@ -24,7 +24,7 @@ from block_model import INT4, INT8
 from capi import EXCHANGE, AllReduce, CodecOptions, Comm, Managed, NcclOptions, PeersOptions, Transport, lib
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
-from comms import World, reference, shards
+from comms import DeepSpeedRank, World, reference, shards
 from nccl import Nccl
 
 SPLIT = 1  # GC_NCCL_SPLIT
@@ -169,10 +169,16 @@ ROOM = 2**26 + 3  # elements of ONEBIT that communicators over peer memory have 
 PATIENCE = 20_000  # milliseconds that they wait
 
 
+def room_for(elements, world):
+    """Bytes of each rank's buffer for an all-reduce of so many elements by ONEBIT."""
+    options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, n_elements=elements)
+    return lib.gc_allreduce_peers_bytes(byref(options), world)
+
+
 def over_peers(here, patience=PATIENCE):
     """Found by the library, over pipes."""
     place, bootstrap, comm = place_of(here, "cuda"), over_pipes(here), POINTER(Comm)()
-    size = lib.gc_peers_bytes(ROOM, here.world)
+    size = room_for(ROOM, here.world)
     call("gc_comm_open_peers", bootstrap, place.device, size, patience, byref(comm))
     lib.gc_comm_free(bootstrap)
     return comm
@@ -201,7 +207,7 @@ def over_buffers(here, buffers, size, patience=PATIENCE):
 
 def over_mapped_peers(here, patience=PATIENCE, room=ROOM):
     place_of(here, "cuda")
-    size = lib.gc_peers_bytes(room, here.world)
+    size = room_for(room, here.world)
     buffers, memory = mapped_buffers(here, size)
     here.kept.setdefault("memory", []).append(memory)  # to the end of the process
     here.kept["buffers"] = buffers
@@ -228,7 +234,7 @@ def sockets_to_all(here):
 
 def over_shared_peers(here):
     """Tensors of the library, which gc_share_send() and gc_share_receive() show to the other ranks."""
-    place, size = place_of(here, "cuda"), lib.gc_peers_bytes(ROOM, here.world)
+    place, size = place_of(here, "cuda"), room_for(ROOM, here.world)
     own = Managed()
     call("gc_tensor_empty", place.device, capi.dldtype("uint8"), 1, capi.int64s((size,)), byref(own))
     address = own.contents.dl_tensor.data
@@ -255,7 +261,7 @@ def over_symmetric_memory(here):
     import torch.distributed as dist
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    place, size = place_of(here, "cuda"), lib.gc_peers_bytes(ROOM, here.world)
+    place, size = place_of(here, "cuda"), room_for(ROOM, here.world)
     torch.cuda.set_device(place.index)
     if not dist.is_initialized():
         # Ranks that share a GPU it takes for a mistake, unless it is told so.
@@ -275,7 +281,7 @@ def over_windows(here):
     """Windows of NCCL 2.29 or later: before, only kernels could ask where those of others are. None without them."""
     import torch  # noqa: F401 as above
 
-    place, nccl, size = place_of(here, "cuda"), Nccl(), lib.gc_peers_bytes(ROOM, here.world)
+    place, nccl, size = place_of(here, "cuda"), Nccl(), room_for(ROOM, here.world)
     if not nccl.has("ncclGetPeerDevicePointer"):
         return None
     mine, address, window, symmetric = own_nccl(here), c_void_p(), c_void_p(), 1
@@ -475,34 +481,26 @@ def plain_inputs(n, step, rank):
     return buffer
 
 
-def padded(server, n, world):
-    """As large as a shard is; what is behind the elements is left as it was."""
-    return np.concatenate([server, np.full(lib.gc_shard_elements(n, world) - server.size, UNTOUCHED, np.float32)])
-
-
-def steps_of_plain(comm, place, rank, world, n, steps):
-    """By step the buffer, and the errors of worker and server."""
-    shard = shards(n, world)[rank]
-    worker = place.put(np.zeros(n, np.float32))
-    server = place.put(padded(np.zeros(shard.stop - shard.start, np.float32), n, world))
-    found = []
-    for step in range(steps):
-        buffer = place.put(plain_inputs(n, step, rank))
-        call("gc_compressed_allreduce", comm, buffer.view, worker.view, server.view, place.stream)
-        place.wait()
-        found.append([place.get(tensor).copy() for tensor in (buffer, worker, server)])
+def steps_with_errors(comm, place, rank, world, n, steps):
+    """By step the values, and the errors of worker and server, which are arrays between the steps."""
+    shard, found = shards(n, world)[rank], []
+    errors = [np.zeros(n, np.float32), np.zeros(shard.stop - shard.start, np.float32)]
+    with DeepSpeedRank(comm, rank, world, n, place, place.stream, place.wait) as one:
+        for step in range(steps):
+            found.append(one.step(plain_inputs(n, step, rank), *errors))
+            errors = found[-1][1:]
     place.clear()
     gpu.check(lib.gc_comm_async_error(comm))
     return found
 
 
-def expected_of_plain(world, n, steps):
+def expected_with_errors(world, n, steps):
     workers = [np.zeros(n, np.float32)] * world
     servers = [np.zeros(s.stop - s.start, np.float32) for s in shards(n, world)]
     found = []
     for step in range(steps):
         out, workers, servers = reference([plain_inputs(n, step, rank) for rank in range(world)], workers, servers)
-        found.append([[out, workers[rank], padded(servers[rank], n, world)] for rank in range(world)])
+        found.append([[out, workers[rank], servers[rank]] for rank in range(world)])
     return [[step[rank] for step in found] for rank in range(world)]
 
 
@@ -739,16 +737,20 @@ def aborts_while_others_wait(here):
         options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=place.device, n_elements=1000)
         create = functools.partial(lib.gc_allreduce_create, comm, byref(options), byref(POINTER(AllReduce)()))
 
+        main = threading.get_native_id()
+
         def abort():
-            while lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), 0) != capi.Status.BUSY:
-                pass
+            asleep = 0
+            while asleep < 100:  # it may also sleep until Python lets it run
+                state = pathlib.Path(f"/proc/self/task/{main}/stat").read_text().rpartition(")")[2].split()[0]
+                asleep = asleep + 1 if state == "S" else 0
+                os.sched_yield()
             call("gc_comm_abort", comm)
 
         thread = threading.Thread(target=abort)
         if here.rank == 0:
             thread.start()
-        while (status := create()) == capi.Status.BUSY:
-            pass  # it met the question above
+        status = create()
         if here.rank == 0:
             thread.join()
         statuses = [status, lib.gc_comm_async_error(comm)]
@@ -770,7 +772,7 @@ def dies_in_the_middle(here, milliseconds, kind="onebit"):
     """The last rank has come to a call, and said so to the others, when it is gone; then they come. Until it is gone its
     GPU would go on with the call. Of the others: as waits_in_vain()."""
     place = place_of(here, "cuda")
-    size = lib.gc_peers_bytes(100_000, here.world)
+    size = room_for(100_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 100_000)
     handle = Handle(comm, place, here.rank, here.world, ONE_OF[kind])
     tensors = handle.put(ONE_OF[kind].gradients(0, here.rank, here.world))
@@ -887,7 +889,7 @@ def garbage(here, where, milliseconds, kind="onebit"):
     """The first rank's buffer is overwritten after the others have come to a call, and before it does: what it heard, or
     what has arrived."""
     place = place_of(here, "cuda")
-    size = lib.gc_peers_bytes(100_000, here.world)
+    size = room_for(100_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 100_000)
     buffer = here.kept["memory"][-1].address
     with Handle(comm, place, here.rank, here.world, ONE_OF[kind]) as handle:
@@ -915,7 +917,7 @@ def garbage(here, where, milliseconds, kind="onebit"):
 
 def refusals_of_buffers(here):
     """Statuses and sentences of gc_comm_from_peers() for what is no buffer."""
-    place, size = place_of(here, "cuda"), lib.gc_peers_bytes(1000, 2)
+    place, size = place_of(here, "cuda"), room_for(1000, 2)
     good, dirty = driver.Memory(size), driver.Memory(size)
     for memory in good, dirty:
         driver.fill(memory.address, 0, size)

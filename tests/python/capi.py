@@ -267,7 +267,7 @@ View = POINTER(DLTensor)
 NUMBERS = {
     "int": c_int, "int32_t": c_int32, "uint8_t": c_uint8, "uint32_t": c_uint32, "uint64_t": c_uint64,
     "int64_t": c_int64, "size_t": c_size_t,
-    "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_scale_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
+    "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
 }  # fmt: skip
 STRUCTS = (
     DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,

@@ -75,14 +75,11 @@ def scale_of(c, rule):
         return canonical(np.asarray(f32(mean if rule == MEAN else np.sqrt(mean))))[()]
 
 
-def plain(g, e, rule, error_dtype):
-    """Section 3. Arrays of float32; gives the bits, the scale and the new error."""
-    with np.errstate(all="ignore"):
-        c = g if e is None else g + e
-        s = scale_of(c, rule)
-        if e is not None and np.isfinite(s):
-            e = rounded(c - s * sigma(c), error_dtype)
-    return bit(c), s, e
+def fed_back(g, e):
+    """DeepSpeed's formula for a step of a worker, on float32: the bits, the scale and the new error."""
+    c = g + e
+    s = scale_of(c, RMS)
+    return bit(c), s, c - s * sigma(c)
 
 
 @dataclass

@@ -98,15 +98,6 @@ class Side:
         return [self.place.get(tensor) for one in (*each, flags) for tensor in one]
 
 
-def plain(world, place, lists, streams=None):
-    put = [[place.put(array) for array in each] for each in lists]
-    world.each(lambda rank: call(
-        "gc_compressed_allreduce", world.comms[rank], *(tensor.view for tensor in put[rank]),
-        streams[rank] if streams else None,
-    ))  # fmt: skip
-    return [place.get(tensor) for each in put for tensor in each]
-
-
 def both(step, one, other, what):
     for number, (got, expected) in enumerate(zip(step(one), step(other), strict=True)):
         same(got, expected, f"{what}, array {number}")
@@ -130,26 +121,9 @@ def handle_case(rng, over_peers, over_callbacks, place, most, streams):
             both(Side.rest, one, other, f"{what}, errors and flags")
 
 
-def plain_case(rng, over_peers, over_callbacks, place, most, streams):
-    n, world = sum(random_segments(rng, most)), over_peers.size
-    lists = [[rng.standard_normal(n).astype(f32), rng.standard_normal(n).astype(f32),
-              rng.standard_normal(lib.gc_shard_elements(n, world)).astype(f32)] for _ in range(world)]  # fmt: skip
-    if n and rng.random() < 0.3:
-        lists[-1][rng.integers(0, 3 if n >= 8 * world else 2)][0] = rng.choice([np.inf, np.nan])
-    found = plain(over_peers, place, lists, streams), plain(over_callbacks, Host(), lists)
-    for number, (got, expected) in enumerate(zip(*found, strict=True)):
-        same(got, expected, f"{n} elements, array {number}")
-
-
-def is_plain(rng):
-    return rng.random() < 0.3
-
-
 def room_of(seed, size, most):
     """What the library says that the buffers of a case need."""
     rng = np.random.default_rng([seed, size])
-    if is_plain(rng):
-        return lib.gc_peers_bytes(sum(random_segments(rng, most)), size)
     model = model_of(**random_options(rng, most), n_chunks=size)
     return lib.gc_allreduce_peers_bytes(byref(options_of(model, Host().device)), size)
 
@@ -162,8 +136,7 @@ def cases(seeds, size, place, most, level=World, streams=None, clear=lambda: Non
         for seed in seeds:
             rng = np.random.default_rng([seed, size])
             try:
-                one_case = plain_case if is_plain(rng) else handle_case
-                one_case(rng, over_peers, over_callbacks, place, most, streams)
+                handle_case(rng, over_peers, over_callbacks, place, most, streams)
             except Exception as error:
                 raise AssertionError(f"seed {seed}, {size} ranks: {error}") from error
             clear()

@@ -12,7 +12,7 @@ import pytest
 from capi import AllReduce, CodecOptions, Comm, DLDevice, Status, Tensor, lib, says
 from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, same, views
-from comms import CheckedRanks, Nodes, World, status_of
+from comms import CheckedRanks, Nodes, World, is_asleep, status_of
 from tiers import both
 from test_nccl import run_ranks as run_nccl
 from test_peers import run_ranks as run_peers
@@ -21,19 +21,15 @@ place, CPU = Host(), DLDevice(1, 0)
 OPTIONS = dict(codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL)
 
 
-def waiting(comm, work):
-    """Starts a call that waits for other ranks, in a thread, and returns once it is in; the result is for join()."""
+def waiting(work):
+    """Starts a call that waits for other ranks, in a thread, and returns once it waits; the result is for join()."""
     found = []
-
-    def call():
-        while (outcome := work())[0] == Status.BUSY:
-            pass  # it met the question below
-        found.append(outcome)
-
-    thread = threading.Thread(target=call)
+    thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
-    while lib.gc_comm_reserve(comm, CPU, 0) != Status.BUSY and thread.is_alive():
-        pass
+    asleep = 0
+    while asleep < 100 and thread.is_alive():  # it may also sleep until Python lets it run
+        asleep = asleep + 1 if is_asleep(thread) else 0
+        os.sched_yield()
 
     def join():
         thread.join(60)
@@ -70,7 +66,6 @@ def check_what_goes_on(ranks, rank):
     assert lib.gc_allreduce_commit(handle, None, None) == 0
     assert lib.gc_allreduce_reset(handle, None) == 0
     assert lib.gc_allreduce_errors_out(handle, Tensor(worker).view, None, None) == 0 and not worker.any()
-    assert lib.gc_comm_reserve(ranks.world.comms[rank], CPU, 1000) == 0
 
 
 def refused_from_now_on(ranks, rank):
@@ -98,7 +93,7 @@ def test_a_run_over_a_group_ends_on_every_rank_that_waits():
         run = lambda rank: status_of(  # noqa: E731
             lib.gc_allreduce_run, ranks.handles[rank], views([values[rank]]), 1, None, None, None
         )
-        joins = [waiting(world.comms[rank], lambda rank=rank: run(rank)) for rank in range(2)]  # and rank 2 never comes
+        joins = [waiting(lambda rank=rank: run(rank)) for rank in range(2)]  # and rank 2 never comes
         assert [lib.gc_comm_abort(world.comms[0]) for _ in "12"] == [0, 0]
         for join in joins:
             expect_aborted(join(), "rank 0", "aborted")
@@ -116,7 +111,7 @@ def test_creations_over_a_group_end(what):
             "create": creation(comm),
             "hierarchical": lambda: status_of(lib.gc_comm_hierarchical, comm, None, byref(made)),
         }[what]
-        join = waiting(comm, create)
+        join = waiting(create)
         assert lib.gc_comm_abort(comm) == 0
         expect_aborted(join(), "rank 0", "aborted")
         assert not made
@@ -128,7 +123,7 @@ def test_of_two_levels_both_parts_end(part):
     nodes = Nodes([2, 2], inter="group")
     with nodes as world, CheckedRanks(world, place, **OPTIONS) as ranks:
         intra, inter = world.parts(0)
-        join = waiting(world.comms[0], lambda: status_of(
+        join = waiting(lambda: status_of(
             lib.gc_allreduce_run, ranks.handles[0], views([Tensor(np.ones(100, f32))]), 1, None, None, None
         ))  # fmt: skip
         # Alone it waits for the other node first.
@@ -158,7 +153,7 @@ def test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_calle
         run = lambda rank: status_of(  # noqa: E731
             lib.gc_allreduce_run, ranks.handles[rank], views([values[rank]]), 1, None, None, None
         )
-        joins = [waiting(world.comms[rank], lambda rank=rank: run(rank)) for rank in range(2)]
+        joins = [waiting(lambda rank=rank: run(rank)) for rank in range(2)]
         assert within.wait(60)
         assert lib.gc_comm_abort(world.comms[0]) == 0
         go_on.set()
@@ -235,7 +230,7 @@ def left():
 def aborted_once(over):
     with Nodes([2, 2], inter="group") if over == "two levels" else World(2, over) as world:
         with CheckedRanks(world, place, **OPTIONS) as ranks:
-            join = waiting(world.comms[0], lambda: status_of(
+            join = waiting(lambda: status_of(
                 lib.gc_allreduce_run, ranks.handles[0], views([Tensor(np.ones(100, f32))]), 1, None, None, None
             ))  # fmt: skip
             assert lib.gc_comm_abort(world.comms[0]) == 0
@@ -261,18 +256,14 @@ def test_a_thousand_aborts_leave_nothing_behind(over):
 
 # What a rank does alone, while another thread aborts it once it is within.
 ALONE = """
-def aborted(comm, work, abort):
+from comms import is_asleep
+
+def aborted(work, abort, within):
     found = []
-
-    def call():
-        while (status := work()) == Status.BUSY:
-            pass  # it met the question below
-        found.append((status, last_error()))
-
-    thread = threading.Thread(target=call)
+    thread = threading.Thread(target=lambda: found.append((work(), last_error())))
     thread.start()
-    while lib.gc_comm_reserve(comm, DLDevice(1, 0), 0) != Status.BUSY and thread.is_alive():
-        pass
+    while not within(thread) and thread.is_alive():
+        os.sched_yield()
     assert abort() == 0, last_error()
     thread.join(60)
     assert not thread.is_alive(), "it waits for ever"
@@ -293,25 +284,28 @@ else:
 before = nccl.fake_nccl_communicators()
 comm, n = world.comms[0], 100
 made, what = POINTER(AllReduce)(), CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, 0), n_elements=n)
-tensors = [Card(0).put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 2))]
+values, handles = Card(0).put(np.ones(n, "f4")), world.each(lambda rank: handle_on(world.comms[rank], n, DLDevice(CUDA, rank)))
+run = lambda: run_on(handles[0], values)[0]
 if {what == "a creation"}:
     work = lambda: lib.gc_allreduce_create(comm, byref(what), byref(made))
 else:
-    work = lambda: lib.gc_compressed_allreduce(comm, *(x.view for x in tensors), None)
+    work = run
 if {owner == "borrowed"}:
     # Here a call blocks in the stand-in, which its owner ends, by aborting his communicator.
     expect(lib.gc_comm_abort(comm), 0)
     status, sentence = work(), last_error()
     assert nccl.fake_nccl_aborted() == 0
 else:
-    status, sentence = aborted(comm, work, lambda: lib.gc_comm_abort(comm))
+    calls = nccl.fake_nccl_calls()
+    status, sentence = aborted(work, lambda: lib.gc_comm_abort(comm), lambda thread: nccl.fake_nccl_calls() > calls)
     while nccl.fake_nccl_aborted() == 0:
         pass
 assert status == Status.COMM and "aborted" in sentence, (status, sentence)
 assert lib.gc_comm_abort(comm) == 0 and not made
-expect(lib.gc_compressed_allreduce(comm, *(x.view for x in tensors), None), Status.COMM, "aborted")
+expect(run(), Status.COMM, "aborted")
 expect(lib.gc_comm_async_error(comm), Status.COMM, "aborted")
-assert lib.gc_comm_reserve(comm, DLDevice(CUDA, 0), 200) == 0
+for handle in handles:
+    lib.gc_allreduce_free(handle)
 world.__exit__()
 assert nccl.fake_nccl_aborted() + nccl.fake_nccl_destroyed() == {0 if owner == "borrowed" else 2}
 assert nccl.fake_nccl_communicators() == before - {0 if owner == "borrowed" else 2}
@@ -336,7 +330,7 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
         return lib.gc_comm_abort(world.comms[0])
     second = threading.Thread(target=run, args=(1,))
     second.start()
-    status, sentence = aborted(world.comms[0], lambda: run(0), abort)
+    status, sentence = aborted(lambda: run(0), abort, {"is_asleep" if len(set(devices)) == 1 else "lambda thread: True"})
     second.join(60)
     assert not second.is_alive(), "the other rank waits for ever"
     assert status == Status.COMM, (status, sentence)
@@ -364,7 +358,7 @@ with World(2, "peers", devices=(0, 1), timeout=0) as world:
         fake.fake_hold_kernels(0)
         return status
     fake.fake_hold_kernels(1)
-    status, sentence = aborted(world.comms[0], create, abort)
+    status, sentence = aborted(create, abort, lambda thread: True)
     assert status == Status.COMM and "aborted" in sentence, (status, sentence)
 """, FAKE_DEVICES=2)
 
@@ -382,12 +376,17 @@ def numbers():
 
 def once():
     with Own(2) as world:
-        tensors = [Card(0).put(np.ones(k, "f4")) for k in (100, 100, lib.gc_shard_elements(100, 2))]
-        work = lambda: lib.gc_compressed_allreduce(world.comms[0], *(x.view for x in tensors), None)
-        status, sentence = aborted(world.comms[0], work, lambda: lib.gc_comm_abort(world.comms[0]))
+        values, handles = Card(0).put(np.ones(100, "f4")), world.each(
+            lambda rank: handle_on(world.comms[rank], 100, DLDevice(CUDA, rank)))
+        work = lambda: run_on(handles[0], values)[0]
+        calls = nccl.fake_nccl_calls()
+        status, sentence = aborted(
+            work, lambda: lib.gc_comm_abort(world.comms[0]), lambda thread: nccl.fake_nccl_calls() > calls)
         assert status == Status.COMM, sentence
         assert lib.gc_comm_abort(world.comms[1]) == 0
-        Card(0).free(*tensors)
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
+        Card(0).free(values)
 
 once()
 pool = len(os.listdir("/proc/self/task")) - 1 - nccl.fake_nccl_communicators()
@@ -416,7 +415,7 @@ def once():
             while fake.fake_running() < 1:
                 pass  # not before it is at the meeting
             return lib.gc_comm_abort(world.comms[0])
-        status, sentence = aborted(world.comms[0], create, abort)
+        status, sentence = aborted(create, abort, lambda thread: True)
         assert status == Status.COMM, sentence
 
 def numbers():

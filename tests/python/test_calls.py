@@ -129,20 +129,8 @@ CALLS = {
     "builtin_kernel_shape": (
         lambda g: g.builtin_kernel_shape("gc_x", 90), "gc_builtin_kernel_shape('gc_x', 90, out)"
     ),
-    "onebit_workspace_bytes": (lambda g: g.onebit_workspace_bytes(8), "gc_onebit_workspace_bytes(8)"),
-    "onebit_compress": (lambda g: g.onebit_compress(T[1], T[2], 3), "gc_onebit_compress(t1, t2, 3, out, out)"),
-    "onebit_decompress": (
-        lambda g: g.onebit_decompress([T[1], T[2]], [0.5, 3], 9, "bfloat16"),
-        "gc_onebit_decompress([t1 t2], 2, [0.5 3], 9, 4.16.1, out)",
-    ),
-    "onebit_compress_into": (
-        lambda g: g.onebit_compress_into(T[1], T[2], T[3], T[4], T[5], 1, 7),
-        "gc_onebit_compress_into(t1, t2, 1, t3, t4, t5, 0x7)",
-    ),
     "share_send": (lambda g: g.share_send(T[1], 5, 6, 7), "gc_share_send(t1, 5, 6, 7, out)"),
     "share_receive": (lambda g: g.share_receive(5, (2, 3), 7), "gc_share_receive(5, 2:3, 7, out)"),
-    "shard_elements": (lambda g: g.shard_elements(11, 7), "gc_shard_elements(11, 7)"),
-    "peers_bytes": (lambda g: g.peers_bytes(11, 7), "gc_peers_bytes(11, 7)"),
     "allreduce_peers_bytes": (
         lambda g: g.allreduce_peers_bytes(2, [8, 9], 7, **OPTIONS), f"gc_allreduce_peers_bytes({{{SAID_OF_OPTIONS}}}, 7)"
     ),
@@ -214,14 +202,10 @@ METHODS = {
     "Communicator": (
         lambda g: g.group(1)[0],
         {
-            "reserve": (lambda c: c.reserve(50, (2, 3)), "gc_comm_reserve(h, 2:3, 50)"),
             "rank": (lambda c: c.rank, "gc_comm_rank(h)"),
             "world_size": (lambda c: c.world_size, "gc_comm_world_size(h)"),
             "async_error": (lambda c: c.async_error(), "gc_comm_async_error(h)"),
             "abort": (lambda c: c.abort(), "gc_comm_abort(h)"),
-            "compressed_allreduce": (
-                lambda c: c.compressed_allreduce(T[1], T[2], T[3], 7), "gc_compressed_allreduce(h, t1, t2, t3, 0x7)"
-            ),
             "open_peers": (
                 lambda c: c._library.open_peers(c, 3, 50, 60), "gc_comm_open_peers(h, 2:3, 50, 60, out)"
             ),

@@ -219,14 +219,15 @@ def test_ranks_reduce_to_the_same_mean(gradcodec, over):
         gradcodec.communicator(rank, 2, *engine.functions(rank)) for rank in (0, 1)
     ]  # fmt: skip
     gradients = [np.array([1, -7], "f4"), np.array([5, 5], "f4")]
-    workers, servers = np.zeros((2, 2), "f4"), np.zeros((2, gradcodec.shard_elements(2, 2)), "f4")
-    comms[0].reserve(2)
-    plain = [lambda r=r: comms[r].compressed_allreduce(gradients[r], workers[r], servers[r]) for r in (0, 1)]
-    assert in_threads(plain) == [None, None]
+    workers, server = np.zeros((2, 2), "f4"), np.zeros(2, "f4")
+    whole = in_threads([lambda r=r: comms[r].allreduce(ONEBIT, [2]) for r in (0, 1)])
+    assert in_threads([lambda r=r: whole[r].run([gradients[r]]) for r in (0, 1)]) == [None, None]
+    whole[0].errors_out(workers[0], server)
+    whole[1].errors_out(workers[1])
     # Signs (+, -) and (+, +), both of scale 5: their mean is (5, 0), whose root mean square is sent.
     sent = np.sqrt(np.float32(12.5))
     assert np.array_equal(gradients, np.full((2, 2), sent))
-    assert workers.tolist() == [[-4, -2], [0, 0]] and servers[0, :2].tolist() == [5 - sent, -sent]
+    assert workers.tolist() == [[-4, -2], [0, 0]] and server.tolist() == [5 - sent, -sent]
 
     handles = in_threads([lambda r=r: comms[r].allreduce(ONEBIT, [1, 1], nonfinite=TRANSACTIONAL) for r in (0, 1)])
     values = [[np.array([1], "f4"), np.array([-7], "f4")], [np.array([3], "f4"), np.array([7], "f4")]]
@@ -252,7 +253,6 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
 
     comm = gradcodec.communicator(0, 2, broken, broken)
     for call in (
-        lambda: comm.compressed_allreduce(np.ones(8, "f4"), np.zeros(8, "f4"), np.zeros(8, "f4")),
         lambda: comm.allreduce(ONEBIT, [8]),
         lambda: gradcodec.hierarchical(gradcodec.group(1)[0], comm),
     ):
@@ -278,7 +278,8 @@ def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well
     between = [gradcodec.communicator(rank, 2, *map(breakable, engine.functions(rank))) for rank in (0, 1)]
     two = in_threads([lambda r=r: gradcodec.hierarchical(gradcodec.group(1)[0], between[r]) for r in (0, 1)])
     del between
-    reduce = [lambda r=r: two[r].compressed_allreduce(*np.zeros((2, 16), "f4"), np.zeros(8, "f4")) for r in (0, 1)]
+    handles = in_threads([lambda r=r: two[r].allreduce(ONEBIT, [16]) for r in (0, 1)])
+    reduce = [lambda r=r: handles[r].run([np.zeros(16, "f4")]) for r in (0, 1)]
     assert in_threads(reduce) == [None, None]
     broken.append(True)
     failures = in_threads(reduce)
@@ -294,19 +295,6 @@ def test_what_the_bootstrap_raises_is_the_cause(gradcodec):
     assert isinstance(raised.value.__cause__, ConnectionError)
 
 
-def test_the_plain_form_updates_the_error(gradcodec):
-    gradient, error = np.array([1, -7], "f4"), np.zeros(2, "f4")
-    (chunk,), scale = gradcodec.onebit_compress(gradient, error, 1)
-    assert np.from_dlpack(gradcodec.onebit_decompress([chunk], [scale], 2)).tolist() == [5, -5]
-    assert (np.from_dlpack(chunk).tolist(), scale, error.tolist()) == ([0x80], 5, [-4, -2])
-    bits, out, workspace = np.zeros((1, 1), "u1"), np.zeros(1, "f4"), aligned(gradcodec.onebit_workspace_bytes(2))
-    gradcodec.onebit_compress_into(np.array([2, 4], "f4"), error, bits, out, workspace)
-    assert (bits[0, 0], out[0], error.tolist()) == (0x40, 2, [0, 0])
-    _, mean = gradcodec.onebit_compress(gradient, None, 3)
-    gradcodec.onebit_compress_into(gradient, None, bits, out, workspace, rule=1)
-    assert (mean, out[0]) == (5, 4)
-
-
 def test_a_refusal_of_a_codec_is_an_exception_and_the_codec_goes_with_its_object(gradcodec):
     with pytest.raises(RuntimeError, match="codec 8"):
         gradcodec.codec(8, [3])
@@ -317,8 +305,6 @@ def test_a_refusal_of_a_codec_is_an_exception_and_the_codec_goes_with_its_object
     read_only.flags.writeable = False
     with pytest.raises((RuntimeError, BufferError)):
         codec.encode([np.ones(8, "f2")], read_only)
-    with pytest.raises(RuntimeError, match="n_elements: -1"):
-        gradcodec.onebit_workspace_bytes(-1)
 
 
 @pytest.mark.skipif("GRADCODEC_DRIVERS" not in os.environ, reason="wants an NVRTC without a compiler")

@@ -16,7 +16,6 @@ import codec_model
 import golden
 from capi import Status, Tensor, lib, says
 from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
-from models import scaled_signs
 from tiers import both
 from codecs_c import Checked, Host, Refused, call, gradient, model_of, options_of, same, views
 
@@ -67,42 +66,6 @@ def test_many_steps_of_error_feedback_add_up(error):
         assert np.abs(given - sent - left).max() < bound
 
 
-def plain_into(g, e, e_dtype, g_dtype, rule, n_chunks):
-    """gc_onebit_compress_into: the chunks, the scale, the error as it is afterwards."""
-    n = g.size
-    grad = HOST.put(g, "bfloat16" if g_dtype == "bfloat16" else None, aligned=n % 2 == 0)
-    error = None if e is None else HOST.put(e, "bfloat16" if e_dtype == "bfloat16" else None, aligned=n % 3 == 0)
-    dst = HOST.put(np.full((n_chunks, capi.chunk_bytes(n, n_chunks)), 0x5A, np.uint8))
-    scale = HOST.put(np.full(1, 7, np.float32))
-    workspace = HOST.put(np.full(lib.gc_onebit_workspace_bytes(n), 0x5A, np.uint8))
-    call("gc_onebit_compress_into", grad.view, None if error is None else error.view, rule, dst.view, scale.view,
-         workspace.view, None)  # fmt: skip
-    return dst.array, scale.array, None if error is None else error.array
-
-
-@pytest.mark.parametrize("e_dtype", [None, "float32", "bfloat16"])
-@pytest.mark.parametrize("g_dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("rule", [RMS, MEAN])
-def test_the_plain_form_does_what_the_specification_says(rule, g_dtype, e_dtype):
-    rng = np.random.default_rng(7)
-    for n in [0, 1, 7, 8, 9, 1023, 1024, 1025, 8192, 65536, 65537, 100_003]:
-        for special in (False, True):
-            g = gradient(rng, n, g_dtype, special)
-            e = None if e_dtype is None else narrow(rng.standard_normal(n).astype(np.float32), e_dtype)
-            n_chunks = int(rng.integers(1, 5))
-            bits, s, new = codec_model.plain(
-                widen(g, g_dtype), None if e is None else widen(e, e_dtype), rule, e_dtype
-            )
-            dst, scale, error = plain_into(g, e, e_dtype, g_dtype, rule, n_chunks)
-            packed = np.packbits(bits)
-            expected = np.zeros(dst.size, np.uint8)
-            expected[: packed.size] = packed
-            same(dst.reshape(-1), expected, f"chunks of {n}")
-            same(scale, np.array([s], np.float32), f"scale of {n}")
-            if e is not None:
-                same(error, narrow(new, e_dtype) if np.isfinite(s) else e, f"error of {n}")
-
-
 def test_sums_of_units_are_added_in_the_order_of_the_specification():
     # 1 and 2^-24 lie between two float32; 2^-53 is lost beside them, and two of them that were added before are not.
     units, rng, scales = 256, np.random.default_rng(5), set()
@@ -110,74 +73,14 @@ def test_sums_of_units_are_added_in_the_order_of_the_specification():
         g = np.zeros((units, 1024), np.float32)
         g[rng.choice(units, 4, replace=False), rng.integers(0, 1024, 4)] = 1, 2.0**-24, 2.0**-53, 2.0**-53
         expected = codec_model.scale_of(g.reshape(-1), MEAN)
-        _, scale, _ = plain_into(g.reshape(-1), None, None, "float32", MEAN, 1)
-        same(scale, np.array([expected], np.float32), f"scale of trial {trial}")
+        with Checked(HOST, codec=ONEBIT, segments=[g.size], error=None, scale=MEAN) as codec:
+            payload = codec.encode([g.reshape(-1)])
+        same(payload[0, 64:68], np.array([expected], np.float32).view(np.uint8), f"scale of trial {trial}")
         scales.add(expected)
     assert len(scales) == 2, "either happens"
 
 
-def test_the_plain_form_allocates_its_chunks():
-    rng = np.random.default_rng(3)
-    g, e = rng.standard_normal((2, 1001)).astype(np.float32)
-    bits, s, new = codec_model.plain(g, e, RMS, "float32")
-    grad, error = Tensor(g.copy()), Tensor(e.copy())
-    out, scale = (capi.Managed * 3)(), ctypes.c_float(7)
-    capi.check(lib.gc_onebit_compress(grad.managed, error.managed, 3, out, byref(scale)))
-    chunks = np.concatenate([capi.take(chunk) for chunk in out])
-    same(chunks[:126], np.packbits(bits), "chunks")
-    assert chunks.size == 126 and scale.value == s
-    same(error.array, new, "error")
-    capi.check(lib.gc_onebit_compress(grad.managed, None, 1, out, byref(scale)))
-    same(capi.take(out[0]), np.packbits(codec_model.bit(g)), "chunks without an error")
-
-
-def decompressed(chunks, scales, n, dtype):
-    out, of_chunks = capi.Managed(), (ctypes.c_float * len(scales))(*scales.tolist())
-    # As they are: a signaling NaN need not survive ctypes' conversion.
-    ctypes.memmove(of_chunks, scales.ctypes.data, scales.nbytes)
-    tensors = [Tensor(chunk) for chunk in chunks]
-    capi.check(lib.gc_onebit_decompress(
-        capi.managed_array(tensors), len(tensors), of_chunks, n, capi.dldtype(dtype), byref(out)
-    ))  # fmt: skip
-    assert not any(tensor.releases for tensor in tensors)
-    about = out.contents.dl_tensor.dtype
-    assert (about.code, about.bits, about.lanes) == (*capi.DTYPES[dtype][1:], 1)
-    return capi.take(out)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_decompressing_gives_each_chunk_its_scale_and_minus_it(dtype):
-    rng = np.random.default_rng(4)
-    # Denormals of each dtype, what float16 rounds to its largest and to Inf, either zero, Inf, and NaNs.
-    special = np.array(
-        [0x00000001, 0x80000001, 0x33000000, 0x33000001, 0x387FFFFF, 0x477FEFFF, 0x477FF000, 0xC77FF000, 0x7F7FFFFF,
-         0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF], np.uint32,
-    ).view(np.float32)  # fmt: skip
-    for n in [0, 1, 7, 8, 9, 400, 1025, 65_537]:
-        for n_chunks in (1, 3, special.size):
-            bits = rng.integers(0, 256, (n_chunks, capi.chunk_bytes(n, n_chunks)), np.uint8)
-            scales = rng.permutation(special)[:n_chunks]
-            if n == 400:
-                scales[1:] = scales[0]  # one launch
-            expected = scaled_signs(
-                np.unpackbits(bits.reshape(-1))[:n], dtype, np.repeat(scales, 8 * bits.shape[1])[:n]
-            )
-            # Side by side; and each in a place of its own, with a stride.
-            for chunks in (bits, [np.repeat(row, 2)[::2] for row in bits]):
-                same(decompressed(chunks, scales, n, dtype), expected, f"{n} in {n_chunks} chunks")
-
-
-def test_what_was_compressed_is_decompressed_to_what_was_not_lost():
-    g, e = np.random.default_rng(8).standard_normal((2, 1001)).astype(np.float32)
-    c, error = g + e, e.copy()
-    out, scale = (capi.Managed * 4)(), ctypes.c_float(7)
-    capi.check(lib.gc_onebit_compress(Tensor(g).managed, Tensor(error).managed, 4, out, byref(scale)))
-    values = decompressed([capi.take(chunk) for chunk in out], np.full(4, scale.value, "f4"), 1001, "float32")
-    same(c - values, error, "what is lost")
-
-
-def test_the_handle_is_the_plain_form_byte_for_byte():
-    """With float32 errors, over many steps (section 4)."""
+def test_a_codec_with_float32_errors_is_deepspeeds_formula_byte_for_byte():
     rng = np.random.default_rng(5)
     n = 20_003
     e = np.zeros(n, np.float32)
@@ -185,11 +88,11 @@ def test_the_handle_is_the_plain_form_byte_for_byte():
         for _ in range(30):
             g = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
             payload = codec.encode([g])
-            dst, scale, e = plain_into(g, e, "float32", "float32", RMS, 2)
-            size = dst.shape[1]
+            bits, scale, e = codec_model.fed_back(g, e)
+            rows = np.packbits(np.pad(bits, (0, 2 * 8 * codec.model.chunk_bytes - n))).reshape(2, -1)
             for k in range(2):
-                same(payload[k, codec.model.head :][:size], dst[k], f"bits of chunk {k}")
-                same(payload[k, 64:68], scale.view(np.uint8), "scale")
+                same(payload[k, codec.model.head :][: rows.shape[1]], rows[k], f"bits of chunk {k}")
+                same(payload[k, 64:68], np.array([scale], np.float32).view(np.uint8), "scale")
             same(codec.model.errors(0), e, "error")
 
 
@@ -499,18 +402,6 @@ def test_memory_that_overlaps_or_is_not_aligned_is_refused():
         refused(Status.INVALID_ARGUMENT, ["server"], "gc_codec_errors_out", codec.handle, None, server.view, None)
 
 
-def test_gradient_and_error_of_the_plain_form_must_not_overlap():
-    memory = np.zeros(100, "f4")
-    out, scale = (capi.Managed * 1)(), ctypes.c_float(7)
-    refused(Status.INVALID_ARGUMENT, ["error", "grad"], "gc_onebit_compress", Tensor(memory[:60]).managed,
-            Tensor(memory[40:]).managed, 1, out, byref(scale))  # fmt: skip
-    refused(Status.SHAPE_MISMATCH, ["error", 60, 50], "gc_onebit_compress", Tensor(memory[:60]).managed,
-            Tensor(np.zeros(50, "f4")).managed, 1, out, byref(scale))  # fmt: skip
-    refused(Status.UNSUPPORTED_DTYPE, ["error", "float16"], "gc_onebit_compress", Tensor(memory[:60]).managed,
-            Tensor(np.zeros(60, "f2")).managed, 1, out, byref(scale))  # fmt: skip
-    assert scale.value == 7 and not out[0]
-
-
 def test_a_state_is_not_read_while_a_step_is_pending():
     with Checked(HOST, codec=ONEBIT, segments=[10], nonfinite=TRANSACTIONAL) as codec:
         state = HOST.put(codec.state())
@@ -565,7 +456,6 @@ def test_null_is_told():
     assert lib.gc_codec_payload_bytes(None) == -1 and says(capi.last_error(), "codec", "NULL")
     assert lib.gc_codec_state_bytes(None) == -1
     lib.gc_codec_free(None)
-    assert lib.gc_onebit_workspace_bytes(-1) == -1 and says(capi.last_error(), -1)
     refused(Status.INVALID_ARGUMENT, ["codec", "NULL"], "gc_codec_reset", None, None)
 
 

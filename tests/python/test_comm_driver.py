@@ -6,49 +6,14 @@ import pytest
 from test_codec_driver import run_codec
 
 WORLD = """
-from comms import World, reference, shards
-
-def errors_of(world, n):
-    return [np.zeros(n, "f4") for _ in range(world)], [np.zeros(s.stop - s.start, "f4") for s in shards(n, world)]
-
-def filled(server, n, world):
-    whole = lib.gc_shard_elements(n, world)
-    return np.concatenate([server, np.full(whole - server.size, 7, "f4")])
+from ctypes import POINTER
+from capi import AllReduce, CodecOptions
+from comms import DeepSpeed, World, handle_on, reference, run_on, shards
 """
 
 
 def run_comm(script, **environment):
     run_codec(f"exec({WORLD!r})\n" + script, **environment)
-
-
-@pytest.mark.parametrize("over", ["'group'", "'board'", "'board', 1", "'peers'"])
-def test_ranks_on_one_card_compute_deepspeeds_formula(over):
-    run_comm(f"""
-place, rng = Place(), np.random.default_rng(3)
-for size in 1, 2, 3:
-    with World(size, {over}) as world:
-        for n in 9000, 7, 1025, 20_003:
-            workers, servers = errors_of(size, n)
-            put_workers = [place.put(w) for w in workers]
-            put_servers = [place.put(filled(s, n, size)) for s in servers]
-            for step in range(3):
-                buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-                if step == 1:
-                    buffers[-1][n // 2] = [np.inf, np.nan][size % 2]
-                put = [place.put(b) for b in buffers]
-                out, workers, servers = reference(buffers, workers, servers)
-
-                def run(rank):
-                    call("gc_compressed_allreduce", world.comms[rank], put[rank].view, put_workers[rank].view,
-                         put_servers[rank].view, None)
-
-                world.each(run)
-                for rank in range(size):
-                    same(place.get(put[rank]), out, f"{{n}}, {{step}}: buffer of {{rank}}")
-                    same(place.get(put_workers[rank]), workers[rank], f"{{n}}, {{step}}: worker error of {{rank}}")
-                    same(place.get(put_servers[rank]), filled(servers[rank], n, size), f"{{n}}, {{step}}: server error")
-    assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
-""")
 
 
 HALVES = """
@@ -129,7 +94,8 @@ def room_of(options):
     # As the header says it.
     model = codecs_c.model_of(**options, n_chunks=size)
     given = codecs_c.options_of(model, place.device)
-    room = max(lib.gc_allreduce_peers_bytes(byref(given), size), lib.gc_peers_bytes(3001, size))
+    onebit = codecs_c.options_of(codecs_c.model_of(codec=ONEBIT, segments=[3001], n_chunks=size), place.device)
+    room = max(lib.gc_allreduce_peers_bytes(byref(one), size) for one in (given, onebit))
     more = 64 * size * ranks[0] if {leaders} < ranks[0] else 0
     return -(-room * ranks[0] // {leaders}) + more
 
@@ -149,16 +115,15 @@ for seed in range(2):
                 checked.commit()
             checked.flags()
             checked.errors()
-        # and the call whose errors are tensors
+        # and with the errors in arrays
         n, size = 3001, sum(ranks)
-        workers, servers = errors_of(size, n)
         buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-        out, new_workers, new_servers = reference(buffers, workers, servers)
-        put = [[place.put(x) for x in (b, w, filled(s, n, size))] for b, w, s in zip(buffers, workers, servers)]
-        world.each(lambda rank: call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in put[rank]), None))
-        for rank, one in enumerate(put):
-            for x, y in zip(one, (out, new_workers[rank], filled(new_servers[rank], n, size))):
-                same(place.get(x), y, f"rank {{rank}} of the plain call")
+        zeros = [np.zeros(n, "f4")] * size, [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
+        out, *errors = reference(buffers, *zeros)
+        with DeepSpeed(world, n, place) as deepspeed:
+            for one, other in zip(deepspeed.step(buffers, *zeros), ([out] * size, *errors)):
+                for rank in range(size):
+                    same(one[rank], other[rank], f"rank {{rank}} with errors in arrays")
         assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0] * size
     place.release()
 assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
@@ -189,12 +154,9 @@ for ways, flags, can_be in (
     (("group", "board"), (0, 0), False), (("board", "group"), (0, 0), False), (("peers", "board"), (0, 0), False),
 ):
     with EnteredNodes([2, 2], *ways, None, flags) as world:
-        world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], place.device, n))
-        put = [[place.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, 4))] for _ in range(4)]
-
-        def run(rank):
-            status = lib.gc_compressed_allreduce(world.comms[rank], *(x.view for x in put[rank]), None)
-            return status, last_error() if status else ""
+        handles = world.each(lambda rank: handle_on(world.comms[rank], n, place.device))
+        put = [place.put(np.ones(n, "f4")) for _ in range(4)]
+        run = lambda rank: run_on(handles[rank], put[rank])
 
         for captures in True, False:
             fake.fake_capture(int(captures))
@@ -207,6 +169,8 @@ for ways, flags, can_be in (
                 assert all("captured" in sentence for _, sentence in found) and launched == 0, (ways, flags, found)
             else:
                 assert found == [(0, "")] * 4, (ways, flags, captures, found)
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
     place.release()
 """)
 
@@ -223,9 +187,9 @@ class EnteredNodes(Nodes):
 
 place, n, size = Place(), 3000, sum({ranks})
 with EnteredNodes({ranks}, "board", "board", {leaders}) as world:
-    world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], place.device, n))
-    put = [[place.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, size))] for _ in range(size)]
-    run = lambda rank: call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in put[rank]), None)
+    handles = world.each(lambda rank: handle_on(world.comms[rank], n, place.device))
+    put = [place.put(np.ones(n, "f4")) for _ in range(size)]
+    run = lambda rank: call("gc_allreduce_run", handles[rank], views([put[rank]]), 1, None, None, None)
     world.each(run)  # what is loaded is there from here on
     for tensor in [held(1 << 30) for _ in range(4)]:
         lib.gc_tensor_free(tensor)
@@ -236,6 +200,8 @@ with EnteredNodes({ranks}, "board", "board", {leaders}) as world:
     # Of 64 GiB the bound is 2 GiB: a call that makes a tensor gives back what is beyond.
     lib.gc_tensor_free(held(1000))
     assert fake.fake_in_use(0) <= before[2] - (2 << 30) + 1024, (before, counts())
+    for handle in handles:
+        lib.gc_allreduce_free(handle)
 """)
 
 
@@ -248,17 +214,24 @@ assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
 failures = 0
 with Nodes([2, 2], "board", "board", None, {flags}) as world:
     before = fake.fake_in_use(0), fake.fake_pinned()
+    def create(rank):
+        options, handle = CodecOptions(112, codec=1, device=DLDevice(CUDA, 0), n_elements=1000), POINTER(AllReduce)()
+        return lib.gc_allreduce_create(world.comms[rank], byref(options), byref(handle)), handle
+
     for calls in range(1000):
         fake.fake_fail_call(calls, 2)
-        status = lib.gc_comm_reserve(world.comms[0], DLDevice(CUDA, 0), 1000)
+        statuses, handles = zip(*world.each(create))
         name = fake.fake_failed_call()
         fake.fake_fail_call(-1, 0)
-        if not status:
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
+        if not name:
             break
-        # The place where a card reports stays with the communicator.
-        assert status == Status.OUT_OF_MEMORY and fake.fake_in_use(0) == before[0], (name, status)
-        assert fake.fake_pinned() - before[1] in (0, 1), name
-        failures += 1
+        # The place where a card reports stays with the communicator of each rank.
+        assert fake.fake_in_use(0) == before[0] and fake.fake_pinned() - before[1] <= 4, name
+        if any(statuses):
+            assert all(statuses) and Status.OUT_OF_MEMORY in statuses, (name, statuses)
+            failures += 1
 assert failures >= 4, failures
 assert (fake.fake_in_use(0), fake.fake_pinned(), fake.fake_events()) == (0, 0, 0)
 """)
@@ -278,8 +251,7 @@ place, rng, size, n = Place(), np.random.default_rng(4), {size}, 3000
 options = dict(codec=ONEBIT, segments=[n], values="float32", results="float32", error="float32", scale=RMS,
                nonfinite=PROPAGATE, beta=1.0)
 streams = [ctypes.c_void_p(fake.fake_stream_here()) for _ in range(size)]
-own = [int(lib.gc_shard_elements(n, size))] * size
-own[-1] = n - sum(own[:-1])
+own = [shard.stop - shard.start for shard in shards(n, size)]
 gradients = [[rng.standard_normal(n).astype("f4") for _ in range(size)] for _ in range(3)]
 shards = [[rng.standard_normal(count).astype("f4") for count in own] for _ in range(3)]
 
@@ -314,7 +286,6 @@ CARDS = """
 import threading
 from ctypes import POINTER
 from capi import Comm
-from comms import status_of
 
 fake.fake_leave()  # everybody works in the primary contexts
 rng = np.random.default_rng(5)
@@ -342,12 +313,11 @@ def cards(count):
         fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
     return found
 
-def tensors_on(card, n, size):
-    # What a call takes of a rank of so many.
-    return [card.put(np.ones(k, "f4")) for k in (n, n, lib.gc_shard_elements(n, size))]
-
-def run(comm, tensors):
-    return status_of(lib.gc_compressed_allreduce, comm, *(x.view for x in tensors), None)
+def free(world, rank, handles):
+    for handle in handles:
+        lib.gc_allreduce_free(handle)
+    lib.gc_comm_free(world.comms[rank])
+    world.comms[rank] = POINTER(Comm)()
 """
 
 
@@ -357,31 +327,29 @@ def test_events_stay_until_every_rank_has_waited_for_them(then):
     # its communicator, or goes on on another card.
     run_comm(f"""
 exec({CARDS!r})
-from test_fork import is_asleep
+from comms import is_asleep
 
 first, second = cards(2)
-tensors = [[tensors_on(card, 1000, 2) for card in (first, second)] for _ in range(2)]
+tensors = [[card.put(np.ones(1000, "f4")) for card in (first, second)] for _ in range(2)]
 found, has_left, is_over = [[], []], threading.Event(), threading.Event()
 with World(2) as world:
-    for rank in range(2):
-        call("gc_comm_reserve", world.comms[rank], first.device, 1000)
+    handles = world.each(lambda rank: [handle_on(world.comms[rank], 1000, card.device) for card in (first, second)])
 
     def leader():
-        found[0].append(run(world.comms[0], tensors[0][0]))
+        found[0].append(run_on(handles[0][0], tensors[0][0]))
         has_left.set()
         if {then!r} == "frees":
-            lib.gc_comm_free(world.comms[0])
-            world.comms[0] = POINTER(Comm)()
+            free(world, 0, handles[0])
         else:
-            found[0].append(run(world.comms[0], tensors[0][1]))
+            found[0].append(run_on(handles[0][1], tensors[0][1]))
         is_over.wait()
 
     def preempted():
         # In each of two exchanges a rank waits until both have something to take, and until the other has taken.
         fake.fake_hold_wait(5)
-        found[1].append(run(world.comms[1], tensors[1][0]))
+        found[1].append(run_on(handles[1][0], tensors[1][0]))
         if {then!r} != "frees":
-            found[1].append(run(world.comms[1], tensors[1][1]))
+            found[1].append(run_on(handles[1][1], tensors[1][1]))
 
     threads = [threading.Thread(target=target) for target in (leader, preempted)]
     for thread in threads:
@@ -393,6 +361,8 @@ with World(2) as world:
     for thread in threads:
         thread.join()
     assert found == [[(0, "")] * len(each) for each in found], found
+    for rank in range({then!r} == "frees", 2):
+        free(world, rank, handles[rank])
 assert not fake.fake_events(), fake.fake_events()
 """)
 
@@ -405,12 +375,13 @@ exec({CARDS!r})
 of_ranks = cards(3)
 for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
     with World(3) as world:
-        each = [tensors_on(card, n, 3) for card, n in zip(of_ranks, (1000, 1000, 2000))]
-        found = world.each(lambda rank: run(world.comms[rank], each[rank]))
+        sizes = 1000, 1000, 2000
+        handles = world.each(lambda rank: [handle_on(world.comms[rank], n, of_ranks[rank].device) for n in (1000, 2000)])
+        each = [card.put(np.ones(n, "f4")) for card, n in zip(of_ranks, sizes)]
+        found = world.each(lambda rank: run_on(handles[rank][rank == 2], each[rank]))
         assert all(status == Status.COMM and "where rank" in sentence for status, sentence in found), found
         for rank in order:
-            lib.gc_comm_free(world.comms[rank])
-            world.comms[rank] = POINTER(Comm)()
+            free(world, rank, handles[rank])
     for card in of_ranks:
         card.release()
         lib.gc_trim(card.device)
@@ -426,14 +397,13 @@ def test_whichever_call_of_the_driver_fails_no_card_frees_what_another_still_cop
 exec({CARDS!r})
 
 of_ranks = cards({size})
-each, failures = [tensors_on(card, 1000, {size}) for card in of_ranks], set()
+each, failures = [card.put(np.ones(1000, "f4")) for card in of_ranks], set()
 for calls in range(10_000):
     with World({size}) as world:
-        for comm, card in zip(world.comms, of_ranks):
-            call("gc_comm_reserve", comm, card.device, 1000)
+        handles = world.each(lambda rank: handle_on(world.comms[rank], 1000, of_ranks[rank].device))
 
         def run_or_abort(rank):
-            status, sentence = run(world.comms[rank], each[rank])
+            status, sentence = run_on(handles[rank], each[rank])
             if status:
                 lib.gc_comm_abort(world.comms[rank])
             return status
@@ -441,6 +411,8 @@ for calls in range(10_000):
         fake.fake_fail_call(calls, 719)
         found, failed = world.each(run_or_abort), fake.fake_failed_call().decode()
         fake.fake_fail_call(-1, 0)
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
     if not failed:
         break
     if any(found):

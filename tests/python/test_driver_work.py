@@ -56,50 +56,6 @@ def into(function, expected):
         return status
     return call
 
-import codec_model
-grad, carried = np.random.default_rng(2).standard_normal((2, 320)).astype("f4")
-packed_signs, scale_of_c, error_after = codec_model.plain(grad, carried, codec_model.RMS, "float32")
-packed_signs = np.packbits(packed_signs)
-
-def carry(sources):
-    ctypes.memmove(sources["error"].memory.contents.dl_tensor.data, carried.ctypes.data, carried.nbytes)
-
-def error_is(sources, expected):
-    now = from_card(sources["error"].memory, expected.shape, "f4")
-    return now.tobytes() == expected.tobytes()
-
-def compress(sources, out):
-    carry(sources)
-    scale = ctypes.c_float(7)
-    status = lib.gc_onebit_compress(sources["grad"].managed, sources["error"].managed, 4, out, byref(scale))
-    assert scale.value == (7 if status else scale_of_c), (status, scale)
-    # When the error is on its way, only the wait for it is left; if that fails, nothing is known of it.
-    waited = status and last_error().startswith("cuStreamSynchronize")
-    assert error_is(sources, carried if status else error_after) or waited, ("the error", status, last_error())
-    return status
-
-def decompress(sources, out):
-    # Two chunks, the halves of the bits.
-    halves = [like(sources["bits"].memory, bits[:20]), like(sources["bits"].memory, bits[20:])]
-    halves[1].struct.dl_tensor.data += 20
-    scales = (ctypes.c_float * 2)(0.5, -3)
-    status = lib.gc_onebit_decompress(capi.managed_array(halves), 2, scales, 320, dldtype("float16"), out)
-    ctypes.memset(scales, 0xFF, 8)
-    assert status or from_card(out[0], (320,), "f2").tobytes() == halves_scaled.tobytes(), "success, and something else"
-    return status
-
-def compress_into(sources, dst):
-    carry(sources)
-    status = lib.gc_onebit_compress_into(
-        sources["grad"].view, sources["error"].view, 0, dst.view, sources["scale"].view, sources["workspace"].view,
-        sources["stream"],
-    )
-    assert error_is(sources, carried if status else error_after), ("the error", status, last_error())
-    assert status or from_card(sources["scale"].memory, (1,), "f4")[0] == scale_of_c
-    return status
-
-halves_scaled = np.where(mask, 1, -1).astype("f2") * np.repeat([0.5, -3], 160).astype("f2")
-
 def nothing(function):
     return lambda fake, sources: function(sources)
 
@@ -126,9 +82,6 @@ CALLS = {
     "gc_vote_signs_into": into(
         lambda s, dst: lib.gc_vote_signs_into(s["row"].view, 0, s["flat"].view, s["stream"]), bits
     ),
-    "gc_onebit_compress": results(4, compress, packed_signs),
-    "gc_onebit_decompress": results(1, decompress, None),
-    "gc_onebit_compress_into": into(compress_into, packed_signs),
     "gc_pack_bits_into": into(lambda s, dst: lib.gc_pack_bits_into(s["mask"].view, 0, 0, s["flat"].view, None), bits),
     "gc_unpack_bits_into": into(lambda s, dst: lib.gc_unpack_bits_into(s["bits"].view, 0, 0, dst.view, None), mask),
 }
@@ -142,8 +95,6 @@ def child(name, number, code, status):
             "mask": on_card(mask), "bits": on_card(bits), "row": on_card(bits.reshape(1, -1)),
             "signs": on_card(np.where(mask, 1, -1).astype("f4")),
             "dst of 40": on_card(np.zeros((1, 40), np.uint8)), "dst of 320": on_card(np.zeros(320, np.uint8)),
-            "grad": on_card(grad), "error": on_card(carried), "scale": on_card(np.zeros(1, "f4")),
-            "workspace": on_card(np.zeros(lib.gc_onebit_workspace_bytes(320), np.uint8)),
             "stream": ctypes.c_void_p(fake.fake_stream(0)),
         }
         sources["flat"] = like(sources["dst of 40"].memory, np.zeros(40, np.uint8))
@@ -199,13 +150,12 @@ assert 5 < number < 999, number
 FUNCTIONS = [
     "gc_prepare", "gc_trim", "gc_tensor_empty", "gc_pack_chunks", "gc_unpack_chunks", "gc_pack_bits", "gc_unpack_bits",
     "gc_pack_chunks_into", "gc_pack_signs_into", "gc_unpack_chunks_into", "gc_pack_bits_into", "gc_unpack_bits_into",
-    "gc_pack_signs", "gc_unpack_signs", "gc_unpack_signs_into", "gc_vote_signs_into", "gc_onebit_compress",
-    "gc_onebit_compress_into", "gc_onebit_decompress",
+    "gc_pack_signs", "gc_unpack_signs", "gc_unpack_signs_into", "gc_vote_signs_into",
 ]  # fmt: skip
 
 
 # One of each class: prepares; allocates and waits; works where it is told to and does not wait; gives memory back.
-FEW = ["gc_pack_chunks", "gc_onebit_compress_into"]
+FEW = ["gc_pack_chunks", "gc_pack_signs_into"]
 
 
 @pytest.mark.parametrize("function, code, status", each_code(FUNCTIONS, FEW))

@@ -1,6 +1,7 @@
 """Communicators of two levels, on the CPU: the same bytes as over one communicator, what each rank exchanges for that, and
 what becomes of ranks that disagree, fail or are freed."""
 
+import contextlib
 import ctypes
 import threading
 from ctypes import POINTER, byref
@@ -12,8 +13,8 @@ import capi
 from capi import AllReduce, CodecOptions, Comm, Status, last_error, lib, says
 from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, gradient, same
-from comms import CheckedRanks, Nodes, World, status_of
-from test_comm import BASE, allreduce, all_same, copies, created, numbers, padded, random_handle, reference, shards
+from comms import CheckedRanks, DeepSpeed, Nodes, World, handle_on, random_handle, reference, run_on, shards, status_of
+from test_comm import BASE, all_same, created
 from tiers import both
 
 place = Host()
@@ -30,21 +31,18 @@ WAYS = pytest.mark.parametrize("ways", [("group", "board"), ("board", "group"), 
 
 @WAYS
 @SHAPED
-def test_the_plain_call_is_the_formula_to_the_bit(ranks, leaders, ways):
+def test_steps_are_deepspeeds_formula_to_the_bit(ranks, leaders, ways):
     size = sum(ranks)
     rng = np.random.default_rng(ranks)
     with Nodes(ranks, *ways, leaders) as world:
         for n in (40_003, 0, 1, 7, 1025, 1023):
-            workers = [np.zeros(n, f32) for _ in range(size)]
-            servers = [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]
-            expected_workers, expected_servers = workers, servers
-            workers, servers = [w.copy() for w in workers], padded(servers, n, size)
-            for step in range(3):
-                buffers = [rng.standard_normal(n).astype(f32) for _ in range(size)]
-                out, expected_workers, expected_servers = reference(buffers, expected_workers, expected_servers)
-                assert allreduce(world, buffers, workers, servers) == [(Status.OK, "")] * size
-                expected = [out] * size, expected_workers, padded(expected_servers, n, size)
-                all_same((buffers, workers, servers), expected, f"{n} elements, step {step}")
+            found = expected = [None, [np.zeros(n, f32)] * size, [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]]
+            with DeepSpeed(world, n, place) as steps:
+                for step in range(3):
+                    buffers = [rng.standard_normal(n).astype(f32) for _ in range(size)]
+                    out, *errors = reference(buffers, *expected[1:])
+                    found, expected = steps.step(buffers, *found[1:]), ([out] * size, *errors)
+                    all_same(found, expected, f"{n} elements, step {step}")
 
 
 @SHAPED
@@ -83,9 +81,9 @@ def sent(world):
 
 def test_what_goes_where_if_every_rank_leads():
     # 3 nodes of 2: chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits, up to 32.
-    with Nodes([2, 2, 2], "board", "board") as world:
+    with Nodes([2, 2, 2], "board", "board") as world, CheckedRanks(world, place, codec=ONEBIT, segments=[1200]) as checked:
         sent(world)
-        assert allreduce(world, *numbers(np.random.default_rng(0), 6, 1200)) == [(Status.OK, "")] * 6
+        checked.run([[np.ones(1200, f32)]] * 6)
         intra, inter = sent(world)
         assert len(intra) == len(inter) == 6
         # A chunk for each rank there, and one's own to all: 2 * 2 + 1 * 2 chunks leave a rank, where over one communicator
@@ -97,9 +95,9 @@ def test_what_goes_where_if_every_rank_leads():
 def test_what_goes_where_if_the_first_of_each_node_lead():
     # Chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits up to 32: 112, of which 2 leaders have
     # 56 up to 64.
-    with Nodes([3, 3], "board", "board", 2) as world:
+    with Nodes([3, 3], "board", "board", 2) as world, CheckedRanks(world, place, codec=ONEBIT, segments=[1200]) as checked:
         sent(world)
-        assert allreduce(world, *numbers(np.random.default_rng(0), 6, 1200)) == [(Status.OK, "")] * 6
+        checked.run([[np.ones(1200, f32)]] * 6)
         intra, inter = sent(world)
         assert len(intra) == 6 and len(inter) == 4
         assert all(calls == [("all_to_all", 9 * 64), ("all_gather", 3 * 64)] for calls in inter.values()), inter
@@ -256,15 +254,18 @@ def test_handles_with_other_options_are_refused_across_nodes():
 def test_a_failure_of_either_is_one_of_the_whole(where, name):
     ways = ("board", "group") if where == "intra" else ("group", "board")
     with Nodes([2, 2], *ways) as world:
+        handles = world.each(lambda rank: handle_on(world.comms[rank], 1000))
         failing = getattr(world, where)
         for one in failing:
             one.board.answer = lambda called, rank: 7 if called == name else 0
-        lists = numbers(np.random.default_rng(11), 4, 1000)
-        before = copies(lists)
-        results = allreduce(world, *lists)
+        before = np.random.default_rng(11).standard_normal(1000).astype(f32)
+        values = [capi.Tensor(before.copy()) for _ in range(4)]
+        results = world.each(lambda rank: run_on(handles[rank], values[rank]))
         assert [status for status, _ in results] == [Status.COMM] * 4, results
         assert any(says(sentence, name, 7) for _, sentence in results), results
-        all_same(lists, before, "a call that failed")
+        for handle, one in zip(handles, values):
+            same(one.array, before, "a call that failed")
+            lib.gc_allreduce_free(handle)
         for rank, comm in enumerate(world.comms):
             assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), f"rank {rank}"), last_error()
             assert Status.COMM in [lib.gc_comm_async_error(part) for part in world.parts(rank)]
@@ -272,18 +273,21 @@ def test_a_failure_of_either_is_one_of_the_whole(where, name):
 
 def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
     with Nodes([2, 2], "group", "group") as world:
+        handles = world.each(lambda rank: handle_on(world.comms[rank], 100))
 
         def run(rank):
-            if rank == 3:
-                return lib.gc_comm_free(world.comms[3]), [lib.gc_comm_free(comm) for comm in world.parts(3)]
-            lists = numbers(np.random.default_rng(rank), 4, 100)
-            tensors = [capi.Tensor(x[rank]).view for x in lists]
-            return status_of(lib.gc_compressed_allreduce, world.comms[rank], *tensors, None)
+            if rank < 3:
+                return run_on(handles[rank], capi.Tensor(np.ones(100, f32)))
+            for comm in (world.comms[3], *world.parts(3)):
+                lib.gc_comm_free(comm)
+            lib.gc_allreduce_free(handles.pop())
 
         found = world.each(run)
         for rank in range(3):
             assert found[rank][0] == Status.COMM, found
             assert lib.gc_comm_async_error(world.comms[rank]) == Status.COMM
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
         world.comms[3] = POINTER(Comm)()
         world.intra[1].comms[1] = world.inter[1].comms[1] = POINTER(Comm)()
 
@@ -307,14 +311,21 @@ def test_what_one_of_the_two_knows_the_whole_says():
     with Nodes([2, 2], "board", "group") as world:
         board = world.intra[0].board
         board.answer = lambda called, rank: 5
-        inner = [numbers(np.random.default_rng(1), 2, 64) for _ in range(2)]
-        assert [status for status, _ in allreduce(world.intra[0], *inner[0])] == [Status.COMM] * 2
+        assert [status for status, _ in created(world.intra[0], [BASE] * 2)] == [Status.COMM] * 2
         board.answer = lambda called, rank: 0
         assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.COMM, Status.COMM, Status.OK, Status.OK]
 
 
 def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
-    with Nodes([2, 2], "board", "board") as world:
+    options = dict(codec=ONEBIT, segments=[500])
+    with (
+        Nodes([2, 2], "board", "board") as world,
+        CheckedRanks(world, place, **options) as whole,
+        contextlib.ExitStack() as stack,
+    ):
+        parts = [stack.enter_context(CheckedRanks(one, place, **options)) for one in (*world.intra, *world.inter)]
+        # Of rank 0: over the whole, within the node, and between nodes.
+        handles = [ranks.handles[0] for ranks in (whole, parts[0], parts[len(world.intra)])]
         within, go_on, found = threading.Event(), threading.Event(), []
 
         def hold(name, rank, sent):
@@ -327,20 +338,17 @@ def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
 
         def meanwhile():
             assert within.wait(60)
-            found.extend(lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), 0) for comm in (world.comms[0], *world.parts(0)))
+            found.extend(run_on(handle, capi.Tensor(np.ones(500, f32)))[0] for handle in handles)
             go_on.set()
 
         other = threading.Thread(target=meanwhile)
         other.start()
-        lists = numbers(np.random.default_rng(2), 4, 300)
-        assert allreduce(world, *lists) == [(Status.OK, "")] * 4
+        rng = np.random.default_rng(2)
+        whole.run([[rng.standard_normal(500).astype(f32)] for _ in range(4)])
         other.join()
         assert found == [Status.BUSY] * 3
-        for one in (*world.intra, *world.inter):
-            lists = numbers(np.random.default_rng(3), 2, 500)
-            out, *_ = reference(copies(lists)[0], lists[1], [s[:256] for s in copies(lists)[2]][:1] + [lists[2][1][:244]])
-            assert allreduce(one, *lists) == [(Status.OK, "")] * 2
-            same(lists[0][1], out, "a call on one of the two")
+        for ranks in parts:
+            ranks.run([[rng.standard_normal(500).astype(f32)] for _ in range(2)])
 
 
 @pytest.mark.parametrize("first", ["the two", "the whole"])
@@ -359,16 +367,3 @@ def test_whatever_is_freed_first(first):
         ranks.errors()
     for one in world.comms if first == "the two" else [comm for one in (*world.intra, *world.inter) for comm in one.comms]:
         lib.gc_comm_free(one)
-
-
-def test_a_reserved_one_gives_the_same():
-    results = set()
-    for reserved in (None, 5000):
-        with Nodes([2, 2]) as world:
-            if reserved:
-                assert [lib.gc_comm_reserve(comm, capi.DLDevice(1, 0), reserved) for comm in world.comms] == [0] * 4
-            for n in (10, 3000, 10):
-                lists = numbers(np.random.default_rng(n), 4, n)
-                assert allreduce(world, *lists) == [(Status.OK, "")] * 4
-                results.add((n, np.concatenate([x for one in lists for x in one]).tobytes()))
-    assert len(results) == 2

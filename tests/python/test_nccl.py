@@ -16,7 +16,7 @@ from ctypes import POINTER, c_int, c_uint8, c_void_p
 
 from capi import AllReduce, CodecOptions, Comm, NcclOptions
 from codecs_c import Host, Refused, call, same, views
-from comms import World, reference, shards
+from comms import DeepSpeedRank, World, handle_on, reference, run_on, shards
 
 fake = driver()
 assert fake.cuInit(0) == 0
@@ -109,20 +109,6 @@ def inputs(size, n, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(n).astype("f4") for _ in range(size)]
 
-def plain(world, places, n, steps=3):
-    # Buffers, worker and server errors of all ranks after some steps of gc_compressed_allreduce.
-    whole = lib.gc_shard_elements(n, world.size)
-    def rank_of(rank):
-        place = places(rank)
-        worker, server = place.put(np.zeros(n, "f4")), place.put(np.full(whole, 0, "f4"))
-        for step in range(steps):
-            buffer = place.put(inputs(world.size, n, step)[rank])
-            call("gc_compressed_allreduce", world.comms[rank], buffer.view, worker.view, server.view, None)
-        results = [place.get(x).copy() for x in (buffer, worker, server)]
-        place.free(buffer, worker, server)
-        return results
-    return world.each(rank_of)
-
 def handles(world, places, sizes, steps=3, codec=1, error=None):
     # Values and errors of all ranks after some steps of a handle.
     def rank_of(rank):
@@ -150,11 +136,11 @@ def compare(got, expected, what):
         for k, (a, b) in enumerate(zip(one, other)):
             same(a, b, f"{what}: array {k} of rank {rank}")
 
-def both_forms(world):
+def same_as_a_group(world):
     with World(world.size) as group:
         for n in 1, 8, 1023, 9001:
-            compare(plain(world, Card, n), plain(group, lambda _: Cpu(), n), f"plain, {n}")
-        compare(handles(world, Card, [3000, 0, 5]), handles(group, lambda _: Cpu(), [3000, 0, 5]), "handle")
+            compare(handles(world, Card, [n]), handles(group, lambda _: Cpu(), [n]), f"{n} elements")
+        compare(handles(world, Card, [3000, 0, 5]), handles(group, lambda _: Cpu(), [3000, 0, 5]), "segments")
 """
 
 
@@ -167,24 +153,27 @@ def run_ranks(script, **environment):
 def test_a_world_of_an_id_gives_the_bytes_of_a_group_on_the_cpu(size, polls):
     run_ranks(f"""
 with Own({size}) as world:
-    both_forms(world)
+    same_as_a_group(world)
     nccl = library()
     assert nccl.fake_nccl_communicators() == {size}
 assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (0, {size}, 0)
 """, FAKE_NCCL_POLLS=polls)
 
 
-def test_the_plain_form_is_deepspeeds_formula():
+def test_a_step_is_deepspeeds_formula():
     run_ranks("""
 n, size = 5003, 3
+zeros = [np.zeros(n, "f4")] * size, [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
+def rank_of(rank):
+    with DeepSpeedRank(world.comms[rank], rank, size, n, Card(rank)) as one:
+        return one.step(inputs(size, n)[rank], *(errors[rank] for errors in zeros))
 with Own(size) as world:
-    got = plain(world, Card, n, steps=1)
-zeros = [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
-out, workers, servers = reference(inputs(size, n), [np.zeros(n, "f4")] * size, zeros)
+    got = world.each(rank_of)
+out, workers, servers = reference(inputs(size, n), *zeros)
 for rank, (buffer, worker, server) in enumerate(got):
     same(buffer, out, "buffer")
     same(worker, workers[rank], "worker error")
-    same(server[: servers[rank].size], servers[rank], "server error")
+    same(server, servers[rank], "server error")
 """)
 
 
@@ -194,7 +183,7 @@ def test_a_borrowed_communicator_stays_and_a_split_one_goes(flags, polls):
     run_ranks(f"""
 nccl = library()
 with Borrowed(nccl, 3, flags={flags}) as world:
-    both_forms(world)
+    same_as_a_group(world)
     assert nccl.fake_nccl_communicators() == 3 + 3 * {flags}
 assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (3, 3 * {flags}, 0)
 """, FAKE_NCCL_POLLS=polls)
@@ -221,18 +210,15 @@ assert nccl.fake_nccl_communicators() == 0
 """)
 
 
-def test_no_call_allocates_or_frees_after_reserve():
+def test_no_run_allocates_or_frees():
     run_ranks("""
 with Own(2) as world:
     n = 5000
-    whole = lib.gc_shard_elements(n, 2)
-    tensors = [[Card(rank).put(np.zeros(k, "f4")) for k in (n, n, whole)] for rank in range(2)]
-    world.each(lambda rank: call("gc_comm_reserve", world.comms[rank], DLDevice(CUDA, rank), n))
+    tensors = [Card(rank).put(np.zeros(n, "f4")) for rank in range(2)]
+    made = world.each(lambda rank: handle_on(world.comms[rank], n, DLDevice(CUDA, rank)))
     before = fake.fake_allocations(), fake.fake_frees()
     for _ in range(3):
-        world.each(lambda rank: call(
-            "gc_compressed_allreduce", world.comms[rank], *(x.view for x in tensors[rank]), None
-        ))
+        assert world.each(lambda rank: run_on(made[rank], tensors[rank])) == [(0, "")] * 2
     assert (fake.fake_allocations(), fake.fake_frees()) == before
 """)
 
@@ -240,18 +226,18 @@ with Own(2) as world:
 def test_memory_that_nccl_does_not_take_is_refused():
     run_ranks("""
 with Own(1) as world:
-    def allreduce(device):
-        place = Cpu() if device is None else Card(device)
-        tensors = [place.put(np.ones(8, "f4")) for _ in range(3)]
-        return lib.gc_compressed_allreduce(world.comms[0], *(x.view for x in tensors), None)
-    expect(allreduce(None), Status.UNSUPPORTED_DEVICE, "NCCL", "cpu", "cuda:0")
-    expect(allreduce(1), Status.INVALID_ARGUMENT, "cuda:1", "cuda:0")
-    expect(lib.gc_comm_reserve(world.comms[0], DLDevice(1, 0), 8), Status.UNSUPPORTED_DEVICE, "NCCL")
-    assert allreduce(0) == 0, last_error()
+    def create(device):
+        handle = POINTER(AllReduce)()
+        what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=device, n_elements=8)
+        status = lib.gc_allreduce_create(world.comms[0], byref(what), byref(handle))
+        lib.gc_allreduce_free(handle)
+        return status
+    expect(create(DLDevice(1, 0)), Status.UNSUPPORTED_DEVICE, "NCCL", "cpu", "cuda:0")
+    expect(create(DLDevice(CUDA, 1)), Status.INVALID_ARGUMENT, "cuda:1", "cuda:0")
+    assert create(DLDevice(CUDA, 0)) == 0, last_error()
     # The legacy stream of another context is another.
     fake.fake_enter(0, 100)
-    status = lib.gc_comm_reserve(world.comms[0], DLDevice(CUDA, 0), 100_000)
-    expect(status, Status.INVALID_ARGUMENT, "primary", "cuda:0")
+    expect(create(DLDevice(CUDA, 0)), Status.INVALID_ARGUMENT, "primary", "cuda:0")
     fake.fake_leave()
     assert lib.gc_comm_async_error(world.comms[0]) == 0
 
@@ -284,12 +270,12 @@ assert (current(), fake.fake_depth()) == (own, depth)
 lib.gc_comm_free(comm)
 assert (current(), fake.fake_depth()) == (own, depth)
 
-whole = lib.gc_shard_elements(100, 2)
 def work(rank):
     use_card(rank)
     before = current()
-    tensors = [Card(rank).put(np.ones(n, "f4")) for n in (100, 100, whole)]
-    call("gc_compressed_allreduce", world.comms[rank], *(x.view for x in tensors), None)
+    handle = handle_on(world.comms[rank], 100, DLDevice(CUDA, rank))
+    assert run_on(handle, Card(rank).put(np.ones(100, "f4"))) == (0, "")
+    lib.gc_allreduce_free(handle)
     assert (current(), fake.fake_depth()) == (before, 1)
 with Own(2) as world:
     world.each(work)
@@ -331,10 +317,8 @@ finally:
     lib.gc_comm_free(comm)
 """,
     "an all-reduce": """
-call("gc_compressed_allreduce", mine.comms[rank], *(x.view for x in tensors[rank]), None)
-for tensor, value in zip(tensors[rank], (3, 0, 0)):
-    array = np.full(tensor.what.size, value, "f4")
-    ctypes.memmove(tensor.struct.dl_tensor.data, array.ctypes.data, array.nbytes)
+call("gc_allreduce_reset", made[rank], None)
+call("gc_allreduce_run", made[rank], views([tensors[rank]]), 1, None, None, None)
 """,
     "a handle": """
 handle = POINTER(AllReduce)()
@@ -354,9 +338,8 @@ def test_every_call_of_nccl_may_fail(what, polls):
 nccl = library()
 mine = Borrowed(nccl, 2)
 n = 1000
-whole = lib.gc_shard_elements(n, 2)
-tensors = [[Card(rank).put(np.full(k, value, "f4")) for k, value in ((n, 3), (n, 0), (whole, 0))] for rank in range(2)]
-mine.each(lambda rank: call("gc_comm_reserve", mine.comms[rank], DLDevice(CUDA, rank), n))
+tensors = [Card(rank).put(np.full(n, 3, "f4")) for rank in range(2)]
+made = mine.each(lambda rank: handle_on(mine.comms[rank], n, DLDevice(CUDA, rank)))
 
 def work(rank):
     status, sentence = 0, ""
@@ -458,7 +441,6 @@ def test_a_communicator_is_aborted_before_memory_is_freed_that_its_kernels_may_u
 nccl, world = library(), Own(2)
 made = [POINTER(AllReduce)() for _ in range(2)]
 def make(rank):
-    call("gc_comm_reserve", world.comms[rank], DLDevice(CUDA, rank), 100)
     what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, rank), n_elements=100)
     call("gc_allreduce_create", world.comms[rank], byref(what), byref(made[rank]))
 world.each(make)
@@ -480,18 +462,17 @@ def test_after_a_failed_exchange_a_communicator_of_its_own_is_aborted():
     run_ranks("""
 with Own(2) as world:
     nccl = library()
-    whole = lib.gc_shard_elements(100, 2)
-    tensors = [[Card(rank).put(np.ones(k, "f4")) for k in (100, 100, whole)] for rank in range(2)]
+    tensors = [Card(rank).put(np.ones(100, "f4")) for rank in range(2)]
+    made = world.each(lambda rank: handle_on(world.comms[rank], 100, DLDevice(CUDA, rank)))
     os.environ["FAKE_NCCL_FAILURES"] = "ncclRecv=3"
     def work(rank):
-        status = lib.gc_compressed_allreduce(world.comms[rank], *(x.view for x in tensors[rank]), None)
-        return status, last_error(), lib.gc_comm_async_error(world.comms[rank])
+        return *run_on(made[rank], tensors[rank]), lib.gc_comm_async_error(world.comms[rank])
     for status, sentence, later in world.each(work):
         assert status == later == Status.COMM, sentence
         assert "ncclRecv of" in sentence and "from rank 0" in sentence and "internal error (3)" in sentence, sentence
     for rank in range(2):
-        for tensor in tensors[rank]:
-            same(Card(rank).get(tensor), tensor.what, "a tensor of a call that failed")
+        same(Card(rank).get(tensors[rank]), tensors[rank].what, "the values of a run that failed")
+        lib.gc_allreduce_free(made[rank])
     os.environ["FAKE_NCCL_FAILURES"] = ""
 assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_aborted()) == (0, 2)
 """)
@@ -533,7 +514,7 @@ for one in nccl, other:
     expect(borrow(one), Status.COMM_UNAVAILABLE, "dl_handle", "libnccl.so.2", "libwith_nccl_within.so")
     assert borrow(one, dl_handle=one._handle) == 0, last_error()
 with Own(2) as world:  # whichever it is
-    both_forms(world)
+    same_as_a_group(world)
 """)
 
 
@@ -547,7 +528,7 @@ expect(borrow(other), Status.COMM_UNAVAILABLE, "dl_handle", "libwith_nccl_within
 assert borrow(other, dl_handle=other._handle) == 0, last_error()
 assert "libnccl.so.2" not in open("/proc/self/maps").read()
 with Own(2, dl_handle=other._handle) as world:
-    both_forms(world)
+    same_as_a_group(world)
 assert "libnccl.so.2" not in open("/proc/self/maps").read()
 """)
 

@@ -36,7 +36,7 @@ def shared():
 
 MADE = {
     "Codec": (lambda: library.codec("onebit", [8]), lambda c: c.encode([VALUES], aligned(c.payload_bytes))),
-    "Communicator": (lambda: library.group(1)[0], lambda c: c.compressed_allreduce(*np.zeros((3, 8), "f4"))),
+    "Communicator": (lambda: library.group(1)[0], lambda c: c.async_error()),
     "AllReduce": (lambda: library.group(1)[0].allreduce("int8", [8]), lambda r: r.run([VALUES.copy()])),
     "Share": (shared, lambda s: s.wait(0)),
     "Kernel": (lambda: library.elementwise("T x", "T y", "y = x"), lambda k: k.log()),
@@ -95,7 +95,7 @@ def test_every_method_says_that_it_is_closed():
         codec.reset, lambda: codec.flags(flags), codec.errors_out, codec.errors_in, lambda: codec.scales(VALUES),
         lambda: codec.state_out(VALUES), lambda: codec.state_in(VALUES), reduce.commit, reduce.rollback,
         lambda: reduce.reduce_scatter([VALUES], VALUES), lambda: reduce.all_gather(VALUES, [VALUES]),
-        lambda: comm.reserve(8), comm.async_error, lambda: comm.allreduce(1, [8]), lambda: library.open_peers(comm, 0, 8),
+        comm.async_error, lambda: comm.allreduce(1, [8]), lambda: library.open_peers(comm, 0, 8),
         lambda: library.hierarchical(comm, None), lambda: library.hierarchical(library.group(1)[0], comm),
         lambda: kernel([VALUES], [VALUES]), lambda: kernel.prepare([VALUES], [VALUES]),
         lambda: kernel.workspace_bytes([VALUES], [VALUES]),
@@ -140,8 +140,7 @@ def test_what_is_in_use_is_not_closed():
 
     comm = library.communicator(0, 1, exchange, exchange)
     made.append(comm)
-    worker, server = np.zeros(8, "f4"), np.zeros(library.shard_elements(8, 1), "f4")
-    comm.compressed_allreduce(VALUES.copy(), worker, server)
+    comm.allreduce("onebit", [8]).run([VALUES.copy()])
     made.clear()
     assert set(found) <= {Status.BUSY}
     comm.close()

@@ -5,9 +5,10 @@ import pytest
 from test_codec_driver import run_codec
 
 RANKS = """
-import threading
+import re, threading
 from ctypes import POINTER
 from capi import CPU, Comm
+from comms import handle_on, run_on
 
 fake.fake_leave()  # everybody works in the primary contexts
 
@@ -44,6 +45,10 @@ def nothing_is_left():
 
 def cards(*numbers):
     return [DLDevice(CUDA, number) for number in numbers]
+
+def handles_on(comms, numbers, n):
+    # Of both ranks.
+    return each(lambda rank: handle_on(comms[rank], n, cards(*numbers)[rank]))
 """
 
 
@@ -91,10 +96,12 @@ def test_ranks_that_want_something_else_are_told():
     run_ranks("""
 for status, sentence, _ in opened(cards(0, 1), (8192, 200_000)):
     assert status == Status.INVALID_ARGUMENT and "bytes expected, got" in sentence, sentence
-least = lib.gc_peers_bytes(0, 2)
-for few in -1, least - 1, -2**63:  # the first is what says that there is no number
+(_, why, _), _ = opened(cards(0, 1), (-1, 8192))  # what gc_allreduce_peers_bytes() returns after a failure
+least = int(re.search("at least ([0-9]+) expected for 2 ranks", why)[1])
+for few in -1, least - 1, -2**63:
     (own, why, _), (other, told, _) = opened(cards(0, 1), (few, 8192))
-    assert own == Status.INVALID_ARGUMENT and f"{few} bytes; gc_peers_bytes says {least}" in why, why
+    assert own == Status.INVALID_ARGUMENT and f"{few} bytes; at least {least} expected" in why, why
+    assert "gc_allreduce_peers_bytes" in why, why
     assert other == Status.INVALID_ARGUMENT and "rank 0: could not allocate its buffer" in told, told
 for status, sentence, comm in opened(cards(0, 1), (least, least)):
     assert status == 0, sentence
@@ -114,18 +121,19 @@ def test_a_rank_that_does_not_come_is_waited_for_so_long(numbers):
     run_ranks(f"""
 numbers = {numbers}
 comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
-place = Place()
-tensors = [place.put(np.ones(n, "f4")) for n in (1000, 1000, lib.gc_shard_elements(1000, 2))]
-arguments = comms[0], *(tensor.view for tensor in tensors), None
-status = lib.gc_compressed_allreduce(*arguments)
+place, handles = Place(), handles_on(comms, numbers, 1000)
+values = place.put(np.ones(1000, "f4"))
+status, _ = run_on(handles[0], values)
 if numbers == (0, 0):  # which wait on the host
     expect(status, Status.TIMEOUT, "1 of 2 ranks", "200 ms")
 else:
     assert status == 0
-    assert np.isnan(place.get(tensors[0])).all() and (place.get(tensors[1]) == 1).all()
+    assert np.isnan(place.get(values)).all()
 expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT, "rank 0", "200 ms")
-expect(lib.gc_compressed_allreduce(*arguments), Status.COMM, "broken off")
+expect(run_on(handles[0], values)[0], Status.COMM, "broken off")
 expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
+for handle in handles:
+    lib.gc_allreduce_free(handle)
 for comm in comms:
     lib.gc_comm_free(comm)
 """)
@@ -184,12 +192,15 @@ exec({LATE!r})
 patience = 1000  # on the host, whose clock no test holds: the ranks are to find each other meanwhile
 with LateNodes([3], "peers", "group") as world:
     place = Place()
-    tensors = [place.put(np.ones(n, "f4")).view for n in (1000, 1000, lib.gc_shard_elements(1000, 3))]
+    handles = world.each(lambda rank: handle_on(world.comms[rank], 1000, place.device))
+    values = place.put(np.ones(1000, "f4"))
     # Rank 2 never comes, and rank 1 when rank 0 has given up.
     for rank, (status, words) in enumerate(((Status.TIMEOUT, "1 of 3 ranks"), (Status.COMM, "given up"))):
-        expect(lib.gc_compressed_allreduce(world.comms[rank], *tensors, None), status, words)
+        expect(run_on(handles[rank], values)[0], status, words)
         expect(lib.gc_comm_async_error(world.comms[rank]), Status.TIMEOUT, f"rank {{rank}}", "1000 ms")
     assert lib.gc_comm_async_error(world.comms[2]) == 0
+    for handle in handles:
+        lib.gc_allreduce_free(handle)
 """)
 
 
@@ -311,11 +322,14 @@ numbers = {numbers}
 for card in numbers:
     assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
 place = Place()
-tensors = [place.put(np.ones(n, "f4")).view for n in (1000, 1000, lib.gc_shard_elements(1000, 2))]
+values = place.put(np.ones(1000, "f4"))
 own = fake.fake_in_use(0)
 comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
-status = lib.gc_compressed_allreduce(comms[0], *tensors, None)
+handles = handles_on(comms, numbers, 1000)
+status, _ = run_on(handles[0], values)
 assert status == (Status.TIMEOUT if numbers == (0, 0) else 0)  # on one card ranks wait on the host
+for handle in handles:
+    lib.gc_allreduce_free(handle)
 for comm in comms:
     lib.gc_comm_free(comm)
 assert lib.gc_trim(place.device) == 0

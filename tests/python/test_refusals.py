@@ -223,17 +223,6 @@ def floats(*shape):
 
 TRANSACTIONAL = dict(nonfinite=2)
 CODEC_CALLS = {
-    "gc_onebit_compress": lambda: dict(
-        grad=floats(400), error=floats(400), n_chunks=3, out_chunks=Out(3), out_scale=Out(1)
-    ),
-    "gc_onebit_decompress": lambda: dict(
-        chunks=[elements(17) for _ in range(3)], n_chunks=3, scales=(ctypes.c_float * 3)(1, 2, 3), n_elements=400,
-        dtype=dldtype("float32"), out=Out(),
-    ),
-    "gc_onebit_compress_into": lambda: dict(
-        grad=floats(400), error=floats(400), rule=0, dst=elements(3, 17), scale=floats(1), workspace=aligned(80),
-        stream=None,
-    ),
     "gc_encode": lambda: dict(values=floats(5, 80), codec=5, payload=Out()),
     "gc_decode": lambda: dict(payload=payload_of_one(), dtype=DLDataType(2, 32, 1), values=Out()),
     "gc_codec_create": lambda: dict(options=options(), out=Out()),
@@ -263,12 +252,8 @@ COMM_CALLS = {
     "gc_comm_from_transport": lambda: dict(transport=transport(), out=Out()),
     "gc_comm_group": lambda: dict(world_size=2, out=Out(2)),
     "gc_comm_hierarchical": lambda: dict(intra_node=Alone(), inter_node=Alone(), out=Out()),
-    "gc_comm_reserve": lambda: dict(comm=Alone(), device=DLDevice(CPU, 0), n_elements=400),
     "gc_comm_async_error": lambda: dict(comm=Alone()),
     "gc_comm_abort": lambda: dict(comm=Alone()),
-    "gc_compressed_allreduce": lambda: dict(
-        comm=Alone(), buffer=floats(5, 80), worker_error=floats(400), server_error=floats(400), stream=None
-    ),
     "gc_allreduce_create": lambda: dict(comm=Alone(), options=options(**ALONE), out=Out()),
     "gc_allreduce_run": lambda: dict(
         allreduce=AllReduce(), values=[floats(100), floats(5, 60)], n_values=2, value_factor=floats(1),
@@ -874,9 +859,6 @@ TABLE = [
 
 # The tensors of codecs; and those where NULL is none.
 CODEC_TENSORS = {
-    "gc_onebit_compress": ["grad"],
-    "gc_onebit_decompress": ["chunks[0]", "chunks[2]"],
-    "gc_onebit_compress_into": ["grad", "dst", "scale", "workspace"],
     "gc_codec_encode": ["values[0]", "values[1]", "payload"],
     "gc_codec_decode": ["values[0]", "values[1]", "payload"],
     "gc_codec_reduce": ["chunks", "dst"],
@@ -884,15 +866,12 @@ CODEC_TENSORS = {
     "gc_codec_scales": ["dst"],
     "gc_codec_state_out": ["dst"],
     "gc_codec_state_in": ["src"],
-    "gc_compressed_allreduce": ["buffer", "worker_error", "server_error"],
     "gc_allreduce_run": ["values[0]", "values[1]"],
     "gc_allreduce_reduce_scatter": ["values[0]", "values[1]", "shard"],
     "gc_allreduce_all_gather": ["values[0]", "values[1]", "shard"],
     "gc_allreduce_flags": ["dst"],
 }
 OPTIONAL = {
-    "gc_onebit_compress": ["error"],
-    "gc_onebit_compress_into": ["error"],
     "gc_codec_encode": ["value_factor", "error_factor"],
     "gc_codec_decode": ["factor"],
     "gc_codec_commit": ["skip"],
@@ -919,33 +898,17 @@ TABLE += [
     *(
         (function, {f"{name}.shape": (2**40, 2**40)}, SIZE_OVERFLOW, name, 2**40)
         for function, name in EACH_CODEC_TENSOR
-        if function != "gc_onebit_decompress"
     ),
     # another device, another number of elements, another dtype, strides
     *(
         (function, {f"{name}.device": device}, INVALID_ARGUMENT, name)
         for function, name in EACH_CODEC_TENSOR
-        if function in OF_CODECS or "allreduce" in function and name != "buffer"
+        if function in OF_CODECS or "allreduce" in function
         for device in (CUDA, CUDA_MANAGED)
-    ),
-    *(
-        ("gc_onebit_compress_into", {f"{name}.device": CUDA}, INVALID_ARGUMENT, name)
-        for name in ("error", "dst", "scale", "workspace")
-    ),
-    ("gc_onebit_compress", {"grad.device": CUDA, "error": None}, NO_CUDA),
-    (
-        "gc_onebit_compress_into",
-        {f"{name}.device": CUDA for name in ("grad", "error", "dst", "scale", "workspace")}, NO_CUDA,
     ),
     *(
         (function, {f"{name}.shape": shape}, SHAPE_MISMATCH, name, *words)
         for function, name, shape, *words in [
-            ("gc_onebit_compress", "error", (399,), 399, 400),
-            ("gc_onebit_compress_into", "error", (401,), 401, 400),
-            ("gc_onebit_compress_into", "dst", (3, 16), 16, 17, 400),
-            ("gc_onebit_compress_into", "dst", (51,), 51),
-            ("gc_onebit_compress_into", "scale", (2,), 1, 2),
-            ("gc_onebit_compress_into", "workspace", (79,), 80, 79, 400),
             ("gc_codec_encode", "values[0]", (99,), 100, 99),
             ("gc_codec_encode", "values[1]", (0,), 300, 0),
             ("gc_codec_encode", "payload", (2, 111), 224, 222),
@@ -967,9 +930,6 @@ TABLE += [
                 for way in ("out", "in")
                 for name, n in (("worker", 400), ("server", PART))
             ),
-            ("gc_compressed_allreduce", "worker_error", (399,), 400, 399),
-            ("gc_compressed_allreduce", "worker_error", (401,), 400, 401),
-            ("gc_compressed_allreduce", "server_error", (392,), 400, 392),
             ("gc_allreduce_run", "values[1]", (60, 6), 300, 360),
             ("gc_allreduce_run", "value_factor", (2,), 1, 2),
             ("gc_allreduce_reduce_scatter", "values[0]", (99,), 100, 99),
@@ -989,12 +949,6 @@ TABLE += [
     *(
         (function, {f"{name}.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, name, dtype)
         for function, names, known in [
-            ("gc_onebit_compress", ["grad"], ("float32", "float16", "bfloat16")),
-            ("gc_onebit_compress_into", ["grad"], ("float32", "float16", "bfloat16")),
-            ("gc_onebit_compress", ["error"], ("float32", "bfloat16")),
-            ("gc_onebit_compress_into", ["error"], ("float32", "bfloat16")),
-            ("gc_onebit_compress_into", ["scale"], ("float32",)),
-            ("gc_onebit_compress_into", ["dst", "workspace"], ("uint8",)),
             ("gc_codec_encode", ["values[0]", "values[1]", "value_factor", "error_factor"], ("float32",)),
             ("gc_codec_encode", ["payload"], ("uint8",)),
             ("gc_codec_decode", ["values[0]"], ("float32", "float16", "bfloat16")),
@@ -1008,7 +962,6 @@ TABLE += [
             ("gc_codec_state_in", ["src"], ("uint8",)),
             ("gc_codec_errors_out", ["worker", "server"], ("float32",)),
             ("gc_codec_errors_in", ["worker", "server"], ("float32",)),
-            ("gc_compressed_allreduce", ["buffer", "worker_error", "server_error"], ("float32",)),
             ("gc_allreduce_run", ["values[0]", "value_factor", "error_factor"], ("float32",)),
             ("gc_allreduce_reduce_scatter", ["values[0]", "value_factor", "error_factor", "shard"], ("float32",)),
             ("gc_allreduce_all_gather", ["values[1]", "shard"], ("float32",)),
@@ -1024,26 +977,21 @@ TABLE += [
     *(
         (function, {f"{name}.shape": (count, 1), f"{name}.strides": (2, 1)}, NOT_CONTIGUOUS, name, 2)
         for function, name, count in [
-            ("gc_onebit_compress", "grad", 400), ("gc_onebit_compress", "error", 400),
-            ("gc_onebit_compress_into", "grad", 400), ("gc_onebit_compress_into", "error", 400),
-            ("gc_onebit_compress_into", "workspace", 80),
             ("gc_codec_encode", "values[0]", 100), ("gc_codec_encode", "payload", PAYLOAD),
             ("gc_codec_decode", "values[1]", 300), ("gc_codec_decode", "payload", PAYLOAD),
             ("gc_codec_reduce", "dst", CHUNK), ("gc_codec_scales", "dst", 2),
             ("gc_codec_state_out", "dst", STATE), ("gc_codec_state_in", "src", STATE),
             ("gc_codec_errors_out", "worker", 400), ("gc_codec_errors_in", "server", PART),
-            ("gc_compressed_allreduce", "buffer", 400), ("gc_compressed_allreduce", "worker_error", 400),
-            ("gc_compressed_allreduce", "server_error", 400), ("gc_allreduce_run", "values[0]", 100),
+            ("gc_allreduce_run", "values[0]", 100),
             ("gc_allreduce_errors_out", "worker", 400), ("gc_allreduce_errors_in", "server", 400),
         ]
     ),
-    ("gc_onebit_compress_into", {"dst.strides": (1, 3)}, NOT_CONTIGUOUS, "dst", 3),
     ("gc_codec_reduce", {"chunks.shape": (2, CHUNK), "chunks.strides": (1, 2)}, NOT_CONTIGUOUS, "chunks"),
     # addresses
     *(
         (function, {f"{name}.byte_offset": offset}, INVALID_ARGUMENT, name, 16)
         for function, name in [
-            ("gc_onebit_compress_into", "workspace"), ("gc_codec_encode", "payload"), ("gc_codec_decode", "payload"),
+            ("gc_codec_encode", "payload"), ("gc_codec_decode", "payload"),
             ("gc_codec_reduce", "chunks"), ("gc_codec_reduce", "dst"), ("gc_codec_state_out", "dst"),
             ("gc_codec_state_in", "src"),
         ]
@@ -1052,14 +1000,8 @@ TABLE += [
     *(
         (function, {f"{out}.data": At(within, offset)}, INVALID_ARGUMENT, out, within)
         for function, out, within, offset in [
-            ("gc_onebit_compress", "error", "grad", 4), ("gc_onebit_compress_into", "error", "grad", -1596),
-            ("gc_onebit_compress_into", "dst", "grad", 1599), ("gc_onebit_compress_into", "scale", "dst", 0),
-            ("gc_onebit_compress_into", "scale", "error", 8), ("gc_onebit_compress_into", "scale", "workspace", 0),
             ("gc_codec_encode", "payload", "value_factor", -208), ("gc_codec_reduce", "dst", "chunks", 96),
             ("gc_codec_errors_out", "server", "worker", 1596),
-            ("gc_compressed_allreduce", "worker_error", "buffer", 1596),
-            ("gc_compressed_allreduce", "server_error", "buffer", -1596),
-            ("gc_compressed_allreduce", "server_error", "worker_error", 0),
             ("gc_allreduce_errors_out", "server", "worker", 1596),
             ("gc_allreduce_run", "values[0]", "value_factor", -396),
             ("gc_allreduce_run", "values[1]", "error_factor", 0),
@@ -1084,29 +1026,6 @@ TABLE += [
     ("gc_codec_decode", {"mode": 1, "values[0].dtype": dldtype("float16")}, UNSUPPORTED_DTYPE, "values[0]", "float16"),
     *(("gc_codec_reduce", {"chunk": n}, INVALID_ARGUMENT, "chunk", n, 1) for n in (0, 2, 2**64 - 1)),
     ("gc_codec_reduce", {"chunks.shape": (0, CHUNK)}, INVALID_ARGUMENT, "chunks", 0),
-    *(("gc_onebit_compress_into", {"rule": n}, INVALID_ARGUMENT, "rule", n) for n in (-1, 2)),
-    *(("gc_onebit_compress", {name: None}, INVALID_ARGUMENT, name, "NULL") for name in ("out_chunks", "out_scale")),
-    ("gc_onebit_compress", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
-    ("gc_onebit_compress", {"n_chunks": 2**61}, SIZE_OVERFLOW, "n_chunks", 2**61),
-    ("gc_onebit_decompress", {f"chunks[{k}].device": CUDA for k in range(3)}, NO_CUDA),
-    ("gc_onebit_decompress", {"chunks[1].device": CUDA}, INVALID_ARGUMENT, "chunks[1]"),
-    ("gc_onebit_decompress", {"chunks": None}, INVALID_ARGUMENT, "chunks", "NULL"),
-    ("gc_onebit_decompress", {"chunks[1].shape": (16,)}, SHAPE_MISMATCH, "chunks[1]", 17, 16),
-    ("gc_onebit_decompress", {"chunks[1].shape": (1, 17)}, SHAPE_MISMATCH, "chunks[1]", 17, 1),
-    ("gc_onebit_decompress", {"n_chunks": 0}, INVALID_ARGUMENT, "n_chunks", 0),
-    ("gc_onebit_decompress", {"n_chunks": 2**61}, SIZE_OVERFLOW, "n_chunks", 2**61),
-    ("gc_onebit_decompress", {"n_elements": -1}, INVALID_ARGUMENT, "n_elements", -1),
-    ("gc_onebit_decompress", {"n_elements": 409}, SHAPE_MISMATCH, "chunks[0]", 409, 18, 17),
-    ("gc_onebit_decompress", {"scales": None}, INVALID_ARGUMENT, "scales", "NULL"),
-    *(
-        ("gc_onebit_decompress", {"dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "dtype", dtype)
-        for dtype in ("bool", "float64", *capi.INTEGERS)
-    ),
-    ("gc_onebit_decompress", {"dtype": DLDataType(2, 32, 2)}, UNSUPPORTED_DTYPE, "dtype", 2),
-    *(
-        ("gc_onebit_decompress", {"chunks[1].dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "chunks[1]", dtype)
-        for dtype in ("bool", "int8", "uint16", "float32")
-    ),
     *((function, {handle: None}, INVALID_ARGUMENT, handle, "NULL") for function, handle in OF_COMMS),
     ("gc_share_send", {"tensor": None}, INVALID_ARGUMENT, "tensor", "NULL"),
     ("gc_share_send", {"tensor.device": CUDA}, NO_CUDA),
@@ -1123,15 +1042,6 @@ TABLE += [
     ("gc_allreduce_run", {"n_values": 2**61}, SIZE_OVERFLOW, "n_values", 2**61),
     ("gc_allreduce_run", {"values": None}, INVALID_ARGUMENT, "values", "NULL"),
     *(("gc_comm_group", {"world_size": n}, INVALID_ARGUMENT, "world_size", n) for n in (0, -1, -(2**31))),
-    *(("gc_comm_reserve", {"n_elements": n}, INVALID_ARGUMENT, "n_elements", n) for n in (-1, -(2**63))),
-    ("gc_comm_reserve", {"n_elements": 2**58}, OUT_OF_MEMORY),
-    ("gc_comm_reserve", {"n_elements": 2**63 - 1}, SIZE_OVERFLOW),
-    ("gc_comm_reserve", {"device": DLDevice(ROCM, 0)}, UNSUPPORTED_DEVICE, "device", 10),
-    *(("gc_comm_reserve", {"device": DLDevice(device, 0)}, NO_CUDA) for device in (CUDA, CUDA_MANAGED)),
-    (
-        "gc_compressed_allreduce",
-        {f"{name}.device": CUDA for name in ("buffer", "worker_error", "server_error")}, NO_CUDA,
-    ),
     ("gc_comm_hierarchical", {"intra_node": None}, INVALID_ARGUMENT, "intra_node", "NULL"),
     ("gc_comm_hierarchical", {"inter_node": None}, INVALID_ARGUMENT, "intra_node", "rank 0", "no inter_node"),
     ("gc_comm_hierarchical", {"out": None}, INVALID_ARGUMENT, "out", "NULL"),
@@ -1334,9 +1244,6 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
         lib.gc_kernel_free(ctypes.cast(arguments["out"].memory[0], ctypes.POINTER(capi.Kernel)))
     elif function == "gc_share_send":
         lib.gc_share_free(ctypes.cast(arguments["lease"].memory[0], ctypes.POINTER(capi.Share)))
-    elif function == "gc_onebit_compress":
-        for out in arguments["out_chunks"].memory:
-            lib.gc_tensor_free(ctypes.cast(out, Managed))
     elif function in ("gc_encode", "gc_decode"):
         (out,) = arguments["payload" if function == "gc_encode" else "values"].memory
         lib.gc_tensor_free(ctypes.cast(out, Managed))
@@ -1420,25 +1327,6 @@ def test_a_number_of_what_is_not_there_is_minus_one(function, what):
     assert is_sentence(last_error()) and says(last_error(), what, "NULL"), last_error()
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [((-5, 3), ("n_elements", -5)), ((8, 0), ("world_size", 0)), ((8, -3), ("world_size", -3)),
-     ((2**63 - 1, 1), (2**63 - 1,))],
-)  # fmt: skip
-def test_shards_that_cannot_be_are_minus_one(arguments, words):
-    assert lib.gc_shard_elements(*arguments) == -1
-    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [((-5, 3), ("n_elements", -5)), ((8, 0), ("world_size", 0)), ((8, 65), ("world_size", 65, 64))],
-)
-def test_buffers_of_peers_that_cannot_be_are_minus_one(arguments, words):
-    assert lib.gc_peers_bytes(*arguments) == -1
-    assert is_sentence(last_error()) and says(last_error(), *words), last_error()
-
-
 def of_int8(**fields):
     return capi.CodecOptions(**{"struct_size": ctypes.sizeof(capi.CodecOptions), "codec": 5, "n_elements": 100, **fields})
 
@@ -1467,11 +1355,6 @@ def test_parts_of_what_is_not_there_are_minus_one(arguments, words):
 def test_buffers_of_all_reduces_that_cannot_be_are_minus_one(options, world, words):
     assert lib.gc_allreduce_peers_bytes(None if options is None else ctypes.byref(options), world) == -1
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
-
-
-def test_a_workspace_of_fewer_than_no_elements_has_minus_one_byte():
-    assert lib.gc_onebit_workspace_bytes(-3) == -1
-    assert is_sentence(last_error()) and says(last_error(), "n_elements", -3), last_error()
 
 
 def test_the_last_error_is_the_threads_own_and_success_leaves_it_alone():

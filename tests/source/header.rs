@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command, sync::OnceLock};
 use crate::{declarations, loader, promises};
 
 /// The sections in the order of the header: the module whose `//!` text begins it, and where its declarations are.
-const SECTIONS: [(&str, &[&str]); 17] = [
+const SECTIONS: [(&str, &[&str]); 16] = [
     ("status", &["src/error.rs", "src/capi/status.rs"]),
     ("codec", &["src/plan/codec.rs", "src/capi/codec.rs"]),
     ("comm", &["src/capi/comm.rs"]),
@@ -14,7 +14,6 @@ const SECTIONS: [(&str, &[&str]); 17] = [
     ("nccl", &["src/capi/nccl.rs"]),
     ("peers", &["src/capi/peers.rs"]),
     ("hierarchical", &["src/capi/hierarchical.rs"]),
-    ("onebit", &["src/capi/onebit.rs"]),
     ("bits", &["src/plan/bits.rs", "src/capi/bits.rs"]),
     ("signs", &["src/capi/signs.rs"]),
     ("tensors", &["src/capi/tensors.rs"]),

@@ -39,7 +39,7 @@ fn rust_type(c: &str) -> String {
         "void" => "c_void",
         "char" => "c_char",
         "uint32_t" => "u32",
-        "int" | "int32_t" | "gc_status_t" | "gc_bit_order_t" | "gc_scale_t" | "gc_decode_t" => "i32",
+        "int" | "int32_t" | "gc_status_t" | "gc_bit_order_t" | "gc_decode_t" => "i32",
         "uint8_t" => "u8",
         "uint64_t" => "u64",
         "float" => "f32",

@@ -36,12 +36,6 @@ promised! {
     gc_pack_signs_into(*const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_unpack_signs_into(*const DLTensor, *const DLTensor, i32, *mut DLTensor, *mut c_void) -> i32;
     gc_vote_signs_into(*const DLTensor, u64, *mut DLTensor, *mut c_void) -> i32;
-    gc_onebit_compress(*const DLManagedTensor, *mut DLManagedTensor, usize, *mut *mut DLManagedTensor, *mut f32) -> i32;
-    gc_onebit_compress_into(*const DLTensor, *mut DLTensor, i32, *mut DLTensor, *mut DLTensor, *mut DLTensor,
-        *mut c_void) -> i32;
-    gc_onebit_decompress(*const *mut DLManagedTensor, usize, *const f32, i64, DLDataType,
-        *mut *mut DLManagedTensor) -> i32;
-    gc_onebit_workspace_bytes(i64) -> i64;
     gc_encode(*const DLManagedTensor, i32, *mut *mut DLManagedTensor) -> i32;
     gc_decode(*const DLManagedTensor, DLDataType, *mut *mut DLManagedTensor) -> i32;
     gc_codec_create(*const gc_codec_options_t, *mut *mut gc_codec_t) -> i32;
@@ -63,7 +57,6 @@ promised! {
     gc_codec_errors_out(*mut gc_codec_t, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
     gc_codec_errors_in(*mut gc_codec_t, *const DLTensor, *const DLTensor, *mut c_void) -> i32;
     gc_comm_from_transport(*const gc_transport_t, *mut *mut gc_comm_t) -> i32;
-    gc_peers_bytes(i64, i32) -> i64;
     gc_allreduce_peers_bytes(*const gc_codec_options_t, i32) -> i64;
     gc_comm_from_peers(*const gc_peers_options_t, *mut *mut gc_comm_t) -> i32;
     gc_comm_open_peers(*mut gc_comm_t, DLDevice, i64, u32, *mut *mut gc_comm_t) -> i32;
@@ -72,14 +65,11 @@ promised! {
     gc_comm_nccl_id(*const gc_nccl_options_t, *mut u8) -> i32;
     gc_comm_from_nccl_id(*const gc_nccl_options_t, *const u8, i32, i32, DLDevice, *mut *mut gc_comm_t) -> i32;
     gc_comm_group(i32, *mut *mut gc_comm_t) -> i32;
-    gc_comm_reserve(*mut gc_comm_t, DLDevice, i64) -> i32;
     gc_comm_rank(*const gc_comm_t) -> i32;
     gc_comm_world_size(*const gc_comm_t) -> i32;
     gc_comm_async_error(*const gc_comm_t) -> i32;
     gc_comm_abort(*mut gc_comm_t) -> i32;
     gc_comm_free(*mut gc_comm_t);
-    gc_compressed_allreduce(*mut gc_comm_t, *mut DLTensor, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
-    gc_shard_elements(i64, i32) -> i64;
     gc_allreduce_create(*mut gc_comm_t, *const gc_codec_options_t, *mut *mut gc_allreduce_t) -> i32;
     gc_allreduce_free(*mut gc_allreduce_t);
     gc_allreduce_shard_elements(*const gc_allreduce_t) -> i64;

@@ -22,7 +22,7 @@ from block_model import INT4, INT8  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
 from codecs_c import call, one_case, random_block_options, random_options, same, strangers  # noqa: E402
-from comms import CheckedRanks, Nodes, World, reference, shards  # noqa: E402
+from comms import CheckedRanks, DeepSpeed, Nodes, World, reference, shards  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
@@ -256,28 +256,17 @@ def ranks():
     rng = np.random.default_rng(4)
     with World(size) as world:
         for n in 20_003, 5, 8192:
-            workers = [np.zeros(n, "f4") for _ in range(size)]
-            servers = [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
-            whole = lib.gc_shard_elements(n, size)
-            put_workers = [card.put(w) for w in workers]
-            put_servers = [card.put(np.zeros(whole, "f4")) for _ in range(size)]
-            for step in range(3):
-                buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-                if step == 1:
-                    buffers[2][n // 2] = np.nan
-                put = [card.put(b) for b in buffers]
-                driver.synchronize()
-                out, workers, servers = reference(buffers, workers, servers)
-                world.each(
-                    lambda rank: call(
-                        "gc_compressed_allreduce", world.comms[rank], put[rank].view, put_workers[rank].view,
-                        put_servers[rank].view, streams[rank].handle,
-                    )
-                )  # fmt: skip
-                for rank in range(size):
-                    same(card.get(put[rank]), out, "buffer")
-                    same(card.get(put_workers[rank]), workers[rank], "worker error")
-                    same(card.get(put_servers[rank])[: servers[rank].size], servers[rank], "server error")
+            found = expected = [None, [np.zeros(n, "f4")] * size, [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]]
+            with DeepSpeed(world, n, card, [stream.handle for stream in streams], driver.synchronize) as each:
+                for step in range(3):
+                    buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
+                    if step == 1:
+                        buffers[2][n // 2] = np.nan
+                    out, *errors = reference(buffers, *expected[1:])
+                    found, expected = each.step(buffers, *found[1:]), ([out] * size, *errors)
+                    for name, one, other in zip(("buffer", "worker error", "server error"), found, expected):
+                        for rank in range(size):
+                            same(one[rank], other[rank], name)
             card.start_again()
     for stream in streams:
         stream.destroy()

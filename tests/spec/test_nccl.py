@@ -118,22 +118,6 @@ def gradient(rank, step, n):
     return np.random.default_rng([rank, step, n]).standard_normal(n).astype(np.float32)
 
 
-def plain(world, place_of):
-    """Buffer, worker and server error of each rank after some steps of gc_compressed_allreduce."""
-    n = SIZES[0]
-
-    def work(rank):
-        place = place_of(rank)
-        sizes = n, n, lib.gc_shard_elements(n, world.size)
-        tensors = [place.put(np.zeros(size, np.float32)) for size in sizes]
-        for step in range(STEPS):
-            place.set(tensors[0], gradient(rank, step, n))
-            call("gc_compressed_allreduce", world.comms[rank], *(tensor.view for tensor in tensors), None)
-        return [place.get(tensor) for tensor in tensors]
-
-    return each(world.size, work)
-
-
 def handle_of(world, rank, device):
     handle, segments = POINTER(AllReduce)(), capi.int64s(SIZES)
     what = CodecOptions(
@@ -200,7 +184,6 @@ def compare(got, expected):
 
 def whole_comparison(world):
     with Group(world.size) as group:
-        compare(plain(world, Card), plain(group, Cpu))
         compare(handles(world, Card), handles(group, Cpu))
         compare(captured(world), handles(group, Cpu, changing=False))
     for comm in world.comms:

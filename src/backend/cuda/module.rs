@@ -187,17 +187,6 @@ modules! {
             decode: [gc_onebit_decode_u32, gc_onebit_decode_u16, gc_onebit_decode_add],
             /// By errors: float32, bfloat16, none.
             reduce: [gc_onebit_reduce_f32, gc_onebit_reduce_bf16, gc_onebit_reduce],
-            /// As `encode`.
-            compress: [
-                gc_onebit_compress_f32_f32, gc_onebit_compress_f32_bf16, gc_onebit_compress_f32,
-                gc_onebit_compress_16_f32, gc_onebit_compress_16_bf16, gc_onebit_compress_16,
-            ],
-            /// By values, and in each by errors (float32, bfloat16).
-            compress_errors: [
-                gc_onebit_compress_errors_f32_f32, gc_onebit_compress_errors_f32_bf16,
-                gc_onebit_compress_errors_16_f32, gc_onebit_compress_errors_16_bf16,
-            ],
-            compress_scale: (gc_onebit_compress_scale),
             finish: (gc_onebit_finish),
             commit: (gc_onebit_commit),
             reset: (gc_onebit_reset),
@@ -208,7 +197,6 @@ modules! {
             errors_in: (gc_onebit_errors_in),
             errors_out: (gc_onebit_errors_out),
             addresses: (gc_onebit_addresses),
-            refuse: (gc_onebit_refuse),
             /// What `reduce` adds the error to.
             mean: (gc_onebit_mean),
         }

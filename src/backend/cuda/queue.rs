@@ -70,16 +70,6 @@ impl Queue {
         Ok(())
     }
 
-    /// The float32 of a view of one, once what was enqueued before on this stream is done.
-    pub fn read(&mut self, src: &View<'_>) -> Result<f32> {
-        let mut value = [0; size_of::<f32>()];
-        self.current()?;
-        self.wait()?;
-        // SAFETY: the maker of the view vouched for 4 bytes there.
-        unsafe { self.copy_to_host(&mut value, src.data() as u64)? };
-        Ok(f32::from_ne_bytes(value))
-    }
-
     /// The bytes of a contiguous view, which are as many as `to` has, once what was enqueued before is done.
     pub fn read_bytes(&mut self, src: &View<'_>, to: &mut [u8]) -> Result<()> {
         self.current()?;

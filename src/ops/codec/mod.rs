@@ -109,35 +109,6 @@ impl Codec {
         &self.plan
     }
 
-    /// Makes it one for another number of elements, at least 1, in the memory that it has; it was made for one segment
-    /// of at least as many. Its state is nobody's then.
-    pub fn refit(&mut self, elements: i64) -> Result<()> {
-        if elements != self.plan.elements {
-            let plan = CodecPlan::new(self.plan.rules, &[elements], &[], self.plan.n_chunks, self.plan.server)?;
-            match &mut self.enter()?.backend {
-                Backend::Cpu(codec) => codec.refit(&plan)?,
-                Backend::Cuda(codec) => codec.refit(&plan),
-            }
-            self.plan = plan;
-        }
-        Ok(())
-    }
-
-    /// Carries errors of the caller's, in float32, for the encode and the reduce that follow.
-    pub fn borrow_errors(&self, worker: &View<'_>, server: &View<'_>, stream: Stream) -> Result<()> {
-        match &mut self.enter()?.backend {
-            Backend::Cpu(codec) => codec.borrow_errors(&self.plan, worker, server),
-            // Whether it is whole or not: it is made anew.
-            Backend::Cuda(codec) => codec.borrow_errors(&mut codec.queue(stream)?, &self.plan, worker, server),
-        }
-    }
-
-    /// Gives them back as they are now, if nothing since `borrow_errors` was corrupt or not finite: otherwise they stay
-    /// as they were, and `values` becomes NaN everywhere.
-    pub fn return_errors(&self, values: &View<'_>, worker: &View<'_>, server: &View<'_>, stream: Stream) -> Result<()> {
-        on_backend!(&mut self.enter()?.backend, stream, return_errors(&self.plan, values, worker, server))
-    }
-
     /// From now on a 1 is written to a uint32 of pinned memory, which stays, when something is corrupt. Nothing on the
     /// CPU, whose calls say so.
     pub fn report_to(&self, word: *mut u8) -> Result<()> {

@@ -47,23 +47,21 @@ int64_t shard_of(const Tensors &tensors, int64_t rank, int64_t world)
     return count;
 }
 
-/* Steps of one rank in both forms: by a handle, which takes the gradients one by one, and with the errors in tensors,
- * which takes them as one. All that each step ends with, the errors too. */
+/* Steps of one rank. All that each step ends with: the means, and the errors that the handle keeps. */
 template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, const Tensors &gradients)
 {
     auto allreduce = gradcodec::allreduce_create(comm, gradients, onebit());
-    Tensors parts, out;
+    int64_t elements = 0;
     for (const Tensor &gradient : gradients)
-        parts.push_back(gradient.reshape({-1}).to(at::kFloat));
-    const Tensor whole = at::cat(parts), worker = at::zeros_like(whole);
-    const Tensor server = at::zeros({gradcodec::shard_elements(whole.numel(), static_cast<int32_t>(world))});
+        elements += gradient.numel();
+    Tensors out;
     for (int step = 0; step < STEPS; step++) {
         for (const Tensor &gradient : gradients)
             out.push_back(gradient * (step + 1));
         gradcodec::allreduce_run(allreduce, at::TensorList(out).slice(out.size() - gradients.size()));
-        const Tensor buffer = whole * (step + 1);
-        gradcodec::compressed_allreduce(comm, buffer, worker, server);
-        out.insert(out.end(), {buffer, worker.clone(), server.clone()});
+        const Tensor worker = at::zeros({elements}), server = at::zeros({shard_of(gradients, rank, world)});
+        gradcodec::allreduce_errors_out(allreduce, worker, server);
+        out.insert(out.end(), {worker, server});
     }
     /* The two halves make the whole: here its first step, as a new handle has no errors yet. */
     auto halves = gradcodec::allreduce_create(comm, gradients, onebit());
@@ -124,11 +122,6 @@ Tensors in_one_process(int64_t world, const Tensors &gradients)
 }
 
 /* A world of one, for what becomes of the tensors that are given. */
-void compressed_allreduce(const Tensor &buffer, const Tensor &worker_error, const Tensor &server_error)
-{
-    std::vector<gradcodec::Communicator> group = gradcodec::comm_group(1);
-    gradcodec::compressed_allreduce(group[0], buffer, worker_error, server_error);
-}
 void reduce_scatter(const Tensors &values, const Tensor &shard)
 {
     std::vector<gradcodec::Communicator> group = gradcodec::comm_group(1);
@@ -217,30 +210,26 @@ private:
     std::string how_;
 };
 
-/* Over a group that fails: what the C function returns and says; what the communicator says later; and what the
- * functions on tensors throw, when a step is made and when a handle is. */
-std::tuple<int64_t, std::string, int64_t, std::string, std::string> failure(const std::string &how)
+/* Over a group that fails: the status and the sentence of the C function, the status that the communicator reports
+ * later, and what the function on tensors throws. */
+std::tuple<int64_t, std::string, int64_t, std::string> failure(const std::string &how)
 {
     auto comm = gradcodec::comm_from_process_group(c10::make_intrusive<Failing>(how));
-    const Tensor buffer = at::ones({100}), worker = at::zeros({100}), server = at::zeros({56});
-    DLTensor views[] = {gradcodec::view_to_write(buffer), gradcodec::view_to_write(worker),
-                        gradcodec::view_to_write(server)};
-    const gc_status_t status = gc_compressed_allreduce(comm.get(), &views[0], &views[1], &views[2], nullptr);
+    gc_codec_options_t options = onebit();
+    options.struct_size = sizeof options;
+    options.n_elements = 100;
+    gc_allreduce_t *allreduce = nullptr;
+    const gc_status_t status = gc_allreduce_create(comm.get(), &options, &allreduce);
     const std::string sentence = gc_last_error();
     const gc_status_t later = gc_comm_async_error(comm.get());
-    std::string thrown[2];
+    std::string thrown;
     try {
-        gradcodec::compressed_allreduce(comm, buffer, worker, server);
+        gradcodec::allreduce_create(comm, at::ones({100}), onebit());
     } catch (const c10::Error &error) {
-        thrown[0] = error.what_without_backtrace();
+        thrown = error.what_without_backtrace();
     }
-    try {
-        gradcodec::allreduce_create(comm, buffer, onebit());
-    } catch (const c10::Error &error) {
-        thrown[1] = error.what_without_backtrace();
-    }
-    TORCH_CHECK(at::equal(buffer, at::ones({100})) && at::equal(worker, at::zeros({100})), "a failed call has written");
-    return {status, sentence, later, thrown[0], thrown[1]};
+    TORCH_CHECK(allreduce == nullptr, "a failed call has made a handle");
+    return {status, sentence, later, thrown};
 }
 
 /* Streams of a GPU that is not there. As in torch, the numbers of those of others are their handles; odd numbers are
@@ -304,9 +293,6 @@ TORCH_LIBRARY(gradcodec_c10d, m)
     m.def("over_backend",
           [](const std::string &name, const Tensors &gradients) { return over_backend(name, gradients); });
     m.def("in_one_process", [](int64_t world, const Tensors &gradients) { return in_one_process(world, gradients); });
-    m.def("compressed_allreduce", [](const Tensor &buffer, const Tensor &worker_error, const Tensor &server_error) {
-        compressed_allreduce(buffer, worker_error, server_error);
-    });
     m.def("reduce_scatter", [](const Tensors &values, const Tensor &shard) { reduce_scatter(values, shard); });
     m.def("outlived", [](const std::string &name, const Tensors &gradients) { return outlived(name, gradients); });
     m.def("failure", [](const std::string &how) { return failure(how); });

@@ -19,12 +19,13 @@ static int rank, size;
         }                                                                                                              \
     } while (0)
 
-/* What one rank goes through: `n` floats of gradient, of worker error, and of server error, as many as they want. */
+/* What one rank goes through: `n` floats of gradient and of worker error, and the server error of its shard. */
 typedef struct {
     gc_comm_t *comm;
     int rank;
     int64_t n;
-    float *buffer, *worker, *server, *handled;
+    int64_t shard;
+    float *values, *worker, *server;
 } Rank;
 
 static DLTensor view(float *data, int64_t *length)
@@ -57,36 +58,36 @@ static float *zeros(int64_t n)
     return memory;
 }
 
-/* Both all-reduces, some steps of each. */
+/* Some steps, and the errors that they leave. */
 static void *run(void *argument)
 {
     Rank *it = argument;
-    int64_t n = it->n, shard = gc_shard_elements(n, size);
+    int64_t n = it->n;
     gc_codec_options_t options;
     gc_allreduce_t *allreduce;
-    CHECK(shard >= 0);
-    it->buffer = zeros(n), it->worker = zeros(n), it->server = zeros(shard), it->handled = zeros(n);
-    DLTensor buffer = view(it->buffer, &n), worker = view(it->worker, &n), server = view(it->server, &shard);
-    DLTensor handled = view(it->handled, &n), *values[] = { &handled };
 
     memset(&options, 0, sizeof options);
     options.struct_size = sizeof options;
     options.codec = GC_CODEC_ONEBIT;
     options.n_elements = n;
     CHECK(gc_allreduce_create(it->comm, &options, &allreduce) == GC_STATUS_OK);
+    it->shard = gc_allreduce_shard_elements(allreduce);
+    CHECK(it->shard >= 0);
+    it->values = zeros(n), it->worker = zeros(n), it->server = zeros(it->shard);
+    DLTensor gradient = view(it->values, &n), worker = view(it->worker, &n), server = view(it->server, &it->shard);
+    DLTensor *values[] = { &gradient };
     for (int step = 0; step < STEPS; step++) {
-        fill(it->buffer, it, step);
-        fill(it->handled, it, step);
-        CHECK(gc_compressed_allreduce(it->comm, &buffer, &worker, &server, NULL) == GC_STATUS_OK);
+        fill(it->values, it, step);
         CHECK(gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL) == GC_STATUS_OK);
     }
+    CHECK(gc_allreduce_errors_out(allreduce, &worker, &server, NULL) == GC_STATUS_OK);
     gc_allreduce_free(allreduce);
     return NULL;
 }
 
 static void drop(Rank *it)
 {
-    free(it->buffer), free(it->worker), free(it->server), free(it->handled);
+    free(it->values), free(it->worker), free(it->server);
 }
 
 static int same(const float *a, const float *b, int64_t n)
@@ -112,12 +113,11 @@ static void as_a_group(gc_comm_t *comm, int64_t n)
     }
     for (int k = 0; k < size; k++)
         CHECK(pthread_join(ids[k], NULL) == 0);
-    CHECK(same(ours.buffer, threads[rank].buffer, n));
+    CHECK(same(ours.values, threads[rank].values, n));
     CHECK(same(ours.worker, threads[rank].worker, n));
-    CHECK(same(ours.server, threads[rank].server, gc_shard_elements(n, size)));
-    CHECK(same(ours.handled, threads[rank].handled, n));
-    CHECK(same(ours.handled, threads[0].handled, n));
-    CHECK(n == 0 || ours.handled[0] != 0.0f);
+    CHECK(ours.shard == threads[rank].shard && same(ours.server, threads[rank].server, ours.shard));
+    CHECK(same(ours.values, threads[0].values, n));
+    CHECK(n == 0 || ours.values[0] != 0.0f);
     for (int k = 0; k < size; k++) {
         gc_comm_free(group[k]);
         drop(&threads[k]);

@@ -13,7 +13,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 WORLDS = 2, 4
 # One element, odd sizes, more than one dimension; float32 and 16 bits. The last is several blocks of a kernel.
 SHAPES = [(1,), (33, 5), (1, 1, 3), (20_003,)]
-STEPS, TENSORS_OF_A_STEP = 3, len(SHAPES) + 3
+STEPS, TENSORS_OF_A_STEP = 3, len(SHAPES) + 2
 COMM = 31
 
 
@@ -77,13 +77,9 @@ def test_a_rank_that_fails_in_a_thread_fails_the_call(library):
 
 
 def test_an_inference_tensor_is_refused_by_the_name_of_its_argument(library):
-    ops, names = torch.ops.gradcodec_c10d, ("buffer", "worker_error", "server_error")
+    ops = torch.ops.gradcodec_c10d
     with torch.inference_mode():
         frozen = torch.zeros(8)
-    for which, name in enumerate(names):
-        tensors = [frozen if k == which else torch.zeros(8) for k in range(len(names))]
-        with pytest.raises(RuntimeError, match=f"^{name}: an inference tensor is written to in inference mode only"):
-            ops.compressed_allreduce(*tensors)
     with pytest.raises(RuntimeError, match="^shard: an inference tensor is written to in inference mode only"):
         ops.reduce_scatter([torch.zeros(8)], frozen)
     shard = torch.zeros(8)
@@ -93,12 +89,11 @@ def test_an_inference_tensor_is_refused_by_the_name_of_its_argument(library):
 
 @pytest.mark.parametrize("how", ["torch", "standard", "other", "late", "aborted"])
 def test_what_a_group_throws_is_a_status(library, how):
-    status, sentence, later, *thrown = torch.ops.gradcodec_c10d.failure(how)
+    status, sentence, later, thrown = torch.ops.gradcodec_c10d.failure(how)
     assert (status, later) == (COMM, COMM)
-    assert sentence == "all_to_all: the transport's function returned 1"
+    assert sentence == "all_gather: the transport's function returned 1"
     words = {"other": "an exception that is no std::exception", "aborted": "the group's work was aborted"}
-    for what, name in zip(thrown, ("all_to_all", "all_gather")):
-        assert what.startswith(f"{name}: the transport's function returned 1: {words.get(how, 'the cable is cut')}")
+    assert thrown.startswith(f"{sentence}: {words.get(how, 'the cable is cut')}")
 
 
 def on_stream(rank, library):

@@ -3,14 +3,12 @@
 import pathlib
 import sysconfig
 
-import codec_model
 import model
 import numpy as np
 import pytest
 import torch
 
 N_CHUNKS = (1, 3, 8)
-FED_BACK = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 @pytest.mark.parametrize("layout", model.LAYOUTS)
@@ -55,11 +53,6 @@ def test_opcheck(ops, device, requires_grad):
         (ops.unpack, (ops.pack_signs(x[:0], 4), [0], torch.bool)),
     ):
         torch.library.opcheck(op.default, arguments)
-    gradient = x.detach()
-    bits, scale = ops.compress(gradient, torch.zeros_like(gradient), 4)
-    for error in (torch.zeros_like(gradient), torch.zeros(999, dtype=torch.bfloat16, device=device)):
-        torch.library.opcheck(ops.compress.default, (gradient, error, 4))
-    torch.library.opcheck(ops.decompress.default, (bits, scale, 999, torch.float16))
 
 
 def test_shapes_without_memory_are_those_with(ops):
@@ -68,49 +61,6 @@ def test_shapes_without_memory_are_those_with(ops):
             real = ops.pack_truth(torch.zeros(n, dtype=torch.bool), n_chunks)
             assert ops.pack_truth(torch.zeros(n, dtype=torch.bool, device="meta"), n_chunks).shape == real.shape
             assert ops.unpack(real.to("meta"), [n], torch.float16).shape == (n,)
-            x, error = torch.zeros(2, n)
-            bits, scale = ops.compress(x.to("meta"), error.to("meta"), n_chunks)
-            like = ops.compress(x, error, n_chunks)
-            assert [(t.shape, t.dtype) for t in (bits, scale)] == [(t.shape, t.dtype) for t in like]
-            assert ops.decompress(bits, scale, n, torch.float16).shape == (n,)
-
-
-@pytest.mark.parametrize("error_dtype", (torch.float32, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("dtype", FED_BACK, ids=str)
-def test_bits_scales_and_errors_are_those_of_the_specification(ops, device, dtype, error_dtype):
-    for n, n_chunks in ((0, 1), (1, 1), (9, 3), (1000, 4), (70_001, 1)):
-        error, expected_error = torch.zeros(n, dtype=error_dtype, device=device), np.zeros(n, np.float32)
-        generator = torch.Generator().manual_seed(n)
-        for _ in range(3):
-            x = torch.randn(n, generator=generator).to(device, dtype)
-            version = error._version
-            bits, scale = ops.compress(x, error, n_chunks)
-            assert error._version == version + 1
-            truth, expected_scale, expected_error = codec_model.plain(
-                model.array(x).astype(np.float32), expected_error, codec_model.RMS, FED_BACK[error_dtype]
-            )
-            assert model.same(bits, model.chunks(truth, n_chunks)) and scale.tolist() == [expected_scale]
-            assert model.same(error, expected_error)
-            sent = codec_model.rounded(expected_scale * codec_model.sigma(np.where(truth, 1, -1)), FED_BACK[dtype])
-            assert model.same(ops.decompress(bits, scale, n, dtype).float(), sent)
-
-
-def test_an_error_is_written_to_in_inference_mode_or_outside(ops, device):
-    x = torch.ones(8, device=device)
-    with torch.inference_mode():
-        error = torch.zeros(8, device=device)
-        ops.compress(x, error)
-    with pytest.raises(RuntimeError, match="error: an inference tensor is written to in inference mode only"):
-        ops.compress(x, error)
-    assert not error.any()
-
-
-def test_a_backward_pass_is_told_that_an_error_has_changed(ops, device):
-    factor, x = torch.ones(8, device=device), torch.ones(8, device=device, requires_grad=True)
-    y = (x * factor).sum()
-    ops.compress(x.detach(), factor)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
 
 
 def chain(x):
@@ -137,26 +87,6 @@ def test_compiled_is_eager(ops, device, backend, dynamic):
         assert model.same(back, np.where(values * 2 - 1 < 0, -1, 1).astype(np.float32))
 
 
-def fed_back(x, error):
-    bits, scale = torch.ops.gradcodec.compress(x * 2, error)
-    return bits, scale, torch.ops.gradcodec.decompress(bits, scale, x.numel(), x.dtype).view_as(x) * 1
-
-
-@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
-def test_compiled_feedback_is_eager(ops, device, backend):
-    if backend == "inductor" and not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
-        pytest.skip("inductor compiles against Python.h, which is not there")
-    if backend == "inductor" and device == "cuda":
-        pytest.importorskip("triton")
-    torch._dynamo.reset()
-    compiled = torch.compile(fed_back, backend=backend, fullgraph=True, dynamic=True)
-    for n in (1000, 17):
-        errors = torch.zeros(2, n, 3, device=device)
-        for _ in range(3):
-            x = torch.randn(n, 3, device=device)
-            assert all(map(torch.equal, compiled(x, errors[0]), fed_back(x, errors[1]))) and torch.equal(*errors)
-
-
 def test_a_lazily_negated_tensor_is_negated_first(ops, device):
     x = torch.complex(torch.zeros(99), torch.randn(99)).to(device).conj().imag
     assert x.is_neg()
@@ -176,11 +106,6 @@ REFUSED = {
     "no chunks": (lambda o, d: o.pack_signs(torch.ones(3, device=d), 0), "n_chunks: at least 1"),
     "chunks too short": (
         lambda o, d: o.unpack(torch.zeros(2, 3, dtype=torch.uint8, device=d), [49], torch.bool), "src: 2 chunks of 4"),
-    "an error of another size": (
-        lambda o, d: o.compress(torch.ones(8, device=d), torch.ones(7, device=d)), "error: 8 elements expected, got 7"),
-    "scales for other chunks": (
-        lambda o, d: o.decompress(torch.zeros(2, 4, dtype=torch.uint8, device=d), torch.ones(3, device=d), 64,
-                                  torch.float32), "scales: shape [1] or [2] expected"),
     "chunks of floats": (lambda o, d: o.unpack(torch.zeros(1, 1, device=d), [8], torch.bool), "src: "),
     "chunks with gaps": (
         lambda o, d: o.unpack(torch.zeros(4, 2, dtype=torch.uint8, device=d).t(), [64], torch.bool), "src: "),
@@ -207,20 +132,6 @@ def test_work_is_enqueued_on_the_current_stream(ops, cuda):
         assert not stream.query(), "the call has waited for the stream"
     stream.synchronize()
     assert not packed.any()
-
-
-def test_feedback_is_enqueued_on_the_current_stream(ops, cuda):
-    x, error, stream = torch.ones(1 << 20, device=cuda), torch.zeros(1 << 20, device=cuda), torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        ops.decompress(*ops.compress(x, error), 1 << 20, x.dtype)  # loads the kernels, which may wait for what runs
-        torch.cuda.synchronize()
-        torch.cuda._sleep(1_000_000_000)
-        x.fill_(-2)
-        received = ops.decompress(*ops.compress(x, error), 1 << 20, x.dtype)
-        assert not stream.query(), "a call has waited for the stream"
-    stream.synchronize()
-    assert received.eq(-2).all() and not error.any()
 
 
 def test_memory_freed_on_the_stream_is_not_read_too_late(ops, cuda):

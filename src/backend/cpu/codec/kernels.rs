@@ -13,8 +13,8 @@ use crate::{
 
 use super::{
     chunks::Chunks,
-    numbers::{F32, Number, is_kept, signed},
-    sources::{FINITE, PARTS, Plain, Source, for_each_word, has_bit, magnitude},
+    numbers::{F32, Number, is_kept},
+    sources::{FINITE, Source, for_each_word, has_bit, magnitude},
     sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
 };
 
@@ -133,23 +133,6 @@ unsafe fn write_on<S: Simd<u32>, C: Source>(source: &C, dst: *mut u8, elements: 
     nonfinite
 }
 
-#[inline(always)]
-unsafe fn error_on<S: Simd<u32>, G: Number, E: Number>(plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) {
-    // By units on the stack, so that the compiler need not ask whether one side overlaps the other.
-    let mut unit = Unit([0.0; UNIT_ELEMENTS]);
-    for first in (0..count).step_by(UNIT_ELEMENTS) {
-        let count = (count - first).min(UNIT_ELEMENTS);
-        // SAFETY: there are `count` gradients and errors from number `first` on.
-        unsafe {
-            plain.form(first, &mut unit, count);
-            (0..PARTS).for_each(|part| plain.ask_for(first + UNIT_ELEMENTS, part));
-            for (index, &c) in unit.0[..count].iter().enumerate() {
-                E::store(error, first + index, c - signed(scale, c));
-            }
-        }
-    }
-}
-
 /// Values of bits.
 pub struct Values<V: Number> {
     pub plus: V::Bits,
@@ -222,9 +205,6 @@ multiversion! {
     /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does
     /// not show in it.
     fn write<C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
-
-    /// The second pass of the plain form: the error of what was sent with a scale.
-    fn error<G: Number, E: Number>(plain: &Plain<G, E>, error: *mut u8, scale: f32, count: usize) = error_on;
 
     /// Writes a value for each bit.
     fn set_values<V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;

@@ -7,7 +7,7 @@
 //! - `numbers`: element types; `sum`: sums and the scale;
 //! - `kernels`: the loops, for each instruction set; `sources`: what they make c of; `tiles`: the job;
 //! - `chunks`: payloads; `state`: what is kept, out and in;
-//! - `encode`, `decode`, `reduce`, its halves in `shard`, `plain`: the operations;
+//! - `encode`, `decode`, `reduce`, its halves in `shard`: the operations;
 //! - `blocks`: what block codecs do in place of ONEBIT's tiles.
 
 mod blocks;
@@ -16,7 +16,6 @@ mod decode;
 mod encode;
 mod kernels;
 pub mod numbers;
-mod plain;
 mod reduce;
 mod shard;
 mod sources;
@@ -40,7 +39,6 @@ use crate::{
 use tiles::Tiles;
 
 pub use chunks::check_header;
-pub use plain::{carry, compress};
 
 /// Which half of a state is meant.
 const WORKER: usize = 0;
@@ -61,8 +59,6 @@ pub struct Codec {
     transactional: bool,
     /// As docs/NUMERICS.md has them, each aligned to 256. The second one is empty unless the codec is transactional.
     buffers: [Owner; 2],
-    /// Of each.
-    state_bytes: i64,
     worker: Half,
     server: Half,
     /// Whether a step has begun that is neither committed nor taken back, even one that wrote nothing.
@@ -96,7 +92,6 @@ impl Codec {
             set: InstructionSet::chosen(),
             transactional,
             buffers,
-            state_bytes: plan.state_bytes,
             worker: Half::default(),
             server: Half::default(),
             begun: false,
@@ -107,13 +102,6 @@ impl Codec {
             server_tiles,
             partials,
         })
-    }
-
-    /// For another plan of one segment, not larger than the one that this was made for.
-    pub fn refit(&mut self, plan: &CodecPlan) -> Result<()> {
-        assert!(plan.state_bytes <= self.state_bytes && self.scales.len() == plan.workers.len());
-        (self.worker_tiles, self.server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);
-        Ok(())
     }
 
     /// Where a half is read, and where the next step of it is written.

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use crate::backend::cpu::simd::prefetch;
 
 use super::{
-    numbers::{Nothing, Number, is_kept, signed},
+    numbers::{Number, is_kept, signed},
     sum::{UNIT_ELEMENTS, Unit},
 };
 
@@ -87,36 +87,6 @@ impl<G: Number, E: Number> Source for Feedback<G, E> {
     fn ask_for(&self, first: usize, part: usize) {
         ask_for::<G>(self.gradient, first, part);
         ask_for::<E>(self.kept, first, part);
-    }
-}
-
-/// A gradient and its error, of the plain form.
-pub struct Plain<G, E> {
-    pub gradient: *const u8,
-    pub error: *const u8,
-    pub types: PhantomData<(G, E)>,
-}
-
-// SAFETY: nothing is written through it.
-unsafe impl<G: Number, E: Number> Sync for Plain<G, E> {}
-
-impl<G: Number, E: Number> Source for Plain<G, E> {
-    type Kept = Nothing;
-
-    #[inline(always)]
-    unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
-        let Self { gradient, error, .. } = *self;
-        for (index, c) in unit.0[..count].iter_mut().enumerate() {
-            // SAFETY: the source holds `count` gradients from number `first` on, and as many errors or none, which are 0.
-            *c = unsafe { G::load(gradient, first + index) + E::load(error, first + index) };
-        }
-        false
-    }
-
-    #[inline(always)]
-    fn ask_for(&self, first: usize, part: usize) {
-        ask_for::<G>(self.gradient, first, part);
-        ask_for::<E>(self.error, first, part);
     }
 }
 

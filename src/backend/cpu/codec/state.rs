@@ -4,10 +4,7 @@ use std::ops::Range;
 
 use crate::{
     error::{Result, error},
-    plan::{
-        codec::{CodecPlan, HEADER, Kind, NONFINITE, NonFinite, Reduction, Run, TURN_FIELD},
-        floats,
-    },
+    plan::codec::{CodecPlan, HEADER, Kind, NONFINITE, NonFinite, Reduction, Run, TURN_FIELD},
     tensor::View,
 };
 
@@ -154,27 +151,6 @@ impl Codec {
             }
         });
         self.raise(if nonfinite { NONFINITE } else { 0 });
-    }
-
-    /// Errors of the caller's, for the encode and the reduce that follow.
-    pub fn borrow_errors(&mut self, plan: &CodecPlan, worker: &View<'_>, server: &View<'_>) -> Result<()> {
-        (self.flags, self.since_commit) = (0, 0);
-        self.errors_in(plan, Some(worker), Some(server))
-    }
-
-    /// What they are now, if nothing was met that is not finite: otherwise `values` becomes NaN. What was corrupt has
-    /// failed before.
-    pub fn return_errors(
-        &mut self, plan: &CodecPlan, values: &View<'_>, worker: &View<'_>, server: &View<'_>,
-    ) -> Result<()> {
-        if self.flags & NONFINITE == 0 {
-            return self.errors_out(plan, Some(worker), Some(server));
-        }
-        for index in 0..values.elements() as usize {
-            // SAFETY: a view of so many float32, at any address.
-            unsafe { F32::store(values.data(), index, floats::NAN) };
-        }
-        Ok(())
     }
 
     /// Calls `work` with each run of each half that has a view: where its scale is, if it has one, what is kept of it, and

@@ -83,25 +83,6 @@ impl Tiles {
     }
 }
 
-/// Calls `work` with every tile of one run, likewise.
-pub fn for_each_of(elements: i64, bytes: i64, work: impl Fn(Tile) + Sync) {
-    in_parts(tiles_of(elements), elements.saturating_mul(bytes), |tiles| {
-        for number in tiles {
-            work(Tile::new(0, elements, number, number));
-        }
-    });
-}
-
-/// The same from the last tile to the first: what a pass before has read last is still in the caches.
-pub fn for_each_of_backwards(elements: i64, bytes: i64, work: impl Fn(Tile) + Sync) {
-    let count = tiles_of(elements);
-    in_parts(count, elements.saturating_mul(bytes), |tiles| {
-        for number in tiles.map(|number| count - 1 - number) {
-            work(Tile::new(0, elements, number, number));
-        }
-    });
-}
-
 /// How many tiles so many elements are.
 pub fn tiles_of(elements: i64) -> usize {
     (elements as u64).div_ceil(TILE_ELEMENTS as u64) as usize

@@ -195,19 +195,6 @@ kernel_structs! {
         pub count: u64,
         pub values: [*const u8; MOST_ADDRESSES],
     }
-
-    pub struct Compress: gc_compress {
-        pub grad: *const u8,
-        pub error: *mut u8,
-        pub dst: *mut u8,
-        pub scale: *mut u8,
-        pub partials: *mut u8,
-        pub elements: u64,
-        pub bytes: u64,
-        pub rule: u32,
-        /// The dtype of `grad`, as [`number_of`] has it.
-        pub values: u32,
-    }
 }
 
 impl Reduce {
@@ -384,21 +371,6 @@ impl Tables {
     }
 }
 
-impl Run {
-    /// The only one of a half: the segment, or what of it is reduced.
-    fn only(plan: &CodecPlan, half: u32) -> Self {
-        let part = plan.servers.first().filter(|_| half == SERVER);
-        let (elements, byte) = match part {
-            Some(part) => (part.elements, part.place),
-            None if half == SERVER => (0, plan.held_by(plan.server.unwrap_or(0)).start),
-            None => (plan.workers[0].elements, 0),
-        };
-        // No more than those of the plan that there were tables of.
-        let tiles = tiles_of(elements) as u32;
-        Self { elements: elements as u64, byte: byte as u64, base: 0, first_tile: 0, tiles, raw: 0 }
-    }
-}
-
 /// What the quotient by a number is multiplied with, at most one too small; 0 for 0.
 fn reciprocal(by: u64) -> u64 {
     u64::MAX.checked_div(by).unwrap_or(0)
@@ -410,30 +382,6 @@ fn tiles_of(elements: i64) -> i64 {
 }
 
 impl Half {
-    /// The same memory for another plan of one segment; tells how many tiles there are.
-    pub fn refit(&mut self, plan: &CodecPlan) -> u64 {
-        let bytes = |run: &Run| (run.elements as i64 + UNIT - 1) / UNIT * UNIT * i64::from(self.error);
-        let [worker, server] = [WORKER, SERVER].map(|half| Run::only(plan, half));
-        let server_at = plan.state_bytes - if plan.server.is_some() { bytes(&server) } else { 0 };
-        let (only, units_at) =
-            if self.half == SERVER { (server, server_at) } else { (worker, server_at - bytes(&worker)) };
-        let Self { state, control, partials, counter, tiles, runs, segments, scales, report, .. } = *self;
-        *self = Self {
-            state,
-            control,
-            partials,
-            counter,
-            tiles,
-            runs,
-            segments,
-            scales,
-            report,
-            only,
-            ..Self::of(plan, self.half, units_at)
-        };
-        u64::from(only.tiles)
-    }
-
     /// What a half has of the plan; addresses are 0.
     pub fn of(plan: &CodecPlan, half: u32, units_at: i64) -> Self {
         let rules = &plan.rules;

@@ -6,7 +6,6 @@
 
 mod blocks;
 mod layout;
-mod plain;
 
 use std::ptr;
 
@@ -28,10 +27,8 @@ use super::{
 
 use layout::{
     Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run,
-    SERVER, State, TILE, Tables, Tile, Twice, WORKER, index_of, number_of,
+    SERVER, State, Tables, Tile, Twice, WORKER, index_of, number_of,
 };
-
-pub use plain::{carry, compress};
 
 /// A codec's memory on a device, and what its launches are given.
 pub struct Codec {
@@ -177,13 +174,6 @@ impl Codec {
             ));
         }
         Ok(())
-    }
-
-    /// For another plan of one segment, not larger than the one that this was made for.
-    pub fn refit(&mut self, plan: &CodecPlan) {
-        for (half, tiles) in self.halves.iter_mut().zip(&mut self.tiles) {
-            *tiles = half.refit(plan);
-        }
     }
 
     /// A uint32 of what is known on the device: 1 once a rank did not come to an exchange.
@@ -457,36 +447,10 @@ impl Codec {
     pub fn errors_out(
         &mut self, queue: &mut Queue, _: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.errors_out_unless(queue, 0, [worker, server])
-    }
-
-    fn errors_out_unless(&self, queue: &mut Queue, skip_kind: u32, errors: [Option<&View<'_>>; 2]) -> Result<()> {
-        for (half, errors) in [WORKER, SERVER].into_iter().zip(errors) {
-            self.launch_on_half(queue, &ONEBIT.errors_out, half, errors, |call| call.skip_kind = skip_kind)?;
+        for (half, errors) in [(WORKER, worker), (SERVER, server)] {
+            self.launch_on_half(queue, &ONEBIT.errors_out, half, errors, |_| ())?;
         }
         Ok(())
-    }
-
-    /// Errors of the caller's, for the encode and the reduce that follow: nothing of the state before is left.
-    pub fn borrow_errors(
-        &mut self, queue: &mut Queue, plan: &CodecPlan, worker: &View<'_>, server: &View<'_>,
-    ) -> Result<()> {
-        // The flags, and those since the last commit, are the first of what is known there; and those of a launch.
-        self.memory.clear(queue, self.flags, CONTROL_BYTES as u64)?;
-        self.errors_in(queue, plan, Some(worker), Some(server))
-    }
-
-    /// What they are now, unless something was met that is corrupt or not finite: then `values` becomes NaN.
-    pub fn return_errors(
-        &mut self, queue: &mut Queue, _: &CodecPlan, values: &View<'_>, worker: &View<'_>, server: &View<'_>,
-    ) -> Result<()> {
-        const AFTER_REFUSAL: u32 = 5;
-        self.errors_out_unless(queue, AFTER_REFUSAL, [Some(worker), Some(server)])?;
-        let elements = values.elements() as u64;
-        self.launch_on_state(queue, &ONEBIT.refuse, elements.div_ceil(TILE as u64), |call| {
-            call.bytes = values.data();
-            call.size = elements;
-        })
     }
 
     /// Takes over errors, rounded to the dtype of errors.
