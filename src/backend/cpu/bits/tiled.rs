@@ -1,17 +1,17 @@
-//! All layouts but contiguous rows. A tile of elements is copied to a buffer in which it is contiguous, packed there,
-//! and its bytes are copied to where they belong. Unpacking takes the same steps the other way round.
+//! All layouts but contiguous rows. A tile of elements is copied to a buffer in which it is dense, packed there, and
+//! its bytes are copied to where they belong. Unpacking takes the same steps the other way round.
+//!
+//! In the buffer those elements lie side by side that lie closest in memory: the elements of a row, or an element of
+//! each of several rows (`across`). So a copy keeps the order of memory, whichever dimension a tensor is packed along.
 //!
 //! ```text
-//!     a tile: some rows,            in the buffer: each row is filled up         packed
-//!     some groups of each           to whole groups
-//!     row 0   a0 a1 .. a9           a0 a1 .. a9 - - - - - -                      A0 A1
-//!     row 1   b0 b1 .. b9           b0 b1 .. b9 - - - - - -                      B0 B1
+//!     elements closest: each row is filled up                 rows closest: so is the last group
+//!     to whole groups              packed                     of lines                 packed
+//!     a0 a1 .. a9 - - - - - -      A0 A1                      a0 b0                    A0 B0
+//!     b0 b1 .. b9 - - - - - -      B0 B1                      a1 b1 ..                 A1 B1
 //! ```
-//!
-//! The copies go in the order in which the memory lies (`moves`), so it does not matter along which of its dimensions a
-//! tensor is packed.
 
-use std::ops::Range;
+use std::{mem::MaybeUninit, ops::Range};
 
 use crate::{
     backend::cpu::{moves::move_all, simd::LineAligned},
@@ -21,14 +21,14 @@ use crate::{
     },
 };
 
-use super::{Job, Part, flat::Rows, kernels, length};
+use super::{Job, Part, across::SLACK, flat::Rows, kernels, length};
 
 /// Bytes of elements in the buffer: they stay in the first cache.
 const ROOM: usize = 8 << 10;
 
 /// Bytes of elements in the buffer if rows are so long that neighbours in memory lie far apart in a row: they stay in
-/// the second cache.
-const LARGE_ROOM: usize = 512 << 10;
+/// the second cache. Half of it makes transposed matrices of 16 to 31 columns take over twice the time.
+const LARGE_ROOM: usize = 1 << 20;
 
 /// Bytes of a cache line.
 const LINE: i64 = 64;
@@ -67,7 +67,7 @@ struct Tile<'a> {
     groups: Range<i64>,
 }
 
-/// Room for a tile: its elements, and its bytes.
+/// Room for a tile: its elements, and its bytes, each with SLACK bytes more where rows lie closest.
 struct Buffer {
     elements: *mut u8,
     bytes: *mut u8,
@@ -109,17 +109,18 @@ impl<'a> Tiles<'a> {
     fn for_each(&self, part: &Part, mut work: impl FnMut(&Tile<'_>, &Buffer)) {
         let groups = self.most_rows.min(length(&part.rows) as i64) * self.most_groups.min(length(&part.groups) as i64);
         let (elements, bytes) = (8 * groups as usize * self.job.plan.size, groups as usize);
-        let LineAligned(near) = &mut LineAligned([0u8; ROOM + ROOM / 8]);
+        let LineAligned(near) = &mut LineAligned([MaybeUninit::<u8>::uninit(); ROOM + ROOM / 8 + 2 * SLACK]);
         let mut far = Vec::new();
-        let (mut most_groups, mut buffer, mut bytes_at) = (self.most_groups, near.as_mut_ptr(), elements);
-        if elements + bytes > near.len() {
-            if far.try_reserve_exact(elements + bytes).is_ok() {
+        let (mut most_groups, mut buffer, mut bytes_at) = (self.most_groups, near.as_mut_ptr(), elements + SLACK);
+        if bytes_at + bytes + SLACK > near.len() {
+            if far.try_reserve_exact(bytes_at + bytes + SLACK).is_ok() {
                 buffer = far.as_mut_ptr();
             } else {
                 // Without memory in smaller tiles, of one row: only those are large.
                 (most_groups, bytes_at) = ((ROOM / 8 / self.job.plan.size) as i64, ROOM);
             }
         }
+        let buffer = buffer.cast::<u8>();
         let buffer = Buffer { elements: buffer, bytes: buffer.wrapping_add(bytes_at) };
         // Along memory: all rows of some groups, or all groups of some rows.
         let strip = if self.closest == Closest::Rows { most_groups } else { i64::MAX };
@@ -152,7 +153,15 @@ impl<'a> Tiles<'a> {
                     fill(buffer.elements, plan.size, rule.first_zero, all);
                 }
                 self.copy_elements(Toward::Buffer, tile, &elements, buffer);
-                kernels::pack_rows(variant, rule, plan.order, buffer.elements, all, buffer.bytes, &Rows::ONE);
+                let (src, dst) = (buffer.elements, buffer.bytes);
+                match self.closest {
+                    Closest::Elements => kernels::pack_rows(variant, rule, plan.order, src, all, dst, &Rows::ONE),
+                    Closest::Rows => {
+                        let (groups, columns) = (length(&tile.groups), tile.n_rows as usize);
+                        src.add(all * plan.size).write_bytes(0, SLACK);
+                        kernels::pack_across(variant, rule, plan.order, src, groups, dst, columns);
+                    }
+                }
                 self.copy_bytes(Toward::Memory, tile, &bytes, buffer);
             }
         });
@@ -175,7 +184,17 @@ impl<'a> Tiles<'a> {
                     buffer.bytes.write_bytes(0, all);
                 }
                 self.copy_bytes(Toward::Buffer, tile, &bytes, buffer);
-                kernels::unpack_rows(variant, patterns, plan.order, buffer.bytes, 8 * all, buffer.elements, &Rows::ONE);
+                let (src, dst) = (buffer.bytes, buffer.elements);
+                match self.closest {
+                    Closest::Elements => {
+                        kernels::unpack_rows(variant, patterns, plan.order, src, 8 * all, dst, &Rows::ONE);
+                    }
+                    Closest::Rows => {
+                        let (groups, columns) = (length(&tile.groups), tile.n_rows as usize);
+                        src.add(all).write_bytes(0, SLACK);
+                        kernels::unpack_across(variant, patterns, plan.order, src, groups, dst, columns);
+                    }
+                }
                 self.copy_elements(Toward::Memory, tile, &elements, buffer);
             }
         });
@@ -187,9 +206,9 @@ impl<'a> Tiles<'a> {
     /// See Job; the buffer has room for the tile.
     unsafe fn copy_elements(&self, toward: Toward, tile: &Tile<'_>, elements: &Range<i64>, buffer: &Buffer) {
         let (size, cursor) = (self.job.plan.size, Cursor::starting_at(&self.job.plan.elements, elements.start));
-        let (memory, pitch) = (self.job.elements, 8 * size * length(&tile.groups));
+        let near = (buffer.elements, 8 * length(&tile.groups));
         // SAFETY: see Job.
-        unsafe { self.copy(toward, size, tile, 0, (cursor, length(elements)), memory, (buffer.elements, pitch)) };
+        unsafe { self.copy(toward, size, tile, 0, (cursor, length(elements)), self.job.elements, near) };
     }
 
     /// Copies these bytes of each row of a tile.
@@ -198,43 +217,49 @@ impl<'a> Tiles<'a> {
     /// See Job; the buffer has room for the tile.
     unsafe fn copy_bytes(&self, toward: Toward, tile: &Tile<'_>, bytes: &Range<i64>, buffer: &Buffer) {
         let cursor = Cursor::starting_at(&self.job.plan.bytes, bytes.start);
-        let (memory, pitch) = (self.job.bytes, length(&tile.groups));
+        let near = (buffer.bytes, length(&tile.groups));
         // SAFETY: see Job.
-        unsafe { self.copy(toward, 1, tile, 1, (cursor, length(bytes)), memory, (buffer.bytes, pitch)) };
+        unsafe { self.copy(toward, 1, tile, 1, (cursor, length(bytes)), self.job.bytes, near) };
     }
 
-    /// Copies the next `count` items of `size` bytes of each row of a tile between memory and a buffer, in which rows
-    /// are `pitch` bytes apart. `side`: of the rows' strides.
+    /// Copies the next `count` items of `size` bytes of each row of a tile between memory and a buffer, in which a row
+    /// has room for `room` items. `side`: of the rows' strides.
     ///
     /// # Safety
     /// The items lie in memory where the rows and the cursor say, and the buffer has room.
     #[allow(clippy::too_many_arguments, reason = "both ends of a copy, each of which is described by several numbers")]
     unsafe fn copy(
         &self, toward: Toward, size: usize, tile: &Tile<'_>, side: usize, (mut cursor, count): (Cursor<'_, 1>, usize),
-        memory: *mut u8, (buffer, pitch): (*mut u8, usize),
+        memory: *mut u8, (buffer, room): (*mut u8, usize),
     ) {
         let strides = |near: i64, far: i64| match toward {
             Toward::Buffer => [near, far],
             Toward::Memory => [far, near],
         };
+        // What lies closest in memory does so in the buffer.
+        let [row_step, item_step] = match self.closest {
+            Closest::Elements => [room as i64, 1],
+            Closest::Rows => [1, tile.n_rows],
+        }
+        .map(|step| step * size as i64);
         let mut left = count as i64;
         while let Some(items) = cursor.next_block(left) {
             let mut loops = Loops::new();
             let outermost = Loop { count: tile.rows.count, strides: tile.rows.strides };
-            let mut step = tile.n_rows * pitch as i64;
+            let mut step = tile.n_rows * row_step;
             for row in [&outermost].into_iter().chain(tile.rows.inside) {
                 step /= row.count;
                 loops.push(row.count, strides(step, row.strides[side]));
             }
             let outermost = Loop { count: items.count, strides: items.strides };
             let rounds = items.inside.iter().fold(items.count, |count, item| count * item.count);
-            let mut step = rounds * size as i64;
+            let mut step = rounds * item_step;
             for item in [&outermost].into_iter().chain(items.inside) {
                 step /= item.count;
                 loops.push(item.count, strides(step, item.strides[0]));
             }
             loops.sort_by_step();
-            let near = buffer.wrapping_add((count as i64 - left) as usize * size);
+            let near = buffer.wrapping_offset(((count as i64 - left) * item_step) as isize);
             let far = memory.wrapping_offset((tile.rows.offsets[side] + items.offsets[0]) as isize);
             let (dst, src) = match toward {
                 Toward::Buffer => (near, far),
