@@ -96,7 +96,7 @@ impl AllReduce {
         let ranks = ranks_of(world)?;
         check_results(descriptor)?;
         let plan = Descriptor { n_chunks: ranks, server: 0, ..*descriptor }.plan()?;
-        let block = if plan.exchanges_once(true) { plan.payload_bytes() } else { plan.stride };
+        let block = if plan.exchanges_once(true) { plan.payload_bytes() } else { plan.stride() };
         let bytes = buffer_bytes(ranks, block).ok_or_else(|| {
             error!(SizeOverflow, "options: blocks of {block} bytes want buffers of more than 2^63 - 1 bytes")
         })?;

@@ -89,9 +89,8 @@ impl Buffers {
         let world = topology.world() as i64;
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = topology.direct().map(|peers| peers.receive_slots().map(<*mut u8>::expose_provenance));
-        // ONEBIT computes scales last, so one-shot would need an extra copy: it uses two-shot.
         let small = codec.plan().exchanges_once(device != Device::Cpu);
-        let once = small && (receive_slots.is_none() || codec.plan().blocks.is_some());
+        let once = small && (receive_slots.is_none() || codec.plan().has_one_shot_kernel());
         // Chunks in front of the one that this rank reduces, and all.
         let (others, chunks) = match (receive_slots.is_some(), once) {
             (true, _) => (0, 1),

@@ -14,7 +14,7 @@ use crate::{
         },
     },
     error::{Result, error},
-    plan::codec::chunk_stride,
+    plan::sizes::LEAST_STRIDE,
     tensor::Device,
 };
 
@@ -59,7 +59,7 @@ pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
 /// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element, which
 /// are larger than the records of a bootstrap.
 pub fn least_buffer_bytes(ranks: usize) -> i64 {
-    chunk_stride(1, 0).and_then(|chunk| buffer_bytes(ranks, chunk)).unwrap_or(i64::MAX)
+    buffer_bytes(ranks, LEAST_STRIDE).unwrap_or(i64::MAX)
 }
 
 /// Checks that buffers have room for what every communicator exchanges.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A [`Run`] is what shares a scale: a segment where it is encoded, a part where it is reduced. Block codecs have their
-//! blocks in place of bytes of bits: [`super::blocks`].
+//! blocks in place of bytes of bits: [`super::layout`].
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 use super::{
-    blocks::{Blocks, Format},
+    layout::{Family, Format, Layout},
     sizes::{align, too_large},
 };
 
@@ -134,17 +134,35 @@ impl Kind {
         }
     }
 
-    /// None: it has no blocks.
-    pub fn format(self) -> Option<Format> {
-        let (block, bits, scale_bytes, scale_rule) = match self {
-            Self::Onebit | Self::Sign => return None,
-            Self::Bf16 => (32, 16, 0, 0),
-            Self::Mxfp8 => (32, 8, 1, 2),
-            Self::Int8 => (64, 8, 2, 3),
-            Self::Int4 => (32, 4, 2, 3),
-            Self::Mxfp4 => (32, 4, 1, 2),
+    /// Its row in the table of docs/NUMERICS.md 11.
+    pub fn format(self) -> Format {
+        let bits = |scale_rule| Format {
+            family: Family::Bits,
+            place: 8,
+            bits: 1,
+            scale_bytes: 0,
+            segment_scale_bytes: 4,
+            block_field: 0,
+            scale_rule,
         };
-        Some(Format { block, bits, scale_bytes, scale_rule })
+        let blocks = |block: i64, bits, scale_bytes, scale_rule| Format {
+            family: Family::Blocks,
+            place: block,
+            bits,
+            scale_bytes,
+            segment_scale_bytes: 0,
+            block_field: block as u32,
+            scale_rule: Some(scale_rule),
+        };
+        match self {
+            Self::Onebit => bits(None),
+            Self::Sign => bits(Some(0)),
+            Self::Bf16 => blocks(32, 16, 0, 0),
+            Self::Mxfp8 => blocks(32, 8, 1, 2),
+            Self::Int8 => blocks(64, 8, 2, 3),
+            Self::Int4 => blocks(32, 4, 2, 3),
+            Self::Mxfp4 => blocks(32, 4, 1, 2),
+        }
     }
 }
 
@@ -269,28 +287,12 @@ pub struct CodecPlan {
     pub n_chunks: usize,
     /// Elements of all segments.
     pub elements: i64,
-    /// Bytes of bits of a chunk; of a block codec, of all behind its header.
-    pub chunk_bytes: i64,
-    /// Where a chunk's bits begin; of a block codec, its scales.
-    pub head: i64,
-    /// From chunk to chunk.
-    pub stride: i64,
+    /// The layout of a chunk.
+    pub layout: Layout,
     /// Bytes of the state.
     pub state_bytes: i64,
-    /// Of a block codec: how a chunk is laid out.
-    pub blocks: Option<Blocks>,
     /// The fields of a header, with chunk number 0 and no flags.
     header: [u8; HEADER],
-}
-
-/// Bytes before the bits of a chunk of so many segments.
-fn head_of(segments: usize) -> Option<i64> {
-    align(HEADER as i64 + 4 * segments as i64, ALIGNMENT)
-}
-
-/// Bytes of a chunk of so many segments that has so many bytes of bits.
-pub fn chunk_stride(segments: usize, chunk_bytes: i64) -> Option<i64> {
-    head_of(segments)?.checked_add(align(chunk_bytes, ALIGNMENT)?)
 }
 
 impl CodecPlan {
@@ -305,31 +307,19 @@ impl CodecPlan {
             ));
         }
         let mut workers = fallible::list(segments.len(), "segments")?;
-        let place_elements = rules.kind.format().map_or(8, |format| format.block);
+        let format = rules.kind.format();
         // Places of segments that are not raw, and of those that are.
         let (mut elements, mut places) = (0i64, [0i64; 2]);
         for (segment, &count) in segments.iter().enumerate() {
             let raw = raw.get(segment).is_some_and(|&raw| raw != 0);
-            let (place, place_elements) = (places[usize::from(raw)], if raw { 1 } else { place_elements });
+            let (place, place_elements) = (places[usize::from(raw)], if raw { 1 } else { format.place });
             let run = Run { segment, first: 0, elements: count, place, place_elements, raw, state: 0 };
             elements = elements.checked_add(count).ok_or_else(too_large)?;
             places[usize::from(raw)] += run.places(); // at most one an element, and those were counted
             workers.push(run);
         }
-        let blocks = rules.kind.format().map(|format| Blocks::new(format, places, n_chunks)).transpose()?;
-        let (chunk_bytes, head) = match &blocks {
-            Some(blocks) => (blocks.bytes, HEADER as i64),
-            // More chunks than bytes: the others are empty.
-            None => {
-                ((places[0] as u64).div_ceil(n_chunks as u64) as i64, head_of(segments.len()).ok_or_else(too_large)?)
-            }
-        };
-        let stride = match &blocks {
-            Some(blocks) => blocks.bytes.checked_add(head),
-            None => chunk_stride(segments.len(), chunk_bytes),
-        };
-        let stride = stride.ok_or_else(too_large)?;
-        stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
+        let layout = Layout::new(format, places, segments.len(), n_chunks)?;
+        layout.stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
         let mut plan = Self {
             rules,
             workers,
@@ -338,11 +328,8 @@ impl CodecPlan {
             servers: Vec::new(),
             n_chunks,
             elements,
-            chunk_bytes,
-            head,
-            stride,
+            layout,
             state_bytes: 0,
-            blocks,
             header: [0; HEADER],
         };
         if let Some(chunk) = server {
@@ -415,9 +402,16 @@ impl CodecPlan {
         keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
     }
 
-    /// How many chunks one that reduces several takes at once.
+    /// Whether a GPU has a kernel for a one-shot all-reduce over peer memory. Scales of segments are made last, so a kernel
+    /// that makes them gains nothing by writing to other ranks.
+    pub fn has_one_shot_kernel(&self) -> bool {
+        self.layout.format.segment_scale_bytes == 0
+    }
+
+    /// How many chunks one codec that reduces whole payloads takes at once: 1 where a chunk has scales of segments, which
+    /// are formed of all of its elements.
     pub fn chunks_at_once(&self) -> usize {
-        if self.blocks.is_some() { self.n_chunks } else { 1 }
+        if self.layout.format.segment_scale_bytes == 0 { self.n_chunks } else { 1 }
     }
 
     /// Of one that reduces `chunks_at_once` chunks from `first` on, to the same bytes, and keeps nothing.
@@ -466,11 +460,8 @@ impl CodecPlan {
             Dtype::BF16 => 2,
             _ => 0,
         };
-        let (scale, block) = match (rules.kind.format(), rules.kind) {
-            (Some(format), _) => (format.scale_rule, format.block as u32),
-            (None, Kind::Sign) => (0, 0),
-            (None, _) => (rules.scale as u8, 0),
-        };
+        let Format { scale_rule, block_field, .. } = self.layout.format;
+        let scale = scale_rule.unwrap_or(rules.scale as u8);
         let mut header = [0; HEADER];
         header[MAGIC_FIELD].copy_from_slice(MAGIC);
         header[VERSION_FIELD].copy_from_slice(&VERSION.to_le_bytes());
@@ -478,11 +469,11 @@ impl CodecPlan {
         header[VALUES_FIELD].copy_from_slice(&[dtype(rules.values)]);
         header[RESULTS_FIELD].copy_from_slice(&[dtype(rules.results)]);
         header[SCALE_FIELD].copy_from_slice(&[scale]);
-        header[BLOCK_FIELD].copy_from_slice(&block.to_le_bytes());
+        header[BLOCK_FIELD].copy_from_slice(&block_field.to_le_bytes());
         header[CHUNKS_FIELD].copy_from_slice(&(self.n_chunks as u32).to_le_bytes());
         header[SEGMENTS_FIELD].copy_from_slice(&(self.workers.len() as u32).to_le_bytes());
         header[ELEMENTS_FIELD].copy_from_slice(&self.elements.to_le_bytes());
-        header[BYTES_FIELD].copy_from_slice(&self.chunk_bytes.to_le_bytes());
+        header[BYTES_FIELD].copy_from_slice(&self.layout.bytes_field().to_le_bytes());
         header[DIGEST_FIELD].copy_from_slice(&self.digest().to_le_bytes());
         header
     }
@@ -515,9 +506,9 @@ impl CodecPlan {
         header
     }
 
-    /// Where the scales of segments are in the state, and those of parts, in bytes. Of a block codec there are none.
+    /// Where the scales of segments begin in the state, and where the scales of parts begin, in bytes.
     pub fn state_scales(&self) -> [i64; 2] {
-        let scales = if self.blocks.is_some() { 0 } else { 4 * self.workers.len() as i64 };
+        let scales = self.layout.format.segment_scale_bytes * self.workers.len() as i64;
         [HEADER as i64, HEADER as i64 + scales]
     }
 
@@ -526,8 +517,13 @@ impl CodecPlan {
         1 + usize::from(self.server.is_some())
     }
 
+    /// Bytes from chunk to chunk.
+    pub fn stride(&self) -> i64 {
+        self.layout.stride
+    }
+
     pub fn payload_bytes(&self) -> i64 {
-        self.stride * self.n_chunks as i64
+        self.stride() * self.n_chunks as i64
     }
 
     /// Elements of the chunk that is reduced.
@@ -537,16 +533,12 @@ impl CodecPlan {
 
     /// The bytes of bits, before they are cut, that a chunk holds.
     pub fn held_by(&self, chunk: usize) -> Range<i64> {
-        held(chunk, self.chunk_bytes)
+        held(chunk, self.layout.chunk_places)
     }
 
     /// How many of a run's places a chunk holds.
     pub fn per_chunk(&self, run: &Run) -> i64 {
-        match &self.blocks {
-            None => self.chunk_bytes,
-            Some(blocks) if run.raw => blocks.chunk_raws,
-            Some(blocks) => blocks.chunk_blocks,
-        }
+        if run.raw { self.layout.chunk_raws } else { self.layout.chunk_places }
     }
 
     /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
@@ -593,7 +585,7 @@ pub(super) mod tests {
     fn the_payload_is_that_of_the_specification() {
         // docs/NUMERICS.md, the example by hand.
         let plan = CodecPlan::new(rules(Some(Dtype::F32)), &[2], &[], 1, None).unwrap();
-        assert_eq!((plan.head, plan.stride, plan.payload_bytes()), (80, 96, 96));
+        assert_eq!((plan.layout.scales_at, plan.stride(), plan.payload_bytes()), (80, 96, 96));
         let expected: [u8; HEADER] = [
             0x47, 0x43, 0x50, 0x4c, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, // 0
             1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, // 16
@@ -677,11 +669,11 @@ pub(super) mod tests {
             [(0, vec![part(0, 0, 13, 0)]), (1, vec![part(2, 0, 16, 2)]), (2, vec![part(2, 16, 1, 4), part(3, 0, 8, 5)])]
         {
             let plan = CodecPlan::new(rules(None), &segments, &[], 3, Some(chunk)).unwrap();
-            assert_eq!(plan.chunk_bytes, 2);
+            assert_eq!(plan.layout.chunk_places, 2);
             assert_eq!(plan.servers, expected, "chunk {chunk}");
         }
         let plan = CodecPlan::new(rules(None), &segments, &[], 7, Some(6)).unwrap();
-        assert_eq!((plan.chunk_bytes, plan.servers.len(), plan.server_elements()), (1, 0, 0));
+        assert_eq!((plan.layout.chunk_places, plan.servers.len(), plan.server_elements()), (1, 0, 0));
     }
 
     #[test]
@@ -718,7 +710,7 @@ pub(super) mod tests {
             for first in (0..3).step_by(plan(None).chunks_at_once()) {
                 let reducer = plan(Some(1)).reducer(first).unwrap();
                 assert_eq!((reducer.server, reducer.rules.policy), (Some(first), NonFinite::Propagate));
-                assert_eq!((reducer.header(2), reducer.stride), (plan(None).header(2), plan(None).stride));
+                assert_eq!((reducer.header(2), reducer.stride()), (plan(None).header(2), plan(None).stride()));
                 found.extend(reducer.servers);
             }
             assert_eq!(found, all, "{kind:?}");

@@ -2,10 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod bits;
-pub mod blocks;
 pub mod codec;
 pub mod copy;
 pub mod floats;
+pub mod layout;
 pub mod loops;
 pub mod signs;
 pub mod sizes;

@@ -2,7 +2,10 @@
 
 use crate::{
     error::{Result, error},
-    plan::codec::{CodecPlan, ErrorKind, Kind, NonFinite, Reduction, Rules, ScaleRule},
+    plan::{
+        codec::{CodecPlan, ErrorKind, Kind, NonFinite, Reduction, Rules, ScaleRule},
+        layout::Family,
+    },
     tensor::{Device, Dtype},
 };
 
@@ -73,10 +76,10 @@ impl Descriptor<'_> {
         CodecPlan::new(rules, segments, self.raw.unwrap_or(&[]), n_chunks, server)
     }
 
-    /// Refuses what belongs to codecs of the other family: those of bits, and those of blocks.
+    /// Refuses options of the other family.
     fn check_family(&self) -> Result<()> {
         let kind = self.kind.name();
-        if self.kind.format().is_some() {
+        if self.kind.format().family == Family::Blocks {
             return match self.scale {
                 ScaleRule::Rms => Ok(()),
                 scale => Err(error!(

@@ -176,7 +176,7 @@ impl Codec {
     /// Before chunks of it go straight to other ranks' memory.
     pub fn load_for_peers(&self, queue: &mut Queue) -> Result<()> {
         match (&self.enter()?.backend, queue) {
-            (Backend::Cuda(codec), Queue::Cuda(queue)) => codec.load_for_peers(queue, &self.plan),
+            (Backend::Cuda(codec), Queue::Cuda(queue)) => codec.load_for_peers(queue),
             _ => Ok(()),
         }
     }
@@ -231,7 +231,7 @@ impl Codec {
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
         let factors = [factors[0].as_ref(), factors[1].as_ref()];
-        let received = Received::of(chunks, self.plan.stride);
+        let received = Received::of(chunks, self.plan.stride());
         match backend {
             Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
             Backend::Cuda(codec) => {
@@ -297,8 +297,8 @@ impl Codec {
 
     pub fn reduce(&self, chunk: usize, chunks: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_chunks(chunk, chunks)?;
-        self.check_destination(&to, self.plan.stride)?.map_or(Ok(()), |dst| dst.check_output(&[chunks]))?;
-        let received = Received::of(chunks, self.plan.stride);
+        self.check_destination(&to, self.plan.stride())?.map_or(Ok(()), |dst| dst.check_output(&[chunks]))?;
+        let received = Received::of(chunks, self.plan.stride());
         to_destination!(&mut self.enter()?.backend, stream, to, reduce(&self.plan, received))
     }
 
@@ -307,7 +307,7 @@ impl Codec {
         &self, chunk: usize, chunks: &View<'_>, room: &View<'_>, shard: &View<'_>, stream: Stream,
     ) -> Result<()> {
         self.check_chunks(chunk, chunks)?;
-        self.check_bytes(room, self.plan.stride)?;
+        self.check_bytes(room, self.plan.stride())?;
         self.check_shard(shard)?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
@@ -317,7 +317,7 @@ impl Codec {
     /// The second half of `reduce`, of any shard.
     pub fn encode_shard(&self, shard: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_shard(shard)?;
-        self.check_destination(&to, self.plan.stride)?;
+        self.check_destination(&to, self.plan.stride())?;
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_shard(shard, places);
         to_destination!(backend, stream, to, encode_shard(&self.plan, places))
@@ -338,7 +338,7 @@ impl Codec {
             Some(own) => return Err(error!(InvalidArgument, "chunk: {chunk}; this codec reduces chunk {own}")),
             None => return Err(error!(InvalidArgument, "chunk: {chunk}; this codec was made to reduce none")),
         }
-        let stride = self.plan.stride;
+        let stride = self.plan.stride();
         match *chunks.shape() {
             [0, _] => return Err(error!(InvalidArgument, "{}: at least 1 payload expected, got 0", chunks.name())),
             [_, bytes] if bytes == stride => {}
@@ -360,7 +360,7 @@ impl Codec {
     }
 
     pub fn scales(&self, dst: &View<'_>, stream: Stream) -> Result<()> {
-        if self.plan.blocks.is_some() {
+        if self.plan.layout.format.segment_scale_bytes == 0 {
             let kind = self.plan.rules.kind.name();
             return Err(error!(InvalidArgument, "codec: {kind} has scales of blocks, and none of segments"));
         }

@@ -49,8 +49,8 @@ impl Codec {
             ));
         }
         self.check_bytes(dst, bytes)?;
-        let first = plan.server.unwrap_or(0) as i64 * plan.stride;
-        let shape = [plan.server_chunks as i64 * plan.stride];
+        let first = plan.server.unwrap_or(0) as i64 * plan.stride();
+        let shape = [plan.server_chunks as i64 * plan.stride()];
         let (to, first) = (dst.part(first, &shape), Address(payloads.data().wrapping_add(first as usize)));
         let received = Received { name: payloads.name(), first, payloads: count as usize, apart: bytes };
         to_destination!(&mut self.enter()?.backend, stream, Destination::Memory(to), reduce(plan, received))

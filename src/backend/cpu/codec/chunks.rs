@@ -5,11 +5,12 @@ use std::{fmt, ops::Range};
 use crate::{
     error::{Result, error},
     plan::{
-        bits::bytes_for,
-        blocks::Blocks,
-        codec::{CORRUPT, CodecPlan, FIELDS, FLAGS_FIELD, HEADER, Kind, NONFINITE, Run},
+        codec::{CORRUPT, CodecPlan, FIELDS, FLAGS_FIELD, HEADER, NONFINITE, Run},
+        layout::Layout,
     },
 };
+
+use super::family::Family;
 
 /// Where the bytes of bits lie that were cut into chunks.
 #[derive(Clone, Copy)]
@@ -26,7 +27,11 @@ unsafe impl Sync for Chunks {}
 
 impl Chunks {
     pub fn of_payload(plan: &CodecPlan, payload: *mut u8) -> Self {
-        Self { first: payload.wrapping_add(plan.head as usize), bytes: plan.chunk_bytes, stride: plan.stride }
+        Self {
+            first: payload.wrapping_add(plan.layout.scales_at as usize),
+            bytes: plan.layout.chunk_places,
+            stride: plan.stride(),
+        }
     }
 
     /// Bytes that were not cut.
@@ -58,57 +63,36 @@ impl Chunks {
     }
 }
 
-/// The number of the first byte behind a segment's or a part's.
-fn end(run: &Run) -> i64 {
-    run.place + bytes_for(run.elements)
-}
-
-/// What a chunk holds of segments, in order.
-fn parts(plan: &CodecPlan, chunk: usize) -> impl Iterator<Item = Run> {
-    let held = plan.held_by(chunk);
-    let first = plan.workers.partition_point(|run| end(run) <= held.start);
-    let runs = plan.workers[first..].iter().take_while(move |run| run.place < held.end);
-    runs.filter_map(move |run| plan.part(run.segment, chunk))
-}
-
-/// Writes all of a chunk but its bits; of a block codec, but its scales, codes and raw elements.
+/// Writes all of a chunk but its codes, raw elements and scales of blocks.
 ///
 /// # Safety
-/// At `chunk` are `plan.stride` bytes, aligned to 4.
-pub unsafe fn write_frame(plan: &CodecPlan, chunk: *mut u8, number: usize, flags: u32, scale_of: impl Fn(&Run) -> f32) {
+/// At `chunk` are `plan.stride()` bytes, aligned to 4.
+pub unsafe fn write_frame(
+    family: &dyn Family, plan: &CodecPlan, chunk: *mut u8, number: usize, flags: u32, scale_of: &dyn Fn(&Run) -> f32,
+) {
     let mut header = plan.header(number);
     header[FLAGS_FIELD].copy_from_slice(&flags.to_le_bytes());
-    // SAFETY: `chunk` has `plan.stride` bytes, which begin with a header.
+    // SAFETY: `chunk` has `plan.stride()` bytes, which begin with a header.
     unsafe { chunk.copy_from_nonoverlapping(header.as_ptr(), HEADER) };
-    if let Some(blocks) = &plan.blocks {
-        for gap in gaps(plan, blocks, number) {
-            // SAFETY: the gaps lie in the chunk.
-            unsafe { chunk.add(gap.start as usize).write_bytes(0, (gap.end - gap.start) as usize) };
-        }
-        return;
+    for gap in gaps(plan, number) {
+        // SAFETY: the gaps lie in the chunk.
+        unsafe { chunk.add(gap.start as usize).write_bytes(0, (gap.end - gap.start) as usize) };
     }
-    let all = plan.workers.last().map_or(0, end);
-    let held = plan.held_by(number);
-    let used = plan.head + (all.min(held.end) - held.start).max(0);
-    // SAFETY: `chunk` has `plan.stride` bytes, aligned to 4: header, a scale a segment, and bits.
-    unsafe {
-        chunk.add(HEADER).write_bytes(0, plan.head as usize - HEADER);
-        for part in parts(plan, number) {
-            scale_at(chunk, part.segment).write(scale_of(&part).to_bits());
-        }
-        chunk.add(used as usize).write_bytes(0, (plan.stride - used) as usize);
-    }
+    // SAFETY: the caller's promise; the memory of scales is the first gap.
+    unsafe { family.write_scales(plan, chunk, number, scale_of) };
 }
 
-/// Padding bytes of a chunk of a block codec: after the scales, the codes and the raw elements.
-fn gaps(plan: &CodecPlan, blocks: &Blocks, number: usize) -> [Range<i64>; 3] {
-    // Of all of them, of which each chunk holds so many.
+/// The bytes of a chunk that hold scales of segments or padding: the padding follows the scales of blocks, the codes and
+/// the raw elements that are there.
+fn gaps(plan: &CodecPlan, number: usize) -> [Range<i64>; 4] {
+    let Layout { format, places, raws, chunk_places, chunk_raws, scales_at, codes_at, raws_at, stride } = plan.layout;
     let held = |all: i64, each: i64| (all - number as i64 * each).clamp(0, each);
-    let own = held(blocks.blocks, blocks.chunk_blocks);
+    let own = held(places, chunk_places);
     [
-        HEADER as i64 + own * blocks.format.scale_bytes..blocks.codes_at,
-        blocks.codes_at + own * blocks.format.block_bytes()..blocks.raws_at,
-        blocks.raws_at + held(blocks.raws, blocks.chunk_raws) * size_of::<f32>() as i64..plan.stride,
+        HEADER as i64..scales_at,
+        scales_at + own * format.scale_bytes..codes_at,
+        codes_at + own * format.place_bytes()..raws_at,
+        raws_at + held(raws, chunk_raws) * size_of::<f32>() as i64..stride,
     ]
 }
 
@@ -138,17 +122,14 @@ pub fn check_header(
     Ok(())
 }
 
-/// Whether a scale is below zero, or -0.
-pub fn is_negative(scale: f32) -> bool {
-    scale.is_sign_negative() && !scale.is_nan()
-}
-
 /// Refuses a chunk that is corrupt; returns its flags.
 ///
 /// # Safety
-/// At `chunk` are `plan.stride` bytes, aligned to 4.
-pub unsafe fn check(plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, number: usize) -> Result<u32> {
-    // SAFETY: `chunk` has `plan.stride` bytes, which begin with a header.
+/// At `chunk` are `plan.stride()` bytes, aligned to 4.
+pub unsafe fn check(
+    family: &dyn Family, plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, number: usize,
+) -> Result<u32> {
+    // SAFETY: `chunk` has `plan.stride()` bytes, which begin with a header.
     let header = unsafe { chunk.cast::<[u8; HEADER]>().read() };
     check_header(who, &header, &plan.header(number), FLAGS_FIELD)?;
     let mut flags = [0; 4];
@@ -161,28 +142,7 @@ pub unsafe fn check(plan: &CodecPlan, who: fmt::Arguments<'_>, chunk: *mut u8, n
             if flags == CORRUPT || flags == CORRUPT | NONFINITE { ": it was made of corrupt ones" } else { "" }
         ));
     }
-    if plan.blocks.is_some() {
-        return Ok(flags); // no scale of a block makes it corrupt
-    }
-    let mut parts = parts(plan, number).peekable();
-    for segment in 0..plan.workers.len() {
-        let holds = parts.next_if(|part| part.segment == segment).is_some();
-        // SAFETY: `chunk` has a scale for each segment.
-        let scale = f32::from_bits(unsafe { scale_at(chunk, segment).read() });
-        let expected = match plan.rules.kind {
-            _ if !holds => Some(0.0f32),
-            Kind::Sign => Some(1.0),
-            _ => None,
-        };
-        match expected {
-            Some(expected) if scale.to_bits() != expected.to_bits() => {
-                return Err(error!(Corrupt, "{who}: scale {expected} of segment {segment} expected, got {scale:?}"));
-            }
-            None if is_negative(scale) => {
-                return Err(error!(Corrupt, "{who}: scale {scale:?} of segment {segment} is negative"));
-            }
-            _ => {}
-        }
-    }
+    // SAFETY: the caller's promise.
+    unsafe { family.check_scales(plan, who, chunk, number) }?;
     Ok(flags)
 }

@@ -1,23 +1,19 @@
 //! The codecs on the CPU: the reference for docs/NUMERICS.md, bit for bit.
 //!
-//! The elements of a run go in tiles of 64 units. A thread takes tiles, and goes over the memory of each once, unit by
-//! unit: it makes c, its bits, and its terms' sum. A tile's sum is a node of the tree; the caller adds those up at the
-//! end, and writes what hangs on the scale.
-//!
-//! - `numbers`: element types; `sum`: sums and the scale;
-//! - `kernels`: the loops, for each instruction set; `sources`: what they make c of; `tiles`: the job;
-//! - `chunks`: payloads; `state`: what is kept, out and in;
-//! - `encode`, `decode`, `reduce`, its halves in `shard`: the operations;
-//! - `blocks`: what block codecs do in place of ONEBIT's tiles.
+//! - `operations`: encode, reduce and decode; `family`: the part of them that differs between the two families of codecs;
+//! - `bits`: ONEBIT and SIGN; `blocks`: all other codecs;
+//! - `numbers`: element types; `sum`: sums and the scale; `sources`: where the elements of a tile come from;
+//! - `tiles`, `halves`: how elements are shared out to threads;
+//! - `chunks`: the frames of chunks; `inputs`: chunks that are reduced; `state`: the state, out and in.
 
+mod bits;
 mod blocks;
 mod chunks;
-mod decode;
-mod encode;
-mod kernels;
+mod family;
+mod halves;
+mod inputs;
 pub mod numbers;
-mod reduce;
-mod shard;
+mod operations;
 mod sources;
 mod state;
 mod sum;
@@ -36,6 +32,7 @@ use crate::{
     tensor::{Owner, View},
 };
 
+use family::Family;
 use tiles::Tiles;
 
 pub use chunks::check_header;
@@ -55,6 +52,7 @@ struct Half {
 
 /// A codec's state, and the memory that it works in.
 pub struct Codec {
+    family: &'static dyn Family,
     set: InstructionSet,
     transactional: bool,
     /// As docs/NUMERICS.md has them, each aligned to 256. The second one is empty unless the codec is transactional.
@@ -89,6 +87,7 @@ impl Codec {
         let (worker_tiles, server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);
         let partials = tiles::partials(worker_tiles.count().max(server_tiles.count()))?;
         Ok(Self {
+            family: family::of(plan),
             set: InstructionSet::chosen(),
             transactional,
             buffers,

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use crate::{
     error::{Result, error},
-    plan::codec::{CodecPlan, HEADER, Kind, NONFINITE, NonFinite, Reduction, Run, TURN_FIELD},
+    plan::codec::{CodecPlan, HEADER, NONFINITE, Reduction, Run, TURN_FIELD},
     tensor::View,
 };
 
 use super::{
-    Codec, Half, blocks,
-    chunks::{check_header, is_negative},
-    numbers::{F32, Number, is_kept, signed, with_numbers},
+    Codec, Half,
+    chunks::check_header,
+    numbers::{Number, is_kept, with_numbers},
 };
 
 /// Where a state has the scale of a segment (`half` 0) or of its part (1).
@@ -81,13 +81,7 @@ impl Codec {
         // SAFETY: a view of a state's bytes, at any address.
         let header = unsafe { from.cast::<[u8; HEADER]>().read_unaligned() };
         check_header(format_args!("{}", src.name()), &header, &plan.state_header(), TURN_FIELD)?;
-        for half in (0..plan.state_halves()).filter(|_| plan.blocks.is_none()) {
-            check_scales(plan, half, src)?;
-        }
-        // Of blocks that are not finite the errors stay as they were, so a block codec never keeps any that are not.
-        if plan.rules.policy != NonFinite::Propagate || plan.blocks.is_some() {
-            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| check_kept::<E>(plan, src))?;
-        }
+        self.family.check_state(plan, src)?;
         let halves = ranges(plan);
         let states = [self.worker, self.server].map(|half| self.buffers_of(half).0);
         let mut of_turn = [0; 8];
@@ -110,11 +104,10 @@ impl Codec {
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
     pub fn errors_out(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            self.for_halves(plan, [worker, server], Server::Parts, |run, scale, kept, errors| match plan.blocks {
-                None => errors_of::<E>(scale, kept, errors, run.elements as usize),
-                Some(_) => blocks::errors_of::<E>(run, kept, errors),
-            });
+        let family = self.family;
+        self.for_halves(plan, [worker, server], Server::Parts, |run, scale, kept, errors| {
+            // SAFETY: of the run, in a state and in a view of as many float32.
+            unsafe { family.errors_of(plan, run, scale, kept, errors) };
         });
         Ok(())
     }
@@ -138,18 +131,14 @@ impl Codec {
         &mut self, plan: &CodecPlan, (workers, rows): (Option<&View<'_>>, usize), server: Option<&View<'_>>, of: Server,
     ) {
         let row = plan.elements as usize;
-        let mut nonfinite = false;
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            for (halves, rows) in [([workers, None], rows), ([None, server], 0)] {
-                self.for_halves(plan, halves, of, |run, scale, kept, errors| {
-                    let error = |index| mean(plan, errors, row, rows, index);
-                    match plan.blocks {
-                        None => keep::<E>(scale, kept, run.elements as usize, error),
-                        Some(_) => nonfinite |= blocks::keep::<E>(run, kept, error),
-                    }
-                });
-            }
-        });
+        let (family, mut nonfinite) = (self.family, false);
+        for (halves, rows) in [([workers, None], rows), ([None, server], 0)] {
+            self.for_halves(plan, halves, of, |run, scale, kept, errors| {
+                // SAFETY: of the run, in a state.
+                nonfinite |=
+                    unsafe { family.keep(plan, run, scale, kept, &|index| mean(plan, errors, row, rows, index)) };
+            });
+        }
         self.raise(if nonfinite { NONFINITE } else { 0 });
     }
 
@@ -181,35 +170,12 @@ impl Codec {
     }
 }
 
-/// Refuses scales that no codec of this plan has: of `half` 0 or 1 of a state.
-fn check_scales(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()> {
-    let mut runs = [&plan.workers, &plan.servers][half].iter().peekable();
-    for segment in 0..plan.workers.len() {
-        let at = scale_in(plan, state.data(), half, segment);
-        // SAFETY: a view of a state's bytes, which has a scale a segment in each half, at any address.
-        let scale = unsafe { at.read_unaligned() };
-        let run = runs.next_if(|run| run.segment == segment);
-        // A state as it was made has scales of 0, of a SIGN codec too; and so have errors that were taken in.
-        let is_known = scale.to_bits() == 0
-            || run.is_some_and(|run| run.elements > 0)
-                && match plan.rules.kind {
-                    Kind::Sign => scale == 1.0,
-                    _ => !is_negative(scale) && (plan.rules.policy == NonFinite::Propagate || scale.is_finite()),
-                };
-        if !is_known {
-            let half = ["a worker", "a server"][half];
-            return Err(error!(
-                Corrupt,
-                "{}: scale {scale:?} of segment {segment}, which the state of such {half} never has",
-                state.name()
-            ));
-        }
-    }
-    Ok(())
+/// Refuses what is kept of elements if it is not finite: no step after it would ever be committed.
+pub fn check_kept(plan: &CodecPlan, state: &View<'_>, who: &str) -> Result<()> {
+    with_numbers!(plan.rules.values, plan.rules.error, |_G, E| check_kept_as::<E>(plan, state, who))
 }
 
-/// Refuses what is kept of elements if it is not finite: no step after it would ever be committed.
-fn check_kept<E: Number>(plan: &CodecPlan, state: &View<'_>) -> Result<()> {
+fn check_kept_as<E: Number>(plan: &CodecPlan, state: &View<'_>, who: &str) -> Result<()> {
     for run in plan.workers.iter().chain(&plan.servers).filter(|run| is_kept::<E>() && !run.raw) {
         let kept = state.data().wrapping_add(run.state as usize);
         // SAFETY: a view of a state's bytes, which has all elements of every run, at any address.
@@ -217,43 +183,14 @@ fn check_kept<E: Number>(plan: &CodecPlan, state: &View<'_>) -> Result<()> {
         if let Some(index) = (0..run.elements as usize).find(|&index| !number(index).is_finite()) {
             return Err(error!(
                 Corrupt,
-                "{}: {:?} is kept of element {index} of segment {}, and {} keeps nothing that is not finite",
+                "{}: {:?} is kept of element {index} of segment {}, and {who} keeps nothing that is not finite",
                 state.name(),
                 number(index),
                 run.segment,
-                match plan.blocks {
-                    None => "a codec that is not of GC_NONFINITE_PROPAGATE",
-                    Some(_) => "a block codec",
-                }
             ));
         }
     }
     Ok(())
-}
-
-fn errors_of<E: Number>(scale: *mut f32, kept: *mut u8, errors: *mut f32, count: usize) {
-    // SAFETY: a scale of the state and `count` elements of it, and a view of as many float32, at any address.
-    unsafe {
-        let scale = scale.read();
-        for index in 0..count {
-            let kept = E::load(kept, index);
-            let error = if is_kept::<E>() { kept - signed(scale, kept) } else { 0.0 };
-            F32::store(errors.cast(), index, error);
-        }
-    }
-}
-
-fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: impl Fn(usize) -> f32) {
-    if !is_kept::<E>() {
-        return;
-    }
-    // SAFETY: as in `errors_of`.
-    unsafe {
-        scale.write(0.0);
-        for index in 0..count {
-            E::store(kept, index, error(index));
-        }
-    }
 }
 
 /// Of an element of each of some rows, for a codec that reduces as many chunks as there are ranks; without rows, the element

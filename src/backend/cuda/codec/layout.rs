@@ -12,7 +12,10 @@ use crate::{
     },
     error::{Result, error},
     fallible,
-    plan::codec::{CodecPlan, HEADER, Kind, NonFinite, Reduction, Run as PlanRun, UNIT, units},
+    plan::{
+        codec::{CodecPlan, HEADER, Kind, NonFinite, Reduction, Run as PlanRun, UNIT, units},
+        layout::Layout,
+    },
     tensor::Dtype,
 };
 
@@ -257,6 +260,14 @@ pub fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
     3 * usize::from(values.size == 2) + errors
 }
 
+/// How a family numbers its tiles.
+pub struct Tiling {
+    /// Where a chunk begins, in the numbers that tiles have.
+    pub chunk_at: fn(&CodecPlan, i64) -> i64,
+    /// Tiles of a run without elements: 0 or 1.
+    pub tiles_of_empty_run: i64,
+}
+
 /// The runs of a half, one for each segment, and their tiles.
 pub struct Tables {
     pub runs: Vec<Run>,
@@ -267,9 +278,9 @@ pub struct Tables {
 
 impl Tables {
     /// What is encoded: whole segments.
-    pub fn of_workers(plan: &CodecPlan) -> Result<Self> {
+    pub fn of_workers(plan: &CodecPlan, tiling: &Tiling) -> Result<Self> {
         Self::of(
-            plan,
+            tiling,
             0..1,
             plan.workers.len(),
             |segment| plan.workers[segment],
@@ -278,22 +289,21 @@ impl Tables {
                 let per_chunk = plan.per_chunk(run);
                 let chunk = (place / per_chunk.max(1)).min(plan.n_chunks as i64 - 1);
                 let at = place - chunk * per_chunk;
-                let to = if plan.blocks.is_some() { at } else { chunk * plan.stride + plan.head + at };
-                (chunk, to, per_chunk - at)
+                (chunk, (tiling.chunk_at)(plan, chunk) + at, per_chunk - at)
             },
         )
     }
 
     /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run. Of several chunks, each
     /// part has a run.
-    pub fn of_servers(plan: &CodecPlan, chunk: usize) -> Result<Self> {
+    pub fn of_servers(plan: &CodecPlan, chunk: usize, tiling: &Tiling) -> Result<Self> {
         let chunks = chunk..chunk + plan.server_chunks;
         if plan.server_chunks > 1 {
             let lies = |run: &PlanRun, place: i64| {
                 let (chunk, at) = (place / plan.per_chunk(run), place % plan.per_chunk(run));
                 (chunk, at, i64::MAX)
             };
-            return Self::of(plan, chunks, plan.servers.len(), |part| plan.servers[part], lies);
+            return Self::of(tiling, chunks, plan.servers.len(), |part| plan.servers[part], lies);
         }
         let first = |run: &PlanRun| chunk as i64 * plan.per_chunk(run);
         let mut parts = plan.servers.iter().peekable();
@@ -302,8 +312,8 @@ impl Tables {
             let none = PlanRun { elements: 0, place: first(&whole), ..whole };
             parts.next_if(|part| part.segment == segment).copied().unwrap_or(none)
         };
-        let head = if plan.blocks.is_some() { 0 } else { plan.head };
-        Self::of(plan, chunks, plan.workers.len(), run, |run, place| {
+        let head = (tiling.chunk_at)(plan, 0);
+        Self::of(tiling, chunks, plan.workers.len(), run, |run, place| {
             (chunk as i64, head + place - first(run), i64::MAX)
         })
     }
@@ -311,7 +321,7 @@ impl Tables {
     /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `n_runs` in turn. `lies`: of a place
     /// of a run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
     fn of(
-        plan: &CodecPlan, chunks: Range<usize>, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
+        tiling: &Tiling, chunks: Range<usize>, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
         let (mut runs, mut tiles) = (fallible::list(n_runs, "runs")?, Vec::new());
@@ -319,8 +329,7 @@ impl Tables {
         for index in 0..n_runs {
             let part = run(index);
             let PlanRun { segment, elements, place, raw, place_elements, .. } = part;
-            // Block codecs have nothing to write for an empty run.
-            let count = if plan.blocks.is_some() && elements == 0 { 0 } else { tiles_of(elements) };
+            let count = if elements == 0 { tiling.tiles_of_empty_run } else { tiles_of(elements) };
             let number = u32::try_from(count).map_err(|_| {
                 error!(SizeOverflow, "segment {segment}: {elements} elements are more than {TILE} times 2^32")
             })?;
@@ -376,9 +385,9 @@ fn reciprocal(by: u64) -> u64 {
     u64::MAX.checked_div(by).unwrap_or(0)
 }
 
-/// Tiles of a run, of which an empty one has one, too: its block writes the scale.
+/// Tiles of a run that has elements.
 fn tiles_of(elements: i64) -> i64 {
-    (elements / TILE + i64::from(elements % TILE != 0)).max(1)
+    elements / TILE + i64::from(elements % TILE != 0)
 }
 
 impl Half {
@@ -388,15 +397,7 @@ impl Half {
         let (chunk, chunks) =
             if half == SERVER { (plan.server.unwrap_or(0), plan.server_chunks) } else { (0, plan.n_chunks) };
         // Each is in the plan, which counts no more segments and chunks than fit.
-        let (bytes, chunk_bytes, [raws, chunk_raws, codes_at, raws_at]) = match &plan.blocks {
-            Some(it) => {
-                (it.blocks, it.chunk_blocks, [it.raws, it.chunk_raws, it.codes_at, it.raws_at].map(|it| it as u64))
-            }
-            None => {
-                let bytes = plan.workers.last().map_or(0, |run| run.place + units_of_byte(run.elements));
-                (bytes, plan.chunk_bytes, [0; 4])
-            }
-        };
+        let Layout { places, raws, chunk_places, chunk_raws, scales_at, codes_at, raws_at, stride, .. } = plan.layout;
         Self {
             state: [0; 2],
             control: 0,
@@ -408,10 +409,10 @@ impl Half {
             scales: 0,
             report: 0,
             addresses: 0,
-            bytes: bytes as u64,
-            chunk_bytes: chunk_bytes as u64,
-            head: plan.head as u64,
-            stride: plan.stride as u64,
+            bytes: places as u64,
+            chunk_bytes: chunk_places as u64,
+            head: scales_at as u64,
+            stride: stride as u64,
             scales_at: plan.state_scales()[half as usize] as u64,
             units_at: units_at as u64,
             // The tiles of several chunks are looked up.
@@ -433,25 +434,25 @@ impl Half {
             error: rules.error.map_or(0, |error| error.size as u32),
             header: plan.header(0),
             only: Run::default(),
-            reciprocal: reciprocal(chunk_bytes as u64),
-            raws,
-            chunk_raws,
-            raw_reciprocal: reciprocal(chunk_raws),
-            codes_at,
-            raws_at,
+            reciprocal: reciprocal(chunk_places as u64),
+            raws: raws as u64,
+            chunk_raws: chunk_raws as u64,
+            raw_reciprocal: reciprocal(chunk_raws as u64),
+            codes_at: codes_at as u64,
+            raws_at: raws_at as u64,
         }
     }
-}
-
-/// Bytes that the bits of so many elements take.
-fn units_of_byte(elements: i64) -> i64 {
-    elements / 8 + i64::from(elements % 8 != 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::codec::{Rules, ScaleRule};
+
+    /// The numbers of the two families.
+    const TILING: Tiling =
+        Tiling { chunk_at: |plan, chunk| chunk * plan.stride() + plan.layout.scales_at, tiles_of_empty_run: 1 };
+    const BLOCKS: Tiling = Tiling { chunk_at: |_, _| 0, tiles_of_empty_run: 0 };
 
     fn plan(segments: &[i64], n_chunks: usize, server: Option<usize>) -> CodecPlan {
         let rules = Rules {
@@ -510,11 +511,11 @@ mod tests {
     #[test]
     fn every_byte_of_bits_is_in_one_tile_that_knows_its_place() {
         let plan = plan(&[20_000, 0, 8192, 13], 3, None);
-        let tables = Tables::of_workers(&plan).unwrap();
+        let tables = Tables::of_workers(&plan, &TILING).unwrap();
         let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.first_tile, run.tiles)).collect();
         assert_eq!(runs, [(20_000, 0, 3), (0, 3, 1), (8192, 4, 1), (13, 5, 1)]);
         // 2500 + 1024 + 2 bytes, in chunks of 1176; a head of 80 and 1184 bytes are a chunk of 1264.
-        assert_eq!((plan.chunk_bytes, plan.head, plan.stride), (1176, 80, 1264));
+        assert_eq!((plan.layout.chunk_places, plan.layout.scales_at, plan.stride()), (1176, 80, 1264));
         let tiles: Vec<_> = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.left, tile.count)).collect();
         let at = |byte: u64| (byte / 1176 * 1264 + 80 + byte % 1176, (1176 - byte % 1176) as u32);
         let expected = [(0, 0, 8192), (0, 1024, 8192), (1, 2048, 3616), (2, 2500, 0), (2, 2500, 8192), (2, 3524, 13)];
@@ -529,7 +530,7 @@ mod tests {
         let of = |segments: &[i64]| {
             let rules = Rules { kind: Kind::Int4, error: None, ..plan(segments, 1, None).rules };
             let plan = CodecPlan::new(rules, segments, &[0, 1, 0], 6, None).unwrap().reducer(0).unwrap();
-            let tables = Tables::of_servers(&plan, 0).unwrap();
+            let tables = Tables::of_servers(&plan, 0, &BLOCKS).unwrap();
             let half = Half::of(&plan, SERVER, 0);
             assert_eq!((half.chunk, half.chunks, half.n_segments), (0, 6, 0));
             let tiles = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.count, tile.run));
@@ -548,7 +549,7 @@ mod tests {
     #[test]
     fn a_part_lies_where_its_chunk_has_it() {
         let plan = plan(&[20_000, 0, 8192, 13], 3, Some(2));
-        let tables = Tables::of_servers(&plan, 2).unwrap();
+        let tables = Tables::of_servers(&plan, 2, &TILING).unwrap();
         let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.byte, run.base)).collect();
         assert_eq!(runs, [(1184, 2352, 0), (0, 2352, 1184), (8192, 2500, 1184), (13, 3524, 9376)]);
         let tiles: Vec<_> = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.unit, tile.count)).collect();

@@ -4,7 +4,9 @@
 //! made (of many segments, one more that carries their addresses), and nothing of the state is known to the host: it is
 //! the device that finds which of two states is valid, so that what was captured in a graph can be launched again.
 
+mod bits;
 mod blocks;
+mod family;
 mod layout;
 
 use std::ptr;
@@ -20,18 +22,20 @@ use crate::{
 use super::{
     launch::argument,
     memory::{Memory, Parts},
-    module::{BLOCKS_MODULE, BLOCKS_PEERS_MODULE, Kernel, ONEBIT, ONEBIT_MODULE},
+    module::{Kernel, ONEBIT, ONEBIT_MODULE},
     peers::{self, Sending, Steps, Way},
     queue::Queue,
 };
 
+use family::Family;
 use layout::{
-    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Finish, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run,
-    SERVER, State, Tables, Tile, Twice, WORKER, index_of, number_of,
+    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run, SERVER,
+    State, Tables, Tile, Twice, WORKER, number_of,
 };
 
 /// A codec's memory on a device, and what its launches are given.
 pub struct Codec {
+    family: &'static dyn Family,
     memory: Memory,
     /// What is encoded, and what is reduced: without segments if nothing is.
     halves: Vec<Half>,
@@ -92,13 +96,12 @@ impl Places {
 impl Codec {
     /// Allocates, loads the kernels and waits until all is there.
     pub fn new(queue: &mut Queue, plan: &CodecPlan) -> Result<Self> {
+        let family = family::of(plan);
         queue.put_into_context(&ONEBIT_MODULE)?;
-        if plan.blocks.is_some() {
-            queue.put_into_context(&BLOCKS_MODULE)?;
-        }
+        family.module().map_or(Ok(()), |module| queue.put_into_context(module))?;
         let transactional = plan.rules.policy == NonFinite::Transactional;
-        let reduced = plan.server.map(|first| Tables::of_servers(plan, first)).transpose()?;
-        let tables = Tables::of_workers(plan)?;
+        let reduced = plan.server.map(|first| Tables::of_servers(plan, first, &family.tiling())).transpose()?;
+        let tables = Tables::of_workers(plan, &family.tiling())?;
         let segments = plan.workers.len();
 
         let mut parts = Parts::default();
@@ -138,6 +141,7 @@ impl Codec {
         let mut halves = fallible::list(2, "halves of a codec")?;
         halves.extend([worker, server]);
         let codec = Self {
+            family,
             memory,
             halves,
             tiles,
@@ -155,9 +159,9 @@ impl Codec {
         Ok(codec)
     }
 
-    /// Loads what writes to other ranks' memory, if that is not what writes anywhere.
-    pub fn load_for_peers(&self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
-        if plan.blocks.is_some() { queue.put_into_context(&BLOCKS_PEERS_MODULE) } else { Ok(()) }
+    /// Loads the kernels that write to the memory of other ranks.
+    pub fn load_for_peers(&self, queue: &mut Queue) -> Result<()> {
+        self.family.peer_module().map_or(Ok(()), |module| queue.put_into_context(module))
     }
 
     /// A queue for a call on this stream, which must be of the codec's context.
@@ -205,15 +209,7 @@ impl Codec {
         let half = half as usize;
         let mut call = self.call_of_encode(half, factors, to);
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        if plan.blocks.is_some() {
-            self.encode_blocks(queue, dtype, call)?;
-            return self.meet(queue, to);
-        }
-        let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
-        // or blocks of as many bytes in the buffers of ranks.
-        unsafe { queue.launch(kernel, self.tiles[half], &mut argument(&mut call)) }?;
-        self.finish(queue, call.codec, to)
+        self.family.encode(self, queue, plan, dtype, call, to)
     }
 
     /// Without values.
@@ -227,22 +223,9 @@ impl Codec {
         }
     }
 
-    /// Launches what makes scales of the sums that a launch before has left, and headers of chunks. Without that the
-    /// state has new elements and old scales.
-    fn finish(&mut self, queue: &mut Queue, codec: Half, to: To) -> Result<()> {
-        let runs = u64::from(codec.n_segments).max(1);
-        let mut call =
-            Finish { codec, dst: to.dst, way: to.way, steps: to.steps.map_or(0, |steps| steps as u32), reserved: 0 };
-        self.torn = true;
-        // SAFETY: the argument is the kernel's struct, over the memory that the launch before wrote to.
-        unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
-        (self.torn, self.pending) = (false, self.transactional);
-        Ok(())
-    }
-
-    /// Behind the launch that has made chunks of blocks: meets the ranks that these have gone to. Without that this
-    /// rank would be a meeting behind.
-    fn meet(&mut self, queue: &mut Queue, to: To) -> Result<()> {
+    /// The barrier behind a launch that has written chunks to other ranks. A call that breaks off before it leaves this rank
+    /// one barrier behind.
+    fn barrier(&mut self, queue: &mut Queue, to: To) -> Result<()> {
         if let Some(steps) = to.steps {
             self.torn = true;
             // SAFETY: the communicator, which the way is of, waits for its calls; the mark is this codec's.
@@ -270,14 +253,14 @@ impl Codec {
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        self.blocks_once(queue, plan.rules.values, call)?;
+        self.family.one_shot(queue, plan, call)?;
         self.pending = self.transactional;
         Ok(())
     }
 
     /// Whether `exchange_twice` does what encode, reduce and decode do, and no later.
     pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
-        plan.blocks.is_some() && plan.rules.error.is_some() && self.has_a_block_for_each_tile(queue)
+        self.family.fits_one_launch(self, queue, plan)
     }
 
     /// A whole all-reduce of a block codec with errors whose ranks exchange twice. `received`: this rank's chunk of every
@@ -297,7 +280,7 @@ impl Codec {
         call.reduce.way = to_all;
         call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
         (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
-        self.blocks_twice(queue, call)?;
+        self.family.two_shot(queue, call)?;
         self.pending = self.transactional;
         Ok(())
     }
@@ -305,26 +288,9 @@ impl Codec {
     pub fn decode(
         &mut self, queue: &mut Queue, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
     ) -> Result<()> {
-        let kernel = match (by.add, by.dtype.size) {
-            (true, _) => 2,
-            (false, 4) => 0,
-            _ => 1,
-        };
         let mut call = self.call_of_decode(payload, by);
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        if plan.blocks.is_some() {
-            return self.decode_blocks(queue, by, call);
-        }
-        let blocks = call.tiles + (plan.n_chunks as u64 - call.first_empty);
-        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
-        // against its plan.
-        unsafe {
-            if by.behind_ours {
-                queue.launch_pdl(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
-            } else {
-                queue.launch(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
-            }
-        }
+        self.family.decode(self, queue, plan, by, call)
     }
 
     /// Without values.
@@ -344,22 +310,7 @@ impl Codec {
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, received: Received, to: To) -> Result<()> {
         let mut call = Reduce::new(self.halves[1], &received, to.dst);
         call.way = to.way;
-        if plan.blocks.is_some() {
-            self.reduce_blocks(queue, call)?;
-            return self.meet(queue, to);
-        }
-        let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
-        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
-        // against its plan.
-        unsafe {
-            // To peers it goes behind what has met them: a launch of ours.
-            if to.steps.is_none() {
-                queue.launch(kernel, self.tiles[1], &mut argument(&mut call))
-            } else {
-                queue.launch_pdl(kernel, self.tiles[1], &mut argument(&mut call))
-            }
-        }?;
-        self.finish(queue, call.codec, to)
+        self.family.reduce(self, queue, plan, call, to)
     }
 
     /// Writes the mean of `chunks`, one a payload, to a shard, without the error; or their sum. The state is only read.
@@ -368,14 +319,9 @@ impl Codec {
     ) -> Result<()> {
         // The parts lie one behind the other.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
-        let mut call = Reduce::new(self.halves[1], &Received::of(chunks, plan.stride), dst);
+        let mut call = Reduce::new(self.halves[1], &Received::of(chunks, plan.stride()), dst);
         call.shard = 1;
-        if plan.blocks.is_some() {
-            return self.reduce_blocks(queue, call);
-        }
-        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
-        // against its plan.
-        unsafe { queue.launch(&ONEBIT.mean, self.tiles[1], &mut argument(&mut call)) }
+        self.family.mean(self, queue, call)
     }
 
     /// Writes the flags of all calls since the last, to a uint32.

@@ -13,10 +13,7 @@ use crate::{
             dispatch::InstructionSet,
         },
     },
-    plan::{
-        blocks::Blocks,
-        codec::{CodecPlan, Run},
-    },
+    plan::codec::{CodecPlan, Run},
     tensor::Dtype,
 };
 
@@ -33,8 +30,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(set: InstructionSet, plan: &CodecPlan, blocks: &Blocks) -> Self {
-        Self { set, functions: Functions::of(plan.rules.kind), block: blocks.format.block as usize }
+    pub fn new(set: InstructionSet, plan: &CodecPlan) -> Self {
+        Self { set, functions: Functions::of(plan.rules.kind), block: plan.layout.format.place as usize }
     }
 
     /// Writes v of `count` elements of a run, at most a step, from number `first` on.
@@ -57,11 +54,9 @@ impl Reader {
 
 impl Codec {
     /// Decodes a payload to an address a segment. Tells whether something was written that is not finite.
-    pub fn decode_blocks(
-        &self, plan: &CodecPlan, blocks: &Blocks, payload: *mut u8, by: &Decoding<'_>, values: &[Address],
-    ) -> bool {
+    pub fn decode_blocks(&self, plan: &CodecPlan, payload: *mut u8, by: &Decoding<'_>, values: &[Address]) -> bool {
         let (set, size) = (self.set, by.dtype.size);
-        let payload = Payload::new(plan, blocks, payload, 0);
+        let payload = Payload::new(plan, payload, 0);
         let scaling = Scaling { divisor: by.divisor as f32, factor: factor(by.factor) };
         let write = match by.dtype {
             _ if by.add => kernels::increase,
@@ -69,9 +64,9 @@ impl Codec {
             Dtype::BF16 => kernels::set::<BF16>,
             _ => kernels::set::<F32>,
         };
-        let reader = Reader::new(self.set, plan, blocks);
+        let reader = Reader::new(self.set, plan);
         let met = Met::default();
-        self.worker_tiles.for_each(&plan.workers, size as i64 + blocks.format.bits / 8, |tile| {
+        self.worker_tiles.for_each(&plan.workers, size as i64 + plan.layout.format.bits / 8, |tile| {
             let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
             for first in (0..tile.elements).step_by(STEP) {
                 let count = (tile.elements - first).min(STEP);

@@ -17,8 +17,8 @@ use crate::{
         },
     },
     plan::{
-        blocks::Blocks,
         codec::{CodecPlan, NonFinite, Run},
+        layout::Layout,
     },
 };
 
@@ -48,15 +48,15 @@ impl<G: Number, E: Number> Origin for Feedback<G, E> {
 pub struct Encoder<'a> {
     set: InstructionSet,
     functions: Functions,
-    blocks: &'a Blocks,
+    layout: &'a Layout,
     payload: Payload<'a>,
     zero: bool,
 }
 
 impl<'a> Encoder<'a> {
-    pub fn new(set: InstructionSet, plan: &CodecPlan, blocks: &'a Blocks, payload: Payload<'a>) -> Self {
+    pub fn new(set: InstructionSet, plan: &'a CodecPlan, payload: Payload<'a>) -> Self {
         let functions = Functions::of(plan.rules.kind);
-        Self { set, functions, blocks, payload, zero: plan.rules.policy == NonFinite::Zero }
+        Self { set, functions, layout: &plan.layout, payload, zero: plan.rules.policy == NonFinite::Zero }
     }
 
     /// Encodes a tile of a run that is not raw. `old`, `new`: where the tile's errors are kept, now and from now on. Tells
@@ -68,7 +68,7 @@ impl<'a> Encoder<'a> {
     pub unsafe fn tile<E: Number>(
         &self, run: &Run, tile: &Tile, origin: &impl Origin, old: *const u8, new: *mut u8,
     ) -> bool {
-        let (set, block) = (self.set, self.blocks.format.block as usize);
+        let (set, block) = (self.set, self.layout.format.place as usize);
         let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
         let mut nonfinite = false;
         for first in (0..tile.elements).step_by(STEP) {
@@ -85,7 +85,7 @@ impl<'a> Encoder<'a> {
                 let wrong = (self.functions.quantize)(set, &mut unit, blocks, &mut coded, is_kept::<E>());
                 if wrong != 0 {
                     nonfinite = true;
-                    coded.clear_behind(count, self.blocks);
+                    coded.clear_behind(count, self.layout);
                     for index in (0..count).filter(|index| wrong >> (index / block) & 1 != 0) {
                         // Where errors are kept at all, that of such a block stays.
                         unit.0[index] = if is_kept::<E>() { E::load(old.add(kept_at(0)), index) } else { 0.0 };
@@ -121,10 +121,8 @@ impl<'a> Encoder<'a> {
 
 impl Codec {
     /// Writes blocks, raw elements and state. Tells whether anything was not finite.
-    pub fn encode_blocks(
-        &self, plan: &CodecPlan, blocks: &Blocks, values: &[Address], factors: [f32; 2], payload: *mut u8,
-    ) -> bool {
-        let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, payload, 0));
+    pub fn encode_blocks(&self, plan: &CodecPlan, values: &[Address], factors: [f32; 2], payload: *mut u8) -> bool {
+        let encoder = Encoder::new(self.set, plan, Payload::new(plan, payload, 0));
         with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
             self.encode_tiles_of_blocks::<G, E>(plan, &encoder, values, factors)
         })
@@ -134,7 +132,7 @@ impl Codec {
         &self, plan: &CodecPlan, encoder: &Encoder<'_>, values: &[Address], factors: [f32; 2],
     ) -> bool {
         let beta = plan.rules.beta;
-        let bytes = size_of::<G::Bits>() + encoder.blocks.format.bits as usize / 8;
+        let bytes = size_of::<G::Bits>() + encoder.layout.format.bits as usize / 8;
         self.for_each_tile::<E>(plan, WORKER, bytes, |run, tile, [old, new]| {
             let gradient: *const u8 = values[run.segment].at(tile.first as usize * size_of::<G::Bits>());
             // SAFETY: the tile lies within a segment, which has values, a place in the payload, and unless it is raw one

@@ -16,4 +16,69 @@ mod kernels;
 mod payload;
 mod reduce;
 
-pub use errors::{errors_of, keep};
+use std::fmt::Arguments;
+
+use crate::{
+    backend::{
+        call::{Address, Decoding},
+        cpu::codec::{Codec, family::Family, inputs, numbers::with_numbers, state::check_kept},
+    },
+    error::Result,
+    plan::codec::{CodecPlan, Run},
+    tensor::View,
+};
+
+/// The family of all block codecs.
+pub struct Blocks;
+
+impl Family for Blocks {
+    fn encode(
+        &self, codec: &mut Codec, plan: &CodecPlan, values: &[Address], factors: [f32; 2], payload: &View<'_>,
+    ) -> bool {
+        codec.encode_blocks(plan, values, factors, payload.data())
+    }
+
+    fn reduce(&self, codec: &mut Codec, plan: &CodecPlan, inputs: &inputs::Inputs<'_>, dst: &View<'_>) -> bool {
+        codec.reduce_blocks(plan, inputs.number, inputs.received, dst.data())
+    }
+
+    fn mean(
+        &self, codec: &Codec, plan: &CodecPlan, inputs: &inputs::Inputs<'_>, _room: &View<'_>, shard: &[Address],
+    ) -> bool {
+        codec.mean_of_blocks(plan, inputs.number, inputs.received, shard)
+    }
+
+    fn encode_shard(
+        &self, codec: &mut Codec, plan: &CodecPlan, number: usize, shard: &[Address], dst: &View<'_>,
+    ) -> bool {
+        codec.encode_blocks_of_shard(plan, number, shard, dst.data())
+    }
+
+    fn decode(
+        &self, codec: &Codec, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
+    ) -> bool {
+        codec.decode_blocks(plan, payload.data(), by, values)
+    }
+
+    // Blocks have scales of their own: there are no scales of segments to write, and no scale makes a chunk corrupt.
+    unsafe fn write_scales(&self, _: &CodecPlan, _: *mut u8, _: usize, _: &dyn Fn(&Run) -> f32) {}
+
+    unsafe fn check_scales(&self, _: &CodecPlan, _: Arguments<'_>, _: *mut u8, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_state(&self, plan: &CodecPlan, state: &View<'_>) -> Result<()> {
+        // The errors of a block that is not finite stay as they were, so a block codec keeps finite errors only.
+        check_kept(plan, state, "a block codec")
+    }
+
+    unsafe fn errors_of(&self, plan: &CodecPlan, run: &Run, _: *mut f32, kept: *const u8, errors: *mut f32) {
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| errors::errors_of::<E>(run, kept, errors));
+    }
+
+    unsafe fn keep(
+        &self, plan: &CodecPlan, run: &Run, _: *mut f32, kept: *mut u8, error: &dyn Fn(usize) -> f32,
+    ) -> bool {
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| errors::keep::<E>(run, kept, error))
+    }
+}

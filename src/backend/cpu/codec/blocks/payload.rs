@@ -3,8 +3,8 @@
 use crate::{
     backend::{call::Address, cpu::codec::sum::Unit},
     plan::{
-        blocks::Blocks,
-        codec::{CodecPlan, HEADER, Run},
+        codec::{CodecPlan, Run},
+        layout::Layout,
     },
 };
 
@@ -30,8 +30,8 @@ impl Coded {
     }
 
     /// Makes codes 0 that are absent: of blocks of which `count` elements are there.
-    pub fn clear_behind(&mut self, count: usize, blocks: &Blocks) {
-        let (bits, block) = (blocks.format.bits as usize, blocks.format.block as usize);
+    pub fn clear_behind(&mut self, count: usize, layout: &Layout) {
+        let (bits, block) = (layout.format.bits as usize, layout.format.place as usize);
         let mut first = count * bits / 8;
         if !(count * bits).is_multiple_of(8) {
             self.codes[first] &= 0x0f;
@@ -44,7 +44,7 @@ impl Coded {
 /// A payload, or a chunk of one.
 #[derive(Clone, Copy)]
 pub struct Payload<'a> {
-    blocks: &'a Blocks,
+    layout: &'a Layout,
     stride: i64,
     /// Where chunk 0 is, or would be.
     first: Address,
@@ -52,8 +52,12 @@ pub struct Payload<'a> {
 
 impl<'a> Payload<'a> {
     /// `chunk`: the number of the chunk that is at `at`.
-    pub fn new(plan: &CodecPlan, blocks: &'a Blocks, at: *mut u8, chunk: usize) -> Self {
-        Self { blocks, stride: plan.stride, first: Address(at.wrapping_sub(chunk * plan.stride as usize)) }
+    pub fn new(plan: &'a CodecPlan, at: *mut u8, chunk: usize) -> Self {
+        Self {
+            layout: &plan.layout,
+            stride: plan.stride(),
+            first: Address(at.wrapping_sub(chunk * plan.stride() as usize)),
+        }
     }
 
     /// The blocks or raw elements of a run from element `first` on: where they begin, and how many there are.
@@ -78,10 +82,10 @@ impl<'a> Payload<'a> {
     /// Calls `copy` for scales and codes: with an address in the payload, the number of a byte of [`Coded`]'s, how many
     /// bytes, and whether they are codes.
     fn for_each_of_blocks(&self, places: (i64, usize), mut copy: impl FnMut(*mut u8, usize, usize, bool)) {
-        let Blocks { format, chunk_blocks, codes_at, .. } = *self.blocks;
-        let (scale, codes) = (format.scale_bytes as usize, format.block_bytes() as usize);
-        self.for_each_chunk(places, chunk_blocks, |chunk, within, ours, count| {
-            copy(chunk.wrapping_add(HEADER + within * scale), ours * scale, count * scale, false);
+        let Layout { format, chunk_places, scales_at, codes_at, .. } = *self.layout;
+        let (scale, codes) = (format.scale_bytes as usize, format.place_bytes() as usize);
+        self.for_each_chunk(places, chunk_places, |chunk, within, ours, count| {
+            copy(chunk.wrapping_add(scales_at as usize + within * scale), ours * scale, count * scale, false);
             copy(chunk.wrapping_add(codes_at as usize + within * codes), ours * codes, count * codes, true);
         });
     }
@@ -112,7 +116,7 @@ impl<'a> Payload<'a> {
 
     /// Calls `copy` with an address in the payload, the number of a raw element of ours, and how many.
     fn for_each_of_raws(&self, run: &Run, first: i64, count: usize, mut copy: impl FnMut(*mut f32, usize, usize)) {
-        let Blocks { chunk_raws, raws_at, .. } = *self.blocks;
+        let Layout { chunk_raws, raws_at, .. } = *self.layout;
         self.for_each_chunk(Self::places(run, first, count), chunk_raws, |chunk, within, ours, count| {
             copy(chunk.wrapping_add(raws_at as usize + size_of::<f32>() * within).cast(), ours, count);
         });

@@ -16,10 +16,7 @@ use crate::{
             dispatch::InstructionSet,
         },
     },
-    plan::{
-        blocks::Blocks,
-        codec::{CodecPlan, NonFinite, Reduction, Run},
-    },
+    plan::codec::{CodecPlan, NonFinite, Reduction, Run},
 };
 
 use super::{
@@ -32,7 +29,6 @@ use super::{
 /// The chunks that are reduced.
 struct Inputs<'a> {
     plan: &'a CodecPlan,
-    blocks: &'a Blocks,
     reader: Reader,
     received: Received,
     /// The number of the first chunk.
@@ -51,13 +47,13 @@ struct Sums<'a, E> {
 
 impl<E: Number> Origin for Sums<'_, E> {
     unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool {
-        let Inputs { plan, blocks, reader, received, number } = self.inputs;
+        let Inputs { plan, reader, received, number } = self.inputs;
         let (mut values, mut coded) = (Unit([0.0; _]), Coded::new());
         let mut nonfinite = false;
         let zero = plan.rules.policy == NonFinite::Zero;
         unit.0[..count].fill(0.0);
         for payload in 0..received.payloads {
-            let payload = Payload::new(plan, blocks, received.at(payload), *number);
+            let payload = Payload::new(plan, received.at(payload), *number);
             // SAFETY: every payload has these elements, and the processor has the set's instructions.
             nonfinite |= unsafe {
                 reader.read(&payload, self.run, self.first + first as i64, count, &mut coded, &mut values);
@@ -83,11 +79,9 @@ impl<'a> Inputs<'a> {
 impl Codec {
     /// Writes blocks, raw elements and state of chunks of payloads, from `number` on. Tells whether anything was not
     /// finite.
-    pub fn reduce_blocks(
-        &self, plan: &CodecPlan, blocks: &Blocks, number: usize, received: Received, dst: *mut u8,
-    ) -> bool {
-        let inputs = self.inputs(plan, blocks, number, received);
-        let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
+    pub fn reduce_blocks(&self, plan: &CodecPlan, number: usize, received: Received, dst: *mut u8) -> bool {
+        let inputs = self.inputs(plan, number, received);
+        let encoder = Encoder::new(self.set, plan, Payload::new(plan, dst, number));
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.reduce_tiles::<E>(&inputs, &encoder))
     }
 
@@ -107,10 +101,8 @@ impl Codec {
 
     /// Writes the sum or the mean of what payloads say to the parts of a shard, an address a segment. Tells whether one of
     /// them says something that is not finite.
-    pub fn mean_of_blocks(
-        &self, plan: &CodecPlan, blocks: &Blocks, number: usize, received: Received, shard: &[Address],
-    ) -> bool {
-        let (set, inputs) = (self.set, self.inputs(plan, blocks, number, received));
+    pub fn mean_of_blocks(&self, plan: &CodecPlan, number: usize, received: Received, shard: &[Address]) -> bool {
+        let (set, inputs) = (self.set, self.inputs(plan, number, received));
         self.for_each_tile::<Nothing>(plan, SERVER, received.payloads * 2, |run, tile, [old, _]| {
             let (origin, mut unit) = (inputs.sums::<Nothing>(run, tile, old), Unit([0.0; _]));
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
@@ -128,10 +120,8 @@ impl Codec {
     }
 
     /// Writes blocks, raw elements and state of a shard, an address a segment. Tells whether anything was not finite.
-    pub fn encode_blocks_of_shard(
-        &self, plan: &CodecPlan, blocks: &Blocks, number: usize, shard: &[Address], dst: *mut u8,
-    ) -> bool {
-        let encoder = Encoder::new(self.set, plan, blocks, Payload::new(plan, blocks, dst, number));
+    pub fn encode_blocks_of_shard(&self, plan: &CodecPlan, number: usize, shard: &[Address], dst: *mut u8) -> bool {
+        let encoder = Encoder::new(self.set, plan, Payload::new(plan, dst, number));
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.shard_tiles::<E>(plan, &encoder, shard))
     }
 
@@ -153,7 +143,7 @@ impl Codec {
         })
     }
 
-    fn inputs<'a>(&self, plan: &'a CodecPlan, blocks: &'a Blocks, number: usize, received: Received) -> Inputs<'a> {
-        Inputs { plan, blocks, reader: Reader::new(self.set, plan, blocks), received, number }
+    fn inputs<'a>(&self, plan: &'a CodecPlan, number: usize, received: Received) -> Inputs<'a> {
+        Inputs { plan, reader: Reader::new(self.set, plan), received, number }
     }
 }

@@ -1,24 +1,23 @@
-//! Decoding: a payload to values.
+//! Decoding of ONEBIT and SIGN: bits and scales to values.
 
 use crate::{
-    backend::call::{Address, Decoding},
-    error::Result,
-    plan::{
-        codec::{CORRUPT, CodecPlan, NONFINITE},
-        floats::canonical,
+    backend::{
+        call::{Address, Decoding},
+        cpu::codec::{
+            Codec,
+            chunks::{Chunks, scale_at},
+            factor,
+            numbers::{BF16, F16, F32, Number},
+            tiles::Met,
+        },
     },
+    plan::{codec::CodecPlan, floats::canonical},
     tensor::{Dtype, View},
 };
 
-use super::{
-    Codec,
-    chunks::{self, Chunks, scale_at},
-    factor, kernels,
-    numbers::{BF16, F16, F32, Number},
-    tiles::Met,
-};
+use super::kernels;
 
-/// What a payload is decoded with.
+/// A payload, and what it is decoded with.
 struct Decoder<'a> {
     plan: &'a CodecPlan,
     payload: Address,
@@ -28,37 +27,16 @@ struct Decoder<'a> {
 }
 
 impl Codec {
-    /// Decodes a payload to an address a segment. If a chunk is corrupt, nothing is written.
-    pub fn decode(
-        &mut self, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
-    ) -> Result<()> {
-        let mut flags = 0;
-        for chunk in 0..plan.n_chunks {
-            let at = payload.data().wrapping_add(chunk * plan.stride as usize);
-            // SAFETY: the payload has so many chunks.
-            match unsafe { chunks::check(plan, format_args!("{}: chunk {chunk}", payload.name()), at, chunk) } {
-                Ok(carried) => flags |= carried,
-                Err(failure) => {
-                    self.raise(CORRUPT);
-                    return Err(failure);
-                }
-            }
-        }
-        if let Some(blocks) = &plan.blocks {
-            let nonfinite = self.decode_blocks(plan, blocks, payload.data(), by, values);
-            self.raise(flags | if nonfinite { NONFINITE } else { 0 });
-            return Ok(());
-        }
+    /// Decodes a payload. Returns whether a value that is not finite was written.
+    pub fn decode_bits(&self, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address]) -> bool {
         let decoder =
             Decoder { plan, payload: Address(payload.data()), divisor: by.divisor, factor: factor(by.factor), values };
-        let nonfinite = match by.dtype {
+        match by.dtype {
             _ if by.add => self.add(&decoder),
             Dtype::F16 => self.set::<F16>(&decoder),
             Dtype::BF16 => self.set::<BF16>(&decoder),
             _ => self.set::<F32>(&decoder),
-        };
-        self.raise(flags | if nonfinite { NONFINITE } else { 0 });
-        Ok(())
+        }
     }
 
     fn set<V: Number>(&self, decoder: &Decoder<'_>) -> bool {
@@ -79,8 +57,8 @@ impl Codec {
         })
     }
 
-    /// Calls `work` with what lies side by side in a chunk: bits, the value of a 1, where the values belong, and how
-    /// many. Tells whether it ever returned true.
+    /// Calls `work` with each piece of a segment that lies in one chunk: its bits, the value of a 1, the address of its
+    /// values, and their number. Returns whether `work` ever returned true.
     fn for_each_piece(
         &self, decoder: &Decoder<'_>, size: usize, work: impl Fn(*const u8, f32, *mut u8, usize) -> bool + Sync,
     ) -> bool {
@@ -94,7 +72,7 @@ impl Codec {
             while left > 0 {
                 let (chunk, bits, side_by_side) = chunks.at(byte);
                 let count = left.min(side_by_side.saturating_mul(8));
-                let scale = scale_at(decoder.payload.at((chunk * plan.stride) as usize), run.segment);
+                let scale = scale_at(decoder.payload.at((chunk * plan.stride()) as usize), run.segment);
                 // SAFETY: the chunk holds some of the segment, and has a scale of it.
                 let scale = f32::from_bits(unsafe { scale.read() });
                 let value = canonical(scale / decoder.divisor as f32 * decoder.factor);

@@ -5,17 +5,16 @@
 
 use crate::{
     backend::cpu::{
+        codec::{
+            chunks::Chunks,
+            numbers::{F32, Number, is_kept},
+            sources::{FINITE, Source, for_each_word, has_bit, magnitude},
+            sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
+        },
         dispatch::multiversion,
         simd::{Simd, ZeroRange},
     },
     plan::{codec::ScaleRule, floats::canonical},
-};
-
-use super::{
-    chunks::Chunks,
-    numbers::{F32, Number, is_kept},
-    sources::{FINITE, Source, for_each_word, has_bit, magnitude},
-    sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
 };
 
 /// Bytes of bits of a unit.
