@@ -261,7 +261,7 @@ impl Parts {
 impl Parts {
     fn traffic(&self, communicator: &Communicator) -> Traffic {
         let plan = self.codec.plan();
-        let (payload, chunk) = (plan.payload_bytes(), plan.stride);
+        let (payload, chunk) = (plan.payload_bytes(), plan.stride());
         let exchanges: &[_] = match self.once {
             Some(_) => &[(Pattern::AllGather, payload)],
             None => &[(Pattern::AllToAll, chunk), (Pattern::AllGather, chunk)],
