@@ -85,10 +85,10 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
         found |= {codec} if took else set()
     assert found == {"float32", "int8", "int4"}
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    times = re.search(r"NCCL takes ([\d,]+) ms, PyTorch's bfloat16 hook (\d+), INT8 (\d+) and INT4 (\d+)", text).groups()
+    times = re.search(r"float32 takes ([\d,]+) ms, PyTorch's bfloat16 hook (\d+), INT8 (\d+) and INT4 (\d+)", text).groups()
     who = "NCCL", "PyTorch's bf16 hook", "INT8", "INT4"
     assert [float(time.replace(",", "")) for time in times] == [measured[name] for name in who]
-    losses = re.search(r"a loss of ([\d.]+) with float32, ([\d.]+) with INT8 and ([\d.]+) with INT4", text).groups()
+    losses = re.search(r"float32 ([\d.]+), INT8 ([\d.]+), INT4 ([\d.]+)\.", text).groups()
     expected = {
         sent.split(", ")[-1]: loss
         for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
