@@ -191,7 +191,10 @@ fuzz_target!(|input: Input| {
         let shift = usize::from(input.gradient % 17);
         let alone = options.n_chunks == 1 && sizes.len() == 1 && !(has_blocks && input.sign && raw[0] != 0);
         let single = decoded(&got, shift, input.half);
-        assert!(good != got || single.is_some() == alone, "a payload of one segment and one chunk is refused, or another taken");
+        assert!(
+            good != got || single.is_some() == alone,
+            "a payload of one segment and one chunk is refused, or another taken"
+        );
         if let Some(noise) = &input.noise {
             decoded(noise, shift, input.half);
         }

@@ -375,7 +375,7 @@ unsafe fn with_call<T>(
                 capability: options.capability,
             };
         }
-        run(&kernel, &Call { views: &views, inputs: n_inputs, options: given })
+        run(kernel, &Call { views: &views, inputs: n_inputs, options: given })
     }
 }
 

@@ -118,19 +118,15 @@ impl Family for Bits {
     }
 
     unsafe fn errors_of(&self, plan: &CodecPlan, run: &Run, scale: *mut f32, kept: *const u8, errors: *mut f32) {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            // SAFETY: the caller's promise.
-            unsafe { scales::errors_of::<E>(scale, kept, errors, run.elements as usize) }
-        });
+        let count = run.elements as usize;
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::errors_of::<E>(scale, kept, errors, count));
     }
 
     unsafe fn keep(
         &self, plan: &CodecPlan, run: &Run, scale: *mut f32, kept: *mut u8, error: &dyn Fn(usize) -> f32,
     ) -> bool {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| {
-            // SAFETY: the caller's promise.
-            unsafe { scales::keep::<E>(scale, kept, run.elements as usize, error) }
-        });
+        let count = run.elements as usize;
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::keep::<E>(scale, kept, count, error));
         false
     }
 }

@@ -81,10 +81,9 @@ pub fn check_half(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()>
     Ok(())
 }
 
-/// # Safety
-/// A scale of a state and `count` elements that are kept with it; `errors` has as many float32, at any address.
-pub unsafe fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, count: usize) {
-    // SAFETY: the caller's promise.
+/// Writes the errors of a run, as `Family::errors_of` is asked for them.
+pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, count: usize) {
+    // SAFETY: `Family::errors_of` is told a scale and `count` elements of a state, and as many float32.
     unsafe {
         let scale = scale.read();
         for index in 0..count {
@@ -95,13 +94,12 @@ pub unsafe fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mu
     }
 }
 
-/// # Safety
-/// A scale of a state and `count` elements that are kept with it.
-pub unsafe fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) {
+/// Keeps the errors of a run, as `Family::keep` is asked to.
+pub fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) {
     if !is_kept::<E>() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `Family::keep` is told a scale and `count` elements of a state.
     unsafe {
         scale.write(0.0);
         for index in 0..count {
