@@ -5,14 +5,11 @@ use std::fmt::Arguments;
 use crate::{
     backend::call::{Address, Decoding},
     error::Result,
-    plan::{
-        codec::{CodecPlan, Run},
-        layout,
-    },
+    plan::codec::{CodecPlan, Run},
     tensor::View,
 };
 
-use super::{Codec, bits::Bits, blocks::Blocks, inputs::Inputs};
+use super::{Codec, inputs::Inputs};
 
 /// The work of a family. Functions that return a bool return whether they found a number that is not finite.
 pub trait Family: Sync {
@@ -66,12 +63,4 @@ pub trait Family: Sync {
     unsafe fn keep(
         &self, plan: &CodecPlan, run: &Run, scale: *mut f32, kept: *mut u8, error: &dyn Fn(usize) -> f32,
     ) -> bool;
-}
-
-/// The work of a plan's family.
-pub fn of(plan: &CodecPlan) -> &'static dyn Family {
-    match plan.layout.format.family {
-        layout::Family::Bits => &Bits,
-        layout::Family::Blocks => &Blocks,
-    }
 }

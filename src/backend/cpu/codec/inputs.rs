@@ -2,35 +2,18 @@
 
 use crate::{
     backend::call::{Address, Received},
-    error::Result,
     plan::codec::CodecPlan,
 };
-
-use super::{chunks, family::Family};
 
 /// Chunks of several payloads, whose headers were checked.
 pub struct Inputs<'a> {
     pub received: Received,
     /// The number of the first chunk.
     pub number: usize,
-    plan: &'a CodecPlan,
+    pub plan: &'a CodecPlan,
 }
 
-impl<'a> Inputs<'a> {
-    /// The chunks from `number` on, and the flags that they carry. Refuses a chunk that is corrupt.
-    pub fn of(family: &dyn Family, plan: &'a CodecPlan, received: Received, number: usize) -> Result<(Self, u32)> {
-        let mut flags = 0;
-        for payload in 0..received.payloads {
-            let who = format_args!("{}[{payload}]", received.name);
-            for index in 0..plan.server_chunks {
-                let chunk = received.at(payload).wrapping_add(index * plan.stride() as usize);
-                // SAFETY: every payload has `server_chunks` chunks there.
-                flags |= unsafe { chunks::check(family, plan, who, chunk, number + index) }?;
-            }
-        }
-        Ok((Self { received, number, plan }, flags))
-    }
-
+impl Inputs<'_> {
     pub fn payloads(&self) -> usize {
         self.received.payloads
     }

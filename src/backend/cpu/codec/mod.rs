@@ -28,7 +28,10 @@ use crate::{
     },
     error::Result,
     fallible,
-    plan::codec::{CodecPlan, NONFINITE, NonFinite, TAKEN_BACK},
+    plan::{
+        codec::{CodecPlan, NONFINITE, NonFinite, TAKEN_BACK},
+        layout,
+    },
     tensor::{Owner, View},
 };
 
@@ -87,7 +90,10 @@ impl Codec {
         let (worker_tiles, server_tiles) = (Tiles::new(&plan.workers)?, Tiles::new(&plan.servers)?);
         let partials = tiles::partials(worker_tiles.count().max(server_tiles.count()))?;
         Ok(Self {
-            family: family::of(plan),
+            family: match plan.layout.format.family {
+                layout::Family::Bits => &bits::Bits,
+                layout::Family::Blocks => &blocks::Blocks,
+            },
             set: InstructionSet::chosen(),
             transactional,
             buffers,

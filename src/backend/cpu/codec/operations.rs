@@ -9,6 +9,7 @@ use crate::{
 
 use super::{
     Codec, SERVER, chunks, factor,
+    family::Family,
     inputs::Inputs,
     state::{scale_in, turn},
 };
@@ -43,7 +44,7 @@ impl Codec {
         let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
         self.commit_pending_reduce()?;
         let family = self.family;
-        let (inputs, flags) = match Inputs::of(family, plan, received, number) {
+        let (inputs, flags) = match check_inputs(family, plan, received, number) {
             Ok(sound) => sound,
             Err(failure) => return Err(self.refuse(plan, number, dst, failure)),
         };
@@ -59,7 +60,7 @@ impl Codec {
         let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
         let family = self.family;
         let received = Received::of(chunks, plan.stride());
-        let (inputs, flags) = Inputs::of(family, plan, received, number).inspect_err(|_| self.raise(CORRUPT))?;
+        let (inputs, flags) = check_inputs(family, plan, received, number).inspect_err(|_| self.raise(CORRUPT))?;
         let nonfinite = family.mean(self, plan, &inputs, room, shard);
         self.raise(flags | flag_of(nonfinite));
         Ok(())
@@ -129,6 +130,22 @@ impl Codec {
         self.begun = self.transactional;
         failure
     }
+}
+
+/// The chunks of several payloads from `number` on, and the flags that they carry. Refuses a chunk that is corrupt.
+fn check_inputs<'a>(
+    family: &dyn Family, plan: &'a CodecPlan, received: Received, number: usize,
+) -> Result<(Inputs<'a>, u32)> {
+    let mut flags = 0;
+    for payload in 0..received.payloads {
+        let who = format_args!("{}[{payload}]", received.name);
+        for index in 0..plan.server_chunks {
+            let chunk = received.at(payload).wrapping_add(index * plan.stride() as usize);
+            // SAFETY: every payload has `server_chunks` chunks there.
+            flags |= unsafe { chunks::check(family, plan, who, chunk, number + index) }?;
+        }
+    }
+    Ok((Inputs { received, number, plan }, flags))
 }
 
 /// The address of a chunk that is written.

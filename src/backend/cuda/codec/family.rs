@@ -6,14 +6,12 @@ use crate::{
         cuda::{module::Module, queue::Queue},
     },
     error::Result,
-    plan::{codec::CodecPlan, layout},
+    plan::codec::CodecPlan,
     tensor::Dtype,
 };
 
 use super::{
     Codec, To,
-    bits::Bits,
-    blocks::Blocks,
     layout::{Decode, Encode, Once, Reduce, Tiling, Twice},
 };
 
@@ -49,12 +47,4 @@ pub trait Family: Sync {
 
     /// A two-shot all-reduce over peer memory in one launch.
     fn two_shot(&self, queue: &mut Queue, call: Twice) -> Result<()>;
-}
-
-/// The launches of a plan's family.
-pub fn of(plan: &CodecPlan) -> &'static dyn Family {
-    match plan.layout.format.family {
-        layout::Family::Bits => &Bits,
-        layout::Family::Blocks => &Blocks,
-    }
 }

@@ -15,7 +15,10 @@ use crate::{
     backend::call::{Address, Decoding, Received, Skip, Stream},
     error::{Result, error},
     fallible,
-    plan::codec::{CodecPlan, NonFinite},
+    plan::{
+        self,
+        codec::{CodecPlan, NonFinite},
+    },
     tensor::{Dtype, View},
 };
 
@@ -96,7 +99,10 @@ impl Places {
 impl Codec {
     /// Allocates, loads the kernels and waits until all is there.
     pub fn new(queue: &mut Queue, plan: &CodecPlan) -> Result<Self> {
-        let family = family::of(plan);
+        let family: &dyn Family = match plan.layout.format.family {
+            plan::layout::Family::Bits => &bits::Bits,
+            plan::layout::Family::Blocks => &blocks::Blocks,
+        };
         queue.put_into_context(&ONEBIT_MODULE)?;
         family.module().map_or(Ok(()), |module| queue.put_into_context(module))?;
         let transactional = plan.rules.policy == NonFinite::Transactional;
