@@ -13,18 +13,24 @@
 
 mod allreduce;
 mod buffers;
+#[path = "transport/callbacks.rs"]
 mod callbacks;
 mod communicator;
 mod exchange;
+#[path = "transport/group.rs"]
 mod group;
 mod hierarchical;
 mod hierarchical_setup;
 mod link;
+#[path = "transport/nccl.rs"]
 mod nccl;
+#[path = "transport/nccl_library.rs"]
 mod nccl_library;
+#[path = "transport/peers.rs"]
 mod peers;
 mod peers_setup;
 mod record;
+#[path = "transport/rendezvous.rs"]
 mod rendezvous;
 mod topology;
 mod transport;
