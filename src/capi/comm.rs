@@ -133,7 +133,7 @@ pub unsafe extern "C" fn gc_comm_from_transport(
         let (transport, out) = unsafe { (borrow::options("transport", transport)?, Out::one("out", out)?) };
         // SAFETY: the caller promises that the functions do what they are said to do.
         let callbacks = unsafe { callbacks(&transport)? };
-        hand_out(out, Communicator::over_callbacks(transport.rank, transport.world_size, callbacks)?);
+        hand_out(out, Communicator::over(callbacks));
         Ok(())
     })
 }
@@ -154,7 +154,7 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
         (named("all_to_all", transport.all_to_all)?, named("all_gather", transport.all_gather)?);
     let host = transport.flags & HOST != 0;
     // SAFETY: the caller promises that the functions do what they are said to do.
-    Ok(unsafe { Callbacks::new(transport.ctx, all_to_all, all_gather, host) })
+    unsafe { Callbacks::new((transport.rank, transport.world_size), transport.ctx, all_to_all, all_gather, host) }
 }
 
 /// Creates communicators among threads of this process. There is one for each rank, and each is for one thread.
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
         let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
         let mut handles = Handles(fallible::list(ranks, "communicators")?);
         for member in comm::group(ranks)? {
-            handles.0.push(handle::hand_out(gc_comm_t(Arc::new(Communicator::over_group(member)?))));
+            handles.0.push(handle::hand_out(gc_comm_t(Arc::new(Communicator::over(member)))));
         }
         out.fill(handles.into_raw());
         Ok(())

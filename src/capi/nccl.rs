@@ -119,7 +119,7 @@ pub unsafe extern "C" fn gc_comm_from_nccl(options: *const gc_nccl_options_t, ou
         }
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_comm(dl_handle, comm, flags & SPLIT != 0, timeout_ms)? };
-        hand_out(out, Communicator::over_nccl(nccl)?);
+        hand_out(out, Communicator::over(nccl));
         Ok(())
     })
 }
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn gc_comm_from_nccl_id(
         let device = Device::from_dlpack(&Name::new("device"), device)?;
         // SAFETY: the caller's promise.
         let nccl = unsafe { Nccl::of_id(handle_alone(&options)?, id, rank, world_size, device, options.timeout_ms)? };
-        hand_out(out, Communicator::over_nccl(nccl)?);
+        hand_out(out, Communicator::over(nccl));
         Ok(())
     })
 }

@@ -129,7 +129,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
             buffers: &buffers,
             timeout_ms: options.timeout_ms,
         };
-        hand_out(out, Communicator::over_peers(Peers::new(&places)?)?);
+        hand_out(out, Communicator::over(Peers::new(&places)?));
         Ok(())
     })
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::Stream,
-    error::{Error, Result, error},
+    backend::{Destination, Queue, Stream},
+    error::{Error, Result, Status, error},
     lock::{Entered, Lock},
     ops::codec::{Codec, Descriptor, Reducers},
     plan::codec::Kind,
@@ -14,9 +14,8 @@ use crate::{
 use super::{
     buffers::{Buffers, InExchanges},
     communicator::Communicator,
-    exchange::{Pattern, Phases},
-    peers::{buffer_bytes, least_buffer_bytes, ranks_of},
     record::{Record, Records, Subject},
+    transport::{Fused, Pattern, Phases, buffer_bytes, least_buffer_bytes, ranks_of},
 };
 
 pub struct AllReduce {
@@ -29,9 +28,8 @@ pub struct AllReduce {
 pub struct Parts {
     pub codec: Codec,
     buffers: Buffers,
-    /// Where ranks exchange once.
-    once: Option<Once>,
-    /// Whether two exchanges are one launch here. Other ranks do not see which it is.
+    program: Program,
+    /// Whether two exchanges are one launch: not where ranks share a GPU, whose barriers are two launches.
     one_launch: bool,
 }
 
@@ -56,16 +54,46 @@ pub enum Part {
     Shard = 1,
 }
 
-/// How ranks do that.
-enum Once {
-    /// By exchanging payloads, of which each rank reduces all chunks.
-    Whole(Reducers),
-    /// By one launch.
-    OverPeers,
+/// The steps of a run.
+enum Program {
+    /// Encode, all_to_all of chunks, reduce, all_gather of reduced chunks, decode.
+    Twice,
+    /// The same in one launch, whose parts exchange. Other ranks do not see whether it is one.
+    FusedTwice,
+    /// Encode, all_gather of whole payloads, of which each rank reduces all chunks, decode.
+    Once(Reducers),
+    /// The same in one launch, or in two where ranks share a GPU.
+    FusedOnce,
+}
+
+impl Program {
+    fn new(codec: &Codec, fused: Option<&dyn Fused>, buffers: &Buffers, one_launch: bool) -> Result<Self> {
+        match (buffers.can_exchange_once(), fused) {
+            (true, Some(_)) => Ok(Self::FusedOnce),
+            (true, None) => Ok(Self::Once(Reducers::of(codec)?)),
+            (false, _) => Ok(Self::of_two_exchanges(one_launch)),
+        }
+    }
+
+    fn of_two_exchanges(one_launch: bool) -> Self {
+        if one_launch { Self::FusedTwice } else { Self::Twice }
+    }
+
+    fn exchanges_once(&self) -> bool {
+        matches!(self, Self::Once(_) | Self::FusedOnce)
+    }
+
+    fn phases(&self) -> Phases {
+        match self {
+            Self::Twice | Self::FusedTwice => Phases::Both,
+            Self::Once(_) => Phases::AllGather,
+            Self::FusedOnce => Phases::Once,
+        }
+    }
 }
 
 impl AllReduce {
-    /// Every rank comes here, with a descriptor or with what went wrong before it had one, for the others wait.
+    /// Every rank calls this, with a descriptor or with the error that it has instead, for the other ranks wait.
     pub fn new(communicator: Arc<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
         let call = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
@@ -77,12 +105,13 @@ impl AllReduce {
             traffic: parts.traffic(&communicator),
             parts: InExchanges::new(Lock::new("handle", parts)),
         });
-        let records = communicator.topology.all_gather_records(Subject::AllReduce, record)?;
+        let records = communicator.all_gather_records(Subject::AllReduce, record)?;
         let mut made = made?;
-        compare(&records, communicator.topology.rank())?;
+        compare(&records, communicator.rank())?;
         if !records.iter().all(|record| can_exchange_once(&record)) {
             let mut parts = made.enter()?;
-            parts.once = None; // the peer memory of some nodes has no room, say
+            // The peer memory of some nodes has no room, say.
+            parts.program = Program::of_two_exchanges(parts.one_launch);
             let traffic = parts.traffic(&communicator);
             drop(parts);
             made.traffic = traffic;
@@ -144,45 +173,33 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers, once, one_launch } = &*parts;
         // What decoding would refuse, before anything is changed.
-        codec.check_outputs(values.clone(), factors)?;
-        codec.check_inputs(factors)?;
-        match once {
-            None => {}
-            Some(Once::Whole(reducers)) => return self.run_once(codec, buffers, reducers, values, factors, stream),
-            Some(Once::OverPeers) => {
-                self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::Once)?;
-                self.communicator.exchange_once(codec, values, factors[0].as_ref(), stream)?;
-                return self.communicator.end(Ok(()), buffers, Phases::Once, stream);
+        parts.codec.check_outputs(values.clone(), factors)?;
+        parts.codec.check_inputs(factors)?;
+        let steps = Steps::begin(&self.communicator, &parts, parts.program.phases(), stream)?;
+        match &parts.program {
+            Program::FusedOnce => {
+                steps.fused_once(values, factors[0].as_ref())?;
+                steps.end(Ok(()))
+            }
+            Program::FusedTwice => {
+                steps.fused_twice(values, factors)?;
+                steps.end(Ok(()))
+            }
+            Program::Once(reducers) => {
+                let payloads = steps.encode_for_all(values.clone(), factors)?;
+                let reduced = steps.buffers.payload(); // in place of this rank's own
+                let reduce = reducers.reduce(&payloads, &reduced, stream);
+                steps.end(reduce.and_then(|()| steps.decode(&reduced, values)))
+            }
+            Program::Twice => {
+                steps.encode(values.clone(), factors)?;
+                steps.exchange(Pattern::AllToAll)?;
+                steps.reduce()?;
+                steps.exchange(Pattern::AllGather)?;
+                steps.end(steps.decode(&steps.buffers.gathered(), values))
             }
         }
-        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::Both)?;
-        if *one_launch {
-            self.communicator.exchange_twice(codec, buffers, values, factors, stream)?;
-            return self.communicator.end(Ok(()), buffers, Phases::Both, stream);
-        }
-        self.communicator.encode(codec, buffers, values.clone(), factors, stream)?;
-        let reduced = self.communicator.reduce(codec, buffers, stream)?;
-        let decoded = self.communicator.decode(codec, &reduced, values, stream);
-        self.communicator.end(decoded, buffers, Phases::Both, stream)
-    }
-
-    /// The same to the byte by one exchange.
-    fn run_once<'v>(
-        &self, codec: &Codec, buffers: &Buffers, reducers: &Reducers,
-        values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factors: &[Option<View<'_>>; 2],
-        stream: Stream,
-    ) -> Result<()> {
-        let phases = Phases::AllGather;
-        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, phases)?;
-        let payloads = self.communicator.encode_for_all(codec, buffers, values.clone(), factors, stream)?;
-        // In place of this rank's own payload.
-        let reduced = buffers.payload();
-        let decoded = reducers
-            .reduce(&payloads, &reduced, stream)
-            .and_then(|()| self.communicator.decode(codec, &reduced, values, stream));
-        self.communicator.end(decoded, buffers, phases, stream)
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -192,13 +209,13 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers, .. } = &*parts;
         // What would be refused after the encoding, before anything is changed.
-        codec.check_shard_output(shard, values.clone(), factors)?;
-        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::AllToAll)?;
-        self.communicator.encode(codec, buffers, values, factors, stream)?;
-        self.communicator.mean(codec, buffers, shard, stream)?;
-        self.communicator.end(Ok(()), buffers, Phases::AllToAll, stream)
+        parts.codec.check_shard_output(shard, values.clone(), factors)?;
+        let steps = Steps::begin(&self.communicator, &parts, Phases::AllToAll, stream)?;
+        steps.encode(values, factors)?;
+        steps.exchange(Pattern::AllToAll)?;
+        steps.mean(shard)?;
+        steps.end(Ok(()))
     }
 
     /// The second half, of any shard.
@@ -207,31 +224,30 @@ impl AllReduce {
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        let Parts { codec, buffers, .. } = &*parts;
-        codec.check_shard(shard)?;
-        codec.check_outputs(values.clone(), &[Some(*shard)])?;
-        self.communicator.topology.begin(&mut buffers.memory().queue(stream)?, Phases::AllGather)?;
-        let reduced = self.communicator.gather(codec, buffers, shard, stream)?;
-        let decoded = self.communicator.decode(codec, &reduced, values, stream);
-        self.communicator.end(decoded, buffers, Phases::AllGather, stream)
+        parts.codec.check_shard(shard)?;
+        parts.codec.check_outputs(values.clone(), &[Some(*shard)])?;
+        let steps = Steps::begin(&self.communicator, &parts, Phases::AllGather, stream)?;
+        steps.encode_shard(shard)?;
+        steps.exchange(Pattern::AllGather)?;
+        steps.end(steps.decode(&steps.buffers.gathered(), values))
     }
 
     /// `workers`: a row of each rank of a world. `server`: of all elements.
     pub fn errors_in(&self, workers: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
-        let place = (self.communicator.topology.rank(), self.communicator.topology.world());
+        let place = (self.communicator.rank(), self.communicator.world());
         self.enter()?.codec.errors_of_world_in(workers, server, place, stream)
     }
 }
 
 impl Drop for AllReduce {
     fn drop(&mut self) {
-        self.parts.keep_if(self.communicator.topology.may_hang());
+        self.parts.keep_if(self.communicator.may_hang());
     }
 }
 
 impl Parts {
     fn new(communicator: &Communicator, descriptor: Descriptor<'_>) -> Result<Self> {
-        let world = communicator.topology.world();
+        let world = communicator.world();
         if descriptor.n_chunks != 0 && descriptor.n_chunks != world {
             return Err(error!(
                 InvalidArgument,
@@ -245,29 +261,159 @@ impl Parts {
             ));
         }
         check_results(&descriptor)?;
-        let codec =
-            Codec::new(&Descriptor { n_chunks: world, server: communicator.topology.rank() as u64 + 1, ..descriptor })?;
-        let buffers = communicator.buffers(codec.device(), &codec)?;
-        let once = match buffers.can_exchange_once() {
-            false => None,
-            true if communicator.topology.direct().is_some() => Some(Once::OverPeers),
-            true => Some(Once::Whole(Reducers::of(&codec)?)),
+        let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
+        let fused = communicator.fused();
+        let buffers = Buffers::new(communicator, fused, &codec)?;
+        communicator.listen_to(&codec, buffers.memory())?;
+        let one_launch = match fused {
+            Some(fused) => fused.steps_once().len() == 1 && codec.fits_one_launch()?,
+            None => false,
         };
-        let one_launch = communicator.takes_one_launch(&codec)?;
-        Ok(Self { codec, buffers, once, one_launch })
+        let program = Program::new(&codec, fused, &buffers, one_launch)?;
+        Ok(Self { codec, buffers, program, one_launch })
     }
-}
 
-impl Parts {
     fn traffic(&self, communicator: &Communicator) -> Traffic {
         let plan = self.codec.plan();
         let (payload, chunk) = (plan.payload_bytes(), plan.stride());
-        let exchanges: &[_] = match self.once {
-            Some(_) => &[(Pattern::AllGather, payload)],
-            None => &[(Pattern::AllToAll, chunk), (Pattern::AllGather, chunk)],
+        let exchanges: &[_] = match self.program.exchanges_once() {
+            true => &[(Pattern::AllGather, payload)],
+            false => &[(Pattern::AllToAll, chunk), (Pattern::AllGather, chunk)],
         };
-        let (sent, between_nodes) = communicator.topology.sent(exchanges);
+        let (sent, between_nodes) = communicator.sent(exchanges);
         Traffic { sent, between_nodes, exchanges: exchanges.len() as i32 }
+    }
+}
+
+/// The steps of one call, from the launch that begins it to the one that ends it.
+struct Steps<'a> {
+    communicator: &'a Communicator,
+    fused: Option<&'a dyn Fused>,
+    codec: &'a Codec,
+    buffers: &'a Buffers,
+    phases: Phases,
+    stream: Stream,
+}
+
+impl<'a> Steps<'a> {
+    fn begin(communicator: &'a Communicator, parts: &'a Parts, phases: Phases, stream: Stream) -> Result<Self> {
+        let Parts { codec, buffers, .. } = parts;
+        communicator.begin(&mut buffers.memory().queue(stream)?, phases)?;
+        Ok(Self { communicator, fused: communicator.fused(), codec, buffers, phases, stream })
+    }
+
+    /// The end of a call that has exchanged, if what followed that went well.
+    fn end(&self, outcome: Result<()>) -> Result<()> {
+        self.communicator.end(outcome, self.buffers.memory().queue(self.stream), self.phases)
+    }
+
+    /// Where a codec puts what this rank sends: into the buffers, or straight to where the other ranks receive it.
+    fn destination(&self, pattern: Pattern) -> Destination<'a> {
+        match (self.fused, pattern) {
+            (Some(fused), _) => Destination::Peers(fused.sending(pattern, self.buffers.stride())),
+            (None, Pattern::AllToAll) => Destination::Memory(self.buffers.payload()),
+            (None, Pattern::AllGather) => Destination::Memory(self.buffers.chunk()),
+        }
+    }
+
+    /// Encodes this rank's values.
+    fn encode<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
+    ) -> Result<()> {
+        let was_torn = self.codec.is_torn(); // by an earlier call: then this one sends nothing
+        let encoded = self.codec.encode(values, factors, self.destination(Pattern::AllToAll), self.stream);
+        if encoded.is_err() && self.fused.is_some() && !was_torn && self.codec.is_torn() {
+            // The other ranks have received a part of it.
+            self.communicator.give_up();
+        }
+        encoded
+    }
+
+    /// Encodes this rank's values and sends all of them to every rank. Returns the payloads of all.
+    fn encode_for_all<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
+    ) -> Result<View<'a>> {
+        let encoded = self.codec.encode(values, factors, Destination::Memory(self.buffers.payload()), self.stream);
+        if encoded.is_err() {
+            self.communicator.out_of_step(); // `begin` has passed a barrier with the other ranks
+        }
+        encoded?;
+        let exchanged = self.buffers.of_payloads(self.stream).and_then(|(exchange, payloads)| {
+            self.communicator.exchange(&exchange, self.buffers.workspace()).map(|()| payloads)
+        });
+        self.communicator.or_give_up(exchanged)
+    }
+
+    /// Sends what the codec has encoded to the other ranks: chunks, or reduced chunks.
+    fn exchange(&self, pattern: Pattern) -> Result<()> {
+        let Self { communicator, buffers, stream, .. } = *self;
+        let exchanged = buffers.memory().queue(stream).and_then(|mut queue| match (self.fused, &mut queue) {
+            (Some(fused), Queue::Cuda(queue)) => fused.arrive(queue, buffers.error_flag()),
+            _ if communicator.world() == 1 => Ok(()),
+            _ => communicator.exchange(&buffers.of_chunks(pattern, stream), buffers.workspace()),
+        });
+        communicator.or_give_up(exchanged)
+    }
+
+    /// Reduces this rank's chunk. A corrupt one is sent, flagged: the other ranks neither wait nor accept it.
+    fn reduce(&self) -> Result<()> {
+        let to = self.destination(Pattern::AllGather);
+        let reduced = match self.codec.reduce(self.communicator.rank(), &self.buffers.payloads(), to, self.stream) {
+            Err(Error { status: Status::Corrupt, .. }) => Ok(()), // which decoding reports
+            outcome => outcome,
+        };
+        self.communicator.or_give_up(reduced)
+    }
+
+    /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
+    fn mean(&self, shard: &View<'_>) -> Result<()> {
+        let Self { codec, buffers, communicator, .. } = *self;
+        match codec.mean(communicator.rank(), &buffers.payloads(), &buffers.chunk(), shard, self.stream) {
+            // The other ranks have received what they wait for, and this rank can continue, too.
+            outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => communicator.note(outcome),
+            outcome => communicator.or_give_up(outcome),
+        }
+    }
+
+    /// Encodes this rank's shard.
+    fn encode_shard(&self, shard: &View<'_>) -> Result<()> {
+        let encoded = self.codec.encode_shard(shard, self.destination(Pattern::AllGather), self.stream);
+        self.communicator.or_give_up(encoded)
+    }
+
+    /// Sets values to what the ranks have reduced.
+    fn decode<'v>(&self, reduced: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>) -> Result<()> {
+        self.codec.decode_reduced(reduced, self.fused.is_some(), values, self.stream)
+    }
+
+    /// All steps of one exchange.
+    fn fused_once<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factor: Option<&View<'_>>,
+    ) -> Result<()> {
+        let Self { codec, communicator, stream, .. } = *self;
+        let way = self.fused.and_then(|fused| Some((fused, fused.once(codec.plan().payload_bytes())?)));
+        let (fused, once) = way.ok_or_else(|| error!(Panic, "handle: no room for whole payloads"))?;
+        let mut steps = fused.steps_once().iter();
+        if let Some(&first) = steps.next() {
+            codec.exchange_once(values.clone(), factor, once, first, stream)?;
+        }
+        for &step in steps {
+            // The other ranks have what they wait for; without this step this rank would be one barrier behind.
+            let come = fused.come().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
+            communicator.or_give_up(come)?;
+        }
+        Ok(())
+    }
+
+    /// All steps of two exchanges.
+    fn fused_twice<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
+    ) -> Result<()> {
+        let fused = self.fused.ok_or_else(|| error!(Panic, "handle: no exchanges within launches"))?;
+        let [to_each, to_all] =
+            [Pattern::AllToAll, Pattern::AllGather].map(|pattern| fused.sending(pattern, self.buffers.stride()).way);
+        let (received, gathered) = (self.buffers.payloads(), self.buffers.gathered());
+        self.codec.exchange_twice(values, factors, (to_each, &received), (to_all, &gathered), self.stream)
     }
 }
 
@@ -284,12 +430,13 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
 /// What a rank tells the others of its handle: a field for all that must be alike.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
-    let Ok(Parts { codec, once, .. }) = parts else { return record };
+    let Ok(Parts { codec, program, .. }) = parts else { return record };
     let plan = codec.plan();
     let rules = &plan.rules;
     let error = rules.error.map_or(0, number_of);
     let (scale, policy, reduction) = (rules.scale as u8, rules.policy as u8, rules.reduction as u8);
-    let numbers = [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction, once.is_some().into()];
+    let numbers =
+        [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction, program.exchanges_once().into()];
     let words = [
         plan.elements as u64,
         plan.workers.len() as u64,

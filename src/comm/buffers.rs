@@ -10,8 +10,8 @@ use crate::{
 };
 
 use super::{
-    exchange::{Exchange, Pattern},
-    topology::{Topology, Workspace},
+    communicator::{Communicator, Workspace},
+    transport::{Exchange, Fused, Pattern},
 };
 
 /// Has memory of a GPU that exchanges use. Freeing it waits for them, so what ends an exchange that hangs is an earlier
@@ -85,10 +85,12 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    pub fn new(topology: &Topology, device: Device, codec: &Codec) -> Result<Self> {
-        let world = topology.world() as i64;
+    /// `fused`: that of the communicator.
+    pub fn new(communicator: &Communicator, fused: Option<&dyn Fused>, codec: &Codec) -> Result<Self> {
+        let (world, device) = (communicator.world() as i64, codec.device());
         let stride = codec.plan().payload_bytes() / world;
-        let receive_slots = topology.direct().map(|peers| peers.receive_slots().map(<*mut u8>::expose_provenance));
+        let receive_slots = fused.map(|fused| fused.receive_slots().map(<*mut u8>::expose_provenance));
+        // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
         let small = codec.plan().exchanges_once(device != Device::Cpu);
         let once = small && (receive_slots.is_none() || codec.plan().has_one_shot_kernel());
         // Chunks in front of the one that this rank reduces, and all.
@@ -103,18 +105,18 @@ impl Buffers {
         })?;
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
-        topology.check(device, &memory, stride)?;
-        if topology.direct().is_some() {
+        communicator.check(device, &memory, stride)?;
+        if fused.is_some() {
             codec.load_for_peers(&mut queue)?;
         }
-        let has_room = |bytes| match topology.direct() {
-            Some(peers) => peers.once(bytes).is_some(),
-            None => topology.check(device, &memory, bytes).is_ok(),
+        let has_room = |bytes| match fused {
+            Some(fused) => fused.once(bytes).is_some(),
+            None => communicator.check(device, &memory, bytes).is_ok(),
         };
         let whole = Some([world, world * stride]).filter(|&[_, bytes]| once && has_room(bytes));
         let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
-        let workspace = topology.workspace(&mut queue, block)?;
+        let workspace = communicator.workspace(&mut queue, block)?;
         let (payload, payloads, chunk) = ([world * stride], [world, stride], [stride]);
         Ok(Self {
             device,
@@ -140,28 +142,32 @@ impl Buffers {
         &self.memory
     }
 
-    /// Brings what lies in the buffers to the other ranks: payloads to `payloads`, or reduced chunks to `gathered`.
-    pub fn exchange(&self, topology: &Topology, pattern: Pattern, stream: Stream) -> Result<()> {
+    /// Memory that exchanges of these buffers need besides.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// The exchange of payloads for `payloads`, or of reduced chunks for `gathered`.
+    pub fn of_chunks(&self, pattern: Pattern, stream: Stream) -> Exchange<'_> {
         let (send, recv) = match pattern {
             Pattern::AllToAll => (self.payload(), self.payloads()),
             Pattern::AllGather => (self.chunk(), self.gathered()),
         };
-        self.exchange_of(topology, pattern, (&send, &recv), self.stride(), stream)
+        self.between(pattern, (&send, &recv), self.stride(), stream)
     }
 
-    /// Brings this rank's whole payload to all. Gives those of all ranks.
-    pub fn exchange_whole(&self, topology: &Topology, stream: Stream) -> Result<View<'_>> {
+    /// The exchange of whole payloads, and where those of all ranks arrive.
+    pub fn of_payloads(&self, stream: Stream) -> Result<(Exchange<'_>, View<'_>)> {
         let shape = self.whole.as_ref().filter(|_| self.receive_slots.is_none());
         let shape = shape.ok_or_else(|| error!(Panic, "buffers: no room for whole payloads"))?;
         let (whole, payload) = (self.view("payloads", self.world, shape), self.payload());
-        self.exchange_of(topology, Pattern::AllGather, (&payload, &whole), payload.elements(), stream)?;
-        Ok(whole)
+        Ok((self.between(Pattern::AllGather, (&payload, &whole), payload.elements(), stream), whole))
     }
 
-    fn exchange_of(
-        &self, topology: &Topology, pattern: Pattern, (send, recv): (&View<'_>, &View<'_>), bytes: i64, stream: Stream,
-    ) -> Result<()> {
-        let exchange = Exchange {
+    fn between(
+        &self, pattern: Pattern, (send, recv): (&View<'_>, &View<'_>), bytes: i64, stream: Stream,
+    ) -> Exchange<'_> {
+        Exchange {
             pattern,
             send: send.data(),
             recv: recv.data(),
@@ -170,8 +176,7 @@ impl Buffers {
             stream,
             memory: Some(&self.memory),
             error_flag: self.error_flag(),
-        };
-        topology.exchange(&exchange, &self.workspace)
+        }
     }
 
     pub fn payload(&self) -> View<'_> {
@@ -219,7 +224,7 @@ impl Buffers {
 
     fn view_at<'a>(&'a self, name: &'static str, address: usize, shape: &'a [i64]) -> View<'a> {
         let data = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: within this memory, or in receive slots, for which `Topology::check` compared the size of a chunk;
+        // SAFETY: within this memory, or in receive slots, for which `Communicator::check` compared the size of a chunk;
         // the call that has entered the communicator is the only one to use the views.
         unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
     }

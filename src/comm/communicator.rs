@@ -1,43 +1,39 @@
-//! A communicator: the way to the other ranks, and the steps of the all-reduces over it.
+//! A communicator: the way to all other ranks, over one transport, or over one within the node and one between nodes.
 
-use std::{
-    ptr,
-    sync::{Arc, OnceLock},
-};
+use std::sync::{Arc, OnceLock};
 
 use crate::{
-    backend::{
-        Destination, Queue, Stream,
-        cuda::{self, Pinned},
-    },
-    error::{Error, Result, Status, error},
+    backend::{Block, Queue, Stream, cuda::Pinned},
+    error::{Result, error},
     lock::Entered,
     ops::codec::Codec,
-    tensor::{Device, View},
+    tensor::Device,
 };
 
 use super::{
-    buffers::Buffers,
-    callbacks::{self, Callbacks},
-    exchange::{Pattern, Phases},
-    group::Member,
-    hierarchical::Hierarchical,
-    hierarchical_setup::find_nodes,
+    hierarchical::{self, Hierarchical},
     link::{Failures, Link, corrupt},
-    nccl::Nccl,
-    peers::Peers,
-    peers_setup,
-    topology::Topology,
-    transport::Transport,
+    record::{Bytes, Record, Records, Subject},
+    transport::{Exchange, Fused, Pattern, Phases, Staging, Transport, is_inside_callback},
 };
 
 /// One of several ranks, and its way to the others.
 pub struct Communicator {
-    pub(super) topology: Topology,
-    /// For `async_error`.
-    pub(super) failures: Failures,
+    way: Way,
+    failures: Failures,
     /// Where GPUs write that something was corrupt: a uint32, not 0 then.
     report: OnceLock<Pinned>,
+}
+
+enum Way {
+    Flat(Arc<Link>),
+    Nodes(Hierarchical),
+}
+
+/// Memory that exchanges need besides both sides.
+pub enum Workspace {
+    Flat(Option<Staging>),
+    Nodes(hierarchical::Workspace),
 }
 
 /// A call that is in a communicator.
@@ -46,283 +42,228 @@ pub struct Call<'a> {
 }
 
 impl Communicator {
-    fn new(topology: Topology) -> Self {
-        Self { topology, failures: Failures::default(), report: OnceLock::new() }
+    /// Over a transport.
+    pub fn over(transport: impl Transport + 'static) -> Self {
+        Self::new(Way::Flat(Arc::new(Link::new(transport))))
     }
 
-    fn over(rank: usize, world: usize, transport: Transport) -> Result<Self> {
-        Ok(Self::new(Topology::Flat(Arc::new(Link::new(rank, world, transport)))))
+    /// Of two levels.
+    pub(super) fn of_nodes(nodes: Hierarchical) -> Self {
+        Self::new(Way::Nodes(nodes))
     }
 
-    /// Over callbacks of the caller.
-    pub fn over_callbacks(rank: i32, world: i32, callbacks: Callbacks) -> Result<Self> {
-        let ranks = usize::try_from(world).ok().filter(|&ranks| ranks > 0);
-        match (ranks, usize::try_from(rank)) {
-            (Some(ranks), Ok(rank)) if rank < ranks => Self::over(rank, ranks, Transport::Callbacks(callbacks)),
-            _ => Err(error!(InvalidArgument, "transport: rank {rank} of {world}: 0 <= rank < world_size expected")),
-        }
+    fn new(way: Way) -> Self {
+        Self { way, failures: Failures::default(), report: OnceLock::new() }
     }
 
-    /// Of a group in this process.
-    pub fn over_group(member: Member) -> Result<Self> {
-        let (rank, world) = member.place();
-        Self::over(rank, world, Transport::Group(member))
-    }
-
-    /// Over NCCL.
-    pub fn over_nccl(nccl: Nccl) -> Result<Self> {
-        let (rank, world) = nccl.place();
-        Self::over(rank, world, Transport::Nccl(nccl))
-    }
-
-    /// Over memory that the ranks reach.
-    pub fn over_peers(peers: Peers) -> Result<Self> {
-        let (rank, world) = peers.place();
-        Self::over(rank, world, Transport::Peers(peers))
-    }
-
-    /// Over peer memory that is allocated and found over another communicator. Every rank comes here.
-    pub fn open_peers(bootstrap: &Self, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Self> {
-        let _call = bootstrap.enter()?;
-        let peers = peers_setup::open(&bootstrap.topology, device, bytes, timeout_ms)?;
-        let (rank, world) = peers.place();
-        Self::over(rank, world, Transport::Peers(peers))
-    }
-
-    /// Of two levels. Every rank comes here, with what went wrong before, if that did.
-    pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
-        let mut links = None;
-        let so_far = so_far.and_then(|()| {
-            if inter.is_some_and(|inter| ptr::eq(intra, inter)) {
-                return Err(error!(InvalidArgument, "intra_node and inter_node are one communicator"));
+    /// What one of two levels shares with it.
+    pub(super) fn link(&self) -> Result<Arc<Link>> {
+        match &self.way {
+            Way::Flat(link) => Ok(link.clone()),
+            Way::Nodes(_) => {
+                Err(error!(InvalidArgument, "intra_node and inter_node: one of them is itself hierarchical"))
             }
-            links = Some((intra.link()?, inter.map(Self::link).transpose()?));
-            Ok(())
-        });
-        let found = intra.enter().and_then(|_intra_call| {
-            let (inter, _inter_call) = match inter.map(|inter| (inter, inter.enter())) {
-                None => (None, None),
-                Some((inter, Ok(call))) => (Some(inter), Some(call)),
-                // Itself, or one that shares a transport with it.
-                Some((_, Err(_))) if so_far.is_err() => (None, None),
-                Some((_, Err(refusal))) => return Err(refusal),
-            };
-            find_nodes(&intra.topology, inter.map(|inter| &inter.topology), so_far)
-        });
-        if found.as_ref().is_err_and(|failure| failure.status != Status::Busy) {
-            // The others may be waiting for this rank, over either.
-            [Some(intra), inter].into_iter().flatten().for_each(|one| one.topology.abort());
         }
-        let nodes = found??;
-        let Some((intra, inter)) = links else { return Err(error!(Panic, "communicator: two levels without links")) };
-        Ok(Self::new(Topology::Hierarchical(Hierarchical { intra, inter, nodes })))
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        let (flat, both) = match &self.way {
+            Way::Flat(link) => (Some(&**link), None),
+            Way::Nodes(nodes) => (None, Some(nodes.links())),
+        };
+        flat.into_iter().chain(both.into_iter().flatten())
+    }
+
+    fn transports(&self) -> impl Iterator<Item = &dyn Transport> {
+        self.links().map(|link| &*link.transport)
     }
 
     pub fn rank(&self) -> usize {
-        self.topology.rank()
+        match &self.way {
+            Way::Flat(link) => link.rank,
+            Way::Nodes(Hierarchical { intra, nodes, .. }) => nodes.own * nodes.ranks + intra.rank,
+        }
     }
 
     pub fn world(&self) -> usize {
-        self.topology.world()
+        match &self.way {
+            Way::Flat(link) => link.world,
+            Way::Nodes(Hierarchical { nodes, .. }) => nodes.count * nodes.ranks,
+        }
     }
 
-    fn link(&self) -> Result<Arc<Link>> {
-        match &self.topology {
-            Topology::Flat(link) => Ok(link.clone()),
-            Topology::Hierarchical(_) => {
-                Err(error!(InvalidArgument, "intra_node and inter_node: one of them is itself hierarchical"))
+    /// Bytes that this rank sends to other ranks in exchanges of these patterns and blocks, and how many of them leave
+    /// the node: None where the ranks do not know their nodes.
+    pub(super) fn sent(&self, exchanges: &[(Pattern, i64)]) -> (i64, Option<i64>) {
+        match &self.way {
+            Way::Flat(link) => {
+                let others = link.world as i64 - 1;
+                (exchanges.iter().map(|(_, bytes)| others * bytes).sum(), None)
+            }
+            Way::Nodes(nodes) => {
+                let sent = exchanges.iter().map(|&(pattern, bytes)| nodes.sent(pattern, bytes));
+                let (within, between) = sent.fold((0, 0), |sum, each| (sum.0 + each.0, sum.1 + each.1));
+                (within + between, Some(between))
             }
         }
     }
 
     /// For a call that exchanges: one at a time, also over the communicators that share a transport with this one. COMM
     /// once this was aborted, or a part of it: over the other one the others may wait for this rank.
-    pub fn enter(&self) -> Result<Call<'_>> {
-        self.topology.check_aborted().inspect_err(|_| self.topology.abort())?;
-        Ok(Call { _links: self.topology.enter()? })
-    }
-
-    /// The communication buffers of a codec, whose failures on a GPU this communicator hears of from now on.
-    pub fn buffers(&self, device: Device, codec: &Codec) -> Result<Buffers> {
-        let buffers = Buffers::new(&self.topology, device, codec)?;
-        if let Queue::Cuda(mut queue) = buffers.memory().queue(Stream::LEGACY)? {
-            self.listen_to(codec, &mut queue)?;
+    pub(super) fn enter(&self) -> Result<Call<'_>> {
+        self.check_aborted().inspect_err(|_| self.give_up())?;
+        let mut links = [None, None];
+        for (place, link) in links.iter_mut().zip(self.links()) {
+            *place = Some(link.enter()?);
         }
-        Ok(buffers)
+        Ok(Call { _links: links })
     }
 
     /// Ends all waiting on it, on any thread, for good: later exchanges fail.
     pub fn abort(&self) -> Result<()> {
-        if callbacks::is_inside() {
+        if is_inside_callback() {
             return Err(error!(InvalidArgument, "comm: a transport's function cannot abort it"));
         }
-        self.topology.end_waits()
+        self.links().map(Link::abort).fold(Ok(()), Result::and)
+    }
+
+    /// COMM once it was aborted, or a part of it.
+    fn check_aborted(&self) -> Result<()> {
+        self.links().try_for_each(Link::check_aborted)
     }
 
     /// Failures that are known, without waiting.
     pub fn async_error(&self) -> Result<()> {
-        self.topology.check_aborted()?;
-        self.topology.peer_lost()?; // which is why later exchanges fail
-        self.failures.check(self.topology.rank())?;
+        self.check_aborted()?;
+        self.transports().try_for_each(Transport::lost_rank)?; // which is why later exchanges fail
+        self.failures.check(self.rank())?;
         // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
         let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         if reported != 0 {
-            return Err(corrupt(self.topology.rank()));
+            return Err(corrupt(self.rank()));
         }
-        self.topology.async_error()
+        self.links().try_for_each(Link::async_error)
     }
 
-    /// Lets `async_error` know when a codec on a GPU meets what is corrupt. On the CPU the calls themselves say so.
-    fn listen_to(&self, codec: &Codec, queue: &mut cuda::Queue) -> Result<()> {
+    /// Lets `async_error` know when a codec on a GPU finds something corrupt. On the CPU the calls themselves say so.
+    /// `memory`: on the codec's device.
+    pub(super) fn listen_to(&self, codec: &Codec, memory: &Block) -> Result<()> {
+        let Queue::Cuda(mut queue) = memory.queue(Stream::LEGACY)? else { return Ok(()) };
         if self.report.get().is_none() {
-            // One call is in here at a time, so nobody else sets it meanwhile.
-            let _ = self.report.set(Pinned::new(queue, size_of::<u32>() as i64)?);
+            // One call is in here at a time, so no other one sets it meanwhile.
+            let _ = self.report.set(Pinned::new(&mut queue, size_of::<u32>() as i64)?);
         }
         self.report.get().map_or(Ok(()), |word| codec.report_to(word.data()))
     }
 
-    /// The end of a call that has exchanged, if what followed that went well.
-    pub fn end(&self, outcome: Result<()>, buffers: &Buffers, phases: Phases, stream: Stream) -> Result<()> {
-        let ended = outcome.and_then(|()| self.topology.end(&mut buffers.memory().queue(stream)?, phases));
-        if ended.is_err() {
-            self.topology.desynchronized();
-        }
-        self.failures.note(ended)
+    /// Whether exchanges may go on for ever, so that their memory must not be freed.
+    pub(super) fn may_hang(&self) -> bool {
+        self.transports().any(Transport::may_hang)
     }
 
-    /// Remembers a failure of a step that the others may be waiting for, and tells them.
-    fn or_abort<T>(&self, outcome: Result<T>) -> Result<T> {
-        if outcome.is_err() && self.topology.world() > 1 {
-            self.topology.abort();
-        }
-        self.failures.note(outcome)
-    }
-
-    /// Where a codec puts what this rank sends: into the buffers, or straight to where the others receive it.
-    fn destination<'a>(&self, pattern: Pattern, buffers: &'a Buffers) -> Destination<'a> {
-        match (self.topology.direct(), pattern) {
-            (Some(peers), _) => Destination::Peers(peers.sending(pattern, buffers.stride())),
-            (None, Pattern::AllToAll) => Destination::Memory(buffers.payload()),
-            (None, Pattern::AllGather) => Destination::Memory(buffers.chunk()),
+    pub(super) fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {
+        match &self.way {
+            Way::Flat(link) => link.transport.check(device, memory, bytes),
+            Way::Nodes(nodes) => nodes.check(device, memory, bytes),
         }
     }
 
-    /// Brings what a codec has put there to the others.
-    fn deliver(&self, pattern: Pattern, buffers: &Buffers, stream: Stream) -> Result<()> {
-        match (self.topology.direct(), &mut buffers.memory().queue(stream)?) {
-            (Some(peers), Queue::Cuda(queue)) => peers.arrive(queue, buffers.error_flag()),
-            _ if self.topology.world() == 1 => Ok(()),
-            _ => buffers.exchange(&self.topology, pattern, stream),
+    /// For exchanges of blocks with up to so many bytes.
+    pub(super) fn workspace(&self, queue: &mut Queue, bytes: i64) -> Result<Workspace> {
+        match &self.way {
+            Way::Flat(link) => link.staging(queue, bytes).map(Workspace::Flat),
+            Way::Nodes(nodes) => nodes.workspace(queue, bytes).map(Workspace::Nodes),
         }
     }
 
-    /// Encodes this rank's values and sends each rank its chunk: the first step of an all-reduce.
-    pub fn encode<'v>(
-        &self, codec: &Codec, buffers: &Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2], stream: Stream,
-    ) -> Result<()> {
-        let to = self.destination(Pattern::AllToAll, buffers);
-        let was_torn = codec.is_torn(); // by an earlier call: then this one sends nothing
-        let encoded = codec.encode(values, factors, to, stream);
-        if encoded.is_err() && self.topology.direct().is_some() && !was_torn && codec.is_torn() {
-            // A part of it is with the others.
-            self.topology.abort();
+    pub(super) fn exchange(&self, exchange: &Exchange<'_>, workspace: &Workspace) -> Result<()> {
+        match (&self.way, workspace) {
+            (Way::Flat(link), Workspace::Flat(staging)) => link.exchange(exchange, staging.as_ref()).map(|_| ()),
+            (Way::Nodes(nodes), Workspace::Nodes(workspace)) => nodes.exchange(exchange, workspace),
+            _ => Err(error!(Panic, "communicator: a workspace of another communicator")),
         }
-        encoded?;
-        self.or_abort(self.deliver(Pattern::AllToAll, buffers, stream))
     }
 
-    /// Reduces this rank's chunk and sends it to all: the second step. Gives the reduced chunks of all ranks.
-    ///
-    /// A chunk that is corrupt goes on, flagged, so that the others neither wait nor take it for good.
-    pub fn reduce<'a>(&self, codec: &Codec, buffers: &'a Buffers, stream: Stream) -> Result<View<'a>> {
-        let to = self.destination(Pattern::AllGather, buffers);
-        let reduced = match codec.reduce(self.topology.rank(), &buffers.payloads(), to, stream) {
-            Err(Error { status: Status::Corrupt, .. }) => Ok(()), // and so the decoding says
-            outcome => outcome,
-        };
-        self.or_abort(reduced.and_then(|()| self.deliver(Pattern::AllGather, buffers, stream)))?;
-        Ok(buffers.gathered())
+    /// The exchanges that are part of a codec's launches, if the transport has such.
+    pub(super) fn fused(&self) -> Option<&dyn Fused> {
+        match &self.way {
+            Way::Flat(link) if link.world > 1 => link.transport.fused(),
+            _ => None,
+        }
     }
 
-    /// Encodes this rank's values and sends all of them to every rank: the first step where ranks exchange once. Gives
-    /// the payloads of all.
-    pub fn encode_for_all<'a, 'v>(
-        &self, codec: &Codec, buffers: &'a Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2], stream: Stream,
-    ) -> Result<View<'a>> {
-        let encoded = codec.encode(values, factors, Destination::Memory(buffers.payload()), stream);
-        if encoded.is_err() {
-            self.topology.desynchronized(); // the others have met this rank before
+    /// Before the first of a call's launches. Rejects a stream that is being captured where threads of the host wait for
+    /// each other.
+    pub(super) fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        if self.transports().any(Transport::waits_on_host) && queue.is_capturing()? {
+            return Err(error!(
+                InvalidArgument,
+                "stream: it is being captured, and this communicator's ranks wait for each other on the host"
+            ));
         }
-        encoded?;
-        self.or_abort(buffers.exchange_whole(&self.topology, stream))
-    }
-
-    /// All steps where ranks exchange once over peer memory.
-    pub fn exchange_once<'v>(
-        &self, codec: &Codec, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
-        factor: Option<&View<'_>>, stream: Stream,
-    ) -> Result<()> {
-        let peers = self.topology.direct();
-        let way = peers.and_then(|peers| Some((peers, peers.once(codec.plan().payload_bytes())?)));
-        let (peers, once) = way.ok_or_else(|| error!(Panic, "communicator: no room for whole payloads"))?;
-        let mut steps = peers.steps_once().iter();
-        if let Some(&first) = steps.next() {
-            codec.exchange_once(values.clone(), factor, once, first, stream)?;
-        }
-        for &step in steps {
-            // The others have what they wait for; this rank would be a meeting behind.
-            let come = peers.come().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
-            self.or_abort(come)?;
+        for (index, transport) in self.transports().enumerate() {
+            let begun = transport.begin(queue, phases);
+            if begun.is_err() && index > 0 {
+                self.out_of_step(); // the first has begun
+            }
+            begun?;
         }
         Ok(())
     }
 
-    /// Whether all steps of two exchanges are one launch: not where ranks share a GPU, which speak in one and listen in
-    /// another.
-    pub fn takes_one_launch(&self, codec: &Codec) -> Result<bool> {
-        match self.topology.direct() {
-            Some(peers) if peers.steps_once().len() == 1 => codec.fits_one_launch(),
-            _ => Ok(false),
+    /// Behind the last of a call's launches, if what followed its exchanges went well.
+    pub(super) fn end(&self, outcome: Result<()>, queue: Result<Queue>, phases: Phases) -> Result<()> {
+        let ended = outcome
+            .and(queue)
+            .and_then(|mut queue| self.transports().try_for_each(|transport| transport.end(&mut queue, phases)));
+        if ended.is_err() {
+            self.out_of_step();
         }
+        self.note(ended)
     }
 
-    /// All steps where they are.
-    pub fn exchange_twice<'v>(
-        &self, codec: &Codec, buffers: &Buffers, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        factors: &[Option<View<'_>>; 2], stream: Stream,
-    ) -> Result<()> {
-        let peers = self.topology.direct().ok_or_else(|| error!(Panic, "communicator: no peer memory"))?;
-        let [to_each, to_all] =
-            [Pattern::AllToAll, Pattern::AllGather].map(|pattern| peers.sending(pattern, buffers.stride()).way);
-        let (received, gathered) = (buffers.payloads(), buffers.gathered());
-        codec.exchange_twice(values, factors, (to_each, &received), (to_all, &gathered), stream)
+    /// A call broke off after an exchange: where ranks count what they do, this one is out of step from now on.
+    pub(super) fn out_of_step(&self) {
+        self.transports().for_each(Transport::out_of_step);
     }
 
-    /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
-    pub fn mean(&self, codec: &Codec, buffers: &Buffers, shard: &View<'_>, stream: Stream) -> Result<()> {
-        match codec.mean(self.topology.rank(), &buffers.payloads(), &buffers.chunk(), shard, stream) {
-            // The others have what they came for, and this rank can go on, too.
-            outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => self.failures.note(outcome),
-            outcome => self.or_abort(outcome),
+    /// This rank will not come to the exchange that the others may be waiting in.
+    pub(super) fn give_up(&self) {
+        self.transports().for_each(Transport::give_up);
+    }
+
+    /// Remembers a failure for `async_error`.
+    pub(super) fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        self.failures.note(outcome)
+    }
+
+    /// Remembers a failure of a step that the others may be waiting for, and tells them.
+    pub(super) fn or_give_up<T>(&self, outcome: Result<T>) -> Result<T> {
+        if outcome.is_err() && self.world() > 1 {
+            self.give_up();
         }
+        self.note(outcome)
     }
 
-    /// Encodes this rank's shard and sends it to all. Gives the reduced chunks of all ranks.
-    pub fn gather<'a>(
-        &self, codec: &Codec, buffers: &'a Buffers, shard: &View<'_>, stream: Stream,
-    ) -> Result<View<'a>> {
-        let encoded = codec.encode_shard(shard, self.destination(Pattern::AllGather, buffers), stream);
-        self.or_abort(encoded.and_then(|()| self.deliver(Pattern::AllGather, buffers, stream)))?;
-        Ok(buffers.gathered())
+    /// The bootstrap all-gather: 64 bytes of each rank, by rank. If it fails, the others do not wait.
+    pub(super) fn all_gather_bytes(&self, own: &Bytes) -> Result<Records> {
+        let gathered = Records::with_room(self.world()).and_then(|mut all| {
+            match &self.way {
+                Way::Flat(link) => link.all_gather(own, &mut all.0)?,
+                Way::Nodes(nodes) => nodes.all_gather_bytes(own, &mut all.0)?,
+            }
+            Ok(all)
+        });
+        if gathered.is_err() {
+            self.give_up();
+        }
+        gathered
     }
 
-    /// Sets values to what the ranks have reduced: the last step.
-    pub fn decode<'v>(
-        &self, codec: &Codec, reduced: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
-        stream: Stream,
-    ) -> Result<()> {
-        codec.decode_reduced(reduced, self.topology.direct().is_some(), values, stream)
+    /// The records of all ranks, which are of one world and create the same thing.
+    pub(super) fn all_gather_records(&self, subject: Subject, own: Record) -> Result<Records> {
+        let all = self.all_gather_bytes(&own.of_rank(self.rank(), self.world()))?;
+        all.check(subject)?;
+        Ok(all)
     }
 }

@@ -23,9 +23,9 @@ use crate::{
 };
 
 use super::{
-    exchange::{Exchange, Pattern, Staging},
     link::Link,
     record::{Bytes, Records},
+    transport::{Exchange, Pattern, Staging},
 };
 
 /// What slices are whole numbers of.

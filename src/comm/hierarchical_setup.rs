@@ -3,22 +3,54 @@
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
+    ptr,
 };
 
 use crate::{
-    error::{Error, Result, error},
+    error::{Error, Result, Status, error},
     plan::codec::fnv1a,
 };
 
 use super::{
-    hierarchical::Nodes,
+    communicator::Communicator,
+    hierarchical::{Hierarchical, Nodes},
     record::{Record, Records, Subject},
-    topology::Topology,
 };
+
+impl Communicator {
+    /// Of two levels. Every rank comes here, with what went wrong before, if that did.
+    pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
+        let mut links = None;
+        let so_far = so_far.and_then(|()| {
+            if inter.is_some_and(|inter| ptr::eq(intra, inter)) {
+                return Err(error!(InvalidArgument, "intra_node and inter_node are one communicator"));
+            }
+            links = Some((intra.link()?, inter.map(Self::link).transpose()?));
+            Ok(())
+        });
+        let found = intra.enter().and_then(|_intra_call| {
+            let (inter, _inter_call) = match inter.map(|inter| (inter, inter.enter())) {
+                None => (None, None),
+                Some((inter, Ok(call))) => (Some(inter), Some(call)),
+                // Itself, or one that shares a transport with it.
+                Some((_, Err(_))) if so_far.is_err() => (None, None),
+                Some((_, Err(refusal))) => return Err(refusal),
+            };
+            find_nodes(intra, inter, so_far)
+        });
+        if found.as_ref().is_err_and(|failure| failure.status != Status::Busy) {
+            // The others may be waiting for this rank, over either.
+            [Some(intra), inter].into_iter().flatten().for_each(Self::give_up);
+        }
+        let nodes = found??;
+        let Some((intra, inter)) = links else { return Err(error!(Panic, "communicator: two levels without links")) };
+        Ok(Self::of_nodes(Hierarchical { intra, inter, nodes }))
+    }
+}
 
 /// Every rank comes here, with what went wrong before, if that did. An exchange that fails is an error; what all ranks
 /// refuse is one within.
-pub fn find_nodes(intra: &Topology, inter: Option<&Topology>, so_far: Result<()>) -> Result<Result<Nodes>> {
+fn find_nodes(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<Nodes>> {
     let mut outcome = so_far;
     // Whatever goes wrong here, the others wait: so every rank takes part in every exchange.
     let hello = Hello {

@@ -10,16 +10,14 @@ use crate::{
 };
 
 use super::{
-    exchange::{Exchange, Pattern, Staging},
-    peers::Peers,
-    record::{self, Bytes},
-    transport::Transport,
+    record::Bytes,
+    transport::{Exchange, Pattern, Staging, Transport},
 };
 
 pub struct Link {
     pub rank: usize,
     pub world: usize,
-    pub transport: Transport,
+    pub transport: Box<dyn Transport>,
     calls: Lock<()>,
     failures: Failures,
     /// By gc_comm_abort().
@@ -52,7 +50,8 @@ impl Failures {
 }
 
 impl Link {
-    pub fn new(rank: usize, world: usize, transport: Transport) -> Self {
+    pub fn new(transport: impl Transport + 'static) -> Self {
+        let ((rank, world), transport) = (transport.place(), Box::new(transport));
         let (calls, failures) = (Lock::new("communicator", ()), Failures::default());
         Self { rank, world, transport, calls, failures, aborted: AtomicBool::new(false) }
     }
@@ -65,16 +64,12 @@ impl Link {
     /// Ends all waiting on it, on any thread, for good.
     pub fn abort(&self) -> Result<()> {
         self.aborted.store(true, Ordering::Release);
-        self.transport.end_waits()
-    }
-
-    pub fn is_aborted(&self) -> bool {
-        self.aborted.load(Ordering::Acquire)
+        self.transport.abort()
     }
 
     /// COMM once it was aborted.
     pub fn check_aborted(&self) -> Result<()> {
-        if self.is_aborted() {
+        if self.aborted.load(Ordering::Acquire) {
             return Err(error!(Comm, "communicator: was aborted on rank {}", self.rank));
         }
         Ok(())
@@ -82,7 +77,7 @@ impl Link {
 
     pub fn async_error(&self) -> Result<()> {
         self.check_aborted()?;
-        self.transport.peers().map_or(Ok(()), Peers::async_error)?; // which is why later exchanges fail
+        self.transport.lost_rank()?; // which is why later exchanges fail
         self.failures.check(self.rank)?;
         self.transport.async_error()
     }
@@ -105,15 +100,10 @@ impl Link {
         self.failures.note(self.check_aborted().and_then(|()| match staging {
             None => self.transport.exchange(exchange),
             Some(staging) => self.exchange_on_host(exchange, staging),
-        }))?;
-        let slots = self.transport.peers().map(Peers::receive_slots);
-        Ok(slots.map_or(exchange.recv, |[of_all_to_all, of_all_gather]| match exchange.pattern {
-            Pattern::AllToAll => of_all_to_all,
-            Pattern::AllGather => of_all_gather,
         }))
     }
 
-    fn exchange_on_host(&self, exchange: &Exchange<'_>, staging: &Staging) -> Result<()> {
+    fn exchange_on_host(&self, exchange: &Exchange<'_>, staging: &Staging) -> Result<*const u8> {
         let all = self.world * exchange.bytes;
         let own = if exchange.pattern == Pattern::AllToAll { all } else { exchange.bytes };
         // SAFETY: each half of the staging memory has room for a block of each rank, as `staging` allocated it; the
@@ -129,7 +119,8 @@ impl Link {
         })?;
         // SAFETY: room for a block of each rank on both sides; the staging memory is written to only after the next
         // wait.
-        unsafe { copy(exchange, exchange.recv, staging.recv(), all, false) }
+        unsafe { copy(exchange, exchange.recv, staging.recv(), all, false)? };
+        Ok(exchange.recv)
     }
 
     /// The bootstrap all-gather: 64 bytes of each rank, by rank.
@@ -138,24 +129,9 @@ impl Link {
             all[0] = *own;
             return Ok(());
         }
-        self.failures.note(self.check_aborted().and_then(|()| match &self.transport {
-            Transport::Nccl(nccl) => nccl.all_gather_records(own, all),
-            Transport::Peers(peers) => {
-                let gathered = peers.all_gather_records(own, all);
-                // A kernel that begins after an abort tells of nothing, though nobody has met.
-                self.check_aborted().and(gathered)
-            }
-            transport @ (Transport::Callbacks(_) | Transport::Group(_)) => transport.exchange(&Exchange {
-                pattern: Pattern::AllGather,
-                send: own.as_ptr(),
-                recv: all.as_mut_ptr().cast(),
-                bytes: record::BYTES,
-                device: Device::Cpu,
-                stream: Stream::LEGACY,
-                memory: None,
-                error_flag: std::ptr::null_mut(),
-            }),
-        }))
+        let gathered = self.check_aborted().and_then(|()| self.transport.all_gather_records(own, all));
+        // What arrives while the communicator is aborted is nothing that a rank has sent.
+        self.failures.note(self.check_aborted().and(gathered))
     }
 }
 

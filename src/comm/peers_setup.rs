@@ -19,17 +19,23 @@ use crate::{
 
 use super::{
     buffers::InExchanges,
-    exchange::timeout,
-    peers::{Peers, check_buffer_bytes, ordinal_of},
+    communicator::Communicator,
     record::{self, Bytes, Record, Records, Subject},
-    rendezvous::Rendezvous,
-    topology::Topology,
+    transport::{Peers, Rendezvous, check_buffer_bytes, ordinal_of, timeout},
 };
 
 const NOTHING: Bytes = [0; record::BYTES];
 
+impl Communicator {
+    /// Over peer memory that is allocated and found over another communicator. Every rank comes here.
+    pub fn open_peers(bootstrap: &Self, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Self> {
+        let _call = bootstrap.enter()?;
+        open(bootstrap, device, bytes, timeout_ms).map(Self::over)
+    }
+}
+
 /// Every rank of the bootstrap comes here, with a device or with what went wrong before it had one.
-pub fn open(bootstrap: &Topology, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
+fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
     let rank = bootstrap.rank();
     // Whatever goes wrong here, the others wait.
     let opening = device.and_then(|device| Opening::new(device, bytes, bootstrap.world()));
@@ -75,7 +81,7 @@ impl Opening {
     /// The way to the others, if all ranks can reach each other: otherwise what is wrong, once nobody has this rank's
     /// buffer mapped any more. It fails if the bootstrap does.
     fn reach_all(
-        &self, bootstrap: &Topology, greetings: &[Greeting], timeout_ms: u32,
+        &self, bootstrap: &Communicator, greetings: &[Greeting], timeout_ms: u32,
     ) -> Result<Result<(memory::Peers, Option<Arc<Rendezvous>>)>> {
         let rank = bootstrap.rank();
         let own = &greetings[rank];

@@ -9,7 +9,7 @@ use crate::{
     error::{Result, error},
 };
 
-use super::exchange::{Exchange, Pattern};
+use super::exchange::{Exchange, Pattern, Transport};
 
 /// The C function that makes an exchange.
 pub type Callback = unsafe extern "C" fn(
@@ -31,7 +31,10 @@ pub fn is_inside() -> bool {
     INSIDE.get()
 }
 
+/// One rank's two functions.
 pub struct Callbacks {
+    rank: usize,
+    world: usize,
     ctx: *mut c_void,
     all_to_all: Callback,
     all_gather: Callback,
@@ -48,15 +51,39 @@ impl Callbacks {
     /// # Safety
     /// The functions may be called with `ctx` on any thread, one at a time, as long as this lives; they do what their
     /// names say with as many bytes as they are told, and nothing unwinds out of them.
-    pub unsafe fn new(ctx: *mut c_void, all_to_all: Callback, all_gather: Callback, host: bool) -> Self {
-        Self { ctx, all_to_all, all_gather, host }
+    pub unsafe fn new(
+        (rank, world): (i32, i32), ctx: *mut c_void, all_to_all: Callback, all_gather: Callback, host: bool,
+    ) -> Result<Self> {
+        let ranks = usize::try_from(world).ok().filter(|&ranks| ranks > 0);
+        match (ranks, usize::try_from(rank)) {
+            (Some(world), Ok(rank)) if rank < world => Ok(Self { rank, world, ctx, all_to_all, all_gather, host }),
+            _ => Err(error!(InvalidArgument, "transport: rank {rank} of {world}: 0 <= rank < world_size expected")),
+        }
+    }
+}
+
+impl Transport for Callbacks {
+    fn place(&self) -> (usize, usize) {
+        (self.rank, self.world)
     }
 
-    pub fn want_host_memory(&self) -> bool {
+    fn wants_host_memory(&self) -> bool {
         self.host
     }
 
-    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
+    fn waits_on_host(&self) -> bool {
+        self.host
+    }
+
+    /// The caller ends a function of its own.
+    fn abort(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The caller's engine knows, or bounds its waiting.
+    fn give_up(&self) {}
+
+    fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
         let (name, function) = match exchange.pattern {
             Pattern::AllToAll => ("all_to_all", self.all_to_all),
             Pattern::AllGather => ("all_gather", self.all_gather),
@@ -68,7 +95,7 @@ impl Callbacks {
         let code = environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) });
         INSIDE.set(was_inside);
         match code {
-            0 => Ok(()),
+            0 => Ok(exchange.recv),
             code => Err(error!(Comm, "{name}: the transport's function returned {code}")),
         }
     }

@@ -18,7 +18,7 @@ use crate::{
     fallible,
 };
 
-use super::exchange::{Exchange, Pattern};
+use super::exchange::{Exchange, Pattern, Transport};
 
 /// What the ranks share.
 struct Group {
@@ -100,29 +100,6 @@ impl Lane {
 }
 
 impl Member {
-    pub fn place(&self) -> (usize, usize) {
-        (self.rank, self.world)
-    }
-
-    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let mut lane = self.lane(exchange)?;
-        let own = Post {
-            pattern: exchange.pattern,
-            bytes: exchange.bytes,
-            send: exchange.send.expose_provenance(),
-            events: lane.as_ref().map(|lane| lane.events),
-        };
-        self.post(own)?;
-        // Whatever this rank finds, the others must not wait for it, and what it has begun to take must stay.
-        let taken = self.take_all(exchange, &own, &mut lane);
-        let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);
-        self.arrive(|round| &mut round.taken);
-        // Only now has everybody said after what its taking is done.
-        let held_up = self.hold_up_for_takers(&mut lane);
-        self.leave();
-        taken.and(recorded).and(held_up)
-    }
-
     /// On a GPU: its context, and when this rank's memory is there.
     fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<Lane>> {
         let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
@@ -246,11 +223,6 @@ impl Member {
         }
     }
 
-    /// This rank comes no more.
-    pub fn abort(&self) {
-        self.say_that_it_is_gone();
-    }
-
     fn say_that_it_is_gone(&self) {
         let mut round = self.lock();
         round.gone.get_or_insert(self.rank);
@@ -264,6 +236,44 @@ impl Member {
 
     fn wait<'a>(&self, round: MutexGuard<'a, Round>) -> MutexGuard<'a, Round> {
         self.group.moved.wait(round).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Transport for Member {
+    fn place(&self) -> (usize, usize) {
+        (self.rank, self.world)
+    }
+
+    fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
+        let mut lane = self.lane(exchange)?;
+        let own = Post {
+            pattern: exchange.pattern,
+            bytes: exchange.bytes,
+            send: exchange.send.expose_provenance(),
+            events: lane.as_ref().map(|lane| lane.events),
+        };
+        self.post(own)?;
+        // Whatever this rank finds, the others must not wait for it, and what it has begun to take must stay.
+        let taken = self.take_all(exchange, &own, &mut lane);
+        let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);
+        self.arrive(|round| &mut round.taken);
+        // Only now has everybody said after what its taking is done.
+        let held_up = self.hold_up_for_takers(&mut lane);
+        self.leave();
+        taken.and(recorded).and(held_up).map(|()| exchange.recv.cast_const())
+    }
+
+    fn waits_on_host(&self) -> bool {
+        true
+    }
+
+    fn abort(&self) -> Result<()> {
+        self.give_up();
+        Ok(())
+    }
+
+    fn give_up(&self) {
+        self.say_that_it_is_gone();
     }
 }
 

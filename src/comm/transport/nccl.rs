@@ -16,6 +16,7 @@ use crate::{
         Block, Stream,
         cuda::{self, InPrimary},
     },
+    comm::record::{self, Bytes},
     detached,
     error::{Result, Status, error},
     panics::boundary,
@@ -23,9 +24,8 @@ use crate::{
 };
 
 use super::{
-    exchange::{Exchange, Pattern},
+    exchange::{Exchange, Pattern, Transport},
     nccl_library::{Functions, IN_PROGRESS, Library, OLDEST, OLDEST_OF_OWN},
-    record::{self, Bytes},
 };
 
 /// Bytes of what ranks find each other by.
@@ -221,44 +221,6 @@ impl Nccl {
         Ok(Self::over(Arc::new(Shared::new(library, comm, split, device)), rank, world, records))
     }
 
-    /// The rank, and how many there are.
-    pub fn place(&self) -> (usize, usize) {
-        (self.rank, self.world)
-    }
-
-    /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there
-    /// the legacy stream is another.
-    pub fn check(&self, device: Device, memory: &Block) -> Result<()> {
-        let own = Device::Cuda(self.shared.device);
-        match memory {
-            Block::Cpu(_) => Err(error!(
-                UnsupportedDevice,
-                "device: {device}; the communicator, over NCCL, exchanges memory of {own}"
-            )),
-            Block::Cuda(_) if device != own => {
-                Err(error!(InvalidArgument, "device: {device}; the communicator, over NCCL, is on {own}"))
-            }
-            Block::Cuda(memory) if !memory.is_in_primary() => Err(error!(
-                InvalidArgument,
-                "the current context is not the primary one of {own}, the only one that NCCL works in"
-            )),
-            Block::Cuda(_) => Ok(()),
-        }
-    }
-
-    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let _entered = InPrimary::enter(self.shared.device)?;
-        let outcome = self.ready().and_then(|()| match exchange.pattern {
-            Pattern::AllToAll => self.all_to_all(exchange),
-            Pattern::AllGather => self.all_gather(exchange),
-        });
-        if let Err(failure) = &outcome {
-            self.broken.store(true, Ordering::Relaxed);
-            self.hangs.fetch_or(failure.status == Status::Timeout, Ordering::Relaxed);
-        }
-        outcome
-    }
-
     /// A communicator that does not block may be at work on what its owner asked of it before, and refuses all else
     /// then.
     fn ready(&self) -> Result<()> {
@@ -299,9 +261,49 @@ impl Nccl {
         drop(entered);
         self.shared.settle(code, format_args!("ncclAllGather of {bytes} bytes"))
     }
+}
+
+impl Transport for Nccl {
+    /// The rank, and how many there are.
+    fn place(&self) -> (usize, usize) {
+        (self.rank, self.world)
+    }
+
+    /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there
+    /// the legacy stream is another.
+    fn check(&self, device: Device, memory: &Block, _bytes: i64) -> Result<()> {
+        let own = Device::Cuda(self.shared.device);
+        match memory {
+            Block::Cpu(_) => Err(error!(
+                UnsupportedDevice,
+                "device: {device}; the communicator, over NCCL, exchanges memory of {own}"
+            )),
+            Block::Cuda(_) if device != own => {
+                Err(error!(InvalidArgument, "device: {device}; the communicator, over NCCL, is on {own}"))
+            }
+            Block::Cuda(memory) if !memory.is_in_primary() => Err(error!(
+                InvalidArgument,
+                "the current context is not the primary one of {own}, the only one that NCCL works in"
+            )),
+            Block::Cuda(_) => Ok(()),
+        }
+    }
+
+    fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
+        let _entered = InPrimary::enter(self.shared.device)?;
+        let outcome = self.ready().and_then(|()| match exchange.pattern {
+            Pattern::AllToAll => self.all_to_all(exchange),
+            Pattern::AllGather => self.all_gather(exchange),
+        });
+        if let Err(failure) = &outcome {
+            self.broken.store(true, Ordering::Relaxed);
+            self.hangs.fetch_or(failure.status == Status::Timeout, Ordering::Relaxed);
+        }
+        outcome.map(|()| exchange.recv.cast_const())
+    }
 
     /// The bootstrap all-gather, on the legacy stream. Waits for it.
-    pub fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
+    fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         /// Behind the record that is sent.
         const RECEIVED: u64 = record::BYTES as u64;
         let _entered = InPrimary::enter(self.shared.device)?;
@@ -329,18 +331,18 @@ impl Nccl {
     }
 
     /// What has gone wrong since, without waiting.
-    pub fn async_error(&self) -> Result<()> {
+    fn async_error(&self) -> Result<()> {
         self.shared.async_error(self.rank)
     }
 
-    /// Whether NCCL may be at work for ever.
-    pub fn hangs(&self) -> bool {
-        self.hangs.load(Ordering::Relaxed)
+    /// Whether NCCL was aborted, or its owner is to do so, or was waited for too long: when its kernels end is not known.
+    fn may_hang(&self) -> bool {
+        self.hangs.load(Ordering::Relaxed) || self.shared.library.aborted.load(Ordering::Acquire)
     }
 
     /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own,
     /// for NCCL waits until the GPU has stopped.
-    pub fn abort(&self) -> Result<()> {
+    fn abort(&self) -> Result<()> {
         /// Enough for what NCCL calls.
         const STACK_BYTES: usize = 1 << 20;
         self.broken.store(true, Ordering::Relaxed);
@@ -361,6 +363,9 @@ impl Nccl {
         }
         Ok(())
     }
+
+    /// NCCL has no way to tell the others.
+    fn give_up(&self) {}
 }
 
 fn room_for_records(device: i32, world: c_int) -> Result<cuda::Memory> {

@@ -13,6 +13,7 @@ use crate::{
             peers::{self as memory, Area, Once, Sending, Steps},
         },
     },
+    comm::record::{self, Bytes},
     error::{Result, error},
     plan::sizes::LEAST_STRIDE,
     tensor::Device,
@@ -21,8 +22,7 @@ use crate::{
 pub use crate::backend::cuda::peers::MOST_RANKS;
 
 use super::{
-    exchange::{Exchange, Pattern, Phases, timeout},
-    record::{self, Bytes},
+    exchange::{Exchange, Fused, Pattern, Phases, Transport, timeout},
     rendezvous::Rendezvous,
 };
 
@@ -125,47 +125,9 @@ impl Peers {
         Self { rank, memory, timeout_ms, arrivals, broken, peer_lost }
     }
 
-    pub fn place(&self) -> (usize, usize) {
-        (self.rank, self.memory.world())
-    }
-
-    /// Whether threads of this process wait for each other.
-    pub fn waits_on_host(&self) -> bool {
-        self.arrivals.is_some()
-    }
-
-    /// Memory that blocks arrive in, by pattern.
-    pub fn receive_slots(&self) -> [*mut u8; 2] {
-        [Area::AllToAll, Area::AllGather].map(|area| self.memory.area(area))
-    }
-
-    pub fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {
-        let own = Device::Cuda(self.memory.ordinal());
-        match memory {
-            Block::Cpu(_) => Err(error!(
-                UnsupportedDevice,
-                "device: {device}; the communicator, over peer memory, exchanges memory of {own}"
-            )),
-            Block::Cuda(_) if device != own => {
-                Err(error!(InvalidArgument, "device: {device}; the communicator, over peer memory, is on {own}"))
-            }
-            Block::Cuda(memory) if !self.memory.is_in_context_of(memory) => Err(error!(
-                InvalidArgument,
-                "the current context is not the one that the communicator, over peer memory of {own}, was made in"
-            )),
-            Block::Cuda(_) if self.memory.world() > 1 && bytes as u64 > self.memory.most_bytes() => Err(error!(
-                InvalidArgument,
-                "{bytes} bytes from each rank; the communicator's buffers have room for {}: gc_allreduce_peers_bytes \
-                 says how large they must be",
-                self.memory.most_bytes()
-            )),
-            Block::Cuda(_) => Ok(()),
-        }
-    }
-
-    pub fn begin(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
+    fn begin_on(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
         if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {
-            self.abort(); // if others still wait on the host
+            self.give_up(); // if others still wait on the host
             return Err(error!(
                 Comm,
                 "communicator: an earlier exchange of rank {} over peer memory was broken off; make another one",
@@ -176,65 +138,27 @@ impl Peers {
             self.memory.begin(queue)?;
         }
         // The call before may have ended with reading what this one writes to.
-        if phases == Phases::AllGather { self.barrier(queue) } else { Ok(()) }
+        if phases == Phases::AllGather { self.barrier_on(queue) } else { Ok(()) }
     }
 
-    pub fn end(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
+    fn end_on(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
         // The next call may begin with writing to what this one has read.
         if phases == Phases::AllToAll {
-            self.barrier(queue)?;
+            self.barrier_on(queue)?;
         }
         if queue.is_capturing()? { Ok(()) } else { self.memory.end(queue) }
     }
 
     /// Barrier without an error flag; the next barrier reports a lost rank.
-    pub fn barrier(&self, queue: &mut cuda::Queue) -> Result<()> {
+    fn barrier_on(&self, queue: &mut cuda::Queue) -> Result<()> {
         if self.memory.world() == 1 {
             return Ok(());
         }
         let passed = self.barrier_of(queue, std::ptr::null_mut());
         if passed.is_err() {
-            self.abort();
+            self.give_up();
         }
         passed
-    }
-
-    /// For chunks of `bytes` bytes that a codec writes straight to the others' memory, and the barrier behind them,
-    /// which `arrive` completes.
-    pub fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
-        let steps = if self.arrivals.is_some() { Steps::Speak } else { Steps::Both };
-        Sending { way: self.memory.way(area_of(pattern), bytes as u64), steps }
-    }
-
-    /// For whole payloads of `bytes` bytes of calls that exchange once, if there is room.
-    pub fn once(&self, bytes: i64) -> Option<Once> {
-        self.memory.once(bytes as u64)
-    }
-
-    /// What the launches of such a call do; `come` lies between two.
-    pub fn steps_once(&self) -> &'static [Steps] {
-        if self.arrivals.is_some() { &[Steps::Speak, Steps::Listen] } else { &[Steps::Both] }
-    }
-
-    /// Behind what a codec has sent. `error_flag`: its own.
-    pub fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
-        self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait(arrivals, queue, error_flag))
-    }
-
-    /// Waits on the host until all ranks of this process have launched what speaks.
-    pub fn come(&self) -> Result<()> {
-        self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait_for(arrivals))
-    }
-
-    pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
-        let Queue::Cuda(mut queue) = exchange.queue()? else {
-            return Err(error!(UnsupportedDevice, "{}: only CUDA has peer memory", exchange.device));
-        };
-        let area = area_of(exchange.pattern);
-        // SAFETY: blocks whose size was checked when their memory was made; a barrier lies between this and what read
-        // the receive slots last, on any rank: that of the exchange before, or one of `begin` or `end`.
-        let pushed = unsafe { self.memory.push(&mut queue, area, exchange.send, exchange.bytes as u64) };
-        pushed.and_then(|()| self.barrier_of(&mut queue, exchange.error_flag))
     }
 
     fn barrier_of(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
@@ -259,17 +183,6 @@ impl Peers {
         unsafe { self.memory.meet(queue, Steps::Listen, error_flag) }
     }
 
-    /// The bootstrap all-gather. Waits for it.
-    pub fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
-        let mut queue = self.memory.own_queue()?;
-        self.begin(&mut queue, Phases::AllGather)?;
-        let gathered = self.gather(&mut queue, own, all);
-        if gathered.is_err() {
-            self.abort();
-        }
-        gathered
-    }
-
     fn gather(&self, queue: &mut cuda::Queue, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         let record = self.memory.write_record(own);
         // SAFETY: the record is memory of this communicator, which only the next call writes to, and this one waits
@@ -277,12 +190,50 @@ impl Peers {
         unsafe { self.memory.push(queue, Area::AllGather, record, record::BYTES as u64)? };
         self.barrier_of(queue, std::ptr::null_mut())?;
         self.memory.read(queue, Area::AllGather, all.as_flattened_mut())?;
-        self.end(queue, Phases::AllGather)?;
-        self.async_error()
+        self.end_on(queue, Phases::AllGather)?;
+        self.lost_rank()
+    }
+}
+
+impl Transport for Peers {
+    fn place(&self) -> (usize, usize) {
+        (self.rank, self.memory.world())
+    }
+
+    fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
+        let Queue::Cuda(mut queue) = exchange.queue()? else {
+            return Err(error!(UnsupportedDevice, "{}: only CUDA has peer memory", exchange.device));
+        };
+        let area = area_of(exchange.pattern);
+        // SAFETY: blocks whose size was checked when their memory was made; a barrier lies between this and what read
+        // the receive slots last, on any rank: that of the exchange before, or one of `begin` or `end`.
+        let pushed = unsafe { self.memory.push(&mut queue, area, exchange.send, exchange.bytes as u64) };
+        pushed.and_then(|()| self.barrier_of(&mut queue, exchange.error_flag))?;
+        Ok(self.memory.area(area))
+    }
+
+    /// The bootstrap all-gather. Waits for it.
+    fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
+        let mut queue = self.memory.own_queue()?;
+        self.begin_on(&mut queue, Phases::AllGather)?;
+        let gathered = self.gather(&mut queue, own, all);
+        if gathered.is_err() {
+            self.give_up();
+        }
+        gathered
+    }
+
+    /// Ends the meetings of all ranks, whether they wait by now or come later.
+    fn abort(&self) -> Result<()> {
+        if let Some(arrivals) = &self.arrivals {
+            arrivals.abort();
+        }
+        self.give_up();
+        self.memory.end_meetings()
     }
 
     /// The others find out when they have waited long enough.
-    pub fn abort(&self) {
+    fn give_up(&self) {
         self.broken.store(true, Ordering::Relaxed);
         match &self.arrivals {
             Some(arrivals) if self.memory.was_ended() => arrivals.abort(), // which this GPU has heard, and others may not have
@@ -291,16 +242,35 @@ impl Peers {
         }
     }
 
-    /// Ends the meetings of all ranks, whether they wait by now or come later.
-    pub fn end_meetings(&self) -> Result<()> {
-        if let Some(arrivals) = &self.arrivals {
-            arrivals.abort();
-        }
-        self.abort();
-        self.memory.end_meetings()
+    fn out_of_step(&self) {
+        self.give_up();
     }
 
-    pub fn async_error(&self) -> Result<()> {
+    fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {
+        let own = Device::Cuda(self.memory.ordinal());
+        match memory {
+            Block::Cpu(_) => Err(error!(
+                UnsupportedDevice,
+                "device: {device}; the communicator, over peer memory, exchanges memory of {own}"
+            )),
+            Block::Cuda(_) if device != own => {
+                Err(error!(InvalidArgument, "device: {device}; the communicator, over peer memory, is on {own}"))
+            }
+            Block::Cuda(memory) if !self.memory.is_in_context_of(memory) => Err(error!(
+                InvalidArgument,
+                "the current context is not the one that the communicator, over peer memory of {own}, was made in"
+            )),
+            Block::Cuda(_) if self.memory.world() > 1 && bytes as u64 > self.memory.most_bytes() => Err(error!(
+                InvalidArgument,
+                "{bytes} bytes from each rank; the communicator's buffers have room for {}: gc_allreduce_peers_bytes \
+                 says how large they must be",
+                self.memory.most_bytes()
+            )),
+            Block::Cuda(_) => Ok(()),
+        }
+    }
+
+    fn lost_rank(&self) -> Result<()> {
         // Read the timeout flag before the abort flag, so that an abort is not reported as a timeout.
         let is_late = self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed);
         if self.memory.was_ended() {
@@ -318,6 +288,61 @@ impl Peers {
             ));
         }
         Ok(())
+    }
+
+    /// Whether threads of this process wait for each other.
+    fn waits_on_host(&self) -> bool {
+        self.arrivals.is_some()
+    }
+
+    fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        on_cuda(queue, |queue| self.begin_on(queue, phases))
+    }
+
+    fn end(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        on_cuda(queue, |queue| self.end_on(queue, phases))
+    }
+
+    fn barrier(&self, queue: &mut Queue) -> Result<()> {
+        on_cuda(queue, |queue| self.barrier_on(queue))
+    }
+
+    fn fused(&self) -> Option<&dyn Fused> {
+        Some(self)
+    }
+}
+
+impl Fused for Peers {
+    fn receive_slots(&self) -> [*mut u8; 2] {
+        [Area::AllToAll, Area::AllGather].map(|area| self.memory.area(area))
+    }
+
+    fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
+        let steps = if self.arrivals.is_some() { Steps::Speak } else { Steps::Both };
+        Sending { way: self.memory.way(area_of(pattern), bytes as u64), steps }
+    }
+
+    fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
+        self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait(arrivals, queue, error_flag))
+    }
+
+    fn once(&self, bytes: i64) -> Option<Once> {
+        self.memory.once(bytes as u64)
+    }
+
+    fn steps_once(&self) -> &'static [Steps] {
+        if self.arrivals.is_some() { &[Steps::Speak, Steps::Listen] } else { &[Steps::Both] }
+    }
+
+    fn come(&self) -> Result<()> {
+        self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait_for(arrivals))
+    }
+}
+
+fn on_cuda(queue: &mut Queue, work: impl FnOnce(&mut cuda::Queue) -> Result<()>) -> Result<()> {
+    match queue {
+        Queue::Cpu => Ok(()),
+        Queue::Cuda(queue) => work(queue),
     }
 }
 
