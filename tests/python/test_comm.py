@@ -268,7 +268,7 @@ def test_ranks_with_other_options_of_a_block_codec_get_no_handle(other, sentence
         (dict(n_chunks=2), ("n_chunks", 2, 3)),
         (dict(server=2), ("server", 2)),
         (dict(results=capi.dldtype("bfloat16")), ("results", "bfloat16", "float32")),
-        (dict(reserved=(capi.c_uint64 * 2)(0, 1)), ("offset",)),
+        (dict(reserved=(ctypes.c_uint32 * 5)(0, 1)), ("offset",)),
     ],
 )  # fmt: skip
 def test_a_rank_whose_options_are_refused_makes_all_fail(refused, words, over):
