@@ -232,6 +232,8 @@ fn no_call_allocates_on(kind: i32) {
     }
     let mut codec = ptr::null_mut();
     assert_eq!(gc_set_threads(4), 0);
+    // Counts the CPUs, for which the standard library allocates.
+    assert_eq!(gc_prepare(CPU), 0);
     // SAFETY: good options, and the codec that they make.
     let (payload_bytes, state_bytes) = unsafe {
         assert_eq!(gc_codec_create(&options, &mut codec), 0);

@@ -123,7 +123,7 @@ LD_LIBRARY_PATH="$library" "$work/digits" "$root/examples_c/data/digits.bin" | t
     { echo "FAILED: make demo ends with another line than README.md says" >&2; exit 1; }
 # shellcheck disable=SC2016 # variables of parts.sh
 grep -qF 'echo "$SECONDS s: $(($# - lost)) passed, $lost failed, $(grep -c . <<<"$notes") not run"' "$root/tests/parts.sh" &&
-    grep -qF '`N s: N passed, 0 failed, N not run`' "$root/README.md" ||
+    grep -qF '`<seconds> s: <n> passed, 0 failed, <n> not run`' "$root/README.md" ||
     { echo "FAILED: make test ends with another line than README.md says" >&2; exit 1; }
 echo "ok make demo: $(cat "$work/result")"
 
