@@ -33,6 +33,7 @@ static void codecs(void) {
     DLTensor grad = view_of(numbers, float32, 1, shape1), scalar = view_of(&number, float32, 1, one);
     DLTensor flags = view_of(&number, dtype_of(kDLUInt, 32), 1, one);
     DLTensor payload = view_of(NULL, uint8, 1, payload_shape), state = view_of(state_memory, uint8, 1, state_shape);
+    DLManagedTensor managed = borrowed(grad), chunk = borrowed(view_of(bytes, uint8, 1, one)), *result = UNTOUCHED;
     const DLTensor *values[1] = {&grad}, *no_values[1] = {NULL};
     DLTensor *results[1] = {&grad}, *no_results[1] = {NULL};
     gc_codec_options_t options;
