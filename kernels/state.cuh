@@ -10,7 +10,7 @@ __device__ __forceinline__ bool has_blocks(const gc_codec &codec) {
 }
 
 struct gc_state {
-    gc_codec worker, server;   // server.n_segments 0: there is none
+    gc_codec worker, server;   // server.half 0: there is none
     unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
     u64 size;                  // of a state
@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_out(const 
     if (at >= call.size) return;
     const gc_codec &server = call.server;
     const u64 scales_end = server.scales_at + 4 * static_cast<u64>(server.n_segments);
-    const bool of_server = server.n_segments != 0
+    // A server without segments has a turn, too.
+    const bool of_server = server.half != 0
                            && (w / 2 == TURN_WORD / 2 || at >= server.units_at
                                || (!has_blocks(server) && at >= server.scales_at && at < scales_end));
     const unsigned valid = call.worker.control->valid >> of_server & 1;
