@@ -40,7 +40,7 @@ fn elements(seed: u64, count: usize, dtype: DLDataType, wild: bool) -> Vec<u8> {
     ];
     let bits = |index| {
         let z = drawn(seed, index);
-        match wild && (z >> 40) % 97 == 0 {
+        match wild && (z >> 40).is_multiple_of(97) {
             true => special[(z >> 50 & 7) as usize],
             false => (z & 1) << (width - 1) | ((z >> 1 & 15) + first) << mantissa | z >> 8 & ((1 << mantissa) - 1),
         }
