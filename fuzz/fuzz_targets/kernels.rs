@@ -9,7 +9,7 @@ use std::{
 };
 
 use arbitrary::Arbitrary;
-use dlpark::ffi::{DLManagedTensor, DLTensor};
+use dlpark::ffi::DLTensor;
 use gradcodec::capi::*;
 use gradcodec_fuzz::{Description, Place, Tensor};
 use libfuzzer_sys::fuzz_target;
