@@ -184,6 +184,7 @@ done
 # memory than it has elements, which must be found. Python itself leaves memory behind.
 cat >"$work/short.py" <<'EOF'
 import driver
+assert driver.device_count()  # initializes the driver
 driver.use(driver.primary())  # before the library looks for a driver
 import numpy as np
 from card import Card
