@@ -25,7 +25,7 @@ enum gc_reduction { GC_REDUCTION_MEAN = 0, GC_REDUCTION_SUM = 1, };
 enum gc_error { GC_ERROR_FLOAT32 = 0, GC_ERROR_BFLOAT16 = 1, GC_ERROR_NONE = 2, };
 enum gc_scale { GC_SCALE_RMS = 0, GC_SCALE_MEAN = 1, };
 enum gc_nonfinite { GC_NONFINITE_PROPAGATE = 0, GC_NONFINITE_ZERO = 1, GC_NONFINITE_TRANSACTIONAL = 2, };
-enum gc_decode { GC_DECODE_SET = 0, GC_DECODE_ADD = 1, };
+enum gc_decode_mode { GC_DECODE_SET = 0, GC_DECODE_ADD = 1, };
 typedef struct gc_codec_t gc_codec_t;
 typedef struct gc_codec_options_t { uint32_t struct_size; int32_t codec; DLDevice device; DLDataType values; DLDataType results; int32_t error; int32_t scale; int32_t nonfinite; float beta; const int64_t *segments; size_t n_segments; int64_t n_elements; size_t n_chunks; uint64_t server; const uint8_t *raw; int32_t reduction; uint32_t reserved[5]; } gc_codec_options_t;
 typedef int32_t gc_decode_t;

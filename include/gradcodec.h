@@ -290,7 +290,7 @@ enum gc_nonfinite {
 };
 
 /** What decoding does with its output. */
-enum gc_decode {
+enum gc_decode_mode {
     /** Writes the values. */
     GC_DECODE_SET = 0,
     /** Adds them to what is there. */

@@ -75,11 +75,11 @@ fn declarations(sources: &[&str]) -> String {
     }
     let mut text = Vec::new();
     builder.generate().unwrap().write(&mut text);
+    // cbindgen names the constants GC_DECODE_* after their enum. The enum must not share the name of the function
+    // gc_decode: Sphinx, like languages that keep enums and functions in one namespace, refuses a second declaration.
+    let text = String::from_utf8(text).unwrap().replace("enum gc_decode {", "enum gc_decode_mode {");
     // bindgen evaluates numbers and their sums, but not what <stdint.h> makes of INT64_MIN.
-    let text = String::from_utf8(text)
-        .unwrap()
-        .replace("INT64_MIN", "(-9223372036854775807LL - 1)")
-        .replace("INT32_MIN", "(-2147483647 - 1)");
+    let text = text.replace("INT64_MIN", "(-9223372036854775807LL - 1)").replace("INT32_MIN", "(-2147483647 - 1)");
     let mut text = with_typedefs(&tidy(text.trim_matches('\n')));
     for (name, comment) in INITIALIZED {
         let end = format!("}} {name};");
