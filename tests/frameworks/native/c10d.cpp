@@ -60,7 +60,8 @@ template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, con
             out.push_back(gradient * (step + 1));
         gradcodec::allreduce_run(allreduce, at::TensorList(out).slice(out.size() - gradients.size()));
         const Tensor worker = at::zeros({elements}), server = at::zeros({shard_of(gradients, rank, world)});
-        gradcodec::allreduce_errors_out(allreduce, worker, server);
+        DLTensor worker_view = gradcodec::view_to_write(worker), server_view = gradcodec::view_to_write(server);
+        gradcodec::allreduce_errors_out(allreduce, worker_view, server_view);
         out.insert(out.end(), {worker, server});
     }
     /* The two halves make the whole: here its first step, as a new handle has no errors yet. */
