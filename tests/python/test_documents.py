@@ -22,8 +22,11 @@ def variables():
     }
     for folder in "build.rs", "src", "examples", "examples_c", "examples_cpp", "python", "include":
         for path in sorted([ROOT / folder, *(ROOT / folder).rglob("*")]):
-            for names in re.findall(patterns.get(path.suffix, "(?!)"), path.read_text(encoding="utf-8") if path.is_file() else ""):
-                found.setdefault("".join(names), path.relative_to(ROOT))
+            # cargo may have built an example in its folder: what lies in target/ is no source.
+            is_source = path.suffix in patterns and "target" not in path.relative_to(ROOT).parts
+            if is_source and path.is_file():
+                for names in re.findall(patterns[path.suffix], path.read_text(encoding="utf-8")):
+                    found.setdefault("".join(names), path.relative_to(ROOT))
     return {name: path for name, path in found.items() if not name.startswith("GRADCODEC_TEST_")}
 
 
