@@ -303,7 +303,7 @@ PAYLOAD = jnp.zeros((1, 64), jnp.uint8)
 
 @pytest.mark.parametrize("call, kind, words", [
     (lambda: gj.Codec("zip"), ValueError, "codec: one of 'onebit', .* got str 'zip'"),
-    (lambda: gj.Codec(5), TypeError, "kind: one of 'onebit', .* got int 5"),
+    (lambda: gj.Codec(5), TypeError, "codec: one of 'onebit', .* got int 5"),
     (lambda: gj.Codec("int8", error="float64"), ValueError, "error: one of 'float32', .*'float64'"),
     (lambda: gj.Codec("sign", error="float32"), ValueError, "error: 'none' expected with sign"),
     (lambda: gj.Codec("int8", reduction="max"), ValueError, "reduction: one of 'mean', 'sum'"),
@@ -324,7 +324,7 @@ PAYLOAD = jnp.zeros((1, 64), jnp.uint8)
     (lambda: gj.Codec().reduce(1, PAYLOAD, X), ValueError, "chunk: at most 0 expected, got 1"),
     (lambda: gj.Codec().reduce(0, X, X), ValueError, "chunks: uint8 .payloads, bytes. expected, got float32"),
     (lambda: gj.Codec("int4").reduce(0, PAYLOAD, X, E[1:]), ValueError, r"server: float32 \[1600\], or more, expected"),
-    (lambda: gj.all_reduce(X, "data", "zip"), ValueError, "kind: one of"),
+    (lambda: gj.all_reduce(X, "data", "zip"), ValueError, "codec: one of"),
     (lambda: gj.all_reduce(X, "data", "int4"), ValueError, r"errors: int4 keeps errors: .*Codec.errors\(values, ranks"),
     (lambda: gj.all_reduce(X, "data", "int8", gj.Errors(E, E)), ValueError, "errors: None expected, because int8"),
     (lambda: gj.pack_bits(X > 0, 2), ValueError, "axis: at most 1 expected, got 2"),
@@ -466,7 +466,8 @@ def test_each_stream_has_a_handle_of_its_own_and_calls_on_one_share_it(monkeypat
 
     monkeypatch.setattr(_jax_ffi.library(), "codec", Handle)
     options = {"error": "none"}
-    text = json.dumps({"do": "encode", "kind": "int8", "segments": [8], "options": options, "test": "streams"}).encode()
+    about = {"do": "encode", "codec": "int8", "segments": [8], "options": options, "test": "streams"}
+    text = json.dumps(about).encode()
     for number, stream in (0, 1), (0, 1), (0, 2), (1, 2), (0, 2), (0, 1):
         assert Xla(text, number, stream).call("CUDA") is None
     assert made == [(2, 0), (2, 0), (2, 1)]
