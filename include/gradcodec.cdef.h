@@ -81,7 +81,7 @@ gc_status_t gc_comm_from_nccl(const gc_nccl_options_t *options, gc_comm_t **out)
 gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options, uint8_t *id);
 gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank, int32_t world_size, DLDevice device, gc_comm_t **out);
 typedef struct gc_peers_options_t { uint32_t struct_size; int32_t rank; int32_t world_size; uint32_t timeout_ms; DLDevice device; size_t bytes; void *const *buffers; } gc_peers_options_t;
-int64_t gc_allreduce_peers_bytes(const gc_codec_options_t *options, int32_t world_size);
+int64_t gc_allreduce_peers_bytes(const gc_codec_options_t *options, int32_t world_size, int32_t nodes);
 gc_status_t gc_comm_from_peers(const gc_peers_options_t *options, gc_comm_t **out);
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap, DLDevice device, int64_t bytes, uint32_t timeout_ms, gc_comm_t **out);
 gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node, gc_comm_t *inter_node, gc_comm_t **out);

@@ -373,7 +373,7 @@ __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
     const bool corrupt = found & CORRUPT;
     if (codec.policy == TRANSACTIONAL) {
         if (control.pending >> codec.half & 1) commit(control, false);
-        if (!corrupt) control.pending |= 1u << codec.half;
+        if (!(corrupt && codec.half == SERVER)) control.pending |= 1u << codec.half;
     }
     // What did not come was not kept, as what is corrupt, but it is not that.
     const unsigned flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;

@@ -5,19 +5,20 @@
 #include "blocks_emit.cuh"
 #include "staging.cuh"
 
-// MEAN: divided by the number of payloads. A power of two divides as its reciprocal multiplies; up to 2^7 that may be
+// MEAN: divided by the number of ranks whose values the payloads are. A power of two divides as its reciprocal multiplies; up to 2^7 that may be
 // done to scales, and changes no bit: numbers of usual blocks are multiples of 2^-136, and no sum of them overflows.
 struct Share {
-    float payloads, reciprocal;
+    float ranks, reciprocal;
     bool divides;
-    __device__ __forceinline__ Share(const gc_codec &codec, unsigned number)
-        : payloads(static_cast<float>(number)), reciprocal(1), divides(false) {
+    __device__ __forceinline__ Share(const gc_codec &codec, unsigned payloads)
+        : ranks(static_cast<float>(payloads * codec.ranks)), reciprocal(1), divides(false) {
         if (codec.reduction == REDUCTION_SUM) return;
+        const unsigned number = payloads * codec.ranks;
         divides = number > 128 || (number & (number - 1)) != 0;
-        if (!divides) reciprocal = __uint_as_float(0x7f000000u - __float_as_uint(payloads));
+        if (!divides) reciprocal = __uint_as_float(0x7f000000u - __float_as_uint(ranks));
     }
     __device__ __forceinline__ float of(float sum) const {
-        return divides ? __fdiv_rn(sum, payloads) : __fmul_rn(sum, reciprocal);
+        return divides ? __fdiv_rn(sum, ranks) : __fmul_rn(sum, reciprocal);
     }
 };
 

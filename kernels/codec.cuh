@@ -23,7 +23,7 @@ enum : u64 { NO_UNIT = ~0ull };
 struct gc_run {
     u64 elements;
     u64 byte;           // its first among the payload's bits; of a block codec its first *place*: block, or raw element
-    u64 base;           // elements of the runs before it
+    u64 base;           // of a worker's run: where it begins in a row of errors; of a server's: elements of the runs before it
     u64 first_tile;
     unsigned tiles, raw;
 };
@@ -71,6 +71,7 @@ struct gc_codec {
     unsigned kind, rule, policy, results, half, reduction;
     float beta;
     unsigned error;           // bytes of an error's element, 0: none
+    unsigned ranks, reserved; // how many ranks' values a payload is the sum of
     unsigned header[HEADER_WORDS];
     gc_run only;              // where there is one segment: its run
     u64 reciprocal;           // floor((2^64 - 1) / chunk_bytes), or 0

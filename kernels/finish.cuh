@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
             if (!corrupt) control.pending |= 1u << codec.half;
         }
         if (found) tell(codec, found);
-        shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & NONFINITE;
+        shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & CORRUPT ? +CORRUPT : found & NONFINITE;
         if (serves && !corrupt) reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
     }
     __syncthreads();

@@ -65,30 +65,42 @@
     field(segments, 8) field(scales, 8) field(report, 8) field(addresses, 8) field(bytes, 8) field(chunk_bytes, 8) \
     field(head, 8) field(stride, 8) field(scales_at, 8) field(units_at, 8) field(n_segments, 4) field(n_chunks, 4) \
     field(chunk, 4) field(chunks, 4) field(kind, 4) field(rule, 4) field(policy, 4) field(results, 4) field(half, 4) \
-    field(reduction, 4) field(beta, 4) field(error, 4) field(header, 64) field(only, 40) field(reciprocal, 8) \
+    field(reduction, 4) field(beta, 4) field(error, 4) field(ranks, 4) \
+    field(reserved, 4) field(header, 64) field(only, 40) field(reciprocal, 8) \
     field(raws, 8) field(chunk_raws, 8) field(raw_reciprocal, 8) field(codes_at, 8) field(raws_at, 8)
 #define LAYOUT_gc_encode(field) \
-    field(codec, 336) field(m_g, 8) field(m_e, 8) field(dst, 8) field(way, 16) field(values, 128)
+    field(codec, 344) field(m_g, 8) field(m_e, 8) field(dst, 8) field(way, 16) field(values, 128)
 #define LAYOUT_gc_finish(field) \
-    field(codec, 336) field(dst, 8) field(way, 16) field(steps, 4) field(reserved, 4)
+    field(codec, 344) field(dst, 8) field(way, 16) field(steps, 4) field(reserved, 4)
 #define LAYOUT_gc_reduce(field) \
-    field(codec, 336) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8) field(apart, 8) \
+    field(codec, 344) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8) field(apart, 8) \
     field(shard, 4) field(reserved, 4)
 #define LAYOUT_gc_decode(field) \
-    field(codec, 336) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
+    field(codec, 344) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
     field(first_empty, 8) field(values, 128)
 // blocks_once.cuh
 #define LAYOUT_gc_once(field) \
-    field(codec, 336) field(factor, 8) field(way, 16) field(apart, 8) field(turn, 8) field(tiles, 8) field(steps, 4) \
+    field(codec, 344) field(factor, 8) field(way, 16) field(apart, 8) field(turn, 8) field(tiles, 8) field(steps, 4) \
     field(reserved, 4) field(values, 128)
 // blocks_twice.cuh
-#define LAYOUT_gc_twice(field) field(encode, 504) field(reduce, 392) field(decode, 504) field(tiles, 8)
+#define LAYOUT_gc_twice(field) field(encode, 512) field(reduce, 400) field(decode, 512) field(tiles, 8)
 // state.cuh
 #define LAYOUT_gc_state(field) \
-    field(worker, 336) field(server, 336) field(bytes, 8) field(skip, 8) field(size, 8) field(half, 4) \
-    field(skip_kind, 4) field(rows, 8) field(row, 8)
+    field(worker, 344) field(server, 344) field(bytes, 8) field(skip, 8) field(size, 8) field(half, 4) \
+    field(skip_kind, 4) field(rows, 8) field(row, 8) field(start, 4) field(divisor, 4) \
+    field(divisor_of_sum, 4) field(factor, 4)
 #define LAYOUT_gc_addresses(field) \
     field(table, 8) field(count, 8) field(values, 3584)
+
+// nodes.cuh
+#define LAYOUT_gc_node_tile(field) \
+    field(first, 8) field(to, 8) field(segment, 4) field(count, 4)
+#define LAYOUT_gc_node_pack(field) \
+    field(tiles, 8) field(headers, 8) field(dst, 8) field(factor, 8) field(addresses, 8) field(n_tiles, 8) \
+    field(block_bytes, 8) field(size, 4) field(reserved, 4) field(values, 128)
+#define LAYOUT_gc_node_sum(field) \
+    field(blocks, 8) field(to, 8) field(control, 8) field(report, 8) field(elements, 8) field(block_bytes, 8) \
+    field(ranks, 4) field(dtype, 4) field(zero, 4) field(reserved, 4) field(header, 64)
 
 // NVRTC has no <cstddef>; this is how its front end spells offsetof.
 #ifdef __CUDACC_RTC__

@@ -11,5 +11,6 @@
 #include "decode.cuh"
 #include "encode.cuh"
 #include "finish.cuh"
+#include "nodes.cuh"
 #include "reduce.cuh"
 #include "state.cuh"

@@ -15,9 +15,10 @@ struct gc_state {
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
     u64 size;                  // of a state
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32
-    // gc_onebit_errors_in: the mean of so many rows, of so many elements each; 0: of no mean. Of the server's half `row` is
-    // 0 where its parts follow one another, and otherwise there are all elements.
+    // gc_onebit_errors_in: an element becomes what src/backend/call.rs calls Rows: of so many rows, of so many elements
+    // each. Of the server's half `row` is 0 where its parts follow one another, and otherwise there are all elements.
     u64 rows, row;
+    float start, divisor, divisor_of_sum, factor;
 };
 SAME_LAYOUT(gc_state)
 
@@ -81,20 +82,19 @@ __device__ __forceinline__ float kept_at(const gc_codec &codec, const unsigned c
                             : from_bf16(reinterpret_cast<const unsigned short *>(units)[i]);
 }
 
-// Of an element of each row; without rows, the element itself. What ranks of a smaller world sum up is divided by how many
-// they are now.
-__device__ __forceinline__ float mean_of_rows(const gc_state &call, const gc_codec &codec, const float *errors, u64 i) {
-    if (call.rows == 0) return errors[i];
-    const bool sums = has_blocks(codec) && codec.reduction == REDUCTION_SUM;
-    const float before = sums ? 1 : static_cast<float>(call.rows);
-    float sum = 0;
-    for (u64 r = 0; r < call.rows; r++) sum = __fadd_rn(sum, __fdiv_rn(errors[r * call.row + i], before));
-    return sums ? __fdiv_rn(sum, static_cast<float>(codec.n_chunks)) : sum;
+// What an element is together in the rows.
+__device__ __forceinline__ float sum_of_rows(const gc_state &call, const float *errors, u64 i) {
+    float sum = call.start;
+    errors += i;
+#pragma unroll 1
+    for (u64 r = 0; r < call.rows; r++, errors += call.row) sum = __fadd_rn(sum, __fdiv_rn(*errors, call.divisor));
+    return __fmul_rn(__fdiv_rn(sum, call.divisor_of_sum), call.factor);
 }
 
-// Where a part begins among the elements of all segments, one after the other. Not of a raw one.
-__device__ __forceinline__ u64 place_among_all(const gc_codec &codec, unsigned number) {
-    const gc_run segment = segment_of(codec, number);
+// Where a part begins in a row of all elements. Not of a raw one.
+__device__ __forceinline__ u64 place_in_row(const gc_state &call, const gc_codec &codec, unsigned number) {
+    gc_run segment = segment_of(codec, number);
+    if (codec.n_segments == 1) segment.base = call.worker.only.base;
     const unsigned elements = has_blocks(codec) ? codec.header[3] : 8;  // of a block, or a byte of bits
     return segment.base + (run_of(codec, number).byte - segment.byte) * elements;
 }
@@ -118,20 +118,22 @@ __device__ __forceinline__ void take_in(const gc_state &call) {
     if (codec.error == 0) return;
     const u64 at = codec.units_at + tile.unit * UNIT * codec.error;
     const bool cuts = codec.half == SERVER && call.row != 0;
-    const u64 base = cuts ? place_among_all(codec, tile.run) : run_of(codec, tile.run).base;
+    const u64 base = cuts ? place_in_row(call, codec, tile.run) : run_of(codec, tile.run).base;
     const float *errors = reinterpret_cast<const float *>(call.bytes) + base + tile.first;
     bool found = false;
     for (unsigned i = threadIdx.x; i < (tile.count + UNIT - 1) / UNIT * UNIT; i += THREADS) {
         float c = 0;
         if (i < tile.count) {
-            c = canonical(ERRORS ? mean_of_rows(call, codec, errors, i) : kept_at(codec, call.bytes + at, i));
-            // Nothing that is not finite ever enters the errors of a block codec, nor what becomes so when it is rounded.
-            if (has_blocks(codec) && !is_finite(codec.error == 4 ? c : from_bf16(to_bf16(c)))) c = 0, found = true;
+            c = canonical(ERRORS ? sum_of_rows(call, errors, i) : kept_at(codec, call.bytes + at, i));
+            // Nothing that is not finite ever enters the errors of a block codec, nor what becomes so when it is rounded;
+            // nor those of ONEBIT, but by a state.
+            if ((ERRORS || has_blocks(codec)) && !is_finite(codec.error == 4 ? c : from_bf16(to_bf16(c)))) c = 0, found = true;
         }
         if (codec.error == 4) reinterpret_cast<float *>(to + at)[i] = c;
         else reinterpret_cast<unsigned short *>(to + at)[i] = to_bf16(c);
     }
-    if (found) tell(codec, NONFINITE);
+    // It is no part of a step, so no commit takes one back for it.
+    if (found) atomicOr(&control.flags, NONFINITE);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_in(const __grid_constant__ gc_state call) {
     take_in<false>(call);

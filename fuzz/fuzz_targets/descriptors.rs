@@ -310,7 +310,7 @@ fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     let mut codec = ptr::dangling_mut();
     let ranks = i32::from(options.codec) - 1;
     // SAFETY: options with their segments.
-    let buffer = unsafe { gc_allreduce_peers_bytes(given, ranks) };
+    let buffer = unsafe { gc_allreduce_peers_bytes(given, ranks, 1) };
     assert!(buffer == -1 || (1..=64).contains(&ranks) && buffer > 0);
     // SAFETY: options with their segments, and room for a pointer.
     if !check(unsafe { gc_codec_create(given, &mut codec) }, true) {

@@ -785,11 +785,12 @@ inline Communicator comm_from_nccl_id(const std::array<uint8_t, GC_NCCL_ID_BYTES
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }
-/* Bytes of each rank's buffer for an all-reduce with these options: all but struct_size, which is set here. */
-inline int64_t allreduce_peers_bytes(gc_codec_options_t options, int32_t world_size)
+/* Bytes of each rank's buffer for an all-reduce with these options: all but struct_size, which is set here. `nodes`: of a
+ * hierarchical communicator, for which `world_size` counts the ranks of one node. */
+inline int64_t allreduce_peers_bytes(gc_codec_options_t options, int32_t world_size, int32_t nodes = 1)
 {
     options.struct_size = sizeof options;
-    const int64_t bytes = gc_allreduce_peers_bytes(&options, world_size);
+    const int64_t bytes = gc_allreduce_peers_bytes(&options, world_size, nodes);
     if (bytes < 0)
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return bytes;

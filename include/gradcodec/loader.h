@@ -91,7 +91,7 @@ typedef struct gc_api_t {
     gc_status_t (*gc_comm_nccl_id)(const gc_nccl_options_t *options, uint8_t *id);
     gc_status_t (*gc_comm_from_nccl_id)(const gc_nccl_options_t *options, const uint8_t *id, int32_t rank,
         int32_t world_size, DLDevice device, gc_comm_t **out);
-    int64_t (*gc_allreduce_peers_bytes)(const gc_codec_options_t *options, int32_t world_size);
+    int64_t (*gc_allreduce_peers_bytes)(const gc_codec_options_t *options, int32_t world_size, int32_t nodes);
     gc_status_t (*gc_comm_from_peers)(const gc_peers_options_t *options, gc_comm_t **out);
     gc_status_t (*gc_comm_open_peers)(gc_comm_t *bootstrap, DLDevice device, int64_t bytes, uint32_t timeout_ms,
         gc_comm_t **out);

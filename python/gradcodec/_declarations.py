@@ -107,7 +107,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_comm_nccl_id": (c_int32, [POINTER(gc_nccl_options_t), POINTER(c_uint8)]),
     "gc_comm_from_nccl_id": (c_int32, [POINTER(gc_nccl_options_t), POINTER(c_uint8), c_int32, c_int32, DLDevice,
     POINTER(POINTER(gc_comm_t))]),
-    "gc_allreduce_peers_bytes": (c_int64, [POINTER(gc_codec_options_t), c_int32]),
+    "gc_allreduce_peers_bytes": (c_int64, [POINTER(gc_codec_options_t), c_int32, c_int32]),
     "gc_comm_from_peers": (c_int32, [POINTER(gc_peers_options_t), POINTER(POINTER(gc_comm_t))]),
     "gc_comm_open_peers": (c_int32, [POINTER(gc_comm_t), DLDevice, c_int64, c_uint32, POINTER(POINTER(gc_comm_t))]),
     "gc_comm_hierarchical": (c_int32, [POINTER(gc_comm_t), POINTER(gc_comm_t), POINTER(POINTER(gc_comm_t))]),

@@ -371,17 +371,18 @@ class GradCodec(Library):
         return Communicator._of(self, made)
 
     def allreduce_peers_bytes(
-        self, codec: int | str, segments: Sequence[int], world_size: int, *, values: Any = None, results: Any = None,
-        error: int | str | None = None, scale: int | None = None, nonfinite: int | str | None = None,
-        device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
-        raw: Sequence[bool] | None = None, reduction: str | None = None,
+        self, codec: int | str, segments: Sequence[int], world_size: int, nodes: int = 1, *, values: Any = None,
+        results: Any = None, error: int | str | None = None, scale: int | None = None,
+        nonfinite: int | str | None = None, device: Any = None, beta: float | None = None, n_chunks: int | None = None,
+        server: int | None = None, raw: Sequence[bool] | None = None, reduction: str | None = None,
     ) -> int:  # fmt: skip
-        """The same for an all-reduce made with these arguments; for several of them the most counts."""
+        """Bytes of each rank's buffer of peer memory for an all-reduce made with these arguments; for several of them the
+        most counts. `nodes`: of a hierarchical communicator, for which `world_size` counts the ranks of one node."""
         options = _options(
             codec, segments, values=values, results=results, error=error, scale=scale, nonfinite=nonfinite, device=device,
             beta=beta, n_chunks=n_chunks, server=server, raw=raw, reduction=reduction,
         )  # fmt: skip
-        given = byref(options), _int32("world_size", world_size)
+        given = byref(options), _int32("world_size", world_size), _int32("nodes", nodes)
         return self._number(self.lib.gc_allreduce_peers_bytes, *given)
 
     def peers(

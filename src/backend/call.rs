@@ -93,3 +93,23 @@ pub enum Skip<'a> {
     /// If this scalar, a bool, an int32 or a float32, is not 0. NaN is not 0.
     If(&'a View<'a>),
 }
+
+/// Which rows of errors become those of a rank: fl(fl(sum / divisor_of_sum) * factor), where the sum begins with `start`, to
+/// which fl(row / divisor) is added for each row in order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rows {
+    /// The number of the first one.
+    pub first: usize,
+    /// At least 1.
+    pub count: usize,
+    /// +0, or -0, which changes no number that is added to it.
+    pub start: f32,
+    pub divisor: f32,
+    pub divisor_of_sum: f32,
+    pub factor: f32,
+}
+
+impl Rows {
+    /// A row as it is.
+    pub const ONE: Self = Self { first: 0, count: 1, start: -0.0, divisor: 1.0, divisor_of_sum: 1.0, factor: 1.0 };
+}

@@ -11,7 +11,7 @@ use crate::{
     tensor::{Device, Owner, View},
 };
 
-pub use call::{Address, Decoding, Received, Skip, Stream};
+pub use call::{Address, Decoding, Received, Rows, Skip, Stream};
 
 /// The device and the stream that a call works on. Operations `match` on it to choose the function of a device.
 pub enum Queue {

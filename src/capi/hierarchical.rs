@@ -1,8 +1,8 @@
 //! NODES
 //!
 //! A hierarchical communicator combines two: one among the ranks of a node, such as over peer memory, and one between
-//! nodes, over NCCL, MPI or any other engine. Calls over it give the same bytes as over one communicator of all ranks,
-//! and fewer of them go from node to node.
+//! nodes, over NCCL, MPI or any other engine. An all-reduce over it sums the values of a node up in float32 first, and
+//! compresses the sums alone, so the least number of bytes leaves a node.
 //!
 //! ```c
 //! MPI_Comm_split(world, node, rank, &mine);                   // the ranks of this node
@@ -13,20 +13,21 @@
 //! gc_comm_free(inter_node);                                   // comm keeps what it needs of them
 //! ```
 //!
-//! Ranks are numbered node by node, in the order that nodes have in `inter_node`, and within each as in `intra_node`.
-//! Every node has the same number of ranks. A block for a rank of another node goes there over `inter_node`, to the
-//! rank with the sender's number, and on over `intra_node`. With N nodes each rank sends (N - 1) / N of a payload from
-//! node to node, and N - 1 reduced chunks; over one communicator of all ranks it is (N - 1) / N of a payload twice. An
-//! all-reduce of n elements needs memory for two payloads more, about n / 4 bytes.
+//! N nodes have R ranks each. The global rank is node * R + the rank within the node. Rank i of a node receives part i of
+//! the values of its node's ranks, adds them, and exchanges the encoded sums with the ranks i of the other nodes. With P
+//! the bytes of the whole payload, 2 P (N - 1) / N bytes leave a node in an all-reduce. A flat communicator of all ranks
+//! makes a node send (R + 1) times half of that, or more.
 //!
-//! Where a node has fewer network adapters than ranks, only the first L ranks of each node, its leaders, have an
-//! `inter_node`, and the others pass NULL. L is the same on every node, and each leader carries an equal part of
-//! everything. Two more intra-node exchanges bring that to them; with R ranks on each of N nodes the memory is that for
-//! 2 * N * R * R / L chunks.
+//! The result differs from that of a flat communicator, since values are encoded once a node and not once a rank. All
+//! ranks of all nodes end with the same bytes. Errors are kept of the sums: with float32 4 (1 / R + 1 / (R N)) bytes per
+//! element. GC_CODEC_SIGN is refused, since a majority needs the bits of every rank. The formulas are in
+//! docs/NUMERICS.md 12; an all-reduce needs memory for twice the values and a part, see docs/CHOOSING.md.
 //!
-//! The rules of the two communicators hold here: the memory that they exchange, whether calls can be captured, how long
-//! they wait. A failure in one is a failure of this one. While a call on it is under way, calls on the two give BUSY;
-//! otherwise they go on working, in the same order on every rank.
+//! The rules of the two communicators hold: the memory that they exchange, whether calls can be captured, how long they
+//! wait. While a call on the hierarchical communicator is running, calls on the two give BUSY. After an exchange failed,
+//! or a rank was lost, this rank aborts both, as gc_comm_abort() does, since the ranks of one may wait where those of
+//! the other have failed. Later calls give COMM. The other ranks fail in this call or the next, within their timeout;
+//! over callbacks when the callback returns.
 
 use crate::{comm::Communicator, panics::boundary};
 
@@ -37,23 +38,21 @@ use super::{
     status::gc_status_t,
 };
 
-/// Combines a communicator among the ranks of each node and one between nodes. Every rank calls this: they tell each
-/// other, over both, who is where.
+/// Combines a communicator among the ranks of each node and one between nodes. Every rank calls this, and over both
+/// they check that the two form a grid.
 ///
 /// `intra_node`: of this node's ranks. `inter_node`: of the ranks that have this rank's number on their nodes, one of
-/// each node; its ranks number the nodes, so all ranks of a node have the same rank there. Or NULL, on every node from
-/// the same number on: see above. Both stay yours. `*out`: yours to release, by gc_comm_free().
+/// each node; its ranks number the nodes, so all ranks of a node have the same rank there. Both stay yours. `*out`: yours
+/// to release, by gc_comm_free(). With one node it is the flat communicator over `intra_node`, with one rank per node
+/// that over `inter_node`.
 ///
-/// Over peer memory `intra_node` carries what all ranks send. With N nodes of R ranks its buffers need the bytes that
-/// gc_allreduce_peers_bytes() returns for a `world_size` of N * R; above 64 ranks those for 64, and
-/// 1024 + 16 * n_segments more for each rank. Where only L ranks of each node have an `inter_node`, they need R / L
-/// times as many, and 64 * N * R * R more.
+/// Over peer memory the buffers of `intra_node` need the bytes that gc_allreduce_peers_bytes() returns for so many nodes,
+/// and those of `inter_node` the bytes for float32 values of ceil(n / R) elements and N ranks.
 ///
-/// - GC_STATUS_INVALID_ARGUMENT: nodes with different numbers of ranks, on every rank, which says the two numbers; a
-///   rank with an `inter_node` whose number is above that of one without; other ranks than those described in one of
-///   the two; one communicator twice; one that is itself hierarchical. If one rank fails, all do, except with BUSY or a
-///   NULL `intra_node`, or with an `inter_node` of which another rank does not pass its own (but NULL, or another
-///   communicator): then the others keep waiting.
+/// - GC_STATUS_INVALID_ARGUMENT: `inter_node` is NULL on a rank; nodes with different numbers of ranks, on every rank,
+///   which says the two numbers; other ranks than those described in one of the two; one communicator twice; one that
+///   is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL `intra_node`, or with an `inter_node`
+///   of which another rank does not pass its own (but NULL, or another communicator): then the others keep waiting.
 /// - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
 /// - GC_STATUS_COMM: an exchange failed.
 /// - GC_STATUS_BUSY: another call is running on this communicator.

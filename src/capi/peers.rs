@@ -85,15 +85,20 @@ unsafe impl borrow::Extensible for gc_peers_options_t {
 /// - One exchange: 4 x world_size x P, at most 16 MiB.
 ///
 /// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
-/// `world_size`: the number of ranks; for the `intra_node` of gc_comm_hierarchical() see there.
+/// `nodes`: 1 for a flat communicator, of `world_size` ranks. Otherwise this is for the `intra_node` of
+/// gc_comm_hierarchical() over so many nodes, and `world_size` counts the ranks of one node: B is
+/// 64 + ceil(n / world_size) elements of values or, if that is more, the reduced chunks of a rank's part, and the
+/// buffers have 2 x world_size x B bytes for that and as much as above for small calls.
 ///
-/// -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64.
+/// -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64, or nodes below 1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
-pub unsafe extern "C" fn gc_allreduce_peers_bytes(options: *const gc_codec_options_t, world_size: i32) -> i64 {
+pub unsafe extern "C" fn gc_allreduce_peers_bytes(
+    options: *const gc_codec_options_t, world_size: i32, nodes: i32,
+) -> i64 {
     boundary(|| {
         // SAFETY: the caller promises options of their own size with what they point at.
         let descriptor = unsafe { borrow::options("options", options)?.descriptor_of_layout()? };
-        AllReduce::peers_bytes(&descriptor, world_size)
+        AllReduce::peers_bytes(&descriptor, world_size, nodes)
     })
 }
 

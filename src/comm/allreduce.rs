@@ -3,17 +3,22 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::{Destination, Queue, Stream},
+    backend::{Destination, Queue, Rows, Stream},
     error::{Error, Result, Status, error},
     lock::{Entered, Lock},
     ops::codec::{Codec, Descriptor, Reducers},
-    plan::codec::Kind,
+    plan::{
+        codec::{CodecPlan, ErrorKind, Kind, Reduction, Rules},
+        nodes::NodePlan,
+    },
     tensor::{Dtype, View},
 };
 
 use super::{
     buffers::{Buffers, InExchanges},
     communicator::Communicator,
+    link::Link,
+    node::{Node, is_in_step},
     record::{Record, Records, Subject},
     transport::{Fused, Pattern, Phases, buffer_bytes, least_buffer_bytes, ranks_of},
 };
@@ -26,7 +31,10 @@ pub struct AllReduce {
 }
 
 pub struct Parts {
+    /// Over nodes: of the part of the elements that the ranks with this number on their nodes exchange.
     pub codec: Codec,
+    /// What happens before and after that within the node.
+    node: Option<Node>,
     buffers: Buffers,
     program: Program,
     /// Whether two exchanges are one launch: not where ranks share a GPU, whose barriers are two launches.
@@ -120,12 +128,20 @@ impl AllReduce {
         Ok(made)
     }
 
-    /// Bytes of each rank's buffer of peer memory for such an all-reduce.
-    pub fn peers_bytes(descriptor: &Descriptor<'_>, world: i32) -> Result<i64> {
+    /// Bytes of each rank's buffer of peer memory for such an all-reduce, of a flat world or of the ranks of one of `nodes`
+    /// nodes.
+    pub fn peers_bytes(descriptor: &Descriptor<'_>, world: i32, nodes: i32) -> Result<i64> {
         let ranks = ranks_of(world)?;
+        let nodes = usize::try_from(nodes).ok().filter(|&nodes| nodes > 0);
+        let nodes = nodes.ok_or_else(|| error!(InvalidArgument, "nodes: at least 1 expected"))?;
         check_results(descriptor)?;
-        let plan = Descriptor { n_chunks: ranks, server: 0, ..*descriptor }.plan()?;
-        let block = if plan.exchanges_once(true) { plan.payload_bytes() } else { plan.stride() };
+        let block = if nodes == 1 || ranks == 1 {
+            let plan = Descriptor { n_chunks: ranks * nodes, server: 0, ..*descriptor }.plan()?;
+            if plan.exchanges_once(true) { plan.payload_bytes() } else { plan.stride() }
+        } else {
+            let whole = plan_of_node(descriptor, ranks)?;
+            NodePlan::new(&whole, nodes, 0)?.largest_block()
+        };
         let bytes = buffer_bytes(ranks, block).ok_or_else(|| {
             error!(SizeOverflow, "options: blocks of {block} bytes want buffers of more than 2^63 - 1 bytes")
         })?;
@@ -144,14 +160,18 @@ impl AllReduce {
     /// Gives each piece of a segment that a part of a rank has, in order: the segment, its first element, how many.
     pub fn for_each_piece(&self, rank: usize, part: Part, mut give: impl FnMut(usize, i64, i64)) -> Result<()> {
         let parts = self.enter()?;
-        let plan = parts.codec.plan();
+        let (plan, chunk) = match &parts.node {
+            None => (parts.codec.plan(), rank),
+            Some(node) => (&node.parts()[rank % node.parts().len()], rank / node.parts().len()),
+        };
         for run in &plan.workers {
             let piece = match part {
                 Part::Worker => Some(*run).filter(|run| run.elements > 0),
-                Part::Shard => plan.part(run.segment, rank),
+                Part::Shard => plan.part(run.segment, chunk),
             };
             if let Some(piece) = piece {
-                give(piece.segment, piece.first, piece.elements);
+                let of_segment = parts.node.as_ref().map_or(0, |node| run.row - node.row(run.segment));
+                give(piece.segment, of_segment + piece.first, piece.elements);
             }
         }
         Ok(())
@@ -174,32 +194,15 @@ impl AllReduce {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
         // What decoding would refuse, before anything is changed.
-        parts.codec.check_outputs(values.clone(), factors)?;
+        parts.whole().check_outputs(values.clone(), factors)?;
         parts.codec.check_inputs(factors)?;
         let steps = Steps::begin(&self.communicator, &parts, parts.program.phases(), stream)?;
-        match &parts.program {
-            Program::FusedOnce => {
-                steps.fused_once(values, factors[0].as_ref())?;
-                steps.end(Ok(()))
-            }
-            Program::FusedTwice => {
-                steps.fused_twice(values, factors)?;
-                steps.end(Ok(()))
-            }
-            Program::Once(reducers) => {
-                let payloads = steps.encode_for_all(values.clone(), factors)?;
-                let reduced = steps.buffers.payload(); // in place of this rank's own
-                let reduce = reducers.reduce(&payloads, &reduced, stream);
-                steps.end(reduce.and_then(|()| steps.decode(&reduced, values)))
-            }
-            Program::Twice => {
-                steps.encode(values.clone(), factors)?;
-                steps.exchange(Pattern::AllToAll)?;
-                steps.reduce()?;
-                steps.exchange(Pattern::AllGather)?;
-                steps.end(steps.decode(&steps.buffers.gathered(), values))
-            }
-        }
+        let Some(node) = &parts.node else { return steps.run(&parts.program, values, factors) };
+        self.in_node(node, Phases::Both, stream, || {
+            node.sum(values.clone(), factors[0].as_ref(), &parts.codec, stream)?;
+            let reduced = steps.reduce_all(&parts.program, node.summed(), &[None, factors[1]])?;
+            steps.end(node.decode(&reduced, values.clone(), &parts.codec, stream))
+        })
     }
 
     /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
@@ -210,12 +213,15 @@ impl AllReduce {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
         // What would be refused after the encoding, before anything is changed.
-        parts.codec.check_shard_output(shard, values.clone(), factors)?;
+        parts.codec.check_shard(shard)?;
+        parts.whole().check_shard_output(shard, values.clone(), factors)?;
+        parts.codec.check_inputs(factors)?;
         let steps = Steps::begin(&self.communicator, &parts, Phases::AllToAll, stream)?;
-        steps.encode(values, factors)?;
-        steps.exchange(Pattern::AllToAll)?;
-        steps.mean(shard)?;
-        steps.end(Ok(()))
+        let Some(node) = &parts.node else { return steps.reduce_scatter(values, factors, shard) };
+        self.in_node(node, Phases::AllToAll, stream, || {
+            node.sum(values.clone(), factors[0].as_ref(), &parts.codec, stream)?;
+            steps.reduce_scatter(node.summed(), &[None, factors[1]], shard)
+        })
     }
 
     /// The second half, of any shard.
@@ -225,17 +231,61 @@ impl AllReduce {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
         parts.codec.check_shard(shard)?;
-        parts.codec.check_outputs(values.clone(), &[Some(*shard)])?;
+        parts.whole().check_outputs(values.clone(), &[Some(*shard)])?;
         let steps = Steps::begin(&self.communicator, &parts, Phases::AllGather, stream)?;
-        steps.encode_shard(shard)?;
-        steps.exchange(Pattern::AllGather)?;
-        steps.end(steps.decode(&steps.buffers.gathered(), values))
+        let gather = || {
+            steps.encode_shard(shard)?;
+            steps.exchange(Pattern::AllGather).map(|()| steps.buffers.gathered())
+        };
+        let Some(node) = &parts.node else {
+            let gathered = gather()?;
+            return steps.end(steps.decode(&gathered, values));
+        };
+        self.in_node(node, Phases::AllGather, stream, || {
+            let gathered = gather()?;
+            steps.end(node.decode(&gathered, values.clone(), &parts.codec, stream))
+        })
+    }
+
+    /// A call within the node and between nodes, which has begun between nodes. After a failure the ranks of one level may
+    /// wait for another one than those of the other, so both are aborted.
+    fn in_node(&self, node: &Node, phases: Phases, stream: Stream, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let outcome = node.begin(phases, stream).and_then(|()| work());
+        let ended = match &outcome {
+            Err(failure) if !is_in_step(failure) => Ok(()),
+            _ => node.end(phases, stream),
+        };
+        let outcome = outcome.and(ended);
+        if outcome.as_ref().is_err_and(|failure| !is_in_step(failure)) {
+            // What it returns besides says less than the failure.
+            let _ = self.communicator.abort();
+        }
+        outcome
     }
 
     /// `workers`: a row of each rank of a world. `server`: of all elements.
     pub fn errors_in(&self, workers: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
-        let place = (self.communicator.rank(), self.communicator.world());
-        self.enter()?.codec.errors_of_world_in(workers, server, place, stream)
+        let (rank, world) = (self.communicator.rank(), self.communicator.world());
+        let parts = self.enter()?;
+        let ranks = parts.node.as_ref().map(|node| node.parts().len());
+        let rows = |rules: &Rules, count: usize| rows_of(rules, count, rank, world, ranks);
+        parts.codec.errors_of_world_in(workers, server, rows, stream)
+    }
+}
+
+/// Which of `count` rows become the errors of a rank. `ranks`: of a node, where the world has nodes.
+fn rows_of(rules: &Rules, count: usize, rank: usize, world: usize, ranks: Option<usize>) -> Rows {
+    let sums = rules.reduction == Reduction::Sum;
+    let divisor = if sums { 1.0 } else { count as f32 };
+    let all = Rows { count, start: 0.0, divisor, ..Rows::ONE };
+    match ranks {
+        None if count == world => Rows { first: rank, ..Rows::ONE },
+        None if sums => Rows { divisor_of_sum: world as f32, ..all },
+        None => all,
+        Some(_) if count == 1 => Rows::ONE,
+        Some(ranks) if count == world => Rows { first: rank / ranks * ranks, count: ranks, ..Rows::ONE },
+        Some(ranks) if sums => Rows { divisor_of_sum: (world / ranks) as f32, ..all },
+        Some(ranks) => Rows { factor: ranks as f32, ..all },
     }
 }
 
@@ -261,33 +311,61 @@ impl Parts {
             ));
         }
         check_results(&descriptor)?;
-        let codec = Codec::new(&Descriptor { n_chunks: world, server: communicator.rank() as u64 + 1, ..descriptor })?;
-        let fused = communicator.fused();
-        let buffers = Buffers::new(communicator, fused, &codec)?;
-        communicator.listen_to(&codec, buffers.memory())?;
+        let link = communicator.of_chunks();
+        let (codec, node) = match communicator.within_node() {
+            None => (Codec::new(&Descriptor { n_chunks: world, server: link.rank as u64 + 1, ..descriptor })?, None),
+            Some(intra) => {
+                let (device, error) = (descriptor.device, descriptor.plan()?.rules.error);
+                let whole = plan_of_node(&descriptor, intra.world)?;
+                let part = whole.part_between_nodes(intra.rank, link.world, Some(link.rank), error)?;
+                let codec = Codec::of_plan(device, part)?;
+                let node = Node::new(intra.clone(), whole, link.world, &codec)?;
+                (codec, Some(node))
+            }
+        };
+        let buffers = Buffers::new(link, &codec)?;
+        link.listen_to(&codec, buffers.memory())?;
+        let fused = link.fused();
         let one_launch = match fused {
-            Some(fused) => fused.steps_once().len() == 1 && codec.fits_one_launch()?,
+            Some(fused) => node.is_none() && fused.steps_once().len() == 1 && codec.fits_one_launch()?,
             None => false,
         };
         let program = Program::new(&codec, fused, &buffers, one_launch)?;
-        Ok(Self { codec, buffers, program, one_launch })
+        Ok(Self { codec, node, buffers, program, one_launch })
+    }
+
+    /// The codec of all elements.
+    fn whole(&self) -> &Codec {
+        self.node.as_ref().map_or(&self.codec, Node::whole)
     }
 
     fn traffic(&self, communicator: &Communicator) -> Traffic {
         let plan = self.codec.plan();
         let (payload, chunk) = (plan.payload_bytes(), plan.stride());
-        let exchanges: &[_] = match self.program.exchanges_once() {
-            true => &[(Pattern::AllGather, payload)],
-            false => &[(Pattern::AllToAll, chunk), (Pattern::AllGather, chunk)],
+        let exchanges: &[_] = if self.program.exchanges_once() { &[payload] } else { &[chunk; 2] };
+        let of_chunks = (communicator.of_chunks().world as i64 - 1) * exchanges.iter().sum::<i64>();
+        let (within, between_nodes) = match &self.node {
+            None => (0, None),
+            Some(node) => ((node.parts().len() as i64 - 1) * node.sent().iter().sum::<i64>(), Some(of_chunks)),
         };
-        let (sent, between_nodes) = communicator.sent(exchanges);
-        Traffic { sent, between_nodes, exchanges: exchanges.len() as i32 }
+        Traffic { sent: within + of_chunks, between_nodes, exchanges: exchanges.len() as i32 }
     }
+}
+
+/// The plan of all elements, with a chunk for each rank of a node.
+fn plan_of_node(descriptor: &Descriptor<'_>, ranks: usize) -> Result<CodecPlan> {
+    if descriptor.kind == Kind::Sign {
+        return Err(error!(
+            InvalidArgument,
+            "options: GC_CODEC_SIGN over nodes, whose ranks sum values up, and a majority needs the bits of every rank"
+        ));
+    }
+    Descriptor { n_chunks: ranks, server: 0, error: ErrorKind::None, ..*descriptor }.plan()
 }
 
 /// The steps of one call, from the launch that begins it to the one that ends it.
 struct Steps<'a> {
-    communicator: &'a Communicator,
+    link: &'a Link,
     fused: Option<&'a dyn Fused>,
     codec: &'a Codec,
     buffers: &'a Buffers,
@@ -297,14 +375,69 @@ struct Steps<'a> {
 
 impl<'a> Steps<'a> {
     fn begin(communicator: &'a Communicator, parts: &'a Parts, phases: Phases, stream: Stream) -> Result<Self> {
-        let Parts { codec, buffers, .. } = parts;
-        communicator.begin(&mut buffers.memory().queue(stream)?, phases)?;
-        Ok(Self { communicator, fused: communicator.fused(), codec, buffers, phases, stream })
+        let (link, Parts { codec, buffers, .. }) = (communicator.of_chunks(), parts);
+        if let Some(node) = communicator.within_node() {
+            node.check_capture(&mut buffers.memory().queue(stream)?)?; // before the other link has begun
+        }
+        link.begin(&mut buffers.memory().queue(stream)?, phases)?;
+        Ok(Self { link, fused: link.fused(), codec, buffers, phases, stream })
     }
 
     /// The end of a call that has exchanged, if what followed that went well.
     fn end(&self, outcome: Result<()>) -> Result<()> {
-        self.communicator.end(outcome, self.buffers.memory().queue(self.stream), self.phases)
+        self.link.end(outcome, self.buffers.memory().queue(self.stream), self.phases)
+    }
+
+    /// A whole all-reduce.
+    fn run<'v>(
+        &self, program: &Program, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        factors: &[Option<View<'_>>; 2],
+    ) -> Result<()> {
+        match program {
+            Program::FusedOnce => {
+                self.fused_once(values, factors[0].as_ref())?;
+                self.end(Ok(()))
+            }
+            Program::FusedTwice => {
+                self.fused_twice(values, factors)?;
+                self.end(Ok(()))
+            }
+            Program::Once(_) | Program::Twice => {
+                let reduced = self.reduce_all(program, values.clone(), factors)?;
+                self.end(self.decode(&reduced, values))
+            }
+        }
+    }
+
+    /// All but the decoding. Returns the reduced chunks of all ranks.
+    fn reduce_all<'v>(
+        &self, program: &Program, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        factors: &[Option<View<'_>>; 2],
+    ) -> Result<View<'a>> {
+        if let Program::Once(reducers) = program {
+            let payloads = self.encode_for_all(values, factors)?;
+            let reduced = self.buffers.payload(); // in place of this rank's own
+            let done = reducers.reduce(&payloads, &reduced, self.stream);
+            if done.is_err() {
+                self.end(done)?;
+            }
+            return Ok(reduced);
+        }
+        self.encode(values, factors)?;
+        self.exchange(Pattern::AllToAll)?;
+        self.reduce()?;
+        self.exchange(Pattern::AllGather)?;
+        Ok(self.buffers.gathered())
+    }
+
+    fn reduce_scatter<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
+        shard: &View<'_>,
+    ) -> Result<()> {
+        self.encode(values, factors)?;
+        self.exchange(Pattern::AllToAll)?;
+        self.mean(shard)?;
+        self.end(Ok(()))
     }
 
     /// Where a codec puts what this rank sends: into the buffers, or straight to where the other ranks receive it.
@@ -324,7 +457,7 @@ impl<'a> Steps<'a> {
         let encoded = self.codec.encode(values, factors, self.destination(Pattern::AllToAll), self.stream);
         if encoded.is_err() && self.fused.is_some() && !was_torn && self.codec.is_torn() {
             // The other ranks have received a part of it.
-            self.communicator.give_up();
+            self.link.transport.give_up();
         }
         encoded
     }
@@ -335,50 +468,51 @@ impl<'a> Steps<'a> {
     ) -> Result<View<'a>> {
         let encoded = self.codec.encode(values, factors, Destination::Memory(self.buffers.payload()), self.stream);
         if encoded.is_err() {
-            self.communicator.out_of_step(); // `begin` has passed a barrier with the other ranks
+            self.link.transport.out_of_step(); // `begin` has passed a barrier with the other ranks
         }
         encoded?;
-        let exchanged = self.buffers.of_payloads(self.stream).and_then(|(exchange, payloads)| {
-            self.communicator.exchange(&exchange, self.buffers.workspace()).map(|()| payloads)
-        });
-        self.communicator.or_give_up(exchanged)
+        let exchanged = self
+            .buffers
+            .of_payloads(self.stream)
+            .and_then(|(exchange, payloads)| self.link.exchange(&exchange, self.buffers.staging()).map(|_| payloads));
+        self.link.or_give_up(exchanged)
     }
 
     /// Sends what the codec has encoded to the other ranks: chunks, or reduced chunks.
     fn exchange(&self, pattern: Pattern) -> Result<()> {
-        let Self { communicator, buffers, stream, .. } = *self;
+        let Self { link, buffers, stream, .. } = *self;
         let exchanged = buffers.memory().queue(stream).and_then(|mut queue| match (self.fused, &mut queue) {
             (Some(fused), Queue::Cuda(queue)) => fused.arrive(queue, buffers.error_flag()),
-            _ if communicator.world() == 1 => Ok(()),
-            _ => communicator.exchange(&buffers.of_chunks(pattern, stream), buffers.workspace()),
+            _ if link.world == 1 => Ok(()),
+            _ => link.exchange(&buffers.of_chunks(pattern, stream), buffers.staging()).map(|_| ()),
         });
-        communicator.or_give_up(exchanged)
+        link.or_give_up(exchanged)
     }
 
     /// Reduces this rank's chunk. A corrupt one is sent, flagged: the other ranks neither wait nor accept it.
     fn reduce(&self) -> Result<()> {
         let to = self.destination(Pattern::AllGather);
-        let reduced = match self.codec.reduce(self.communicator.rank(), &self.buffers.payloads(), to, self.stream) {
+        let reduced = match self.codec.reduce(self.link.rank, &self.buffers.payloads(), to, self.stream) {
             Err(Error { status: Status::Corrupt, .. }) => Ok(()), // which decoding reports
             outcome => outcome,
         };
-        self.communicator.or_give_up(reduced)
+        self.link.or_give_up(reduced)
     }
 
     /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
     fn mean(&self, shard: &View<'_>) -> Result<()> {
-        let Self { codec, buffers, communicator, .. } = *self;
-        match codec.mean(communicator.rank(), &buffers.payloads(), &buffers.chunk(), shard, self.stream) {
+        let Self { codec, buffers, link, .. } = *self;
+        match codec.mean(link.rank, &buffers.payloads(), &buffers.chunk(), shard, self.stream) {
             // The other ranks have received what they wait for, and this rank can continue, too.
-            outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => communicator.note(outcome),
-            outcome => communicator.or_give_up(outcome),
+            outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => link.note(outcome),
+            outcome => link.or_give_up(outcome),
         }
     }
 
     /// Encodes this rank's shard.
     fn encode_shard(&self, shard: &View<'_>) -> Result<()> {
         let encoded = self.codec.encode_shard(shard, self.destination(Pattern::AllGather), self.stream);
-        self.communicator.or_give_up(encoded)
+        self.link.or_give_up(encoded)
     }
 
     /// Sets values to what the ranks have reduced.
@@ -390,7 +524,7 @@ impl<'a> Steps<'a> {
     fn fused_once<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factor: Option<&View<'_>>,
     ) -> Result<()> {
-        let Self { codec, communicator, stream, .. } = *self;
+        let Self { codec, link, stream, .. } = *self;
         let way = self.fused.and_then(|fused| Some((fused, fused.once(codec.plan().payload_bytes())?)));
         let (fused, once) = way.ok_or_else(|| error!(Panic, "handle: no room for whole payloads"))?;
         let mut steps = fused.steps_once().iter();
@@ -400,7 +534,7 @@ impl<'a> Steps<'a> {
         for &step in steps {
             // The other ranks have what they wait for; without this step this rank would be one barrier behind.
             let come = fused.come().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
-            communicator.or_give_up(come)?;
+            link.or_give_up(come)?;
         }
         Ok(())
     }
@@ -430,13 +564,19 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
 /// What a rank tells the others of its handle: a field for all that must be alike.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
-    let Ok(Parts { codec, program, .. }) = parts else { return record };
-    let plan = codec.plan();
-    let rules = &plan.rules;
+    let Ok(parts @ Parts { codec, program, .. }) = parts else { return record };
+    let (plan, rules) = (parts.whole().plan(), &codec.plan().rules);
     let error = rules.error.map_or(0, number_of);
     let (scale, policy, reduction) = (rules.scale as u8, rules.policy as u8, rules.reduction as u8);
-    let numbers =
-        [rules.kind as u8, number_of(rules.values), error, scale, policy, reduction, program.exchanges_once().into()];
+    let numbers = [
+        rules.kind as u8,
+        number_of(plan.rules.values),
+        error,
+        scale,
+        policy,
+        reduction,
+        program.exchanges_once().into(),
+    ];
     let words = [
         plan.elements as u64,
         plan.workers.len() as u64,

@@ -10,8 +10,8 @@ use crate::{
 };
 
 use super::{
-    communicator::{Communicator, Workspace},
-    transport::{Exchange, Fused, Pattern},
+    link::Link,
+    transport::{Exchange, Pattern, Staging},
 };
 
 /// Has memory of a GPU that exchanges use. Freeing it waits for them, so what ends an exchange that hangs is an earlier
@@ -77,7 +77,7 @@ pub struct Buffers {
     world: i64,
     /// Chunks in front of the one that this rank reduces.
     others: i64,
-    workspace: Workspace,
+    staging: Option<Staging>,
     /// Shapes of the three.
     payload: [i64; 1],
     payloads: [i64; 2],
@@ -85,14 +85,15 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// `fused`: that of the communicator.
-    pub fn new(communicator: &Communicator, fused: Option<&dyn Fused>, codec: &Codec) -> Result<Self> {
-        let (world, device) = (communicator.world() as i64, codec.device());
+    pub fn new(link: &Link, codec: &Codec) -> Result<Self> {
+        let (world, device, fused) = (link.world as i64, codec.device(), link.fused());
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = fused.map(|fused| fused.receive_slots().map(<*mut u8>::expose_provenance));
         // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
         let small = codec.plan().exchanges_once(device != Device::Cpu);
-        let once = small && (receive_slots.is_none() || codec.plan().has_one_shot_kernel());
+        // Nor is there a kernel that does so between nodes.
+        let one_shot = codec.plan().has_one_shot_kernel() && codec.plan().rules.ranks == 1;
+        let once = small && (receive_slots.is_none() || one_shot);
         // Chunks in front of the one that this rank reduces, and all.
         let (others, chunks) = match (receive_slots.is_some(), once) {
             (true, _) => (0, 1),
@@ -105,32 +106,20 @@ impl Buffers {
         })?;
         let mut queue = Queue::of(device, Stream::LEGACY)?;
         let memory = Block::new(&mut queue, bytes)?;
-        communicator.check(device, &memory, stride)?;
+        link.transport.check(device, &memory, stride)?;
         if fused.is_some() {
             codec.load_for_peers(&mut queue)?;
         }
         let has_room = |bytes| match fused {
             Some(fused) => fused.once(bytes).is_some(),
-            None => communicator.check(device, &memory, bytes).is_ok(),
+            None => link.transport.check(device, &memory, bytes).is_ok(),
         };
         let whole = Some([world, world * stride]).filter(|&[_, bytes]| once && has_room(bytes));
         let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
-        let workspace = communicator.workspace(&mut queue, block)?;
+        let staging = link.staging(&mut queue, block)?;
         let (payload, payloads, chunk) = ([world * stride], [world, stride], [stride]);
-        Ok(Self {
-            device,
-            memory,
-            receive_slots,
-            others,
-            whole,
-            error_flag,
-            world,
-            workspace,
-            payload,
-            payloads,
-            chunk,
-        })
+        Ok(Self { device, memory, receive_slots, others, whole, error_flag, world, staging, payload, payloads, chunk })
     }
 
     /// Bytes of a chunk.
@@ -143,8 +132,8 @@ impl Buffers {
     }
 
     /// Memory that exchanges of these buffers need besides.
-    pub fn workspace(&self) -> &Workspace {
-        &self.workspace
+    pub fn staging(&self) -> Option<&Staging> {
+        self.staging.as_ref()
     }
 
     /// The exchange of payloads for `payloads`, or of reduced chunks for `gathered`.
@@ -224,7 +213,7 @@ impl Buffers {
 
     fn view_at<'a>(&'a self, name: &'static str, address: usize, shape: &'a [i64]) -> View<'a> {
         let data = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: within this memory, or in receive slots, for which `Communicator::check` compared the size of a chunk;
+        // SAFETY: within this memory, or in receive slots, for which `Transport::check` compared the size of a chunk;
         // the call that has entered the communicator is the only one to use the views.
         unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
     }

@@ -1,17 +1,21 @@
 //! One transport, with its rank and world: what communicators are made of.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, AtomicI32, Ordering},
+};
 
 use crate::{
-    backend::{Queue, Stream},
+    backend::{Block, Queue, Stream, cuda::Pinned},
     error::{Error, Result, Status, error},
     lock::{Entered, Lock},
+    ops::codec::Codec,
     tensor::Device,
 };
 
 use super::{
     record::Bytes,
-    transport::{Exchange, Pattern, Staging, Transport},
+    transport::{Exchange, Fused, Pattern, Phases, Staging, Transport},
 };
 
 pub struct Link {
@@ -22,22 +26,24 @@ pub struct Link {
     failures: Failures,
     /// By gc_comm_abort().
     aborted: AtomicBool,
+    /// Where GPUs write that something was corrupt: a uint32, not 0 then.
+    report: OnceLock<Pinned>,
 }
 
 /// The status of the last failure of an exchange, 0: none.
 #[derive(Default)]
-pub struct Failures(AtomicI32);
+struct Failures(AtomicI32);
 
 impl Failures {
     /// Remembers failures for gc_comm_async_error().
-    pub fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+    fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         if let Err(Error { status: status @ (Status::Comm | Status::Corrupt | Status::Timeout), .. }) = outcome {
             self.0.store(status as i32, Ordering::Relaxed);
         }
         outcome
     }
 
-    pub fn check(&self, rank: usize) -> Result<()> {
+    fn check(&self, rank: usize) -> Result<()> {
         match self.0.load(Ordering::Relaxed) {
             0 => Ok(()),
             code if code == Status::Comm as i32 => Err(error!(Comm, "communicator: an exchange of rank {rank} failed")),
@@ -53,7 +59,7 @@ impl Link {
     pub fn new(transport: impl Transport + 'static) -> Self {
         let ((rank, world), transport) = (transport.place(), Box::new(transport));
         let (calls, failures) = (Lock::new("communicator", ()), Failures::default());
-        Self { rank, world, transport, calls, failures, aborted: AtomicBool::new(false) }
+        Self { rank, world, transport, calls, failures, aborted: AtomicBool::new(false), report: OnceLock::new() }
     }
 
     /// One call at a time, over whichever communicator.
@@ -79,7 +85,67 @@ impl Link {
         self.check_aborted()?;
         self.transport.lost_rank()?; // which is why later exchanges fail
         self.failures.check(self.rank)?;
+        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
+        let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
+        if reported != 0 {
+            return Err(corrupt(self.rank));
+        }
         self.transport.async_error()
+    }
+
+    /// Lets `async_error` know when a codec on a GPU finds something corrupt. On the CPU the calls themselves say so.
+    /// `memory`: on the codec's device.
+    pub fn listen_to(&self, codec: &Codec, memory: &Block) -> Result<()> {
+        let Queue::Cuda(mut queue) = memory.queue(Stream::LEGACY)? else { return Ok(()) };
+        if self.report.get().is_none() {
+            // One call is in here at a time, so no other one sets it meanwhile.
+            let _ = self.report.set(Pinned::new(&mut queue, size_of::<u32>() as i64)?);
+        }
+        self.report.get().map_or(Ok(()), |word| codec.report_to(word.data()))
+    }
+
+    /// The exchanges that are part of a codec's launches, if the transport has such.
+    pub fn fused(&self) -> Option<&dyn Fused> {
+        if self.world > 1 { self.transport.fused() } else { None }
+    }
+
+    /// Before the first of a call's launches. Rejects a stream that is being captured where threads of the host wait for
+    /// each other.
+    pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
+        self.check_capture(queue)?;
+        self.transport.begin(queue, phases)
+    }
+
+    pub fn check_capture(&self, queue: &mut Queue) -> Result<()> {
+        if self.transport.waits_on_host() && queue.is_capturing()? {
+            return Err(error!(
+                InvalidArgument,
+                "stream: it is being captured, and this communicator's ranks wait for each other on the host"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Behind the last of a call's launches, if what followed its exchanges went well.
+    pub fn end(&self, outcome: Result<()>, queue: Result<Queue>, phases: Phases) -> Result<()> {
+        let ended = outcome.and(queue).and_then(|mut queue| self.transport.end(&mut queue, phases));
+        if ended.is_err() {
+            self.transport.out_of_step();
+        }
+        self.note(ended)
+    }
+
+    /// Remembers a failure for `async_error`.
+    pub fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        self.failures.note(outcome)
+    }
+
+    /// Remembers a failure of a step that the others may be waiting for, and tells them.
+    pub fn or_give_up<T>(&self, outcome: Result<T>) -> Result<T> {
+        if outcome.is_err() && self.world > 1 {
+            self.transport.give_up();
+        }
+        self.note(outcome)
     }
 
     /// Pinned memory for exchanges of blocks with up to `bytes` bytes, where the transport needs it.

@@ -5,17 +5,17 @@
 //! - `record`: what ranks send to each other when something is created;
 //! - `transport`: the four ways to the other ranks, behind one trait;
 //! - `link`: a transport, which one call at a time uses;
-//! - `hierarchical`: two links as one, among the ranks of a node and between nodes;
-//! - `communicator`: a link, or that; `buffers`: the memory that is exchanged;
-//! - `peers_setup`, `hierarchical_setup`: how ranks find each other over another communicator;
+//! - `communicator`: a link to all ranks, or one within the node and one between nodes;
+//! - `peers_setup`, `nodes_setup`: how ranks find each other over other communicators;
+//! - `buffers`: the memory that is exchanged; `node`: how the ranks of a node sum their values up;
 //! - `allreduce`: the handle, whose codec keeps the errors.
 
 mod allreduce;
 mod buffers;
 mod communicator;
-mod hierarchical;
-mod hierarchical_setup;
 mod link;
+mod node;
+mod nodes_setup;
 mod peers_setup;
 mod record;
 mod transport;

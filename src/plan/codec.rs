@@ -236,6 +236,8 @@ pub struct Rules {
     /// The decay of the error.
     pub beta: f32,
     pub policy: NonFinite,
+    /// How many ranks' values a payload is the sum of: a mean is divided by payloads times this.
+    pub ranks: usize,
 }
 
 /// Elements that share a scale: a segment, or what of it lies in a chunk.
@@ -255,6 +257,8 @@ pub struct Run {
     pub raw: bool,
     /// Where its c^ (of a block codec e) begins in the state, in bytes: filled up to whole units. Without errors, 0.
     pub state: i64,
+    /// The number of its first element in a row of errors, which has all elements of the handle.
+    pub row: i64,
 }
 
 impl Run {
@@ -287,6 +291,8 @@ pub struct CodecPlan {
     pub n_chunks: usize,
     /// Elements of all segments.
     pub elements: i64,
+    /// Elements of a row of errors: more than that where the segments are pieces of a part.
+    pub row_elements: i64,
     /// The layout of a chunk.
     pub layout: Layout,
     /// Bytes of the state.
@@ -307,18 +313,43 @@ impl CodecPlan {
             ));
         }
         let mut workers = fallible::list(segments.len(), "segments")?;
+        let mut row = 0i64;
+        for (segment, &elements) in segments.iter().enumerate() {
+            let raw = raw.get(segment).is_some_and(|&raw| raw != 0);
+            workers.push(Run { segment, first: 0, elements, place: 0, place_elements: 0, raw, state: 0, row });
+            row = row.checked_add(elements).ok_or_else(too_large)?;
+        }
+        Self::of_workers(rules, workers, row, n_chunks, server)
+    }
+
+    /// Part `part` of this plan, which has as many chunks as a node has ranks: the plan by which the ranks of this part
+    /// exchange its pieces between `nodes` nodes. `errors`: whether they are kept.
+    pub fn part_between_nodes(
+        &self, part: usize, nodes: usize, server: Option<usize>, error: Option<Dtype>,
+    ) -> Result<Self> {
+        let mut workers = fallible::list(self.workers.len(), "segments")?;
+        for (segment, whole) in self.workers.iter().enumerate() {
+            workers.push(self.part(segment, part).unwrap_or(Run { elements: 0, ..*whole }));
+        }
+        let rules = Rules { values: Dtype::F32, error, ranks: self.n_chunks, ..self.rules };
+        Self::of_workers(rules, workers, self.row_elements, nodes, server)
+    }
+
+    /// Of runs with their elements and rows.
+    fn of_workers(
+        rules: Rules, mut workers: Vec<Run>, row_elements: i64, n_chunks: usize, server: Option<usize>,
+    ) -> Result<Self> {
         let format = rules.kind.format();
+        let segments = workers.len();
         // Places of segments that are not raw, and of those that are.
         let (mut elements, mut places) = (0i64, [0i64; 2]);
-        for (segment, &count) in segments.iter().enumerate() {
-            let raw = raw.get(segment).is_some_and(|&raw| raw != 0);
-            let (place, place_elements) = (places[usize::from(raw)], if raw { 1 } else { format.place });
-            let run = Run { segment, first: 0, elements: count, place, place_elements, raw, state: 0 };
-            elements = elements.checked_add(count).ok_or_else(too_large)?;
-            places[usize::from(raw)] += run.places(); // at most one an element, and those were counted
-            workers.push(run);
+        for run in &mut workers {
+            (run.first, run.state) = (0, 0);
+            (run.place, run.place_elements) = (places[usize::from(run.raw)], if run.raw { 1 } else { format.place });
+            elements = elements.checked_add(run.elements).ok_or_else(too_large)?;
+            places[usize::from(run.raw)] += run.places(); // at most one an element, and those were counted
         }
-        let layout = Layout::new(format, places, segments.len(), n_chunks)?;
+        let layout = Layout::new(format, places, segments, n_chunks)?;
         layout.stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
         let mut plan = Self {
             rules,
@@ -328,13 +359,14 @@ impl CodecPlan {
             servers: Vec::new(),
             n_chunks,
             elements,
+            row_elements,
             layout,
             state_bytes: 0,
             header: [0; HEADER],
         };
         if let Some(chunk) = server {
-            let mut servers = fallible::list(segments.len(), "parts of segments")?;
-            servers.extend((0..segments.len()).filter_map(|segment| plan.part(segment, chunk)));
+            let mut servers = fallible::list(segments, "parts of segments")?;
+            servers.extend((0..segments).filter_map(|segment| plan.part(segment, chunk)));
             plan.servers = servers;
         }
         plan.lay_out_state().ok_or_else(too_large)?;
@@ -385,6 +417,7 @@ impl CodecPlan {
             reduction: Reduction::Mean,
             beta: 1.0,
             policy: NonFinite::Propagate,
+            ranks: 1,
         };
         Self::new(rules, &[count], &[], 1, None).map_err(|refusal| match refusal.status {
             Status::SizeOverflow => {
@@ -398,7 +431,12 @@ impl CodecPlan {
     pub fn exchanges_once(&self, on_cuda: bool) -> bool {
         let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
         let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
-        let most = if on_cuda && self.n_chunks == 2 { ONE_EXCHANGE_BYTES_OF_TWO } else { ONE_EXCHANGE_BYTES };
+        let most = match (self.rules.ranks > 1, self.n_chunks) {
+            (true, 2) => ONE_EXCHANGE_BYTES,
+            (true, _) => 0, // whole payloads are more bytes between nodes
+            (false, 2) if on_cuda => ONE_EXCHANGE_BYTES_OF_TWO,
+            (false, _) => ONE_EXCHANGE_BYTES,
+        };
         keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
     }
 
@@ -549,7 +587,7 @@ impl CodecPlan {
         (begin < end).then(|| {
             let first = (begin - run.place) * run.place_elements;
             let elements = ((end - run.place).saturating_mul(run.place_elements)).min(run.elements) - first;
-            Run { first, elements, place: begin, ..*run }
+            Run { first, elements, place: begin, row: run.row + first, ..*run }
         })
     }
 }
@@ -578,6 +616,7 @@ pub(super) mod tests {
             reduction: Reduction::Mean,
             beta: 1.0,
             policy: NonFinite::Propagate,
+            ranks: 1,
         }
     }
 
@@ -664,6 +703,7 @@ pub(super) mod tests {
             place_elements: 8,
             raw: false,
             state: 0,
+            row: [0, 13, 13, 30][segment] + first,
         };
         for (chunk, expected) in
             [(0, vec![part(0, 0, 13, 0)]), (1, vec![part(2, 0, 16, 2)]), (2, vec![part(2, 16, 1, 4), part(3, 0, 8, 5)])]

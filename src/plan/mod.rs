@@ -7,5 +7,6 @@ pub mod copy;
 pub mod floats;
 pub mod layout;
 pub mod loops;
+pub mod nodes;
 pub mod signs;
 pub mod sizes;

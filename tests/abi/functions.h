@@ -62,7 +62,7 @@ FUNCTION(gc_codec_errors_out, gc_status_t, (gc_codec_t *, DLTensor *, DLTensor *
 FUNCTION(gc_codec_errors_in, gc_status_t, (gc_codec_t *, const DLTensor *, const DLTensor *, void *))
 
 FUNCTION(gc_comm_from_transport, gc_status_t, (const gc_transport_t *, gc_comm_t **))
-FUNCTION(gc_allreduce_peers_bytes, int64_t, (const gc_codec_options_t *, int32_t))
+FUNCTION(gc_allreduce_peers_bytes, int64_t, (const gc_codec_options_t *, int32_t, int32_t))
 FUNCTION(gc_comm_from_peers, gc_status_t, (const gc_peers_options_t *, gc_comm_t **))
 FUNCTION(gc_comm_open_peers, gc_status_t, (gc_comm_t *, DLDevice, int64_t, uint32_t, gc_comm_t **))
 FUNCTION(gc_comm_hierarchical, gc_status_t, (gc_comm_t *, gc_comm_t *, gc_comm_t **))

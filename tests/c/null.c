@@ -196,7 +196,7 @@ static void communicators(void) {
     gc_comm_free(comms[0]);
     gc_comm_free(comm);
     gc_comm_free(comms[1]);
-    CHECK(gc_allreduce_peers_bytes(NULL, 2) == -1 && strstr(gc_last_error(), "options: NULL"));
+    CHECK(gc_allreduce_peers_bytes(NULL, 2, 1) == -1 && strstr(gc_last_error(), "options: NULL"));
 
     CHECK_OK(gc_comm_group(2, comms));
     gc_comm_free(comms[1]);

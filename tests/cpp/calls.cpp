@@ -161,7 +161,7 @@ int main()
     id.front() = 3, id.back() = 4;
     expect([&] { gc::comm_from_nccl_id(id, 5, 8, {kDLCUDA, 6}, s); },
            "gc_comm_from_nccl_id({dl_handle=0x7}, 3-4, 5, 8, 2:6, out)");
-    expect([&] { gc::allreduce_peers_bytes(options, 7); }, "gc_allreduce_peers_bytes(" + of_options + ", 7)");
+    expect([&] { gc::allreduce_peers_bytes(options, 7); }, "gc_allreduce_peers_bytes(" + of_options + ", 7, 1)");
     expect([&] { gc::comm_from_peers(1, {kDLCUDA, 6}, 500, {s, s}, 70); },
            "gc_comm_from_peers({rank=1 world_size=2 timeout_ms=70 device=2:6 bytes=500 buffers=[0x7 0x7]}, out)");
     auto comm = made<gc::Communicator>();

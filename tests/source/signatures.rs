@@ -57,7 +57,7 @@ promised! {
     gc_codec_errors_out(*mut gc_codec_t, *mut DLTensor, *mut DLTensor, *mut c_void) -> i32;
     gc_codec_errors_in(*mut gc_codec_t, *const DLTensor, *const DLTensor, *mut c_void) -> i32;
     gc_comm_from_transport(*const gc_transport_t, *mut *mut gc_comm_t) -> i32;
-    gc_allreduce_peers_bytes(*const gc_codec_options_t, i32) -> i64;
+    gc_allreduce_peers_bytes(*const gc_codec_options_t, i32, i32) -> i64;
     gc_comm_from_peers(*const gc_peers_options_t, *mut *mut gc_comm_t) -> i32;
     gc_comm_open_peers(*mut gc_comm_t, DLDevice, i64, u32, *mut *mut gc_comm_t) -> i32;
     gc_comm_hierarchical(*mut gc_comm_t, *mut gc_comm_t, *mut *mut gc_comm_t) -> i32;

@@ -7,6 +7,7 @@ mod cpus;
 mod dispatch;
 pub mod memory;
 mod moves;
+pub mod nodes;
 pub mod pool;
 pub mod signs;
 mod simd;

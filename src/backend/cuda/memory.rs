@@ -50,11 +50,9 @@ impl Memory {
         if bytes == 0 {
             return Ok(());
         }
-        queue.context()?.make_current()?;
-        let (driver, stream) = (self.device.driver, queue.stream.as_ptr().cast());
+        let at = ptr::with_exposed_provenance_mut(self.at(offset) as usize);
         // SAFETY: within this memory, as was asserted, on a stream of its context.
-        let code = unsafe { (driver.functions.cuMemsetD8Async)(self.address + offset, 0, bytes as usize, stream) };
-        driver.check(code, format_args!("cuMemsetD8Async of {bytes} bytes on {}", self.device))
+        unsafe { queue.clear(at, bytes as usize) }
     }
 
     /// Copies a table into it, and waits for that.

@@ -16,6 +16,7 @@ mod launch;
 mod layout;
 mod memory;
 mod module;
+pub mod nodes;
 mod own_stream;
 pub mod peers;
 mod pinned;

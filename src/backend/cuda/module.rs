@@ -199,6 +199,9 @@ modules! {
             addresses: (gc_onebit_addresses),
             /// What `reduce` adds the error to.
             mean: (gc_onebit_mean),
+            /// Within a node.
+            pack_blocks: (gc_nodes_pack),
+            sum_blocks: (gc_nodes_sum),
         }
     }
 

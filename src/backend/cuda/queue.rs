@@ -103,6 +103,18 @@ impl Queue {
         driver.check(code, format_args!("cuMemcpyAsync of {bytes} bytes on {}", self.device))
     }
 
+    /// Sets memory of the device to 0.
+    ///
+    /// # Safety
+    /// It has so many bytes, and stays until the stream has done it.
+    pub unsafe fn clear(&mut self, at: *mut u8, bytes: usize) -> Result<()> {
+        self.context()?.make_current()?;
+        let (driver, stream) = (self.device.driver, self.stream.as_ptr().cast());
+        // SAFETY: so many bytes of the device, as the caller promises; the stream is alive.
+        let code = unsafe { (driver.functions.cuMemsetD8Async)(at as u64, 0, bytes, stream) };
+        driver.check(code, format_args!("cuMemsetD8Async of {bytes} bytes on {}", self.device))
+    }
+
     /// Whether what is enqueued becomes part of a graph.
     pub fn is_capturing(&mut self) -> Result<bool> {
         self.context()?.make_current()?;

@@ -89,11 +89,6 @@ pub trait Transport: Send + Sync {
         Ok(())
     }
 
-    /// Between two exchanges of one pattern within a call: where the second may overwrite what the first has brought.
-    fn barrier(&self, _queue: &mut Queue) -> Result<()> {
-        Ok(())
-    }
-
     /// If kernels of ours can reach the memory of the other ranks: the exchanges that are part of their launches.
     fn fused(&self) -> Option<&dyn Fused> {
         None

@@ -303,10 +303,6 @@ impl Transport for Peers {
         on_cuda(queue, |queue| self.end_on(queue, phases))
     }
 
-    fn barrier(&self, queue: &mut Queue) -> Result<()> {
-        on_cuda(queue, |queue| self.barrier_on(queue))
-    }
-
     fn fused(&self) -> Option<&dyn Fused> {
         Some(self)
     }

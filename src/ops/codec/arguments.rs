@@ -114,7 +114,7 @@ impl Codec {
         if server.is_some() && plan.server.is_none() {
             return Err(error!(InvalidArgument, "server: this codec was made to reduce no chunk"));
         }
-        for (errors, elements) in [(worker, plan.elements), (server, plan.server_elements())] {
+        for (errors, elements) in [(worker, plan.row_elements), (server, plan.server_elements())] {
             if let Some(errors) = errors {
                 self.check_floats(errors, elements)?;
             }

@@ -72,6 +72,7 @@ impl Descriptor<'_> {
             reduction: self.reduction,
             beta: if self.beta == 0.0 { 1.0 } else { self.beta },
             policy: self.nonfinite,
+            ranks: 1,
         };
         CodecPlan::new(rules, segments, self.raw.unwrap_or(&[]), n_chunks, server)
     }

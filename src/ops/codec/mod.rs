@@ -2,17 +2,18 @@
 
 mod arguments;
 mod descriptor;
+mod node;
 mod single;
 
 use crate::{
     backend::{
-        Address, Decoding, Destination, Queue, Received, Skip, Stream, cpu,
+        Address, Decoding, Destination, Queue, Received, Rows, Skip, Stream, cpu,
         cuda::{self, codec::To},
     },
     error::{Result, error},
     fallible,
     lock::{Entered, Lock},
-    plan::codec::{CodecPlan, Decode, NonFinite},
+    plan::codec::{CodecPlan, Decode, NonFinite, Rules},
     tensor::{Device, Dtype, Kind as DtypeKind, Name, Shape, View},
 };
 
@@ -79,6 +80,7 @@ macro_rules! to_destination {
 // Behind the macros, one of which it uses.
 mod reducers;
 
+pub use node::Node;
 pub use reducers::Reducers;
 
 impl Codec {
@@ -86,7 +88,7 @@ impl Codec {
         Self::of_plan(descriptor.device, descriptor.plan()?)
     }
 
-    fn of_plan(device: Device, plan: CodecPlan) -> Result<Self> {
+    pub fn of_plan(device: Device, plan: CodecPlan) -> Result<Self> {
         let segments = plan.workers.len();
         let (values, extents) = (fallible::list(segments, "addresses")?, fallible::list(segments, "addresses")?);
         let backend = match Queue::of(device, Stream::LEGACY)? {
@@ -146,12 +148,11 @@ impl Codec {
         self.check_floats(shard, self.plan.server_elements())
     }
 
-    /// That a shard can be written to, while values and factors are read.
+    /// That memory of a shard can be written to, while values and factors are read.
     pub fn check_shard_output<'v>(
         &self, shard: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
-        self.check_shard(shard)?;
         factors.iter().flatten().try_for_each(|factor| shard.check_output(&[factor]))?;
         let (dtype, State { values: places, .. }) = (self.plan.rules.values, &mut *self.enter()?);
         self.take_values(values, &[dtype], places, |one| shard.check_output(&[one]))
@@ -423,11 +424,11 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, errors_in(&self.plan, worker, server))
     }
 
-    /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of all elements `server`.
-    /// The row of this rank where the world is as large, otherwise what all rows are together; and this chunk's part of
-    /// `server`.
+    /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of which `rows` makes this
+    /// rank's, by how many there are; and of `server`, which has all elements, this chunk's part.
     pub fn errors_of_world_in(
-        &self, workers: Option<&View<'_>>, server: Option<&View<'_>>, (rank, world): (usize, usize), stream: Stream,
+        &self, workers: Option<&View<'_>>, server: Option<&View<'_>>, rows: impl FnOnce(&Rules, usize) -> Rows,
+        stream: Stream,
     ) -> Result<()> {
         let plan = &self.plan;
         if plan.rules.error.is_none() {
@@ -439,25 +440,22 @@ impl Codec {
             self.check_device(errors)?;
         }
         if let Some(server) = server {
-            check_elements(server, plan.elements)?;
+            check_elements(server, plan.row_elements)?;
         }
-        let (rows, elements) = match workers.map(View::shape) {
-            None => (0, 0),
-            Some(&[rows, elements]) if rows > 0 && elements == plan.elements => (rows, elements),
+        let rows = match workers.map(View::shape) {
+            None => Rows::ONE,
+            Some(&[count, elements]) if count > 0 && elements == plan.row_elements => rows(&plan.rules, count as usize),
             Some(shape) => {
                 return Err(error!(
                     ShapeMismatch,
                     "workers: shape [W, {}] expected, a row of each rank, got {}",
-                    plan.elements,
+                    plan.row_elements,
                     Shape::of(shape)
                 ));
             }
         };
         self.check_not_pending()?;
-        let shape = [elements];
-        let of_rank = workers.filter(|_| rows == world as i64).map(|all| all.part(rank as i64 * elements, &shape));
-        let (workers, rows) = if of_rank.is_some() { (of_rank.as_ref(), 0) } else { (workers, rows as usize) };
-        on_backend!(&mut self.enter()?.backend, stream, errors_of_world_in(plan, workers, rows, server))
+        on_backend!(&mut self.enter()?.backend, stream, errors_of_world_in(plan, workers, &rows, server))
     }
 
     /// That the step, if there is one, was committed or taken back.

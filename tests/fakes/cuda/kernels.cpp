@@ -185,7 +185,7 @@ static Entries all_kernels() {
     KERNEL(gc_onebit_reduce_f32), KERNEL(gc_onebit_reduce_bf16), KERNEL(gc_onebit_reduce),
     KERNEL(gc_onebit_commit), KERNEL(gc_onebit_reset), KERNEL(gc_onebit_state_out), KERNEL(gc_onebit_check_state),
     KERNEL(gc_onebit_state_in), KERNEL(gc_onebit_errors_in), KERNEL(gc_onebit_errors_out), KERNEL(gc_onebit_addresses),
-    KERNEL(gc_onebit_finish), KERNEL(gc_onebit_mean),
+    KERNEL(gc_onebit_finish), KERNEL(gc_onebit_mean), KERNEL(gc_nodes_pack), KERNEL(gc_nodes_sum),
     KERNEL(gc_blocks_encode_f32), KERNEL(gc_blocks_encode_f32_kept), KERNEL(gc_blocks_encode_16),
     KERNEL(gc_blocks_encode_16_kept), KERNEL(gc_blocks_decode_u32), KERNEL(gc_blocks_decode_u16),
     KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_by_lanes), KERNEL(gc_blocks_reduce_kept),

@@ -19,7 +19,7 @@ mod state;
 mod sum;
 mod tiles;
 
-use std::sync::atomic::AtomicU64;
+use std::{mem, sync::atomic::AtomicU64};
 
 use crate::{
     backend::{
@@ -39,6 +39,7 @@ use family::Family;
 use tiles::Tiles;
 
 pub use chunks::check_header;
+pub use tiles::in_parts;
 
 /// Which half of a state is meant.
 const WORKER: usize = 0;
@@ -67,6 +68,8 @@ pub struct Codec {
     /// What was met since the flags were last taken, and since the last commit.
     flags: u32,
     since_commit: u32,
+    /// What was met in the values of the next encode before they were summed up.
+    found: u32,
     /// Of the last encode.
     scales: Vec<f32>,
     worker_tiles: Tiles,
@@ -102,6 +105,7 @@ impl Codec {
             begun: false,
             flags: 0,
             since_commit: 0,
+            found: 0,
             scales,
             worker_tiles,
             server_tiles,
@@ -118,6 +122,16 @@ impl Codec {
     fn raise(&mut self, flags: u32) {
         self.flags |= flags;
         self.since_commit |= flags;
+    }
+
+    /// Flags that the next encode adds to its own.
+    pub fn find(&mut self, flags: u32) {
+        self.found |= flags;
+    }
+
+    /// Takes over the flags of a codec that decodes for this one.
+    pub fn take_flags_of(&mut self, other: &mut Self) {
+        self.raise(mem::take(&mut other.flags));
     }
 
     /// Whether a step waits for its commit.

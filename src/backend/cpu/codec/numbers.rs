@@ -173,7 +173,7 @@ macro_rules! with_numbers {
         }
     }};
 }
-pub(super) use with_numbers;
+pub(in crate::backend::cpu) use with_numbers;
 
 /// A scale as the dtype of results has it, where a finite one stays finite in float16.
 pub fn round_scale(plan: &CodecPlan, scale: f32) -> f32 {

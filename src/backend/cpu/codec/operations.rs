@@ -1,5 +1,7 @@
 //! Encode, reduce and decode: what they do around the work of the codec's family.
 
+use std::mem;
+
 use crate::{
     backend::call::{Address, Decoding, Received, Skip},
     error::{Error, Result},
@@ -27,7 +29,10 @@ impl Codec {
             self.commit(Skip::Never)?;
         }
         let family = self.family;
-        let flags = flag_of(family.encode(self, plan, values, factors.map(factor), payload));
+        let flags =
+            flag_of(family.encode(self, plan, values, factors.map(factor), payload)) | mem::take(&mut self.found);
+        // What is corrupt has no other flag.
+        let flags = if flags & CORRUPT != 0 { CORRUPT } else { flags };
         for chunk in 0..plan.n_chunks {
             let at = payload.data().wrapping_add(chunk * plan.stride() as usize);
             // SAFETY: the payload has `n_chunks` chunks.
@@ -80,17 +85,23 @@ impl Codec {
     pub fn decode(
         &mut self, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address],
     ) -> Result<()> {
-        let family = self.family;
+        let (family, flags) = (self.family, self.check(plan, payload)?);
+        let nonfinite = family.decode(self, plan, payload, by, values);
+        self.raise(flags | flag_of(nonfinite));
+        Ok(())
+    }
+
+    /// Refuses a payload with a chunk that is corrupt. Returns the flags of all chunks.
+    pub fn check(&mut self, plan: &CodecPlan, payload: &View<'_>) -> Result<u32> {
         let mut flags = 0;
         for chunk in 0..plan.n_chunks {
             let at = payload.data().wrapping_add(chunk * plan.stride() as usize);
             let who = format_args!("{}: chunk {chunk}", payload.name());
             // SAFETY: the payload has `n_chunks` chunks.
-            flags |= unsafe { chunks::check(family, plan, who, at, chunk) }.inspect_err(|_| self.raise(CORRUPT))?;
+            let of_chunk = unsafe { chunks::check(self.family, plan, who, at, chunk) };
+            flags |= of_chunk.inspect_err(|_| self.raise(CORRUPT))?;
         }
-        let nonfinite = family.decode(self, plan, payload, by, values);
-        self.raise(flags | flag_of(nonfinite));
-        Ok(())
+        Ok(flags)
     }
 
     /// Commits a pending step of the server, as `encode` does with a pending step of the worker.

@@ -97,6 +97,8 @@ pub struct Parts<E> {
     pub scale: *const u8,
     pub stride: usize,
     pub payloads: usize,
+    /// What a scale is divided by.
+    pub divisor: f32,
     pub kept: *const u8,
     pub kept_scale: f32,
     pub beta: f32,
@@ -118,7 +120,7 @@ impl<E: Number> Source for Parts<E> {
             let at = payload * self.stride;
             // SAFETY: every payload has a scale of this part.
             let scale = unsafe { self.scale.add(at).cast::<f32>().read_unaligned() };
-            let mut share = scale / self.payloads as f32;
+            let mut share = scale / self.divisor;
             if !share.is_finite() {
                 nonfinite = true;
                 share = if self.zero { 0.0 } else { share };

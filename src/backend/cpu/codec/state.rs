@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use crate::{
+    backend::call::Rows,
     error::{Result, error},
-    plan::codec::{CodecPlan, HEADER, NONFINITE, Reduction, Run, TURN_FIELD},
+    plan::codec::{CodecPlan, HEADER, NONFINITE, Run, TURN_FIELD},
     tensor::View,
 };
 
 use super::{
-    Codec, Half,
+    Codec, Half, WORKER,
     chunks::check_header,
     numbers::{Number, is_kept, with_numbers},
 };
@@ -105,6 +106,10 @@ impl Codec {
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
     pub fn errors_out(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
         let family = self.family;
+        if let Some(row) = worker.filter(|_| plan.row_elements != plan.elements) {
+            // SAFETY: a view of so many float32.
+            unsafe { row.data().write_bytes(0, plan.row_elements as usize * size_of::<f32>()) };
+        }
         self.for_halves(plan, [worker, server], Server::Parts, |run, scale, kept, errors| {
             // SAFETY: of the run, in a state and in a view of as many float32.
             unsafe { family.errors_of(plan, run, scale, kept, errors) };
@@ -114,32 +119,32 @@ impl Codec {
 
     /// Takes over errors, rounded to the dtype of errors.
     pub fn errors_in(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
-        self.keep_errors(plan, (worker, 0), server, Server::Parts);
+        self.keep_errors(plan, (worker, &Rows::ONE), server, Server::Parts);
         Ok(())
     }
 
-    /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows, of
-    /// one worker as it is; and of the reducers' errors of all elements the parts of this one.
+    /// The same of another world: of the workers' rows, which have all elements each, what `rows` says; and of the
+    /// reducers' errors of all elements the parts of this one.
     pub fn errors_of_world_in(
-        &mut self, plan: &CodecPlan, workers: Option<&View<'_>>, rows: usize, server: Option<&View<'_>>,
+        &mut self, plan: &CodecPlan, workers: Option<&View<'_>>, rows: &Rows, server: Option<&View<'_>>,
     ) -> Result<()> {
         self.keep_errors(plan, (workers, rows), server, Server::All);
         Ok(())
     }
 
     fn keep_errors(
-        &mut self, plan: &CodecPlan, (workers, rows): (Option<&View<'_>>, usize), server: Option<&View<'_>>, of: Server,
+        &mut self, plan: &CodecPlan, (workers, rows): (Option<&View<'_>>, &Rows), server: Option<&View<'_>>, of: Server,
     ) {
-        let row = plan.elements as usize;
+        let row = plan.row_elements as usize;
         let (family, mut nonfinite) = (self.family, false);
-        for (halves, rows) in [([workers, None], rows), ([None, server], 0)] {
+        for (halves, rows) in [([workers, None], rows), ([None, server], &Rows::ONE)] {
             self.for_halves(plan, halves, of, |run, scale, kept, errors| {
                 // SAFETY: of the run, in a state.
-                nonfinite |=
-                    unsafe { family.keep(plan, run, scale, kept, &|index| mean(plan, errors, row, rows, index)) };
+                nonfinite |= unsafe { family.keep(plan, run, scale, kept, &|index| of_rows(errors, row, rows, index)) };
             });
         }
-        self.raise(if nonfinite { NONFINITE } else { 0 });
+        // It is no part of a step, so no commit takes one back for it.
+        self.flags |= if nonfinite { NONFINITE } else { 0 };
     }
 
     /// Calls `work` with each run of each half that has a view: where its scale is, if it has one, what is kept of it, and
@@ -151,20 +156,15 @@ impl Codec {
         let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];
         for (half, ((valid, runs), errors)) in halves.into_iter().zip(errors).enumerate() {
             let Some(errors) = errors else { continue };
-            // One behind the other; in a view of all elements each where it is among them.
-            let are_all = of == Server::All;
-            let (mut before, mut segment) = (0, 0);
-            let (state, mut errors) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
-            let first = errors;
+            // Each where it is in a row of all elements; the server's parts one behind the other.
+            let in_row = half == WORKER || of == Server::All;
+            let (state, first) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
+            let mut behind = 0;
             for run in runs {
-                if are_all {
-                    before += plan.workers[segment..run.segment].iter().map(|run| run.elements).sum::<i64>();
-                    segment = run.segment;
-                    errors = first.wrapping_add((before + run.first) as usize);
-                }
+                let at = first.wrapping_add(if in_row { run.row } else { behind } as usize);
                 let (scale, kept) = (scale_in(plan, state, half, run.segment), state.wrapping_add(run.state as usize));
-                work(run, scale, kept, errors);
-                errors = errors.wrapping_add(run.elements as usize);
+                work(run, scale, kept, at);
+                behind += run.elements;
             }
         }
     }
@@ -193,16 +193,10 @@ fn check_kept_as<E: Number>(plan: &CodecPlan, state: &View<'_>, who: &str) -> Re
     Ok(())
 }
 
-/// Of an element of each of some rows, for a codec that reduces as many chunks as there are ranks; without rows, the element
-/// itself.
-fn mean(plan: &CodecPlan, errors: *const f32, row: usize, rows: usize, index: usize) -> f32 {
+/// What an element is together in some rows of `row` elements.
+fn of_rows(errors: *const f32, row: usize, rows: &Rows, index: usize) -> f32 {
     // SAFETY: the view has so many rows of float32, at any address.
-    let of_row = |number: usize| unsafe { errors.add(number * row + index).read_unaligned() };
-    match rows {
-        0 => of_row(0),
-        _ if plan.rules.reduction == Reduction::Sum => {
-            (0..rows).fold(0.0, |sum, number| sum + of_row(number)) / plan.n_chunks as f32
-        }
-        _ => (0..rows).fold(0.0, |sum, number| sum + of_row(number) / rows as f32),
-    }
+    let of_row = |number: usize| unsafe { errors.add((rows.first + number) * row + index).read_unaligned() };
+    let sum = (0..rows.count).fold(rows.start, |sum, number| sum + of_row(number) / rows.divisor);
+    sum / rows.divisor_of_sum * rows.factor
 }

@@ -89,7 +89,7 @@ pub fn tiles_of(elements: i64) -> usize {
 }
 
 /// Calls `work` with ranges that are all of `tiles` together, on as many threads as `bytes` of memory are worth.
-fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
+pub fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
     if tiles == 0 {
         return;
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     backend::{
-        call::Received,
+        call::{Received, Rows},
         cuda::{
             layout::{bytes_of, kernel_structs, offset_in},
             peers::Way,
@@ -47,7 +47,7 @@ kernel_structs! {
         elements: u64,
         /// Its first among the payload's bits; of a block codec its first place.
         byte: u64,
-        /// Elements of the runs before it.
+        /// Of a worker's run: where it begins in a row of errors. Of a server's: elements of the runs before it.
         base: u64,
         first_tile: u64,
         tiles: u32,
@@ -107,6 +107,9 @@ kernel_structs! {
         pub reduction: u32,
         pub beta: f32,
         pub error: u32,
+        /// How many ranks' values a payload is the sum of.
+        pub ranks: u32,
+        pub reserved: u32,
         pub header: [u8; HEADER],
         /// Where there is one segment: its run.
         pub only: Run,
@@ -191,12 +194,26 @@ kernel_structs! {
         pub skip_kind: u32,
         pub rows: u64,
         pub row: u64,
+        pub start: f32,
+        pub divisor: f32,
+        pub divisor_of_sum: f32,
+        pub factor: f32,
     }
 
     pub struct Addresses: gc_addresses {
         pub table: u64,
         pub count: u64,
         pub values: [*const u8; MOST_ADDRESSES],
+    }
+}
+
+impl State {
+    /// Which rows become the errors of the half.
+    pub fn take(&mut self, rows: &Rows) {
+        self.rows = rows.count as u64;
+        self.bytes = self.bytes.wrapping_add(rows.first * self.row as usize * size_of::<f32>());
+        (self.start, self.divisor) = (rows.start, rows.divisor);
+        (self.divisor_of_sum, self.factor) = (rows.divisor_of_sum, rows.factor);
     }
 }
 
@@ -222,14 +239,15 @@ impl Reduce {
         const MOST_PAYLOADS: u64 = 1 << 16;
         /// In which scales may be divided: `Share` of kernels/blocks_reduce.cuh.
         const MOST_OF_A_MEAN: u64 = 1 << 7;
-        let Half { kind, error, n_segments, only, reduction, .. } = &self.codec;
+        let Half { kind, error, n_segments, only, reduction, ranks, .. } = &self.codec;
         let is_one_of = |kinds: [Kind; 2]| kinds.map(|kind| kind as u32).contains(kind);
         let (of_8_bits, of_4_bits) = (is_one_of([Kind::Mxfp8, Kind::Int8]), is_one_of([Kind::Int4, Kind::Mxfp4]));
         let payloads = self.payloads;
         let serves = if *reduction == Reduction::Sum as u32 {
             payloads <= MOST_PAYLOADS
         } else {
-            payloads.is_power_of_two() && payloads <= MOST_OF_A_MEAN
+            let values = payloads.saturating_mul(u64::from(*ranks));
+            values.is_power_of_two() && values <= MOST_OF_A_MEAN
         };
         (of_8_bits || of_4_bits && payloads.is_multiple_of(2))
             && serves
@@ -282,6 +300,7 @@ impl Tables {
         Self::of(
             tiling,
             0..1,
+            true,
             plan.workers.len(),
             |segment| plan.workers[segment],
             |run, place| {
@@ -303,7 +322,7 @@ impl Tables {
                 let (chunk, at) = (place / plan.per_chunk(run), place % plan.per_chunk(run));
                 (chunk, at, i64::MAX)
             };
-            return Self::of(tiling, chunks, plan.servers.len(), |part| plan.servers[part], lies);
+            return Self::of(tiling, chunks, false, plan.servers.len(), |part| plan.servers[part], lies);
         }
         let first = |run: &PlanRun| chunk as i64 * plan.per_chunk(run);
         let mut parts = plan.servers.iter().peekable();
@@ -313,15 +332,16 @@ impl Tables {
             parts.next_if(|part| part.segment == segment).copied().unwrap_or(none)
         };
         let head = (tiling.chunk_at)(plan, 0);
-        Self::of(tiling, chunks, plan.workers.len(), run, |run, place| {
+        Self::of(tiling, chunks, false, plan.workers.len(), run, |run, place| {
             (chunk as i64, head + place - first(run), i64::MAX)
         })
     }
 
-    /// `chunks`: each has a tile, for its header is looked at. `run`: of each of `n_runs` in turn. `lies`: of a place
+    /// `chunks`: each has a tile, for its header is looked at. `in_rows`: errors of runs lie where they are in a row, not one
+    /// behind the other. `run`: of each of `n_runs` in turn. `lies`: of a place
     /// of a run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
     fn of(
-        tiling: &Tiling, chunks: Range<usize>, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
+        tiling: &Tiling, chunks: Range<usize>, in_rows: bool, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
     ) -> Result<Self> {
         let (mut runs, mut tiles) = (fallible::list(n_runs, "runs")?, Vec::new());
@@ -337,7 +357,7 @@ impl Tables {
             runs.push(Run {
                 elements: elements as u64,
                 byte: place as u64,
-                base: base as u64,
+                base: if in_rows { part.row } else { base } as u64,
                 first_tile: tiles.len() as u64,
                 tiles: number,
                 raw: raw.into(),
@@ -432,6 +452,8 @@ impl Half {
             reduction: rules.reduction as u32,
             beta: rules.beta,
             error: rules.error.map_or(0, |error| error.size as u32),
+            ranks: rules.ranks as u32,
+            reserved: 0,
             header: plan.header(0),
             only: Run::default(),
             reciprocal: reciprocal(chunk_places as u64),
@@ -464,6 +486,7 @@ mod tests {
             reduction: Reduction::Mean,
             beta: 1.0,
             policy: NonFinite::Propagate,
+            ranks: 1,
         };
         CodecPlan::new(rules, segments, &[], n_chunks, server).unwrap()
     }
@@ -475,7 +498,7 @@ mod tests {
             // SAFETY: numbers and pointers, of which 0 is a value.
             let mut call: Reduce = unsafe { std::mem::zeroed() };
             (call.codec.kind, call.codec.reduction, call.payloads) = (kind as u32, reduction as u32, payloads);
-            (call.codec.n_segments, call.codec.only.elements) = (1, 5);
+            (call.codec.n_segments, call.codec.only.elements, call.codec.ranks) = (1, 5, 1);
             change(&mut call.codec);
             call.is_by_lanes()
         };
@@ -497,7 +520,8 @@ mod tests {
         ] {
             assert_eq!(serve(kind, reduction, payloads, as_it_is), expected, "{kind:?}, {reduction:?}, {payloads}");
         }
-        let changes: [fn(&mut Half); 4] = [
+        let changes: [fn(&mut Half); 5] = [
+            |codec| codec.ranks = 3,
             |codec| codec.error = 4,
             |codec| codec.n_segments = 2,
             |codec| codec.only.raw = 1,

@@ -12,7 +12,7 @@ mod layout;
 use std::ptr;
 
 use crate::{
-    backend::call::{Address, Decoding, Received, Skip, Stream},
+    backend::call::{Address, Decoding, Received, Rows, Skip, Stream},
     error::{Result, error},
     fallible,
     plan::{
@@ -32,9 +32,10 @@ use super::{
 
 use family::Family;
 use layout::{
-    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Half, MOST_ADDRESSES, MOST_VALUES, Once, Reduce, Run, SERVER,
-    State, Tables, Tile, Twice, WORKER, number_of,
+    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Half, MOST_ADDRESSES, Once, Reduce, Run, SERVER, State, Tables,
+    Tile, Twice, WORKER,
 };
+pub use layout::{MOST_VALUES, number_of};
 
 /// A codec's memory on a device, and what its launches are given.
 pub struct Codec {
@@ -184,6 +185,23 @@ impl Codec {
             ));
         }
         Ok(())
+    }
+
+    /// Where flags are on the device.
+    pub fn control(&self) -> u64 {
+        self.halves[0].control
+    }
+
+    /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
+    pub fn report(&self) -> u64 {
+        self.halves[0].report
+    }
+
+    /// From now on this codec, which only decodes, sets the flags of another one.
+    pub fn set_flags_of(&mut self, other: &Self) {
+        for half in &mut self.halves {
+            (half.control, half.report) = (other.control(), other.report());
+        }
     }
 
     /// A uint32 of what is known on the device: 1 once a rank did not come to an exchange.
@@ -397,8 +415,12 @@ impl Codec {
 
     /// Writes the errors that the next step will read, in float32: the workers', the server's.
     pub fn errors_out(
-        &mut self, queue: &mut Queue, _: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
+        if let Some(row) = worker.filter(|_| plan.row_elements != plan.elements) {
+            // SAFETY: a view of so many float32 on the device.
+            unsafe { queue.clear(row.data(), row.elements() as usize * size_of::<f32>()) }?;
+        }
         for (half, errors) in [(WORKER, worker), (SERVER, server)] {
             self.launch_on_half(queue, &ONEBIT.errors_out, half, errors, |_| ())?;
         }
@@ -412,14 +434,17 @@ impl Codec {
         self.take_in(queue, &ONEBIT.errors_in, [worker, server], |_| ())
     }
 
-    /// The same of another world: of `rows` workers, a row of all elements each, what they are together; without rows,
-    /// of one worker as it is; and of the reducers' errors of all elements the parts of this one.
+    /// The same of another world: of the workers' rows, which have all elements each, what `rows` says; and of the
+    /// reducers' errors of all elements the parts of this one.
     pub fn errors_of_world_in(
-        &mut self, queue: &mut Queue, plan: &CodecPlan, workers: Option<&View<'_>>, rows: usize,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, workers: Option<&View<'_>>, rows: &Rows,
         server: Option<&View<'_>>,
     ) -> Result<()> {
         self.take_in(queue, &ONEBIT.errors_in, [workers, server], |call| {
-            (call.rows, call.row) = (if call.half == WORKER { rows as u64 } else { 0 }, plan.elements as u64);
+            call.row = plan.row_elements as u64;
+            if call.half == WORKER {
+                call.take(rows);
+            }
         })
     }
 
@@ -466,7 +491,12 @@ impl Codec {
             skip_kind: 0,
             rows: 0,
             row: 0,
+            start: 0.0,
+            divisor: 1.0,
+            divisor_of_sum: 1.0,
+            factor: 1.0,
         };
+        call.take(&Rows::ONE);
         complete(&mut call);
         // SAFETY: the kernel's argument: memory of the codec, and of a view whose size was checked against its plan.
         unsafe { queue.launch(kernel, items, &mut argument(&mut call)) }
@@ -474,7 +504,7 @@ impl Codec {
 
     /// Where the kernels find the addresses of the segments' values: few are in `places`, which is told by 0, more in a
     /// table on the device, which is written for this call.
-    fn pass_addresses(
+    pub fn pass_addresses(
         &self, queue: &mut Queue, values: &[Address], places: &mut [*const u8; MOST_VALUES],
     ) -> Result<u64> {
         if values.len() <= MOST_VALUES {

@@ -26,7 +26,6 @@ use crate::{
 use super::{
     context::{LossyCache, primary},
     device::Device,
-    module::COPY_MODULE,
     queue::Queue,
 };
 
@@ -34,11 +33,6 @@ use direct::{OnHost, flat, on_device, with_pinned};
 use launch::launch;
 
 pub use staged::trim;
-
-/// Loads what copies on a GPU need, which may wait for all that runs there.
-pub fn prepare(queue: &mut Queue) -> Result<()> {
-    queue.put_into_context(&COPY_MODULE)
-}
 
 /// One side of a copy: on which device, and where its element 0 lies.
 struct Side {

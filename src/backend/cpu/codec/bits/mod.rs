@@ -126,7 +126,6 @@ impl Family for Bits {
         &self, plan: &CodecPlan, run: &Run, scale: *mut f32, kept: *mut u8, error: &dyn Fn(usize) -> f32,
     ) -> bool {
         let count = run.elements as usize;
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::keep::<E>(scale, kept, count, error));
-        false
+        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::keep::<E>(scale, kept, count, error))
     }
 }

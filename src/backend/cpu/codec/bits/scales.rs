@@ -94,16 +94,20 @@ pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, 
     }
 }
 
-/// Keeps the errors of a run, as `Family::keep` is asked to.
-pub fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) {
+/// Keeps the errors of a run, as `Family::keep` is asked to. What is not finite becomes +0. Returns whether anything was.
+pub fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) -> bool {
+    let mut nonfinite = false;
     if !is_kept::<E>() {
-        return;
+        return nonfinite;
     }
     // SAFETY: `Family::keep` is told a scale and `count` elements of a state.
     unsafe {
         scale.write(0.0);
         for index in 0..count {
-            E::store(kept, index, error(index));
+            let error = E::round(error(index));
+            nonfinite |= !error.is_finite();
+            E::store(kept, index, if error.is_finite() { error } else { 0.0 });
         }
     }
+    nonfinite
 }

@@ -60,7 +60,8 @@ impl<E: Number> Origin for Sums<'_, E> {
                 kernels::add(set, unit, &values, count, zero)
             };
         }
-        let divisor = if plan.rules.reduction == Reduction::Mean { received.payloads as f32 } else { 1.0 };
+        let divisor =
+            if plan.rules.reduction == Reduction::Mean { (received.payloads * plan.rules.ranks) as f32 } else { 1.0 };
         if divisor != 1.0 || is_kept::<E>() {
             let kept = self.kept.wrapping_add(first * size_of::<E::Bits>());
             // SAFETY: errors are kept of these elements, if any are.

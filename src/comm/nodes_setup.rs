@@ -1,4 +1,4 @@
-//! How ranks find out that two communicators make one of two levels.
+//! How ranks find out that two communicators form a grid of nodes.
 
 use std::{
     collections::hash_map::RandomState,
@@ -13,12 +13,12 @@ use crate::{
 
 use super::{
     communicator::Communicator,
-    hierarchical::{Hierarchical, Nodes},
     record::{Record, Records, Subject},
 };
 
 impl Communicator {
-    /// Of two levels. Every rank comes here, with what went wrong before, if that did.
+    /// Of nodes. Every rank comes here, with what went wrong before, if that did. One node, or nodes of one rank, make a
+    /// flat communicator.
     pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
         let mut links = None;
         let so_far = so_far.and_then(|()| {
@@ -36,41 +36,51 @@ impl Communicator {
                 Some((_, Err(_))) if so_far.is_err() => (None, None),
                 Some((_, Err(refusal))) => return Err(refusal),
             };
-            find_nodes(intra, inter, so_far)
+            find_grid(intra, inter, so_far)
         });
         if found.as_ref().is_err_and(|failure| failure.status != Status::Busy) {
             // The others may be waiting for this rank, over either.
             [Some(intra), inter].into_iter().flatten().for_each(Self::give_up);
         }
-        let nodes = found??;
-        let Some((intra, inter)) = links else { return Err(error!(Panic, "communicator: two levels without links")) };
-        Ok(Self::of_nodes(Hierarchical { intra, inter, nodes }))
+        found??;
+        match links {
+            Some((intra, Some(inter))) if intra.world == 1 => Ok(Self::Flat(inter)),
+            Some((intra, Some(inter))) if inter.world == 1 => Ok(Self::Flat(intra)),
+            Some((intra, Some(inter))) => Ok(Self::Nodes { intra, inter }),
+            _ => Err(error!(Panic, "communicator: nodes without links")),
+        }
     }
 }
 
+const SUBJECT: Subject = Subject::Hierarchical;
+
 /// Every rank comes here, with what went wrong before, if that did. An exchange that fails is an error; what all ranks
-/// refuse is one within.
-fn find_nodes(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<Nodes>> {
+/// refuse is one within. Whatever goes wrong, the others wait: so every rank takes part in every exchange.
+fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<()>> {
     let mut outcome = so_far;
-    // Whatever goes wrong here, the others wait: so every rank takes part in every exchange.
     let hello = Hello {
         inter: inter.map(|inter| (inter.rank(), inter.world())),
         id: RandomState::new().build_hasher().finish(),
     };
     let here = intra.all_gather_records(SUBJECT, hello.record(outcome.is_err()))?;
-    let found = leaders_of(&here);
-    let (leaders, own, count) = *found.as_ref().unwrap_or(&(0, 0, 0));
-    outcome = outcome.and(found.map(|_| ()));
+    outcome = outcome.and(check_node(&here));
 
-    // Leaders ask the leaders of the same number.
-    let greeting = Greeting { leaders, rank: intra.rank(), ranks: intra.world(), id: Hello::of(here.of(0)).id };
+    // Ranks ask those with the same number on other nodes.
+    let greeting = Greeting { rank: intra.rank(), ranks: intra.world(), id: Hello::of(here.of(0)).id };
     let there = inter.map(|inter| inter.all_gather_records(SUBJECT, greeting.record(outcome.is_err()))).transpose()?;
     let column = there.as_ref().zip(inter);
     if let Some((there, inter)) = column {
         outcome = outcome.and_then(|()| check_column(there, inter.rank()));
     }
 
-    // All leaders of this node are to have found the same nodes, with as many ranks as this one.
+    if here.iter().any(|record| Hello::of(record).inter.is_none()) {
+        // All ranks of this node know it. Those with that rank's number on other nodes wait in vain, so that nobody can go
+        // on; the others of those nodes are told.
+        inter.into_iter().for_each(Communicator::give_up);
+        return Ok(outcome);
+    }
+
+    // All ranks of this node are to have found the same nodes, with as many ranks as this one.
     let ids = there.iter().flat_map(Records::iter).flat_map(|record| Greeting::of(record).id.to_le_bytes());
     let mut told = Record::new(SUBJECT, outcome.is_err());
     told.set_word(0, fnv1a(ids));
@@ -92,13 +102,16 @@ fn find_nodes(intra: &Communicator, inter: Option<&Communicator>, so_far: Result
         ));
     } else if let Some(rank) = told.iter().position(|one| one.failed()) {
         outcome = outcome.and(refusal(rank, "rejected this pair of communicators"));
-    } else if let Some(rank) = (1..leaders).find(|&rank| told.of(rank).word(0) != told.of(0).word(0)) {
+    } else if let Some(rank) = (1..intra.world()).find(|&rank| told.of(rank).word(0) != told.of(0).word(0)) {
         outcome = outcome.and(refusal(rank, "reaches other nodes by its inter_node than rank 0"));
     }
-    if i32::try_from(count.saturating_mul(intra.world())).is_err() {
+    if let Some(inter) = inter
+        && i32::try_from(inter.world().saturating_mul(intra.world())).is_err()
+    {
         outcome = outcome.and(Err(error!(
             InvalidArgument,
-            "inter_node: {count} nodes of {} ranks; at most 2^31 - 1 ranks expected",
+            "inter_node: {} nodes of {} ranks; at most 2^31 - 1 ranks expected",
+            inter.world(),
             intra.world()
         )));
     }
@@ -115,10 +128,8 @@ fn find_nodes(intra: &Communicator, inter: Option<&Communicator>, so_far: Result
             "inter_node: a rank of another node rejected this pair of communicators"
         )));
     }
-    Ok(outcome.map(|()| Nodes { count, ranks: intra.world(), leaders, own }))
+    Ok(outcome)
 }
-
-const SUBJECT: Subject = Subject::Hierarchical;
 
 /// What a rank tells its node.
 struct Hello {
@@ -142,9 +153,8 @@ impl Hello {
     }
 }
 
-/// What a leader tells those of its number.
+/// What a rank tells those with its number on other nodes.
 struct Greeting {
-    leaders: usize,
     /// On its node, and how many ranks that has.
     rank: usize,
     ranks: usize,
@@ -154,39 +164,35 @@ struct Greeting {
 impl Greeting {
     fn record(&self, failed: bool) -> Record {
         let mut record = Record::new(SUBJECT, failed);
-        let words = [self.leaders as u64, self.rank as u64, self.ranks as u64, self.id];
+        let words = [self.rank as u64, self.ranks as u64, self.id];
         (0..).zip(words).for_each(|(index, word)| record.set_word(index, word));
         record
     }
 
     fn of(record: Record) -> Self {
-        let [leaders, rank, ranks] = [0, 1, 2].map(|index| record.word(index) as usize);
-        Self { leaders, rank, ranks, id: record.word(3) }
+        let [rank, ranks] = [0, 1].map(|index| record.word(index) as usize);
+        Self { rank, ranks, id: record.word(2) }
     }
 }
 
-/// How many leaders this node has, and which node it is of how many.
-fn leaders_of(here: &Records) -> Result<(usize, usize, usize)> {
+/// Checks that every rank of the node has an inter_node, where the node has one number.
+fn check_node(here: &Records) -> Result<()> {
     let refusal = |rank: usize, why: &str| -> Error { error!(InvalidArgument, "intra_node: rank {rank} {why}") };
     if let Some(rank) = here.iter().position(|record| record.failed()) {
         return Err(refusal(rank, "rejected this pair of communicators"));
     }
-    let place = |rank: usize| Hello::of(here.of(rank)).inter;
-    let leaders = here.iter().take_while(|&record| Hello::of(record).inter.is_some()).count();
-    let Some((first, nodes)) = place(0) else { return Err(refusal(0, "has no inter_node")) };
+    let place = |rank: usize| Hello::of(here.of(rank)).inter.ok_or_else(|| refusal(rank, "has no inter_node"));
+    let (first, nodes) = place(0)?;
     for rank in 1..here.0.len() {
-        match place(rank) {
-            Some(_) if rank > leaders => return Err(refusal(rank, "has an inter_node, and one before it has none")),
-            Some((own, all)) if (own, all) != (first, nodes) => {
-                return Err(error!(
-                    InvalidArgument,
-                    "inter_node: rank {rank} of intra_node is rank {own} of {all} there, and rank 0 is rank {first} of {nodes}"
-                ));
-            }
-            _ => {}
+        let (own, all) = place(rank)?;
+        if (own, all) != (first, nodes) {
+            return Err(error!(
+                InvalidArgument,
+                "inter_node: rank {rank} of intra_node is rank {own} of {all} there, and rank 0 is rank {first} of {nodes}"
+            ));
         }
     }
-    Ok((leaders, first, nodes))
+    Ok(())
 }
 
 /// A node that has not so many ranks, and how many it has.
@@ -195,19 +201,13 @@ fn other_size(there: &Records, ranks: usize) -> Option<(usize, usize)> {
     sizes.find(|&(_, other)| other != ranks)
 }
 
-/// Checks that leaders of one number are alike.
+/// Checks that the ranks of an inter_node have one number on their nodes.
 fn check_column(there: &Records, own: usize) -> Result<()> {
     let expected = Greeting::of(there.of(own));
     for (node, record) in there.iter().enumerate() {
-        let Greeting { leaders, rank, .. } = Greeting::of(record);
+        let Greeting { rank, .. } = Greeting::of(record);
         if record.failed() {
             return Err(error!(InvalidArgument, "inter_node: rank {node} rejected this pair of communicators"));
-        }
-        if leaders != expected.leaders {
-            return Err(error!(
-                InvalidArgument,
-                "inter_node: on the node of rank {node} {leaders} ranks have one, and here {}", expected.leaders
-            ));
         }
         if rank != expected.rank {
             return Err(error!(
