@@ -26,6 +26,7 @@ from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
 from comms import DeepSpeedRank, World, reference, shards
 from nccl import Nccl
+from nodes_model import world_model
 
 SPLIT = 1  # GC_NCCL_SPLIT
 UNTOUCHED = 7
@@ -172,7 +173,7 @@ PATIENCE = 20_000  # milliseconds that they wait
 def room_for(elements, world):
     """Bytes of each rank's buffer for an all-reduce of so many elements by ONEBIT."""
     options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, n_elements=elements)
-    return lib.gc_allreduce_peers_bytes(byref(options), world)
+    return lib.gc_allreduce_peers_bytes(byref(options), world, 1)
 
 
 def over_peers(here, patience=PATIENCE):
@@ -335,11 +336,13 @@ class Case:
     infinite: int | None = None  # in which step one element of the last rank is
     raw: tuple | None = None  # of a block codec: which segments are
 
-    def models(self, world):
+    def options(self):
         options = {"codec": self.codec, "segments": list(self.segments), "values": self.values, "results": self.values}
         options |= {"error": self.error, "nonfinite": self.nonfinite}
-        options |= {} if self.raw is None else {"raw": list(self.raw)}
-        return [model_of(**options, n_chunks=world, server=rank) for rank in range(world)]
+        return options | ({} if self.raw is None else {"raw": list(self.raw)})
+
+    def models(self, world):
+        return [model_of(**self.options(), n_chunks=world, server=rank) for rank in range(world)]
 
     def gradients(self, step, rank, world):
         """A gradient of this rank in this step, one array a segment. Some magnitudes, and numbers that are not usual in
@@ -353,9 +356,10 @@ class Case:
 
 
 class Handle:
-    def __init__(self, comm, place, rank, world, case):
-        self.place, self.case, self.model = place, case, case.models(world)[rank]
-        options = options_of(self.model, place.device)
+    def __init__(self, comm, place, rank, world, case, nodes=1):
+        self.place, self.case = place, case
+        self.model = world_model(nodes, world // nodes, **case.options()).models[rank]
+        options = options_of(case.models(world)[rank], place.device)
         options.server, options.n_chunks = 0, 0
         self.handle = POINTER(AllReduce)()
         call("gc_allreduce_create", comm, byref(options), byref(self.handle))
@@ -392,10 +396,10 @@ class Handle:
         self.free()
 
 
-def steps_of_handle(comm, place, rank, world, case):
+def steps_of_handle(comm, place, rank, world, case, nodes=1):
     """By step what the values became, and in the end errors and flags."""
     found = []
-    with Handle(comm, place, rank, world, case) as handle:
+    with Handle(comm, place, rank, world, case, nodes) as handle:
         for step in range(case.steps):
             tensors = handle.put(case.gradients(step, rank, world))
             handle.run(tensors)
@@ -410,14 +414,12 @@ def steps_of_handle(comm, place, rank, world, case):
 
 
 @functools.cache
-def expected_of_handle(world, case):
+def expected_of_handle(world, case, nodes=1):
     """The same of every rank, by NumPy."""
-    models, found = case.models(world), []
+    whole, found = world_model(nodes, world // nodes, **case.options()), []
+    models = whole.models
     for step in range(case.steps):
-        gradients = [case.gradients(step, rank, world) for rank in range(world)]
-        payloads = [model.encode(g).reshape(world, model.stride) for model, g in zip(models, gradients)]
-        reduced = [model.reduce(np.stack([p[rank] for p in payloads])) for rank, model in enumerate(models)]
-        found.append([model.decode(np.concatenate(reduced), case.values) for model in models])
+        found.append(whole.run([case.gradients(step, rank, world) for rank in range(world)]))
         if case.nonfinite == TRANSACTIONAL:
             for model in models:
                 model.commit()
@@ -868,7 +870,7 @@ class Part:
 def steps_over_two(here, on, ways, nodes, case):
     place = place_of(here, on)
     comm = over_two(here, on, ways, nodes)
-    found = steps_of_handle(comm, place, here.rank, here.world, case)
+    found = steps_of_handle(comm, place, here.rank, here.world, case, nodes)
     lib.gc_comm_free(comm)
     return found
 

@@ -119,9 +119,21 @@ def test_two_levels_of_cards(peers, pytestconfig, between):
     ranks = peers.get()
     halves = {2} if between == "id" and ranks.world % 2 == 0 else set()
     for machines in sorted({1, ranks.world, *halves}):
-        for case in Case(), Case("bfloat16", None, SIGN), Case("float32", "bfloat16", INT8):
+        one_level = machines in (1, ranks.world)
+        for case in Case(), Case("bfloat16", None, SIGN if one_level else INT4), Case("float32", "bfloat16", INT8):
             found = ranks.call(cases.steps_over_two, "cuda", ("peers", between), machines, case)
-            compare(found, expected_of_handle(ranks.world, case))
+            compare(found, expected_of_handle(ranks.world, case, machines))
+
+
+@pytest.mark.parametrize("ways", [("id", "id"), ("staged pipes", "staged pipes"), ("peers", "peers")], ids=str)
+def test_two_nodes_of_two_cards(peers, pytestconfig, ways):
+    """NCCL within nodes and between, a host transport, and peer memory, which all cards of one machine have."""
+    ranks = peers.get()
+    if pytestconfig.cards < 4 or ranks.world != 4:
+        pytest.skip("four cards needed")
+    for case in Case(), Case("bfloat16", "float32", INT4, raw=(0, 0, 1, 0)), Case("float16", None, INT8):
+        found = ranks.call(cases.steps_over_two, "cuda", ways, 2, case)
+        compare(found, expected_of_handle(ranks.world, case, 2))
 
 
 def test_a_rank_that_waits_ends_by_a_signal(peers):

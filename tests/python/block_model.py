@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codec_model import CORRUPT, NONFINITE, UNIT, ZERO, Handle, canonical, f32, narrow, rounded, widen
+from codec_model import CORRUPT, NONFINITE, UNIT, ZERO, Handle, Model, canonical, f32, narrow, rounded, widen
 
 BF16, MXFP8, INT8, INT4, MXFP4 = 3, 4, 5, 6, 7
 MEAN, SUM = 0, 1
@@ -212,9 +212,9 @@ class BlockModel(Handle):
         body = head.ljust(self.codes_at, b"\0") + packed(self.codec, codes)
         return (body.ljust(self.raw_at, b"\0") + raw.tobytes()).ljust(self.stride, b"\0")
 
-    def encode(self, gradients, value_factor=1.0, error_factor=1.0):
+    def encode(self, gradients, value_factor=1.0, error_factor=1.0, met=0):
         self.commit_half(0)
-        self.met = 0
+        self.met = met
         scales, codes, raws, new = [], [], [], []
         for g, e, raw in zip(gradients, self.worker, self.raw):
             with np.errstate(all="ignore"):
@@ -317,7 +317,7 @@ class BlockModel(Handle):
                 with np.errstate(all="ignore"):
                     d = d + (np.where(np.isfinite(v), v, f32(0)) if self.nonfinite == ZERO else v)
             with np.errstate(all="ignore"):
-                sums.append(d / f32(len(chunks)) if self.reduction == MEAN else d)
+                sums.append(d / f32(self.ranks or len(chunks)) if self.reduction == MEAN else d)
         return sums
 
     def chunk_of(self, sums):
@@ -356,10 +356,12 @@ class BlockModel(Handle):
         kept = self.worker if which == 0 else self.reducer[0]
         new = []
         for part, raw in zip(np.split(errors, np.cumsum([e.size for e in kept])[:-1]) if kept else [], self.raw):
-            part = np.zeros(part.size, f32) if raw else rounded(canonical(part), self.error)
-            self.note(0 if np.isfinite(part).all() else NONFINITE)
-            new.append(np.where(np.isfinite(part), part, f32(0)))
+            new.append(np.zeros(part.size, f32) if raw else self.taken(part))
         if which == 0:
             self.worker = new
         else:
             self.reducer = new, self.reducer[1]
+
+
+def model_of(codec, **options):
+    return (BlockModel if codec in FORMATS else Model)(codec, **options)

@@ -95,6 +95,7 @@ class Handle:
     beta: float = 1.0
     n_chunks: int = 1
     server: int | None = None
+    ranks: int = 0  # by which a mean divides; 0: as many as there are payloads
     flags: int = 0
     since_commit: int = 0
     pending: list = field(default_factory=lambda: [None, None])  # of the worker, of the server: what commit makes valid
@@ -139,6 +140,12 @@ class Handle:
                 self.reducer = self.reducer if self.pending[1] is None else self.pending[1]
         self.pending, self.since_commit = [None, None], 0
 
+    def taken(self, errors):
+        """Of a caller: rounded; what is then not finite is +0. No commit takes a step back for that."""
+        errors = rounded(canonical(errors), self.error)
+        self.flags |= 0 if np.isfinite(errors).all() else NONFINITE
+        return np.where(np.isfinite(errors), errors, f32(0))
+
     def part_sizes(self, chunk=None):
         """Elements of each segment in a chunk: in the one that is reduced, if none is said."""
         chunk = self.server if chunk is None else chunk
@@ -162,9 +169,12 @@ class Handle:
         self.commit_half(1)
         if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
             self.note(CORRUPT)
-            return np.frombuffer(self.header(self.server, CORRUPT).ljust(self.stride, b"\0"), np.uint8)
+            return self.corrupt_chunk(self.server)
         self.met = 0
         return self.chunk_of(self.sums(chunks))
+
+    def corrupt_chunk(self, number):
+        return np.frombuffer(self.header(number, CORRUPT).ljust(self.stride, b"\0"), np.uint8)
 
     def mean(self, chunks, on_cuda=False):
         """The first half of reduce: a shard, in the order of segments. Of corrupt ones None, on CUDA zeros."""
@@ -248,10 +258,10 @@ class Model(Handle):
         self.see(not np.isfinite(s))
         return f32(0) if self.nonfinite == ZERO and not np.isfinite(s) else s
 
-    def encode(self, gradients, value_factor=1.0, error_factor=1.0):
-        """One array a segment, in memory's dtype. Gives the payload."""
+    def encode(self, gradients, value_factor=1.0, error_factor=1.0, met=0):
+        """One array a segment, in memory's dtype. Gives the payload. `met`: flags that its chunks have in any case."""
         self.commit_half(0)
-        self.met = 0
+        self.met = met
         kept, scales = self.worker
         new, s_new, packed = [], [], []
         for g, c, s in zip(gradients, kept, scales):
@@ -354,7 +364,7 @@ class Model(Handle):
                 continue
             for (_, s, _), sign in zip(read, signs):
                 with np.errstate(all="ignore"):
-                    q = f32(s[i] / f32(w))
+                    q = f32(s[i] / f32(self.ranks or w))
                     if self.nonfinite == ZERO and not np.isfinite(q):
                         self.met |= NONFINITE
                         q = f32(0)
@@ -408,7 +418,7 @@ class Model(Handle):
         """Goes on with these, of all runs, one after the other: kept with a scale of 0."""
         kept = (self.worker, self.reducer)[which][0]
         cuts = np.cumsum([c.size for c in kept])[:-1] if kept else []
-        new = [rounded(canonical(part), self.error) for part in np.split(errors, cuts)] if kept else []
+        new = [self.taken(part) for part in np.split(errors, cuts)] if kept else []
         if which == 0:
             self.worker = new, [f32(0)] * len(new)
         else:

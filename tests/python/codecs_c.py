@@ -14,7 +14,7 @@ import numpy as np
 import block_model
 import capi
 import codec_model
-from block_model import FORMATS, SUM
+from block_model import FORMATS, SUM, model_of
 from capi import CUDA, CodecOptions, DLDevice, Status, Tensor, lib
 from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO
 
@@ -62,10 +62,6 @@ def call(name, *arguments):
     status = getattr(lib, name)(*arguments)
     if status != Status.OK:
         raise Refused(status, capi.last_error())
-
-
-def model_of(codec, **options):
-    return (block_model.BlockModel if codec in FORMATS else codec_model.Model)(codec, **options)
 
 
 def options_of(model, device):

@@ -7,11 +7,12 @@ from ctypes import POINTER, byref
 import numpy as np
 
 from block_model import FORMATS, INT4, INT8, SUM
-from capi import CUDA, EXCHANGE, AllReduce, CodecOptions, Comm, DLDevice, Transport, last_error, lib
+from capi import CUDA, EXCHANGE, AllReduce, CodecOptions, Comm, DLDevice, Part, Transport, last_error, lib
 from codec_model import (
     MEAN, NONFINITE, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32, narrow, scale_of, sigma,
 )  # fmt: skip
 from codecs_c import call, dtype_name, gradient, model_of, options_of, or_null, same, views
+from nodes_model import world_model
 
 
 def shards(n, world):
@@ -139,25 +140,23 @@ class World:
 
 
 class Nodes(World):
-    """A world of two levels: nodes of so many ranks each, over `intra` and, of the first `leaders` of each node, `inter`.
-    These are as for `World`, one of them for each node, and one for the leaders of each number."""
+    """A world of two levels: nodes of so many ranks each, over `intra`, and for each number of a rank a world over `inter` of the
+    ranks with that number. These are as for `World`."""
 
     level = World
 
-    def __init__(self, ranks, intra="group", inter="board", leaders=None, flags=(0, 0), room=1 << 20, devices=(0,)):
-        self.size = sum(ranks)
+    def __init__(self, ranks, intra="group", inter="board", flags=(0, 0), room=1 << 20, devices=(0,)):
+        self.size, self.shape = sum(ranks), (len(ranks), ranks[0])
         self.places = [(node, place) for node, count in enumerate(ranks) for place in range(count)]
-        self.leaders = min(ranks) if leaders is None else leaders
         self.intra = [self.level(count, intra, flags[0], room, devices) for count in ranks]
-        self.inter = [self.level(len(ranks), inter, flags[1], room, devices) for _ in range(self.leaders)]
+        self.inter = [self.level(len(ranks), inter, flags[1], room, devices) for _ in range(min(ranks))]
         self.comms = (POINTER(Comm) * self.size)()
         self.each(self.join)
 
     def parts(self, rank):
-        """The communicators of a rank, intra-node and inter-node: NULL if it leads nothing."""
+        """The communicators of a rank, intra-node and inter-node: NULL if not every node has a rank with its number."""
         node, place = self.places[rank]
-        leads = place < self.leaders
-        return self.intra[node].comms[place], self.inter[place].comms[node] if leads else POINTER(Comm)()
+        return self.intra[node].comms[place], self.inter[place].comms[node] if place < len(self.inter) else POINTER(Comm)()
 
     def join(self, rank):
         comm = POINTER(Comm)()
@@ -251,13 +250,14 @@ class DeepSpeed:
 class CheckedRanks:
     """A handle on every rank of a world, and a model for each. The models exchange in Python; every byte is compared.
 
-    `options`: those of a model; there is a chunk for each rank, which that rank reduces."""
+    `options`: those of a model, without chunks. `model`: of the whole world, which is flat or has nodes."""
 
     def __init__(self, world, place, **options):
         self.world, self.place = world, place
-        self.models = [model_of(**options, n_chunks=world.size, server=rank) for rank in range(world.size)]
+        self.model = world_model(*getattr(world, "shape", (1, world.size)), **options)
+        self.models = self.model.models
         self.handles = [POINTER(AllReduce)() for _ in self.models]
-        each = [options_of(model, place.device) for model in self.models]
+        each = [options_of(model_of(**options), place.device) for _ in self.models]
         for rank, one in enumerate(each):
             one.server, one.n_chunks = 0, [0, world.size][rank % 2]
         self.all("gc_allreduce_create", lambda rank: (world.comms[rank], byref(each[rank]), byref(self.handles[rank])))
@@ -275,12 +275,13 @@ class CheckedRanks:
         self.world.each(lambda rank: call(name, *arguments(rank)))
 
     def run(self, gradients, value_factor=None, error_factor=None, aligned=True):
-        """[rank][segment], in memory's dtype. Gives what they became on every rank, by segment."""
+        """[rank][segment], in memory's dtype. A factor: one for all ranks, or a list with one for each. Gives what values became on
+        every rank, by segment."""
         dtype, place = self.models[0].values, self.place
         put = [[place.put(g, dtype_name(g, dtype), aligned) for g in each] for each in gradients]
         factors = self.factors(value_factor, error_factor)
         self.all("gc_allreduce_run", lambda rank: (
-            self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), None
+            self.handles[rank], views(put[rank]), len(put[rank]), *factors[rank], None
         ))  # fmt: skip
         return self.decoded(put, self.reduced(gradients, value_factor, error_factor))
 
@@ -288,20 +289,22 @@ class CheckedRanks:
         """What the models make of the chunks that each rank reduces."""
         return [m.reduce(of_rank) for m, of_rank in zip(self.models, self.exchanged(gradients, *factors))]
 
-    def factors(self, *numbers):
-        return [None if number is None else self.place.put(np.array([number], f32)) for number in numbers]
+    def factors(self, *given):
+        """By rank: what calls are given for these."""
+        put = []
+        for numbers in given:
+            numbers = numbers if isinstance(numbers, list) else [numbers] * self.world.size
+            put.append([None if one is None else self.place.put(np.array([one], f32)) for one in numbers])
+        self.kept_factors = put
+        return [[or_null(one) for one in of_rank] for of_rank in zip(*put)]
 
-    def exchanged(self, gradients, *factors):
-        """What the models encode; a chunk of each payload for each rank."""
-        numbers = [1.0 if f is None else f for f in factors]
-        payloads = [m.encode(g, *numbers).reshape(m.n_chunks, m.stride) for m, g in zip(self.models, gradients)]
-        return [np.stack([p[rank] for p in payloads]) for rank in range(self.world.size)]
+    def exchanged(self, gradients, value_factor=None, error_factor=None):
+        """What the models send; the chunks that each rank reduces."""
+        return self.model.encoded(gradients, value_factor, error_factor)
 
     def decoded(self, put, reduced):
         """Compares values with what the models make of reduced chunks."""
-        dtype = self.models[0].values
-        for rank, model in enumerate(self.models):
-            expected = model.decode(np.concatenate(reduced), dtype)
+        for rank, expected in enumerate(self.model.finished(reduced)):
             for index, (got, e) in enumerate(zip(put[rank], expected)):
                 same(self.place.get(got), e, f"rank {rank}, values[{index}]")
         return expected
@@ -313,10 +316,10 @@ class CheckedRanks:
         to = [place.put(np.full(model.shard_elements(), 7, f32), None, aligned) for model in self.models]
         factors = self.factors(value_factor, error_factor)
         self.all("gc_allreduce_reduce_scatter", lambda rank: (
-            self.handles[rank], views(put[rank]), len(put[rank]), *map(or_null, factors), to[rank].view, None
+            self.handles[rank], views(put[rank]), len(put[rank]), *factors[rank], to[rank].view, None
         ))  # fmt: skip
         chunks = self.exchanged(gradients, value_factor, error_factor)
-        shards = [model.mean(of_rank) for model, of_rank in zip(self.models, chunks)]
+        shards = [model.mean(of_rank, False) for model, of_rank in zip(self.models, chunks)]
         for rank, (one, expected) in enumerate(zip(to, shards)):
             same(place.get(one), expected, f"shard of rank {rank}")
             for index, (value, g) in enumerate(zip(put[rank], gradients[rank])):
@@ -379,22 +382,15 @@ class CheckedRanks:
         """Of a world of as many ranks as `workers` has rows; None: not that."""
         put = [None if one is None else self.place.put(one) for one in (workers, server)]
         self.all("gc_allreduce_errors_in", lambda rank: (self.handles[rank], *map(or_null, put), None))
-        for rank, model in enumerate(self.models):
-            if server is not None:
-                model.take_errors(1, server[model.shard_places()])
-            if workers is not None:
-                model.take_errors(0, workers[rank] if len(workers) == self.world.size else one_of(workers, model))
+        self.model.errors_in(workers, server)
 
 
-def one_of(rows, model):
-    """What the errors of another world are to each rank of the model's. MEAN: each divided by their number first, then
-    added in order, from +0. SUM: added, and their sum divided by the new number of ranks."""
-    is_sum = getattr(model, "reduction", None) == SUM
-    total = np.zeros(rows.shape[1], f32)
-    with np.errstate(all="ignore"):
-        for row in rows:
-            total = total + (row if is_sum else row / f32(len(rows)))
-        return total / f32(model.n_chunks) if is_sum else total
+def parts_of(handle, rank, which):
+    """(segment, first, count) of each piece that gc_allreduce_parts() names."""
+    count = lib.gc_allreduce_parts(handle, rank, which, None, 0)
+    pieces = (Part * max(count, 1))()
+    assert lib.gc_allreduce_parts(handle, rank, which, pieces, count) == count, last_error()
+    return [(piece.segment, piece.first, piece.count) for piece in pieces[:count]]
 
 
 BITS = ONEBIT, ONEBIT, SIGN
@@ -497,7 +493,7 @@ def errors_go_on(place, old, new, error, family, world_of=None):
         got_workers, got_server = ranks.errors()
         if error == "float32":
             same(got_server, server, "the server's errors, cut anew")
-            expected = workers if old == new else np.stack([one_of(workers, ranks.models[0])] * new)
+            expected = np.stack([ranks.model.of_rows(workers, rank) for rank in range(new)])
             same(got_workers, expected, "the workers' errors")
         ranks.run(gradients(new))
         ranks.errors()

@@ -125,7 +125,7 @@ def room_of(seed, size, most):
     """What the library says that the buffers of a case need."""
     rng = np.random.default_rng([seed, size])
     model = model_of(**random_options(rng, most), n_chunks=size)
-    return lib.gc_allreduce_peers_bytes(byref(options_of(model, Host().device)), size)
+    return lib.gc_allreduce_peers_bytes(byref(options_of(model, Host().device)), size, 1)
 
 
 def cases(seeds, size, place, most, level=World, streams=None, clear=lambda: None):

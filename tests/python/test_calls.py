@@ -132,7 +132,7 @@ CALLS = {
     "share_send": (lambda g: g.share_send(T[1], 5, 6, 7), "gc_share_send(t1, 5, 6, 7, out)"),
     "share_receive": (lambda g: g.share_receive(5, (2, 3), 7), "gc_share_receive(5, 2:3, 7, out)"),
     "allreduce_peers_bytes": (
-        lambda g: g.allreduce_peers_bytes(2, [8, 9], 7, **OPTIONS), f"gc_allreduce_peers_bytes({{{SAID_OF_OPTIONS}}}, 7)"
+        lambda g: g.allreduce_peers_bytes(2, [8, 9], 7, **OPTIONS), f"gc_allreduce_peers_bytes({{{SAID_OF_OPTIONS}}}, 7, 1)"
     ),
     "group": (lambda g: g.group(3), "gc_comm_group(3, out)"),
     "encode": (lambda g: g.encode(T[1], 5), "gc_encode(t1, 5, out)"),

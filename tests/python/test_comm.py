@@ -13,9 +13,9 @@ import pytest
 import capi
 from block_model import INT4, INT8
 from capi import AllReduce, CodecOptions, Comm, Status, Tensor, last_error, lib, says
-from codec_model import CORRUPT, ONEBIT, SIGN, TRANSACTIONAL, f32
-from codecs_c import Host, call, same, views
-from comms import Board, CheckedRanks, DeepSpeed, World, handle_on, reference, run_on, shards, status_of
+from codec_model import CORRUPT, NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, f32
+from codecs_c import Host, call, gradient, same, views
+from comms import OF_FAMILIES, Board, CheckedRanks, DeepSpeed, World, handle_on, reference, run_on, shards, status_of
 from tiers import both
 
 place = Host()
@@ -56,8 +56,9 @@ def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
 
 
 @BOTH
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
-@pytest.mark.parametrize("where", ["buffer", "worker error", "server error"])
+@pytest.mark.parametrize("where, value", [
+    *(("buffer", value) for value in (np.inf, -np.inf, np.nan, 3e38)), ("worker error", 3e38), ("server error", 3e38)
+])  # fmt: skip
 def test_what_is_not_finite_on_one_rank_leaves_the_errors_of_all_alone(where, value, over):
     rng = np.random.default_rng(3)
     for size in (1, 2, 4):
@@ -77,6 +78,26 @@ def test_what_is_not_finite_on_one_rank_leaves_the_errors_of_all_alone(where, va
             lists = numbers()  # the next step is as if that had not been
             out, *errors = reference(*lists)
             all_same(ranks.step(*lists), ([out] * size, *errors), f"{size} ranks, afterwards")
+
+
+@BOTH
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_an_error_that_is_not_finite_is_zero_and_takes_no_step_back(family, over):
+    rng, segments = np.random.default_rng(4), [100, 0, 1500, 70]
+    options = dict(segments=segments, error="float32", nonfinite=TRANSACTIONAL, **OF_FAMILIES[family])
+    with World(2, over) as world, CheckedRanks(world, place, **options) as ranks:
+        for reads_flags in (False, True):
+            workers, server = rng.standard_normal((2, 1670)).astype(f32), rng.standard_normal(1670).astype(f32)
+            workers[0, [5, 105]], server[[4, 104]] = np.nan, -np.inf  # of two segments, of which a family has one raw
+            ranks.errors_in(workers, server)
+            if reads_flags:
+                assert NONFINITE in ranks.flags()
+            before = ranks.errors()
+            assert not before[0][0, [5, 105]].any() and not before[1][[4, 104]].any()
+            ranks.run([[gradient(rng, n, "float32", False) for n in segments] for _ in range(2)])
+            ranks.commit()
+            assert not any(flags & TAKEN_BACK for flags in ranks.flags())
+            assert (ranks.errors()[0] != before[0]).any()
 
 
 # --- the handle -------------------------------------------------------------------------------------------------------

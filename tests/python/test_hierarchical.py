@@ -1,40 +1,42 @@
-"""Communicators of two levels, on the CPU: the same bytes as over one communicator, what each rank exchanges for that, and
-what becomes of ranks that disagree, fail or are freed."""
+"""Communicators of two levels, on the CPU: what each rank exchanges, to the byte; which elements each rank keeps; damaged blocks;
+and what becomes of ranks that disagree, fail or are freed. tests/spec/test_nodes.py compares results with the model."""
 
 import contextlib
 import ctypes
 import threading
-from ctypes import POINTER, byref
+from ctypes import POINTER, byref, c_int64
 
 import numpy as np
 import pytest
 
 import capi
+from block_model import INT4, INT8
 from capi import AllReduce, CodecOptions, Comm, Status, last_error, lib, says
-from codec_model import ONEBIT, TRANSACTIONAL, f32
-from codecs_c import Host, gradient, same
-from comms import CheckedRanks, DeepSpeed, Nodes, World, handle_on, random_handle, reference, run_on, shards, status_of
+from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, f32
+from codecs_c import Host, gradient, same, views
+from comms import (
+    KEEP_NOTHING, SEGMENTS, CheckedRanks, DeepSpeed, Nodes, World, handle_on, of_family, parts_of, reference, run_on,
+    shards, status_of,
+)  # fmt: skip
 from test_comm import BASE, all_same, created
+from test_nodes_model import OF_EXAMPLE, example
 from tiers import both
 
 place = Host()
-
-# Ranks of each node, and how many of the first lead; None: all.
-SHAPES = [
-    ([1, 1], None), ([2], None), ([2, 2], None), ([1, 1, 1], None), ([3, 3], None), ([4, 4], None), ([4, 4], 1),
-    ([3, 3, 3], 2), ([1, 1, 1, 1], None), ([8], None), ([2, 2, 2, 2], 1), ([4, 4], 3),
-]  # fmt: skip
-FEW_SHAPES = [([2], None), ([2, 2], None), ([3, 3, 3], 2), ([4, 4], 1), ([1, 1, 1, 1], None)]
-SHAPED = pytest.mark.parametrize("ranks, leaders", both(quick=FEW_SHAPES, all=SHAPES), ids=str)
+GRIDS = [(2, 2), (3, 2), (2, 3), (4, 4)]
 WAYS = pytest.mark.parametrize("ways", [("group", "board"), ("board", "group"), ("board", "board")], ids="-".join)
 
 
+def gradients_of(rng, size, options, special=False):
+    return [[gradient(rng, n, options.get("values", "float32"), special) for n in options["segments"]] for _ in range(size)]
+
+
 @WAYS
-@SHAPED
-def test_steps_are_deepspeeds_formula_to_the_bit(ranks, leaders, ways):
+@pytest.mark.parametrize("ranks", [[2], [4], [1, 1], [1, 1, 1]], ids=str)
+def test_steps_of_one_level_are_deepspeeds_formula_to_the_bit(ranks, ways):
     size = sum(ranks)
     rng = np.random.default_rng(ranks)
-    with Nodes(ranks, *ways, leaders) as world:
+    with Nodes(ranks, *ways) as world:
         for n in (40_003, 0, 1, 7, 1025, 1023):
             found = expected = [None, [np.zeros(n, f32)] * size, [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]]
             with DeepSpeed(world, n, place) as steps:
@@ -45,64 +47,225 @@ def test_steps_are_deepspeeds_formula_to_the_bit(ranks, leaders, ways):
                     all_same(found, expected, f"{n} elements, step {step}")
 
 
-@SHAPED
-@pytest.mark.parametrize("seed", range(both(quick=1, all=3)))
-def test_a_handle_and_its_halves_are_codecs_and_two_exchanges(seed, ranks, leaders):
-    rng = np.random.default_rng([seed, *ranks])
-    options, size = random_handle(rng), sum(ranks)
-    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with Nodes(ranks, "group", "board", leaders) as world, CheckedRanks(world, place, **options) as checked:
-        for step in range(3):
-            special = rng.random() < 0.3
-            gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
-            factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
-            if step % 2:
-                checked.all_gather(checked.reduce_scatter(gradients, *factors))
-            else:
-                checked.run(gradients, *factors)
-            if transactional:
-                checked.commit()
-            checked.flags()
-            checked.errors()
+@WAYS
+@pytest.mark.parametrize("nodes, ranks", GRIDS)
+def test_halves_with_the_same_shard_are_a_run(nodes, ranks, ways):
+    rng = np.random.default_rng([nodes, ranks])
+    for codec in KEEP_NOTHING:
+        options = dict(codec=codec, segments=[300, 0, 1025], error="float32", nonfinite=TRANSACTIONAL)
+        with (
+            Nodes([ranks] * nodes, *ways) as world,
+            CheckedRanks(world, place, **options) as whole,
+            CheckedRanks(world, place, **options) as halves,
+        ):
+            for step in range(3):
+                gradients = gradients_of(rng, world.size, options)
+                expected = whole.run(gradients)
+                for one, other in zip(halves.all_gather(halves.reduce_scatter(gradients)), expected):
+                    same(one, other, f"step {step}")
+            for ranks_of in (whole, halves):
+                ranks_of.commit()
+            for one, other in zip(whole.errors(), halves.errors()):
+                same(one, other, "errors")
 
 
-def sent(world):
-    """What each rank's functions were called for, intra-node and inter-node, by number of the rank: sizes by name."""
-    found = []
-    for kind in (world.intra, world.inter):
-        calls = {}
-        for number, one in enumerate(kind):
-            for name, rank, size, *_ in one.board.calls:
-                calls.setdefault((number, rank), []).append((name, size))
-            one.board.calls.clear()
-        found.append(calls)
-    return found
+# --- what ranks send, and which elements are whose --------------------------------------------------------------------
 
 
-def test_what_goes_where_if_every_rank_leads():
-    # 3 nodes of 2: chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits, up to 32.
-    with Nodes([2, 2, 2], "board", "board") as world, CheckedRanks(world, place, codec=ONEBIT, segments=[1200]) as checked:
-        sent(world)
-        checked.run([[np.ones(1200, f32)]] * 6)
-        intra, inter = sent(world)
-        assert len(intra) == len(inter) == 6
-        # A chunk for each rank there, and one's own to all: 2 * 2 + 1 * 2 chunks leave a rank, where over one communicator
-        # 4 and 4 would.
-        assert all(calls == [("all_to_all", 2 * 112), ("all_gather", 112)] for calls in inter.values()), inter
-        assert all(calls == [("all_to_all", 3 * 112), ("all_gather", 3 * 112)] for calls in intra.values()), intra
+def places_of(pieces, segments):
+    """Numbers of elements among those of all segments."""
+    firsts = np.concatenate([[0], np.cumsum(segments)]).astype(int)
+    each = [np.arange(first, first + count) + firsts[segment] for segment, first, count in pieces]
+    return np.concatenate([np.zeros(0, int), *each])
 
 
-def test_what_goes_where_if_the_first_of_each_node_lead():
-    # Chunks of 80 bytes for the header and the scale, and 1200 / 8 / 6 = 25 of bits up to 32: 112, of which 2 leaders have
-    # 56 up to 64.
-    with Nodes([3, 3], "board", "board", 2) as world, CheckedRanks(world, place, codec=ONEBIT, segments=[1200]) as checked:
-        sent(world)
-        checked.run([[np.ones(1200, f32)]] * 6)
-        intra, inter = sent(world)
-        assert len(intra) == 6 and len(inter) == 4
-        assert all(calls == [("all_to_all", 9 * 64), ("all_gather", 3 * 64)] for calls in inter.values()), inter
-        expected = [("all_to_all", 6 * 64)] * 2 + [("all_gather", 112), ("all_gather", 6 * 64)]
-        assert all(calls == expected for calls in intra.values()), intra
+@pytest.mark.parametrize("nodes, ranks", GRIDS)
+def test_parts_are_those_of_the_specification(nodes, ranks):
+    rng = np.random.default_rng([nodes, ranks])
+    for codec in (ONEBIT, INT8, INT4):
+        for segments in (*SEGMENTS, [1, 1, 1, 64, 64], [33, 0, 130, 2]):
+            of_codec = of_family(rng, codec, segments)
+            with Nodes([ranks] * nodes, "group", "group") as world, CheckedRanks(
+                world, place, codec=codec, segments=segments, **of_codec
+            ) as checked:
+                for handle in checked.handles[: both(quick=2, all=16)]:
+                    for rank, model in enumerate(checked.models):
+                        same(places_of(parts_of(handle, rank, 0), segments), model.worker_places(), f"part of rank {rank}")
+                        same(places_of(parts_of(handle, rank, 1), segments), model.shard_places(), f"shard of rank {rank}")
+                everything = np.concatenate([places_of(parts_of(handle, rank, 1), segments) for rank in range(world.size)])
+                assert sorted(everything) == list(range(sum(segments)))
+
+
+class Sent:
+    """What ranks send over the boards of a world: lists of (name, bytes), by rank, within nodes and between them."""
+
+    def __init__(self, world):
+        self.within, self.between = ([[] for _ in range(world.size)] for _ in "wb")
+        for node, one in enumerate(world.intra):
+            one.board.before = self.keep(self.within, [rank for rank, (on, _) in enumerate(world.places) if on == node])
+        for number, one in enumerate(world.inter):
+            one.board.before = self.keep(self.between, [rank for rank, (_, of) in enumerate(world.places) if of == number])
+
+    def keep(self, sent, ranks):
+        def before(name, rank, data):
+            sent[ranks[rank]].append((name, data))
+            return data
+
+        return before
+
+
+def is_once(model):
+    """Whether all ranks exchange once between nodes, without peer memory: by the payloads of part 0."""
+    payloads = model.nodes * model.nodes * model.layouts[0].stride
+    return model.step_3.error is None and model.nodes == 2 and payloads <= 1 << 20
+
+
+@pytest.mark.parametrize("nodes, ranks", GRIDS)
+@pytest.mark.parametrize("error", [None, "float32"])
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_what_every_step_sends_is_the_models_to_the_byte(codec, error, nodes, ranks):
+    rng = np.random.default_rng([codec, nodes, ranks])
+    for segments in ([1000, 0, 33, 640], [1, 1, 64, 64], [3, 4]):
+        dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
+        options = dict(codec=codec, segments=segments, error=error, values=dtype, results=dtype)
+        options |= of_family(rng, codec, segments)
+        with Nodes([ranks] * nodes, "board", "board") as world, CheckedRanks(world, place, **options) as checked:
+            sent = Sent(world)
+            checked.run(gradients_of(rng, world.size, options), [0.5, *[None] * (world.size - 1)])
+            expected = checked.model.sent
+            for rank, model in enumerate(checked.models):
+                values, gathered = sent.within[rank]
+                assert (values[0], gathered[0]) == ("all_to_all", "all_gather")
+                assert len(values[1]) == ranks * model.block_bytes and len(gathered[1]) == model.gathered_bytes
+                for to in set(range(ranks)) - {model.number}:
+                    block = values[1][to * model.block_bytes :][: model.block_bytes]
+                    same(np.frombuffer(block, np.uint8), np.frombuffer(expected["values"][rank][to], np.uint8), f"to {to}")
+                chunks = np.concatenate([expected["reduced"][other] for other in checked.model.across(rank)])
+                same(np.frombuffer(gathered[1], np.uint8)[: chunks.size], chunks, "reduced chunks")
+                assert not any(gathered[1][chunks.size :])
+                payload = expected["encoded"][rank].reshape(-1)
+                if is_once(model):
+                    (name, data), = sent.between[rank]
+                    assert name == "all_gather"
+                    same(np.frombuffer(data, np.uint8), payload, "payload")
+                else:
+                    (first, encoded), (second, reduced) = sent.between[rank]
+                    assert (first, second) == ("all_to_all", "all_gather")
+                    own = slice(model.node * model.step_3.stride, (model.node + 1) * model.step_3.stride)
+                    of_others = np.delete(np.frombuffer(encoded, np.uint8), own)
+                    same(of_others, np.delete(payload, own), "payload")
+                    same(np.frombuffer(reduced, np.uint8), expected["reduced"][rank], "reduced chunk")
+                between = c_int64(-7)
+                total = lib.gc_allreduce_sent_bytes(checked.handles[rank], byref(between))
+                assert lib.gc_allreduce_exchanges(checked.handles[rank]) == len(sent.between[rank])
+                crossed = (nodes - 1) * sum(len(data) // (nodes if name == "all_to_all" else 1) for name, data in sent.between[rank])
+                assert between.value == crossed
+                assert total == crossed + (ranks - 1) * (model.block_bytes + model.gathered_bytes)
+
+
+def test_the_example_of_the_page_crosses_the_wire():
+    block, chunk, gradients, values = example()
+    with Nodes([2, 2], "board", "board") as world, CheckedRanks(world, place, **OF_EXAMPLE) as checked:
+        sent = Sent(world)
+        for one, expected in zip(checked.run(gradients, [None, 0.5, None, None]), values):
+            same(one, expected, "values")
+        assert sent.within[1][0][1][:96] == block
+        assert sent.within[0][1][1][:112] == chunk
+
+
+def test_the_first_half_flags_the_ranks_of_the_part_alone_and_the_second_all():
+    rng, options = np.random.default_rng(9), dict(segments=[1280], values="float32")
+    with Nodes([2, 2], "group", "group") as world, CheckedRanks(
+        world, place, codec=INT8, nonfinite=TRANSACTIONAL, **options
+    ) as ranks:
+        gradients = gradients_of(rng, 4, options)
+        gradients[0][0][1279] = np.nan  # of part 1
+        shards = ranks.reduce_scatter(gradients)
+        assert ranks.flags() == [0, NONFINITE, 0, NONFINITE]
+        ranks.all_gather(shards)
+        ranks.commit()
+        assert ranks.flags() == [TAKEN_BACK | NONFINITE] * 4
+        workers, server = ranks.errors()
+        assert not workers.any() and not server.any()
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damaged(world, step, sender, receiver, index):
+    """In a step's all_to_all one byte from a rank to another one is changed. Gives the model's function that does the same."""
+    (node, number), (to_node, to_number) = (divmod(rank, world.shape[1]) for rank in (sender, receiver))
+    if step == "values":
+        assert node == to_node
+        board, place, to = world.intra[node].board, number, to_number
+    else:
+        assert number == to_number
+        board, place, to = world.inter[number].board, node, to_node
+
+    def before(name, rank, sent):
+        if (name, rank) != ("all_to_all", place):
+            return sent
+        changed = bytearray(sent)
+        changed[to * (len(sent) // board.world) + index] ^= 0x40
+        return bytes(changed)
+
+    def of_model(name, one, other, data):
+        changed = bytearray(data)
+        if (name, one, other) == (step, sender, receiver):
+            changed[index] ^= 0x40
+        return bytes(changed)
+
+    board.before = before
+    return of_model
+
+
+HEADER_BYTES = [0, 3, 4, 6, 8, 9, 10, 11, 12, 16, 20, 24, 28, 31, 32, 40, 48, 55, 60, 63]
+
+
+@pytest.mark.parametrize("step, sender, receiver", [("values", 1, 0), ("values", 2, 3), ("encoded", 0, 2), ("encoded", 3, 1)])
+@pytest.mark.parametrize("codec", [ONEBIT, INT8])
+def test_a_damaged_header_is_corrupt_on_all_ranks_and_the_step_can_be_taken_back(codec, step, sender, receiver):
+    rng, options = np.random.default_rng(3), dict(segments=[1000, 50], values="float32")
+    sound = lambda name, *given: given[-1]  # noqa: E731
+    handle = dict(codec=codec, nonfinite=TRANSACTIONAL, error="float32", **options)
+    with Nodes([2, 2], "board", "board") as world, CheckedRanks(world, place, **handle) as ranks:
+        for half in (False, True):
+            for index in both(quick=HEADER_BYTES[::4], all=HEADER_BYTES):
+                ranks.run(gradients_of(rng, 4, options))
+                ranks.commit()
+                before, gradients = ranks.errors(), gradients_of(rng, 4, options)
+                ranks.flags()
+                ranks.model.before = damaged(world, step, sender, receiver, index)
+                put = [[place.put(g) for g in each] for each in gradients]
+                to = [place.put(np.full(model.shard_elements(), 7, f32)) for model in ranks.models]
+                if half:
+                    found = world.each(lambda rank: status_of(
+                        lib.gc_allreduce_reduce_scatter, ranks.handles[rank], views(put[rank]), 2, None, None, to[rank].view, None
+                    ))  # fmt: skip
+                    expected = ranks.model.reduce_scatter(gradients)
+                else:
+                    found = world.each(lambda rank: status_of(
+                        lib.gc_allreduce_run, ranks.handles[rank], views(put[rank]), 2, None, None, None
+                    ))  # fmt: skip
+                    expected = ranks.model.run(gradients)
+                    assert expected == [None] * 4
+                told = [Status.OK if one is not None else Status.CORRUPT for one in expected]
+                assert [status for status, _ in found] == told, (index, found)
+                for each, of_rank in zip(put, gradients):
+                    for one, g in zip(each, of_rank):
+                        same(place.get(one), g, "values")
+                for one, shard in zip(to, expected if half else [None] * 4):
+                    same(place.get(one), np.full(one.array.size, 7, f32) if shard is None else shard, "shard")
+                ranks.flags()
+                ranks.rollback()
+                for one in (*world.intra, *world.inter):
+                    one.board.before = sound
+                ranks.model.before = sound
+                for model in ranks.models:
+                    model.flags = 0
+                world.each(lambda rank: lib.gc_allreduce_flags(ranks.handles[rank], place.put(np.zeros(1, np.uint32)).view, None))
+                for one, other in zip(ranks.errors(), before):
+                    same(one, other, "errors of the step before")
 
 
 # --- ranks that disagree ----------------------------------------------------------------------------------------------
@@ -127,11 +290,11 @@ class Parts(Nodes):
         return self.each(one)
 
 
-@pytest.mark.parametrize("ranks, leaders", [([2, 1], 1), ([1, 2], 1), ([3, 2], 2), ([2, 2, 1], 1), ([5, 3], 3)])
+@pytest.mark.parametrize("ranks", [[2, 1], [1, 2], [3, 2], [2, 2, 1], [5, 3]], ids=str)
 @pytest.mark.parametrize("alone", [False, True])
-def test_nodes_with_different_numbers_of_ranks(ranks, leaders, alone):
+def test_nodes_with_different_numbers_of_ranks(ranks, alone):
     """Every rank is told the two numbers, whether those without a partner pass NULL or a world of their own."""
-    with Parts(ranks, leaders=leaders) as world, World(1, "group") as one:
+    with Parts(ranks) as world, World(1, "group") as one:
 
         def parts(rank):
             intra, inter = world.parts(rank)
@@ -156,39 +319,38 @@ def all_refused(world, words, parts=None):
     assert world.make() == [(Status.OK, "")] * world.size  # the two go on working
 
 
-def test_a_rank_without_an_inter_node_before_one_that_has_it():
+def without(world, numbers, nodes):
+    """The ranks with these numbers on these nodes have no inter_node."""
+
+    def parts(rank):
+        node, number = world.places[rank]
+        return world.parts(rank)[0], None if number in numbers and node in nodes else world.parts(rank)[1]
+
+    return parts
+
+
+@pytest.mark.parametrize("numbers", [(0,), (1,), (2,), (1, 2), (0, 1, 2)], ids=str)
+def test_ranks_without_an_inter_node_on_every_node_are_refused_everywhere(numbers):
     with Parts([3, 3]) as world:
-
-        def without(*numbers):
-            """The ranks with these numbers on their nodes have none."""
-            return lambda rank: (world.parts(rank)[0], None if rank % 3 in numbers else world.parts(rank)[1])
-
-        all_refused(world, dict.fromkeys(range(6), ("intra_node", "rank 0", "no inter_node")), without(0))
-        all_refused(world, dict.fromkeys(range(6), ("intra_node", "rank 0", "no inter_node")), without(0, 1, 2))
-        all_refused(world, dict.fromkeys(range(6), ("intra_node", "rank 2", "one before it has none")), without(1))
+        words = dict.fromkeys(range(6), (f"rank {numbers[0]}", "no inter_node"))
+        all_refused(world, words, without(world, numbers, (0, 1)))
 
 
-def test_nodes_that_have_another_number_of_leaders():
-    with Parts([2, 2], leaders=1) as world, World(1, "group") as alone:
-        # Rank 1 leads in a world of its own.
-        def parts(rank):
-            return (world.parts(rank)[0], alone.comms[0]) if rank == 1 else world.parts(rank)
-
-        words = {0: ("inter_node", "rank 1 of intra_node", 1, 2), 2: ("inter_node", "rank 0", "rejected")}
-        all_refused(world, words, parts)
-    with Parts([2, 2, 2], leaders=1) as world, World(2, "group") as pair:
-        # Nodes 0 and 1 have two leaders, which agree that there are three nodes, as far as they can.
-        def parts(rank):
-            place = world.places[rank]
-            return world.parts(rank)[0], pair.comms[place[0]] if place[1] and rank < 4 else world.parts(rank)[1]
-
-        words = {0: ("inter_node", "rank 1 of intra_node", 2, 3), 4: ("inter_node", "rank 0", "rejected")}
-        all_refused(world, words, parts)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_rank_without_an_inter_node_is_told_to_its_node_and_no_rank_gets_a_communicator(number):
+    """The ranks with its number on other nodes wait for it, as long as their transport does."""
+    with Parts([3, 3]) as world:
+        for one in world.inter:
+            one.board.barrier = threading.Barrier(2, timeout=1)
+        found = world.make(without(world, (number,), (1,)))
+        for status, sentence in found[3:]:
+            assert status == Status.INVALID_ARGUMENT and says(sentence, f"rank {number}", "no inter_node"), found
+        assert all(status in (Status.INVALID_ARGUMENT, Status.COMM) for status, _ in found[:3]), found
 
 
 def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
     with Parts([2, 2]) as world:
-        # Leaders 0 and 1 of node 1 are exchanged.
+        # Ranks 0 and 1 of node 1 are exchanged.
         def crossed(rank):
             intra, _ = world.parts(rank)
             node, number = world.places[rank]
@@ -197,7 +359,7 @@ def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
         words = {0: ("inter_node", "rank 1 is rank 1", "0"), 3: ("inter_node", "rank 0 is rank 0", "1")}
         all_refused(world, words, crossed)
     with Parts([2, 2]) as one, Parts([2, 2]) as other:
-        # The second nodes of two worlds are exchanged, but only for leaders 1.
+        # The second nodes of two worlds are exchanged, but only for ranks 1.
         def parts(rank):
             world, partner = (one, other) if rank < 4 else (other, one)
             intra, inter = world.parts(rank % 4)
@@ -215,16 +377,18 @@ def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
 def test_one_of_the_two_twice_and_one_that_is_hierarchical():
     with Parts([3]) as world:
         all_refused(world, {1: ("intra_node and inter_node", "one communicator")}, lambda rank: (world.intra[0].comms[rank],) * 2)
-        with Nodes([3]) as made:
-            # A node of three, of which only the first leads, alone.
-            def parts(rank):
-                return made.comms[rank], None if rank else world.inter[0].comms[0]
-
-            all_refused(world, dict.fromkeys(range(3), ("itself hierarchical",)), parts)
+    with Parts([4]) as world, Nodes([2, 2]) as made:
+        all_refused(
+            world, dict.fromkeys(range(4), ("itself hierarchical",)), lambda rank: (made.comms[rank], world.parts(rank)[1])
+        )
+        # One node is one level.
+        with Parts([2]) as pair, Nodes([2]) as one:
+            found = pair.make(lambda rank: (one.comms[rank], pair.parts(rank)[1]))
+            assert found == [(Status.OK, "")] * 2
 
 
 def test_a_rank_without_room_for_the_result_makes_all_fail():
-    with Parts([2, 2, 2], leaders=1) as world:
+    with Parts([2, 2, 2]) as world:
 
         def one(rank):
             comm = POINTER(Comm)()
@@ -244,6 +408,18 @@ def test_handles_with_other_options_are_refused_across_nodes():
             other, expected, got = (0, 101, 100) if rank == 3 else (3, 100, 101)
             assert sentence == f"handle: rank {other}: {expected} elements expected, got {got}"
         assert created(world, [BASE] * 4) == [(Status.OK, "")] * 4
+
+
+def test_a_vote_is_refused_on_all_ranks_of_all_nodes_and_not_on_one_level():
+    options = dict(codec=SIGN, error=2, n_elements=100)
+    with Nodes([2, 2]) as world:
+        found = created(world, [options] * 4)
+        assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * 4
+        assert all(says(sentence, "GC_CODEC_SIGN") for _, sentence in found), found
+        assert created(world, [BASE] * 4) == [(Status.OK, "")] * 4
+    for ranks in ([2], [1, 1]):
+        with Nodes(ranks) as world:
+            assert created(world, [options] * 2) == [(Status.OK, "")] * 2
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -267,8 +443,8 @@ def test_a_failure_of_either_is_one_of_the_whole(where, name):
             same(one.array, before, "a call that failed")
             lib.gc_allreduce_free(handle)
         for rank, comm in enumerate(world.comms):
-            assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), f"rank {rank}"), last_error()
-            assert Status.COMM in [lib.gc_comm_async_error(part) for part in world.parts(rank)]
+            assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), "rank"), last_error()
+            assert [lib.gc_comm_async_error(part) for part in world.parts(rank)] == [Status.COMM] * 2  # aborted, both
 
 
 def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():

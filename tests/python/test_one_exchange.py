@@ -4,7 +4,7 @@ of each rank and each chunk holds them."""
 import numpy as np
 import pytest
 
-from block_model import BF16, INT4, INT8, MXFP8, SUM
+from block_model import BF16, FORMATS, INT4, INT8, MXFP8, SUM
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, gradient, model_of, same, views
@@ -14,23 +14,27 @@ from tiers import both
 place = Host()
 
 
-SHAPES = [([2, 2], 2), ([3, 3], 2), ([2, 2, 2], 1), ([1, 1, 1], 1), ([4], 4)]
-
-
-@pytest.mark.parametrize("ranks, leaders", SHAPES, ids=str)
-def test_the_bytes_are_those_of_two_exchanges_over_two_levels(ranks, leaders):
-    for seed in range(both(quick=2, all=8)):
-        rng = np.random.default_rng([seed, *ranks])
-        options = once_handle(rng)
-        with Nodes(ranks, "board", "board", leaders) as world, CheckedRanks(world, place, **options) as checked:
-            boards = [one.board for one in world.intra + world.inter]
-            for board in boards:
-                board.calls.clear()
-            dtype, segments = options["values"], options["segments"]
-            checked.run([[gradient(rng, n, dtype, False) for n in segments] for _ in range(sum(ranks))])
-            called = {name for board in boards for name, *_ in board.calls}
-            assert called == {"all_gather"}
-            steps(rng, checked, options)
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_two_nodes_exchange_small_parts_once_and_more_nodes_never(nodes, codec):
+    """docs/NUMERICS.md 12: the payloads of part 0 decide for all ranks. In the last case part 1 is a unit smaller, and would fit."""
+    rng, options = np.random.default_rng(nodes), dict(codec=codec, error=None)
+    unit = FORMATS[codec].block if codec in FORMATS else 8
+    most = largest(2, **options) // unit  # of a part, between two nodes
+    for segments, once in (([300, 0, 7], True), ([0], True), ([2 * most * unit], True), ([(2 * most + 1) * unit], False)):
+        exchanges = 1 if once and nodes == 2 else 2
+        with Nodes([2] * nodes, "board", "board") as world, CheckedRanks(world, place, segments=segments, **options) as checked:
+            for one in world.inter:
+                one.board.calls.clear()
+            checked.run([[gradient(rng, n, "float32", False) for n in segments] for _ in range(2 * nodes)])
+            for rank, handle in enumerate(checked.handles):
+                node, number = world.places[rank]
+                names = [name for name, caller, *_ in world.inter[number].board.calls if caller == node]
+                assert names == ["all_to_all", "all_gather"][-exchanges:], (segments, rank)
+                assert lib.gc_allreduce_exchanges(handle) == exchanges
+        if sum(segments) < 1000:
+            with Nodes([2] * nodes, "board", "board") as world, CheckedRanks(world, place, segments=segments, **options) as checked:
+                steps(rng, checked, {**options, "segments": segments, "values": "float32", "nonfinite": PROPAGATE}, 3)
 
 
 def largest(size, **options):

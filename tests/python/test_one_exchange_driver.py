@@ -40,7 +40,7 @@ needed = {{}}
 for n in 600_000, 3007:  # many are exchanged once between two ranks alone
     for error in 0, 2:
         given = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=5, n_elements=n, error=error)
-        needed[error] = lib.gc_allreduce_peers_bytes(byref(given), 2)
+        needed[error] = lib.gc_allreduce_peers_bytes(byref(given), 2, 1)
     # Whole payloads are twice as many bytes as chunks; 4 KiB more are for a segment more.
     assert needed[2] > needed[0] + 4096, needed
 for room in needed[0] + 4096, needed[2] + 4096:

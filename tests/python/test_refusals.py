@@ -1353,7 +1353,7 @@ def test_parts_of_what_is_not_there_are_minus_one(arguments, words):
      (of_int8(n_elements=2**62), 2, ("2^63 - 1",)), (of_int8(struct_size=8), 2, ("struct_size", 8))],
 )  # fmt: skip
 def test_buffers_of_all_reduces_that_cannot_be_are_minus_one(options, world, words):
-    assert lib.gc_allreduce_peers_bytes(None if options is None else ctypes.byref(options), world) == -1
+    assert lib.gc_allreduce_peers_bytes(None if options is None else ctypes.byref(options), world, 1) == -1
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 

@@ -1,0 +1,160 @@
+"""The model of the hierarchical all-reduce (docs/NUMERICS.md 12) against the example by hand, against sums in float64, and
+against the flat model where the two compute the same."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from block_model import BF16, FORMATS, INT4, INT8, MEAN, SUM
+from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow
+from codecs_c import same
+from nodes_model import FlatModel, NodesModel, world_model
+
+CODECS = ONEBIT, *FORMATS
+
+
+def example():
+    """Of the page: the lines of hex of the block and of the reduced chunk; gradients and factors."""
+    page = pathlib.Path(__file__).parents[2].joinpath("docs", "NUMERICS.md").read_text().split("\n## 12. ")[1]
+    lines = re.findall(r"^    ((?:[0-9a-f]{2} +){15}[0-9a-f]{2})(?: |$)", page, re.M)
+    rows = re.findall(r"^\| [0-3] \| \((.*?)\), \((.*?)\) \| \(", page, re.M)
+    gradients = [[f32([float(x) for x in one.split(",")]) for one in row] for row in rows]
+    values = re.findall(r"^\((.*?)\), \((.*?)\)\.$", page, re.M)[0]
+    block, chunk = (bytes.fromhex("".join(some)) for some in (lines[:6], lines[6:]))
+    return block, chunk, gradients, [f32([float(x) for x in one.split(",")]) for one in values]
+
+
+OF_EXAMPLE = dict(codec=INT4, segments=[3, 4], raw=[0, 1], error=None)
+
+
+def test_the_example_by_hand():
+    block, chunk, gradients, values = example()
+    model = NodesModel(2, 2, **OF_EXAMPLE)
+    found = model.run(gradients, [None, 0.5, None, None])
+    assert model.sent["values"][1][0] == block and model.sent["reduced"][0].tobytes() == chunk
+    assert [one.step_3.stride for one in model.models] == [112, 80, 112, 80]
+    assert [one.gathered_bytes for one in model.models] == [224] * 4
+    for of_rank in found:
+        for one, expected in zip(of_rank, values):
+            same(one, expected, "values")
+
+
+def kept(world):
+    """The sum of all worker errors as it counts in the result, and the server errors, in float64."""
+    model = world.models[0]
+    layout = getattr(model, "step_3", model)
+    divisor = 1 if getattr(layout, "reduction", MEAN) == SUM and layout.codec in FORMATS else world.size
+    total = sum(model.errors(0).astype(np.float64) for model in world.models) / divisor
+    for model in world.models:
+        total[model.shard_places()] += model.errors(1)
+    return total, divisor
+
+
+@pytest.mark.parametrize("nodes, ranks", [(2, 2), (3, 2), (2, 4), (4, 3), (1, 4), (4, 1)])
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_arrives_and_what_is_kept_are_the_sum_of_the_gradients(codec, nodes, ranks):
+    rng, segments = np.random.default_rng([codec, nodes, ranks]), [300, 0, 7, 1000]
+    for reduction in (MEAN, SUM) if codec in FORMATS else (MEAN,):
+        of_blocks = dict(reduction=reduction, raw=[0, 0, 0, 1]) if codec in FORMATS else {}
+        world = world_model(nodes, ranks, codec=codec, segments=segments, **of_blocks)
+        given, arrived, factors = np.zeros(sum(segments)), np.zeros(sum(segments)), [0.5, *[None] * (nodes * ranks - 1)]
+        for _ in range(4):
+            gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(nodes * ranks)]
+            found = world.run(gradients, factors)
+            weights = [1.0 if factor is None else factor for factor in factors]
+            given += sum(m * np.concatenate(g).astype(np.float64) for m, g in zip(weights, gradients)) / kept(world)[1]
+            arrived += np.concatenate(found[0])
+            for of_rank in found:
+                for one, other in zip(of_rank, found[0]):
+                    same(one, other, "ranks")
+        assert np.abs(given - arrived).max() > 1e-4
+        assert np.abs(given - arrived - kept(world)[0]).max() < 4e-6
+
+
+WORLDS = [(1, 4), (2, 2), (4, 1), (1, 4), (2, 3), (1, 6)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("reduction", [MEAN, SUM])
+def test_what_is_kept_stays_constant_from_world_to_world(codec, reduction):
+    if codec == ONEBIT and reduction == SUM:
+        return
+    rng, segments = np.random.default_rng(codec), [300, 0, 7, 1000]
+    of_blocks = dict(reduction=reduction, raw=[0, 0, 1, 0]) if codec in FORMATS else {}
+    before = None
+    for nodes, ranks in WORLDS:
+        world = world_model(nodes, ranks, codec=codec, segments=segments, **of_blocks)
+        if before is not None:
+            workers = np.stack([model.errors(0) for model in before.models])
+            server = np.zeros(sum(segments), f32)
+            for model in before.models:
+                server[model.shard_places()] = model.errors(1)
+            world.errors_in(workers, server)
+            assert np.abs(kept(world)[0] - kept(before)[0]).max() < 1e-5
+            assert np.abs(kept(world)[0]).max() > 1e-4
+        for _ in range(3):
+            world.run([[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(nodes * ranks)])
+        before = world
+
+
+@pytest.mark.parametrize("codec", FORMATS)
+def test_a_sum_where_one_rank_of_each_node_has_numbers_is_the_flat_sum_of_those(codec):
+    rng, segments = np.random.default_rng(1), [400, 33]
+    options = dict(codec=codec, segments=segments, error=None, reduction=SUM)
+    gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(2)]
+    zeros = [np.zeros(n, f32) for n in segments]
+    found = NodesModel(2, 2, **options).run([gradients[0], zeros, gradients[1], zeros])
+    for one, other in zip(found[0], FlatModel(2, **options).run(gradients)[0]):
+        same(one, other, "values")
+
+
+@pytest.mark.parametrize("policy", [PROPAGATE, ZERO, TRANSACTIONAL])
+@pytest.mark.parametrize("wrong", ["gradient", "factor", "sum"])
+def test_what_is_not_finite_is_flagged_on_all_ranks(policy, wrong):
+    segments = [100, 5]
+    for codec in CODECS:
+        world = NodesModel(2, 3, codec=codec, segments=segments, nonfinite=policy)
+        gradients = [[np.full(n, 3e38 if wrong == "sum" else 1, f32) for n in segments] for _ in range(6)]
+        if wrong == "gradient":
+            gradients[4][0][70] = np.nan
+        world.run(gradients, [None, np.inf, *[None] * 4] if wrong == "factor" else None)
+        assert [model.flags for model in world.models] == [NONFINITE] * 6
+        for model in world.models:
+            model.commit()
+        if policy == TRANSACTIONAL:
+            assert [model.flags for model in world.models] == [NONFINITE | TAKEN_BACK] * 6
+            assert not any(model.errors(which).any() for model in world.models for which in (0, 1))
+
+
+@pytest.mark.parametrize("step, sender, receiver", [
+    ("values", 1, 0), ("encoded", 2, 0), ("reduced", 3, 1), ("gathered", 0, 1)
+])  # fmt: skip
+def test_a_wrong_header_is_corrupt_on_the_ranks_that_can_know(step, sender, receiver):
+    world = NodesModel(2, 2, codec=INT8, segments=[1000], nonfinite=TRANSACTIONAL)
+
+    def before(name, one, other, data):
+        return bytes([data[0] ^ 1]) + data[1:] if (name, one, other) == (step, sender, receiver) else data
+
+    world.before = before
+    found = world.run([[np.ones(1000, f32)]] * 4)
+    told = {"values": range(4), "encoded": range(4), "reduced": [0, 1], "gathered": [1]}[step]
+    assert [model.flags for model in world.models] == [CORRUPT if rank in told else 0 for rank in range(4)]
+    assert [values is None for values in found] == [rank in told for rank in range(4)]
+
+
+def test_pieces_of_short_segments_fit_a_block():
+    """Part 0 has as many blocks as part 1, but fewer elements."""
+    segments = [1, 1, 64, 64]
+    world = NodesModel(2, 2, codec=INT8, segments=segments, error=None, values="bfloat16", results="bfloat16")
+    assert [world.models[0].sizes(part) for part in (0, 1)] == [[1, 1, 0, 0], [0, 0, 64, 64]]
+    assert world.models[0].block_bytes == 64 + 256
+    found = world.run([[narrow(np.full(n, 2, f32), "bfloat16") for n in segments] for _ in range(4)])
+    assert all((one == narrow(f32([2]), "bfloat16")).all() for one in found[3])
+
+
+def test_bf16_of_exact_sums_is_the_exact_mean():
+    world = NodesModel(4, 4, codec=BF16, segments=[37], error=None)
+    gradients = [[np.full(37, rank % 4, f32)] for rank in range(16)]
+    same(world.run(gradients)[5][0], np.full(37, 1.5, f32), "the mean")

@@ -1,0 +1,282 @@
+"""The hierarchical all-reduce against docs/NUMERICS.md 12 in NumPy (nodes_model): values, flags and errors, on the CPU and on the
+device, over groups, callbacks and peer memory. tests/python/test_hierarchical.py has what each step sends, and refusals."""
+
+import os
+
+import numpy as np
+import pytest
+
+import gpu
+from block_model import FORMATS, INT4, INT8, SUM
+from capi import lib
+from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
+from codecs_c import Host, gradient, same
+from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, of_family, parts_of, steps
+from nodes_model import FlatModel
+from tiers import both
+
+SEED = int(os.environ.get("NODES_SEED", "0"))
+CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=100, all=500)))
+CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=16, all=200)))
+ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
+HOST_FLAGS = (1, 1)  # callbacks take host memory
+# What connects the ranks of a node, and the nodes.
+WAYS = {
+    "cpu-group": ("group", "group"), "cpu-board": ("board", "board"),
+    "cuda-group": ("group", "group"), "cuda-host transport": ("board", "board", HOST_FLAGS),
+    "cuda-peers within": ("peers", "board", HOST_FLAGS, ROOM), "cuda-peers": ("peers", "peers", (0, 0), ROOM),
+}  # fmt: skip
+SEGMENTS = (
+    [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [4003], [1] * 20, [], [1, 1, 1, 64, 64],
+    [33, 0, 130, 2], [640],
+)  # fmt: skip
+SHAPES = [(nodes, ranks) for nodes in range(1, 5) for ranks in range(1, 5)]
+
+
+class Way:
+    """Where operands are, and worlds over one of WAYS."""
+
+    def __init__(self, place, over):
+        self.place, self.over = place, over
+
+    def world(self, nodes, ranks):
+        return Nodes([ranks] * nodes, *self.over)
+
+    def flat(self, size):
+        """Over what connects the ranks of a node."""
+        within, _, *more = self.over
+        return World(size, within, more[0][0] if more else 0, ROOM)
+
+    def start_again(self):
+        if not isinstance(self.place, Host):
+            self.place.start_again()
+
+
+@pytest.fixture(params=WAYS)
+def over(request):
+    if request.param.startswith("cpu"):
+        return Way(Host(), WAYS[request.param])
+    place = request.getfixturevalue("memory")
+    place.start_again()
+    return Way(place, WAYS[request.param])
+
+
+def random_options(rng):
+    codec, segments = int(rng.choice(KEEP_NOTHING)), list(SEGMENTS[rng.integers(0, len(SEGMENTS))])
+    dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
+    return dict(
+        codec=codec, segments=segments, values=dtype, results=dtype, nonfinite=int(rng.integers(0, 3)),
+        error=[None, "float32", "float32", "bfloat16"][rng.integers(0, 4)], beta=float(f32(rng.choice([1.0, 0.95]))),
+        **of_family(rng, codec, segments),
+    )  # fmt: skip
+
+
+def random_gradients(rng, size, options, special=False):
+    return [[gradient(rng, n, options["values"], special) for n in options["segments"]] for _ in range(size)]
+
+
+def random_factors(rng, size):
+    """One for all ranks, none, or other ones on some of them."""
+    kind = rng.random()
+    if kind < 0.5:
+        return None
+    some = [0.5, 2.0**-8, 3.0, -1.0, *([np.inf, np.nan, 0.0] if kind > 0.95 else [])]
+    return [float(f32(rng.choice(some))) if rng.random() < 0.5 else None for _ in range(size)]
+
+
+def random_rows(rng, nodes, ranks, n):
+    """Worker errors of a world of some size, and server errors."""
+    rows = int(rng.choice([1, nodes * ranks, nodes * ranks, 2, 3, 7]))
+    workers, server = rng.standard_normal((rows, n)).astype(f32), rng.standard_normal(n).astype(f32)
+    if n and rng.random() < 0.2:
+        workers[rng.integers(0, rows), rng.integers(0, n)] = server[rng.integers(0, n)] = rng.choice(f32([np.nan, -np.inf, 3e38]))
+    return workers, [None, server][rng.integers(0, 2)]
+
+
+def one_case(way, seed):
+    """A few steps of a random handle on a random grid; every byte that comes out is compared."""
+    nodes, ranks = SHAPES[seed % len(SHAPES)]
+    rng, size = np.random.default_rng(seed), nodes * ranks
+    options = random_options(rng)
+    transactional = options["nonfinite"] == TRANSACTIONAL
+    with way.world(nodes, ranks) as world, CheckedRanks(world, way.place, **options) as checked:
+        for _ in range(3):
+            way.start_again()
+            gradients = random_gradients(rng, size, options, rng.random() < 0.3)
+            factors, aligned = [random_factors(rng, size) for _ in "ge"], rng.random() < 0.7
+            if rng.random() < 0.3:
+                checked.all_gather(checked.reduce_scatter(gradients, *factors, aligned=aligned), aligned=aligned)
+            else:
+                checked.run(gradients, *factors, aligned=aligned)
+            if transactional and rng.random() < 0.7:  # otherwise the next step commits
+                checked.rollback() if rng.random() < 0.2 else checked.commit([None, np.array([1], np.int32)][rng.integers(0, 2)])
+            checked.flags()
+            if all(model.pending == [None, None] for model in checked.models):
+                checked.errors()
+                if options["error"] and rng.random() < 0.3:
+                    checked.errors_in(*random_rows(rng, nodes, ranks, sum(options["segments"])))
+                    checked.errors()
+        if transactional:
+            checked.commit()
+        checked.flags()
+        checked.errors()
+
+
+def test_random_worlds_do_what_the_specification_says(over):
+    cases = CPU_CASES if isinstance(over.place, Host) else CASES
+    print(f"NODES_SEED={SEED}, {cases} cases")
+    for seed in range(SEED, SEED + cases):
+        with gpu.case(seed=seed, shape=SHAPES[seed % len(SHAPES)]):
+            over.start_again()
+            one_case(over, seed)
+
+
+@pytest.mark.parametrize("nodes, ranks", both(quick=[(3, 2)], all=[(2, 2), (3, 2), (2, 4), (4, 3)]))
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_errors_of_all_ranks_are_the_models_over_ten_steps(over, codec, nodes, ranks):
+    rng, segments = np.random.default_rng([codec, nodes, ranks]), [700, 0, 33, 2050]
+    raw = dict(raw=[0, 0, 1, 0]) if codec in FORMATS else {}
+    for error in ("float32", "bfloat16"):
+        options = dict(codec=codec, segments=segments, values="float32", error=error, nonfinite=TRANSACTIONAL, **raw)
+        with over.world(nodes, ranks) as world, CheckedRanks(world, over.place, **options) as checked:
+            for step in range(10):
+                over.start_again()
+                checked.run(random_gradients(rng, nodes * ranks, options))
+                checked.commit(None if step % 4 else np.array([step == 4]))
+                checked.errors()
+            assert set(checked.flags()) == {TAKEN_BACK}
+
+
+# --- one level --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes, ranks", [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)])
+def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
+    """The model is that of a flat world; so are exchanges, bytes, parts."""
+    rng, size = np.random.default_rng([nodes, ranks]), nodes * ranks
+    for codec, error in ((ONEBIT, "float32"), (SIGN, None), (INT8, "float32"), (INT4, None)):
+        over.start_again()
+        options = dict(codec=codec, segments=[300, 0, 65], values="float32", error=error, nonfinite=TRANSACTIONAL)
+        with (
+            over.world(nodes, ranks) as world,
+            over.flat(size) as flat,
+            CheckedRanks(world, over.place, **options) as checked,
+            CheckedRanks(flat, over.place, **options) as expected,
+        ):
+            assert isinstance(checked.model, FlatModel) and type(checked.model) is type(expected.model)
+            for rank, (one, other) in enumerate(zip(checked.handles, expected.handles)):
+                assert lib.gc_comm_rank(world.comms[rank]) == rank and lib.gc_comm_world_size(world.comms[rank]) == size
+                assert lib.gc_allreduce_exchanges(one) == lib.gc_allreduce_exchanges(other)
+                assert lib.gc_allreduce_sent_bytes(one, None) == lib.gc_allreduce_sent_bytes(other, None)
+                for of in range(size):
+                    assert [parts_of(one, of, which) for which in (0, 1)] == [parts_of(other, of, which) for which in (0, 1)]
+            steps(rng, checked, options)
+
+
+# --- errors from world to world ---------------------------------------------------------------------------------------
+
+# Nodes, ranks per node; None: flat.
+WORLDS = [(None, 4), (2, 2), (4, 1), (1, 4), (2, 3), (None, 6), (3, 2), (2, 2), (None, 2)]
+OF_WORLDS = dict(
+    onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
+    sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),
+)  # fmt: skip
+
+
+# Of the numbers that are added, each time the dtype of errors rounds; the sums are float32.
+ROUNDING = {"float32": 2.0**-20, "bfloat16": 2.0**-8}
+
+
+def kept(workers, server, size, is_sum):
+    """What a world keeps in total."""
+    return workers.astype(np.float64).sum(axis=0) / (1 if is_sum else size) + server
+
+
+@pytest.mark.parametrize("error", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", OF_WORLDS)
+def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
+    rng, segments, before = np.random.default_rng(6), [100, 0, 1500, 70], None
+    options = dict(segments=segments, values="float32", error=error, **OF_WORLDS[family])
+    is_sum = family == "sum"
+    for nodes, ranks in WORLDS:
+        over.start_again()
+        size = ranks * (nodes or 1)
+        world_of = over.flat(ranks) if nodes is None else over.world(nodes, ranks)
+        with world_of as world, CheckedRanks(world, over.place, **options) as checked:
+            if before is not None:
+                checked.run(random_gradients(rng, size, options))  # whose errors are forgotten
+                checked.errors_in(*before[:2])
+                after = *checked.errors(), size
+                apart = np.abs(kept(*after, is_sum) - kept(*before, is_sum))
+                largest = sum(kept(np.abs(workers), np.abs(server), of, is_sum) for workers, server, of in (before, after))
+                assert (apart <= largest * ROUNDING[error]).all(), (nodes, ranks)
+            for _ in range(3):
+                checked.run(random_gradients(rng, size, options))
+            before = *checked.errors(), size
+            assert np.abs(before[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 6, 7])
+@pytest.mark.parametrize("family", OF_WORLDS)
+def test_rows_of_any_number_come_in_as_the_specification_says(over, family, rows):
+    rng, segments = np.random.default_rng(rows), [100, 0, 1500, 70]
+    for error in ("float32", "bfloat16"):
+        with over.world(2, 2) as world, CheckedRanks(
+            world, over.place, segments=segments, error=error, **OF_WORLDS[family]
+        ) as checked:
+            workers, server = rng.standard_normal((rows, 1670)).astype(f32), rng.standard_normal(1670).astype(f32)
+            checked.errors_in(workers, server)
+            found, _ = checked.errors()
+            if rows == 4:  # a world of as many ranks: the own node's, and once more the own
+                checked.errors_in(found, None)
+                same(checked.errors()[0], found, "errors of the same world")
+            if rows == 1 and error == "float32":
+                for rank, model in enumerate(checked.models):
+                    own = model.worker_places()
+                    raw = np.repeat(OF_WORLDS[family].get("raw", [0] * 4), segments)[own].astype(bool)
+                    same(found[rank][own], np.where(raw, f32(0), workers[0][own]), "the row as it is")
+            checked.errors_in(None, server)
+            checked.errors()
+            checked.run(random_gradients(rng, 4, dict(values="float32", segments=segments)))
+            checked.errors()
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_an_infinity_on_one_rank_takes_the_step_back_on_all_nodes(over, codec):
+    rng, options = np.random.default_rng(5), dict(segments=[300, 2000], values="float32")
+    handle = dict(codec=codec, nonfinite=TRANSACTIONAL, error="float32", **options)
+    with over.world(2, 2) as world, CheckedRanks(world, over.place, **handle) as ranks:
+        ranks.run(random_gradients(rng, 4, options))
+        ranks.commit()
+        before = ranks.errors()
+        for wrong in ("gradient", "factor", "sum of a node"):
+            over.start_again()
+            gradients = random_gradients(rng, 4, options)
+            if wrong == "gradient":
+                gradients[1][0][17] = np.inf
+            if wrong == "sum of a node":
+                gradients[2][1][1999] = gradients[3][1][1999] = 3e38
+            ranks.run(gradients, [None, None, np.nan, None] if wrong == "factor" else None)
+            ranks.commit()
+            assert ranks.flags() == [NONFINITE | TAKEN_BACK] * 4
+            for one, other in zip(ranks.errors(), before):
+                same(one, other, "errors of the step before")
+        ranks.run(random_gradients(rng, 4, options))
+        ranks.commit()
+        assert ranks.flags() == [0] * 4
+
+
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_the_policy_zero_counts_what_is_not_finite_as_zero_and_flags_it_everywhere(over, codec):
+    rng, options = np.random.default_rng(8), dict(segments=[300, 2000], values="float32")
+    with over.world(2, 2) as world, CheckedRanks(world, over.place, codec=codec, nonfinite=ZERO, **options) as ranks:
+        for wrong in (np.nan, np.inf, -np.inf):
+            gradients = random_gradients(rng, 4, options)
+            gradients[3][0][299] = wrong
+            found = ranks.run(gradients, [None, -1.0, None, np.inf] if wrong < 0 else None)
+            assert all(np.isfinite(one).all() for one in found)
+            assert ranks.flags() == [NONFINITE] * 4
+        ranks.errors()
