@@ -132,8 +132,8 @@ def _unwrapped(model: Any) -> DistributedDataParallel:
 
 def check_transport(transport: Any, group: Group) -> None:
     """Refuses one that this group does not have."""
-    if transport not in ("auto", "peers", "nccl", "gloo"):
-        raise ValueError(f"transport: one of auto, peers, nccl, gloo expected, got {_said(transport)}")
+    if transport not in ("auto", "flat", "peers", "nccl", "gloo"):
+        raise ValueError(f"transport: one of auto, flat, peers, nccl, gloo expected, got {_said(transport)}")
     if transport == "peers" and group.device.type != "cuda":
         raise ValueError(f"transport: peers is for a model on the GPUs of one node; this is on {group.device}")
     if transport == "nccl" and not group.over_gpus:
@@ -152,10 +152,15 @@ def compress(
     int8, "float32" for the others. `raw`: which gradients travel in float32 instead: a function of name and parameter,
     or names; None: those with fewer than two dimensions or fewer than 1,024 elements. `momentum`: what is given to
     onebit is a momentum already, so there is nothing to warn of. `scaler`: the torch.amp.GradScaler, so that errors
-    follow its scale. `group`: of the model's ranks; None: the model's own. `transport`: "peers" (all ranks on GPUs of
-    one node, which write into each other's memory), "nccl", "gloo" (through host memory), or "auto", which is "peers"
-    where every rank reaches the others' memory, and the group's own elsewhere. `timeout`: of an exchange, in seconds or
-    as a timedelta; None: the group's own.
+    follow its scale. `group`: of the model's ranks; None: the model's own.
+
+    `transport`: "auto": where several nodes have the same number of ranks, at least two, gradients are summed within each
+    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory where every rank
+    reaches it; all else goes over the group's own backend. "flat": one level, whatever nodes there are. "peers": all ranks
+    on GPUs of one node, over each other's memory. "nccl" and "gloo" (through host memory): both levels over it. Which ranks
+    share a node is found by the host's name and boot id; the variable GRADCODEC_NODE names the node instead.
+    `Compression.topology` says what was found. "sign" has one level. `timeout`: of an exchange, in seconds or as a
+    timedelta; None: the group's own.
     """
     ddp = _unwrapped(model)
     if getattr(ddp, "_use_python_reducer", False):
@@ -187,8 +192,7 @@ def compress(
     if hooks and (slot is None or not slot.compression._closed):
         raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
     warn_of_onebit(codec, momentum)
-    own.take_peers(transport)
-    own.take_direct()
+    own.take_topology(transport, codec)
     made = _Buckets(ddp, parameters, own, codec, error, of_raw, scaler)
     if slot is not None:
         slot.compression = made

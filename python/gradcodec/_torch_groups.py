@@ -21,6 +21,7 @@ from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
+from ._torch_nodes import Pairs, are_levels, describe, nodes_of_group, over_nccl, warn_of_uneven
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -154,6 +155,9 @@ class Group:
 
     peers: Peers | None = None
     direct: Communicator | None = None
+    levels: "Levels | None" = None
+    nodes: list[list[int]] | None = None  # the ranks of each, once take_topology() has found them
+    topology = ""
 
     def __init__(self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False) -> None:
         self.group, self.device, self.timeout = group, device, seconds(timeout)
@@ -178,6 +182,42 @@ class Group:
         self.comm._transport = transport  # which handles keep with the communicator
         self._last: Any = None  # the stream of end(), and what is recorded on it
         self._done: Any = None
+
+    def take_topology(self, transport: str, codec: str) -> None:
+        """Finds which ranks share a node, and chooses what handles go over. Every rank calls this."""
+        self.nodes = nodes_of_group(self.group)
+        levels = are_levels(self.nodes) and transport in ("auto", "nccl", "gloo") and codec != "sign"
+        if levels:
+            self.levels = Levels(self, self.nodes, transport)
+        else:
+            if transport == "auto":
+                warn_of_uneven(self.nodes)
+            # Peer memory is within a node. Of several nodes it is tried only if that is asked for.
+            if len(self.nodes) == 1 or transport == "peers":
+                self.take_peers("auto" if transport == "flat" else transport)
+            self.take_direct()
+        over = "NCCL" if self.over_gpus else "gloo"
+        within = "peer memory" if (self.levels or self).peers is not None else over
+        self.topology = describe(self.nodes, levels, within, over)
+
+    def over_node(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of this node, where handles sum within nodes first."""
+        if self.levels is None:
+            return tensor
+        own = tensor if self.over_gpus else tensor.cpu()
+        rows = {rank: own if rank == self.rank else torch.empty_like(own) for rank in self.levels.ranks}
+        work: list[Any] = []
+        for rank, row in rows.items():
+            if rank != self.rank:
+                peer = dist.get_global_rank(self.group, rank)
+                work.append(dist.P2POp(dist.irecv, row, peer, self.group, TAG))
+                work.append(dist.P2POp(dist.isend, own, peer, self.group, TAG))
+        for each in dist.batch_isend_irecv(work):
+            each.wait()
+        total = torch.zeros_like(own)
+        for row in rows.values():
+            total += row
+        return total.to(self.device)
 
     def take_peers(self, transport: str) -> None:
         """Handles go over peer memory from now on, where `transport` is "peers", or where it is "auto" and every rank
@@ -229,6 +269,8 @@ class Group:
 
     def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any], direct: bool) -> Communicator:
         """What an all-reduce with these options goes over. Every rank calls this."""
+        if self.levels is not None:
+            return self.levels.comm_for(codec, sizes, options)
         if self.peers is None:
             return self.direct if direct and self.direct is not None else self.comm
         return self.peers.comm(library().allreduce_peers_bytes(codec, sizes, self.size, **options))
@@ -319,6 +361,53 @@ class Group:
         options.reduceOp = op
         _done(self.group.allreduce([tensor], options))
         return tensor
+
+
+class Levels:
+    """Communicators within the node and between nodes, and the hierarchical one over both.
+
+    `ranks`: those of this node, of the group. `peers`: the memory that they reach, if they do.
+    """
+
+    def __init__(self, group: Group, nodes: list[list[int]], transport: str) -> None:
+        node = next(number for number, ranks in enumerate(nodes) if group.rank in ranks)
+        self.ranks, place = nodes[node], nodes[node].index(group.rank)
+        across = [ranks[place] for ranks in nodes]
+        self.peers: Peers | None = None
+        self._nodes, self._timeout_ms = len(nodes), group._milliseconds()
+        self._within: Communicator | None = None
+        self._over: Communicator | None = None
+        self._kept: list[Any] = []
+        if group.over_gpus:
+            device = group.place[1]
+            self._own = over_nccl(library(), group.group, self.ranks, device, self._timeout_ms)
+            self._between = over_nccl(library(), group.group, across, device, self._timeout_ms)
+        else:
+            own, between = (
+                Pairs(library(), group.group, each, tag, group.timeout, group._at)
+                for each, tag in ((self.ranks, TAG + 1), (across, TAG + 2))
+            )
+            self._kept, self._own, self._between = [own, between], own.comm, between.comm
+        if transport == "auto" and group.device.type == "cuda":
+            reached = 1
+            try:
+                self.peers = Peers(self._own, group.place[1], self._timeout_ms)
+            except GradCodecError:  # on all ranks of this node
+                reached = 0
+            # On all nodes or on none, so that all ranks make the same communicators.
+            everywhere = group.over_all(torch.tensor([reached], device=group.device), dist.ReduceOp.MIN).item()
+            if not everywhere:
+                self.peers = None
+
+    def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
+        """What an all-reduce with these options goes over. Every rank calls this."""
+        within = self._own
+        if self.peers is not None:
+            room = library().allreduce_peers_bytes(codec, sizes, len(self.ranks), self._nodes, **options)
+            within = self.peers.comm(room)
+        if self._over is None or within is not self._within:
+            self._within, self._over = within, library().hierarchical(within, self._between)
+        return self._over
 
 
 class Handle:

@@ -14,7 +14,7 @@ from ._arguments import _said
 from ._torch_groups import ERRORS, Group, Handle, Verdict, eager, known_codec, library, number_of
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
-FORMAT = 1  # of a state
+FORMAT = 2  # of a state; one of format 1 is of a world of one level
 Raw = Callable[[str, torch.Tensor], bool] | Collection[str] | None
 Errors = dict[str, torch.Tensor]
 Parts = dict[str, list[tuple[int, torch.Tensor]]]
@@ -54,7 +54,8 @@ class Unit:
                 at = first_of_tensor + first
                 of_server[at : at + part.numel()] = part
             first_of_tensor += size
-        self.handle.take_errors(of_worker, group.over_all(of_server))  # everybody else has 0 there
+        # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
+        self.handle.take_errors(group.over_node(of_worker), group.over_all(of_server))
 
 
 def plain_name(name: str) -> str:
@@ -143,6 +144,25 @@ class Compression:
         return int(self._taken_back.item())
 
     @property
+    def topology(self) -> str:
+        """Which ranks share nodes, and what they exchange over: a sentence."""
+        return self._group.topology
+
+    @property
+    def topology_ranks(self) -> list[list[int]]:
+        """The ranks of each node."""
+        return [list(ranks) for ranks in self._group.nodes or [range(self._group.size)]]
+
+    def _place(self) -> tuple[int, int, int, int]:
+        """How many nodes and ranks per node handles know, this rank's node, and its number there."""
+        group = self._group
+        ranks = group.size if group.levels is None else len(group.levels.ranks)
+        if group.levels is None:
+            return 1, ranks, 0, group.rank
+        node = next(number for number, its in enumerate(self.topology_ranks) if group.rank in its)
+        return group.size // ranks, ranks, node, group.levels.ranks.index(group.rank)
+
+    @property
     def bytes_sent(self) -> int:
         """By this rank, in all steps."""
         return self._group.bytes_sent
@@ -168,6 +188,8 @@ class Compression:
                 unit.read(worker, server)
         scale = None if self._errors_scale is None else float(self._errors_scale)
         about = {"format": FORMAT, "rank": self._group.rank, "world_size": self._group.size, "codec": self.codec}
+        nodes, ranks, *place = self._place()
+        about |= {"nodes": nodes, "ranks_per_node": ranks, "place": tuple(place)}
         return {**about, "error": self.error, "scale": scale, "worker": worker, "server": server}
 
     @eager
@@ -249,8 +271,9 @@ class Compression:
 
     def _begin(self) -> None:
         self._end()
-        if self._group.peers is not None:
-            self._group.peers.check()
+        peers = (self._group.levels or self._group).peers
+        if peers is not None:
+            peers.check()
         self._pending, self._complete = True, False
         scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
         self._steps_scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
@@ -302,8 +325,8 @@ class Compression:
         if not states or not all(isinstance(one, dict) and wanted <= one.keys() for one in states):
             raise TypeError("state: what state_dict() gives, or a list of it for all ranks, expected")
         for one in states:
-            if one["format"] != FORMAT:
-                raise ValueError(f"state: of format {one['format']}, and format {FORMAT} is known here")
+            if one["format"] not in (1, FORMAT):
+                raise ValueError(f"state: of format {one['format']}, and formats 1 and {FORMAT} are known here")
             for name, elements in [
                 *((name, errors.numel()) for name, errors in one["worker"].items()),
                 *((name, first + part.numel()) for name, parts in one["server"].items() for first, part in parts),
@@ -318,6 +341,10 @@ class Compression:
             if (state["rank"], state["world_size"]) != (rank, size):
                 of = f"of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of {size}"
                 raise ValueError(f"state: {of}; a list of all ranks' is taken in a world of any size")
+            its = state.get("nodes", 1), state.get("ranks_per_node", size)
+            if its != self._place()[:2]:
+                of = f"of {its[0]} nodes of {its[1]} ranks, and this is of {self._place()[0]} of {self._place()[1]}"
+                raise ValueError(f"state: {of}; a list of all ranks' is taken whatever the nodes are")
             return states
         states.sort(key=lambda one: int(one["rank"]))
         if [one["rank"] for one in states] != [*range(states[0]["world_size"])]:

@@ -1,0 +1,129 @@
+"""Which ranks of a process group share a node, and the communicator that sums within nodes first."""
+
+import ctypes
+import os
+import socket
+import warnings
+from ctypes import byref
+from typing import Any, Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ._abi import Exchange, G, Transport
+from ._comms import Communicator
+from ._errors import GradCodecError
+from ._library import GradCodec
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def own_node() -> str:
+    """What the ranks of a node have in common: GRADCODEC_NODE, or the host's name and what its kernel drew at its start."""
+    if "GRADCODEC_NODE" in os.environ:
+        return os.environ["GRADCODEC_NODE"]
+    try:
+        with open(BOOT_ID, encoding="ascii") as file:
+            started = file.read().strip()
+    except OSError:  # not everywhere is a /proc
+        started = ""
+    return f"{socket.gethostname()} {started}"
+
+
+def nodes_of(names: Sequence[str]) -> list[list[int]]:
+    """The ranks of each node, of which each rank has told the name: nodes by their lowest rank, ranks in order."""
+    nodes: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        nodes.setdefault(name, []).append(rank)
+    return list(nodes.values())
+
+
+def nodes_of_group(group: Any) -> list[list[int]]:
+    """The same of a process group. Every rank calls this."""
+    names: list[Any] = [None] * group.size()
+    dist.all_gather_object(names, own_node(), group=group)
+    return nodes_of(names)
+
+
+def are_levels(nodes: list[list[int]]) -> bool:
+    """Whether they are several nodes of as many ranks each, which are several."""
+    return len(nodes) > 1 and len(nodes[0]) > 1 and all(len(ranks) == len(nodes[0]) for ranks in nodes)
+
+
+def describe(nodes: list[list[int]], levels: bool, within: str, between: str) -> str:
+    """A sentence for people."""
+    if levels:
+        return f"{len(nodes)} nodes of {len(nodes[0])} ranks: sums within a node over {within}, codes between nodes over {between}"
+    if len(nodes) == 1:
+        return f"1 node of {len(nodes[0])} ranks, over {within}"
+    sizes = sorted({len(ranks) for ranks in nodes})
+    of = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return f"{len(nodes)} nodes of {of} ranks: one level, over {between}"
+
+
+def warn_of_uneven(nodes: list[list[int]]) -> None:
+    if len(nodes) > 1 and len({len(ranks) for ranks in nodes}) > 1:
+        sizes = ", ".join(str(len(ranks)) for ranks in nodes)
+        warnings.warn(f"nodes of {sizes} ranks: as many on every node are needed to sum within nodes first", stacklevel=4)
+
+
+class Pairs:
+    """A communicator among some ranks of a process group, by messages between each two of them within the group.
+
+    `ranks`: of the group. `tag`: of the messages. `at`: the bytes at an address of the host, as a tensor.
+    """
+
+    def __init__(self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any]) -> None:
+        self._group, self._ranks, self._tag, self._timeout, self._at = group, list(ranks), tag, timeout, at
+        self._own, size = self._ranks.index(group.rank()), len(self._ranks)
+        functions = Exchange(self._all_to_all), Exchange(self._all_gather)
+        host_memory = 1
+        transport = Transport(ctypes.sizeof(Transport), self._own, size, host_memory, None, *functions)
+        made = G()
+        library.lib.gc_comm_from_transport(byref(transport), byref(made))
+        self.comm = Communicator._of(library, made)
+        self.comm._transport = transport
+
+    def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
+        return self._exchange(self._at(send, len(self._ranks) * size, device).view(-1, size), recv, size, device)
+
+    def _all_gather(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
+        given = self._at(send, size, device).view(-1, size).expand(len(self._ranks), size)
+        return self._exchange(given, recv, size, device)
+
+    def _exchange(self, given: torch.Tensor, recv: int, size: int, device: Any) -> int:
+        works: list[Any] = []
+        try:
+            to, count = self._at(recv, len(self._ranks) * size, device).view(-1, size), len(self._ranks)
+            for k in range(1, count):
+                source, target = (self._own - k) % count, (self._own + k) % count
+                works.append(self._group.recv([to[source]], self._ranks[source], self._tag))
+                works.append(self._group.send([given[target]], self._ranks[target], self._tag))
+            to[self._own].copy_(given[self._own])
+            for work in works:
+                work.wait() if self._timeout is None else work.wait(self._timeout)
+            return 0
+        except BaseException as failure:  # C knows no exceptions; the call that is under way raises it
+            self.comm._failures.append(failure)
+            return 1
+        finally:
+            works.clear()  # with it gloo leaves the memory alone, whoever keeps an exception and its frames
+
+
+def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int, timeout_ms: int) -> Communicator:
+    """A communicator of ours over NCCL among some ranks of a process group. Every rank of the group calls this, each with
+    ranks that it is one of."""
+    handle = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so"))._handle  # where NCCL is PyTorch's own
+    own = group.rank()
+    made: Any = None
+    if own == ranks[0]:
+        try:
+            made = library.nccl_id(dl_handle=handle)
+        except GradCodecError as failure:
+            made = failure
+    ids: list[Any] = [None] * group.size()
+    dist.all_gather_object(ids, made, group=group)
+    for failure in ids:
+        if isinstance(failure, Exception):
+            raise failure
+    return library.nccl_world(ids[ranks[0]], ranks.index(own), len(ranks), device, dl_handle=handle, timeout_ms=timeout_ms)

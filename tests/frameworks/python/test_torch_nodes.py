@@ -1,0 +1,188 @@
+"""compress() where several nodes have several ranks: which nodes are found, what ranks end with, and errors when parts
+change their owners. Nodes are pretended by GRADCODEC_NODE."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gradcodec import _torch_nodes
+from gradcodec.torch import compress
+from ranks import in_turn, on_groups, on_ranks
+
+
+def of_node(per_node):
+    """This rank is on a node of so many."""
+    os.environ["GRADCODEC_NODE"] = f"node {dist.get_rank() // per_node}"
+
+
+def model_of(bucket_cap_mb=25):
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(96, 160), torch.nn.Tanh(), torch.nn.Linear(160, 96), torch.nn.Linear(96, 7)]
+    module = torch.nn.Sequential(*layers)
+    devices = [torch.cuda.current_device()] if torch.get_default_device().type == "cuda" else None
+    return DDP(module, device_ids=devices, bucket_cap_mb=bucket_cap_mb)
+
+
+def gradients_of(model, step):
+    generator = torch.Generator(torch.get_default_device()).manual_seed(100 * step + dist.get_rank())
+    model.zero_grad()
+    model(torch.randn(16, 96, generator=generator)).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def exact(model, step):
+    """The mean that is to be approached, without compression."""
+    with model.no_sync():
+        own = gradients_of(model, step)
+    for one in own:
+        dist.all_reduce(one)
+        one /= dist.get_world_size()
+    return own
+
+
+def check_alike(tensors):
+    for tensor in tensors:
+        everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(everywhere, tensor)
+        assert all(torch.equal(one, everywhere[0]) for one in everywhere), "ranks differ"
+
+
+def apart(some, others):
+    return max(float((one - other).norm() / other.norm()) for one, other in zip(some, others))
+
+
+def a_step_sums_within_nodes_first():
+    of_node(2)
+    model = model_of()
+    expected = exact(copy.deepcopy(model), 0)
+    compression = compress(model, "int8")
+    assert compression.topology_ranks == [[0, 1], [2, 3]]
+    assert compression.topology.startswith("2 nodes of 2 ranks: sums within a node"), compression.topology
+    found = gradients_of(model, 0)
+    check_alike(found)
+    assert apart(found, expected) < 0.02
+    handle = next(iter(compression._units())).handle.steps
+    assert 0 < handle.sent_between_nodes < handle.sent_bytes
+    flat = model_of()
+    by_one_level = compress(flat, "int8", transport="flat")
+    assert by_one_level.topology == "2 nodes of 2 ranks: one level, over gloo" or torch.cuda.is_available()
+    assert next(iter(by_one_level._units()), None) is None
+    gradients_of(flat, 0)
+    of_flat = next(iter(by_one_level._units())).handle.steps
+    assert of_flat.sent_between_nodes is None and handle.sent_between_nodes < of_flat.sent_bytes / 2
+
+
+def what_arrived_and_what_is_kept_are_the_gradients():
+    """Over the rebuild of buckets after the first step, a checkpoint, and one level in place of two."""
+    of_node(2)
+    model, other = model_of(bucket_cap_mb=0.05), model_of(bucket_cap_mb=0.05)
+    compression = compress(model, "int4", raw=[])
+    sent = [torch.zeros_like(one) for one in model.parameters()]
+    arrived = [torch.zeros_like(one) for one in model.parameters()]
+    names = [name for name, _ in model.module.named_parameters()]
+
+    def step(number):
+        for total, one in zip(sent, exact(other, number)):
+            total += one
+        for total, one in zip(arrived, gradients_of(model, number)):
+            total += one
+
+    def kept():
+        state = compression.state_dict()
+        rows = {name: errors.clone() for name, errors in state["worker"].items()}
+        for errors in rows.values():
+            dist.all_reduce(errors)
+            errors /= dist.get_world_size()
+        for name in names:  # a rank may have no part of one
+            whole = torch.zeros_like(rows[name])
+            for first, part in state["server"].get(name, []):
+                whole[first : first + part.numel()] = part
+            dist.all_reduce(whole)
+            rows[name] += whole
+        return [rows[name] for name in names]
+
+    def check(what):
+        for name, total, one, error in zip(names, sent, arrived, kept()):
+            assert torch.allclose(total, one + error.view_as(one), rtol=1e-4, atol=1e-4), (what, name)
+
+    for number in range(3):  # buckets are arranged anew after the first
+        step(number)
+        check(number)
+    for transport in ("auto", "flat", "auto"):
+        state = compression.state_dict()
+        assert (state["format"], state["world_size"]) == (2, 4)
+        states = [None] * 4
+        dist.all_gather_object(states, state)
+        compression.close()
+        compression = compress(model, "int4", raw=[], transport=transport)
+        compression.load_state_dict(states)
+        step(10)
+        check(transport)
+
+
+def a_state_of_other_nodes_is_refused_alone():
+    of_node(2)
+    model = model_of()
+    compression = compress(model, "int4")
+    gradients_of(model, 0)
+    state = compression.state_dict()
+    assert (state["nodes"], state["ranks_per_node"], state["place"]) == (2, 2, divmod(dist.get_rank(), 2))
+    compression.load_state_dict(state)
+    compression.close()
+    flat = compress(model, "int4", transport="flat")
+    with pytest.raises(ValueError, match="of 2 nodes of 2 ranks, and this is of 1 of 4"):
+        flat.load_state_dict(state)
+    old = {key: value for key, value in state.items() if key not in ("nodes", "ranks_per_node", "place")}
+    flat.load_state_dict({**old, "format": 1})
+
+
+def nodes_of_different_sizes_have_one_level():
+    os.environ["GRADCODEC_NODE"] = "large" if dist.get_rank() < 3 else "small"
+    model = model_of()
+    with pytest.warns(UserWarning, match="nodes of 3, 1 ranks"):
+        compression = compress(model, "int8")
+    assert "one level" in compression.topology
+    check_alike(gradients_of(model, 0))
+
+
+def signs_have_one_level():
+    of_node(2)
+    model = model_of()
+    compression = compress(model, "sign")
+    assert "one level" in compression.topology
+    check_alike(gradients_of(model, 0))
+
+
+def a_group_of_all_ranks_can_be_made_afterwards():
+    """No process group was made by compress(): one that some ranks made alone would make this one hang."""
+    of_node(2)
+    group = dist.new_group([0, 1, 2, 3])
+    model = model_of()
+    compress(model, "int8", group=group)
+    gradients_of(model, 0)
+    one = torch.ones(1)
+    dist.all_reduce(one, group=dist.new_group([0, 1, 2, 3]))
+    assert one.item() == 4
+
+
+@on_groups(4)
+def test_compress_over_nodes(group, tmp_path):
+    on_ranks(
+        group, in_turn, tmp_path, a_step_sums_within_nodes_first, what_arrived_and_what_is_kept_are_the_gradients,
+        a_state_of_other_nodes_is_refused_alone, nodes_of_different_sizes_have_one_level, signs_have_one_level,
+        a_group_of_all_ranks_can_be_made_afterwards,
+    )  # fmt: skip
+
+
+def test_nodes_are_ordered_by_their_lowest_rank(monkeypatch):
+    assert _torch_nodes.nodes_of(["b", "a", "b", "a", "c"]) == [[0, 2], [1, 3], [4]]
+    assert not _torch_nodes.are_levels([[0, 1]]) and not _torch_nodes.are_levels([[0], [1]])
+    assert not _torch_nodes.are_levels([[0, 1], [2]]) and _torch_nodes.are_levels([[0, 2], [1, 3]])
+    monkeypatch.setenv("GRADCODEC_NODE", "here")
+    assert _torch_nodes.own_node() == "here"
+    monkeypatch.delenv("GRADCODEC_NODE")
+    assert len(_torch_nodes.own_node().split()) == 2
