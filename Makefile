@@ -480,7 +480,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: accuracy allreduce-perf bench bench-ddp-hook bench-python compare compare-gpu first-step gpu-bench plot real-link training-step
+.PHONY: accuracy allreduce-perf bench bench-ddp-hook bench-python compare compare-gpu first-step gpu-bench nodes plot training-step
 PEERS_OR_VENV = $(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python
 ## Bits, copies and codecs on the CPU beside loops, memcpy and NumPy: build/bench/cpu.json. BENCH="--quick --only codecs".
 bench: $(LIBRARY) $(VENV)/ready
@@ -521,9 +521,9 @@ WHEEL = $(BUILD)/package/gradcodec-$(VERSION)-py3-none-manylinux_2_17_x86_64.whl
 first-step:
 	sh bench/first_step.sh $(WHEEL)
 
-## A training step over links of 1, 2.5 and 10 Gbit/s, plain and by codec (needs `make peers`): build/bench/real_link.json.
-real-link: $(LIBRARY) $(VENV)-peers/ready
-	$(VENV)-peers/bin/python bench/real_link.py --library $(LIBRARY) $(BENCH)
+## A training step between nodes by codec and link (needs `make peers`): build/bench/nodes.json. DEVICE=cuda: on GPUs.
+nodes: $(LIBRARY) $(VENV)-peers/ready
+	$(VENV)-peers/bin/python bench/nodes.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
 
 ## A training step on all GPUs, by codec and transport: build/bench/training_step.json. DEVICE=cpu rehearses.
 training-step: $(LIBRARY)

@@ -156,7 +156,7 @@ class Rank:
         world = ctypes.c_int32(self.here.world)
         sizes = {most, *(2**k for k in range(10, 31) if 2**k < most)}  # one exchange may need more than two
         return max(
-            needed(byref(self.options(codec, dtype, n)), world)
+            needed(byref(self.options(codec, dtype, n)), world, 1)
             for codec in codecs
             for dtype in dtypes
             for n in sizes

@@ -1,4 +1,4 @@
-"""bench/real_link.py: what it measures, what it refuses, and that nothing is left of its networks."""
+"""bench/nodes.py: what it measures, what it refuses, and that nothing is left of its networks."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ import pytest
 from peers import ROOT
 
 pytest.importorskip("torch")
-PROGRAM = [sys.executable, str(ROOT / "bench/real_link.py"), "--width", "64", "--layers", "1", "--steps", "2"]
+PROGRAM = [sys.executable, str(ROOT / "bench/nodes.py"), "--width", "64", "--layers", "1", "--steps", "2"]
 # Of float32's bytes in a small model, whose vectors travel as they are: at most, where there are two exchanges.
-MOST = {"bf16": 0.55, "mxfp8": 0.32, "int8": 0.32, "int4": 0.2, "mxfp4": 0.2, "onebit": 0.06}
+MOST = {"bf16 hook": 0.55, "bf16": 0.55, "mxfp8": 0.32, "int8": 0.32, "int4": 0.2, "mxfp4": 0.2, "onebit": 0.06}
 
 
 def networks():
@@ -33,21 +33,61 @@ def allowed():
         pytest.skip(done.stderr.strip())
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, ranks, tmp_path):
-    before, output = networks(), tmp_path / "real_link.json"
-    options = ["--turns", "2", "--ranks", str(ranks), "--gbit", "0.2", "--width", "256", "--output", str(output)]
-    done = subprocess.run([*PROGRAM, *options], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(output, *options, **more):
+    """The result at 0.2 Gbit/s, and what was printed."""
+    before = networks()
+    words = [*PROGRAM, "--turns", "2", "--gbit", "0.2", "--width", "256", "--output", str(output), *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, **more)
     assert networks() == before
-    link = json.loads(output.read_text())["links"]["0.2"]
+    assert output.exists(), done.stdout + done.stderr
+    return json.loads(output.read_text())["links"]["0.2"], done
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, nodes, tmp_path):
+    link, done = run(tmp_path / "nodes.json", "--nodes", str(nodes))
+    assert done.returncode == 0, done.stdout + done.stderr
     assert 0 < link["held"] < 1, "a veth without a rate has several times as much"
     sent = {name: statistics.median(one["bytes"]) for name, one in link["found"].items()}
     assert {name for name, each in sent.items() if each > MOST.get(name, 1) * sent["float32"]} == set()
-    assert sent["float32"] > 2 * (ranks - 1) / ranks * 4 * link["parameters"]  # a ring, and headers
+    parameters = link["found"]["float32"]["parameters"]
+    assert sent["float32"] > 2 * (nodes - 1) / nodes * 4 * parameters  # a ring, and headers
     assert sent["no exchange"] < sent["onebit"]
-    assert {len(one["seconds"]) for one in link["found"].values()} == {4}
+    assert {len(one["seconds"]) for one in link["found"].values()} == {2}
     assert all(f"| {name} | " in done.stdout for name in sent)
+
+
+def test_a_node_of_two_ranks_sends_one_payload_and_without_levels_more(allowed, tmp_path):
+    link, done = run(tmp_path / "nodes.json", "--ranks", "2", "--codecs", "int4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 nodes of 2 ranks: sums within a node over gloo" in done.stdout
+    two_level, flat = (link["found"][name] for name in ("int4", "int4 flat"))
+    assert two_level["payload"] == flat["payload"]
+    sent = [statistics.median(one["bytes"]) / one["payload"] for one in (two_level, flat)]
+    assert 1 < sent[0] < 1.1 and 1.5 < sent[1] < 2.2  # 2 (N-1)/N payloads; with headers, and padding of parts
+
+
+def test_a_contender_that_fails_is_named_and_the_others_run(allowed, tmp_path):
+    """On rank 1 gradcodec.torch.compress() refuses int8."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'python')!r})\n"
+        "if '--rank' in sys.orig_argv and sys.orig_argv[-1] == '1':\n"
+        "    import gradcodec.torch as client\n"
+        "    real = client.compress\n"
+        "    def compress(model, codec, **more):\n"
+        "        if codec == 'int8':\n"
+        "            raise RuntimeError('no int8 on this rank')\n"
+        "        return real(model, codec, **more)\n"
+        "    client.compress = compress\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    options = ["--codecs", "int8", "bf16"]
+    link, done = run(tmp_path / "nodes.json", *options, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 1
+    assert link["failed"] == {"int8": "rank 1: RuntimeError: no int8 on this rank"}
+    assert list(link["found"]) == ["no exchange", "float32", "bf16 hook", "bf16"]
+    assert "| int8 | failed |" in done.stdout
 
 
 def test_nothing_is_left_of_a_run_that_is_killed(allowed):
@@ -55,7 +95,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(allowed):
     endless = [*PROGRAM, "--turns", "100000", "--gbit", "1"]
     run = subprocess.Popen(endless, stdout=subprocess.PIPE, start_new_session=True)
     try:
-        assert run.stdout.readline().startswith(b"2 ranks")
+        assert run.stdout.readline().startswith(b"2 nodes x 1 ranks")
         run.kill()
         run.communicate(timeout=60)  # which the last process of the run ends
     finally:
@@ -67,13 +107,15 @@ def test_nothing_is_left_of_a_run_that_is_killed(allowed):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (["--ranks", "5"], "argument --ranks: invalid choice: 5"),
-        (["--gbit", "0"], "--gbit: rates from 0.001 to 100 expected, got 0.0"),
+        (["--nodes", "1"], "argument --nodes: invalid choice: 1"),
+        (["--ranks", "0"], "--ranks: 1 or more expected, got 0"),
+        (["--gbit", "-1"], "--gbit: 0, or rates from 0.001 to 400, expected, got -1.0"),
         (["--delay", "-1"], "--delay: 0 or more expected, got -1"),
         (["--width", "200"], "--width: a multiple of 64, or a number that its heads divide, expected, got 200"),
         (["--turns", "-1"], "--turns: 1 or more expected, got -1"),
         (["--codecs", "int5"], "argument --codecs: invalid choice: 'int5'"),
         (["--library", "/none"], "--library: there is no /none"),
+        (["--device", "cuda", "--ranks", "64"], "--device cuda: 128 GPUs expected, got "),
     ],
 )
 def test_what_is_refused_is_said(options, words):
@@ -85,7 +127,10 @@ def test_what_is_refused_is_said(options, words):
     "programs, words",
     [
         ({"unshare": 0, "mount": 0, "ip": 0}, "there is no tc here; ip and tc are in the package iproute2"),
-        ({"unshare": 1, "mount": 0, "ip": 0, "tc": 0}, "want root, or a kernel that lets users make them: not allowed"),
+        (
+            {"unshare": 1, "mount": 0, "ip": 0, "tc": 0, "nsenter": 0},
+            "want root, or a kernel that lets users make them: not allowed",
+        ),
     ],
 )
 def test_a_machine_without_the_means_is_told_in_a_sentence(programs, words, tmp_path):

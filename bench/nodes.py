@@ -1,0 +1,479 @@
+#!/usr/bin/env python3
+"""A training step between nodes over links of a known rate, with gradients as they are and with each codec:
+build/bench/nodes.json and a table.
+
+    python3 bench/nodes.py [--quick] [--library PATH] [--nodes 2] [--ranks 1] [--gbit 10 25 100] [--device cuda]
+
+Every node is a network namespace, in which its ranks run. A veth and a bridge join the nodes. tc's tbf limits both ends
+of each veth to `--gbit`; 0 sets no limit. `--delay` delays each packet out of a node by milliseconds, by netem, which
+not every kernel has. DistributedDataParallel trains a transformer: on the CPU over gloo, or with `--device cuda` on all
+GPUs, over NCCL's sockets between nodes. All namespaces lie within one of this process, so that nothing is left of them.
+This needs root, or a kernel that lets users make namespaces.
+
+`no exchange` is the step without communication. `float32` is DistributedDataParallel's own all-reduce, `bf16 hook`
+PyTorch's hook. A codec sums within nodes first where a node has several ranks; `flat` has one level. On the CPU
+contenders take turns; on GPUs they run one after the other. A turn's time is that of the slowest rank. Bytes are
+counted at eth0 of node 0, with headers and acknowledgements. If a contender fails, the others run without it. After the
+last turn all ranks must have the same weights.
+"""
+
+import argparse
+import contextlib
+import datetime
+import gc
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+
+CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "onebit"
+PLAIN = "no exchange", "float32", "bf16 hook"
+FIRST = 4  # steps of each contender that are not counted: DDP arranges its buckets after the first
+STUCK = 180  # seconds after which a contender that completes no turn has failed
+INSIDE = "GRADCODEC_BENCH_INSIDE"
+# By device. `turns`: in full, and with --quick. `places`: bytes of a sequence.
+DEFAULTS = {
+    "cpu": {"codecs": CODECS, "width": 256, "layers": 4, "batch": 4, "places": 64, "steps": 5, "turns": (20, 4)},
+    "cuda": {"codecs": ("int8", "int4"), "width": 1280, "layers": 16, "batch": 64, "places": 128, "steps": 2,
+             "turns": (8, 4)},
+}  # fmt: skip
+
+# --- the links --------------------------------------------------------------------------------------------------------
+
+
+def enter():
+    """Goes on in namespaces of this process alone: whatever is made there goes when it ends."""
+    for program in ("unshare", "mount", "ip", "tc", "nsenter"):
+        if not shutil.which(program):
+            sys.exit(f"nodes.py: there is no {program} here; ip and tc are in the package iproute2")
+    apart = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if os.geteuid() != 0:
+        apart += ["--user", "--map-root-user"]
+    tried = subprocess.run([*apart, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        why = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+        sys.exit(f"nodes.py: network namespaces want root, or a kernel that lets users make them: {why}")
+    os.environ[INSIDE] = "1"
+    os.execvp("unshare", [*apart, sys.executable, *sys.argv])
+
+
+def command(*words):
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        missing = "this kernel has no netem, so --delay cannot be given: " if "netem" in words else ""
+        sys.exit(f"nodes.py: {missing}{' '.join(words)}: {said}")
+
+
+def connect(nodes):
+    """A namespace for each node, whose eth0 leads to a bridge. The names live in a /run of this process's own. Returns
+    the ends of the links, for limit()."""
+    command("mount", "-t", "tmpfs", "none", "/run")
+    for node in range(nodes):
+        command("ip", "netns", "add", f"node{node}")
+    ends = [(f"node{node}", "eth0") for node in range(nodes)]
+    made = subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], capture_output=True, text=True)
+    if made.returncode == 0:
+        command("ip", "link", "set", "bridge", "up")
+        for node in range(nodes):
+            port = f"port{node}"
+            command("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"node{node}")
+            command("ip", "link", "set", port, "master", "bridge", "up")
+            ends.append((None, port))
+    elif nodes == 2:
+        print(f"no bridge ({' '.join(made.stderr.split())}), so one veth joins both nodes", flush=True)
+        command("ip", "-n", "node0", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", "node1")
+    else:
+        sys.exit(f"nodes.py: more than 2 nodes need a bridge, which fails here: {' '.join(made.stderr.split())}")
+    for node in range(nodes):
+        command("ip", "-n", f"node{node}", "addr", "add", f"{address(node)}/24", "dev", "eth0")
+        for interface in ("lo", "eth0"):
+            command("ip", "-n", f"node{node}", "link", "set", interface, "up")
+    return ends
+
+
+def address(node):
+    return f"10.0.0.{node + 1}"
+
+
+def limit(ends, gbit, delay):
+    """Sets the rate of every link, both ways, and how long a packet takes from a node to the bridge."""
+    for namespace, interface in ends:
+        tc = ["tc", *(["-n", namespace] if namespace else []), "qdisc"]
+        subprocess.run([*tc, "del", "dev", interface, "root"], capture_output=True)  # fails where there is none yet
+        above = ["root"]
+        if gbit:
+            burst = f"{max(256, int(25.6 * gbit))}kb"
+            rate = "tbf", "rate", f"{gbit:g}gbit", "burst", burst, "latency", "50ms"
+            command(*tc, "add", "dev", interface, "root", "handle", "1:", *rate)
+            above = ["parent", "1:1"]
+        if delay and interface == "eth0":
+            command(*tc, "add", "dev", interface, *above, "netem", "delay", f"{delay}ms")
+
+
+# --- a rank -----------------------------------------------------------------------------------------------------------
+
+
+def held(node, gbit):
+    """Gbit/s that one stream from node 1 reaches at node 0, which returns it, in a quarter of a second."""
+    size, block = int((gbit or 10) * 1e9 / 8 / 4), bytearray(2**20)
+    if node == 0:
+        with socket.create_server((address(0), 4000)) as server, server.accept()[0] as stream:
+            arrived, began = 0, None
+            while got := stream.recv_into(block):
+                began = began or time.perf_counter()
+                arrived += got
+            return arrived * 8 / (time.perf_counter() - began) / 1e9
+    if node == 1:
+        for attempt in range(1000):
+            try:
+                stream = socket.create_connection((address(0), 4000))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        with stream:
+            for _ in range(0, size, len(block)):
+                stream.sendall(block)
+    return None
+
+
+def sent():
+    """Bytes that have left this namespace's eth0."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:")
+
+
+def model_of(torch, width, layers):
+    """A transformer over bytes, whose loss is that of predicting the next one."""
+    nn, functional = torch.nn, torch.nn.functional
+    heads = max(1, width // 64)
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.attend, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.dense = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x):
+            query, key, value = self.attend(self.before(x)).unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + self.join(seen.transpose(1, 2).flatten(2))
+            return x + self.dense(self.between(x))
+
+    class Transformer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bytes, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+            self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
+
+        def forward(self, text):
+            said = self.head(self.layers(self.bytes(text[:, :-1])))
+            return functional.cross_entropy(said.flatten(0, 1), text[:, 1:].flatten())
+
+    torch.manual_seed(1)
+    return Transformer()
+
+
+class Contender:
+    def __init__(self, torch, name, arguments, device):
+        import gradcodec.torch
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        self.torch, self.name, self.device, self.compression = torch, name, device, None
+        model = model_of(torch, arguments.width, arguments.layers).to(device)
+        self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        self.parameters = sum(sizes)
+        self.payload = {"no exchange": 0, "bf16 hook": 2}.get(name, 4) * self.parameters
+        if name == "bf16 hook":
+            self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        if name not in PLAIN:
+            codec, *flat = name.split()
+            # With a rank a node "auto" has one level, too, but finds that the nodes' GPUs are in truth of one machine.
+            transport = "flat" if flat or arguments.ranks == 1 else "auto"
+            self.compression = gradcodec.torch.compress(self.model, codec, momentum=True, transport=transport)
+            raw = [codec != "onebit" and (one.dim() < 2 or one.numel() < 1024) for one in model.parameters()]
+            options = {"raw": raw} if any(raw) else {}
+            self.payload = gradcodec.GradCodec().codec(codec, sizes, **options).payload_bytes
+
+    def step(self, text):
+        self.optimizer.zero_grad()
+        with self.model.no_sync() if self.name == "no exchange" else self.torch.enable_grad():
+            with self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.device.type == "cuda"):
+                loss = self.model(text)
+            loss.backward()
+        self.optimizer.step()
+
+    def digest(self):
+        """A sum over the bits of all weights."""
+        weights = [one.detach().flatten().view(self.torch.int16).long().sum() for one in self.model.parameters()]
+        return int(self.torch.stack([(number + 1) * one for number, one in enumerate(weights)]).sum())
+
+    def close(self):
+        if self.compression is not None:
+            self.compression.close()
+
+
+def measure(torch, dist, names, arguments, device, progress):
+    """What was found of contenders that take turns. `progress`: called with the name of the one under way."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    generator = torch.Generator().manual_seed(arguments.rank)
+    text = torch.randint(256, (arguments.batch, arguments.places + 1), generator=generator).to(device)
+    made, found = {}, {}
+    for name in names:
+        progress(name)
+        made[name] = Contender(torch, name, arguments, device)
+        found[name] = {"seconds": [], "bytes": []}
+    for turn in range(-1, arguments.turns):
+        for name, one in made.items():
+            progress(name)
+            count = FIRST if turn < 0 else arguments.steps
+            wait()
+            dist.all_reduce(torch.zeros(1))  # a barrier on the CPU
+            before, began = sent(), time.perf_counter()
+            for _ in range(count):
+                one.step(text)
+            wait()
+            seconds = torch.tensor([(time.perf_counter() - began) / count], dtype=torch.float64)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            if turn >= 0:
+                found[name]["seconds"].append(seconds.item())
+                found[name]["bytes"].append((sent() - before) / count)
+    for name, one in made.items():
+        progress(name)
+        digests = [None] * dist.get_world_size()
+        dist.all_gather_object(digests, one.digest(), group=arguments.on_cpu)
+        if name != "no exchange" and len(set(digests)) != 1:
+            raise AssertionError("the weights differ between ranks")
+        topology = one.compression.topology if one.compression else None
+        found[name] |= {"parameters": one.parameters, "payload": one.payload, "topology": topology}
+        one.close()
+    return found
+
+
+def rank_main(arguments):
+    node, local = divmod(arguments.rank, arguments.ranks)
+    os.environ |= {
+        "GRADCODEC_NODE": f"node{node}", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_HOSTID": f"node{node}", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0",
+    }  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    rank, world, on_gpu = arguments.rank, arguments.nodes * arguments.ranks, arguments.device == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        cpus = sorted(os.sched_getaffinity(0))
+        own = cpus[rank::world] or [cpus[rank % len(cpus)]]
+        os.sched_setaffinity(0, own)  # also for the library's workers
+        torch.set_num_threads(len(own))
+    about = {"held": held(node, arguments.gbit[0]) if local == 0 else None, "torch": torch.__version__}
+    if on_gpu:
+        about |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    store = {"init_method": f"file://{arguments.to}.store", "rank": rank, "world_size": world}
+    backend, more = ("cpu:gloo,cuda:nccl", {"device_id": device}) if on_gpu else ("gloo", {})
+    dist.init_process_group(backend, **store, **more)
+    arguments.on_cpu = dist.new_group(backend="gloo")
+    names, found, now = arguments.contenders, {}, None
+
+    def progress(name):
+        nonlocal now
+        now = name
+        if rank == 0:
+            pathlib.Path(f"{arguments.to}.now").write_text(name)
+
+    try:
+        for group in [[name] for name in names] if on_gpu else [names]:
+            found |= measure(torch, dist, group, arguments, device, progress)
+            gc.collect()
+            if on_gpu:
+                torch.cuda.empty_cache()
+            if rank == 0:
+                arguments.to.write_text(json.dumps({**about, "found": found}))
+        dist.all_reduce(torch.zeros(1))
+    except Exception as failure:
+        why = " ".join(f"{type(failure).__name__}: {failure}".split())[:400]
+        with contextlib.suppress(FileExistsError), open(f"{arguments.to}.failed", "x") as file:  # by the first to fail
+            json.dump([now, f"rank {rank}: {why}"], file)
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def run_ranks(arguments, gbit, names, to):
+    """Runs all ranks to their end, or until one fails or none completes a turn. Returns None, or the contender that
+    failed and why."""
+    own = ["--to", str(to), "--gbit", str(gbit), "--contenders", *names]
+    for name in ("nodes", "ranks", "device", "width", "layers", "batch", "places", "steps", "turns"):
+        own += [f"--{name}", str(getattr(arguments, name))]
+    program = [sys.executable, str(pathlib.Path(__file__).resolve()), *own]
+    now = pathlib.Path(f"{to}.now")
+    now.write_text("")
+    ranks = [
+        subprocess.Popen(["nsenter", f"--net=/run/netns/node{rank // arguments.ranks}", *program, "--rank", str(rank)])
+        for rank in range(arguments.nodes * arguments.ranks)
+    ]
+    why, statuses = None, [None]
+    while None in statuses and not why:
+        time.sleep(0.05)
+        statuses = [process.poll() for process in ranks]
+        ended = [f"rank {rank} ended with status {status}" for rank, status in enumerate(statuses) if status]
+        if ended:
+            why = ended[0]
+        elif time.time() - now.stat().st_mtime > STUCK:
+            why = f"no turn ended within {STUCK} s"
+    for process in ranks:
+        process.kill()
+        process.wait()
+    said = pathlib.Path(f"{to}.failed")
+    return None if why is None else json.loads(said.read_text()) if said.exists() else (now.read_text() or None, why)
+
+
+def measured(arguments, ends, gbit):
+    """What rank 0 found at this rate. If a contender fails, new processes measure those that are left."""
+    limit(ends, gbit, arguments.delay)
+    left = [*PLAIN, *arguments.codecs]
+    if arguments.ranks > 1:
+        left = [*PLAIN, *(name for codec in arguments.codecs for name in (codec, f"{codec} flat"))]
+    order, result = list(left), {"found": {}, "failed": {}}
+    while left:
+        to = pathlib.Path(f"/run/{gbit:g}.{len(result['failed'])}")
+        failed = run_ranks(arguments, gbit, left, to)
+        if to.exists():
+            new = json.loads(to.read_text())
+            result = {**new, "found": result["found"] | new["found"], "failed": result["failed"]}
+        if failed:
+            name, why = failed
+            if name is None or name in result["failed"]:
+                sys.exit(f"nodes.py: the ranks did not start at {gbit:g} Gbit/s: {why}")
+            print(f"{name} failed: {why}", flush=True)
+            result["failed"][name] = why
+            result["found"].pop(name, None)
+        left = [name for name in left if name not in result["found"] and name not in result["failed"]]
+    result["found"] = {name: result["found"][name] for name in order if name in result["found"]}
+    return result
+
+
+def quartiles(seconds):
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else 3 * seconds
+    return [1e3 * each for each in (middle, low, high)]
+
+
+def table(gbit, nodes, result):
+    found, stream = result["found"], f"one stream of TCP reaches {result.get('held', 0):.2f} Gbit/s"
+    lines = [
+        f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}",
+        "| gradients | ms a step, median | quartiles | of float32's | MB out of a node | 2 P (N-1)/N | link alone, ms |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    base = quartiles(found["float32"]["seconds"])[0] if "float32" in found else None
+    for name, one in found.items():
+        (middle, low, high), left = quartiles(one["seconds"]), statistics.median(one["bytes"])
+        cells = [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{middle / base:.2f}" if base else "-"]
+        cells += [f"{left / 1e6:.2f}", f"{2 * one['payload'] * (nodes - 1) / nodes / 1e6:.2f}"]
+        lines.append(f"| {name} | " + " | ".join([*cells, f"{left * 8 / gbit / 1e6:.1f}" if gbit else "-"]) + " |")
+    lines += [f"| {name} | failed | | | | | |" for name in result["failed"]]
+    return "\n".join(lines)
+
+
+def read(words):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer turns")
+    parser.add_argument("--library", type=pathlib.Path, help="of the library, if not the one that the package finds")
+    parser.add_argument("--device", choices=DEFAULTS, default="cpu", help="cuda: rank r runs on GPU r")
+    parser.add_argument("--nodes", type=int, choices=range(2, 9), default=2)
+    parser.add_argument("--ranks", type=int, help="of a node: 1 on the CPU; all GPUs, divided among the nodes")
+    parser.add_argument("--gbit", type=float, nargs="+", default=[10, 25, 100], help="rates, in turn; 0: no limit")
+    parser.add_argument("--delay", type=float, default=0, help="ms that each way takes longer, by netem")
+    parser.add_argument("--codecs", nargs="+", choices=CODECS, help="all on the CPU; int8 and int4 on GPUs")
+    for name in ("width", "layers", "batch", "places", "steps", "turns"):
+        parser.add_argument(f"--{name}", type=int, help=", ".join(f"{on}: {its[name]}" for on, its in DEFAULTS.items()))
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/nodes.json")
+    for name, options in {"rank": {"type": int}, "to": {"type": pathlib.Path}, "contenders": {"nargs": "+"}}.items():
+        parser.add_argument(f"--{name}", **options, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
+    for name, default in DEFAULTS[arguments.device].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default[arguments.quick] if name == "turns" else default)
+    if arguments.ranks is None:
+        arguments.ranks = max(1, gpus() // arguments.nodes) if arguments.device == "cuda" else 1
+    for name in ("ranks", "width", "layers", "batch", "places", "steps", "turns"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name}: 1 or more expected, got {getattr(arguments, name)}")
+    if arguments.width > 64 and arguments.width % (arguments.width // 64):
+        parser.error(f"--width: a multiple of 64, or a number that its heads divide, expected, got {arguments.width}")
+    if any(gbit and not 0.001 <= gbit <= 400 for gbit in arguments.gbit):
+        parser.error(f"--gbit: 0, or rates from 0.001 to 400, expected, got {' '.join(map(str, arguments.gbit))}")
+    if arguments.delay < 0:
+        parser.error(f"--delay: 0 or more expected, got {arguments.delay:g}")
+    if arguments.library and not arguments.library.exists():
+        parser.error(f"--library: there is no {arguments.library}")
+    if arguments.rank is None and arguments.device == "cuda" and gpus() < arguments.nodes * arguments.ranks:
+        parser.error(f"--device cuda: {arguments.nodes * arguments.ranks} GPUs expected, got {gpus()}")
+    return arguments
+
+
+def gpus():
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def main():
+    arguments = read(None)
+    if arguments.rank is not None:
+        return rank_main(arguments)
+    if INSIDE not in os.environ:
+        enter()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
+    if arguments.library:
+        os.environ["GRADCODEC_LIBRARY"] = str(arguments.library.resolve())
+    from common import commit, processor
+
+    about = {
+        "commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name"),
+        "cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0], "device": arguments.device,
+        "nodes": arguments.nodes, "ranks": arguments.ranks, "delay_ms": arguments.delay, "width": arguments.width,
+        "layers": arguments.layers, "batch": arguments.batch, "places": arguments.places,
+    }  # fmt: skip
+    cpus, load, world = about["cpus"], about["load_before"], arguments.nodes * arguments.ranks
+    print(f"{arguments.nodes} nodes x {arguments.ranks} ranks on {cpus} CPUs of {about['processor']}, "
+          f"delay {arguments.delay:g} ms, commit {about['commit']}, {about['date']}", flush=True)  # fmt: skip
+    if load > 0.5 or cpus < 2 * world:
+        why = f"a rank has fewer than two CPUs, or other programs run (the load is {load:.1f})"
+        print(f"A TRIAL: {why}; the quartiles show how much that disturbs", flush=True)
+    ends, links = connect(arguments.nodes), {}
+    for gbit in arguments.gbit:
+        links[f"{gbit:g}"] = result = measured(arguments, ends, gbit)
+        if len(links) == 1:
+            on = f"{world} x {result['gpu']}, NCCL {result['nccl']}, " if "gpu" in result else ""
+            size = max((one["parameters"] for one in result["found"].values()), default=0)
+            print(f"{on}torch {result.get('torch')}; a transformer of {size:,} weights in float32, "
+                  f"{arguments.batch} x {arguments.places} bytes a step and rank")  # fmt: skip
+            print(next((one["topology"] for one in result["found"].values() if one["topology"]), "no codec ran"))
+        print(table(gbit, arguments.nodes, result), flush=True)
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps({**about, "links": links}, indent=1) + "\n")
+    print(f"\n{arguments.output}")
+    if any(result["failed"] for result in links.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
