@@ -66,14 +66,13 @@ pub fn sum(plan: &NodePlan, received: &View<'_>, sums: &View<'_>) -> u32 {
         return CORRUPT;
     }
     let (received, to, met) = (Address(received), Address(to), AtomicBool::new(false));
+    let sum_tile: SumTile = with_numbers!(plan.values, None, |G, _E| sum_tile::<G>);
     let tiles = (elements as u64).div_ceil(TILE as u64) as usize;
     in_parts(tiles, elements.saturating_mul(4 + (ranks * plan.values.size) as i64), |tiles| {
         for tile in tiles {
             let range = tile as i64 * TILE..elements.min((tile as i64 + 1) * TILE);
             // SAFETY: the elements of a tile, which every block and the sums have.
-            let nonfinite = with_numbers!(plan.values, None, |G, _E| unsafe {
-                sum_tile::<G>(plan, zero, received, to, range.clone())
-            });
+            let nonfinite = unsafe { sum_tile(plan, zero, received, to, range) };
             if nonfinite {
                 met.store(true, Ordering::Relaxed);
             }
@@ -82,6 +81,10 @@ pub fn sum(plan: &NodePlan, received: &View<'_>, sums: &View<'_>) -> u32 {
     if met.into_inner() { NONFINITE } else { 0 }
 }
 
+type SumTile = unsafe fn(&NodePlan, bool, Address, Address, Range<i64>) -> bool;
+
+/// Sums up some elements. Returns whether one counts as +0 because it is not finite.
+///
 /// # Safety
 /// The elements are in every block and in the sums.
 unsafe fn sum_tile<G: Number>(plan: &NodePlan, zero: bool, received: Address, to: Address, range: Range<i64>) -> bool {
