@@ -9,7 +9,7 @@ driver; GRADCODEC_DRIVERS names the folder of those without hardware (tests/fake
 processes, too: when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
 
 This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for
-steps, and has the model (tests/python). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by
+steps, and has the model (tests/python/nodes_model.py). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by
 the coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets
 end. The survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A
 step that did not end is taken again with the same gradients.
@@ -40,8 +40,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests/python")]
 import gradcodec  # noqa: E402
 from block_model import INT8, SUM  # noqa: E402
 from codec_model import ONEBIT, TRANSACTIONAL, f32  # noqa: E402
-from codecs_c import model_of  # noqa: E402
-from comms import one_of  # noqa: E402
+from nodes_model import world_model  # noqa: E402
 
 SEGMENTS = [100, 0, 1500, 70]
 N = sum(SEGMENTS)
@@ -102,7 +101,7 @@ class Rank:
         self.peers = []
         self.said = ""  # by the library, of what has failed last
         self.ours = 0  # seconds of this thread in calls that end a world and make one, without the callbacks
-        self.worker, self.server = np.zeros((1, N), f32), np.zeros(N, f32)
+        self.server = np.zeros(N, f32)
 
     def serve(self):
         self.descriptors = count("fd")
@@ -236,9 +235,8 @@ class Rank:
 
     # ---- What the coordinator asks for
 
-    def world(self, rank, size, server, stranger, fault, given, descriptors):
-        """A communicator, a handle, and the errors of this rank alone: [1, n], as of a world of one. SUM would divide
-        these by the ranks: there they are a row of as many."""
+    def world(self, rank, size, workers, server, stranger, fault, given, descriptors):
+        """A communicator, a handle, and its errors: `workers`, and `server` or those of this rank."""
         self.rank, self.size, self.given = rank, size, given
         self.connect(descriptors)
         self.server = self.server if server is None else server
@@ -248,10 +246,6 @@ class Rank:
             self.communicate()
             options = dict(zip(["reduction"], reduction), error="float32", nonfinite="transactional")
             self.allreduce = self.comm.allreduce("int4" if stranger else kind, SEGMENTS, device=self.device, **options)
-            workers = self.worker
-            if reduction:
-                workers = np.full((size, N), np.nan, f32)
-                workers[rank] = self.worker
             self.allreduce.errors_in(self.put(workers), self.put(self.server))
 
         return self.attempt(make, fault), self.ours, self.said
@@ -272,13 +266,13 @@ class Rank:
         return self.get(worker)[None], self.get(server)
 
     def close(self, made, places):
-        """Ends a world. If it was made by all, its errors are those of this rank from now on."""
-        began, found = time.thread_time(), (self.worker, None)
+        """Ends a world. If it was made by all, its server errors are those of this rank from now on."""
+        began, found = time.thread_time(), (None, None)
         if self.allreduce:
             self.allreduce.rollback()
             found = self.errors()
             if made:
-                self.worker, self.server = found[0], np.zeros(N, f32)
+                self.server = np.zeros(N, f32)
                 self.server[places] = found[1]
         self.release()
         self.ours = time.thread_time() - began
@@ -594,7 +588,7 @@ class Session:
         on_gpus = GpuMember if processes else GpuThreadMember
         self.member = on_gpus if over in ON_GPUS else Member if over == "sockets" else ThreadMember
         self.stops = ["stop", "pause"] if self.processes else []  # threads cannot be stopped
-        self.members, self.order, self.models = {}, [], None
+        self.members, self.order, self.model = {}, [], None
         self.next_id = self.attempts = self.number = 0
         self.died, self.timers, self.worlds, self.given_up = None, [], 0, 0
 
@@ -720,7 +714,8 @@ class Session:
             given = [end for end in ends[rank] if end]
             member = self.members[i]
             server = member.server if handed_on else None
-            message = "world", rank, len(order), server, i in strangers, self.for_rank(i), parts[rank]
+            workers = self.workers_for(rank, handed_on)
+            message = "world", rank, len(order), workers, server, i in strangers, self.for_rank(i), parts[rank]
             member.link.send(message, [end.fileno() for end in given])
             for end in given:
                 end.close()
@@ -737,18 +732,25 @@ class Session:
         if lost:
             self.close(made=False)
             return
-        self.models = []
+        options = dict(segments=SEGMENTS, error="float32", nonfinite=TRANSACTIONAL)
+        self.model = world_model(self.nodes, len(order) // self.nodes, **CODECS[self.codec], **options)
         for rank, i in enumerate(order):
-            model = model_of(**CODECS[self.codec], segments=SEGMENTS, error="float32", nonfinite=TRANSACTIONAL,
-                             n_chunks=len(order), server=rank)  # fmt: skip
-            worker = self.members[i].worker
-            model.take_errors(0, worker if "sum" in self.codec else one_of(worker[None], model))
-            model.take_errors(1, self.members[i].server[model.shard_places()])
-            self.models.append(model)
+            self.model.errors_of_rank_in(rank, self.workers_for(rank, handed_on), self.members[i].server)
+
+    def workers_for(self, rank, handed_on):
+        """Rows of worker errors. Over nodes a row has a part of the elements: all ranks have the rows of all survivors, if
+        errors are handed on. Otherwise it is the rank's own row alone, as of a world of one. A flat SUM would divide that
+        by the ranks: there it is a row of as many."""
+        rows = np.stack([self.members[i].worker for i in self.order])
+        if self.nodes > 1 and handed_on:
+            return rows
+        if self.nodes == 1 and "sum" in self.codec:
+            return np.where(np.arange(len(rows))[:, None] == rank, rows, f32(np.nan))
+        return rows[[rank]]
 
     def connections(self, rng):
         """The ends of sockets between every two, by rank; and what else each makes its communicator of."""
-        size = len(self.order)
+        size, self.nodes = len(self.order), 1
         ends, parts = [[None] * size for _ in self.order], [None] * size
         if self.processes:
             for one in range(size):
@@ -768,7 +770,7 @@ class Session:
             parts = [(comm,) for comm in first.rank.library.group(size)]
         elif self.over == "hierarchical":
             group, nodes = first.rank.library.group, 2 if size == 4 else int(rng.choice([2, 3]))
-            places = size // nodes
+            self.nodes, places = nodes, size // nodes
             intra, inter = [group(places) for _ in range(nodes)], [group(nodes) for _ in range(places)]
             parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
         if not self.processes:
@@ -798,7 +800,8 @@ class Session:
         assert good or lost, (answers, self.faults)
 
         given = [gradients(self.seed, i, self.number) for i in self.order]
-        payloads = [model.encode(g) for model, g in zip(self.models, given)]
+        chunks = self.model.encoded(given, None, None)
+        payloads, models = self.model.sent["encoded"], self.model.models
         for i, (status, sent, _) in answers.items():
             assert status in (None, COMM), status
             # A step that is taken again sends the same bytes: the model's.
@@ -806,12 +809,11 @@ class Session:
                 self.totals["wrong"] += 1
                 print(f"WRONG: the payload of {i}, {self.where()}", file=sys.stderr)
         if good and answers and (keep or not lost):
-            chunks = [p.reshape(model.n_chunks, model.stride) for p, model in zip(payloads, self.models)]
-            reduced = [model.reduce(np.stack([c[k] for c in chunks])) for k, model in enumerate(self.models)]
-            expected = np.concatenate(self.models[0].decode(np.concatenate(reduced), "float32"))
+            expected = self.model.finished([model.reduce(mine) for model, mine in zip(models, chunks)])
             for i, (_, _, values) in answers.items():
-                self.expect_same(np.concatenate(values), expected, f"the result of {i}")
-            for model in self.models:
+                of_rank = expected[self.order.index(i)]
+                self.expect_same(np.concatenate(values), np.concatenate(of_rank), f"the result of {i}")
+            for model in models:
                 model.commit()
             for i, (worker, server) in self.ask(("commit",), list(answers)).items():
                 self.expect_errors(i, worker, server)
@@ -822,13 +824,13 @@ class Session:
                 self.totals["ours"] = max(self.totals["ours"], self.ours)
                 self.died = None
         else:
-            for model in self.models:
+            for model in models:
                 model.commit(True)
         if lost or rng.random() < 0.05:  # or some are to join
             self.close(made=True)
 
     def expect_errors(self, i, worker, server):
-        model = self.models[self.order.index(i)]
+        model = self.model.models[self.order.index(i)]
         self.expect_same(worker, model.errors(0), f"the worker's errors of {i}")
         self.expect_same(server, model.errors(1), f"the reducer's errors of {i}")
 
@@ -838,18 +840,18 @@ class Session:
             # Threads that listen may be late. A rank that has aborted a world keeps its buffer, to which the aborts of
             # others may still write.
             self.ask(("abort", self.given_up), list(self.members))
-        places = {i: self.models[rank].shard_places() if made else None for rank, i in enumerate(self.order)}
+        places = {i: self.model.models[rank].shard_places() if made else None for rank, i in enumerate(self.order)}
         answers = self.ask(lambda i: ("close", made, places[i]), list(self.members))
         for i, (worker, server, descriptors, threads) in answers.items():
             member = self.members[i]
             if made:
                 self.expect_errors(i, worker, server)
-                model = self.models[self.order.index(i)]
+                model = self.model.models[self.order.index(i)]
                 member.worker, member.server, member.places = model.errors(0), np.zeros(N, f32), places[i]
                 member.server[places[i]] = model.errors(1)
             self.totals["descriptors"] += max(0, descriptors)
             self.totals["threads"] += max(0, threads)
-        self.models = None
+        self.model = None
         for i in self.of_kind("leave", "stranger") & self.members.keys():
             self.end(i)
 
@@ -862,12 +864,12 @@ class Session:
         while self.number < steps and time.monotonic() < until:
             rng = np.random.default_rng([self.seed, self.attempts])
             self.attempts += 1
-            if self.models is None:
+            if self.model is None:
                 self.make_world(rng)
             else:
                 self.take_step(rng)
         self.faults = {}
-        if self.models:
+        if self.model:
             self.close(made=True)
         for i in list(self.members):
             self.end(i)

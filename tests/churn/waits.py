@@ -2,8 +2,8 @@
 
     python tests/churn/waits.py [--rounds N] [--over TRANSPORT] [--devices N]
 
-Over a group, two levels of groups and peer memory a rank is in a call, for which the other one never comes; over NCCL
-it waits for what it has enqueued, too. GRADCODEC_DRIVERS is as for churn.py. Transport callbacks are their owner's to end.
+Over a group, two nodes of two ranks each, and peer memory a rank is in a call that no other rank makes; over NCCL it
+waits for what it has enqueued, too. GRADCODEC_DRIVERS is as for churn.py. Transport callbacks are their owner's to end.
 """
 
 import argparse
@@ -22,31 +22,32 @@ N = 10_000
 
 
 def communicators(library, over, devices):
-    """Of the rank that waits, and of the one that does not come; then what they are made of."""
+    """Of the rank that waits, and of those that do not come; then what they are made of."""
     if over == "nccl":
         id = library.nccl_id()
-        return together(lambda rank: library.nccl_world(id, rank, 2, rank)), []
+        return together(2, lambda rank: library.nccl_world(id, rank, 2, rank)), []
+    if over == "hierarchical":
+        intra, inter = ([library.group(2) for _ in range(2)] for _ in range(2))
+        parts = [(intra[node][rank], inter[rank][node]) for node in range(2) for rank in range(2)]
+        return together(4, lambda rank: library.hierarchical(*parts[rank])), [comm for each in parts for comm in each]
     comms = library.group(2)
     if over == "peers":
         size = library.allreduce_peers_bytes("int8", [N], 2, error="float32")
-        return together(lambda rank: library.open_peers(comms[rank], rank % devices, size)), comms
-    if over == "hierarchical":
-        alone = [library.group(1)[0] for _ in comms]
-        return together(lambda rank: library.hierarchical(alone[rank], comms[rank])), [*alone, *comms]
+        return together(2, lambda rank: library.open_peers(comms[rank], rank % devices, size)), comms
     return comms, []
 
 
-def together(function):
-    with ThreadPoolExecutor(2) as threads:
-        return list(threads.map(function, range(2)))
+def together(size, function):
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(function, range(size)))
 
 
 def waited(library, over, devices):
     """Seconds from the beginning of the abort to the end of the wait."""
     comms, kept = communicators(library, over, devices)
     on_gpu = over in churn.ON_GPUS
-    places = [(gradcodec.CUDA, rank % devices) if on_gpu else (gradcodec.CPU, 0) for rank in range(2)]
-    handles = together(lambda rank: comms[rank].allreduce("int8", [N], error="float32", device=places[rank]))
+    places = [(gradcodec.CUDA, rank % devices) if on_gpu else (gradcodec.CPU, 0) for rank in range(len(comms))]
+    handles = together(len(comms), lambda rank: comms[rank].allreduce("int8", [N], error="float32", device=places[rank]))
     values, found = np.ones(N, np.float32), []
     values = library.tensor_to_device(values, places[0]) if on_gpu else values
     enqueued = threading.Event()
@@ -78,7 +79,8 @@ def waited(library, over, devices):
     began = time.perf_counter()
     comms[0].abort()
     thread.join()
-    comms[1].abort()
+    for comm in comms[1:]:
+        comm.abort()
     for owner in (*handles, *comms, *kept):
         owner.close()
     return found[0] - began

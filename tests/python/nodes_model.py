@@ -74,11 +74,15 @@ class FlatModel:
 
     def errors_in(self, workers, server):
         """Rows of the worker errors of any world, the server errors of all elements; None: not those."""
-        for rank, model in enumerate(self.models):
-            if server is not None:
-                model.take_errors(1, server[model.shard_places()])
-            if workers is not None:
-                model.take_errors(0, self.of_rows(workers, rank))
+        for rank in range(self.size):
+            self.errors_of_rank_in(rank, workers, server)
+
+    def errors_of_rank_in(self, rank, workers, server):
+        model = self.models[rank]
+        if server is not None:
+            model.take_errors(1, server[model.shard_places()])
+        if workers is not None:
+            model.take_errors(0, self.of_rows(workers, rank))
 
     def of_rows(self, rows, rank):
         if len(rows) == self.size:
@@ -298,9 +302,5 @@ class NodesModel(FlatModel):
             found.append(model.decode([part.reshape(self.nodes, -1) for part in parts], self.on_cuda))
         return found
 
-    def errors_in(self, workers, server):
-        for model in self.models:
-            if server is not None:
-                model.take_errors(1, server[model.shard_places()])
-            if workers is not None:
-                model.take_errors(0, model.of_rows(workers))
+    def of_rows(self, rows, rank):
+        return self.models[rank].of_rows(rows)
