@@ -1,5 +1,6 @@
-"""Faults that tests must notice, at most 60, where a fault crosses a language or a file format: kernels, layouts of structs, the
-headers, Python, packages. cargo-mutants (tests/mutants.sh) plants faults in the Rust code.
+"""Faults that tests must notice, at most 64, where a fault crosses a language or a file format: kernels, layouts of structs, the
+headers, Python, packages; and where ranks of several nodes must compute alike. cargo-mutants (tests/mutants.sh) plants
+faults in the rest of the Rust code.
 
 The text that a fault replaces stands once in its file. `run.py --check` finds a text that is not there any more."""
 
@@ -38,6 +39,21 @@ fault("the second meeting of a launch is the first once more", "ranks in differe
 fault("what all ranks get of a launch says nothing of what is not finite", "flag lost", "kernels/blocks_twice.cuh",
       "(nonfinite ? +NONFINITE : 0u)", "0u",
       python("test_block_peers", "two_exchanges_of_one_launch"))
+
+# ---- Nodes
+
+fault("kernels: the first rank's factor counts for its whole node", "wrong bits", "kernels/nodes.cuh",
+      "reinterpret_cast<const float *>(block)[FACTOR_WORD]", "reinterpret_cast<const float *>(call.blocks)[FACTOR_WORD]",
+      spec("test_nodes", "random_worlds", "cuda and group"))
+fault("a block of values with a wrong header is added", "payload believed", "src/backend/cpu/nodes.rs",
+      "header[..FACTOR_AT] == expected[..FACTOR_AT] && header", "header",
+      python("test_hierarchical", "a_damaged_header", "values"))
+fault("parts are written though a later one is corrupt", "partial result", "src/comm/node.rs",
+      "        outcome?;\n", "        let _ = outcome;\n",
+      python("test_hierarchical", "a_damaged_header", "encoded"))
+fault("every node takes the errors of the first one's ranks", "errors of other elements", "src/comm/allreduce.rs",
+      "first: rank / ranks * ranks", "first: 0",
+      spec("test_nodes", "rows_of_any_number", "cpu and group"))
 
 # ---- Block codecs
 
