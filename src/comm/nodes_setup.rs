@@ -73,13 +73,6 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
         outcome = outcome.and_then(|()| check_column(there, inter.rank()));
     }
 
-    if here.iter().any(|record| Hello::of(record).inter.is_none()) {
-        // All ranks of this node know it. Those with that rank's number on other nodes wait in vain, so that nobody can go
-        // on; the others of those nodes are told.
-        inter.into_iter().for_each(Communicator::give_up);
-        return Ok(outcome);
-    }
-
     // All ranks of this node are to have found the same nodes, with as many ranks as this one.
     let ids = there.iter().flat_map(Records::iter).flat_map(|record| Greeting::of(record).id.to_le_bytes());
     let mut told = Record::new(SUBJECT, outcome.is_err());
@@ -91,7 +84,14 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     }
     let told = intra.all_gather_records(SUBJECT, told)?;
     let refusal = |rank: usize, why: &str| Err(error!(InvalidArgument, "intra_node: rank {rank} {why}"));
-    if let Some(one) = told.iter().find(|one| one.word(1) != 0) {
+    let unequal = told.iter().find(|one| one.word(1) != 0);
+    if unequal.is_none() && here.iter().any(|record| Hello::of(record).inter.is_none()) {
+        // All ranks of this node know it. Those with that rank's number on other nodes wait in vain, so that nobody can go
+        // on; the others of those nodes are told. (A node with more ranks than another has ranks that nobody waits for.)
+        inter.into_iter().for_each(Communicator::give_up);
+        return Ok(outcome);
+    }
+    if let Some(one) = unequal {
         outcome = Err(error!(
             InvalidArgument,
             "inter_node: node {} has {} ranks and node {} has {}; as many on every node expected",
