@@ -736,7 +736,7 @@ fn run(call: Call) {
                 assert_eq!(made, world_size > 0);
                 let taken = if made { world_size as usize } else { 0 };
                 if taken == 1 {
-                    // Of a machine that is alone: with what has no between, with itself, and of two.
+                    // One node of one rank: without an inter_node, with one communicator twice, and with two.
                     let (mut other, mut two) = (ptr::null_mut(), ptr::null_mut());
                     assert!(check(gc_comm_group(1, &mut other), true));
                     assert!(!check(gc_comm_hierarchical(comms[0], ptr::null_mut(), &mut two), false));

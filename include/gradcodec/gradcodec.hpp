@@ -811,7 +811,7 @@ inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, in
     detail::check(gc_comm_open_peers(bootstrap.get(), device, bytes, timeout_ms, &out));
     return Communicator(out);
 }
-/* Of the ranks of this node, and of its leaders; `inter_node` may be empty. */
+/* Of the ranks of this node, and of the ranks with this rank's number on their nodes. Neither may be empty. */
 inline Communicator comm_hierarchical(Communicator &intra_node, Communicator &inter_node)
 {
     gc_comm_t *out = nullptr;

@@ -410,15 +410,15 @@ class GradCodec(Library):
         bootstrap._run(self._raw.gc_comm_open_peers, *about, byref(made))
         return Communicator._of(self, made)
 
-    def hierarchical(self, intra_node: Communicator, inter_node: Communicator | None) -> Communicator:
-        """A communicator of two levels: among the ranks of a node, and among those of one number on all nodes."""
+    def hierarchical(self, intra_node: Communicator, inter_node: Communicator) -> Communicator:
+        """A communicator of two: among the ranks of this node, and among those with this rank's number on all nodes."""
         made = Communicator._of(self, G())
         made._parts = [part for part in (intra_node, inter_node) if part]  # whose functions are called
         made._raised = [raised for part in made._parts for raised in part._raised]
         out, create = G(), self._raw.gc_comm_hierarchical
 
         def within(intra: int) -> Any:
-            if inter_node is None:
+            if inter_node is None:  # the library says so, to the other ranks of the node as well
                 return create(intra, None, byref(out))
             return inter_node._call_with(lambda inter: create(intra, inter, byref(out)))
 

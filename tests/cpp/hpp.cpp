@@ -369,7 +369,7 @@ static void ranks_reduce_to_the_same_mean()
     HOLD(workers[0][0] == -4 && workers[0][1] == -2 && workers[1][0] == 0 && reduced[0] == 5 - sent);
     gradcodec::comm_async_error(ranks[1]);
 
-    /* Of two: a machine of one rank, and one of one machine. */
+    /* Of two: one node of one rank, which is a flat communicator. */
     std::vector<Communicator> inside = gradcodec::comm_group(1), between = gradcodec::comm_group(1);
     Communicator none, two = gradcodec::comm_hierarchical(inside[0], between[0]);
     inside.clear();

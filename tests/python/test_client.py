@@ -264,7 +264,7 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
 
 
 def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well(gradcodec):
-    """Two machines of one rank, in threads; the way between them breaks when they have found each other."""
+    """Two nodes of one rank, in threads; the way between them breaks when they have found each other."""
     engine, broken = Engine(), []
 
     def breakable(exchange):
