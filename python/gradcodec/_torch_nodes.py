@@ -53,7 +53,8 @@ def are_levels(nodes: list[list[int]]) -> bool:
 def describe(nodes: list[list[int]], levels: bool, within: str, between: str) -> str:
     """A sentence for people."""
     if levels:
-        return f"{len(nodes)} nodes of {len(nodes[0])} ranks: sums within a node over {within}, codes between nodes over {between}"
+        shape = f"{len(nodes)} nodes of {len(nodes[0])} ranks"
+        return f"{shape}: sums within a node over {within}, codes between nodes over {between}"
     if len(nodes) == 1:
         return f"1 node of {len(nodes[0])} ranks, over {within}"
     sizes = sorted({len(ranks) for ranks in nodes})
@@ -73,7 +74,9 @@ class Pairs:
     `ranks`: of the group. `tag`: of the messages. `at`: the bytes at an address of the host, as a tensor.
     """
 
-    def __init__(self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any]) -> None:
+    def __init__(
+        self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any]
+    ) -> None:  # fmt: skip
         self._group, self._ranks, self._tag, self._timeout, self._at = group, list(ranks), tag, timeout, at
         self._own, size = self._ranks.index(group.rank()), len(self._ranks)
         functions = Exchange(self._all_to_all), Exchange(self._all_gather)
@@ -123,7 +126,7 @@ def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int,
             made = failure
     ids: list[Any] = [None] * group.size()
     dist.all_gather_object(ids, made, group=group)
-    for failure in ids:
-        if isinstance(failure, Exception):
-            raise failure
+    for each in ids:
+        if isinstance(each, Exception):
+            raise each
     return library.nccl_world(ids[ranks[0]], ranks.index(own), len(ranks), device, dl_handle=handle, timeout_ms=timeout_ms)

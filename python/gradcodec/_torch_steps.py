@@ -151,7 +151,7 @@ class Compression:
     @property
     def topology_ranks(self) -> list[list[int]]:
         """The ranks of each node."""
-        return [list(ranks) for ranks in self._group.nodes or [range(self._group.size)]]
+        return [list(ranks) for ranks in self._group.nodes or [[*range(self._group.size)]]]
 
     def _place(self) -> tuple[int, int, int, int]:
         """How many nodes and ranks per node handles know, this rank's node, and its number there."""
