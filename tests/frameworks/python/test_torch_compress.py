@@ -418,7 +418,7 @@ def refusals():
         (lambda: compress(fresh(torch.nn.Embedding(5, 3, sparse=True))), TypeError, "sparse gradients"),
         (lambda: pickle.dumps(compression), TypeError, "state_dict"),
         (lambda: compression.load_state_dict(5), TypeError, "state: what state_dict"),
-        (lambda: compression.load_state_dict({**state, "format": 2}), ValueError, "of format 2"),
+        (lambda: compression.load_state_dict({**state, "format": 3}), ValueError, "of format 3"),
         (lambda: compression.load_state_dict({**state, "rank": 7}), ValueError, "of rank 7 of 2, and this is rank"),
         (lambda: compression.load_state_dict([state]), ValueError, "one of each of 2 ranks expected, got ranks"),
         (lambda: compression.load_state_dict({**state, "worker": {"w": torch.ones(2)}}), ValueError, "'w' is no par"),
