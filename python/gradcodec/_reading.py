@@ -441,16 +441,19 @@ class _Ready:
 
 class _Parts:
     """Tensors that lie one after the other in memory, whose DLTensors are written once: at `places`, and `list` is the
-    address of a list of them. `counts`: of their elements; `device`: of one of DLPack's kinds, with its number."""
+    address of a list of them. `counts`: of their elements; `device`: of one of DLPack's kinds, with its number.
+    `in_memory`: the numbers of the tensors in the order in which they lie in memory; None: in their own order."""
 
-    def __init__(self, counts: Sequence[int], dtype: str, device: tuple[int, int]) -> None:
+    def __init__(
+        self, counts: Sequence[int], dtype: str, device: tuple[int, int], in_memory: Sequence[int] | None = None
+    ) -> None:  # fmt: skip
         (code, bits, lanes), (kind, number) = DTYPES[dtype], device
         self._frame, self.count, self._address = _Frame(len(counts)), len(counts), 0
-        self.places, self.list, self._offsets, offset = self._frame.places, self._frame.list, list[int](), 0
-        for k, count in enumerate(counts):
-            self._frame.describe(k, 0, kind | number << 32, _about(code, bits, lanes), (count,))
-            self._offsets.append(offset)
-            offset += count * bits // 8
+        self.places, self.list, self._offsets, offset = self._frame.places, self._frame.list, [0] * len(counts), 0
+        for k in range(len(counts)) if in_memory is None else in_memory:
+            self._frame.describe(k, 0, kind | number << 32, _about(code, bits, lanes), (counts[k],))
+            self._offsets[k] = offset
+            offset += counts[k] * bits // 8
 
     def at(self, address: int) -> _Parts:
         """These parts, where the memory begins at an address now."""

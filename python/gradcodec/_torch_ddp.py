@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ._arguments import _said
-from ._torch_groups import Group, Handle, check_tensor, eager, process_group
+from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, process_group
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 
@@ -128,16 +128,6 @@ def _unwrapped(model: Any) -> DistributedDataParallel:
         kind = type(ddp).__name__
         raise TypeError(f"model: a DistributedDataParallel expected, got {kind}; wrap it in one first")
     return ddp
-
-
-def check_transport(transport: Any, group: Group) -> None:
-    """Refuses one that this group does not have."""
-    if transport not in ("auto", "flat", "peers", "nccl", "gloo"):
-        raise ValueError(f"transport: one of auto, flat, peers, nccl, gloo expected, got {_said(transport)}")
-    if transport == "peers" and group.device.type != "cuda":
-        raise ValueError(f"transport: peers is for a model on the GPUs of one node; this is on {group.device}")
-    if transport == "nccl" and not group.over_gpus:
-        raise ValueError(f"transport: nccl is for a model on a GPU and a group over NCCL; this is on {group.device}")
 
 
 def compress(

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ._abi import SIGNS
-from ._torch_ddp import check_transport
-from ._torch_groups import Group, Handle, check_tensor, eager, process_group
+from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, process_group
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum"}

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, Exchange, G, Transport
-from ._arguments import _arrays, _said
+from ._arguments import _said
 from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
-from ._torch_nodes import Pairs, are_levels, describe, nodes_of_group, over_nccl, warn_of_uneven
+from ._torch_nodes import Pairs, are_levels, describe, digest, nodes_of, over_nccl, own_node, warn_of_uneven
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -112,6 +112,30 @@ def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
     return torch.as_tensor(_Memory(pointer, size), device=torch.device("cuda", device.device_id))
 
 
+class Turns:
+    """Orders the work of several streams of a GPU that use the same memory. On a CPU there is nothing to order."""
+
+    _last: Any = None  # the stream of end(), and what is recorded on it
+    _done: Any = None
+
+    def begin(self, device: torch.device) -> Any:
+        """The current stream, None on a CPU, behind the work that another stream has had since end()."""
+        if device.type != "cuda":
+            return None
+        stream = torch.cuda.current_stream(device)
+        if self._done is None:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        elif stream != self._last:
+            stream.wait_event(self._done)
+        return stream
+
+    def end(self, stream: Any) -> None:
+        """After the calls on that stream."""
+        if stream is not None:
+            self._last = stream
+            self._done.record(stream)
+
+
 class Peers:
     """Memory that the GPUs of one node reach, for all handles over a process group, which use it one after the other.
 
@@ -120,7 +144,7 @@ class Peers:
     """
 
     def __init__(self, bootstrap: Communicator, device: int, timeout_ms: int) -> None:
-        self._bootstrap, self._about, self._room = bootstrap, (device, timeout_ms), 0
+        self._bootstrap, self._about, self._room, self.turns = bootstrap, (device, timeout_ms), 0, Turns()
         self._comms: list[Communicator] = []
         self.comm(FIRST_ROOM)
 
@@ -159,8 +183,12 @@ class Group:
     nodes: list[list[int]] | None = None  # the ranks of each, once take_topology() has found them
     topology = ""
 
-    def __init__(self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False) -> None:
+    def __init__(
+        self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False, in_turns: bool = False
+    ) -> None:  # fmt: skip
+        """`in_turns`: handles run on the caller's streams, in turns, so their peer memory is not that of the hooks."""
         self.group, self.device, self.timeout = group, device, seconds(timeout)
+        self._in_turns, self._turns = in_turns, Turns()
         self.rank, self.size, self.bytes_sent = group.rank(), group.size(), 0
         self.place = (CUDA, device.index) if device.type == "cuda" else (CPU, 0)
         kinds = dist.get_backend_config(group)
@@ -180,22 +208,34 @@ class Group:
         library().lib.gc_comm_from_transport(byref(transport), byref(made))
         self.comm = Communicator._of(library(), made)
         self.comm._transport = transport  # which handles keep with the communicator
-        self._last: Any = None  # the stream of end(), and what is recorded on it
-        self._done: Any = None
 
-    def take_topology(self, transport: str, codec: str) -> None:
-        """Finds which ranks share a node, and chooses what handles go over. Every rank calls this."""
-        self.nodes = nodes_of_group(self.group)
+    def _find_nodes(self) -> list[list[int]]:
+        """The ranks of each node, which every rank tells the others."""
+        names = torch.zeros(self.size, 32, dtype=torch.int32, device=self.device)
+        names[self.rank] = torch.tensor(digest(own_node()), dtype=torch.int32)
+        return nodes_of([tuple(name) for name in self.over_all(names).tolist()])
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def take_topology(
+        self, transport: str, codec: str, nodes: list[list[int]] | None = None, direct: bool = True
+    ) -> None:  # fmt: skip
+        """Finds which ranks share a node, and chooses what handles go over. Every rank calls this.
+
+        `nodes`: what was found before; None: it is found now. `direct`: offers that, where it can.
+        """
+        self.nodes = nodes or self._find_nodes()
         levels = are_levels(self.nodes) and transport in ("auto", "nccl", "gloo") and codec != "sign"
         if levels:
             self.levels = Levels(self, self.nodes, transport)
         else:
-            if transport == "auto":
+            if transport == "auto" and codec != "sign" and nodes is None:
                 warn_of_uneven(self.nodes)
             # Peer memory is within a node. Of several nodes it is tried only if that is asked for.
             if len(self.nodes) == 1 or transport == "peers":
                 self.take_peers("auto" if transport == "flat" else transport)
-            self.take_direct()
+            if direct:
+                self.take_direct()
         over = "NCCL" if self.over_gpus else "gloo"
         within = "peer memory" if (self.levels or self).peers is not None else over
         self.topology = describe(self.nodes, levels, within, over)
@@ -225,7 +265,7 @@ class Group:
         could = transport == "auto" and self.device.type == "cuda" and self.size <= MOST_PEERS
         if transport != "peers" and not could:
             return
-        known, key = kept(self.group).peers, (self.device, self.timeout)
+        known, key = kept(self.group).peers, (self.device, self.timeout, self._in_turns)
         if known.get(key) is None and (transport == "peers" or key not in known):
             known[key] = None
             try:
@@ -234,6 +274,8 @@ class Group:
                 if transport == "peers":
                     raise
         self.peers = known[key]
+        if self.peers is not None:
+            self._turns = self.peers.turns
 
     def take_direct(self) -> None:
         """Offers `direct` from now on, where every rank can. Every rank calls this."""
@@ -338,22 +380,13 @@ class Group:
             return 1
 
     def begin(self) -> Any:
-        """The current stream, None on a CPU, behind what another stream has got since end(): a handle, and the memory
-        that all handles of a group share, are for one stream at a time."""
-        if self.device.type != "cuda":
-            return None
-        stream = torch.cuda.current_stream(self.device)
-        if self._done is None:
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        elif stream != self._last:
-            stream.wait_event(self._done)
-        return stream
+        """The current stream, None on a CPU, for a run of a handle: a handle, and the memory that handles share, are
+        for one stream at a time."""
+        return self._turns.begin(self.device)
 
     def end(self, stream: Any) -> None:
-        """After the calls on that stream."""
-        if stream is not None:
-            self._last = stream
-            self._done.record(stream)
+        """After the run on that stream."""
+        self._turns.end(stream)
 
     def over_all(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """The plain all-reduce, in place."""
@@ -361,6 +394,16 @@ class Group:
         options.reduceOp = op
         _done(self.group.allreduce([tensor], options))
         return tensor
+
+
+def check_transport(transport: Any, group: Group) -> None:
+    """Refuses one that this group does not have."""
+    if transport not in ("auto", "flat", "peers", "nccl", "gloo"):
+        raise ValueError(f"transport: one of auto, flat, peers, nccl, gloo expected, got {_said(transport)}")
+    if transport == "peers" and group.device.type != "cuda":
+        raise ValueError(f"transport: peers is for tensors on the GPUs of one node; this is on {group.device}")
+    if transport == "nccl" and not group.over_gpus:
+        raise ValueError(f"transport: nccl is for tensors on a GPU and a group over NCCL; this is on {group.device}")
 
 
 class Levels:
@@ -415,16 +458,20 @@ class Handle:
 
     `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none. `direct`: PyTorch,
     which ends the process where a rank does not come, need not see it: some other work that it sees comes after it.
+    `in_memory`: the numbers of the tensors in the order in which they lie in the buffers of run_within() and
+    reduce_scatter_within(), and in which their errors are given and taken; empty: their own.
     """
 
     def __init__(
         self, group: Group, codec: str, sizes: Sequence[int], dtype: torch.dtype, *, error: str = "none",
         raw: Sequence[bool] = (), op: str = "mean", transactional: bool = False, direct: bool = False,
+        in_memory: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.has_errors, device = error != "none" and codec != "sign", group.device
         self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
-        self._within = _Parts(self.sizes, DTYPES[dtype], group.place)
+        self._in_memory = list(in_memory) or [*range(len(self.sizes))]
+        self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
         self._error_factor = _Parts([1], "float32", group.place)
         self.options: dict[str, Any] = {"values": DTYPES[dtype]}
         if device.type == "cuda":
@@ -438,6 +485,8 @@ class Handle:
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
             more["reduction"] = "sum"
+        # A flat sum divides a single row of errors by the ranks; to multiply by a power of two before loses nothing.
+        self._factor_of_errors = group.size if "reduction" in more and group.levels is None else 1
         all_options = {**self.options, **more}
         comm = group.comm_for(codec, self.sizes, all_options, direct)
         self.is_direct = comm is group.direct
@@ -500,12 +549,22 @@ class Handle:
         server = torch.empty(sum(count for *_, count in mine), dtype=torch.float32, device=self.group.device)
         self.steps.errors_out(worker, server, stream=self.stream())
         pieces = torch.split_with_sizes(server, [count for *_, count in mine])
-        parts = [(tensor, first, piece) for (tensor, first, _), piece in zip(mine, pieces)]
-        return list(torch.split_with_sizes(worker, self.sizes)), parts
+        places = dict(zip(self._in_memory, range(len(self.sizes))))
+        parts = [(places[tensor], first, piece) for (tensor, first, _), piece in zip(mine, pieces)]
+        workers = torch.split_with_sizes(worker, self.sizes)
+        return [workers[number] for number in self._in_memory], parts
 
     def take_errors(self, worker: torch.Tensor, server: torch.Tensor) -> None:
         """Both of all elements."""
+        if self._in_memory != [*range(len(self.sizes))]:
+            worker, server = self._in_own_order(worker), self._in_own_order(server)
+        if self._factor_of_errors > 1:
+            worker = worker * self._factor_of_errors
         self.steps.errors_in(worker.view(1, -1), server, stream=self.stream())
+
+    def _in_own_order(self, errors: torch.Tensor) -> torch.Tensor:
+        pieces = torch.split_with_sizes(errors, [self.sizes[number] for number in self._in_memory])
+        return torch.cat([piece for _, piece in sorted(zip(self._in_memory, pieces), key=lambda one: one[0])])
 
 
 class Verdict:
@@ -545,11 +604,11 @@ class Verdict:
             taken_back += self.undone
 
 
-# --- the all-reduce of a list of tensors ------------------------------------------------------------------------------
+# --- what stays for a process group -----------------------------------------------------------------------------------
 
 
 class _Kept:
-    """What stays for a process group: `peers`, None where memory is not reached, and the handles of all_reduce(), at
+    """What stays for a process group: `peers`, None where memory is not reached, and what all_reduce() has made, at
     most KEPT of them: the one that was used least recently goes, on all ranks alike, as all of them come to the same
     calls on this group."""
 
@@ -557,24 +616,29 @@ class _Kept:
         self._group = group
         # With the last handle over it a group goes.
         self._groups: weakref.WeakValueDictionary[Any, Group] = weakref.WeakValueDictionary()
-        self.handles: OrderedDict[Any, Handle] = OrderedDict()
+        self._nodes: list[list[int]] | None = None
+        self.handles: OrderedDict[Any, Any] = OrderedDict()
         self.peers: dict[Any, Peers | None] = {}
 
-    def group(self, device: torch.device, timeout: datetime.timedelta | None) -> Group:
-        known = self._groups.get((device, timeout))
+    def group(self, device: torch.device, timeout: datetime.timedelta | None, transport: str, codec: str) -> Group:
+        """A group of this codec. Every rank calls this."""
+        key = device, timeout, str(transport), codec == "sign"
+        known = self._groups.get(key)
         if known is None:
-            self._groups[device, timeout] = known = Group(self._group, device, timeout)
+            known = Group(self._group, device, timeout, transport == "gloo", in_turns=True)
+            check_transport(transport, known)
+            known.take_topology(transport, codec, self._nodes, direct=False)
+            self._groups[key], self._nodes = known, known.nodes
         return known
 
-    def handle(self, key: Any, make: Callable[[], Handle]) -> Handle:
+    def handle(self, key: Any, make: Callable[[], Any]) -> Any:
         if key in self.handles:
             self.handles.move_to_end(key)
             return self.handles[key]
         if len(self.handles) == KEPT:
-            _, oldest = self.handles.popitem(last=False)
-            if oldest.group.device.type == "cuda":
-                torch.cuda.synchronize(oldest.group.device)  # it may be at work
-            del oldest
+            (device, *_), _ = self.handles.popitem(last=False)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # it may be at work
         self.handles[key] = made = make()
         return made
 
@@ -595,63 +659,3 @@ def kept(group: Any) -> _Kept:
             _kept.pop(gone, None)
         _kept[group] = _Kept(group)
     return _kept[group]
-
-
-def _refuse(given: Sequence[Any], number: int) -> None:
-    """Says what is wrong with one of the tensors of all_reduce()."""
-    name, tensor = f"tensors[{number}]", given[number]
-    if not isinstance(tensor, torch.Tensor):
-        hint = "; leave out what has no gradient" if tensor is None else ""
-        raise TypeError(f"{name}: a tensor of PyTorch expected, got {_said(tensor)}{hint}")
-    check_tensor(name, tensor)
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name}: requires grad, so write to it within torch.no_grad()")
-    raise ValueError(f"{name}: on {given[0].device}, as the first, expected, got {tensor.device}")
-
-
-@eager
-def all_reduce(
-    tensors: torch.Tensor | Sequence[torch.Tensor], codec: str = "int8", *, op: str = "mean", group: Any = None,
-    timeout: float | datetime.timedelta | None = None,
-) -> None:  # fmt: skip
-    """Replaces tensors on every rank by their mean or sum over the ranks, compressed on the way. All ranks end with the
-    same bytes.
-
-    `tensors`: one, or several of one device, in float32, float16 or bfloat16. On every rank of `group`, of the same
-    shapes and dtypes. `op`: "mean" or "sum"; "sign" has only the first, which is the majority's sign. What a call loses
-    is lost: no errors are carried from one to the next. `timeout`: seconds, or a timedelta; None: the group's own.
-
-    Handles are kept for the next call with the same shapes, dtypes, device, codec and op: at most 64 of a group.
-    """
-    known_codec(codec)
-    if op not in ("mean", "sum") or (op, codec) == ("sum", "sign"):
-        raise ValueError(f"op: {'mean' if codec == 'sign' else 'mean or sum'} expected, got {_said(op)}")
-    given = [tensors] if isinstance(tensors, torch.Tensor) else _arrays("tensors", tensors, "tensors")
-    over, wait = process_group(group), seconds(timeout)
-    if not given:
-        return
-    recording = torch.is_grad_enabled()
-    device: Any = getattr(given[0], "device", None)
-    for number, tensor in enumerate(given):
-        if not (
-            isinstance(tensor, torch.Tensor) and tensor.device == device and tensor.dtype in DTYPES
-            and tensor.layout is torch.strided and not (recording and tensor.requires_grad)
-            and not hasattr(tensor, "device_mesh")
-        ):  # fmt: skip
-            _refuse(given, number)
-    check_tensor("tensors[0]", given[0])  # its device, which is that of all
-    known = kept(over)
-    own_group = known.group(device, wait)
-    for dtype in dict.fromkeys([tensor.dtype for tensor in given]):
-        own = [tensor for tensor in given if tensor.dtype is dtype]
-        flat = [tensor.contiguous() for tensor in own]
-        key = tuple([tensor.shape for tensor in own]), dtype, device, codec, op, wait
-        handle = known.handle(key, lambda: Handle(own_group, codec, [one.numel() for one in own], dtype, op=op))
-        stream = own_group.begin()
-        try:
-            handle.run(flat)
-        finally:
-            own_group.end(stream)
-        for tensor, reduced in zip(own, flat):
-            if reduced is not tensor:
-                tensor.copy_(reduced)

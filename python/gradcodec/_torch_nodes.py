@@ -1,6 +1,7 @@
 """Which ranks of a process group share a node, and the communicator that sums within nodes first."""
 
 import ctypes
+import hashlib
 import os
 import socket
 import warnings
@@ -30,19 +31,17 @@ def own_node() -> str:
     return f"{socket.gethostname()} {started}"
 
 
-def nodes_of(names: Sequence[str]) -> list[list[int]]:
-    """The ranks of each node, of which each rank has told the name: nodes by their lowest rank, ranks in order."""
-    nodes: dict[str, list[int]] = {}
+def digest(node: str) -> list[int]:
+    """32 bytes that name a node."""
+    return list(hashlib.sha256(node.encode()).digest())
+
+
+def nodes_of(names: Sequence[Any]) -> list[list[int]]:
+    """The ranks of each node, from a name for each rank: nodes by their lowest rank, ranks in order."""
+    nodes: dict[Any, list[int]] = {}
     for rank, name in enumerate(names):
         nodes.setdefault(name, []).append(rank)
     return list(nodes.values())
-
-
-def nodes_of_group(group: Any) -> list[list[int]]:
-    """The same of a process group. Every rank calls this."""
-    names: list[Any] = [None] * group.size()
-    dist.all_gather_object(names, own_node(), group=group)
-    return nodes_of(names)
 
 
 def are_levels(nodes: list[list[int]]) -> bool:

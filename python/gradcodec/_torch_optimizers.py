@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _said
-from ._torch_groups import Group, Handle, Verdict, check_tensor, eager, number_of, process_group
+from ._torch_groups import (
+    Group, Handle, Verdict, check_tensor, check_transport, eager, number_of, process_group,
+)  # fmt: skip
 
 Tensors = list[torch.Tensor]
 
@@ -28,13 +30,15 @@ class _OneBit(torch.optim.Optimizer):
     found_inf: torch.Tensor | None
     grad_scale: torch.Tensor | None
 
-    def __init__(self, params: Any, defaults: dict[str, Any], group: Any, timeout: Any) -> None:
+    def __init__(self, params: Any, defaults: dict[str, Any], group: Any, timeout: Any, transport: str) -> None:
         over = process_group(group)
         super().__init__(params, defaults)
         parameters = self._parameters()
         if not parameters:
             raise ValueError("params: one parameter expected at least, got none")
-        self._group, self._handle, self.taken_back = Group(over, parameters[0].device, timeout), None, 0
+        self._group = Group(over, parameters[0].device, timeout, transport == "gloo", in_turns=True)
+        check_transport(transport, self._group)
+        self._handle, self._transport, self.taken_back = None, transport, 0
         self._verdict = Verdict(self._group, 1)
 
     _handle: Handle | None
@@ -120,11 +124,17 @@ class _OneBit(torch.optim.Optimizer):
     def _mean_of_bits(self, tensors: Tensors) -> bool:
         """The same at one bit per element, in place; whether it is finite. If not, the errors are as before."""
         if self._handle is None:
+            if self._group.nodes is None:
+                self._group.take_topology(self._transport, "onebit", direct=False)
             sizes = [tensor.numel() for tensor in tensors]
             self._handle = Handle(self._group, "onebit", sizes, torch.float32, error="float32", transactional=True)
         handle = self._handle
         handle.rollback()  # what an exception has left
-        handle.run(tensors)
+        turn = self._group.begin()
+        try:
+            handle.run(tensors)
+        finally:
+            self._group.end(turn)
         verdict, stream = self._verdict, number_of(handle.stream())
         verdict.ask([handle], stream)
         verdict.carry_out([handle], stream)
@@ -156,18 +166,18 @@ class OneBitSGD(_OneBit):
     Gradients are those of this rank: in DistributedDataParallel, call backward() within model.no_sync(). Every rank
     calls step(), with the same parameters; one that requires no gradient and has none stays as it is. `taken_back`: how
     many steps were left out, as a gradient was not finite on some rank. `group`: None: the default one. `timeout`: of
-    an exchange, in seconds; None: the group's own.
+    an exchange, in seconds; None: the group's own. `transport`: as in compress().
     """
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.9, *, weight_decay: float = 0.0,
-        group: Any = None, timeout: float | datetime.timedelta | None = None,
+        group: Any = None, timeout: float | datetime.timedelta | None = None, transport: str = "auto",
     ) -> None:  # fmt: skip
         defaults = {
             "lr": _number("lr", lr, 0), "momentum": _number("momentum", momentum, 0, 1),
             "weight_decay": _number("weight_decay", weight_decay, 0),
         }  # fmt: skip
-        super().__init__(params, defaults, group, timeout)
+        super().__init__(params, defaults, group, timeout, transport)
 
     def _advance(self) -> None:
         parameters: list[Tensors] = [each["params"] for each in self.param_groups]
@@ -198,16 +208,16 @@ class OneBitAdam(_OneBit):
         m = mean over the ranks of (beta1 * m + (1 - beta1) * gradient)
         p = p - lr * m / (root of variance + eps) - lr * weight_decay * p
 
-    without a correction of bias. An element whose variance is 0 by then is left alone. All elements of m arrive with the
-    same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: where many gradients are
-    nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example). Gradients, step(),
-    `taken_back`, `group` and `timeout`: as OneBitSGD has them.
+    without a correction of bias. An element whose variance is 0 by then is left alone. All elements of m arrive with
+    the same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: where many
+    gradients are nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example).
+    Gradients, step(), `taken_back`, `group`, `timeout` and `transport`: as OneBitSGD has them.
     """
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, warmup_steps: int = 1000, group: Any = None,
-        timeout: float | datetime.timedelta | None = None,
+        timeout: float | datetime.timedelta | None = None, transport: str = "auto",
     ) -> None:  # fmt: skip
         if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int):
             raise TypeError(f"warmup_steps: a whole number expected, got {_said(warmup_steps)}")
@@ -222,7 +232,7 @@ class OneBitAdam(_OneBit):
             "eps": _number("eps", eps, 0), "weight_decay": _number("weight_decay", weight_decay, 0),
             "warmup_steps": warmup_steps,
         }  # fmt: skip
-        super().__init__(params, defaults, group, timeout)
+        super().__init__(params, defaults, group, timeout, transport)
 
     def _advance(self) -> None:
         first = self.param_groups[0]["params"][0]

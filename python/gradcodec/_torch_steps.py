@@ -87,6 +87,8 @@ class Compression:
     stay as they are: not finite on every rank then, so that all ranks can skip the optimizer's step.
     """
 
+    _kind = "Compression"
+
     def __init__(
         self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: dict[str, bool], scaler: Any
     ) -> None:
@@ -247,10 +249,10 @@ class Compression:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Compression(codec={self.codec!r}, error={self.error!r}{', closed' if self._closed else ''})"
+        return f"{self._kind}(codec={self.codec!r}, error={self.error!r}{', closed' if self._closed else ''})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Compression belongs to its process: state_dict() has its errors, to be saved or copied")
+        raise TypeError(f"{self._kind} belongs to its process: state_dict() has its errors, to be saved or copied")
 
     def _on_stream(self, joined: bool = True) -> Any:
         return nullcontext() if self._stream is None else _Beside(self._stream, self._behind, joined)
@@ -262,7 +264,7 @@ class Compression:
 
     def _open(self) -> None:
         if self._closed:
-            raise ValueError("the Compression is closed")
+            raise ValueError(f"the {self._kind} is closed")
 
     def _own(self, errors: torch.Tensor) -> torch.Tensor:
         return errors.detach().to(self._group.device, torch.float32).reshape(-1)

@@ -488,3 +488,6 @@ def test_parts_of_a_tensor_are_where_it_lies_now():
             assert (one.ndim, one.shape[0], bool(one.strides), one.byte_offset) == (1, count, False, 0)
             assert (one.device.device_type, one.device.device_id) == (CUDA, 2)
             assert (one.dtype.code, one.dtype.bits, one.dtype.lanes) == (2, 16, 1)
+    parts = _reading._Parts([3, 1, 5], "float16", (CUDA, 2), in_memory=[2, 0, 1])
+    found = [client.DLTensor.from_address(place) for place in parts.at(4096).places]
+    assert [(one.data, one.shape[0]) for one in found] == [(4106, 3), (4112, 1), (4096, 5)]

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate  # noqa: E402
 
 import gradcodec.torch  # noqa: E402
 from gradcodec import GradCodecError, _torch_groups  # noqa: E402
-from gradcodec.torch import all_reduce  # noqa: E402
+from gradcodec.torch import AllReduce, all_reduce  # noqa: E402
 
 
 def signs(seed, *shape):
@@ -151,6 +151,138 @@ def two_threads_may_begin_at_once():
     assert not failures
 
 
+LIKE = [(40, 30), (7,), (0,), (33, 5)]
+
+
+def numbers(step, rank=None):
+    """A rank's tensors of a step, the last one in another dtype, the first one in another layout."""
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator(torch.get_default_device()).manual_seed(100 * step + rank)
+    tensors = [torch.randn(shape, generator=generator) for shape in LIKE]
+    return [torch.randn(30, 40, generator=generator).T, *tensors[1:-1], tensors[-1].bfloat16()]
+
+
+def exact(step, op):
+    world = dist.get_world_size()
+    total = [sum(one.float() for one in ones) for ones in zip(*(numbers(step, rank) for rank in range(world)))]
+    return [one / world for one in total] if op == "mean" else total
+
+
+def kept(reducer, op):
+    """What an AllReduce keeps in all: of a mean, or of a sum."""
+    state, found = reducer.state_dict(), []
+    for name, shape in enumerate(LIKE):
+        row, server = state["worker"][str(name)].clone(), torch.zeros(state["worker"][str(name)].shape)
+        for first, part in state["server"].get(str(name), []):
+            server[first : first + part.numel()] = part
+        dist.all_reduce(row)
+        dist.all_reduce(server)
+        row /= dist.get_world_size() if op == "mean" else 1
+        server *= dist.get_world_size() if (op, reducer.codec) == ("sum", "onebit") else 1
+        found.append((row + server).view(shape))
+    return found
+
+
+def what_arrived_and_what_is_kept_is_what_was_given():
+    for codec, op in ("int4", "mean"), ("int4", "sum"), ("onebit", "mean"), ("onebit", "sum"):
+        reducer = AllReduce(numbers(0), codec, op=op)
+        given, arrived = ([torch.zeros(shape) for shape in LIKE] for _ in range(2))
+        for step in range(3):
+            tensors = numbers(step)
+            reducer.run(tensors)
+            for total, one, others, its in zip(arrived, tensors, given, exact(step, op)):
+                total += one.float()
+                others += its
+        assert reducer.bytes_sent > 0 and reducer.stats().keys() == {"0", "1", "2", "3"}
+        for total, error, others in zip(arrived, kept(reducer, op), given):
+            torch.testing.assert_close(total + error, others, rtol=0.01, atol=0.06)  # the last is rounded to bfloat16
+            assert error.numel() == 0 or error.abs().max() > 0.01
+        reducer.close()
+
+
+def errors_of(reducer):
+    state = reducer.state_dict()
+    servers = {name: [part for _, part in parts] for name, parts in state["server"].items()}
+    return {name: [errors, *servers.get(name, [])] for name, errors in state["worker"].items()}
+
+
+def same(some, others):
+    return some.keys() == others.keys() and all(
+        all(torch.equal(one, other) for one, other in zip(some[name], others[name])) for name in some
+    )
+
+
+def a_step_can_be_taken_back_and_one_inf_takes_it_back():
+    with AllReduce(numbers(0), "int4") as reducer:
+        reducer.run(numbers(0))
+        reducer.commit()
+        before = errors_of(reducer)
+        for end in reducer.rollback, lambda: reducer.commit(skip=True), lambda: reducer.commit(skip=torch.ones(1)):
+            reducer.run(numbers(1))
+            end()
+            assert same(errors_of(reducer), before)
+        tensors = numbers(1)
+        if dist.get_rank() == 1:
+            tensors[0][3, 4] = torch.inf
+        reducer.run(tensors)
+        assert not tensors[0].isfinite().all()  # on every rank
+        assert same(errors_of(reducer), before) and reducer.taken_back == 4
+        reducer.run(numbers(2))
+        assert not same(errors_of(reducer), before) and reducer.taken_back == 4
+    with pytest.raises(ValueError, match="the AllReduce is closed"):
+        reducer.run(numbers(0))
+
+
+def the_errors_of_a_state_go_on_in_a_world_of_any_size():
+    reducer = AllReduce(numbers(0), "int4")
+    reducer.run(numbers(0))
+    state, first = reducer.state_dict(), numbers(1)
+    reducer.run(first)
+    again, second = AllReduce(numbers(0), "int4"), numbers(1)
+    again.load_state_dict(state)
+    again.run(second)
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    for codec, op in ("int4", "mean"), ("int4", "sum"), ("onebit", "sum"):
+        pair = dist.new_group([0, 1])
+        states = [None] * dist.get_world_size()
+        if dist.get_rank() < 2:
+            of_pair = AllReduce(numbers(0), codec, op=op, group=pair)
+            of_pair.run(numbers(0))
+        dist.all_gather_object(states, of_pair.state_dict() if dist.get_rank() < 2 else None)
+        whole = AllReduce(numbers(0), codec, op=op)
+        whole.load_state_dict(states[:2])
+        zeros = [torch.zeros_like(one) for one in numbers(0)]
+        whole.run(zeros)
+        factors = 1 if op == "sum" else 0.5, 2 if (codec, op) == ("onebit", "sum") else 1
+        for number, (one, error) in enumerate(zip(zeros, kept(whole, op))):
+            expected = torch.zeros(one.numel())
+            for its in states[:2]:
+                expected += factors[0] * its["worker"][str(number)].to(expected.device)
+                for at, part in its["server"].get(str(number), []):
+                    expected[at : at + part.numel()] += factors[1] * part.to(expected.device)
+            torch.testing.assert_close(one.float() + error, expected.view(one.shape), rtol=0.02, atol=0.02)
+
+
+def an_all_reduce_refuses_other_tensors_and_states():
+    like = [torch.ones(8), torch.ones(3, 2)]
+    reducer, other = AllReduce(like, "int4"), AllReduce([torch.ones(8), torch.ones(2, 3)], "int4")
+    summed, state = AllReduce(like, "int4", op="sum"), reducer.state_dict()
+    for call, kind, words in [
+        (lambda: reducer.run(like[:1]), ValueError, "tensors: 2 expected, got 1"),
+        (lambda: reducer.run([like[0], like[1].T]), ValueError, r"tensors\[1\]: shape \[3, 2\] .*, got \[2, 3\]"),
+        (lambda: reducer.run([like[0], like[1].half()]), ValueError, r"\[1\]: .*float32 on .* got .* torch.float16"),
+        (lambda: other.load_state_dict(state), ValueError, r"state: shapes \[.8,., .2, 3.\] expected, got"),
+        (lambda: summed.load_state_dict(state), ValueError, "state: op sum expected, got mean"),
+        (lambda: AllReduce([], "int4"), ValueError, "like: one tensor expected at least"),
+        (lambda: AllReduce(like, "int4", error="half"), ValueError, "error: one of float32"),
+        (lambda: AllReduce(like, transport="carrier"), ValueError, "transport: one of auto"),
+        (lambda: all_reduce(like, transport=["gloo"]), ValueError, "transport: one of auto"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=words):
+            call()
+    assert repr(reducer) == "AllReduce(codec='int4', error='float32')"
+
+
 def refusals():
     tensor = torch.ones(8)
     mesh = dist.init_device_mesh(tensor.device.type, (dist.get_world_size(),))
@@ -182,11 +314,15 @@ def refusals():
 
 
 def a_rank_that_does_not_come_is_not_waited_for():
-    group = dist.new_group(range(dist.get_world_size()))  # which is of no use afterwards
-    if dist.get_rank() == 0:
-        with pytest.raises(gradcodec.GradCodecError, match="returned 1") as error:
-            all_reduce(torch.ones(8), "onebit", group=group, timeout=0.2)
-        assert error.value.__cause__
+    for knows_the_nodes in True, False:
+        group = dist.new_group(range(dist.get_world_size()))  # which is of no use afterwards
+        if knows_the_nodes:
+            all_reduce(torch.ones(8), "onebit", group=group)
+        if dist.get_rank() == 0:
+            with pytest.raises(gradcodec.GradCodecError if knows_the_nodes else RuntimeError) as error:
+                all_reduce(torch.ones(8), "onebit", group=group, timeout=0.2)
+            assert ("returned 1" if knows_the_nodes else "imed out") in str(error.value)
+            assert error.value.__cause__ or not knows_the_nodes
 
 
 def peer_memory_has_room_for_the_largest_handle():
@@ -247,6 +383,8 @@ def test_all_reduce(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong,
         what_began_in_inference_mode_goes_on, it_may_be_called_in_what_is_compiled, two_threads_may_begin_at_once,
+        what_arrived_and_what_is_kept_is_what_was_given, a_step_can_be_taken_back_and_one_inf_takes_it_back,
+        the_errors_of_a_state_go_on_in_a_world_of_any_size, an_all_reduce_refuses_other_tensors_and_states,
         refusals, the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
         a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip

@@ -431,10 +431,10 @@ def refusals():
         with pytest.raises(RuntimeError, match="model: made under optimize_ddp = 'python_reducer'"):
             compress(fresh())
     if dist.get_backend() == "gloo":
-        with pytest.raises(ValueError, match="transport: nccl is for a model on a GPU"):
+        with pytest.raises(ValueError, match="transport: nccl is for tensors on a GPU"):
             compress(fresh(), transport="nccl")
     if torch.get_default_device().type == "cpu":
-        with pytest.raises(ValueError, match="transport: peers is for a model on the GPUs of one node; .* on cpu"):
+        with pytest.raises(ValueError, match="transport: peers is for tensors on the GPUs of one node; .* on cpu"):
             compress(fresh(), transport="peers")
     with pytest.warns(UserWarning, match="onebit is for SGD without momentum") as said:
         compress(fresh(torch.nn.Linear(3, 3)), "onebit")

@@ -1,5 +1,5 @@
-"""compress() where several nodes have several ranks: which nodes are found, what ranks end with, and errors when parts
-change their owners. Nodes are pretended by GRADCODEC_NODE."""
+"""compress(), all_reduce(), AllReduce and the optimizers where several nodes have several ranks: which nodes are found,
+what ranks end with, and errors when parts change their owners. Nodes are pretended by GRADCODEC_NODE."""
 
 import copy
 import os
@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradcodec import _torch_nodes
-from gradcodec.torch import compress
+from gradcodec import _torch_groups, _torch_nodes
+from gradcodec.torch import AllReduce, OneBitAdam, OneBitSGD, all_reduce, compress
 from ranks import in_turn, on_groups, on_ranks
 
 
@@ -167,6 +167,102 @@ def a_group_of_all_ranks_can_be_made_afterwards():
     one = torch.ones(1)
     dist.all_reduce(one, group=dist.new_group([0, 1, 2, 3]))
     assert one.item() == 4
+
+
+def tensors_of(step, rank=None):
+    rank = dist.get_rank() if rank is None else rank
+    generator = torch.Generator(torch.get_default_device()).manual_seed(100 * step + rank)
+    return [torch.randn(shape, generator=generator) for shape in ((70, 40), (0,), (33,))]
+
+
+def mean_of(step):
+    return [sum(ones) / 4 for ones in zip(*(tensors_of(step, rank) for rank in range(4)))]
+
+
+def all_reduce_sums_within_nodes_first():
+    of_node(2)
+    group = dist.new_group([0, 1, 2, 3])
+    for codec, op, most in ("int8", "mean", 0.02), ("int8", "sum", 0.02), ("bf16", "mean", 0.01), ("onebit", "sum", 1):
+        tensors, flat = tensors_of(0), tensors_of(0)
+        all_reduce(tensors, codec, op=op, group=group)
+        all_reduce(flat, codec, op=op, group=group, transport="flat")
+        check_alike(tensors)
+        for one, other, exact in zip(tensors, flat, mean_of(0)):
+            exact = exact * (4 if op == "sum" else 1)
+            assert one.numel() == 0 or (one - exact).norm() < most * exact.norm(), (codec, op)
+            assert one.numel() == 0 or not torch.equal(one, other)
+    kept = _torch_groups.kept(group)
+    shapes = {key[-1]: one._group.topology for key, one in kept.handles.items()}
+    assert shapes["auto"].startswith("2 nodes of 2 ranks: sums within") and "one level" in shapes["flat"]
+    asked = len(kept._groups)
+    del os.environ["GRADCODEC_NODE"]  # nodes are found once
+    all_reduce(tensors_of(1), group=group, timeout=100)
+    assert len(kept._groups) == asked + 1 and all(one.nodes == [[0, 1], [2, 3]] for one in kept._groups.values())
+    of_node(2)
+    votes = torch.ones(9)
+    all_reduce(votes, "sign", group=group)
+    assert votes.tolist() == [1] * 9
+
+
+def what_an_all_reduce_keeps_is_what_has_not_arrived():
+    of_node(2)
+    for op, factor in ("mean", 1), ("sum", 4):
+        reducer, rows = AllReduce(tensors_of(0), "int4", op=op), {}
+        assert reducer.topology_ranks == [[0, 1], [2, 3]] and reducer.topology.startswith("2 nodes of 2 ranks: sums")
+        given, arrived = ([torch.zeros_like(one) for one in tensors_of(0)] for _ in range(2))
+        for step in range(3):
+            tensors = tensors_of(step)
+            reducer.run(tensors)
+            check_alike(tensors)
+            for total, one, others, exact in zip(arrived, tensors, given, mean_of(step)):
+                total += one
+                others += factor * exact
+            states = [None] * 4
+            dist.all_gather_object(states, reducer.state_dict())
+            if step == 1:  # a world of one level takes them, and this one again
+                reducer.close()
+                reducer = AllReduce(tensors_of(0), "int4", op=op, transport="flat")
+                reducer.load_state_dict(states)
+        for number, (total, others) in enumerate(zip(arrived, given)):
+            rows = sum(state["worker"][str(number)] for state in states) * (factor / 4)
+            for state in states:
+                for first, part in state["server"].get(str(number), []):
+                    rows[first : first + part.numel()] += part
+            torch.testing.assert_close(total + rows.to(total.device).view(total.shape), others, rtol=1e-4, atol=1e-4)
+        tensors = tensors_of(5)
+        if dist.get_rank() == 3:
+            tensors[2][0] = torch.nan
+        reducer.run(tensors)
+        reducer.commit()
+        assert reducer.taken_back == 1
+        reducer.close()
+
+
+def optimizers_sum_within_nodes_first():
+    of_node(2)
+    for make in lambda p, **how: OneBitSGD(p, 0.1, **how), lambda p, **how: OneBitAdam(p, 0.1, warmup_steps=1, **how):
+        weights = {}
+        for transport in "auto", "flat":
+            weight = torch.nn.Parameter(torch.ones(600))
+            optimizer = make([weight], transport=transport)
+            for step in range(4):
+                weight.grad = tensors_of(step)[0].view(-1)[:600].clone()
+                if (step, dist.get_rank()) == (2, 1):
+                    weight.grad[5] = torch.inf
+                optimizer.step()
+            assert optimizer.taken_back == 1
+            assert (optimizer._group.levels is not None) == (transport == "auto")
+            check_alike([weight.detach()])
+            weights[transport] = weight.detach()
+        assert not torch.equal(weights["auto"], weights["flat"])  # encoded once for each node, not for each rank
+
+
+@on_groups(4)
+def test_all_reduce_and_optimizers_over_nodes(group, tmp_path):
+    on_ranks(
+        group, in_turn, tmp_path, all_reduce_sums_within_nodes_first, what_an_all_reduce_keeps_is_what_has_not_arrived,
+        optimizers_sum_within_nodes_first,
+    )  # fmt: skip
 
 
 @on_groups(4)
