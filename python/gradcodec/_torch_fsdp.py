@@ -53,8 +53,8 @@ def dimension_of_mesh(parameter: Any) -> int:
 class _Rows(Unit):
     """The parameters of a module, of which FSDP cuts each into a part for every rank: a row of parts per rank.
 
-    Each part is a tensor of its own of the handle, whose shards are then the rows. `cuts`: those of the parts of a row;
-    none where nobody tells which these are.
+    Each part is a tensor of its own of the handle, whose shards are then the rows, over nodes in another order than that
+    of ranks. `cuts`: those of the parts of a row; none where they are not known.
     """
 
     def __init__(self, cuts: list[_Cut], handle: Handle) -> None:
@@ -71,16 +71,17 @@ class _Rows(Unit):
                 worker[cut.name] = cut.joined(pieces[number :: len(self._cuts)])
 
     def give(self, worker: Errors, server: Parts) -> None:
-        if not self.handle.has_errors or not any(cut.name in worker for cut in self._cuts):
+        group = self.handle.group
+        if not self.handle.has_errors or not group.on_one(any(cut.name in worker for cut in self._cuts)):
             return
-        size, device = self.handle.group.size, self.handle.group.device
+        size, device = group.size, group.device
         rows = torch.zeros(size, sum(self.handle.sizes) // size, dtype=torch.float32, device=device)
         first = 0
         for cut in self._cuts:
             if cut.name in worker:
                 rows[:, first : first + cut.size_of_part] = cut.apart(worker.pop(cut.name), size)
             first += cut.size_of_part
-        self.handle.take_errors(rows.view(-1), torch.zeros_like(rows).view(-1))
+        self.handle.take_errors(group.over_node(rows.view(-1)), torch.zeros_like(rows).view(-1))
 
 
 class _ReduceScatter:
@@ -123,9 +124,11 @@ class _ReduceScatter:
                 # Some have no gradient, which may be others the next time: there are no errors that could be carried.
                 cuts, parts, raw, error = [], [row], [error != "none" and shards.codec not in SIGNS], "none"
             shards._wait()  # a handle over peer memory begins when the work of others is done
+            numbers = shards._group.shard_numbers()
             handle = Handle(
                 shards._group, shards.codec, parts * world, dtype, error=error, raw=raw * world, op=op,
                 transactional=True,
+                in_memory=[number * len(parts) + part for number in numbers for part in range(len(parts))],
             )  # fmt: skip
             self.units[key] = made = _Rows(cuts, handle)
             made.give(shards._worker, shards._server)
@@ -175,6 +178,14 @@ class _Shards(Compression):
     @eager
     def _over(self) -> None:
         self._complete, self._measure = True, False
+        if self._group.levels is None:
+            return
+        with self._on_stream(joined=False):
+            # The first half of an all-reduce over nodes flags what is not finite on the ranks of its part alone.
+            verdict = self._asked([unit.handle for unit in self._units() if unit.in_step])
+            undone = self._group.over_all(verdict.undone.to(torch.int32), dist.ReduceOp.MAX)
+            verdict.undone.copy_(undone)
+            self._agreed = verdict
 
 
 def _parameters_of(module: torch.nn.Module, sharded: Any) -> Iterator[torch.Tensor]:
@@ -194,7 +205,7 @@ def shard(
     last of these calls. PyTorch 2.9 or newer.
 
     The arguments are those of compress(). Parameters travel uncompressed. FSDP's AVG and SUM are known; `group`: None:
-    that of the parameters' mesh. With errors a rank keeps those of all that it sends, not of its shard alone.
+    that of the parameters' mesh. With errors a rank keeps those of all that it encodes, not of its shard alone.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -224,7 +235,7 @@ def shard(
         if module in _hooked and not _hooked[module]._closed:
             raise RuntimeError("model: its gradients are compressed already; close() ends that")
     warn_of_onebit(codec, momentum)
-    own.take_peers(transport)
+    own.take_topology(transport, codec, direct=False)
     cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
     made = _Shards(own, codec, error, {cut.name: cut.size for cut in cuts.values()}, of_raw, scaler)
     # Those of one call of fully_shard() are one, in its order.

@@ -240,6 +240,14 @@ class Group:
         within = "peer memory" if (self.levels or self).peers is not None else over
         self.topology = describe(self.nodes, levels, within, over)
 
+    def shard_numbers(self) -> list[int]:
+        """By rank: which shard of a handle is its own, in the order of elements."""
+        if self.levels is None or self.nodes is None:
+            return [*range(self.size)]
+        nodes = self.nodes
+        numbers = {rank: at * len(nodes) + node for node, its in enumerate(nodes) for at, rank in enumerate(its)}
+        return [numbers[rank] for rank in range(self.size)]
+
     def over_node(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of this node, where handles sum within nodes first."""
         if self.levels is None:
@@ -388,6 +396,10 @@ class Group:
         """After the run on that stream."""
         self._turns.end(stream)
 
+    def on_one(self, here: bool) -> bool:
+        """Whether this is so on one rank at least."""
+        return bool(self.over_all(torch.tensor([int(here)], device=self.device), dist.ReduceOp.MAX).item())
+
     def over_all(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """The plain all-reduce, in place."""
         options = self._options(dist.AllreduceOptions)
@@ -494,8 +506,18 @@ class Handle:
         self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
         # What goes through this group's functions, the group counts itself.
         self._sent = 0 if comm is group.comm else self.steps.sent_bytes
-        # A half sends a chunk to each rank: a run of two exchanges does so twice, one of one exchange sends all chunks.
-        self._sent_by_half = self._sent // (2 if self.steps.exchanges == 2 else group.size)
+        self._sent_by_half = self._sent_by_first_half()
+
+    def _sent_by_first_half(self) -> int:
+        """A half sends a chunk to each rank: a run of two exchanges does so twice, one of one exchange sends all chunks.
+        Over nodes a rank sends values within its node besides, with a header, a part to each rank."""
+        levels, between = self.group.levels, self.steps.sent_between_nodes
+        if levels is None or between is None:
+            return self._sent // (2 if self.steps.exchanges == 2 else self.group.size)
+        ranks = len(levels.ranks)
+        part = max(sum(its[2] for its in self.steps.parts(rank, "worker")) for rank in range(ranks))
+        block = -(-(64 + part * self.dtype.itemsize) // 16) * 16
+        return (ranks - 1) * block + between // (2 if self.steps.exchanges == 2 else self.group.size // ranks)
 
     def stream(self) -> Any:
         device = self.group.device

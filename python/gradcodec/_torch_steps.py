@@ -41,8 +41,8 @@ class Unit:
         whole."""
         if not self.handle.has_errors:
             return
-        here, group = any(name in worker or name in server for name in self.names), self.handle.group
-        if not group.over_all(torch.tensor([int(here)], device=group.device), dist.ReduceOp.MAX).item():
+        group = self.handle.group
+        if not group.on_one(any(name in worker or name in server for name in self.names)):
             return
         sizes = self.handle.sizes
         of_worker, of_server = (torch.zeros(sum(sizes), dtype=torch.float32, device=group.device) for _ in range(2))
@@ -110,6 +110,7 @@ class Compression:
         self._errors_scale: torch.Tensor | None = None  # in which the errors are
         self._error_factor: torch.Tensor | None = None  # from that scale to the step's
         self._measure, self._measured = True, Errors()
+        self._agreed: Verdict | None = None  # on the pending step, where ranks had to agree on it
 
     def _units(self) -> Iterable[Unit]:
         raise NotImplementedError
@@ -293,7 +294,14 @@ class Compression:
             if unit.in_step:
                 unit.in_step = False
                 yield unit.handle
-        self._pending = False
+        self._pending, self._agreed = False, None
+
+    def _asked(self, handles: Sequence[Handle]) -> Verdict:
+        """The verdict on a step of these handles."""
+        if self._verdict is None or self._verdict.handles != len(handles):
+            self._verdict = Verdict(self._group, len(handles))
+        self._verdict.ask(handles, self._stream_number)
+        return self._verdict
 
     def _take_back(self) -> None:
         if self._pending:
@@ -306,11 +314,8 @@ class Compression:
             self._take_back()  # the pass broke off
         if not self._pending:
             return
-        handles = list(self._ended())
-        if self._verdict is None or self._verdict.handles != len(handles):
-            self._verdict = Verdict(self._group, len(handles))
-        verdict, stream = self._verdict, self._stream_number
-        verdict.ask(handles, stream)
+        agreed, handles = self._agreed, list(self._ended())
+        verdict, stream = agreed or self._asked(handles), self._stream_number
         if isinstance(skip, torch.Tensor):
             verdict.undone |= skip.to(self._group.device).reshape(1) != 0
         elif skip:

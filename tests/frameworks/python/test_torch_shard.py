@@ -1,6 +1,7 @@
 """gradcodec.torch.shard: what FSDP2's gradients become, steps that are taken back, errors in checkpoints."""
 
 import copy
+import os
 
 import pytest
 
@@ -12,12 +13,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E4
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
-from gradcodec import GradCodecError  # noqa: E402
+from gradcodec import GradCodecError, _torch_nodes  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
 
 # Some cannot be cut into equal parts, and one has fewer rows than there are ranks.
 SHAPES = [(8,), (33, 5), (1, 1, 3), (1001,), (64, 64)]
 EVEN = [(8,), (34, 5), (1, 1, 3), (1000,), (64, 64)]
+EVEN_OF_FOUR = [(8,), (36, 5), (4, 1, 3), (1000,), (64, 64)]
 
 
 class Linear(torch.nn.Module):
@@ -56,10 +58,10 @@ def backward(model, gradients):
     return [whole(weight.grad) for weight in model.parameters()]
 
 
-def of_one_magnitude(step):
+def of_one_magnitude(step, shapes=EVEN):
     """ONEBIT loses nothing of it, where no part is filled up."""
     torch.manual_seed(step)
-    return [(torch.randint(2, shape) * 2 - 1) * 2.0 ** (k - 2) for k, shape in enumerate(EVEN)]
+    return [(torch.randint(2, shape) * 2 - 1) * 2.0 ** (k - 2) for k, shape in enumerate(shapes)]
 
 
 def mine(step, shapes=SHAPES):
@@ -270,6 +272,119 @@ def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
         model(torch.randn(4, 64)).sum().backward()
 
 
+NODES = [lambda rank: rank // 2, lambda rank: rank % 2, lambda rank: rank in (0, 3)]  # which node a rank is on
+
+
+def over_nodes_what_is_of_one_magnitude_comes_back():
+    """Every row of FSDP's buffer goes to its own rank, whichever ranks share a node."""
+    for node in NODES:
+        os.environ["GRADCODEC_NODE"] = str(node(dist.get_rank()))
+        for dtype in torch.float32, torch.float16:
+            model = sharded(dtype, shapes=EVEN_OF_FOUR)
+            with shard(model, "onebit", momentum=True) as compression:
+                assert compression.topology.startswith("2 nodes of 2 ranks: sums within"), compression.topology
+                for step in range(2):
+                    expected = of_one_magnitude(step, EVEN_OF_FOUR)
+                    for gradient, one in zip(backward(model, expected), expected):
+                        torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+                assert compression.taken_back == 0
+
+
+def over_nodes_gradients_are_near_those_of_one_level_and_bytes_are_counted():
+    exchange, sent = _torch_nodes.Pairs._exchange, []
+
+    def counted(self, given, recv, size, device):
+        sent.append(size * (len(self._ranks) - 1))
+        return exchange(self, given, recv, size, device)
+
+    _torch_nodes.Pairs._exchange = counted
+    try:
+        for codec, dtype, most in [
+            ("int8", torch.float32, 0.02), ("int4", torch.bfloat16, 0.3), ("bf16", torch.float16, 0.01),
+        ]:  # fmt: skip
+            found = {}
+            for transport in "auto", "flat":
+                model = sharded(dtype)
+                compression = shard(model, codec, transport=transport)
+                backward(model, mine(1))
+                before, begun = len(sent), compression.bytes_sent
+                found[transport] = backward(model, mine(0))
+                if transport == "auto" and torch.get_default_device().type == "cpu":
+                    assert compression.bytes_sent - begun == sum(sent[before:]) > 0
+            for one, other, shape in zip(found["auto"], found["flat"], SHAPES):
+                assert (one - other).norm() <= most * other.norm(), (codec, shape)
+            assert not all(torch.equal(one, other) for one, other in zip(found["auto"], found["flat"]))
+    finally:
+        _torch_nodes.Pairs._exchange = exchange
+
+
+def over_nodes_nothing_is_lost_whatever_the_nodes_become():
+    """The mean of all gradients is what has arrived and what the ranks keep, while worlds change."""
+    for codec, dtype in ("int4", torch.float32), ("onebit", torch.float32), ("int4", torch.float16):
+        given, received = ([torch.zeros(shape) for shape in EVEN_OF_FOUR] for _ in range(2))
+        states = None
+        worlds = [(NODES[0], "auto"), (NODES[1], "auto"), (NODES[1], "flat"), (NODES[0], "auto")]
+        for step, (node, transport) in enumerate(worlds):
+            os.environ["GRADCODEC_NODE"] = str(node(dist.get_rank()))
+            model = sharded(dtype, shapes=EVEN_OF_FOUR)
+            options = {"momentum": True} if codec == "onebit" else {"raw": ()}
+            compression = shard(model, codec, transport=transport, **options)
+            if states is not None:
+                compression.load_state_dict(states)
+            for number in range(2):
+                for total, gradient in zip(received, backward(model, mine(10 * step + number, EVEN_OF_FOUR))):
+                    total += gradient
+                for total, gradient in zip(given, mine(10 * step + number, EVEN_OF_FOUR)):
+                    total += gradient
+            states = [None] * 4
+            dist.all_gather_object(states, compression.state_dict())
+            own = states[dist.get_rank()]
+            assert (own["nodes"], own["ranks_per_node"]) == ((2, 2) if transport == "auto" else (1, 4))
+            for (name, _), total, arrived in zip(model.named_parameters(), given, received):
+                exact, its = total.clone(), sum(state["worker"][name] for state in states)
+                dist.all_reduce(exact)
+                left = (exact.view(-1) - its.to(exact.device) * scale_of(dtype)) / 4
+                most = 2e-3 if dtype is torch.float16 else 1e-4
+                torch.testing.assert_close(arrived.view(-1), left, rtol=1e-3, atol=most)
+                assert its.abs().max() > 0.01
+            compression.close()
+
+
+def scale_of(dtype):
+    """FSDP divides float16 before it adds, and what is kept is of what was divided."""
+    return 2 if dtype is torch.float16 else 1
+
+
+def over_nodes_one_inf_takes_the_step_back_on_every_rank():
+    os.environ["GRADCODEC_NODE"] = str(NODES[0](dist.get_rank()))
+    model = sharded(shapes=EVEN_OF_FOUR)
+    compression = shard(model, "onebit", momentum=True)
+    for step in range(2):
+        backward(model, mine(step, EVEN_OF_FOUR))
+    before = copy.deepcopy(compression.state_dict())
+    for rank, at in (1, 0), (2, -1), (3, 40):  # of parts of different ranks
+        gradients = mine(2, EVEN_OF_FOUR)
+        if dist.get_rank() == rank:
+            gradients[4].view(-1)[at] = torch.nan
+        backward(model, gradients)
+        assert same(compression.state_dict()["worker"], before["worker"])
+    assert compression.taken_back == 3
+    expected = backward(model, mine(2, EVEN_OF_FOUR))
+    compression.load_state_dict(before)
+    for one, other in zip(expected, backward(model, mine(2, EVEN_OF_FOUR))):
+        assert torch.equal(one, other)
+    backward(model, mine(3, EVEN_OF_FOUR))
+    compression.rollback()
+    assert compression.taken_back == 4
+
+
+OVER_NODES = [
+    over_nodes_what_is_of_one_magnitude_comes_back, over_nodes_nothing_is_lost_whatever_the_nodes_become,
+    over_nodes_gradients_are_near_those_of_one_level_and_bytes_are_counted,
+    over_nodes_one_inf_takes_the_step_back_on_every_rank,
+]  # fmt: skip
+
+
 def refusals():
     model = sharded()
     compression = shard(model, "onebit", momentum=True)
@@ -322,6 +437,11 @@ SAMPLES = [
 @on_groups(2)
 def test_shard(group, tmp_path):
     on_ranks(group, in_turn, tmp_path, *SAMPLES)
+
+
+@on_groups(4)
+def test_shard_over_nodes(group, tmp_path):
+    on_ranks(group, in_turn, tmp_path, *OVER_NODES)
 
 
 def test_shard_with_tensor_parallelism(tmp_path):
