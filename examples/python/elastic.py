@@ -3,9 +3,10 @@
     python3 examples/python/elastic.py
 
 Four processes learn to read digits over gloo, on the CPU, with gradients at 4 bits. First nothing happens. Then a
-process is killed, and torchrun starts all four again. Then there are two nodes, here both on this machine: one of them
-is lost, and the other one goes on alone with two processes. Where there are two GPUs, two processes lose one over NCCL,
-and over memory that both GPUs reach. A worker of yours does as work(), save() and load() do.
+process is killed, and torchrun starts all four again. Then there are two nodes of two processes, here both on this
+machine, which sum gradients within each node first: one of them is lost, and the other one goes on alone with two
+processes. Where there are two GPUs, two processes lose one over NCCL, and over memory that both GPUs reach. A worker of
+yours does as work(), save() and load() do.
 """
 
 import os
@@ -52,7 +53,7 @@ def save(folder, step, model, optimizer, compression):
 
 def load(folder, model, optimizer, compression):
     """The number of steps that the last checkpoint has. Ranks of as many take their own errors; otherwise all of them
-    take those of all, of which nothing is lost then."""
+    take those of all, of which nothing is lost then, however ranks share nodes."""
     if not (folder / "latest").exists():
         return 0
     of_step = folder / (folder / "latest").read_text()
@@ -80,6 +81,8 @@ def work(folder, transport):
     compression = gradcodec.torch.compress(model, "int4", raw=(), transport=transport)
     images, labels = (tensor.to(device) for tensor in digits())
 
+    if dist.get_rank() == 0:
+        print(f"topology {compression.topology}", flush=True)
     first = load(folder, model, optimizer, compression)
     for step in range(first, STEPS):
         of_step = torch.Generator().manual_seed(step)  # the same batches, whoever begins where
@@ -116,7 +119,8 @@ def fail():
 
 
 def trained(lost, nodes=1, ranks=4, transport="gloo"):
-    """By step the number of ranks and the loss, of a training of so many ranks which loses that."""
+    """By step the number of ranks and the loss, of a training of so many ranks which loses that; and the topologies that
+    it has had."""
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("localhost", 0)) as free:
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"]
@@ -128,6 +132,7 @@ def trained(lost, nodes=1, ranks=4, transport="gloo"):
             command = [sys.executable, "-m", "torch.distributed.run", *much, *meet, *meet_at, __file__, folder, transport]
             about = {"ELASTIC_LOST": lost, "ELASTIC_NODE": str(node), "ELASTIC_RANKS": str(ranks)}
             about["GLOO_SOCKET_IFNAME"] = "lo"
+            about["GRADCODEC_NODE"] = str(node)  # on machines of their own nodes are found without it
             # Nodes count their restarts each for itself, and ranks that look for each other under the wrong number of
             # the shared store never meet: a store of the workers' own knows no such number.
             about["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -136,16 +141,18 @@ def trained(lost, nodes=1, ranks=4, transport="gloo"):
         statuses = [each.wait() for each in started]
         said = [pathlib.Path(folder, f"node-{node}").read_text() for node in range(nodes)]
         assert statuses == [0, -signal.SIGKILL][:nodes], (statuses, *said)
-        lines = [line.split() for text in said for line in text.splitlines() if line.startswith("ranks ")]
-    return {int(step): (int(world), float(loss)) for _, world, _, step, _, loss in lines}
+        lines = [line for text in said for line in text.splitlines()]
+    topologies = [line.removeprefix("topology ") for line in lines if line.startswith("topology ")]
+    losses = [line.split() for line in lines if line.startswith("ranks ")]
+    return {int(step): (int(world), float(loss)) for _, world, _, step, _, loss in losses}, topologies
 
 
 def without_a_process(ranks, transport):
     """The loss of an undisturbed training."""
-    undisturbed = trained("nothing", ranks=ranks, transport=transport)
+    undisturbed, _ = trained("nothing", ranks=ranks, transport=transport)
     last = undisturbed[STEPS][1]
     print(f"{transport}, {ranks} ranks: loss {last:.4f} after {STEPS} steps")
-    again = trained("a process", ranks=ranks, transport=transport)
+    again, _ = trained("a process", ranks=ranks, transport=transport)
     print(f"a process lost in step {LOST_AT + 1}: {again[STEPS][0]} ranks, loss {again[STEPS][1]:.4f}")
     print(f"{transport}: the same losses as without: {again == undisturbed}", flush=True)
     assert again == undisturbed
@@ -154,11 +161,13 @@ def without_a_process(ranks, transport):
 
 def main():
     last = without_a_process(4, "gloo")
-    smaller = trained("a node", nodes=2)
+    smaller, topologies = trained("a node", nodes=2)
     gap = smaller[STEPS][1] / last - 1
+    print(*topologies, sep="\n")
     print(f"a node lost in step {LOST_AT + 1}: {smaller[STEPS][0]} ranks, loss {smaller[STEPS][1]:.4f}")
     print(f"within 5 % of the loss without: {abs(gap) < 0.05} ({gap:+.2%})")
     assert smaller[STEPS][0] == 2 and abs(gap) < 0.05
+    assert sorted(text[:18] for text in topologies) == ["1 node of 2 ranks,", "2 nodes of 2 ranks"]
     if torch.cuda.device_count() < 2:
         print("SKIPPED: no two CUDA devices, so NCCL and peer memory were not shown")
         return

@@ -41,6 +41,7 @@ SAYS = {
     "deepspeed.py": (["all ranks have the same weights: True", "it ends with the same bytes: True",
                       "leaves the errors of all as they were: True"], None),
     "elastic.py": (["gloo, 4 ranks: loss ", "a process lost in step 26: 4 ranks, loss ", "gloo: the same losses as without: True",
+                    "2 nodes of 2 ranks: sums within a node", "1 node of 2 ranks, over gloo",
                     "a node lost in step 26: 2 ranks, loss ", "within 5 % of the loss without: True"],
                    ("torch", ["nccl: the same losses as without: True", "peers: the same losses as without: True"])),
     "fsdp_hook.py": (["gloo, 4 ranks, plain FSDP: loss ", "of the bytes of float32", "gloo: within 5 %: True"],
