@@ -11,10 +11,20 @@ The model, for n elements among W ranks, each with a link of B bytes a second ea
 `a` is the time however little is sent, `k` the time of the kernels per element. Both are fitted to what was measured
 in a graph between two GPUs, so that the squares of the relative errors are least. NCCL has one pair for less than 2
 MiB and one for more; block codecs have an `a` of their own where ranks exchange once. Nothing overlaps.
+
+Between N nodes of R GPUs, W = N R, with a link of B bytes a second each way for each node, what leaves a node counts:
+
+    NCCL         a + n * size * leaving / (share * B)     leaving: 2 (W - 1) / W in a ring, 2 (N - 1) / N in a tree
+    flat         a + k * n + n * sent * leaving / (share * B)                            R (N - 1) / N + (W - 1) / W
+    compressed   a + k * n + n * sent * leaving / (share * B) + within                   2 (N - 1) / N
+
+`within`: n * (size + sent) * (R - 1) / R over NVLink. A training step takes as long as without exchange, and the longer
+of two times: that of its bytes on the link, and what its exchanges took without a limit of the link.
 """
 
 import argparse
 import pathlib
+import re
 from collections import namedtuple
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
@@ -37,10 +47,17 @@ SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0
 SHOWN = "int8", "int4", "onebit"
 # Bytes of all payloads up to which ranks of block codecs without errors exchange once: docs/NUMERICS.md, 9.
 ONCE, ONCE_OF_TWO = 2**20, 2**22
+ALONE = 45  # ms of the measured step between nodes without exchange, docs/PERFORMANCE.md
 LEAST = 2**12  # elements from which on the line of one exchange is fitted: fewer take as long, or longer
 SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times that were measured
 
 OVER = " over NCCL"
+
+NODES, GPUS = 2, (1, 4, 8)  # nodes of the tables, and GPUs of a node
+NODE_LINKS = [("InfiniBand NDR, 400 Gbit/s", 50e9), *((f"Ethernet, {gbit} Gbit/s", gbit / 8 * 1e9) for gbit in (100, 25, 10))]
+# How the columns of the measured steps travel: NCCL in a ring, PyTorch's hook in NCCL's tree, as the bytes show.
+WAYS = {"NCCL": "ring", "PyTorch's bf16 hook": "tree", "INT8 flat": "flat", "INT8": "levels", "INT4 flat": "flat",
+        "INT4": "levels"}  # fmt: skip
 
 Line = namedtuple("Line", "least slope")  # seconds however little, and seconds for each byte or element
 
@@ -98,6 +115,38 @@ def measured():
     return found
 
 
+def leaving(way, nodes, ranks):
+    """How often the bytes of all elements, or of a payload of them, leave each of so many nodes with so many ranks."""
+    across, ring = (nodes - 1) / nodes, (nodes * ranks - 1) / (nodes * ranks)
+    # A flat codec's all_to_all is of pairs; its all_gather is NCCL's, which is a ring.
+    return {"ring": 2 * ring, "tree": 2 * across, "flat": ranks * across + ring, "levels": 2 * across}[way]
+
+
+def measured_steps():
+    """The measured steps between nodes: of each row its name, its nodes, the GPUs of each, Gbit/s (None: no limit) and
+    {who: ms}. And the bytes that left a node, and those of payloads, in MB."""
+    header, rows = table_of("PERFORMANCE.md", "nodes and link", "INT8 flat")
+    steps, others = [], {}
+    for name, *cells in rows:
+        numbers = {who: float(cell) for who, cell in zip(header[1:], cells)}
+        if shape := re.match(r"(\d+) nodes x (\d+) GPUs?, (?:([\d.]+) Gbit/s|no limit)", name):
+            nodes, ranks, gbit = shape.groups()
+            steps.append((name.partition(":")[0], int(nodes), int(ranks), gbit and float(gbit), numbers))
+        else:
+            others[name.split(",")[0]] = numbers
+    payloads = {who: total * NODES / (2 * (NODES - 1)) for who, total in others["2 P (N - 1) / N"].items()}
+    header, rows = table_of("PERFORMANCE.md", "shape", "INT4")
+    name, *cells = next(row for row in rows if row[0].endswith("10 Gbit/s"))
+    steps.append((name, 2, 1, 10.0, {who: float(cell) for who, cell in zip(header[1:], cells)}))
+    return steps, others["MB that left a node"], payloads
+
+
+def step_ms(who, nodes, ranks, gbit, payloads, alone, without):
+    """A training step: `alone`: ms without exchange; `without`: ms of the measured step without a limit of the link."""
+    link = 0 if gbit is None else payloads[who] * leaving(WAYS[who], nodes, ranks) * 8 / gbit
+    return alone + max(link, without - alone)
+
+
 class Model:
     """Fitted to what was measured in a graph."""
 
@@ -152,6 +201,15 @@ class Model:
         work = self.kernels(codec, dtype, rate) * elements
         return self.least(codec, dtype, elements, world, rate) + work + self.wire(codec, elements, world, rate)
 
+    def between_nodes(self, codec, way, elements, nodes, ranks, rate, dtype):
+        """Seconds of an all-reduce between nodes with links of this rate. `codec`: None: NCCL."""
+        size, line = BYTES[dtype], self.nccl[True]
+        crossing = elements * (SENT[codec] if codec else size) * leaving(way, nodes, ranks) / (self.share * rate)
+        if codec is None:
+            return line.least + crossing
+        within = 0 if way == "flat" else elements * (size + SENT[codec]) * (ranks - 1) / ranks / (self.share * NVLINK)
+        return self.lines["int8" + OVER, dtype].least + self.kernels(codec, dtype, rate) * elements + crossing + within
+
     def factor(self, codec, elements, world, rate, dtype):
         return self.plain(elements, world, rate, dtype) / self.compressed(codec, elements, world, rate, dtype)
 
@@ -191,6 +249,51 @@ def break_even(model):
     return header, rows
 
 
+def bytes_of_nodes():
+    """Bytes that leave each of two nodes for an element, by GPUs of a node."""
+    header = ["bytes per element", *(f"{ranks} GPU{'s' * (ranks > 1)} a node" for ranks in (1, 2, *GPUS[1:]))]
+    ways = [(f"NCCL, {dtype}, {way}", size, way) for dtype, size in BYTES.items() for way in ("ring", "tree")]
+    for codec in SHOWN:
+        ways += [(f"{codec} flat", SENT[codec], "flat"), (codec, SENT[codec], "levels")]
+    rows = [
+        [name, *(f"{size * leaving(way, NODES, ranks):.3g}" for ranks in (1, 2, *GPUS[1:]))] for name, size, way in ways
+    ]
+    return header, rows
+
+
+def factors_of_nodes(model, dtype):
+    """How many times as fast as NCCL between two nodes, for FULL elements, by link: in a ring / in a tree."""
+    kinds = [(codec, ranks) for codec in SHOWN[:2] for ranks in GPUS]
+    rows = []
+    for name, rate in NODE_LINKS:
+        cells = []
+        for codec, ranks in kinds:
+            own = model.between_nodes(codec, "levels", FULL, NODES, ranks, rate, dtype)
+            plain = [model.between_nodes(None, way, FULL, NODES, ranks, rate, dtype) for way in ("ring", "tree")]
+            cells.append(" / ".join(f"{one / own:.2g}" for one in plain[: 1 + (ranks > 1)]))
+        rows.append([name, *cells])
+    return [f"{dtype}, ring / tree", *(f"{codec}, {ranks} a node" for codec, ranks in kinds)], rows
+
+
+def steps_beside():
+    """The model beside the measured steps between nodes and the bytes that left a node: the model's number, and by how
+    many per cent it is off."""
+    steps, left, payloads = measured_steps()
+    header = ["model, and per cent off", *WAYS]
+    without = {(nodes, ranks): row for _, nodes, ranks, gbit, row in steps if gbit is None}
+    rows = []
+    for name, nodes, ranks, gbit, row in steps:
+        cells = []
+        for who in WAYS:
+            fastest = without.get((nodes, ranks), {}).get(who, ALONE)
+            said = step_ms(who, nodes, ranks, gbit, payloads, ALONE, fastest)
+            cells.append(f"{said:.0f} ({100 * (said / row[who] - 1):+.0f})" if who in row else "-")
+        rows.append([name, *cells])
+    said = {who: payloads[who] * leaving(WAYS[who], NODES, 2) for who in WAYS}
+    cells = [f"{said[who]:.0f} ({100 * (said[who] / left[who] - 1):+.1f})" for who in WAYS]
+    return header, [*rows, ["MB that left a node, 2 x 2", *cells]]
+
+
 def errors(model):
     """{(who, dtype): {elements: relative error}} of the times that the model is fitted to."""
     return {
@@ -218,7 +321,8 @@ def main():
             [[f"{who}, {dtype}", *(f"{100 * of[n]:+.0f}" for n in sizes)] for (who, dtype), of in found.items()],
         )
         return
-    for header, rows in (*(factors(model, dtype) for dtype in BYTES), break_even(model)):
+    of_nodes = bytes_of_nodes(), *(factors_of_nodes(model, dtype) for dtype in BYTES), steps_beside()
+    for header, rows in (*(factors(model, dtype) for dtype in BYTES), break_even(model), *of_nodes):
         show(header, rows)
 
 
