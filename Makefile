@@ -200,7 +200,7 @@ endif
 # How threads share a job, in every order in which their steps can come.
 test-loom: $(if $(wildcard Cargo.toml),$(BUILD)/tests/loom)
 	$(begin)
-LOOM_SOURCES = src/backend/cpu/pool/job.rs $(wildcard tests/loom/*)
+LOOM_SOURCES = src/cpu/pool/job.rs $(wildcard tests/loom/*)
 $(BUILD)/tests/loom: $(LOOM_SOURCES)
 	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --locked --manifest-path tests/loom/Cargo.toml
 	@mkdir -p $(@D) && touch $@

@@ -1,5 +1,5 @@
 // Packing and unpacking bits: contiguous memory, and tiles of any layout.
-// Names, arguments and items are in README.md beside this file, launch shapes in src/backend/cuda/module.rs.
+// Names, arguments and items are in README.md beside this file, launch shapes in src/cuda/module.rs.
 //
 // Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8
 // or 16 vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes

@@ -8,7 +8,7 @@
 #include "blocks_reduce.cuh"
 #include "blocks_together.cuh"
 
-// Laid out by the host too: src/backend/cuda/codec/layout.rs.
+// Laid out by the host too: src/codec/cuda/layout.rs.
 struct gc_once {
     gc_codec codec;
     const float *factor;      // m_g

@@ -10,7 +10,7 @@
 #include "blocks_reduce.cuh"
 #include "blocks_together.cuh"
 
-// Laid out by the host too: src/backend/cuda/codec/layout.rs.
+// Laid out by the host too: src/codec/cuda/layout.rs.
 struct gc_twice {
     gc_encode encode;
     gc_reduce reduce;

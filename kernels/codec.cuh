@@ -18,7 +18,7 @@ enum : unsigned { WORKER = 0, SERVER = 1 };
 enum : unsigned { NO_RUN = 0xffffffffu };
 enum : u64 { NO_UNIT = ~0ull };
 
-// The structs are laid out by the host too: src/backend/cuda/codec/.
+// The structs are laid out by the host too: src/codec/cuda/.
 
 struct gc_run {
     u64 elements;

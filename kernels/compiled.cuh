@@ -1,4 +1,4 @@
-// What every kernel that is compiled at run time begins with (src/compile/source.rs). For NVRTC 11.2 and up, C++14;
+// What every kernel that is compiled at run time begins with (src/jit/source.rs). For NVRTC 11.2 and up, C++14;
 // includes nothing. Names of ours begin with an underscore: a user's parameters cannot.
 
 // As NVIDIA's headers have it where NVRTC compiles them.
@@ -163,7 +163,7 @@ __device__ __forceinline__ void store(const T (&from)[N], char *to) {
     *reinterpret_cast<Vector<Stored, N> *>(to) = x;
 }
 
-// A number to divide by (src/compile/loops.rs), and the strides of all tensors in bytes.
+// A number to divide by (src/jit/loops.rs), and the strides of all tensors in bytes.
 template <unsigned TENSORS>
 struct Loop {
     u64 count, reciprocal;  // floor((2^64 - 1) / count)

@@ -1,4 +1,4 @@
-// An operation on elements, behind compiled.cuh and the struct of a launch's arguments. src/compile/source.rs puts code
+// An operation on elements, behind compiled.cuh and the struct of a launch's arguments. src/jit/source.rs puts code
 // of a combination where a line is a name in capitals alone.
 
 // What a thread does: _gc_ROUNDS units, vectors of _gc_V elements, or elements, of its block's share. _gc_BYTES: they

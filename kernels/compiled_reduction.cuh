@@ -1,4 +1,4 @@
-// A reduction, behind compiled.cuh and the struct of a launch's arguments. src/compile/source.rs puts code of a
+// A reduction, behind compiled.cuh and the struct of a launch's arguments. src/jit/source.rs puts code of a
 // combination where a line is a name in capitals alone.
 
 __device__ __forceinline__ _type_reduce _gc_map(const _gc_Args &_gc_args, const ptrdiff_t _J

@@ -14,7 +14,7 @@
 
 enum : unsigned { IS_UINT, IS_INT, IS_BOOL, IS_F16, IS_BF16, IS_F32, IS_F64 };
 
-// As the host lays it out: Cast in src/backend/cuda/copy/launch.rs. Sizes are bytes of an element.
+// As the host lays it out: Cast in src/copy/cuda/launch.rs. Sizes are bytes of an element.
 struct gc_cast {
     unsigned from, from_size, to, to_size;
 };

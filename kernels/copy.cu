@@ -1,4 +1,4 @@
-// Copies and casts of any layout, for the library alone; which kernel does what is said in src/backend/cuda/copy/launch.rs.
+// Copies and casts of any layout, for the library alone; which kernel does what is said in src/copy/cuda/launch.rs.
 //
 // Each reads and writes an element once: what it has to move is the two sizes together, and beside that only what lies in
 // the same 32 bytes as an element. Whole vectors are written at aligned addresses. What is read is read at aligned

@@ -14,7 +14,7 @@ struct gc_copy_loop {
 };
 SAME_LAYOUT(gc_copy_loop)
 
-// As the host lays it out: Work in src/backend/cuda/copy/launch.rs. Strides are in bytes.
+// As the host lays it out: Work in src/copy/cuda/launch.rs. Strides are in bytes.
 struct gc_copy {
     const unsigned char *src;           // where the first round lies
     unsigned char *dst;

@@ -4,7 +4,7 @@
 
 #include "layout.cuh"
 
-// A number to divide by, as the host lays it out: src/backend/cuda/divisor.rs.
+// A number to divide by, as the host lays it out: src/cuda/divisor.rs.
 struct gc_divisor {
     unsigned long long by;
     unsigned long long reciprocal;  // floor((2^64 - 1) / by)

@@ -1,6 +1,6 @@
 // The fields of every struct that the host fills and a kernel reads, in order, each with its bytes: there are no gaps.
 // Both sides are held to this list when they are compiled: SAME_LAYOUT behind a struct here, kernel_structs! around its
-// twin in src/backend/cuda. Where the host has an array of what are two fields here, it holds both.
+// twin in src. Where the host has an array of what are two fields here, it holds both.
 #ifndef GRADCODEC_LAYOUT_CUH
 #define GRADCODEC_LAYOUT_CUH
 

@@ -8,7 +8,7 @@
 enum : unsigned { FACTOR_WORD = 14 };     // of the header of a block
 enum : unsigned { SUMS = 4 * THREADS };   // elements of a thread block
 
-// Elements that lie side by side in a segment and in a block. src/plan/nodes.rs has the same struct.
+// Elements that lie side by side in a segment and in a block. src/codec/plan/nodes.rs has the same struct.
 struct gc_node_tile {
     u64 first;              // element of the segment
     u64 to;                 // the first byte among those of all blocks

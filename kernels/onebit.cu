@@ -1,4 +1,4 @@
-// The codecs ONEBIT and SIGN: docs/NUMERICS.md says what is computed, src/backend/cuda/codec/ how it is launched.
+// The codecs ONEBIT and SIGN: docs/NUMERICS.md says what is computed, src/codec/cuda/ how it is launched.
 //
 // A *run* is what shares a scale: a segment where it is encoded, a part where it is reduced. It is cut into *units* of
 // 1024 elements, a warp's at a time, and *tiles*, a block's: an aligned power of two of units of one run, or what is

@@ -1,5 +1,5 @@
 // Signs: unpacking them to a scale and minus it, and counting votes. For the library alone; launch shapes are in
-// src/backend/cuda/module.rs.
+// src/cuda/module.rs.
 #include "divisor.cuh"
 #include "unpack.cuh"
 #include "vote.cuh"
@@ -9,7 +9,7 @@
 // The formats of an element that a scale is rounded to.
 enum : unsigned { FORMAT_F16, FORMAT_BF16, FORMAT_F32, FORMAT_F64 };
 
-// What the bits stand for, as the host lays it out: Signs in src/backend/cuda/signs.rs.
+// What the bits stand for, as the host lays it out: Signs in src/bits/signs/cuda.rs.
 struct gc_signs {
     u64 zero, one;           // the bit patterns of a 0 and of a 1, where there are no scales
     const unsigned char *scales;  // float32, at any address; or null
@@ -25,7 +25,7 @@ __device__ __forceinline__ unsigned rounded(unsigned value, unsigned cut) {
 }
 
 // A float32 in a format, by its bits: rounded to nearest even, past the largest of the format infinite, any NaN the
-// one. In integers, so that the CPU gives the same (src/plan/signs.rs) and no denormal is flushed.
+// one. In integers, so that the CPU gives the same (src/bits/signs/plan.rs) and no denormal is flushed.
 __device__ __forceinline__ u64 in_format(unsigned scale, unsigned format) {
     const unsigned sign = scale >> 31, size = scale & 0x7fffffff, infinity = 0x7f800000;
     if (format == FORMAT_F32) return size > infinity ? 0x7fc00000 : scale;
@@ -158,7 +158,7 @@ struct gc_sign_loop {
 };
 SAME_LAYOUT(gc_sign_loop)
 
-// As the host lays it out: Scattered in src/backend/cuda/signs.rs. Strides are in bytes, and may be negative or 0.
+// As the host lays it out: Scattered in src/bits/signs/cuda.rs. Strides are in bytes, and may be negative or 0.
 struct gc_scattered_signs {
     const unsigned char *src;
     unsigned char *dst;       // the first element
@@ -217,7 +217,7 @@ gc_unpack_signs_strided(const __grid_constant__ gc_scattered_signs plan) {
 
 // ---- Votes
 
-// As the host lays it out: Vote in src/backend/cuda/signs.rs.
+// As the host lays it out: Vote in src/bits/signs/cuda.rs.
 struct gc_vote {
     const unsigned char *src;
     unsigned char *dst;

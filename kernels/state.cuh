@@ -15,7 +15,7 @@ struct gc_state {
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
     u64 size;                  // of a state
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32
-    // gc_onebit_errors_in: an element becomes what src/backend/call.rs calls Rows: of so many rows, of so many elements
+    // gc_onebit_errors_in: an element becomes what src/codec/call.rs calls Rows: of so many rows, of so many elements
     // each. Of the server's half `row` is 0 where its parts follow one another, and otherwise there are all elements.
     u64 rows, row;
     float start, divisor, divisor_of_sum, factor;

@@ -31,7 +31,7 @@ struct gc_byte_loop {
 };
 SAME_LAYOUT(gc_byte_loop)
 
-// As the host lays it out: Strided in src/backend/cuda/tiled.rs. Strides are in bytes and may be negative or 0. Loops
+// As the host lays it out: Strided in src/bits/cuda/tiled.rs. Strides are in bytes and may be negative or 0. Loops
 // are nested, outermost first; the product of their counts is `lines`, or the bytes of a line.
 struct gc_strided_plan {
     const unsigned char *src;       // the first element, and the first byte: one is read, the other written

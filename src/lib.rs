@@ -2,22 +2,18 @@
 //!
 //! The product is `libgradcodec.so` with `include/gradcodec.h`; [`capi`] holds its functions under the same names.
 //!
-//! In layers, each of which uses only those before it:
+//! A folder is a room, for one feature, and uses only rooms that stand before it here:
 //!
-//! - `detached`: threads of the library's own.
-//! - `error`, `environment`, `panics`: errors, the floating-point environment of calls, and the boundary at which panics
-//!   and failures become a status.
-//! - `fallible`: lists whose allocation can fail. `lock`: one call at a time on a handle.
-//! - `dynamic`: libraries that are found at run time, and tables of their functions.
-//! - `tensor`: DLPack: validated views of inputs, owners of outputs.
-//! - `plan`: layouts of elements and bits, as values.
-//! - `compile`: kernels compiled at run time: NVRTC, and the disk cache.
-//! - `backend`: queues, memory, and the functions that execute a plan on a device.
-//! - `ops`: operations: checks, plans, the choice of the backend's function.
-//! - `comm`: communicators and all-reduces.
-//! - `share`: tensors for other processes.
-//! - `about`: the text for bug reports.
-//! - [`capi`]: the only exported code: checks pointers, borrows, calls an operation, hands out.
+//! - `ffi`: errors, panics, handles, borrowed arguments, libraries found at run time.
+//! - `dlpack`: tensors in and out.
+//! - `cpu`: threads, instruction sets, host memory. `cuda`: the driver, contexts, launches, device memory.
+//! - `device`: the queue of a call on either of them; new tensors.
+//! - `bits`, `copy`, `share`, `jit`, `codec`, `comm`: the features.
+//! - `about`: the version, and the text for bug reports.
+//! - [`capi`]: all exported functions.
+//!
+//! Inside a room `api` has its exported functions, `ops` checks and chooses the device, `plan` says where elements and
+//! their bits lie, and `cpu` and `cuda` do the work.
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("gradcodec turns panics into a status: build it with panic = \"unwind\"");
@@ -25,25 +21,20 @@ compile_error!("gradcodec turns panics into a status: build it with panic = \"un
 compile_error!("gradcodec is written for 64-bit little-endian machines");
 
 mod about;
-mod backend;
+mod bits;
 /// The exported functions.
 ///
 /// # Safety
 /// Of each that is unsafe: its pointers are as its text describes them, `struct_size` bytes of options are readable, and
 /// nothing else uses the memory that is written to until the work is done. What one wants besides stands there.
-#[allow(non_camel_case_types, reason = "the names in the header")]
-#[allow(clippy::missing_safety_doc, reason = "said above, once for all of them")]
 pub mod capi;
+mod codec;
 mod comm;
-mod compile;
-mod detached;
-mod dynamic;
-mod environment;
-mod error;
-mod fallible;
-mod lock;
-mod ops;
-mod panics;
-mod plan;
+mod copy;
+mod cpu;
+mod cuda;
+mod device;
+mod dlpack;
+mod ffi;
+mod jit;
 mod share;
-mod tensor;

@@ -10,7 +10,7 @@ parts=${1:-28} version=27.1.0
     cargo install cargo-mutants --quiet --locked --version "$version"
 
 files=()
-for folder in src/backend/cpu/codec src/plan/codec.rs src/comm; do # those that are there
+for folder in src/codec/cpu src/codec/plan src/comm; do # those that are there
     [ ! -d $folder ] || files+=(--file "$folder/**/*.rs" --file "$folder/*.rs")
     [ ! -f $folder ] || files+=(--file "$folder")
 done

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::{Destination, Queue, Rows, Stream},
-    error::{Error, Result, Status, error},
-    lock::{Entered, Lock},
-    ops::codec::{Codec, Descriptor, Reducers},
-    plan::{
-        codec::{CodecPlan, ErrorKind, Kind, Reduction, Rules},
-        nodes::NodePlan,
+    codec::{
+        call::{Destination, Rows},
+        ops::{Codec, Descriptor, Reducers},
+        plan::{CodecPlan, ErrorKind, Kind, Reduction, Rules, nodes::NodePlan},
     },
-    tensor::{Dtype, View},
+    cuda::Stream,
+    device::Queue,
+    dlpack::{Dtype, View},
+    ffi::{
+        error::{Error, Result, Status, error},
+        lock::{Entered, Lock},
+    },
 };
 
 use super::{

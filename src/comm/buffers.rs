@@ -3,10 +3,14 @@
 use std::{mem::ManuallyDrop, ops::Deref};
 
 use crate::{
-    backend::{Block, Queue, Stream},
-    error::{Result, error},
-    ops::codec::Codec,
-    tensor::{Device, Dtype, Name, View},
+    codec::ops::Codec,
+    cuda::Stream,
+    device::{Block, Queue},
+    dlpack::{Device, Dtype, View},
+    ffi::{
+        error::{Result, error},
+        name::Name,
+    },
 };
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{
+use crate::ffi::{
     error::{Result, error},
     lock::Entered,
 };

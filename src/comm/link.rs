@@ -6,11 +6,14 @@ use std::sync::{
 };
 
 use crate::{
-    backend::{Block, Queue, Stream, cuda::Pinned},
-    error::{Error, Result, Status, error},
-    lock::{Entered, Lock},
-    ops::codec::Codec,
-    tensor::Device,
+    codec::ops::Codec,
+    cuda::{Pinned, Stream},
+    device::{Block, Queue},
+    dlpack::Device,
+    ffi::{
+        error::{Error, Result, Status, error},
+        lock::{Entered, Lock},
+    },
 };
 
 use super::{

@@ -11,6 +11,8 @@
 //! - `allreduce`: the handle, whose codec keeps the errors.
 
 mod allreduce;
+#[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
+pub mod api;
 mod buffers;
 mod communicator;
 mod link;
@@ -19,10 +21,3 @@ mod nodes_setup;
 mod peers_setup;
 mod record;
 mod transport;
-
-pub use allreduce::{AllReduce, Part};
-pub use communicator::Communicator;
-pub use transport::{
-    Callback, Callbacks, ID_BYTES as NCCL_ID_BYTES, MOST_RANKS as MOST_PEERS, Nccl, Peers, Places, group,
-    ranks_of as check_peers_world,
-};

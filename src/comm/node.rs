@@ -9,12 +9,18 @@
 use std::sync::Arc;
 
 use crate::{
-    backend::{Block, Queue, Stream},
-    error::{Error, Result, Status, error},
-    fallible,
-    ops::codec::{Codec, Node as Sums},
-    plan::codec::CodecPlan,
-    tensor::{Device, Dtype, Name, View},
+    codec::{
+        ops::{Codec, Node as Sums},
+        plan::CodecPlan,
+    },
+    cuda::Stream,
+    device::{Block, Queue},
+    dlpack::{Device, Dtype, View},
+    ffi::{
+        error::{Error, Result, Status, error},
+        fallible,
+        name::Name,
+    },
 };
 
 use super::{

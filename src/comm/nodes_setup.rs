@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Result, Status, error},
-    plan::codec::fnv1a,
+    codec::plan::fnv1a,
+    ffi::error::{Error, Result, Status, error},
 };
 
 use super::{

@@ -10,18 +10,23 @@ use std::{
 use arrayvec::ArrayVec;
 
 use crate::{
-    backend::cuda::peers::{self as memory, Buffer, Identity, MOST_RANKS, Mapped},
-    error::{Error, Result, error},
-    fallible,
-    plan::codec::fnv1a,
-    tensor::Device,
+    codec::plan::fnv1a,
+    dlpack::Device,
+    ffi::{
+        error::{Error, Result, error},
+        fallible,
+    },
 };
 
 use super::{
     buffers::InExchanges,
     communicator::Communicator,
     record::{self, Bytes, Record, Records, Subject},
-    transport::{Peers, Rendezvous, check_buffer_bytes, ordinal_of, timeout},
+    transport::{
+        MOST_RANKS, Peers, Rendezvous, check_buffer_bytes, ordinal_of,
+        peer_memory::{self as memory, Buffer, Identity, Mapped},
+        timeout,
+    },
 };
 
 const NOTHING: Bytes = [0; record::BYTES];

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use crate::{
+use crate::ffi::{
     error::{Result, error},
     fallible,
 };

@@ -15,20 +15,18 @@ use std::{
 use dlpark::ffi::DLTensor;
 
 use crate::{
-    backend::{
-        Stream,
-        cuda::{
-            Queue, Uuid,
-            ipc::{Exported, Imported, Lent, Means},
-        },
+    cuda::{Queue, Stream, Uuid},
+    dlpack::{Described, Device, Outputs, Owner, Shape, over_described},
+    ffi::{
+        error::{Result, Status, error},
+        fallible,
+        name::Name,
     },
-    error::{Result, Status, error},
-    fallible,
-    tensor::{Described, Device, Name, Outputs, Owner, Shape, over_described},
 };
 
 use super::{
     RELEASED,
+    cuda::{Exported, Imported, Lent, Means},
     message::{Lengths, Message, Place, bytes_of, copy, sizes_of},
     socket::{self, Deadline, Descriptor, Identity, Socket},
 };

@@ -15,16 +15,20 @@ use arrayvec::ArrayVec;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
 
 use crate::{
-    backend::cuda::{
-        Uuid,
-        ipc::{Handle, MOST_PARTS},
+    copy::ops::copy_now,
+    cuda::Uuid,
+    device::tensors,
+    dlpack::{Described, Device, Elements, Shape, element_bits, reach},
+    ffi::{
+        error::{Result, error},
+        name::Name,
     },
-    error::{Result, error},
-    ops::{copy::copy_now, tensors},
-    tensor::{Described, Device, Elements, Name, Shape, element_bits, reach},
 };
 
-use super::socket::{Incoming, MOST_DESCRIPTORS};
+use super::{
+    cuda::{Handle, MOST_PARTS},
+    socket::{Incoming, MOST_DESCRIPTORS},
+};
 
 const HEADER: usize = 32;
 /// What a message of CUDA has beside sizes, strides and parts.

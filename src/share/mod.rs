@@ -9,6 +9,9 @@
 //! answers, once, with a byte: 0 when it has released the tensor, or the status with which it refused it. That it is closed
 //! without a byte says that the receiver has ended.
 
+#[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
+pub mod api;
+pub mod cuda;
 mod device;
 mod message;
 mod sealed;
@@ -17,9 +20,12 @@ mod socket;
 use std::os::fd::RawFd;
 
 use crate::{
-    error::{Result, Status, error, status_name},
-    fallible,
-    tensor::{Described, Device, Name, Outputs, Shape},
+    dlpack::{Described, Device, Outputs, Shape},
+    ffi::{
+        error::{Result, Status, error, status_name},
+        fallible,
+        name::Name,
+    },
 };
 
 use device::{Import, Sent};

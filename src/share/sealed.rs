@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    error::{Result, error},
-    tensor::{Described, Device, Owner},
+    dlpack::{Described, Device, Owner},
+    ffi::error::{Result, error},
 };
 
 use super::{

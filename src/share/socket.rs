@@ -11,10 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    backend::cuda::ipc::Sender,
-    error::{Result, Status, error},
-};
+use crate::ffi::error::{Result, Status, error};
+
+use super::cuda::Sender;
 
 /// The most descriptors that come with a message.
 pub const MOST_DESCRIPTORS: usize = 4097;

@@ -1,6 +1,6 @@
 """Whether each loop of the CPU is compiled for the instruction sets that it is meant for: instructions.py LIBRARY
 
-`multiversion!` (src/backend/cpu/dispatch.rs) makes a function `avx2` and one `avx512` of a generic one. If something
+`multiversion!` (src/cpu/dispatch.rs) makes a function `avx2` and one `avx512` of a generic one. If something
 that the generic one calls is not inlined into it, it is compiled without the instructions, and nothing but its speed
 tells. So the machine code of the library, which has to be an optimized one, is looked at: every such function has the
 registers of its set, and calls nothing of ours.
@@ -38,7 +38,7 @@ def variants(library):
         if head:
             if name:
                 yield name, name.rsplit("::", 1)[1], body
-            name = head[1] if re.search(r"::backend::cpu::.*::avx(2|512)$", head[1]) and "::simd::" not in head[1] else None
+            name = head[1] if re.search(r"::cpu::.*::avx(2|512)$", head[1]) and "::simd::" not in head[1] else None
             body = []
         elif name:
             body.append(line)

@@ -45,7 +45,7 @@ fault("what all ranks get of a launch says nothing of what is not finite", "flag
 fault("kernels: the first rank's factor counts for its whole node", "wrong bits", "kernels/nodes.cuh",
       "reinterpret_cast<const float *>(block)[FACTOR_WORD]", "reinterpret_cast<const float *>(call.blocks)[FACTOR_WORD]",
       spec("test_nodes", "random_worlds", "cuda and group"))
-fault("a block of values with a wrong header is added", "payload believed", "src/backend/cpu/nodes.rs",
+fault("a block of values with a wrong header is added", "payload believed", "src/codec/cpu/nodes.rs",
       "header[..FACTOR_AT] == expected[..FACTOR_AT] && header", "header",
       python("test_hierarchical", "a_damaged_header", "values"))
 fault("parts are written though a later one is corrupt", "partial result", "src/comm/node.rs",

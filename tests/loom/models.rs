@@ -2,7 +2,7 @@
 //! may see. Loom fails a model in which a thread reads what another writes at the same time, or in which all sleep.
 #![cfg(test)]
 
-#[path = "../../src/backend/cpu/pool/job.rs"]
+#[path = "../../src/cpu/pool/job.rs"]
 mod job;
 mod sync;
 

@@ -1,4 +1,4 @@
-//! Loom's atomics and a futex of its parts, in place of src/backend/cpu/pool/sync.rs.
+//! Loom's atomics and a futex of its parts, in place of src/cpu/pool/sync.rs.
 
 use std::ops::Deref;
 

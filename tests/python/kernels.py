@@ -125,7 +125,7 @@ def codes():
 
 
 def code_of(file):
-    """The code in a file of the cache, whose form src/compile/cache.rs describes."""
+    """The code in a file of the cache, whose form src/jit/cache.rs describes."""
     assert file.startswith(b"gcdisk06") and hashlib.sha256(file[:-32]).digest() == file[-32:]
     log_bytes = int.from_bytes(file[48:56], "little")
     return file[56 + log_bytes : -32]

@@ -4,7 +4,7 @@ use std::{cell::Cell, ffi::c_void};
 
 use dlpark::ffi::DLDevice;
 
-use crate::{
+use crate::ffi::{
     environment,
     error::{Result, error},
 };

@@ -3,16 +3,14 @@
 use std::ptr;
 
 use crate::{
-    backend::{
-        Block, Queue, Stream,
-        cuda::{
-            self, Pinned,
-            peers::{Once, Sending, Steps},
-        },
-    },
     comm::record::{self, Bytes},
-    error::Result,
-    tensor::Device,
+    cuda::{
+        self, Pinned, Stream,
+        peers::{Once, Sending, Steps},
+    },
+    device::{Block, Queue},
+    dlpack::Device,
+    ffi::error::Result,
 };
 
 /// A way to the other ranks. One call at a time exchanges; `abort`, `async_error` and `may_hang` may be called beside it.

@@ -10,12 +10,12 @@ use std::{
 };
 
 use crate::{
-    backend::{
-        Queue,
-        cuda::{self, Event, EventHandle},
+    cuda::{self, Event, EventHandle},
+    device::Queue,
+    ffi::{
+        error::{Error, Result, error},
+        fallible,
     },
-    error::{Error, Result, error},
-    fallible,
 };
 
 use super::exchange::{Exchange, Pattern, Transport};

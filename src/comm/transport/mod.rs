@@ -7,6 +7,7 @@ mod exchange;
 mod group;
 mod nccl;
 mod nccl_library;
+pub mod peer_memory;
 mod peers;
 mod rendezvous;
 
@@ -14,7 +15,8 @@ pub use callbacks::{Callback, Callbacks, is_inside as is_inside_callback};
 pub use exchange::{Exchange, Fused, Pattern, Phases, Staging, Transport, timeout};
 pub use group::group;
 pub use nccl::{ID_BYTES, Nccl};
-pub use peers::{
-    MOST_RANKS, Peers, Places, buffer_bytes, check_buffer_bytes, least_buffer_bytes, ordinal_of, ranks_of,
-};
 pub use rendezvous::Rendezvous;
+pub use {
+    peer_memory::MOST_RANKS,
+    peers::{Peers, Places, buffer_bytes, check_buffer_bytes, least_buffer_bytes, ordinal_of, ranks_of},
+};

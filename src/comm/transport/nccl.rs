@@ -12,15 +12,15 @@ use std::{
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclUniqueId};
 
 use crate::{
-    backend::{
-        Block, Stream,
-        cuda::{self, InPrimary},
-    },
     comm::record::{self, Bytes},
-    detached,
-    error::{Result, Status, error},
-    panics::boundary,
-    tensor::Device,
+    cuda::{self, InPrimary, Stream},
+    device::Block,
+    dlpack::Device,
+    ffi::{
+        detached,
+        error::{Result, Status, error},
+        panics::boundary,
+    },
 };
 
 use super::{

@@ -15,7 +15,7 @@ use cudarc::nccl::sys::{
     self, cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
 };
 
-use crate::{
+use crate::ffi::{
     dynamic::{self, Loaded, table},
     error::{Error, Result, error},
     fallible,
@@ -301,5 +301,5 @@ fn copies() -> Result<Vec<*mut c_void>> {
 fn file_of(address: *mut c_void) -> String {
     // SAFETY: the name is copied at once; its library was loaded a moment ago.
     let name = unsafe { dynamic::file_of(address) }.unwrap_or(c"a library that was closed meanwhile");
-    crate::error::sentence(format_args!("{}", name.to_string_lossy()))
+    crate::ffi::error::sentence(format_args!("{}", name.to_string_lossy()))
 }

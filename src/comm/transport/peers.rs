@@ -6,23 +6,20 @@ use std::sync::{
 };
 
 use crate::{
-    backend::{
-        Block, Queue,
-        cuda::{
-            self,
-            peers::{self as memory, Area, Once, Sending, Steps},
-        },
-    },
+    codec::plan::sizes::LEAST_STRIDE,
     comm::record::{self, Bytes},
-    error::{Result, error},
-    plan::sizes::LEAST_STRIDE,
-    tensor::Device,
+    cuda::{
+        self,
+        peers::{Once, Sending, Steps},
+    },
+    device::{Block, Queue},
+    dlpack::Device,
+    ffi::error::{Result, error},
 };
-
-pub use crate::backend::cuda::peers::MOST_RANKS;
 
 use super::{
     exchange::{Exchange, Fused, Pattern, Phases, Transport, timeout},
+    peer_memory::{self as memory, Area, MOST_RANKS},
     rendezvous::Rendezvous,
 };
 

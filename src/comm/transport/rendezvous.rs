@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
+use crate::ffi::{
     error::{Result, error},
     fallible,
 };
@@ -108,7 +108,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::error::Status;
+    use crate::ffi::error::Status;
 
     #[test]
     fn all_pass_once_all_have_come() {

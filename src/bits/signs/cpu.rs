@@ -1,0 +1,356 @@
+//! Signs on the CPU: unpacking them with scales, and votes.
+
+use std::{ops::Range, ptr};
+
+use crate::{
+    bits::{
+        cpu::{self, BYTES_A_PART, BYTES_A_THREAD},
+        plan::BitPlan,
+    },
+    cpu::{
+        InstructionSet,
+        dispatch::multiversion,
+        pool::{self, cut},
+    },
+    dlpack::{Dtype, View, rules::Patterns},
+};
+
+use super::plan::Poll;
+
+/// A pointer that parts of the work share. What they read and write through it are the memory of views, whose makers
+/// vouched for it, and every part writes bytes of its own.
+#[derive(Clone, Copy)]
+struct Shared<T>(*mut T);
+
+// SAFETY: see above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+/// Writes a scale, or minus it, for each bit in the bytes of `src` to the elements of `dst`. `plan` was made from these two
+/// views; there is one scale, or one for each row of `src`.
+pub fn unpack(plan: &BitPlan, dtype: Dtype, scales: &View<'_>, src: &View<'_>, dst: &View<'_>) {
+    let first = Shared(scales.data().cast::<f32>());
+    let patterns = |chunk: i64| {
+        // SAFETY: there is a scale of this number, at any address.
+        Patterns::scaled(dtype, unsafe { first.get().add(chunk as usize).read_unaligned() })
+    };
+    if scales.elements() == 1 {
+        return cpu::unpack(plan, patterns(0), src, dst);
+    }
+    cpu::unpack_chunks(plan, src.shape()[1], patterns, src, dst);
+}
+
+/// Writes what most voters, the rows of `src`, have in each bit. `poll` was made of `src`, and `dst` has as many bytes.
+pub fn vote(poll: &Poll, src: &View<'_>, dst: &View<'_>) {
+    vote_with(InstructionSet::chosen(), poll, src.data(), dst.data());
+}
+
+/// The same in memory that nobody else writes, on processors with these instructions.
+pub fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
+    let (src, dst) = (Shared(src), Shared(dst));
+    let read = poll.bytes.saturating_mul(poll.voters as i64);
+    let parts_for = |threads: usize| {
+        (read / BYTES_A_PART).min(poll.bytes / BLOCK as i64).clamp(threads as i64, i64::from(u32::MAX)) as u32
+    };
+    pool::run((read / BYTES_A_THREAD) as usize, parts_for, |index, parts| {
+        let part = cut(poll.bytes, index, parts);
+        // SAFETY: the processor has the instructions of a set that was chosen; the rest is Shared's promise.
+        unsafe {
+            vote_part(set, poll, src.get(), dst.get(), &part);
+        }
+    });
+}
+
+multiversion! {
+    /// Writes a part of the bytes of a poll.
+    fn vote_part(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) = vote_part_on;
+}
+
+// Votes are counted on the bits of a block at once: plane p has bit p of the count of each.
+//
+//     votes on bit   0 1 2 3 ...      in an even number of voters the one in turn votes twice (see Poll)
+//     plane 0        1 0 1 1
+//     plane 1        0 1 1 0
+//                    1 2 3 1 votes
+//
+// All loops over the words of a block are of a length that the compiler knows, and become vectors.
+
+/// Bytes of a block. Its planes, 8 KiB at most, stay in the first cache.
+const BLOCK: usize = 128;
+
+type Block = [u64; BLOCK / 8];
+
+const NOTHING: Block = [0; BLOCK / 8];
+
+/// Voters who are added together: seven full adders make one carry of eight votes.
+const TOGETHER: usize = 8;
+
+/// In up to so many voters second votes are kept as the rows come by. In more they are gathered byte by byte: few beside
+/// what is read anyway.
+const FEW: usize = 64;
+
+/// The bytes at which a voter is in turn, as a mask: it begins with one of them.
+type Turns = [u8; FEW + BLOCK];
+
+/// # Safety
+/// `src` and `dst` are where the poll's voters and their result lie, at any alignment; the processor has the instructions
+/// that the caller was compiled for.
+#[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
+#[inline(always)]
+unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
+    let mut planes = [NOTHING; 64];
+    let mut turns: Turns = [0; FEW + BLOCK];
+    if poll.voters <= FEW as u64 {
+        turns.iter_mut().step_by(poll.voters as usize).for_each(|byte| *byte = 0xff);
+    }
+    let mut at = part.start;
+    while at < part.end {
+        let left = (part.end - at) as usize;
+        // SAFETY: the bytes from `at` on are there in each row, `left` of them, and so is room for them.
+        unsafe {
+            if left >= BLOCK {
+                let elected = elect::<true>(poll, &turns, src, at, BLOCK, &mut planes);
+                dst.add(at as usize).cast::<Block>().write_unaligned(elected);
+            } else {
+                let elected = elect::<false>(poll, &turns, src, at, left, &mut planes);
+                ptr::copy_nonoverlapping(elected.as_ptr().cast(), dst.add(at as usize), left);
+            }
+        }
+        at += BLOCK as i64;
+    }
+}
+
+/// What most voters have in the bits of `count` bytes from number `at` on: a WHOLE block of them, or fewer.
+///
+/// # Safety
+/// As for [`vote_part`], and each row has so many bytes there.
+#[inline(always)]
+unsafe fn elect<const WHOLE: bool>(
+    poll: &Poll, turns: &Turns, src: *const u8, at: i64, count: usize, planes: &mut [Block; 64],
+) -> Block {
+    let voters = poll.voters;
+    let (even, few) = (voters.is_multiple_of(2), voters <= FEW as u64);
+    // Of the count that all of them and a second vote make.
+    let used = (u64::BITS - (voters + 1).leading_zeros()) as usize;
+    planes[..used].fill(NOTHING);
+    let mut second = NOTHING;
+    // Of the voter who is next to be read: how many bytes before this block it was in turn, among FEW at most.
+    let mut behind = poll.in_turn(at as u64) as usize;
+    let mut voter = 0;
+    while voter < voters {
+        // The last ones alone: to add eight takes as long, however few of them there are.
+        let some = if voters - voter < TOGETHER as u64 { 1 } else { TOGETHER };
+        let mut rows = [NOTHING; TOGETHER];
+        for row in &mut rows[..some] {
+            // SAFETY: this voter's bytes are there.
+            *row = unsafe { read::<WHOLE>(src.offset(voter as isize * poll.stride as isize).add(at as usize), count) };
+            voter += 1;
+            if even && few {
+                // SAFETY: `behind` is less than FEW, so that a block from there on is within the turns.
+                let mask = unsafe { turns.as_ptr().add(behind).cast::<Block>().read_unaligned() };
+                keep(&mut second, row, &mask);
+                behind = if behind == 0 { voters as usize - 1 } else { behind - 1 };
+            }
+        }
+        if some == TOGETHER {
+            add_together(planes, &rows, used);
+        } else {
+            add(planes, &mut rows[0], 0, used);
+        }
+    }
+    if even {
+        if !few {
+            // SAFETY: every voter has `count` bytes from byte `at` on.
+            unsafe { gather(poll, src, at, count, &mut second) };
+        }
+        add(planes, &mut second, 0, used);
+    }
+    reached(planes, voters / 2 + 1, used)
+}
+
+/// A WHOLE block of bytes, or so many and zeros behind them.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+unsafe fn read<const WHOLE: bool>(from: *const u8, count: usize) -> Block {
+    // SAFETY: `count` bytes can be read, a block of them if WHOLE; a block has room for more than `count`.
+    unsafe {
+        if WHOLE {
+            return from.cast::<Block>().read_unaligned();
+        }
+        let mut block = NOTHING;
+        ptr::copy_nonoverlapping(from, block.as_mut_ptr().cast(), count);
+        block
+    }
+}
+
+#[inline(always)]
+fn keep(kept: &mut Block, row: &Block, mask: &Block) {
+    for ((kept, row), mask) in kept.iter_mut().zip(row).zip(mask) {
+        *kept |= row & mask;
+    }
+}
+
+/// The bytes of those who are in turn.
+///
+/// # Safety
+/// As for [`elect`].
+#[inline(always)]
+unsafe fn gather(poll: &Poll, src: *const u8, at: i64, count: usize, second: &mut Block) {
+    let mut voter = poll.in_turn(at as u64);
+    for index in 0..count {
+        // SAFETY: this byte of the voter is there, and the block has more than `count`.
+        unsafe {
+            let from = src.offset(voter as isize * poll.stride as isize).add(at as usize + index);
+            second.as_mut_ptr().cast::<u8>().add(index).write(from.read());
+        }
+        voter += 1;
+        if voter == poll.voters {
+            voter = 0;
+        }
+    }
+}
+
+/// Adds two bits and a third, whose place the sum takes: the carry.
+#[inline(always)]
+fn add_two(sum: &mut u64, a: u64, b: u64) -> u64 {
+    let either = a ^ b;
+    let carry = *sum & either | a & b;
+    *sum ^= either;
+    carry
+}
+
+/// Adds the votes of some voters.
+#[inline(always)]
+fn add_together(planes: &mut [Block; 64], rows: &[Block; TOGETHER], used: usize) {
+    let mut carries = NOTHING;
+    let [ones, twos, fours, ..] = planes;
+    for word in 0..BLOCK / 8 {
+        let row = |index: usize| rows[index][word];
+        let two = [
+            add_two(&mut ones[word], row(0), row(1)),
+            add_two(&mut ones[word], row(2), row(3)),
+            add_two(&mut ones[word], row(4), row(5)),
+            add_two(&mut ones[word], row(6), row(7)),
+        ];
+        let four = [add_two(&mut twos[word], two[0], two[1]), add_two(&mut twos[word], two[2], two[3])];
+        carries[word] = add_two(&mut fours[word], four[0], four[1]);
+    }
+    add(planes, &mut carries, 3, used);
+}
+
+/// Adds to the counts from a plane on.
+#[inline(always)]
+fn add(planes: &mut [Block; 64], votes: &mut Block, from: usize, used: usize) {
+    for plane in &mut planes[from..used] {
+        let mut any = 0;
+        for (plane, votes) in plane.iter_mut().zip(&mut *votes) {
+            let carry = *plane & *votes;
+            *plane ^= *votes;
+            *votes = carry;
+            any |= carry;
+        }
+        if any == 0 {
+            return;
+        }
+    }
+}
+
+/// The bits whose count is `least` or more.
+#[inline(always)]
+fn reached(planes: &[Block; 64], least: u64, used: usize) -> Block {
+    let mut reached = [u64::MAX; BLOCK / 8];
+    for (bit, plane) in planes[..used].iter().enumerate() {
+        let all = if least >> bit & 1 == 1 { u64::MAX } else { 0 };
+        for (reached, plane) in reached.iter_mut().zip(plane) {
+            // Both where the bit is 1, either where it is 0.
+            *reached = (*reached & plane) | ((*reached | plane) & !all);
+        }
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(state: &mut u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state >> 8
+    }
+
+    /// The rule as the header has it.
+    fn model(rows: &[Vec<u8>], turn: u64) -> Vec<u8> {
+        let voters = rows.len();
+        (0..rows[0].len())
+            .map(|byte| {
+                let in_turn = ((byte as u128 + u128::from(turn)) % voters as u128) as usize;
+                (0..8).fold(0, |result, bit| {
+                    let votes = rows.iter().filter(|row| row[byte] >> bit & 1 == 1).count();
+                    let tie = 2 * votes == voters && rows[in_turn][byte] >> bit & 1 == 1;
+                    result | u8::from(2 * votes > voters || tie) << bit
+                })
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_bit_is_what_more_than_half_have_and_in_a_tie_what_the_one_in_turn_has() {
+        let mut state = 7;
+        for set in InstructionSet::available() {
+            for voters in (1..35).chain([62, 63, 64, 65, 66, 127, 128, 255, 256, 257, 1000]) {
+                for bytes in [1, 7, 64, 127, 128, 129, 300] {
+                    let turn = [0, 1, noise(&mut state), u64::MAX][noise(&mut state) as usize % 4];
+                    // Near a tie, too, or most bits would be decided alike.
+                    let same: Vec<u8> = (0..bytes).map(|_| noise(&mut state) as u8).collect();
+                    let row = |voter: usize, state: &mut u64| -> Vec<u8> {
+                        let turned = if voter.is_multiple_of(2) { 0xff } else { 0 };
+                        same.iter()
+                            .map(|byte| byte ^ turned ^ (noise(state) & noise(state) & noise(state)) as u8)
+                            .collect()
+                    };
+                    let rows: Vec<Vec<u8>> = (0..voters).map(|voter| row(voter, &mut state)).collect();
+                    let gap = noise(&mut state) as usize % 3;
+                    let mut memory: Vec<u8> =
+                        rows.iter().flat_map(|row| row.iter().copied().chain((0..gap).map(|_| 0xa5))).collect();
+                    let mut dst = vec![0x5a; bytes + 1];
+                    let poll = Poll {
+                        voters: voters as u64,
+                        bytes: bytes as i64,
+                        stride: (bytes + gap) as i64,
+                        turn: turn % voters as u64,
+                    };
+                    vote_with(set, &poll, memory.as_mut_ptr(), dst.as_mut_ptr());
+                    assert_eq!(dst[..bytes], model(&rows, turn), "{} {poll:?}", set.name());
+                    assert_eq!(dst[bytes], 0x5a);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_voters_than_two_bytes_can_count() {
+        let voters = 70_000;
+        for set in InstructionSet::available() {
+            // Of each bit so many are 1: around a half of all.
+            for (ones, expected) in [(voters / 2 - 1, 0), (voters / 2, 0x0f), (voters / 2 + 1, 0xff)] {
+                let mut memory = vec![0xffu8; ones];
+                memory.resize(voters, 0);
+                memory[voters - 1] |= 0x0f;
+                memory[0] &= 0xf0;
+                let poll = Poll { voters: voters as u64, bytes: 1, stride: 1, turn: voters as u64 - 1 };
+                let mut result = [0];
+                vote_with(set, &poll, memory.as_mut_ptr(), result.as_mut_ptr());
+                assert_eq!(result[0], expected, "{} of {voters}, {}", ones, set.name());
+            }
+        }
+    }
+}

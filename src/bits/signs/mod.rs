@@ -1,0 +1,8 @@
+//! Signs of floats as bits, and votes over them.
+
+#[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
+pub mod api;
+pub mod cpu;
+pub mod cuda;
+pub mod ops;
+pub mod plan;

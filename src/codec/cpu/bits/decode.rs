@@ -1,0 +1,87 @@
+//! Decoding of ONEBIT and SIGN: bits and scales to values.
+
+use crate::{
+    codec::{
+        call::Decoding,
+        cpu::{
+            Codec,
+            chunks::{Chunks, scale_at},
+            factor,
+            tiles::Met,
+        },
+        plan::CodecPlan,
+    },
+    cpu::numbers::{BF16, F16, F32, Number},
+    dlpack::{Address, Dtype, View, floats::canonical},
+};
+
+use super::kernels;
+
+/// A payload, and what it is decoded with.
+struct Decoder<'a> {
+    plan: &'a CodecPlan,
+    payload: Address,
+    divisor: i32,
+    factor: f32,
+    values: &'a [Address],
+}
+
+impl Codec {
+    /// Decodes a payload. Returns whether a value that is not finite was written.
+    pub fn decode_bits(&self, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address]) -> bool {
+        let decoder =
+            Decoder { plan, payload: Address(payload.data()), divisor: by.divisor, factor: factor(by.factor), values };
+        match by.dtype {
+            _ if by.add => self.add(&decoder),
+            Dtype::F16 => self.set::<F16>(&decoder),
+            Dtype::BF16 => self.set::<BF16>(&decoder),
+            _ => self.set::<F32>(&decoder),
+        }
+    }
+
+    fn set<V: Number>(&self, decoder: &Decoder<'_>) -> bool {
+        let set = self.set;
+        self.for_each_piece(decoder, size_of::<V::Bits>(), |bits, value, dst, count| {
+            let values = kernels::Values::<V> { plus: V::narrow(value), minus: V::narrow(-value) };
+            // SAFETY: the piece lies within the payload and within its segment's values.
+            unsafe { kernels::set_values(set, bits, &values, dst, count) };
+            !V::widen(values.plus).is_finite()
+        })
+    }
+
+    fn add(&self, decoder: &Decoder<'_>) -> bool {
+        let set = self.set;
+        self.for_each_piece(decoder, size_of::<f32>(), |bits, value, dst, count| {
+            // SAFETY: the piece lies within the payload and within its segment's values.
+            unsafe { kernels::add_values(set, bits, value, dst, count) }
+        })
+    }
+
+    /// Calls `work` with each piece of a segment that lies in one chunk: its bits, the value of a 1, the address of its
+    /// values, and their number. Returns whether `work` ever returned true.
+    fn for_each_piece(
+        &self, decoder: &Decoder<'_>, size: usize, work: impl Fn(*const u8, f32, *mut u8, usize) -> bool + Sync,
+    ) -> bool {
+        let plan = decoder.plan;
+        let chunks = Chunks::of_payload(plan, decoder.payload.at(0));
+        let met = Met::default();
+        self.worker_tiles.for_each(&plan.workers, size as i64, |tile| {
+            let run = &plan.workers[tile.run];
+            let mut dst = decoder.values[tile.run].at(tile.first as usize * size);
+            let (mut byte, mut left) = (run.place + tile.first / 8, tile.elements);
+            while left > 0 {
+                let (chunk, bits, side_by_side) = chunks.at(byte);
+                let count = left.min(side_by_side.saturating_mul(8));
+                let scale = scale_at(decoder.payload.at((chunk * plan.stride()) as usize), run.segment);
+                // SAFETY: the chunk holds some of the segment, and has a scale of it.
+                let scale = f32::from_bits(unsafe { scale.read() });
+                let value = canonical(scale / decoder.divisor as f32 * decoder.factor);
+                met.note(work(bits, value, dst, count));
+                dst = dst.wrapping_add(count * size);
+                byte += count.div_ceil(8) as i64;
+                left -= count;
+            }
+        });
+        met.any()
+    }
+}

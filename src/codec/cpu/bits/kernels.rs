@@ -1,0 +1,216 @@
+//! The loops, generic over the instruction set that they are compiled for. What the compiler does not vectorize by
+//! itself, bits from signs, is that of `simd`.
+//!
+//! All of it must be inlined into the functions at the end, or it is compiled without the instructions of the set.
+
+use crate::{
+    codec::{
+        cpu::{
+            chunks::Chunks,
+            sources::{FINITE, Source, for_each_word, has_bit, magnitude},
+            sum::{self, TILE_UNITS, UNIT_ELEMENTS, Unit},
+        },
+        plan::ScaleRule,
+    },
+    cpu::{
+        dispatch::multiversion,
+        numbers::{F32, Number, is_kept},
+        simd::{Simd, ZeroRange},
+    },
+    dlpack::floats::canonical,
+};
+
+/// Bytes of bits of a unit.
+pub const UNIT_BYTES: usize = UNIT_ELEMENTS / 8;
+
+/// The elements whose bit is 0: below 0, from the first denormal to -Inf. NaN of either sign are not.
+const NEGATIVE: ZeroRange<u32> = ZeroRange { first: 0x8000_0001, span: 0x7f7f_ffff };
+
+/// Where the elements of a tile, c^, go.
+pub struct Sink {
+    /// Of the tile's first element, where elements are kept.
+    pub kept: *mut u8,
+    pub chunks: Chunks,
+    /// The number of its first byte of bits.
+    pub byte: i64,
+}
+
+/// What is done with them.
+#[derive(Clone, Copy)]
+pub struct Treatment {
+    /// Which sum is made, if one is.
+    pub sum: Option<ScaleRule>,
+    /// Whether numbers that are not finite become 0.
+    pub zero: bool,
+}
+
+/// What a tile has come to.
+pub struct Outcome {
+    pub sum: f64,
+    pub nonfinite: bool,
+}
+
+/// c^ of c. Tells whether one is not finite, before that becomes 0.
+#[inline(always)]
+fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
+    let mut highest = 0;
+    for c in elements {
+        let kept = E::round(*c);
+        highest = highest.max(magnitude(kept));
+        *c = if zero && magnitude(kept) > FINITE { 0.0 } else { kept };
+    }
+    highest > FINITE
+}
+
+/// The bits of elements: 1 where they are not among `zeros`. Returns the bytes that `count` elements have, with zeros
+/// behind the last one's.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn bits_of<S: Simd<u32>>(
+    elements: *const u32, zeros: ZeroRange<u32>, count: usize, bytes: &mut [u8; UNIT_BYTES],
+) -> &[u8] {
+    for (index, bytes) in bytes.as_chunks_mut::<8>().0[..count.div_ceil(64)].iter_mut().enumerate() {
+        // SAFETY: the elements of a unit are 16 times 64, and `count` is at most these.
+        *bytes = unsafe { S::to_bits::<true>(zeros, elements.add(64 * index).cast()) }.to_le_bytes();
+    }
+    let used = &mut bytes[..count.div_ceil(8)];
+    if !count.is_multiple_of(8)
+        && let Some(last) = used.last_mut()
+    {
+        *last &= 0xff << (8 - count % 8);
+    }
+    used
+}
+
+#[inline(always)]
+unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome {
+    let mut unit = Unit([0.0; UNIT_ELEMENTS]);
+    let mut bytes = [0; UNIT_BYTES];
+    let mut sums = [0.0; TILE_UNITS];
+    let mut nonfinite = false;
+    for (number, first) in (0..elements).step_by(UNIT_ELEMENTS).enumerate() {
+        let count = (elements - first).min(UNIT_ELEMENTS);
+        let next = first + UNIT_ELEMENTS;
+        // SAFETY: `source` holds these elements, and `sink` has room for what is made of them.
+        unsafe {
+            nonfinite |= source.form(first, &mut unit, count);
+            source.ask_for(next, 0);
+            nonfinite |= settle::<C::Kept>(&mut unit.0[..count], treatment.zero);
+            unit.0[count..].fill(0.0);
+            source.ask_for(next, 1);
+            if is_kept::<C::Kept>() {
+                let kept = sink.kept;
+                for (index, &c) in unit.0[..count].iter().enumerate() {
+                    C::Kept::store(kept, first + index, c);
+                }
+            }
+            let bits = bits_of::<S>(unit.0.as_ptr().cast(), NEGATIVE, count, &mut bytes);
+            source.ask_for(next, 2);
+            sink.chunks.write(sink.byte + (first / 8) as i64, bits);
+        }
+        if let Some(rule) = treatment.sum {
+            sums[number] = f64::from(sum::of_unit(&unit, rule));
+        }
+        source.ask_for(next, 3);
+    }
+    Outcome { sum: sum::of_tile(sums, elements.div_ceil(UNIT_ELEMENTS)), nonfinite }
+}
+
+#[inline(always)]
+unsafe fn write_on<S: Simd<u32>, C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool {
+    let mut unit = Unit([0.0; UNIT_ELEMENTS]);
+    let mut nonfinite = false;
+    for first in (0..elements).step_by(UNIT_ELEMENTS) {
+        let count = (elements - first).min(UNIT_ELEMENTS);
+        // SAFETY: `source` holds these elements, and `dst` has room for as many float32.
+        unsafe {
+            nonfinite |= source.form(first, &mut unit, count);
+            for (index, &c) in unit.0[..count].iter().enumerate() {
+                F32::store(dst, first + index, c);
+            }
+        }
+    }
+    nonfinite
+}
+
+/// Values of bits.
+pub struct Values<V: Number> {
+    pub plus: V::Bits,
+    pub minus: V::Bits,
+}
+
+#[inline(always)]
+unsafe fn set_on<S: Simd<u32>, V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) {
+    let Values { plus, minus } = *values;
+    let dst = dst.cast::<V::Bits>();
+    let each = |first: usize, word: u32| {
+        let mut some = [minus; 32];
+        for (index, value) in some.iter_mut().enumerate() {
+            *value = if has_bit(word, index) { plus } else { minus };
+        }
+        // SAFETY: `dst` has room for `count` values, and `count - first` are left.
+        unsafe {
+            match count - first {
+                32.. => dst.add(first).cast::<[V::Bits; 32]>().write_unaligned(some),
+                left => dst
+                    .add(first)
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(some.as_ptr().cast(), left * size_of::<V::Bits>()),
+            }
+        }
+    };
+    // SAFETY: there are `count` bits at `bits`.
+    unsafe { for_each_word(bits, count, each) };
+}
+
+#[inline(always)]
+unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool {
+    let dst = dst.cast::<f32>();
+    let mut highest = 0;
+    let each = |first: usize, word: u32| {
+        let mut some = [0.0f32; 32];
+        let used = (count - first).min(32);
+        // SAFETY: there are `count` values at `dst`, and `used` of them from number `first` on.
+        unsafe {
+            match used {
+                32 => some = dst.add(first).cast::<[f32; 32]>().read_unaligned(),
+                _ => some.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(dst.add(first).cast(), 4 * used),
+            }
+        }
+        for (index, sum) in some.iter_mut().enumerate() {
+            *sum += if has_bit(word, index) { value } else { -value };
+        }
+        // What is not there counts as the value: not finite only if the others' sums with it are not, either.
+        for sum in &mut some {
+            highest = highest.max(magnitude(*sum));
+            *sum = canonical(*sum);
+        }
+        // SAFETY: there are `used` values from number `first` on.
+        unsafe {
+            match used {
+                32 => dst.add(first).cast::<[f32; 32]>().write_unaligned(some),
+                _ => dst.add(first).cast::<u8>().copy_from_nonoverlapping(some.as_ptr().cast(), 4 * used),
+            }
+        }
+    };
+    // SAFETY: there are `count` bits at `bits`.
+    unsafe { for_each_word(bits, count, each) };
+    highest > FINITE
+}
+
+multiversion! {
+    /// Does a tile of so many elements.
+    fn tile<C: Source>(source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
+
+    /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does
+    /// not show in it.
+    fn write<C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
+
+    /// Writes a value for each bit.
+    fn set_values<V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;
+
+    /// Adds a value to a float32 for each bit, with its sign. Tells whether a sum is not finite.
+    fn add_values(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool = add_on;
+}

@@ -1,0 +1,39 @@
+//! The tiles of a half of a codec: of what is encoded, or of what is reduced.
+
+use crate::{
+    codec::plan::{CodecPlan, Run},
+    cpu::numbers::{Number, is_kept},
+    dlpack::Address,
+};
+
+use super::{
+    Codec, Half, WORKER,
+    tiles::{Met, Tile, Tiles},
+};
+
+impl Codec {
+    /// The runs of a half of the state and their tiles.
+    pub(super) fn of_half<'a>(&'a self, plan: &'a CodecPlan, half: usize) -> (Half, &'a Tiles, &'a [Run]) {
+        match half {
+            WORKER => (self.worker, &self.worker_tiles, &plan.workers),
+            _ => (self.server, &self.server_tiles, &plan.servers),
+        }
+    }
+
+    /// Calls `work` with each tile of each run of a half, and the addresses of its errors in the valid and in the next state.
+    /// `bytes`: bytes per element that `work` reads and writes beside the errors. Returns whether `work` ever returned true.
+    pub fn for_each_tile<E: Number>(
+        &self, plan: &CodecPlan, half: usize, bytes: usize, work: impl Fn(&Run, &Tile, [*mut u8; 2]) -> bool + Sync,
+    ) -> bool {
+        let (valid, tiles, runs) = self.of_half(plan, half);
+        let (valid, next) = self.buffers_of(valid);
+        let (valid, next) = (Address(valid), Address(next));
+        let met = Met::default();
+        tiles.for_each(runs, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
+            let run = &runs[tile.run];
+            let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();
+            met.note(work(run, &tile, [valid.at(if is_kept::<E>() { kept } else { 0 }), next.at(kept)]));
+        });
+        met.any()
+    }
+}

@@ -1,0 +1,117 @@
+//! The launches of ONEBIT and SIGN: one for the bits, and one for scales and headers, which need the sums of all tiles.
+
+use crate::{
+    codec::{call::Decoding, plan::CodecPlan},
+    cuda::{
+        Queue,
+        launch::argument,
+        module::{Module, ONEBIT},
+    },
+    dlpack::Dtype,
+    ffi::error::{Result, error},
+};
+
+use super::{
+    Codec, To,
+    family::Family,
+    layout::{Decode, Encode, Finish, Half, Once, Reduce, Tiling, Twice, index_of},
+};
+
+/// The family of ONEBIT and SIGN.
+pub struct Bits;
+
+impl Bits {
+    /// Launches the kernel that makes scales of the sums that the launch before has left, and headers of chunks. Without
+    /// that the state has new elements and old scales.
+    fn finish(&self, codec: &mut Codec, queue: &mut Queue, half: Half, to: To) -> Result<()> {
+        let runs = u64::from(half.n_segments).max(1);
+        let steps = to.steps.map_or(0, |steps| steps as u32);
+        let mut call = Finish { codec: half, dst: to.dst, way: to.way, steps, reserved: 0 };
+        codec.torn = true;
+        // SAFETY: the argument is the kernel's struct, over the memory that the launch before wrote to.
+        unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
+        (codec.torn, codec.pending) = (false, codec.transactional);
+        Ok(())
+    }
+}
+
+impl Family for Bits {
+    fn module(&self) -> Option<&'static Module> {
+        None
+    }
+
+    fn peer_module(&self) -> Option<&'static Module> {
+        None
+    }
+
+    fn tiling(&self) -> Tiling {
+        // Tiles have byte offsets in the payload. The tile of an empty run writes its scale.
+        let chunk_at = |plan: &CodecPlan, chunk| chunk * plan.stride() + plan.layout.scales_at;
+        Tiling { chunk_at, tiles_of_empty_run: 1 }
+    }
+
+    fn encode(
+        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, dtype: Dtype, mut call: Encode, to: To,
+    ) -> Result<()> {
+        let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
+        let tiles = codec.tiles[call.codec.half as usize];
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // or blocks of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(kernel, tiles, &mut argument(&mut call)) }?;
+        self.finish(codec, queue, call.codec, to)
+    }
+
+    fn reduce(&self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, mut call: Reduce, to: To) -> Result<()> {
+        let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
+        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
+        // against its plan.
+        unsafe {
+            // Over peer memory the launch before is the barrier of ours.
+            if to.steps.is_none() {
+                queue.launch(kernel, codec.tiles[1], &mut argument(&mut call))
+            } else {
+                queue.launch_pdl(kernel, codec.tiles[1], &mut argument(&mut call))
+            }
+        }?;
+        self.finish(codec, queue, call.codec, to)
+    }
+
+    fn mean(&self, codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
+        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
+        // against its plan.
+        unsafe { queue.launch(&ONEBIT.mean, codec.tiles[1], &mut argument(&mut call)) }
+    }
+
+    fn decode(
+        &self, _: &Codec, queue: &mut Queue, plan: &CodecPlan, by: &Decoding<'_>, mut call: Decode,
+    ) -> Result<()> {
+        let kernel = match (by.add, by.dtype.size) {
+            (true, _) => 2,
+            (false, 4) => 0,
+            _ => 1,
+        };
+        let blocks = call.tiles + (plan.n_chunks as u64 - call.first_empty);
+        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
+        // against its plan.
+        unsafe {
+            if by.behind_ours {
+                queue.launch_pdl(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
+            } else {
+                queue.launch(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
+            }
+        }
+    }
+
+    fn fits_one_launch(&self, _: &Codec, _: &Queue, _: &CodecPlan) -> bool {
+        false
+    }
+
+    // Scales need the sums of all tiles, so a launch of bits makes no whole payload.
+    fn one_shot(&self, _: &mut Queue, _: &CodecPlan, _: Once) -> Result<()> {
+        Err(error!(Panic, "codec: bits have no all-reduce in one launch"))
+    }
+
+    fn two_shot(&self, _: &mut Queue, _: Twice) -> Result<()> {
+        Err(error!(Panic, "codec: bits have no all-reduce in one launch"))
+    }
+}

@@ -1,0 +1,120 @@
+//! The launches of block codecs: one per call.
+
+use crate::{
+    codec::{call::Decoding, plan::CodecPlan},
+    cuda::{
+        Queue,
+        launch::argument,
+        module::{BLOCKS, BLOCKS_MODULE, BLOCKS_PEERS, BLOCKS_PEERS_MODULE, Module},
+    },
+    dlpack::Dtype,
+    ffi::error::{Result, error},
+};
+
+use super::{
+    Codec, To,
+    family::Family,
+    layout::{Decode, Encode, Once, Reduce, Tiling, Twice},
+};
+
+/// Threads of a thread block.
+const THREADS: u64 = 256;
+/// Thread blocks of kernels/blocks_lanes.cuh for which a multiprocessor has room.
+const LANES_BLOCKS: u64 = 3;
+/// The most thread blocks that kernels/blocks_together.cuh can count.
+const MOST_BLOCKS: u64 = 512;
+
+/// The family of all block codecs.
+pub struct Blocks;
+
+impl Family for Blocks {
+    fn module(&self) -> Option<&'static Module> {
+        Some(&BLOCKS_MODULE)
+    }
+
+    fn peer_module(&self) -> Option<&'static Module> {
+        Some(&BLOCKS_PEERS_MODULE)
+    }
+
+    fn tiling(&self) -> Tiling {
+        // Tiles have the numbers of their first places in a chunk. Nothing is written for an empty run.
+        Tiling { chunk_at: |_, _| 0, tiles_of_empty_run: 0 }
+    }
+
+    fn encode(
+        &self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, dtype: Dtype, mut call: Encode, to: To,
+    ) -> Result<()> {
+        let kept = usize::from(call.codec.error != 0);
+        let kernels = if call.way.is_given() { &BLOCKS_PEERS.encode } else { &BLOCKS.encode };
+        let kernel = &kernels[2 * usize::from(dtype.size == 2) + kept];
+        let tiles = codec.tiles[call.codec.half as usize];
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // or chunks of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(kernel, tiles, &mut argument(&mut call)) }?;
+        codec.barrier(queue, to)
+    }
+
+    fn reduce(&self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, call: Reduce, to: To) -> Result<()> {
+        reduce(codec, queue, call)?;
+        codec.barrier(queue, to)
+    }
+
+    fn mean(&self, codec: &Codec, queue: &mut Queue, call: Reduce) -> Result<()> {
+        reduce(codec, queue, call)
+    }
+
+    fn decode(
+        &self, codec: &Codec, queue: &mut Queue, _: &CodecPlan, by: &Decoding<'_>, mut call: Decode,
+    ) -> Result<()> {
+        // The kernel that adds takes half a tile per thread block.
+        let (kernel, per_tile) = if by.add { (2, 2) } else { (usize::from(by.dtype.size == 2), 1) };
+        let blocks =
+            codec.tiles[0].checked_mul(per_tile).ok_or_else(|| error!(SizeOverflow, "more than 2^64 blocks"))?;
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
+        unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
+    }
+
+    /// If the grid has room for a thread block per tile.
+    fn fits_one_launch(&self, codec: &Codec, queue: &Queue, plan: &CodecPlan) -> bool {
+        plan.rules.error.is_some() && codec.tiles.iter().all(|&tiles| tiles <= room_of(queue))
+    }
+
+    /// All thread blocks run at the same time.
+    fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, mut call: Once) -> Result<()> {
+        let kernel = &BLOCKS_PEERS.once[usize::from(plan.rules.values.size == 2)];
+        let blocks = call.tiles.min(room_of(queue));
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // and whole payloads of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(kernel, blocks, &mut argument(&mut call)) }
+    }
+
+    /// Launches one extra thread block for headers, if it fits, so tiles do not wait for header checks.
+    fn two_shot(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
+        let blocks = (call.decode.tiles.max(call.tiles) + 1).min(room_of(queue));
+        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
+        // and chunks of as many bytes in the buffers of ranks.
+        unsafe { queue.launch(&BLOCKS_PEERS.twice, blocks, &mut argument(&mut call)) }
+    }
+}
+
+/// Reduces to chunks, or to a shard if `call` says so.
+fn reduce(codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
+    // A shard has no error yet.
+    let kept = usize::from(call.codec.error != 0 && call.shard == 0);
+    let (kernel, blocks) = if call.way.is_given() {
+        (&BLOCKS_PEERS.reduce[kept], codec.tiles[1])
+    } else if call.is_by_lanes() {
+        let most = LANES_BLOCKS * queue.device.properties().multiprocessors;
+        (&BLOCKS.reduce_by_lanes, codec.tiles[1].min(most).max(1))
+    } else {
+        (&BLOCKS.reduce[kept], codec.tiles[1])
+    };
+    // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan; or
+    // chunks of as many bytes in the buffers of ranks.
+    unsafe { queue.launch(kernel, blocks, &mut argument(&mut call)) }
+}
+
+/// Thread blocks that run at the same time beside as many of other ranks: an eighth of the GPU's threads.
+fn room_of(queue: &Queue) -> u64 {
+    (queue.device.properties().threads / 8 / THREADS).clamp(1, MOST_BLOCKS)
+}

@@ -1,0 +1,782 @@
+//! The plan of a codec: what its payload and its state look like, byte for byte. docs/NUMERICS.md is the specification.
+//!
+//! ```text
+//!     segments    |--- 0 ---|- 1 -|------- 2 -------|              elements, each segment filled up to whole bytes of bits
+//!     bits        |bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|
+//!     chunks      |---- 0 ----|---- 1 ----|---- 2 ----|            equal; the last ones are filled up with zeros
+//!     parts       |--- 0 ---|0|2|...                               what of a segment lies in a chunk
+//! ```
+//!
+//! A [`Run`] is what shares a scale: a segment where it is encoded, a part where it is reduced. Block codecs have their
+//! blocks in place of bytes of bits: [`layout`].
+#![forbid(unsafe_code)]
+
+pub mod layout;
+pub mod nodes;
+pub mod sizes;
+
+use std::ops::Range;
+
+use crate::{
+    dlpack::Dtype,
+    ffi::{
+        error::{Result, Status, error},
+        fallible,
+    },
+};
+
+use layout::{Family, Format, Layout};
+use sizes::{align, too_large};
+
+pub use sizes::{ALIGNMENT, HEADER};
+
+/// Elements of a unit, whose sum is formed in float32.
+pub const UNIT: i64 = 1024;
+
+/// Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
+/// A rank whose version has another number here tells at creation whether it can; if one cannot, all exchange twice.
+const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
+
+/// The same between two ranks on CUDA. They send as many bytes in one exchange as in two; more ranks would send more.
+/// On the CPU it takes longer to reduce the chunks of both than to exchange twice: a fourth of the whole at 2^19
+/// elements of INT8, over a group of two threads.
+pub const ONE_EXCHANGE_BYTES_OF_TWO: i64 = 4 * ONE_EXCHANGE_BYTES;
+
+/// What the state of each run, and its first, is aligned to.
+const STATE_ALIGNMENT: i64 = 256;
+
+/// The fields of a header, by the names that refusals give them. kernels/codec.cuh has those that kernels write.
+pub const FIELDS: [(&str, Range<usize>); 16] = [
+    ("magic", MAGIC_FIELD),
+    ("version", VERSION_FIELD),
+    ("codec", CODEC_FIELD),
+    ("dtype of values", VALUES_FIELD),
+    ("dtype of results", RESULTS_FIELD),
+    ("scale rule", SCALE_FIELD),
+    ("rounding", 11..12),
+    ("block", BLOCK_FIELD),
+    ("number of chunks", CHUNKS_FIELD),
+    ("chunk number", CHUNK_FIELD),
+    ("number of segments", SEGMENTS_FIELD),
+    ("flags", FLAGS_FIELD),
+    ("number of elements", ELEMENTS_FIELD),
+    ("number of bytes", BYTES_FIELD),
+    ("digest of the counts", DIGEST_FIELD),
+    ("last field", TURN_FIELD),
+];
+
+const MAGIC: &[u8; 4] = b"GCPL";
+const VERSION: u16 = 1;
+
+const MAGIC_FIELD: Range<usize> = 0..4;
+const VERSION_FIELD: Range<usize> = 4..6;
+const CODEC_FIELD: Range<usize> = 6..8;
+const VALUES_FIELD: Range<usize> = 8..9;
+const RESULTS_FIELD: Range<usize> = 9..10;
+const SCALE_FIELD: Range<usize> = 10..11;
+const BLOCK_FIELD: Range<usize> = 12..16;
+const CHUNKS_FIELD: Range<usize> = 16..20;
+/// This and the flags differ from chunk to chunk.
+pub const CHUNK_FIELD: Range<usize> = 20..24;
+const SEGMENTS_FIELD: Range<usize> = 24..28;
+pub const FLAGS_FIELD: Range<usize> = 28..32;
+const ELEMENTS_FIELD: Range<usize> = 32..40;
+const BYTES_FIELD: Range<usize> = 40..48;
+const DIGEST_FIELD: Range<usize> = 48..56;
+/// Of a state's header: the number of the next turn.
+pub const TURN_FIELD: Range<usize> = 56..64;
+
+/// What happened, as bits of a number: in a codec's flags and in those of a chunk.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    /// A payload or a state that this codec would not have written.
+    Corrupt = 1,
+    /// Something that was not finite.
+    Nonfinite = 2,
+    /// A step was taken back.
+    TakenBack = 4,
+}
+
+pub const CORRUPT: u32 = Flag::Corrupt as u32;
+pub const NONFINITE: u32 = Flag::Nonfinite as u32;
+pub const TAKEN_BACK: u32 = Flag::TakenBack as u32;
+
+/// Which codec. 8 to 15 are reserved.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Signs and a scale per tensor, with error feedback: 1/8 of a byte per element.
+    Onebit = 1,
+    /// Signs alone, reduced by majority: 1/8 of a byte.
+    Sign = 2,
+    /// bfloat16: 2 bytes.
+    Bf16 = 3,
+    /// e4m3 (OCP) in blocks of 32, each with a scale that is a power of 2: 1.03125 bytes.
+    Mxfp8 = 4,
+    /// Integers from -127 to 127 in blocks of 64, each with a bfloat16 scale: 1.03125 bytes.
+    Int8 = 5,
+    /// Integers from -7 to 7 in blocks of 32, each with a bfloat16 scale: 0.5625 bytes.
+    Int4 = 6,
+    /// e2m1 (OCP) in blocks of 32, each with a scale that is a power of 2: 0.53125 bytes.
+    Mxfp4 = 7,
+}
+
+impl Kind {
+    /// In the order of their numbers.
+    pub const ALL: [Self; 7] = [Self::Onebit, Self::Sign, Self::Bf16, Self::Mxfp8, Self::Int8, Self::Int4, Self::Mxfp4];
+
+    /// Its name in the header.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Onebit => "GC_CODEC_ONEBIT",
+            Self::Sign => "GC_CODEC_SIGN",
+            Self::Bf16 => "GC_CODEC_BF16",
+            Self::Mxfp8 => "GC_CODEC_MXFP8",
+            Self::Int8 => "GC_CODEC_INT8",
+            Self::Int4 => "GC_CODEC_INT4",
+            Self::Mxfp4 => "GC_CODEC_MXFP4",
+        }
+    }
+
+    /// Its row in the table of docs/NUMERICS.md 11.
+    pub fn format(self) -> Format {
+        let bits = |scale_rule| Format {
+            family: Family::Bits,
+            place: 8,
+            bits: 1,
+            scale_bytes: 0,
+            segment_scale_bytes: 4,
+            block_field: 0,
+            scale_rule,
+        };
+        let blocks = |block: i64, bits, scale_bytes, scale_rule| Format {
+            family: Family::Blocks,
+            place: block,
+            bits,
+            scale_bytes,
+            segment_scale_bytes: 0,
+            block_field: block as u32,
+            scale_rule: Some(scale_rule),
+        };
+        match self {
+            Self::Onebit => bits(None),
+            Self::Sign => bits(Some(0)),
+            Self::Bf16 => blocks(32, 16, 0, 0),
+            Self::Mxfp8 => blocks(32, 8, 1, 2),
+            Self::Int8 => blocks(64, 8, 2, 3),
+            Self::Int4 => blocks(32, 4, 2, 3),
+            Self::Mxfp4 => blocks(32, 4, 1, 2),
+        }
+    }
+}
+
+/// What several payloads are reduced to. ONEBIT and SIGN have GC_REDUCTION_MEAN alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their mean.
+    Mean = 0,
+    /// Their sum.
+    Sum = 1,
+}
+
+/// How errors are kept. SIGN keeps none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// Four bytes per element.
+    Float32 = 0,
+    /// Half the memory; what is rounded is gradient plus error.
+    Bfloat16 = 1,
+    /// None are kept: what a step loses is lost.
+    None = 2,
+}
+
+/// What the scale of ONEBIT is. Block codecs have rules of their own: 0 for them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleRule {
+    /// The root of the mean square: DeepSpeed's.
+    Rms = 0,
+    /// The mean of the absolute values: EF-signSGD's.
+    Mean = 1,
+}
+
+/// What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NonFinite {
+    /// ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). Block codecs: the block decodes to
+    /// NaN, and its errors stay as they were.
+    Propagate = 0,
+    /// They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried.
+    Zero = 1,
+    /// A step is pending until gc_codec_commit(), which takes it back if anything was not finite.
+    Transactional = 2,
+}
+
+/// What decoding does with its output.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decode {
+    /// Writes the values.
+    Set = 0,
+    /// Adds them to what is there.
+    Add = 1,
+}
+
+/// What a codec computes with.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub kind: Kind,
+    /// float32, float16 or bfloat16.
+    pub values: Dtype,
+    /// The same; what a reduced scale is rounded to.
+    pub results: Dtype,
+    /// float32 or bfloat16; None: no errors are kept.
+    pub error: Option<Dtype>,
+    pub scale: ScaleRule,
+    pub reduction: Reduction,
+    /// The decay of the error.
+    pub beta: f32,
+    pub policy: NonFinite,
+    /// How many ranks' values a payload is the sum of: a mean is divided by payloads times this.
+    pub ranks: usize,
+}
+
+/// Elements that share a scale: a segment, or what of it lies in a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Whose scale it is.
+    pub segment: usize,
+    /// The number of its first element in the segment: a multiple of the elements of a place.
+    pub first: i64,
+    pub elements: i64,
+    /// The number of its first place in the payload, before that is cut: of its first byte of bits, or block, or raw
+    /// element among those of all segments.
+    pub place: i64,
+    /// Elements of a place: 8, a block's, or 1.
+    pub place_elements: i64,
+    /// Whether it travels as float32: of a block codec.
+    pub raw: bool,
+    /// Where its c^ (of a block codec e) begins in the state, in bytes: filled up to whole units. Without errors, 0.
+    pub state: i64,
+    /// The number of its first element in a row of errors, which has all elements of the handle.
+    pub row: i64,
+}
+
+impl Run {
+    pub fn units(&self) -> i64 {
+        units(self.elements)
+    }
+
+    pub fn places(&self) -> i64 {
+        self.elements / self.place_elements + i64::from(self.elements % self.place_elements != 0)
+    }
+}
+
+/// Units that hold so many elements.
+pub fn units(elements: i64) -> i64 {
+    elements / UNIT + i64::from(elements % UNIT != 0)
+}
+
+/// Everything that is known of a codec before it sees a number.
+#[derive(Debug)]
+pub struct CodecPlan {
+    pub rules: Rules,
+    /// The segments.
+    pub workers: Vec<Run>,
+    /// The chunk that is reduced, if one is.
+    pub server: Option<usize>,
+    /// How many are from there on: 1, or all of a block codec, whose blocks know nothing of chunks.
+    pub server_chunks: usize,
+    /// Their parts, chunk by chunk, of segments that have elements there.
+    pub servers: Vec<Run>,
+    pub n_chunks: usize,
+    /// Elements of all segments.
+    pub elements: i64,
+    /// Elements of a row of errors: more than that where the segments are pieces of a part.
+    pub row_elements: i64,
+    /// The layout of a chunk.
+    pub layout: Layout,
+    /// Bytes of the state.
+    pub state_bytes: i64,
+    /// The fields of a header, with chunk number 0 and no flags.
+    header: [u8; HEADER],
+}
+
+impl CodecPlan {
+    /// `segments`: how many elements each has, at least 0. `raw`: for each whether it is; empty: none is. `n_chunks`: at
+    /// least 1. `server`: below n_chunks.
+    pub fn new(rules: Rules, segments: &[i64], raw: &[u8], n_chunks: usize, server: Option<usize>) -> Result<Self> {
+        if u32::try_from(n_chunks).is_err() || u32::try_from(segments.len()).is_err() {
+            return Err(error!(
+                SizeOverflow,
+                "{n_chunks} chunks of {} segments: a header counts up to 2^32 - 1 of each",
+                segments.len()
+            ));
+        }
+        let mut workers = fallible::list(segments.len(), "segments")?;
+        let mut row = 0i64;
+        for (segment, &elements) in segments.iter().enumerate() {
+            let raw = raw.get(segment).is_some_and(|&raw| raw != 0);
+            workers.push(Run { segment, first: 0, elements, place: 0, place_elements: 0, raw, state: 0, row });
+            row = row.checked_add(elements).ok_or_else(too_large)?;
+        }
+        Self::of_workers(rules, workers, row, n_chunks, server)
+    }
+
+    /// Part `part` of this plan, which has as many chunks as a node has ranks: the plan by which the ranks of this part
+    /// exchange its pieces between `nodes` nodes. `errors`: whether they are kept.
+    pub fn part_between_nodes(
+        &self, part: usize, nodes: usize, server: Option<usize>, error: Option<Dtype>,
+    ) -> Result<Self> {
+        let mut workers = fallible::list(self.workers.len(), "segments")?;
+        for (segment, whole) in self.workers.iter().enumerate() {
+            workers.push(self.part(segment, part).unwrap_or(Run { elements: 0, ..*whole }));
+        }
+        let rules = Rules { values: Dtype::F32, error, ranks: self.n_chunks, ..self.rules };
+        Self::of_workers(rules, workers, self.row_elements, nodes, server)
+    }
+
+    /// Of runs with their elements and rows.
+    fn of_workers(
+        rules: Rules, mut workers: Vec<Run>, row_elements: i64, n_chunks: usize, server: Option<usize>,
+    ) -> Result<Self> {
+        let format = rules.kind.format();
+        let segments = workers.len();
+        // Places of segments that are not raw, and of those that are.
+        let (mut elements, mut places) = (0i64, [0i64; 2]);
+        for run in &mut workers {
+            (run.first, run.state) = (0, 0);
+            (run.place, run.place_elements) = (places[usize::from(run.raw)], if run.raw { 1 } else { format.place });
+            elements = elements.checked_add(run.elements).ok_or_else(too_large)?;
+            places[usize::from(run.raw)] += run.places(); // at most one an element, and those were counted
+        }
+        let layout = Layout::new(format, places, segments, n_chunks)?;
+        layout.stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
+        let mut plan = Self {
+            rules,
+            workers,
+            server,
+            server_chunks: 1,
+            servers: Vec::new(),
+            n_chunks,
+            elements,
+            row_elements,
+            layout,
+            state_bytes: 0,
+            header: [0; HEADER],
+        };
+        if let Some(chunk) = server {
+            let mut servers = fallible::list(segments, "parts of segments")?;
+            servers.extend((0..segments).filter_map(|segment| plan.part(segment, chunk)));
+            plan.servers = servers;
+        }
+        plan.lay_out_state().ok_or_else(too_large)?;
+        plan.header = plan.fields();
+        Ok(plan)
+    }
+
+    /// The plan of the encoder whose header this is, if that encoder had one segment, not raw, and one chunk.
+    ///
+    /// Only the fields on which the plan depends are checked here: the caller compares the whole header with the plan's.
+    pub fn of_header(header: &[u8; HEADER]) -> Result<Self> {
+        let number = |field: Range<usize>| {
+            let mut bytes = [0; 8];
+            bytes[..field.len()].copy_from_slice(&header[field]);
+            u64::from_le_bytes(bytes)
+        };
+        if header[MAGIC_FIELD] != *MAGIC {
+            return Err(error!(Corrupt, "payload: magic {:#x} is not \"GCPL\"", number(MAGIC_FIELD)));
+        }
+        if number(VERSION_FIELD) != u64::from(VERSION) {
+            return Err(error!(Corrupt, "payload: version {VERSION} expected, got {}", number(VERSION_FIELD)));
+        }
+        let codec = number(CODEC_FIELD);
+        let kind = Kind::ALL.into_iter().find(|&kind| kind as u64 == codec);
+        let kind = kind.ok_or_else(|| error!(Corrupt, "payload: codec {codec} is not known to this version"))?;
+        let dtype = |what, field| match number(field) {
+            0 => Ok(Dtype::F32),
+            1 => Ok(Dtype::F16),
+            2 => Ok(Dtype::BF16),
+            other => Err(error!(Corrupt, "payload: {what} 0, 1 or 2 expected, got {other}")),
+        };
+        let scale = match (kind, number(SCALE_FIELD)) {
+            (Kind::Onebit, 1) => ScaleRule::Mean,
+            (Kind::Onebit, other @ 2..) => {
+                return Err(error!(Corrupt, "payload: scale rule 0 or 1 expected, got {other}"));
+            }
+            _ => ScaleRule::Rms,
+        };
+        let elements = number(ELEMENTS_FIELD);
+        let count = i64::try_from(elements)
+            .map_err(|_| error!(Corrupt, "payload: {elements} elements are more than 2^63 - 1"))?;
+        let rules = Rules {
+            kind,
+            values: dtype("dtype of values", VALUES_FIELD)?,
+            results: dtype("dtype of results", RESULTS_FIELD)?,
+            error: None,
+            scale,
+            reduction: Reduction::Mean,
+            beta: 1.0,
+            policy: NonFinite::Propagate,
+            ranks: 1,
+        };
+        Self::new(rules, &[count], &[], 1, None).map_err(|refusal| match refusal.status {
+            Status::SizeOverflow => {
+                error!(Corrupt, "payload: {count} elements of {} are more than 2^63 - 1 bytes", kind.name())
+            }
+            _ => refusal,
+        })
+    }
+
+    /// Whether ranks of a world of as many as there are chunks exchange once: whole payloads, which every rank reduces.
+    pub fn exchanges_once(&self, on_cuda: bool) -> bool {
+        let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
+        let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
+        let most = match (self.rules.ranks > 1, self.n_chunks) {
+            (true, 2) => ONE_EXCHANGE_BYTES,
+            (true, _) => 0, // whole payloads are more bytes between nodes
+            (false, 2) if on_cuda => ONE_EXCHANGE_BYTES_OF_TWO,
+            (false, _) => ONE_EXCHANGE_BYTES,
+        };
+        keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
+    }
+
+    /// Whether a GPU has a kernel for a one-shot all-reduce over peer memory. Scales of segments are made last, so a kernel
+    /// that makes them gains nothing by writing to other ranks.
+    pub fn has_one_shot_kernel(&self) -> bool {
+        self.layout.format.segment_scale_bytes == 0
+    }
+
+    /// How many chunks one codec that reduces whole payloads takes at once: 1 where a chunk has scales of segments, which
+    /// are formed of all of its elements.
+    pub fn chunks_at_once(&self) -> usize {
+        if self.layout.format.segment_scale_bytes == 0 { self.n_chunks } else { 1 }
+    }
+
+    /// Of one that reduces `chunks_at_once` chunks from `first` on, to the same bytes, and keeps nothing.
+    pub fn reducer(&self, first: usize) -> Result<Self> {
+        let segments = self.workers.len();
+        let (mut counts, mut raw) = (fallible::list(segments, "segments")?, fallible::list(segments, "segments")?);
+        for run in &self.workers {
+            counts.push(run.elements);
+            raw.push(u8::from(run.raw));
+        }
+        // No step of it is ever pending. What is computed is that of `Propagate`.
+        let policy = match self.rules.policy {
+            NonFinite::Transactional => NonFinite::Propagate,
+            policy => policy,
+        };
+        let rules = Rules { policy, error: None, ..self.rules };
+        let (chunks, mut servers) = (self.chunks_at_once(), Vec::new());
+        for part in (first..first + chunks)
+            .flat_map(|chunk| (0..segments).map(move |segment| (segment, chunk)))
+            .filter_map(|(segment, chunk)| self.part(segment, chunk))
+        {
+            fallible::reserve(&mut servers, 1, "parts of segments")?;
+            servers.push(Run { state: 0, ..part });
+        }
+        let plan = Self::new(rules, &counts, &raw, self.n_chunks, Some(first))?;
+        Ok(Self { server_chunks: chunks, servers, ..plan })
+    }
+
+    fn lay_out_state(&mut self) -> Option<()> {
+        let [first, second] = self.state_scales();
+        let mut bytes = align(first + self.state_halves() as i64 * (second - first), STATE_ALIGNMENT)?;
+        if let Some(error) = self.rules.error {
+            for run in self.workers.iter_mut().chain(&mut self.servers).filter(|run| !run.raw) {
+                run.state = bytes;
+                bytes = bytes.checked_add(run.units().checked_mul(UNIT * error.size as i64)?)?;
+            }
+        }
+        self.state_bytes = bytes;
+        Some(())
+    }
+
+    fn fields(&self) -> [u8; HEADER] {
+        let rules = &self.rules;
+        let dtype = |dtype| match dtype {
+            Dtype::F16 => 1u8,
+            Dtype::BF16 => 2,
+            _ => 0,
+        };
+        let Format { scale_rule, block_field, .. } = self.layout.format;
+        let scale = scale_rule.unwrap_or(rules.scale as u8);
+        let mut header = [0; HEADER];
+        header[MAGIC_FIELD].copy_from_slice(MAGIC);
+        header[VERSION_FIELD].copy_from_slice(&VERSION.to_le_bytes());
+        header[CODEC_FIELD].copy_from_slice(&(rules.kind as u16).to_le_bytes());
+        header[VALUES_FIELD].copy_from_slice(&[dtype(rules.values)]);
+        header[RESULTS_FIELD].copy_from_slice(&[dtype(rules.results)]);
+        header[SCALE_FIELD].copy_from_slice(&[scale]);
+        header[BLOCK_FIELD].copy_from_slice(&block_field.to_le_bytes());
+        header[CHUNKS_FIELD].copy_from_slice(&(self.n_chunks as u32).to_le_bytes());
+        header[SEGMENTS_FIELD].copy_from_slice(&(self.workers.len() as u32).to_le_bytes());
+        header[ELEMENTS_FIELD].copy_from_slice(&self.elements.to_le_bytes());
+        header[BYTES_FIELD].copy_from_slice(&self.layout.bytes_field().to_le_bytes());
+        header[DIGEST_FIELD].copy_from_slice(&self.digest().to_le_bytes());
+        header
+    }
+
+    /// FNV-1a of the segments' counts, bit 63 set where a segment is raw.
+    pub fn digest(&self) -> u64 {
+        let counted = |run: &Run| run.elements as u64 | u64::from(run.raw) << 63;
+        fnv1a(self.workers.iter().flat_map(|run| counted(run).to_le_bytes()))
+    }
+
+    /// Of all that the numbers depend on, for ranks to compare: FNV-1a of a header and of what headers do not say.
+    pub fn digest_of_all(&self) -> u64 {
+        let Rules { error, beta, policy, reduction, .. } = &self.rules;
+        let error = error.map_or(0, |error| if error == Dtype::F32 { 1u8 } else { 2 });
+        let rest = [error, *policy as u8, *reduction as u8].into_iter().chain(beta.to_bits().to_le_bytes());
+        fnv1a(self.header.into_iter().chain(rest))
+    }
+
+    /// The header of a chunk, without flags.
+    pub fn header(&self, chunk: usize) -> [u8; HEADER] {
+        let mut header = self.header;
+        header[CHUNK_FIELD].copy_from_slice(&(chunk as u32).to_le_bytes());
+        header
+    }
+
+    /// The header of a state, at the turn 0.
+    pub fn state_header(&self) -> [u8; HEADER] {
+        let mut header = self.header;
+        header[MAGIC_FIELD].copy_from_slice(b"GCST");
+        header
+    }
+
+    /// Where the scales of segments begin in the state, and where the scales of parts begin, in bytes.
+    pub fn state_scales(&self) -> [i64; 2] {
+        let scales = self.layout.format.segment_scale_bytes * self.workers.len() as i64;
+        [HEADER as i64, HEADER as i64 + scales]
+    }
+
+    /// Halves of a state: the worker's, and the server's where there is one.
+    pub fn state_halves(&self) -> usize {
+        1 + usize::from(self.server.is_some())
+    }
+
+    /// Bytes from chunk to chunk.
+    pub fn stride(&self) -> i64 {
+        self.layout.stride
+    }
+
+    pub fn payload_bytes(&self) -> i64 {
+        self.stride() * self.n_chunks as i64
+    }
+
+    /// Elements of the chunk that is reduced.
+    pub fn server_elements(&self) -> i64 {
+        self.servers.iter().map(|run| run.elements).sum()
+    }
+
+    /// The bytes of bits, before they are cut, that a chunk holds.
+    pub fn held_by(&self, chunk: usize) -> Range<i64> {
+        held(chunk, self.layout.chunk_places)
+    }
+
+    /// How many of a run's places a chunk holds.
+    pub fn per_chunk(&self, run: &Run) -> i64 {
+        if run.raw { self.layout.chunk_raws } else { self.layout.chunk_places }
+    }
+
+    /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
+    pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
+        let run = &self.workers[segment];
+        let held = held(chunk, self.per_chunk(run));
+        let (begin, end) = (held.start.max(run.place), held.end.min(run.place + run.places()));
+        (begin < end).then(|| {
+            let first = (begin - run.place) * run.place_elements;
+            let elements = ((end - run.place).saturating_mul(run.place_elements)).min(run.elements) - first;
+            Run { first, elements, place: begin, row: run.row + first, ..*run }
+        })
+    }
+}
+
+/// The places that a chunk holds.
+fn held(chunk: usize, per_chunk: i64) -> Range<i64> {
+    // Past the last chunk with places the product may be anything up to n_chunks * per_chunk, which fits.
+    chunk as i64 * per_chunk..(chunk as i64 + 1) * per_chunk
+}
+
+pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn rules(error: Option<Dtype>) -> Rules {
+        Rules {
+            kind: Kind::Onebit,
+            values: Dtype::F32,
+            results: Dtype::F32,
+            error,
+            scale: ScaleRule::Rms,
+            reduction: Reduction::Mean,
+            beta: 1.0,
+            policy: NonFinite::Propagate,
+            ranks: 1,
+        }
+    }
+
+    #[test]
+    fn the_payload_is_that_of_the_specification() {
+        // docs/NUMERICS.md, the example by hand.
+        let plan = CodecPlan::new(rules(Some(Dtype::F32)), &[2], &[], 1, None).unwrap();
+        assert_eq!((plan.layout.scales_at, plan.stride(), plan.payload_bytes()), (80, 96, 96));
+        let expected: [u8; HEADER] = [
+            0x47, 0x43, 0x50, 0x4c, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, // 0
+            1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, // 16
+            2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, // 32
+            0x07, 0xce, 0xf8, 0x3d, 0x44, 0x86, 0xbd, 0xe6, 0, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(plan.header(0), expected);
+        assert_eq!(plan.state_bytes, 256 + 4096);
+    }
+
+    #[test]
+    fn a_header_gives_its_plan_back_and_a_damaged_one_another_plan_or_none() {
+        for kind in Kind::ALL {
+            for (values, results) in [(Dtype::F32, Dtype::BF16), (Dtype::F16, Dtype::F32), (Dtype::BF16, Dtype::F16)] {
+                for elements in [0, 1, 1023, 1 << 40] {
+                    let scale = if kind == Kind::Onebit { ScaleRule::Mean } else { ScaleRule::Rms };
+                    let rules = Rules { kind, values, results, scale, ..rules(None) };
+                    let plan = CodecPlan::new(rules, &[elements], &[], 1, None).unwrap();
+                    let header = plan.header(0);
+                    let read = CodecPlan::of_header(&header).unwrap();
+                    assert_eq!((read.header(0), read.payload_bytes()), (header, plan.payload_bytes()), "{kind:?}");
+                    for (at, bit) in (0..HEADER).flat_map(|at| (0..8).map(move |bit| (at, 1 << bit))) {
+                        let mut damaged = header;
+                        damaged[at] ^= bit;
+                        match CodecPlan::of_header(&damaged) {
+                            Err(refusal) => assert_eq!(refusal.status, Status::Corrupt, "byte {at}: {refusal:?}"),
+                            // Fields that a payload may have with other values, alone, make another valid header.
+                            Ok(other) if other.header(0) == damaged => {
+                                assert!((VALUES_FIELD.start..SCALE_FIELD.end).contains(&at), "{kind:?}: byte {at}");
+                            }
+                            Ok(_) => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_elements_than_a_payload_can_have_are_refused_as_corrupt() {
+        for kind in Kind::ALL {
+            let mut header = CodecPlan::new(Rules { kind, ..rules(None) }, &[1], &[], 1, None).unwrap().header(0);
+            for elements in [u64::MAX, i64::MAX as u64 + 1] {
+                header[ELEMENTS_FIELD].copy_from_slice(&elements.to_le_bytes());
+                assert_eq!(CodecPlan::of_header(&header).err().map(|refusal| refusal.status), Some(Status::Corrupt));
+            }
+        }
+        let mut header =
+            CodecPlan::new(Rules { kind: Kind::Bf16, ..rules(None) }, &[1], &[], 1, None).unwrap().header(0);
+        header[ELEMENTS_FIELD].copy_from_slice(&i64::MAX.to_le_bytes());
+        assert_eq!(CodecPlan::of_header(&header).err().map(|refusal| refusal.status), Some(Status::Corrupt));
+    }
+
+    #[test]
+    fn fields_follow_each_other_and_are_where_kernels_write_them() {
+        let mut end = 0;
+        for (name, field) in FIELDS {
+            assert_eq!(field.start, end, "{name}");
+            end = field.end;
+        }
+        assert_eq!(end, HEADER);
+        let [flags, chunk, turn] = [FLAGS_FIELD, CHUNK_FIELD, TURN_FIELD].map(|field| field.start / 4);
+        let words = format!("{{ FLAGS_WORD = {flags}, CHUNK_WORD = {chunk}, TURN_WORD = {turn} }}");
+        assert!(include_str!("../../../kernels/codec.cuh").contains(&words), "{words}");
+    }
+
+    #[test]
+    fn parts_are_what_of_segments_lies_in_a_chunk() {
+        // Bytes of bits: 0..2, 2..2, 2..5, 5..6; chunks of 2: 0..2, 2..4, 4..6, and one behind all of them.
+        let segments = [13, 0, 17, 8];
+        let part = |segment, first, elements, place| Run {
+            segment,
+            first,
+            elements,
+            place,
+            place_elements: 8,
+            raw: false,
+            state: 0,
+            row: [0, 13, 13, 30][segment] + first,
+        };
+        for (chunk, expected) in
+            [(0, vec![part(0, 0, 13, 0)]), (1, vec![part(2, 0, 16, 2)]), (2, vec![part(2, 16, 1, 4), part(3, 0, 8, 5)])]
+        {
+            let plan = CodecPlan::new(rules(None), &segments, &[], 3, Some(chunk)).unwrap();
+            assert_eq!(plan.layout.chunk_places, 2);
+            assert_eq!(plan.servers, expected, "chunk {chunk}");
+        }
+        let plan = CodecPlan::new(rules(None), &segments, &[], 7, Some(6)).unwrap();
+        assert_eq!((plan.layout.chunk_places, plan.servers.len(), plan.server_elements()), (1, 0, 0));
+    }
+
+    #[test]
+    fn ranks_exchange_once_if_nothing_is_kept_and_all_payloads_together_are_small() {
+        let on = |on_cuda, kind, error, blocks: i64, world| {
+            let plan = CodecPlan::new(Rules { kind, ..rules(error) }, &[32 * blocks], &[], world, None).unwrap();
+            plan.exchanges_once(on_cuda)
+        };
+        let once = |kind, error, blocks, world| on(true, kind, error, blocks, world);
+        // BF16: a header and 64 bytes a block; 4 chunks of 64 * 4096 bytes are 2^20, of 64 * 16384 bytes 2^22.
+        assert!(on(false, Kind::Bf16, None, 2 * 4095, 2) && !on(false, Kind::Bf16, None, 2 * 4095 + 1, 2));
+        assert!(once(Kind::Bf16, None, 2 * 16383, 2) && !once(Kind::Bf16, None, 2 * 16383 + 1, 2));
+        for on_cuda in [false, true] {
+            assert!(on(on_cuda, Kind::Bf16, None, 4 * 1023, 4) && !on(on_cuda, Kind::Bf16, None, 4 * 1023 + 1, 4));
+        }
+        assert!(once(Kind::Onebit, None, 1, 2) && !once(Kind::Onebit, Some(Dtype::F32), 1, 2));
+        assert!(
+            !once(Kind::Sign, None, 1, 2)
+                && !once(Kind::Int8, None, 1, 1)
+                && !once(Kind::Int8, Some(Dtype::BF16), 1, 9)
+        );
+        assert!(!once(Kind::Int8, None, 1, 1 << 31));
+    }
+
+    #[test]
+    fn a_reducer_has_the_parts_of_its_chunks_and_keeps_nothing() {
+        let segments = [33, 5, 7, 96];
+        for kind in [Kind::Onebit, Kind::Int4] {
+            let rules = Rules { kind, policy: NonFinite::Transactional, ..rules(None) };
+            let raw = if kind == Kind::Int4 { vec![0, 1, 0, 0] } else { vec![] };
+            let plan = |server| CodecPlan::new(rules, &segments, &raw, 3, server).unwrap();
+            let all: Vec<Run> = (0..3).flat_map(|chunk| plan(Some(chunk)).servers).collect();
+            let mut found = vec![];
+            for first in (0..3).step_by(plan(None).chunks_at_once()) {
+                let reducer = plan(Some(1)).reducer(first).unwrap();
+                assert_eq!((reducer.server, reducer.rules.policy), (Some(first), NonFinite::Propagate));
+                assert_eq!((reducer.header(2), reducer.stride()), (plan(None).header(2), plan(None).stride()));
+                found.extend(reducer.servers);
+            }
+            assert_eq!(found, all, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn states_lie_behind_the_scales_in_whole_units() {
+        let plan = CodecPlan::new(rules(Some(Dtype::BF16)), &[1025, 0, 7], &[], 2, Some(1)).unwrap();
+        let states: Vec<i64> = plan.workers.iter().chain(&plan.servers).map(|run| run.state).collect();
+        // 64 + 2 * 12 bytes, to 256; units of 2048 bytes.
+        assert_eq!(states, [256, 256 + 2 * 2048, 256 + 2 * 2048, 256 + 3 * 2048, 256 + 4 * 2048]);
+        assert_eq!(plan.state_bytes, 256 + 5 * 2048);
+        assert_eq!(plan.state_scales(), [64, 76]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for segments in [vec![i64::MAX, 1], vec![i64::MAX - 7]] {
+            assert!(CodecPlan::new(rules(Some(Dtype::F32)), &segments, &[], 1, None).is_err(), "{segments:?}");
+        }
+        assert!(CodecPlan::new(rules(None), &[100], &[], usize::MAX, None).is_err());
+    }
+}

@@ -1,0 +1,276 @@
+//! COMMUNICATORS
+//!
+//! A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
+//! a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
+//! or peer memory (see there), or among threads of one process.
+//!
+//! Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE.
+//!
+//! ```c
+//! gc_transport_t mpi = {.struct_size = sizeof mpi, .rank = rank, .world_size = size, .ctx = &my_comm,
+//!                       .all_to_all = my_all_to_all, .all_gather = my_all_gather};
+//! gc_comm_t *comm;
+//! gc_comm_from_transport(&mpi, &comm);
+//! gc_comm_free(comm);                                     // the all-reduces over it remain usable
+//! ```
+//!
+//! A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
+//! must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
+//! does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
+//! If a call fails on some rank it need not fail on the others.
+//!
+//! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
+//! always be called.
+//!
+//! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
+//! ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
+//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph over
+//! NCCL, over peer memory (with an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with
+//! GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA:
+//! gc_comm_async_error() reports CORRUPT afterwards.
+
+use std::{ffi::c_void, sync::Arc};
+
+use dlpark::ffi::DLDevice;
+
+use crate::{
+    comm::{
+        communicator::Communicator,
+        transport::{self, Callback, Callbacks},
+    },
+    ffi::{
+        api::gc_status_t,
+        borrow::{self, Out},
+        error::{Result, error},
+        fallible, handle,
+        panics::boundary,
+    },
+};
+
+/// A communicator. gc_comm_from_transport(), gc_comm_group(), gc_comm_from_nccl(), gc_comm_from_nccl_id(),
+/// gc_comm_from_peers(), gc_comm_open_peers() and gc_comm_hierarchical() create one.
+pub struct gc_comm_t(pub(super) Arc<Communicator>);
+
+/// Hands a communicator out.
+pub(super) fn hand_out(out: Out<*mut gc_comm_t>, communicator: Communicator) {
+    out.fill([handle::hand_out(gc_comm_t(Arc::new(communicator)))]);
+}
+
+/// Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM.
+/// They are called on the thread that calls the library, one at a time, never with 0 bytes or in a world of one, and
+/// must neither throw nor longjmp. `send` and `recv` do not overlap.
+///
+/// `device` says where both are. In host memory (kDLCPU) the exchange is done when the function returns, and `stream`
+/// means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
+/// it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
+/// gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gc_transport_t {
+    /// Set by you: sizeof(gc_transport_t).
+    pub struct_size: u32,
+    /// This rank: 0 to world_size - 1.
+    pub rank: i32,
+    /// At least 1.
+    pub world_size: i32,
+    /// 0, or GC_TRANSPORT_HOST.
+    pub flags: u32,
+    /// Passed to the functions as it is.
+    pub ctx: *mut c_void,
+    /// Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
+    /// bytes_per_rank bytes.
+    pub all_to_all: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            send: *const c_void,
+            recv: *mut c_void,
+            bytes_per_rank: usize,
+            device: DLDevice,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+    /// Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks.
+    pub all_gather: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            send: *const c_void,
+            recv: *mut c_void,
+            bytes_per_rank: usize,
+            device: DLDevice,
+            stream: *mut c_void,
+        ) -> i32,
+    >,
+}
+
+// SAFETY: numbers, pointers and functions that may be NULL, without gaps between them; a function is called only if the
+// caller promised that it is one.
+unsafe impl borrow::Extensible for gc_transport_t {
+    const FIRST_SIZE: usize = 40;
+}
+
+/// Restrictions of a transport.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportFlag {
+    /// It takes host memory only: values on a GPU pass through pinned memory, and calls wait for their stream.
+    Host = 1,
+}
+
+/// Creates a communicator from your transport callbacks.
+///
+/// `transport`: read during the call; its functions and ctx must stay until gc_comm_free(). `*out`: yours to release,
+/// by gc_comm_free().
+///
+/// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
+///
+/// # Safety
+/// The pointers are as described, and the functions do what they are said to do.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_from_transport(
+    transport: *const gc_transport_t, out: *mut *mut gc_comm_t,
+) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises options of their own size, and room for a pointer.
+        let (transport, out) = unsafe { (borrow::options("transport", transport)?, Out::one("out", out)?) };
+        // SAFETY: the caller promises that the functions do what they are said to do.
+        let callbacks = unsafe { callbacks(&transport)? };
+        hand_out(out, Communicator::over(callbacks));
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The functions are what they are said to be.
+unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
+    const HOST: u32 = TransportFlag::Host as u32;
+    if transport.flags & !HOST != 0 {
+        return Err(error!(
+            InvalidArgument,
+            "transport: flags {:#x}; 0 or GC_TRANSPORT_HOST {HOST} expected", transport.flags
+        ));
+    }
+    let named =
+        |name, function: Option<Callback>| function.ok_or_else(|| error!(InvalidArgument, "transport: {name} is NULL"));
+    let (all_to_all, all_gather) =
+        (named("all_to_all", transport.all_to_all)?, named("all_gather", transport.all_gather)?);
+    let host = transport.flags & HOST != 0;
+    // SAFETY: the caller promises that the functions do what they are said to do.
+    unsafe { Callbacks::new((transport.rank, transport.world_size), transport.ctx, all_to_all, all_gather, host) }
+}
+
+/// Creates communicators among threads of this process. There is one for each rank, and each is for one thread.
+///
+/// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
+///
+/// - GC_STATUS_INVALID_ARGUMENT: `world_size` is below 1.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t) -> gc_status_t {
+    boundary(|| {
+        let ranks = usize::try_from(world_size).ok().filter(|&ranks| ranks > 0);
+        let ranks = ranks.ok_or_else(|| error!(InvalidArgument, "world_size: {world_size}; at least 1 expected"))?;
+        // SAFETY: the caller promises room for so many pointers.
+        let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
+        let mut handles = Handles(fallible::list(ranks, "communicators")?);
+        for member in transport::group(ranks)? {
+            handles.0.push(handle::hand_out(gc_comm_t(Arc::new(Communicator::over(member)))));
+        }
+        out.fill(handles.into_raw());
+        Ok(())
+    })
+}
+
+/// Communicators that are to be handed out all together.
+struct Handles(Vec<*mut gc_comm_t>);
+
+impl Handles {
+    fn into_raw(mut self) -> Vec<*mut gc_comm_t> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        for &handle in &self.0 {
+            // SAFETY: `push` made it, and nobody else has it.
+            unsafe { handle::release(handle) };
+        }
+    }
+}
+
+/// The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
+///
+/// -1, and the last error: `comm` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_rank(comm: *const gc_comm_t) -> i32 {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        Ok(unsafe { handle::borrow("comm", comm)? }.0.rank() as i32)
+    })
+}
+
+/// The number of ranks that a communicator connects, this one counted.
+///
+/// -1, and the last error: `comm` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_world_size(comm: *const gc_comm_t) -> i32 {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        Ok(unsafe { handle::borrow("comm", comm)? }.0.world() as i32)
+    })
+}
+
+/// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
+/// CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
+/// otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
+/// ones. This never waits, and may be called on any thread.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        unsafe { handle::borrow("comm", comm)? }.0.async_error()
+    })
+}
+
+/// Aborts a communicator, also while another thread is in a call on it. Use it when a rank is lost: blocked threads
+/// return at once, whatever their timeout. A hierarchical communicator is aborted with both of its parts. This returns
+/// without waiting and is final; a second call does nothing.
+///
+/// Blocked calls return COMM:
+///
+/// - Over a group, on all ranks.
+/// - Over NCCL, host waits end. A thread of the library aborts communicators that the library has created.
+/// - Over peer memory, the barriers of all ranks end as if this rank had not arrived, and gc_comm_async_error() gives
+///   COMM on each rank. This writes to the buffers of the other ranks, so none may be released yet.
+/// - You must end: a blocked transport callback, your own ncclComm_t, and CUDA graphs that contain NCCL work. Do not
+///   launch these graphs afterwards.
+///
+/// From then on gc_comm_async_error() and all calls that exchange or create something over this communicator, or over
+/// one that shares a part with it, give COMM. gc_allreduce_commit(), rollback, flags, errors_out, reset and all
+/// functions that release something keep working. Over NCCL, memory of all-reduces that are released afterwards is kept
+/// until the process ends, because the GPU may still use it.
+///
+/// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
+/// and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
+///
+/// - GC_STATUS_INVALID_ARGUMENT: a transport callback called this, or `comm` was made before the process was forked.
+/// - GC_STATUS_OUT_OF_MEMORY: could not start the thread that aborts NCCL; NCCL keeps running.
+/// - GC_STATUS_CUDA: the driver failed; other ranks over peer memory wait until their timeout.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator.
+        unsafe { handle::borrow("comm", comm)? }.0.abort()
+    })
+}
+
+/// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
+/// remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
+/// too.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
+    boundary(|| {
+        // SAFETY: the caller promises a communicator that nothing uses any more, or NULL.
+        unsafe { handle::release(comm) };
+        Ok(())
+    });
+}

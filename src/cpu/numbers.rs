@@ -1,0 +1,170 @@
+//! Elements as numbers: read to float32 exactly, in the default environment, and written with one rounding.
+
+use crate::dlpack::floats::{canonical, to_bf16};
+
+/// `scale` with the sign of an element: sigma is -1 where it is below 0.
+#[inline(always)]
+pub fn signed(scale: f32, element: f32) -> f32 {
+    if element < 0.0 { -scale } else { scale }
+}
+
+/// An element type, as its bits lie in memory at any address.
+pub trait Number: 'static {
+    type Bits: Copy;
+
+    fn widen(bits: Self::Bits) -> f32;
+    /// Rounded to nearest even; NaN is the one that is written.
+    fn narrow(value: f32) -> Self::Bits;
+
+    /// The same, where a finite value stays finite if the type has few exponents: at most 65504 in magnitude.
+    #[inline(always)]
+    fn narrow_finite(value: f32) -> Self::Bits {
+        Self::narrow(value)
+    }
+
+    /// What of a value is kept.
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        Self::widen(Self::narrow(value))
+    }
+
+    /// # Safety
+    /// `src` holds an element number `index`.
+    #[inline(always)]
+    unsafe fn load(src: *const u8, index: usize) -> f32 {
+        // SAFETY: `src` holds an element number `index`, at any address.
+        Self::widen(unsafe { src.cast::<Self::Bits>().add(index).read_unaligned() })
+    }
+
+    /// # Safety
+    /// `dst` has room for an element number `index`.
+    #[inline(always)]
+    unsafe fn store(dst: *mut u8, index: usize, value: f32) {
+        // SAFETY: `dst` has room for an element number `index`, at any address.
+        unsafe { dst.cast::<Self::Bits>().add(index).write_unaligned(Self::narrow(value)) };
+    }
+}
+
+/// Whether elements are kept at all.
+#[inline(always)]
+pub const fn is_kept<E: Number>() -> bool {
+    size_of::<E::Bits>() > 0
+}
+
+pub struct F32;
+pub struct F16;
+pub struct BF16;
+/// No element: errors that are not kept.
+pub struct Nothing;
+
+impl Number for F32 {
+    type Bits = u32;
+    #[inline(always)]
+    fn widen(bits: u32) -> f32 {
+        f32::from_bits(bits)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u32 {
+        canonical(value).to_bits()
+    }
+}
+
+impl Number for BF16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        f32::from_bits(u32::from(bits) << 16)
+    }
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        to_bf16(value)
+    }
+}
+
+impl Number for F16 {
+    type Bits = u16;
+    #[inline(always)]
+    fn widen(bits: u16) -> f32 {
+        let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff));
+        // Exponents are 112 less; that of Inf and NaN is the highest again. A denormal is a count of 2^-24, the
+        // distance of neighbours of 0.5.
+        let rebias = if rest >= 0x7c00 { 224 << 23 } else { 112 << 23 };
+        let normal = (rest << 13) + rebias;
+        let denormal = (f32::from_bits(0.5f32.to_bits() | rest) - 0.5).to_bits();
+        f32::from_bits(sign | if rest < 0x400 { denormal } else { normal })
+    }
+    /// `floats::to_f16` without branches, so that loops over it become vectors.
+    #[inline(always)]
+    fn narrow(value: f32) -> u16 {
+        const OVERFLOWS: u32 = 65520f32.to_bits();
+        const NORMAL: u32 = 0x3880_0000; // 2^-14
+        let (sign, size) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7fff_ffff);
+        let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
+        // The distance of neighbours of 0.5 is 2^-24, of which a denormal is a multiple: the sum is rounded to one.
+        let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+        let finite = if size < NORMAL { denormal } else { normal };
+        let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
+        (if value.is_nan() { 0x7e00 } else { sign | rounded }) as u16
+    }
+    #[inline(always)]
+    fn narrow_finite(value: f32) -> u16 {
+        Self::narrow(if value.is_finite() { value.clamp(-65504.0, 65504.0) } else { value })
+    }
+}
+
+impl Number for Nothing {
+    type Bits = ();
+    #[inline(always)]
+    fn widen(_: ()) -> f32 {
+        0.0
+    }
+    #[inline(always)]
+    fn narrow(_: f32) {}
+    #[inline(always)]
+    fn round(value: f32) -> f32 {
+        canonical(value)
+    }
+}
+
+/// Calls a generic function for element types that are known at run time: of values and of what is kept.
+macro_rules! with_numbers {
+    ($values:expr, $kept:expr, |$G:ident, $E:ident| $work:expr) => {{
+        use $crate::{
+            cpu::numbers::{BF16, F16, F32, Nothing},
+            dlpack::Dtype,
+        };
+        macro_rules! kept {
+            () => {
+                match $kept {
+                    None => {
+                        type $E = Nothing;
+                        $work
+                    }
+                    Some(Dtype::BF16) => {
+                        type $E = BF16;
+                        $work
+                    }
+                    Some(_) => {
+                        type $E = F32;
+                        $work
+                    }
+                }
+            };
+        }
+        match $values {
+            Dtype::F16 => {
+                type $G = F16;
+                kept!()
+            }
+            Dtype::BF16 => {
+                type $G = BF16;
+                kept!()
+            }
+            _ => {
+                type $G = F32;
+                kept!()
+            }
+        }
+    }};
+}
+pub(crate) use with_numbers;

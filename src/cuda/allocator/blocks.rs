@@ -1,0 +1,702 @@
+//! Blocks of device memory that are kept for reuse. Lists only: what calls the driver is in mod.rs.
+//!
+//! ```text
+//! in a tensor --release--> released --collect--> pending --fence--> ready --take--> in a tensor
+//!                                     |             `-- beyond the bound: freed --'
+//!                                     `-- given to another process --> exported --returned--> retired: freed
+//! ```
+//!
+//! What is in a tensor is listed, so that memory of ours that another process is given is known from that of others.
+//! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
+//! still be in use by work that was enqueued before their release. *Ready* ones are free. *Exported* ones another
+//! process may use; *retired* ones one has used, which may still see them: they are never used again.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ffi::c_void,
+    ptr,
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+    },
+};
+
+use crate::{
+    dlpack::Owner,
+    ffi::error::{Result, error},
+};
+
+/// What is kept of a GPU: this share of its memory, and this much of a small one.
+const SHARE: usize = 32;
+const AT_LEAST: usize = 256 << 20;
+
+/// What may be pending in a context before a fence is worth its wait: so many blocks, or so many bytes.
+const PENDING_BLOCKS: usize = 32;
+const PENDING_BYTES: usize = 256 << 20;
+
+/// The smallest block: the driver's own granularity.
+pub const SMALLEST: usize = 512;
+
+/// Whether other processes were given a block.
+#[derive(Clone, Copy, Default)]
+struct Exports {
+    /// One was: then it is not used again.
+    ever: bool,
+    /// How many have not said that they are done.
+    users: usize,
+}
+
+/// A block of device memory.
+pub struct Block {
+    pub address: u64,
+    pub capacity: usize,
+    /// The id of the context that it belongs to: with that it is gone.
+    pub context: u64,
+    /// As it was when its tensor was released.
+    exports: Exports,
+    home: &'static Cache,
+    /// In a [`List`].
+    next: Option<Box<Block>>,
+    /// Among those released.
+    next_released: AtomicPtr<Block>,
+}
+
+impl Block {
+    /// A block without memory yet.
+    pub fn new(capacity: usize, context: u64, home: &'static Cache) -> Box<Self> {
+        Box::new(Self {
+            address: 0,
+            capacity,
+            context,
+            exports: Exports::default(),
+            home,
+            next: None,
+            next_released: AtomicPtr::default(),
+        })
+    }
+
+    /// The block as memory of a tensor, which releases it when it is dropped.
+    pub fn into_owner(self: Box<Self>) -> Owner {
+        let data = self.address as usize as *mut u8;
+        // SAFETY: `release` is called once, with a block that came out of a Box.
+        unsafe { Owner::new(data, [Box::into_raw(self).cast(), ptr::null_mut()], release) }
+    }
+}
+
+/// Runs on any thread, in a forked child, and while the process ends: so no driver and no lock here.
+///
+/// # Safety
+/// `block` came out of a Box and is given away.
+unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
+    let block: *mut Block = block.cast();
+    // SAFETY: the caller gave it away, and it stays this call's until the exchange below gives it away in turn.
+    let Block { home, capacity, next_released, .. } = unsafe { &*block };
+    home.bytes.fetch_add(*capacity, Ordering::Relaxed);
+    let mut head = home.released.load(Ordering::Relaxed);
+    loop {
+        next_released.store(head, Ordering::Relaxed);
+        match home.released.compare_exchange_weak(head, block, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => head = now,
+        }
+    }
+}
+
+/// What is kept of a GPU's memory.
+pub struct Cache {
+    released: AtomicPtr<Block>,
+    /// Of all blocks that are in no tensor and not freed.
+    bytes: AtomicUsize,
+    bound: usize,
+    /// Whether there are blocks in tensors that other processes were given.
+    has_exported: AtomicBool,
+    /// Whether there are retired blocks among the lists.
+    has_retired: AtomicBool,
+    kept: Mutex<Lists>,
+    /// Somebody put blocks back, or freed them.
+    changed: Condvar,
+}
+
+/// The lists, a GPU's.
+pub struct Lists {
+    /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
+    ready: [List; CLASSES],
+    pending: List,
+    exported: List,
+    retired: List,
+    /// What is known of blocks in tensors, by address: which memory is ours, and who was given it. Memory of others
+    /// that is given away leaves nothing here.
+    live: HashMap<u64, Live>,
+    /// Threads that have taken blocks out to free them or to wait for them.
+    batches: usize,
+}
+
+/// A block in a tensor.
+struct Live {
+    context: u64,
+    exports: Exports,
+}
+
+impl Cache {
+    /// Nothing is kept of a GPU of so much memory.
+    pub fn of_device(memory: usize) -> Self {
+        Self {
+            released: AtomicPtr::default(),
+            bytes: AtomicUsize::new(0),
+            bound: (memory / SHARE).max(AT_LEAST),
+            has_exported: AtomicBool::new(false),
+            has_retired: AtomicBool::new(false),
+            kept: Mutex::new(Lists {
+                ready: [const { List(None) }; CLASSES],
+                pending: List(None),
+                exported: List(None),
+                retired: List(None),
+                live: HashMap::new(),
+                batches: 0,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn is_beyond_bound(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) > self.bound
+    }
+
+    /// The lists, with what was released meanwhile. Not to be held while the driver is called: that may wait for work
+    /// which ends only once another thread, of this device or of another, has its memory and goes on.
+    pub fn lock(&self) -> MutexGuard<'_, Lists> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut released = self.released.swap(ptr::null_mut(), Ordering::Acquire);
+        while !released.is_null() {
+            // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
+            let mut block = unsafe { Box::from_raw(released) };
+            released = block.next_released.load(Ordering::Relaxed);
+            if let Entry::Occupied(place) = kept.live.entry(block.address)
+                && place.get().context == block.context
+            {
+                block.exports = place.remove().exports;
+            }
+            if block.exports.ever { self.put_exported(&mut kept, block) } else { kept.pending.push(block) }
+        }
+        kept
+    }
+
+    /// Puts a block aside that other processes were given.
+    fn put_exported(&self, kept: &mut Lists, block: Box<Block>) {
+        self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+        kept.put_by_users(block);
+        self.has_exported.store(kept.live.values().any(|place| place.exports.ever), Ordering::Relaxed);
+        self.note_retired(kept);
+    }
+
+    /// Notes what is asked for without the lock.
+    fn note_retired(&self, kept: &Lists) {
+        self.has_retired.store(kept.retired.0.is_some(), Ordering::Relaxed);
+    }
+
+    /// Another process is given the memory that begins here. Of a block of ours it gives the context; the block stays
+    /// as it is until that process is done with it. None: the memory is another's.
+    pub fn export(&self, address: u64) -> Option<u64> {
+        let mut kept = self.lock();
+        if let Some(Live { context, exports }) = kept.live.get_mut(&address) {
+            *exports = Exports { ever: true, users: exports.users + 1 };
+            self.has_exported.store(true, Ordering::Relaxed);
+            return Some(*context);
+        }
+        // Its tensor is released, and somebody has it still.
+        let mut block = kept.exported.take(|block| block.address == address)?;
+        block.exports.users += 1;
+        let context = block.context;
+        kept.exported.push(block);
+        Some(context)
+    }
+
+    /// A process that was given this block is done with it.
+    pub fn returned(&self, address: u64, context: u64) {
+        let mut kept = self.lock();
+        if let Some(place) = kept.live.get_mut(&address)
+            && place.context == context
+        {
+            place.exports.users = place.exports.users.saturating_sub(1);
+            return;
+        }
+        let is_this = |block: &Block| block.address == address && block.context == context;
+        let Some(mut block) = kept.exported.take(is_this) else { return };
+        block.exports.users -= 1;
+        kept.put_by_users(block);
+        self.note_retired(&kept);
+    }
+
+    /// Whether there may be retired blocks.
+    pub fn may_have_retired(&self) -> bool {
+        let is_released = || !self.released.load(Ordering::Relaxed).is_null();
+        self.has_retired.load(Ordering::Relaxed) || self.has_exported.load(Ordering::Relaxed) && is_released()
+    }
+
+    /// Takes a retired block of a context out, to be freed.
+    pub fn take_retired(&'static self, context: u64) -> Option<Batch> {
+        let mut kept = self.lock();
+        let block = kept.retired.take(|block| block.context == context)?;
+        self.note_retired(&kept);
+        let mut taken = self.batch(&mut kept, List(None));
+        taken.add(block);
+        Some(taken)
+    }
+
+    /// A free block for `bytes` bytes, of at most `capacity`, for a tensor.
+    pub fn take(&self, context: u64, bytes: usize, capacity: usize) -> Result<Option<Box<Block>>> {
+        let fits = |block: &Block| block.context == context && (bytes..=capacity).contains(&block.capacity);
+        let mut kept = self.lock();
+        kept.reserve()?;
+        let Some(block) = kept.ready[class_of(capacity)].take(fits) else { return Ok(None) };
+        kept.add_live(&block);
+        self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+        Ok(Some(block))
+    }
+
+    /// A block of new memory is for a tensor.
+    pub fn settle(&self, block: &Block) -> Result<()> {
+        let mut kept = self.lock();
+        kept.forget_gone(self, block.context, block.address, block.capacity);
+        kept.reserve()?;
+        kept.add_live(block);
+        Ok(())
+    }
+
+    /// Takes the largest block of a context out, to be freed.
+    pub fn take_largest(&'static self, context: u64) -> Option<Batch> {
+        let mut kept = self.lock();
+        let block = kept.take_largest(context)?;
+        let mut blocks = List(None);
+        blocks.push(block);
+        Some(self.batch(&mut kept, blocks))
+    }
+
+    /// Takes no block out: some are to be added.
+    pub fn empty_batch(&'static self) -> Batch {
+        self.batch(&mut self.lock(), List(None))
+    }
+
+    /// Takes all pending blocks of a context out, until a fence has passed.
+    pub fn take_pending(&'static self, context: u64) -> Batch {
+        let (mut kept, mut blocks) = (self.lock(), List(None));
+        kept.pending.move_to(&mut blocks, |block| block.context == context);
+        self.batch(&mut kept, blocks)
+    }
+
+    fn batch(&'static self, kept: &mut Lists, blocks: List) -> Batch {
+        kept.batches += 1;
+        Batch { home: self, blocks }
+    }
+
+    /// If another thread has blocks out, waits until one has put them back or freed them.
+    pub fn wait_for_others(&self) -> bool {
+        let kept = self.lock();
+        let waits = kept.batches > 0;
+        if waits {
+            drop(self.changed.wait(kept).unwrap_or_else(PoisonError::into_inner));
+        }
+        waits
+    }
+}
+
+/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or retired if they were
+/// exported.
+pub struct Batch {
+    home: &'static Cache,
+    blocks: List,
+}
+
+impl Batch {
+    pub fn largest(&self) -> Option<&Block> {
+        self.blocks.iter().max_by_key(|block| block.capacity)
+    }
+
+    /// Adds a block that was in no tensor.
+    pub fn add(&mut self, block: Box<Block>) {
+        self.home.bytes.fetch_add(block.capacity, Ordering::Relaxed);
+        self.blocks.push(block);
+    }
+
+    /// Strikes out a block that was freed.
+    pub fn forget(&mut self, address: u64) {
+        if let Some(block) = self.blocks.take(|block| block.address == address) {
+            self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts the blocks among those that are free: all work that used them is done.
+    pub fn make_ready(mut self) {
+        let mut kept = self.home.lock();
+        while let Some(block) = self.blocks.take(|_| true) {
+            kept.ready[class_of(block.capacity)].push(block);
+        }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let mut kept = self.home.lock();
+        while let Some(block) = self.blocks.take(|block| block.exports.ever) {
+            self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
+            kept.retired.push(block);
+        }
+        self.home.note_retired(&kept);
+        self.blocks.move_to(&mut kept.pending, |_| true);
+        kept.batches -= 1;
+        drop(kept);
+        self.home.changed.notify_all();
+    }
+}
+
+impl Lists {
+    /// Makes room to list one block more.
+    fn reserve(&mut self) -> Result<()> {
+        let room = self.live.try_reserve(1);
+        room.map_err(|_| error!(OutOfMemory, "cannot allocate a list of blocks in tensors"))
+    }
+
+    /// Lists a block of a tensor that is gone: whether others use it still, or have.
+    fn put_by_users(&mut self, block: Box<Block>) {
+        if block.exports.users > 0 { self.exported.push(block) } else { self.retired.push(block) }
+    }
+
+    /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.
+    fn add_live(&mut self, block: &Block) {
+        self.live.insert(block.address, Live { context: block.context, exports: Exports::default() });
+    }
+
+    /// Whether so much of a context is pending that a fence is worth its wait.
+    pub fn needs_fence(&self, context: u64) -> bool {
+        let of_context = self.pending.iter().filter(|block| block.context == context);
+        let (blocks, bytes) = of_context.fold((0, 0), |(blocks, bytes), block| (blocks + 1, bytes + block.capacity));
+        blocks >= PENDING_BLOCKS || bytes >= PENDING_BYTES
+    }
+
+    fn take_largest(&mut self, context: u64) -> Option<Box<Block>> {
+        let Self { ready, pending, .. } = self;
+        let lists = ready.iter_mut().chain([pending]);
+        let (_, list) =
+            lists.filter_map(|list| Some((list.largest_of(context)?, list))).max_by_key(|&(size, _)| size)?;
+        let largest = list.largest_of(context)?;
+        list.take(|block| block.context == context && block.capacity == largest)
+    }
+
+    /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for
+    /// no two contexts that live have memory in one place.
+    fn forget_gone(&mut self, home: &Cache, context: u64, address: u64, capacity: usize) {
+        while let Some(gone) = self.overlapped(context, address, capacity) {
+            let mut blocks = List(None);
+            for list in self.ready.iter_mut().chain([&mut self.pending]) {
+                list.move_to(&mut blocks, |block| block.context == gone);
+            }
+            home.bytes.fetch_sub(blocks.iter().map(|block| block.capacity).sum(), Ordering::Relaxed);
+            for list in [&mut self.exported, &mut self.retired] {
+                list.move_to(&mut blocks, |block| block.context == gone);
+            }
+            home.note_retired(self);
+            while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
+        }
+    }
+
+    /// Another context that has a block where this memory is.
+    fn overlapped(&self, context: u64, address: u64, capacity: usize) -> Option<u64> {
+        let overlaps = |block: &&Block| {
+            let (end, other_end) = (address + capacity as u64, block.address + block.capacity as u64);
+            block.context != context && block.address < end && address < other_end
+        };
+        let lists = self.ready.iter().chain([&self.pending, &self.exported, &self.retired]);
+        lists.into_iter().find_map(|list| list.iter().find(overlaps).map(|block| block.context))
+    }
+}
+
+/// How large a block is made, so that sizes that are nearly the same share it: an eighth more at most.
+pub fn capacity_for(bytes: usize) -> usize {
+    const LARGEST_STEP: usize = 2 << 20;
+    let step = (bytes.checked_next_power_of_two().unwrap_or(usize::MAX) / 16).clamp(SMALLEST, LARGEST_STEP);
+    bytes.checked_next_multiple_of(step).unwrap_or(bytes)
+}
+
+/// Eight to each power of two from [`SMALLEST`] on.
+const CLASSES: usize = 8 * (usize::BITS as usize - 9);
+
+/// The class of a capacity.
+fn class_of(capacity: usize) -> usize {
+    let power = capacity.max(SMALLEST).ilog2() as usize;
+    8 * (power - 9) + (capacity >> (power - 3) & 7)
+}
+
+/// A list that allocates nothing.
+struct List(Option<Box<Block>>);
+
+impl List {
+    fn push(&mut self, mut block: Box<Block>) {
+        block.next = self.0.take();
+        self.0 = Some(block);
+    }
+
+    /// Removes the first that is wanted.
+    fn take(&mut self, wanted: impl Fn(&Block) -> bool) -> Option<Box<Block>> {
+        let mut place = &mut self.0;
+        while place.as_ref().is_some_and(|block| !wanted(block)) {
+            place = &mut place.as_mut()?.next;
+        }
+        let mut block = place.take()?;
+        *place = block.next.take();
+        Some(block)
+    }
+
+    /// Moves what is wanted to another list.
+    fn move_to(&mut self, other: &mut Self, wanted: impl Fn(&Block) -> bool) {
+        while let Some(block) = self.take(&wanted) {
+            other.push(block);
+        }
+    }
+
+    /// The capacity of a context's largest block here.
+    fn largest_of(&self, context: u64) -> Option<usize> {
+        self.iter().filter(|block| block.context == context).map(|block| block.capacity).max()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Block> {
+        std::iter::successors(self.0.as_deref(), |block| block.next.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_device() -> &'static Cache {
+        of_device_with(1 << 30)
+    }
+
+    /// Of a device with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant
+    /// to.
+    fn of_device_with(bytes: usize) -> &'static Cache {
+        static CACHES: Mutex<Vec<&'static Cache>> = Mutex::new(Vec::new());
+        let cache: &Cache = Box::leak(Box::new(Cache::of_device(bytes)));
+        CACHES.lock().unwrap().push(cache);
+        cache
+    }
+
+    /// A block in a tensor.
+    fn live_block(home: &'static Cache, context: u64, address: u64, capacity: usize) -> Owner {
+        let mut block = Block::new(capacity, context, home);
+        block.address = address;
+        home.settle(&block).unwrap();
+        block.into_owner()
+    }
+
+    /// A block of a tensor that was released.
+    fn released(home: &'static Cache, context: u64, address: u64, capacity: usize) {
+        drop(live_block(home, context, address, capacity));
+    }
+
+    /// A free block, which is dropped.
+    fn taken(home: &'static Cache, context: u64, bytes: usize, capacity: usize) -> Option<u64> {
+        home.take(context, bytes, capacity).unwrap().map(|block| block.address)
+    }
+
+    /// The addresses of what can be taken out, the largest first.
+    fn addresses(home: &'static Cache, context: u64) -> Vec<u64> {
+        let mut found = Vec::new();
+        while let Some(mut blocks) = home.take_largest(context) {
+            let address = blocks.largest().unwrap().address;
+            blocks.forget(address);
+            found.push(address);
+        }
+        found
+    }
+
+    #[test]
+    fn blocks_are_an_eighth_larger_at_most_and_aligned() {
+        for bytes in (1..10_000).chain((10..40).flat_map(|k| [(1 << k) - 1, 1 << k, (1 << k) + 1, 3 << k])) {
+            let capacity = capacity_for(bytes);
+            assert!(capacity >= bytes && capacity - bytes <= (bytes / 8).max(511), "{bytes}: {capacity}");
+            assert_eq!(capacity % 512, 0, "{bytes}: {capacity}");
+        }
+        assert_eq!(capacity_for(usize::MAX), usize::MAX);
+        assert_eq!(capacity_for(i64::MAX as usize) % 2, 0);
+    }
+
+    #[test]
+    fn a_class_has_an_eighth_of_a_power_of_two_and_there_are_enough() {
+        assert_eq!([512, 575, 576, 1023, 1024].map(class_of), [0, 0, 1, 7, 8]);
+        assert_eq!(class_of(usize::MAX), CLASSES - 1);
+        for capacity in (9..60).flat_map(|k| (8..16).map(move |eighths: usize| eighths << (k - 3))) {
+            assert_eq!(class_of(capacity), class_of(capacity + capacity / 16));
+            assert!(class_of(capacity) > class_of(capacity - 1) || capacity == 512);
+        }
+    }
+
+    #[test]
+    fn what_another_process_has_is_not_used_again_and_freed_once_it_returned() {
+        let home = of_device();
+        for (address, is_released_first) in [(4096, true), (8192, false)] {
+            let mut owner = Some(live_block(home, 7, address, 1024));
+            assert_eq!([home.export(address), home.export(address)], [Some(7); 2]);
+            if is_released_first {
+                owner = None;
+                assert_eq!(home.export(address), Some(7), "a third, while it is exported");
+                home.returned(address, 7);
+            }
+            home.returned(address, 7);
+            home.take_pending(7).make_ready();
+            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_largest(7).is_none());
+            assert!(home.take_retired(7).is_none(), "one has it still");
+            home.returned(address, 8); // of a context that is gone
+            assert!(home.take_retired(7).is_none(), "one has it still");
+            home.returned(address, 7);
+            drop(owner);
+            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_retired(8).is_none());
+            assert!(home.may_have_retired());
+            drop(home.take_retired(7).unwrap()); // which the driver has not freed
+            assert!(home.may_have_retired());
+            let mut freed = home.take_retired(7).unwrap();
+            assert_eq!(freed.largest().unwrap().address, address);
+            freed.forget(address);
+            drop(freed);
+            assert!(home.take_retired(7).is_none() && !home.may_have_retired());
+            assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+        }
+        released(home, 7, 4096, 1024); // what comes to lie there is a block like others
+        home.take_pending(7).make_ready();
+        assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
+    }
+
+    #[test]
+    fn memory_of_others_that_is_given_away_leaves_nothing_behind() {
+        let home = of_device();
+        let others = (0..10_000).map(|index| index << 21);
+        assert!(others.clone().all(|address| home.export(address).is_none()));
+        // Some of it is freed, and ours comes to lie there, before it is returned: that has nothing to do with ours.
+        let owner = live_block(home, 7, 3 << 21, 1024);
+        assert_eq!(home.lock().live.len(), 1);
+        drop(owner);
+        assert!(home.lock().live.is_empty() && !home.may_have_retired());
+        home.take_pending(7).make_ready();
+        assert_eq!(taken(home, 7, 1000, 1024), Some(3 << 21));
+    }
+
+    #[test]
+    fn a_block_that_was_lent_in_a_context_that_is_gone_is_not_the_one_that_lies_there_now() {
+        let home = of_device();
+        let gone = live_block(home, 7, 4096, 1024);
+        assert_eq!(home.export(4096), Some(7));
+        let owner = live_block(home, 8, 4096, 1024);
+        home.returned(4096, 7);
+        drop(gone);
+        assert_eq!(home.export(4096), Some(8));
+        drop(owner);
+        assert!(home.take_retired(8).is_none(), "one has it still");
+        home.returned(4096, 8);
+        assert_eq!(home.take_retired(8).unwrap().largest().unwrap().address, 4096);
+    }
+
+    #[test]
+    fn a_block_that_comes_to_lie_where_a_spent_one_is_being_freed_can_be_lent() {
+        let home = of_device();
+        let owner = live_block(home, 7, 4096, 1024);
+        home.export(4096);
+        drop(owner);
+        home.returned(4096, 7);
+        let mut freed = home.take_retired(7).unwrap();
+        // The driver has freed it, and gives its place to another thread, which lends that twice.
+        let owner = live_block(home, 7, 4096, 1024);
+        home.export(4096);
+        freed.forget(4096);
+        drop(freed);
+        home.export(4096);
+        drop(owner);
+        home.take_pending(7).make_ready();
+        assert!(taken(home, 7, 1000, 1024).is_none());
+        home.returned(4096, 7);
+        assert!(home.take_retired(7).is_none(), "one has it still");
+        home.returned(4096, 7);
+        let mut freed = home.take_retired(7).unwrap();
+        home.returned(4096, 7); // once too often
+        freed.forget(4096);
+        drop(freed);
+        assert!(!home.may_have_retired());
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_is_released_is_pending_until_it_is_ready() {
+        let home = of_device();
+        released(home, 7, 4096, 1024);
+        assert!(taken(home, 7, 1000, 1024).is_none());
+        home.take_pending(7).make_ready();
+        assert!(taken(home, 8, 1000, 1024).is_none(), "of another context");
+        assert!(taken(home, 7, 1025, 1088).is_none(), "too small");
+        assert!(taken(home, 7, 500, 512).is_none(), "too large");
+        assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
+        assert!(taken(home, 7, 1000, 1024).is_none());
+    }
+
+    #[test]
+    fn blocks_that_were_taken_and_not_freed_are_pending_again() {
+        let home = of_device();
+        released(home, 7, 4096, 1024);
+        drop(home.take_pending(7));
+        drop(home.take_largest(7));
+        assert_eq!(addresses(home, 7), [4096]);
+    }
+
+    #[test]
+    fn the_largest_goes_first_wherever_it_is() {
+        let home = of_device();
+        for (address, capacity) in [(0x10000, 512), (0x20000, 8192), (0x30000, 4096)] {
+            released(home, 7, address, capacity);
+        }
+        home.take_pending(7).make_ready();
+        for (address, capacity) in [(0x40000, 6144), (0x50000, 1024)] {
+            released(home, 7, address, capacity);
+        }
+        released(home, 8, 0x60000, 1 << 20);
+        assert_eq!(addresses(home, 7), [0x20000, 0x40000, 0x30000, 0x50000, 0x10000]);
+        assert_eq!(addresses(home, 8), [0x60000]);
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_bound_is_a_share_of_the_card() {
+        let home = of_device_with(64 << 30);
+        released(home, 7, 1 << 32, 2 << 30);
+        assert!(!home.is_beyond_bound());
+        released(home, 7, 1 << 40, 512);
+        assert!(home.is_beyond_bound());
+        assert_eq!(addresses(home, 7).len(), 2);
+        assert!(!home.is_beyond_bound());
+    }
+
+    #[test]
+    fn blocks_of_a_context_that_is_gone_leave_when_their_place_is_taken() {
+        let home = of_device();
+        released(home, 7, 0x10000, 0x1000);
+        released(home, 7, 0x90000, 0x1000);
+        released(home, 8, 0x20000, 0x1000);
+        home.take_pending(7).make_ready();
+        home.lock().forget_gone(home, 9, 0x11000, 0x1000);
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0x3000, "side by side");
+        home.lock().forget_gone(home, 9, 0x10800, 0x1000);
+        assert_eq!((addresses(home, 7), addresses(home, 8)), (vec![], vec![0x20000]));
+        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn who_finds_nothing_waits_for_those_who_have_blocks_out() {
+        let home = of_device();
+        assert!(!home.wait_for_others());
+        released(home, 7, 4096, 1024);
+        let pending = home.take_pending(7);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| home.wait_for_others());
+            // Whether it waits already or comes when the blocks are back: it returns.
+            pending.make_ready();
+            waiting.join().unwrap();
+        });
+        assert!(taken(home, 7, 1000, 1024).is_some());
+    }
+}

@@ -1,0 +1,128 @@
+//! Every launch of a kernel.
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr,
+};
+
+use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig};
+
+use crate::ffi::error::{Result, error};
+
+use super::{
+    grid::MOST_BLOCKS,
+    module::{Kernel, LaunchShape},
+    queue::Queue,
+};
+
+/// A kernel's only argument, for a launch.
+pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
+    [ptr::from_mut(call).cast()]
+}
+
+/// A kernel's arguments, for a launch in the same statement: it has copies of these values.
+macro_rules! arguments {
+    ($($value:expr),+ $(,)?) => {
+        &mut [$(std::ptr::from_mut(&mut { $value }).cast()),+]
+    };
+}
+pub(crate) use arguments;
+
+impl Queue {
+    /// Launches a kernel on as many blocks as `items` of what it counts need.
+    ///
+    /// # Safety
+    /// `arguments` are the kernel's, in order and of its types, and describe memory that it may use until it is done.
+    pub unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
+        let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
+        // SAFETY: `ready` put the kernel into this context, which is current or the stream's own; the arguments are as
+        // the caller promises.
+        unsafe { self.enqueue(function, kernel.name, grid, arguments)? };
+        kernel.is_in(self.context()?.id);
+        Ok(())
+    }
+
+    /// Launches a kernel with programmatic dependent launch (PDL): it waits by itself for the launch before it on this
+    /// call's stream, and so may begin while that one ends, where devices and drivers can do so.
+    ///
+    /// # Safety
+    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before
+    /// it is one of ours, for those of others need not have waited for what was before them.
+    pub unsafe fn launch_pdl(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
+        let (driver, stream) = (self.device.driver, self.stream);
+        if !driver.begins_launches_early || self.device.properties().compute_capability < 90 {
+            // SAFETY: the arguments are as the caller promises.
+            return unsafe { self.launch(kernel, items, arguments) };
+        }
+        let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
+        let mut early = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: grid.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: stream.as_ptr().cast(),
+            attrs: &mut early,
+            numAttrs: 1,
+        };
+        // SAFETY: as in `launch`; what the configuration refers to outlives the call.
+        let code =
+            unsafe { (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
+        let name = kernel.name.to_string_lossy();
+        driver.check(code, format_args!("cuLaunchKernelEx of {name} on {}", self.device))?;
+        kernel.is_in(self.context()?.id);
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Queue::launch`], and the function is in the context of the stream.
+    pub unsafe fn enqueue(
+        &self, function: CUfunction, name: &CStr, grid: Grid, arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: the function is in the stream's context and the arguments are its own, as the caller promises.
+        let code = unsafe {
+            (self.device.driver.functions.cuLaunchKernel)(
+                function,
+                grid.blocks,
+                1,
+                1,
+                grid.threads,
+                1,
+                1,
+                grid.shared_bytes,
+                self.stream.as_ptr().cast(),
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.device.driver.check(code, format_args!("cuLaunchKernel of {} on {}", name.to_string_lossy(), self.device))
+    }
+}
+
+/// What a launch has of blocks, of one dimension.
+pub struct Grid {
+    blocks: u32,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+impl Grid {
+    fn of(kernel: &Kernel, items: u64) -> Result<Self> {
+        let LaunchShape { threads, items_per_block, shared_bytes } = kernel.shape;
+        Self::new(items.div_ceil(items_per_block.into()), threads, shared_bytes)
+    }
+
+    pub fn new(blocks: u64, threads: u32, shared_bytes: u32) -> Result<Self> {
+        if blocks > MOST_BLOCKS as u64 {
+            return Err(error!(SizeOverflow, "{blocks} blocks are more than the {MOST_BLOCKS} of one launch"));
+        }
+        Ok(Self { blocks: blocks as u32, threads, shared_bytes })
+    }
+}

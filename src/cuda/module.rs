@@ -1,0 +1,447 @@
+//! The built-in kernels: machine code and PTX that travel in the library, a fatbin per module.
+//!
+//! The list below is the only one: the structs, the kernels' names and their launch shapes come from it.
+
+use std::{
+    ffi::CStr,
+    ptr, slice,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
+
+use crate::ffi::{
+    dynamic::with_nul,
+    error::{Result, error},
+    fallible,
+};
+
+use super::{context::LossyCache, queue::Queue};
+
+/// The lowest compute capability that kernels are compiled for: 7.5.
+const LOWEST: i32 = 75;
+
+/// How a kernel is launched: on as many blocks of one dimension as its items need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    pub threads: u32,
+    /// Items that a block processes, in the unit that the kernel counts.
+    pub items_per_block: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+/// A kernel of any context: the driver puts it into one when it is first launched there.
+pub struct Kernel {
+    pub name: &'static CStr,
+    pub shape: LaunchShape,
+    module: &'static Module,
+    /// A CUkernel, from when its module is loaded.
+    handle: OnceLock<usize>,
+    /// The contexts in which it is, so that no launch there loads it.
+    contexts: LossyCache,
+}
+
+impl Kernel {
+    const fn new(module: &'static Module, name: &'static str, items_per_block: u32, threads: u32) -> Self {
+        let shape = LaunchShape { threads, items_per_block, shared_bytes: 0 };
+        Self { name: with_nul(name), shape, module, handle: OnceLock::new(), contexts: LossyCache::nothing() }
+    }
+
+    /// Of a kernel whose module is loaded.
+    fn handle(&self) -> Result<usize> {
+        let handle = self.handle.get().copied();
+        handle.ok_or_else(|| error!(Cuda, "{} is launched before its module is loaded", self.name.to_string_lossy()))
+    }
+
+    /// Remembers that it was launched in a context, and so is there.
+    pub fn is_in(&self, context: u64) {
+        if self.contexts.recall(context).is_none() {
+            self.contexts.remember(context, 0);
+        }
+    }
+}
+
+/// Kernels of one source, loaded together when the first of them is needed.
+pub struct Module {
+    pub name: &'static CStr,
+    pub fatbin: &'static [u8],
+    /// The kernels that docs/ABI.md lists: their names, arguments and items never change.
+    promised: &'static [&'static [Kernel]],
+    internal: &'static [&'static [Kernel]],
+}
+
+impl Module {
+    fn kernels(&self) -> impl Iterator<Item = &'static Kernel> {
+        self.promised.iter().chain(self.internal).copied().flatten()
+    }
+}
+
+/// Machine code lies at addresses that drivers expect of it.
+#[repr(align(16))]
+struct Aligned<T>(T);
+
+/// A kernel is `gc_name`, with `: items` per block where that is not 1 and `x threads` where these are not 256. One in
+/// parentheses is a field by itself, some in brackets are an array.
+macro_rules! kernels {
+    (@type ($($kernel:tt)*)) => { Kernel };
+    (@type [$($name:ident $(: $items:literal)?),* $(,)?]) => { [Kernel; [$(stringify!($name)),*].len()] };
+    (@value $module:ident ($name:ident $(: $items:literal $(x $threads:literal)?)?)) => {
+        Kernel::new(
+            &$module,
+            concat!(stringify!($name), "\0"),
+            kernels!(@or 1 $($items)?),
+            kernels!(@or 256 $($($threads)?)?),
+        )
+    };
+    (@value $module:ident [$($name:ident $(: $items:literal)?),* $(,)?]) => {
+        [$(kernels!(@value $module ($name $(: $items)?))),*]
+    };
+    (@slice $field:expr, ($($kernel:tt)*)) => { slice::from_ref(&$field) };
+    (@slice $field:expr, [$($kernel:tt)*]) => { &$field };
+    (@or $default:literal) => { $default };
+    (@or $default:literal $given:literal) => { $given };
+}
+
+macro_rules! modules {
+    ($(
+        $(#[$doc:meta])*
+        $kernels:ident: $Kernels:ident, $module:ident in $file:literal {
+            $(promised { $($(#[$promised_doc:meta])* $promised:ident: $promised_kernels:tt,)* })?
+            internal { $($(#[$internal_doc:meta])* $internal:ident: $internal_kernels:tt,)* }
+        }
+    )*) => {
+        $(
+            $(#[$doc])*
+            pub struct $Kernels {
+                $($($(#[$promised_doc])* pub $promised: kernels!(@type $promised_kernels),)*)?
+                $($(#[$internal_doc])* pub $internal: kernels!(@type $internal_kernels),)*
+            }
+
+            $(#[$doc])*
+            pub static $kernels: $Kernels = $Kernels {
+                $($($promised: kernels!(@value $module $promised_kernels),)*)?
+                $($internal: kernels!(@value $module $internal_kernels),)*
+            };
+
+            pub static $module: Module = Module {
+                name: with_nul(concat!($file, "\0")),
+                fatbin: &Aligned(*include_bytes!(concat!("../../kernels/fatbin/", $file, ".fatbin"))).0,
+                promised: &[$($(kernels!(@slice $kernels.$promised, $promised_kernels)),*)?],
+                internal: &[$(kernels!(@slice $kernels.$internal, $internal_kernels)),*],
+            };
+        )*
+
+        /// All modules.
+        pub static MODULES: &[&Module] = &[$(&$module),*];
+    };
+}
+
+modules! {
+    /// The kernels of kernels/bits.cu.
+    BITS: Bits, BITS_MODULE in "bits" {
+        promised {
+            /// By the binary logarithm of the element's size. Counted in bytes of bits.
+            pack_truth: [
+                gc_pack_truth_u8: 2048, gc_pack_truth_u16: 1024, gc_pack_truth_u32: 1024, gc_pack_truth_u64: 1024,
+            ],
+            /// float16, bfloat16, float32, float64. Counted in bytes of bits.
+            pack_signs: [
+                gc_pack_signs_f16: 1024, gc_pack_signs_bf16: 1024, gc_pack_signs_f32: 1024, gc_pack_signs_f64: 1024,
+            ],
+            /// By the binary logarithm of the element's size. Counted in elements.
+            unpack: [gc_unpack_u8: 8192, gc_unpack_u16: 4096, gc_unpack_u32: 2048, gc_unpack_u64: 1024],
+        }
+        internal {
+            /// Any layout. Counted in blocks.
+            pack_strided: (gc_pack_strided),
+            unpack_strided: (gc_unpack_strided),
+        }
+    }
+
+    /// The kernels of kernels/signs.cu.
+    SIGNS: Signs, SIGNS_MODULE in "signs" {
+        internal {
+            /// By the binary logarithm of the element's size. Counted in elements.
+            unpack: [
+                gc_unpack_signs_u8: 8192, gc_unpack_signs_u16: 4096, gc_unpack_signs_u32: 2048,
+                gc_unpack_signs_u64: 1024,
+            ],
+            /// Any strides. Counted in bytes of bits.
+            unpack_strided: (gc_unpack_signs_strided: 256),
+            /// For up to 30 voters, and for any number. Counted in bytes of the result, and one block more.
+            vote_few: (gc_vote_few: 4096),
+            vote_many: (gc_vote_many: 1024),
+        }
+    }
+
+    /// The kernels of kernels/onebit.cu. Counted in blocks, but for one.
+    ONEBIT: Onebit, ONEBIT_MODULE in "onebit" {
+        internal {
+            /// By values (float32, 16 bits of either dtype), and in each by errors (float32, bfloat16, none).
+            encode: [
+                gc_onebit_encode_f32_f32, gc_onebit_encode_f32_bf16, gc_onebit_encode_f32,
+                gc_onebit_encode_16_f32, gc_onebit_encode_16_bf16, gc_onebit_encode_16,
+            ],
+            /// To elements of 4 bytes, of 2 bytes; added to float32.
+            decode: [gc_onebit_decode_u32, gc_onebit_decode_u16, gc_onebit_decode_add],
+            /// By errors: float32, bfloat16, none.
+            reduce: [gc_onebit_reduce_f32, gc_onebit_reduce_bf16, gc_onebit_reduce],
+            finish: (gc_onebit_finish),
+            commit: (gc_onebit_commit),
+            reset: (gc_onebit_reset),
+            /// Counted in words of 4 bytes.
+            state_out: (gc_onebit_state_out: 256),
+            check_state: (gc_onebit_check_state),
+            state_in: (gc_onebit_state_in),
+            errors_in: (gc_onebit_errors_in),
+            errors_out: (gc_onebit_errors_out),
+            addresses: (gc_onebit_addresses),
+            /// What `reduce` adds the error to.
+            mean: (gc_onebit_mean),
+            /// Within a node.
+            pack_blocks: (gc_nodes_pack),
+            sum_blocks: (gc_nodes_sum),
+        }
+    }
+
+    /// The kernels of kernels/blocks.cu. Counted in blocks.
+    BLOCKS: Blocks, BLOCKS_MODULE in "blocks" {
+        internal {
+            /// Of float32 and of 16 bits of either dtype; and in each without errors and with.
+            encode: [gc_blocks_encode_f32, gc_blocks_encode_f32_kept, gc_blocks_encode_16, gc_blocks_encode_16_kept],
+            /// To elements of 4 bytes, of 2 bytes; added to float32.
+            decode: [gc_blocks_decode_u32, gc_blocks_decode_u16, gc_blocks_decode_add],
+            /// Without errors, also to the sum or mean alone; and with them.
+            reduce: [gc_blocks_reduce, gc_blocks_reduce_kept],
+            /// Where `Reduce::is_by_lanes` says so; as many as run at once.
+            reduce_by_lanes: (gc_blocks_reduce_by_lanes),
+        }
+    }
+
+    /// The kernels of kernels/blocks_peers.cu, the first in the same order. Counted in blocks.
+    BLOCKS_PEERS: BlocksPeers, BLOCKS_PEERS_MODULE in "blocks_peers" {
+        internal {
+            encode: [
+                gc_blocks_encode_f32_peers, gc_blocks_encode_f32_kept_peers, gc_blocks_encode_16_peers,
+                gc_blocks_encode_16_kept_peers,
+            ],
+            reduce: [gc_blocks_reduce_peers, gc_blocks_reduce_kept_peers],
+            /// One exchange, of float32 and of 16 bits of either dtype.
+            once: [gc_blocks_once_f32, gc_blocks_once_16],
+            /// Two exchanges with errors.
+            twice: (gc_blocks_twice),
+        }
+    }
+
+    /// The kernels of kernels/copy.cu. Counted in blocks, but transposed matrices in blocks times the side of a tile.
+    COPY: Copy, COPY_MODULE in "copy" {
+        internal {
+            /// Bytes as they are.
+            rows: (gc_copy_rows),
+            /// Words of 4 and of 8 bytes that do not lie alike within vectors.
+            words: [gc_copy_rows_u32, gc_copy_rows_u64],
+            /// The usual casts.
+            cast_rows: [
+                gc_cast_rows_f32_bf16, gc_cast_rows_f32_f16, gc_cast_rows_bf16_f32, gc_cast_rows_f16_f32,
+                gc_cast_rows_f64_f32, gc_cast_rows_f32_f64,
+            ],
+            /// Any cast between elements of up to 4 bytes.
+            cast_rows_any: (gc_cast_rows),
+            /// By the binary logarithm of the element's size.
+            transposed: [
+                gc_copy_transposed_u8: 128, gc_copy_transposed_u16: 64, gc_copy_transposed_u32: 64,
+                gc_copy_transposed_u64: 32, gc_copy_transposed_u128: 32,
+            ],
+            /// The first of the usual casts.
+            cast_transposed: [
+                gc_cast_transposed_f32_bf16: 64, gc_cast_transposed_f32_f16: 64, gc_cast_transposed_bf16_f32: 64,
+                gc_cast_transposed_f16_f32: 64,
+            ],
+            cast_transposed_any: (gc_cast_transposed: 32),
+            /// By the binary logarithm of the element's size.
+            gathered: [gc_copy_gathered_u8, gc_copy_gathered_u16, gc_copy_gathered_u32, gc_copy_gathered_u64],
+            general: (gc_copy_general),
+            cast_general: (gc_cast_general),
+        }
+    }
+
+    /// The kernels of kernels/peers.cu. Counted in blocks.
+    PEERS: Peers, PEERS_MODULE in "peers" {
+        internal {
+            push: (gc_peers_push),
+            meet: (gc_peers_meet: 1 x 64),
+            /// What the allocator's probe keeps a stream busy with.
+            spin: (gc_spin: 1 x 1),
+        }
+    }
+}
+
+/// The launch shape of a kernel on devices of a compute capability (90: 9.0); None for kernels that
+/// docs/ABI.md does not list.
+pub fn launch_shape(kernel: &CStr, compute_capability: i32) -> Result<Option<LaunchShape>> {
+    supported(compute_capability)?;
+    let mut promised = MODULES.iter().flat_map(|module| module.promised.iter().copied().flatten());
+    Ok(promised.find(|known| known.name == kernel).map(|known| known.shape))
+}
+
+fn supported(compute_capability: i32) -> Result<()> {
+    if compute_capability >= LOWEST {
+        return Ok(());
+    }
+    let [given, lowest] = [compute_capability, LOWEST].map(|number| f64::from(number) / 10.0);
+    Err(error!(UnsupportedDevice, "compute capability {given:.1}: {lowest:.1} and up are supported"))
+}
+
+impl Queue {
+    /// A kernel for launches on this device. Where it is not in the context yet, its module is put there, which waits
+    /// for all that runs in it. But a context that a stream brings along need not be current, and so is not made so:
+    /// there the launch itself loads the kernel, in a capture mode in which that disturbs nobody.
+    pub fn ready(&mut self, kernel: &Kernel) -> Result<CUfunction> {
+        let context = self.context()?.id;
+        if kernel.contexts.recall(context).is_none() {
+            if self.stream.created().is_some() {
+                self.relax()?;
+                self.load(kernel.module)?;
+            } else {
+                self.put_into_context(kernel.module)?;
+            }
+        }
+        // cuLaunchKernel takes kernels and functions alike.
+        Ok(kernel.handle()? as CUfunction)
+    }
+
+    /// Loads what calls in this context need, down to every kernel.
+    pub fn prepare(&mut self) -> Result<()> {
+        MODULES.iter().try_for_each(|module| self.put_into_context(module))
+    }
+
+    /// Loads a module, down to every kernel.
+    #[cold]
+    pub fn put_into_context(&mut self, module: &'static Module) -> Result<()> {
+        let context = self.current()?.id;
+        self.load(module)?;
+        for kernel in module.kernels() {
+            self.load_function(kernel)?;
+            kernel.is_in(context);
+        }
+        Ok(())
+    }
+
+    /// Gives every kernel of a module its handle, unless they have them.
+    fn load(&self, module: &'static Module) -> Result<()> {
+        supported(self.device.properties().compute_capability)?;
+        static LOADING: Mutex<()> = Mutex::new(());
+        let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+        if module.kernels().all(|kernel| kernel.handle.get().is_some()) {
+            return Ok(());
+        }
+        let driver = self.device.driver;
+        let mut handles = fallible::list(module.kernels().count(), format_args!("kernels of {:?}", module.name))?;
+        let mut library = ptr::null_mut();
+        // SAFETY: a fatbin that stays, which says its own size, and no options.
+        let code = unsafe {
+            (driver.functions.cuLibraryLoadData)(
+                &mut library,
+                module.fatbin.as_ptr().cast(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                0,
+            )
+        };
+        driver.check(code, format_args!("cuLibraryLoadData on {}", self.device))?;
+        for kernel in module.kernels() {
+            handles.push(self.find(library, kernel).inspect_err(|_| {
+                // SAFETY: loaded above, and no kernel of it has a handle.
+                unsafe { (driver.functions.cuLibraryUnload)(library) };
+            })?);
+        }
+        for (kernel, handle) in module.kernels().zip(handles) {
+            kernel.handle.get_or_init(|| handle);
+        }
+        Ok(())
+    }
+
+    fn find(&self, library: CUlibrary, kernel: &Kernel) -> Result<usize> {
+        let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
+        // SAFETY: a library that is loaded, and a name that ends with a NUL.
+        let code = unsafe { (driver.functions.cuLibraryGetKernel)(&mut handle, library, kernel.name.as_ptr()) };
+        driver.check(code, format_args!("cuLibraryGetKernel of {}", kernel.name.to_string_lossy()))?;
+        Ok(handle as usize)
+    }
+
+    /// Puts a kernel that has its handle into the current context.
+    fn load_function(&self, kernel: &Kernel) -> Result<()> {
+        let (driver, name) = (self.device.driver, kernel.name.to_string_lossy());
+        let handle = kernel.handle()? as CUkernel;
+        let (mut function, mut registers) = (ptr::null_mut(), 0);
+        // SAFETY: a kernel of a library that is never unloaded, and this context is current.
+        unsafe {
+            let code = (driver.functions.cuKernelGetFunction)(&mut function, handle);
+            driver.check(code, format_args!("cuKernelGetFunction of {name}"))?;
+            // Asking is what loads: drivers load lazily.
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+            let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
+            driver.check(code, format_args!("cuFuncGetAttribute of {name}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    /// The text of a kernel source and of all headers of ours that it includes, each once, without comments.
+    fn source(file: &str, seen: &mut BTreeSet<String>) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(file);
+        if !seen.insert(file.to_owned()) || !path.exists() {
+            return String::new();
+        }
+        let text = fs::read_to_string(path).unwrap();
+        let mut all = String::new();
+        for line in text.lines().map(|line| line.split("//").next().unwrap()) {
+            match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+                Some(included) => all += &source(included, seen),
+                None => all = all + line + "\n",
+            }
+        }
+        all
+    }
+
+    /// The kernels that a source defines: by name behind `__global__`, or as the first argument of a macro.
+    fn defined(text: &str) -> BTreeSet<String> {
+        let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+        let declared = text.split("__global__").skip(1).filter_map(|behind| {
+            let head = behind.split('{').next()?;
+            let mut named = head.match_indices("gc_").map(|(at, _)| (name(&head[at..]), &head[at..]));
+            named.find(|(kernel, rest)| rest[kernel.len()..].starts_with('(')).map(|(kernel, _)| kernel)
+        });
+        let by_macro = text.lines().filter_map(|line| {
+            let (head, arguments) = line.split_once('(')?;
+            let is_macro = !head.is_empty() && head.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            let kernel = name(arguments);
+            // A struct of layout.cuh is the only argument of its macro.
+            (is_macro && kernel.starts_with("gc_") && arguments[kernel.len()..].starts_with(',')).then_some(kernel)
+        });
+        declared.chain(by_macro).collect()
+    }
+
+    #[test]
+    fn the_list_names_every_kernel_of_every_source_once() {
+        for module in MODULES {
+            let file = module.name.to_str().unwrap();
+            let listed: Vec<_> = module.kernels().map(|kernel| kernel.name.to_str().unwrap().to_owned()).collect();
+            let once: BTreeSet<_> = listed.iter().cloned().collect();
+            assert_eq!(listed.len(), once.len(), "{file}: {listed:?}");
+            assert_eq!(once, defined(&source(&format!("{file}.cu"), &mut BTreeSet::new())), "{file}.cu");
+        }
+        let sources = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")).unwrap();
+        let sources = sources.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|it| it == "cu"));
+        assert_eq!(sources.count(), MODULES.len());
+    }
+}

@@ -1,0 +1,65 @@
+//! What launches know of the memory of other ranks: kernels/peers.cu.
+
+use crate::ffi::error::Result;
+
+use super::{launch::argument, layout::kernel_structs, module::PEERS, queue::Queue};
+
+kernel_structs! {
+    /// Where this rank's block lies in each buffer, for the kernels. Without an address: nowhere.
+    #[derive(Clone, Copy, Default)]
+    pub struct Way: gc_way {
+        pub peers: u64,
+        pub at: u64,
+    }
+
+    struct Meet: gc_meet {
+        peers: u64,
+        mark: *mut u8,
+        steps: u32,
+        reserved: u32,
+    }
+}
+
+/// What a meeting's launch does.
+#[derive(Clone, Copy)]
+pub enum Steps {
+    Speak = 1,
+    Listen = 2,
+    Both = 3,
+}
+
+impl Way {
+    /// Whether it leads anywhere.
+    pub fn is_given(&self) -> bool {
+        self.peers != 0
+    }
+
+    /// Meets the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or
+    /// NULL.
+    ///
+    /// # Safety
+    /// The way was made of buffers that are mapped here, and stays until the stream has passed this, as does the mark.
+    pub unsafe fn meet(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
+        let mut call = Meet { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
+        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
+        // caller's mark.
+        unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
+    }
+}
+
+/// What becomes of chunks that go straight to other ranks, and of the meeting behind them.
+#[derive(Clone, Copy)]
+pub struct Sending {
+    pub way: Way,
+    pub steps: Steps,
+}
+
+/// Where whole payloads go of calls that exchange once.
+#[derive(Clone, Copy)]
+pub struct Once {
+    /// Of this rank's, to the area of even meetings.
+    pub way: Way,
+    /// Bytes from payload to payload, and from that area to the other one.
+    pub apart: u64,
+    pub turn: u64,
+}

@@ -1,0 +1,4 @@
+//! The exported functions of devices, and of new tensors on them.
+
+pub mod devices;
+pub mod tensors;

@@ -1,0 +1,514 @@
+//! A tensor that goes out: headers of ours over memory that they keep alive.
+//!
+//! One allocation holds the headers of all tensors that share a memory, with a count of those not yet released; the
+//! last release frees it. Everything that can fail happens in [`Headers::reserve`], before anything is taken over.
+
+use std::{
+    alloc::{self, Layout},
+    ffi::c_void,
+    mem::transmute,
+    ptr::{self, NonNull},
+    slice,
+    sync::atomic::{AtomicUsize, Ordering, fence},
+};
+
+use dlpark::{
+    ManagedTensorBase,
+    ffi::{DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackVersion, DLTensor},
+};
+
+use crate::ffi::{
+    environment,
+    error::{Result, error},
+    name::Name,
+    panics::boundary,
+};
+
+use super::{
+    described::Described,
+    dtype::{Dtype, lowest_minor_version},
+    elements::Elements,
+    owner::Owner,
+    shape::Shape,
+    view::{Device, View},
+};
+
+/// Calls a deleter or a callback of others. An exception that leaves it, which none
+/// must, ends the process: calling it as a function that may unwind makes that so, where it would be undefined otherwise.
+///
+/// # Safety
+/// `function` may be called with `argument` now.
+unsafe fn call<T>(function: unsafe extern "C" fn(*mut T), argument: *mut T) {
+    type Unwinding<T> = unsafe extern "C-unwind" fn(*mut T);
+    // SAFETY: the two types are called in the same way, and `function` may be called with `argument`.
+    environment::callers(|| unsafe { transmute::<unsafe extern "C" fn(*mut T), Unwinding<T>>(function)(argument) });
+}
+
+/// What [`call`]s a function, the first word, with the second, once nobody needs the memory any more.
+///
+/// # Safety
+/// The first word is a `unsafe extern "C" fn(*mut T)`, which may be called with the second.
+unsafe fn call_word<T>(_: *mut u8, [function, argument]: [*mut c_void; 2]) {
+    // SAFETY: the first word is such a function, which may be called with the second.
+    unsafe { call(transmute::<*mut c_void, unsafe extern "C" fn(*mut T)>(function), argument.cast()) };
+}
+
+/// A callback of the caller's, to run once.
+pub struct Release {
+    pub function: Option<unsafe extern "C" fn(*mut c_void)>,
+    pub context: *mut c_void,
+}
+
+impl From<Release> for Owner {
+    fn from(Release { function, context }: Release) -> Self {
+        let Some(function) = function else {
+            return Self::of_nothing();
+        };
+        // SAFETY: the caller of gc_tensor_from_pointer passed this pair to be called once, when the last user of the
+        // tensor is done, which is when its owner is dropped.
+        unsafe { Self::new(ptr::null_mut(), [function as *mut c_void, context], call_word::<c_void>) }
+    }
+}
+
+/// Takes a tensor over: what of it must stay alive as long as its memory is used, if anything.
+///
+/// The deleter is read here: a tensor without one may be a struct that is gone when the new tensor is released, so
+/// nothing of it is kept. And one of our own gives its owner up, so that a tensor that changes its form again and
+/// again neither grows nor nests its releases.
+///
+/// # Safety
+/// `tensor` is the caller's to give away.
+unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
+    // SAFETY: a tensor by the caller's promise. If it is ours, `finish` made it, and as long as it is not released its
+    // allocation lives; when it is the last one, nobody else can come to look at that.
+    unsafe {
+        let its_deleter = (*tensor).deleter()?;
+        if ptr::fn_addr_eq(its_deleter, deleter::<M> as unsafe extern "C" fn(*mut M)) {
+            let shared = (*tensor).manager_ctx().cast::<Shared>();
+            if (*shared).alive.load(Ordering::Acquire) == 1 {
+                return Shared::take_apart(shared);
+            }
+        }
+        Some(Owner::new(ptr::null_mut(), [its_deleter as *mut c_void, tensor.cast()], call_word::<M>))
+    }
+}
+
+/// The start of an allocation of headers: `Shared`, then the headers, then one shape and strides for all of them.
+struct Shared {
+    /// Tensors that were handed out and not released.
+    alive: AtomicUsize,
+    layout: Layout,
+    /// None: memory that needs nobody, of a tensor that came without a deleter.
+    owner: Option<Owner>,
+}
+
+impl Shared {
+    /// Frees the headers and hands out what they kept alive.
+    ///
+    /// # Safety
+    /// `shared` was written by [`Headers::finish`], and nobody uses any of its tensors any more.
+    unsafe fn take_apart(shared: *mut Self) -> Option<Owner> {
+        // SAFETY: the caller's promise; the allocation was made with this layout.
+        unsafe {
+            let Self { layout, owner, .. } = ptr::read(shared);
+            alloc::dealloc(shared.cast(), layout);
+            owner
+        }
+    }
+}
+
+/// The headers of `count` tensors of one shape, without memory yet. `M` is DLPack's legacy or versioned form.
+struct Headers<M> {
+    shared: NonNull<Shared>,
+    first: NonNull<M>,
+    lengths: NonNull<i64>,
+    count: usize,
+    ndim: usize,
+    layout: Layout,
+}
+
+impl<M: ManagedTensorBase> Headers<M> {
+    /// Allocates the headers: the last step of making a tensor that can fail.
+    fn reserve(count: usize, ndim: usize, dims: impl Iterator<Item = (i64, i64)>) -> Result<Self> {
+        let refusal = || error!(OutOfMemory, "cannot allocate headers of {count} tensors of {ndim} dimensions");
+        let (layout, first, lengths) = layout_of::<M>(count, ndim).ok_or_else(refusal)?;
+        // SAFETY: the layout begins with a Shared, so its size is not zero.
+        let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or_else(refusal)?;
+        // SAFETY: `layout_of` put the parts at these offsets, aligned, within the allocation.
+        let headers = unsafe {
+            Self {
+                shared: start.cast(),
+                first: start.add(first).cast(),
+                lengths: start.add(lengths).cast(),
+                count,
+                ndim,
+                layout,
+            }
+        };
+        for (axis, (size, stride)) in dims.take(ndim).enumerate() {
+            // SAFETY: there is room for `ndim` sizes and as many strides behind them.
+            unsafe {
+                headers.lengths.add(axis).write(size);
+                headers.lengths.add(ndim + axis).write(stride);
+            }
+        }
+        Ok(headers)
+    }
+
+    /// Makes the tensors: number k is `tensor` with its data `step * k` bytes further on, with these headers' shape and
+    /// strides, and all keep `owner` alive.
+    fn finish(self, owner: Option<Owner>, tensor: DLTensor, step: usize) -> Outputs<M> {
+        let shared = self.shared.as_ptr();
+        // Without dimensions both may be NULL, and JAX and others write it so.
+        let lengths = if self.ndim == 0 { ptr::null_mut() } else { self.lengths.as_ptr() };
+        // SAFETY: `reserve` made room for a Shared, `count` headers and the lengths; nobody else knows of them yet.
+        unsafe {
+            shared.write(Shared { alive: AtomicUsize::new(self.count), layout: self.layout, owner });
+            for index in 0..self.count {
+                let tensor = DLTensor {
+                    data: tensor.data.wrapping_byte_add(step * index),
+                    ndim: self.ndim as i32,
+                    shape: lengths,
+                    strides: lengths.wrapping_add(self.ndim),
+                    ..tensor
+                };
+                self.first.add(index).write(M::from_parts(tensor, shared.cast(), Some(deleter::<M>)));
+            }
+        }
+        let outputs = Outputs { first: self.first, count: self.count };
+        std::mem::forget(self);
+        outputs
+    }
+}
+
+impl<M> Drop for Headers<M> {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `reserve`; `finish` forgets the value, so no tensor refers to it, and
+        // no owner was moved in.
+        unsafe { alloc::dealloc(self.shared.as_ptr().cast(), self.layout) };
+    }
+}
+
+/// Layout of the allocation of headers, with the offsets of the first header and of the shape.
+fn layout_of<M>(count: usize, ndim: usize) -> Option<(Layout, usize, usize)> {
+    let (layout, first) = Layout::new::<Shared>().extend(Layout::array::<M>(count).ok()?).ok()?;
+    let (layout, lengths) = layout.extend(Layout::array::<i64>(ndim.checked_mul(2)?).ok()?).ok()?;
+    Some((layout.pad_to_align(), first, lengths))
+}
+
+/// Finished tensors that nobody has taken yet; dropping them releases them.
+pub struct Outputs<M: ManagedTensorBase = DLManagedTensor> {
+    first: NonNull<M>,
+    count: usize,
+}
+
+impl Outputs {
+    /// `count` compact tensors over new memory, each `step` bytes after the one before.
+    pub fn over(
+        memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
+    ) -> Result<Self> {
+        Self::over_made(|| memory, device, dtype, shape, count, step)
+    }
+
+    /// The same over memory that is taken only when nothing can fail any more.
+    pub fn over_made(
+        memory: impl FnOnce() -> Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
+    ) -> Result<Self> {
+        let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;
+        let memory = memory();
+        let data: *mut c_void = memory.data().cast();
+        let step = if data.is_null() { 0 } else { step };
+        let tensor = DLTensor {
+            data,
+            device: device.to_dlpack(),
+            ndim: 0,
+            dtype,
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            byte_offset: 0,
+        };
+        Ok(headers.finish(Some(memory), tensor, step))
+    }
+}
+
+/// Tensors in new memory, that are to be written before they go out.
+pub struct NewTensors {
+    outputs: Outputs,
+    device: Device,
+    dtype: Dtype,
+    /// Of all of them together.
+    bytes: i64,
+}
+
+impl NewTensors {
+    /// `count` tensors of this shape side by side in `memory`, which holds `bytes` bytes: those of all of them.
+    pub fn over(
+        memory: Owner, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize, bytes: i64,
+    ) -> Result<Self> {
+        let step = bytes as usize / count.max(1);
+        Ok(Self {
+            outputs: Outputs::over(memory, device, dtype.to_dlpack(), shape, count, step)?,
+            device,
+            dtype,
+            bytes,
+        })
+    }
+
+    /// The first tensor, to be written.
+    pub fn view(&self) -> View<'_> {
+        let (shape, data) = self.outputs.first();
+        View::compact(self.device, self.dtype, shape, data)
+    }
+
+    /// The first tensor, to be copied to.
+    pub fn elements(&self) -> Result<Elements<'_>> {
+        let (shape, data) = self.outputs.first();
+        // SAFETY: the memory is new, has these elements, and nobody else knows of it.
+        unsafe { Elements::of_memory(&Name::new("out"), self.device, self.dtype.to_dlpack(), shape, data) }
+    }
+
+    /// The bytes of all tensors as one.
+    pub fn joined(&self) -> View<'_> {
+        View::compact(self.device, Dtype::U8, slice::from_ref(&self.bytes), self.view().data())
+    }
+
+    /// To be given away.
+    pub fn finished(self) -> Outputs {
+        self.outputs
+    }
+}
+
+/// A tensor of any dtype in new memory, that is to be written before it goes out.
+pub struct NewTensor {
+    outputs: Outputs,
+    device: Device,
+}
+
+impl NewTensor {
+    /// Of this shape in `memory`, which holds its elements.
+    pub fn over(memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Self> {
+        Ok(Self { outputs: Outputs::over(memory, device, dtype, shape, 1, 0)?, device })
+    }
+
+    /// It, to be written.
+    pub fn elements(&self) -> Result<Elements<'_>> {
+        let (shape, data) = self.outputs.first();
+        // SAFETY: `finish` made the header, whose dtype is as it was then; the memory is new, and nobody else knows of it.
+        unsafe {
+            let dtype = self.outputs.first.as_ref().tensor().dtype;
+            Elements::of_memory(&Name::new("out"), self.device, dtype, shape, data)
+        }
+    }
+
+    /// To be given away.
+    pub fn finished(self) -> Outputs {
+        self.outputs
+    }
+}
+
+impl<M: ManagedTensorBase> Outputs<M> {
+    /// Shape and data of the first tensor, which there is.
+    fn first(&self) -> (&[i64], *mut u8) {
+        // SAFETY: `finish` made the header, with `ndim` sizes behind it, and nobody else has seen it yet.
+        unsafe {
+            let tensor = self.first.as_ref().tensor();
+            let ndim = tensor.ndim as usize;
+            (if ndim == 0 { &[] } else { slice::from_raw_parts(tensor.shape, ndim) }, tensor.data.cast())
+        }
+    }
+
+    /// Gives the tensors away, in order.
+    pub fn into_raw(self) -> impl ExactSizeIterator<Item = *mut M> {
+        let (first, count) = (self.first, self.count);
+        std::mem::forget(self);
+        // SAFETY: `finish` made `count` headers behind `first`.
+        (0..count).map(move |index| unsafe { first.add(index) }.as_ptr())
+    }
+}
+
+impl<M: ManagedTensorBase> Drop for Outputs<M> {
+    fn drop(&mut self) {
+        for index in 0..self.count {
+            // SAFETY: `finish` made `count` headers behind `first`, none of which was given away.
+            unsafe { deleter(self.first.add(index).as_ptr()) };
+        }
+    }
+}
+
+/// A tensor over the caller's memory, as it is described; `release` runs when its last user has released it.
+pub fn from_pointer(described: &Described<'_>, release: Release) -> Result<Outputs> {
+    over_described(described, || release.into())
+}
+
+/// A tensor as it is described, over memory that is taken only when nothing can fail any more.
+pub fn over_described(described: &Described<'_>, memory: impl FnOnce() -> Owner) -> Result<Outputs> {
+    let headers = Headers::reserve(1, described.ndim(), described.dims())?;
+    Ok(headers.finish(Some(memory()), described.tensor, 0))
+}
+
+/// The same tensor in DLPack's versioned form, of the lowest version that knows its dtype and without flags: every
+/// importer that can use it takes that.
+///
+/// # Safety
+/// `tensor` is the one described, and the caller's to give away. It is taken on success only.
+pub unsafe fn to_versioned(
+    described: &Described<'_>, tensor: *mut DLManagedTensor,
+) -> Result<Outputs<DLManagedTensorVersioned>> {
+    let version = DLPackVersion { major: DLPACK_MAJOR_VERSION, minor: lowest_minor_version(described.tensor.dtype) };
+    // SAFETY: `tensor` is the one described, and the caller gives it away.
+    let outputs: Outputs<DLManagedTensorVersioned> = unsafe { convert(described, tensor)? };
+    // SAFETY: the header was just made and nobody else knows of it.
+    unsafe { (*outputs.first.as_ptr()).version = version };
+    Ok(outputs)
+}
+
+/// The same tensor in DLPack's legacy form.
+///
+/// # Safety
+/// `tensor`, of major version 1, is the one described, and the caller's to give away. It is taken on success only.
+pub unsafe fn from_versioned(described: &Described<'_>, tensor: *mut DLManagedTensorVersioned) -> Result<Outputs> {
+    // SAFETY: `tensor` is the one described, and the caller gives it away.
+    unsafe { convert(described, tensor) }
+}
+
+/// # Safety
+/// `tensor` is the one described, and the caller's to give away. It is taken on success only.
+unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
+    described: &Described<'_>, tensor: *mut From,
+) -> Result<Outputs<To>> {
+    let headers = Headers::reserve(1, described.ndim(), described.dims())?;
+    // Once the tensor is taken, the shape and strides that were described may be gone: from here on they are not read.
+    let description = described.tensor;
+    // SAFETY: `tensor` is the one described, and the caller gives it away.
+    let owner = unsafe { take(tensor) };
+    Ok(headers.finish(owner, description, 0))
+}
+
+/// Releases a tensor of either form through its deleter; NULL, or a NULL deleter: nothing.
+///
+/// # Safety
+/// `tensor` is NULL or the caller's to give away.
+pub unsafe fn release<M: ManagedTensorBase>(tensor: *mut M) {
+    // SAFETY: not NULL where it is read, and the caller gives it away.
+    unsafe {
+        if !tensor.is_null()
+            && let Some(deleter) = (*tensor).deleter()
+        {
+            call(deleter, tensor);
+        }
+    }
+}
+
+/// The deleter of every tensor handed out.
+///
+/// # Safety
+/// `tensor` is one of ours, not released before. NULL is nothing.
+unsafe extern "C" fn deleter<M: ManagedTensorBase>(tensor: *mut M) {
+    boundary(|| {
+        if tensor.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `finish` put the allocation's start into manager_ctx. It lives as long as a tensor of it does, and
+        // the count, changed atomically, tells which release was the last: only that one takes it apart.
+        unsafe {
+            let shared = (*tensor).manager_ctx().cast::<Shared>();
+            if (*shared).alive.fetch_sub(1, Ordering::Release) == 1 {
+                fence(Ordering::Acquire);
+                drop(Shared::take_apart(shared));
+            }
+        }
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ffi::name::Name;
+
+    unsafe extern "C" fn count(context: *mut c_void) {
+        boundary(|| {
+            // SAFETY: the test below passes the address of a counter.
+            unsafe { (*context.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed) };
+            Ok(())
+        });
+    }
+
+    fn described<M: ManagedTensorBase>(tensor: *mut M) -> Described<'static> {
+        // SAFETY: a tensor of ours, whose lengths live until it is released or taken.
+        unsafe { Described::from_dlpack(&Name::new("test"), (*tensor).tensor()).unwrap() }
+    }
+
+    fn data<M: ManagedTensorBase>(tensor: *mut M) -> *mut u8 {
+        described(tensor).tensor.data.cast()
+    }
+
+    fn there_and_back(tensor: *mut DLManagedTensor) -> *mut DLManagedTensor {
+        // SAFETY: the tensor is given away; so is what becomes of it.
+        unsafe {
+            let versioned = to_versioned(&described(tensor), tensor).unwrap().into_raw().next().unwrap();
+            from_versioned(&described(versioned), versioned).unwrap().into_raw().next().unwrap()
+        }
+    }
+
+    #[test]
+    fn a_million_changes_of_form_are_one_release_on_a_small_stack() {
+        let released = AtomicUsize::new(0);
+        let work = || {
+            let context = ptr::from_ref(&released).cast_mut().cast();
+            let mut byte = 1u8;
+            let mut length = 1;
+            let tensor_of_byte = DLTensor {
+                data: ptr::from_mut(&mut byte).cast(),
+                device: Device::Cpu.to_dlpack(),
+                ndim: 1,
+                dtype: Dtype::U8.to_dlpack(),
+                shape: &mut length,
+                strides: ptr::null_mut(),
+                byte_offset: 0,
+            };
+            // SAFETY: the description is that of `byte`.
+            let lent = unsafe { Described::from_dlpack(&Name::new("test"), &tensor_of_byte).unwrap() };
+            let outputs = from_pointer(&lent, Release { function: Some(count), context }).unwrap();
+            let mut tensor = outputs.into_raw().next().unwrap();
+            for _ in 0..1_000_000 {
+                tensor = there_and_back(tensor);
+            }
+            assert_eq!(data(tensor), tensor_of_byte.data.cast());
+            assert_eq!(released.load(Ordering::Relaxed), 0);
+            // SAFETY: ours, and not used afterwards.
+            unsafe { release(tensor) };
+        };
+        std::thread::scope(|scope| {
+            std::thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, work).unwrap().join().unwrap();
+        });
+        assert_eq!(released.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn chunks_that_change_their_form_keep_the_memory_of_the_others() {
+        unsafe fn free(_: *mut u8, [memory, _]: [*mut c_void; 2]) {
+            // SAFETY: the box that was leaked below.
+            drop(unsafe { Box::from_raw(memory.cast::<[u8; 3 * 64]>()) });
+        }
+        let memory = Box::into_raw(Box::new([0u8; 3 * 64]));
+        // SAFETY: a leaked box, and what frees it.
+        let owner = unsafe { Owner::new(memory.cast(), [memory.cast(), ptr::null_mut()], free) };
+        let outputs = NewTensors::over(owner, Device::Cpu, Dtype::U8, Shape::of(&[64]), 3, 3 * 64).unwrap();
+        let mut chunks: Vec<_> = outputs.finished().into_raw().collect();
+        for (index, chunk) in chunks.iter_mut().enumerate() {
+            // SAFETY: 64 bytes of ours.
+            unsafe { data(*chunk).write_bytes(index as u8, 64) };
+            for _ in 0..3 {
+                *chunk = there_and_back(*chunk);
+            }
+        }
+        for (index, chunk) in chunks.into_iter().enumerate() {
+            // SAFETY: 64 bytes of a tensor of ours, which is released once.
+            unsafe {
+                assert_eq!(slice::from_raw_parts(data(chunk), 64), [index as u8; 64]);
+                release(chunk);
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Pointers from outside, checked as far as they can be: not NULL, aligned, of a size that fits.
+
+use std::{
+    ffi::{CStr, c_char},
+    mem::MaybeUninit,
+    ops::Range,
+    slice,
+};
+
+use super::{
+    error::{Error, Result, error},
+    name::Name,
+};
+
+/// A number of items, and the argument that says it.
+#[derive(Clone, Copy)]
+pub struct Count {
+    argument: &'static str,
+    items: usize,
+}
+
+impl Count {
+    pub const fn of(argument: &'static str, items: usize) -> Self {
+        Self { argument, items }
+    }
+
+    /// From an argument that C passes as a signed integer.
+    pub fn of_signed(argument: &'static str, items: i32) -> Result<Self> {
+        let items = usize::try_from(items).map_err(|_| error!(InvalidArgument, "{argument}: {items} is negative"))?;
+        Ok(Self { argument, items })
+    }
+
+    /// Refuses more items than any memory holds at the argument `name`.
+    fn check<T>(self, name: &'static str) -> Result<()> {
+        let Self { argument, items } = self;
+        if items > isize::MAX as usize / size_of::<T>().max(1) {
+            return Err(error!(SizeOverflow, "{argument}: {items} items at {name} exceed the address space"));
+        }
+        Ok(())
+    }
+}
+
+/// Reads `count` items.
+///
+/// # Safety
+/// Unless NULL or unaligned, `pointer` is the address of `count` items that stay readable and unchanged for `'a`.
+pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) -> Result<&'a [T]> {
+    if count.items == 0 {
+        return Ok(&[]);
+    }
+    count.check::<T>(name)?;
+    check(&Name::new(name), pointer)?;
+    // SAFETY: not NULL, aligned, of a size that fits, and readable by the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(pointer, count.items) })
+}
+
+/// Borrows room for `count` items, to be written.
+///
+/// # Safety
+/// Unless NULL or unaligned, `pointer` is the address of room for `count` items, which nothing else uses for `'a`.
+pub unsafe fn room<'a, T>(name: &'static str, pointer: *mut T, count: Count) -> Result<&'a mut [MaybeUninit<T>]> {
+    if count.items == 0 {
+        return Ok(&mut []);
+    }
+    count.check::<T>(name)?;
+    check(&Name::new(name), pointer)?;
+    // SAFETY: not NULL, aligned, of a size that fits, and writable by the caller's promise; nothing in it is read.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), count.items) })
+}
+
+/// Reads a text.
+///
+/// # Safety
+/// Unless NULL, `pointer` is the address of bytes up to a NUL that stay readable and unchanged for `'a`.
+pub unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a CStr> {
+    check(&Name::new(name), pointer)?;
+    // SAFETY: not NULL, and a text by the caller's promise.
+    Ok(unsafe { CStr::from_ptr(pointer) })
+}
+
+/// A struct of this interface that begins with its own size, `struct_size`, a uint32, and grows at its end in later
+/// versions.
+///
+/// # Safety
+/// Every pattern of bits is a value of the type, and it has no padding.
+pub unsafe trait Extensible: Copy {
+    /// Its size in the first release, 0.1.0.
+    const FIRST_SIZE: usize;
+    /// Where its reserved bytes are.
+    const RESERVED: Range<usize> = 0..0;
+}
+
+/// The largest struct that is accepted, so that a `struct_size` that was never set reads no more than a page.
+const MOST: usize = 4096;
+
+/// The `struct_size` of a struct of any version.
+///
+/// # Safety
+/// Unless NULL or unaligned, the first four bytes of `place` are readable.
+unsafe fn struct_size<T: Extensible>(name: &'static str, place: *const T) -> Result<usize> {
+    const { assert!(T::FIRST_SIZE <= size_of::<T>() && T::FIRST_SIZE % 8 == 0 && align_of::<T>() >= 4) };
+    check(&Name::new(name), place)?;
+    // SAFETY: not NULL, aligned to 4 or more, and readable as the caller promises.
+    let size = unsafe { place.cast::<u32>().read() } as usize;
+    if !(T::FIRST_SIZE..=MOST).contains(&size) || !size.is_multiple_of(8) {
+        let first = T::FIRST_SIZE;
+        return Err(error!(
+            InvalidArgument,
+            "{name}: struct_size {size}; a multiple of 8 from {first} to {MOST} expected, {} in this version",
+            size_of::<T>()
+        ));
+    }
+    Ok(size)
+}
+
+/// Reads options. Fields that an older program does not have are 0; those that only a later version has must be 0.
+///
+/// # Safety
+/// Unless NULL or unaligned, `options` points at as many readable bytes as their `struct_size` says.
+pub unsafe fn options<T: Extensible>(name: &'static str, options: *const T) -> Result<T> {
+    // SAFETY: the caller promises at least the bytes of `struct_size`.
+    let size = unsafe { struct_size(name, options)? };
+    // SAFETY: not NULL, as `struct_size` has checked, and the caller promises `size` readable bytes.
+    let bytes = unsafe { slice::from_raw_parts(options.cast::<u8>(), size) };
+    let known = size.min(size_of::<T>());
+    let unknown = T::RESERVED.chain(size_of::<T>()..size).take_while(|&at| at < size).find(|&at| bytes[at] != 0);
+    if let Some(offset) = unknown {
+        return Err(error!(
+            InvalidArgument,
+            "{name}: the byte at offset {offset} is {}; 0 expected, for this version knows no field there",
+            bytes[offset]
+        ));
+    }
+    let mut copy = MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are readable at `bytes` and writable at `copy`, which is apart; any pattern of bits is a `T`.
+    Ok(unsafe {
+        copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), known);
+        copy.assume_init()
+    })
+}
+
+/// The place of a struct that this library fills in as far as the program knows it.
+pub struct OutStruct<T> {
+    place: *mut T,
+    size: usize,
+}
+
+impl<T: Extensible> OutStruct<T> {
+    /// # Safety
+    /// Unless NULL or unaligned, `place` has room for as many bytes as its `struct_size` says, and that is readable.
+    pub unsafe fn new(name: &'static str, place: *mut T) -> Result<Self> {
+        // SAFETY: the caller promises a readable `struct_size`.
+        let size = unsafe { struct_size(name, place)? };
+        Ok(Self { place, size: size.min(size_of::<T>()) })
+    }
+
+    /// Writes all that both sides know but `struct_size`, which stays the program's.
+    pub fn fill(self, value: T) {
+        let (bytes, head) = ((&raw const value).cast::<u8>(), size_of::<u32>());
+        // SAFETY: `new` was promised room for `size` bytes; a `T` has as many, all of them initialized.
+        unsafe { self.place.cast::<u8>().add(head).copy_from_nonoverlapping(bytes.add(head), self.size - head) };
+    }
+}
+
+/// The place of one result or of several, to be written once nothing can fail any more.
+pub struct Out<T> {
+    first: *mut T,
+    count: usize,
+}
+
+impl<T> Out<T> {
+    /// # Safety
+    /// Unless NULL or unaligned, `place` has room for a result.
+    pub unsafe fn one(name: &'static str, place: *mut T) -> Result<Self> {
+        check(&Name::new(name), place)?;
+        Ok(Self { first: place, count: 1 })
+    }
+
+    /// # Safety
+    /// Unless NULL or unaligned, `first` has room for `count` results.
+    pub unsafe fn several(name: &'static str, first: *mut T, count: Count) -> Result<Self> {
+        count.check::<T>(name)?;
+        check(&Name::new(name), first)?;
+        Ok(Self { first, count: count.items })
+    }
+
+    pub fn fill(self, results: impl IntoIterator<Item = T>) {
+        for (index, result) in results.into_iter().take(self.count).enumerate() {
+            // SAFETY: `one` or `several` was promised room for `count` results.
+            unsafe { self.first.add(index).write(result) };
+        }
+    }
+}
+
+#[inline(always)]
+pub fn check<T>(name: &Name, pointer: *const T) -> Result<()> {
+    if pointer.is_null() || !pointer.is_aligned() {
+        return Err(bad_pointer(name, pointer.addr(), align_of::<T>()));
+    }
+    Ok(())
+}
+
+/// Apart from the check, which is on the way of every call.
+#[cold]
+fn bad_pointer(name: &Name, address: usize, alignment: usize) -> Error {
+    match address {
+        0 => error!(InvalidArgument, "{name}: NULL"),
+        _ => error!(InvalidArgument, "{name}: address {address:#x} is not aligned to {alignment}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// A struct as this version has it: since the first release, `later` was appended.
+    #[repr(C, align(8))]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: u32,
+        first: u32,
+        reserved: u64,
+        later: u64,
+    }
+
+    // SAFETY: numbers without gaps between them.
+    unsafe impl Extensible for Grown {
+        const FIRST_SIZE: usize = 16;
+        const RESERVED: Range<usize> = 8..16;
+    }
+
+    /// The last bytes of a page, behind which nothing may be read or written.
+    struct BeforeAGuard {
+        page: *mut u8,
+        bytes: usize,
+    }
+
+    const PAGE: usize = 4096;
+
+    impl BeforeAGuard {
+        fn new(words: &[u64]) -> Self {
+            let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            // SAFETY: new memory of two pages, the second of which becomes inaccessible; `words` fit into the first.
+            unsafe {
+                let page = libc::mmap(ptr::null_mut(), 2 * PAGE, both, flags, -1, 0).cast::<u8>();
+                assert_eq!(libc::mprotect(page.add(PAGE).cast(), PAGE, libc::PROT_NONE), 0);
+                let bytes = size_of_val(words);
+                page.add(PAGE - bytes).copy_from_nonoverlapping(words.as_ptr().cast(), bytes);
+                Self { page, bytes }
+            }
+        }
+
+        fn place(&self) -> *mut Grown {
+            self.page.wrapping_add(PAGE - self.bytes).cast()
+        }
+
+        fn words(&self) -> &[u64] {
+            // SAFETY: written by `new`, aligned to 8.
+            unsafe { slice::from_raw_parts(self.place().cast(), self.bytes / 8) }
+        }
+    }
+
+    impl Drop for BeforeAGuard {
+        fn drop(&mut self) {
+            // SAFETY: the two pages of `new`.
+            assert_eq!(unsafe { libc::munmap(self.page.cast(), 2 * PAGE) }, 0);
+        }
+    }
+
+    /// Reads options of these words, the first of which is `struct_size` and `first`.
+    fn read(words: &[u64]) -> Result<Grown> {
+        let memory = BeforeAGuard::new(words);
+        // SAFETY: memory to the end of a page; sizes that are accepted are those of `words`.
+        unsafe { options("options", memory.place()) }
+    }
+
+    const SEVEN: u64 = 7 << 32;
+
+    #[test]
+    fn a_program_of_the_first_release_is_read_as_far_as_it_goes() {
+        let expected = Grown { struct_size: 16, first: 7, reserved: 0, later: 0 };
+        assert_eq!(read(&[16 | SEVEN, 0]).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_program_of_a_later_release_is_read_if_what_is_not_known_is_0() {
+        let expected = Grown { struct_size: 40, first: 7, reserved: 0, later: 9 };
+        assert_eq!(read(&[40 | SEVEN, 0, 9, 0, 0]).unwrap(), expected);
+        assert_eq!(read(&[24 | SEVEN, 0, 9]).unwrap(), Grown { struct_size: 24, ..expected });
+        let failure = read(&[40 | SEVEN, 0, 9, 0, 1 << 56]).unwrap_err();
+        assert!(failure.message.contains("offset 39 is 1;"), "{failure:?}");
+        assert!(read(&[16 | SEVEN, 1]).is_err(), "a reserved byte");
+    }
+
+    #[test]
+    fn sizes_of_no_version_are_refused_without_a_read_behind_the_first_word() {
+        for size in [0, 3, 8, 15, 17, 20, 4097, 4104, 1 << 31, u32::MAX.into()] {
+            let failure = read(&[size]).unwrap_err();
+            assert!(failure.message.contains(&format!("struct_size {size};")), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_result_is_written_as_far_as_both_sides_know_it() {
+        let value = Grown { struct_size: 24, first: 1, reserved: 2, later: 3 };
+        for (before, after) in [
+            (&[16, 5][..], &[16 | 1 << 32, 2][..]),
+            (&[24, 5, 5], &[24 | 1 << 32, 2, 3]),
+            (&[40, 5, 5, 5, 5], &[40 | 1 << 32, 2, 3, 5, 5]),
+        ] {
+            let memory = BeforeAGuard::new(before);
+            // SAFETY: as many bytes as `struct_size` says, to the end of a page.
+            unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value);
+            assert_eq!(memory.words(), after);
+        }
+        let memory = BeforeAGuard::new(&[0]);
+        // SAFETY: a readable `struct_size`.
+        assert!(unsafe { OutStruct::new("out", memory.place()) }.is_err());
+    }
+}

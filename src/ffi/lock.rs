@@ -1,0 +1,95 @@
+//! One call at a time on a handle. Nobody waits for a lock: a call that finds it taken is refused.
+
+use std::{
+    cell::UnsafeCell,
+    ops::{Deref, DerefMut},
+    sync::atomic::{AtomicU8, Ordering},
+    thread,
+};
+
+use super::error::{Result, error};
+
+/// A value for one call at a time.
+pub struct Lock<T> {
+    state: AtomicU8,
+    what: &'static str,
+    value: UnsafeCell<T>,
+}
+
+const FREE: u8 = 0;
+const TAKEN: u8 = 1;
+/// A call was broken off by a panic.
+const BROKEN_OFF: u8 = 2;
+
+// SAFETY: the lock gives out one reference at a time, so that threads need only be able to hand the value on.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// `what` the caller knows it as.
+    pub const fn new(what: &'static str, value: T) -> Self {
+        Self { state: AtomicU8::new(FREE), what, value: UnsafeCell::new(value) }
+    }
+
+    /// BUSY while another call is in, PANIC once one was broken off.
+    pub fn enter(&self) -> Result<Entered<'_, T>> {
+        let what = self.what;
+        match self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Ok(Entered(self)),
+            Err(BROKEN_OFF) => Err(error!(Panic, "{what}: an earlier call on it was broken off")),
+            Err(_) => Err(error!(Busy, "{what}: another thread's call on it is under way")),
+        }
+    }
+}
+
+/// A call that is in.
+pub struct Entered<'a, T>(&'a Lock<T>);
+
+// SAFETY: it is shared as the reference to the value that it gives.
+unsafe impl<T: Sync> Sync for Entered<'_, T> {}
+
+impl<T> Deref for Entered<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: this is the only call that is in, and it borrows itself.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for Entered<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this is the only call that is in, and it borrows itself mutably.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for Entered<'_, T> {
+    fn drop(&mut self) {
+        let state = if thread::panicking() { BROKEN_OFF } else { FREE };
+        self.0.state.store(state, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::ffi::error::Status;
+
+    #[test]
+    fn one_call_at_a_time_and_none_after_a_panic() {
+        let lock = Lock::new("thing", 1);
+        let entered = lock.enter().unwrap();
+        assert_eq!(lock.enter().err().unwrap().status, Status::Busy);
+        drop(entered);
+        *lock.enter().unwrap() += 1;
+        assert_eq!(*lock.enter().unwrap(), 2);
+        let broken_off = catch_unwind(AssertUnwindSafe(|| {
+            let _entered = lock.enter();
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(broken_off.is_err());
+        assert_eq!(lock.enter().err().unwrap().status, Status::Panic);
+    }
+}

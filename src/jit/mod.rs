@@ -1,0 +1,237 @@
+//! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
+//!
+//! - `nvrtc`: the compiler; `search`: where it is;
+//! - `cache`: what was compiled before, in a directory of the user's, or what was copied there from another machine;
+//! - `brackets`: what a text lacks that does not compile;
+//! - `definition`, `parameters`, `types`: what the user wrote;
+//! - `entries`, `layout`, `source`: the kernels of a source, their argument, and the source;
+//! - `loops`: where the elements of a launch lie.
+
+#[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
+pub mod api;
+mod brackets;
+mod cache;
+pub mod cuda;
+pub mod definition;
+pub mod entries;
+pub mod layout;
+pub mod loops;
+mod nvrtc;
+pub mod ops;
+pub mod parameters;
+mod search;
+pub mod source;
+pub mod types;
+
+use std::ffi::CStr;
+
+use sha2::{Digest, Sha256};
+
+use crate::ffi::error::{Result, Status, error};
+
+use cache::{Cache, Key, REQUEST};
+use search::File;
+
+pub use search::Handle;
+
+/// A kernel to compile.
+pub struct Request<'a> {
+    /// What messages call the source: "scale" in "scale(3): error: ...", unless a #line says otherwise.
+    pub name: &'a str,
+    pub source: &'a str,
+    /// All but the architecture.
+    pub options: &'a [&'a str],
+    /// The kernel that is wanted, in the key.
+    pub entry: &'a str,
+    /// Of the GPU: (9, 0).
+    pub capability: (u32, u32),
+    pub nvrtc: Handle,
+    /// Whether what is compiled depends on files: what they say is not in the key.
+    pub reads_files: bool,
+    /// Whether it may be read from disk and kept there.
+    pub use_disk: bool,
+}
+
+/// What the driver loads: machine code of the GPU; or PTX with its NUL, where NVRTC does not know the GPU, for the
+/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the
+/// same, unless files are read.
+pub type Compiled = std::result::Result<Vec<u8>, String>;
+
+/// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
+/// this fails.
+pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
+    log.clear();
+    let cache = if request.use_disk && !request.reads_files { Cache::open()? } else { None };
+    match (compile_with(&cache, request, log), &cache) {
+        // No NVRTC is named, and none is found. The code may have been compiled on another machine.
+        (Err(why), Some(cache)) if why.status == Status::NvrtcUnavailable && request.nvrtc.is_searched() => {
+            let kept = cache.find_any(&request_key(request), log)?;
+            kept.map(Ok).ok_or(why)
+        }
+        (compiled, _) => compiled,
+    }
+}
+
+/// Takes from disk what this machine's NVRTC has compiled before, or compiles it and keeps it there.
+fn compile_with(cache: &Option<Cache>, request: &Request<'_>, log: &mut String) -> Result<Compiled> {
+    let file = match cache {
+        Some(_) => request.nvrtc.file()?,
+        None => None,
+    };
+    if let Some(code) = kept(cache, request, &file, log)? {
+        return Ok(Ok(code));
+    }
+    let nvrtc = request.nvrtc.library()?;
+    // The loader of programs may have found another.
+    let before = file;
+    let file = match cache {
+        Some(_) => File::of(nvrtc.file())?,
+        None => None,
+    };
+    if file != before
+        && let Some(code) = kept(cache, request, &file, log)?
+    {
+        return Ok(Ok(code));
+    }
+    let compiled = nvrtc.compile(request, log)?;
+    if let (Some(cache), Some(file), Ok(code)) = (cache, &file, &compiled) {
+        cache.keep(&key(request, file), code, log)?;
+    }
+    Ok(compiled)
+}
+
+/// The code that this file's NVRTC has made of a request, if it was kept.
+fn kept(
+    cache: &Option<Cache>, request: &Request<'_>, file: &Option<File>, log: &mut String,
+) -> Result<Option<Vec<u8>>> {
+    match (cache, file) {
+        (Some(cache), Some(file)) => cache.find(&key(request, file), log),
+        _ => Ok(None),
+    }
+}
+
+/// The key of a file on disk: the request's key, then 8 bytes that stand for the NVRTC.
+fn key(request: &Request<'_>, nvrtc: &File) -> Key {
+    let mut digest = Sha256::new();
+    add_part(&mut digest, nvrtc.path.to_bytes());
+    nvrtc.state.iter().for_each(|number| add_part(&mut digest, &number.to_le_bytes()));
+    let mut key = [0; _];
+    key[..REQUEST].copy_from_slice(&request_key(request));
+    key[REQUEST..].copy_from_slice(&digest.finalize()[..size_of::<Key>() - REQUEST]);
+    key
+}
+
+/// A digest of all that decides the result, except the NVRTC. Each part goes with its length, so that no two requests
+/// give the same bytes.
+fn request_key(request: &Request<'_>) -> [u8; REQUEST] {
+    let mut key = Sha256::new();
+    let mut add = |part: &[u8]| add_part(&mut key, part);
+    add(env!("CARGO_PKG_VERSION").as_bytes());
+    let (major, minor) = request.capability;
+    [major, minor].iter().for_each(|number| add(&number.to_le_bytes()));
+    add(request.name.as_bytes());
+    add(request.entry.as_bytes());
+    add(&(request.options.len() as u64).to_le_bytes());
+    for option in request.options {
+        add(option.as_bytes());
+    }
+    add(request.source.as_bytes());
+    key.finalize().into()
+}
+
+fn add_part(key: &mut Sha256, part: &[u8]) {
+    key.update((part.len() as u64).to_le_bytes());
+    key.update(part);
+}
+
+/// What a variable of the environment says, if it says something: not to a program that runs with rights that its
+/// caller does not have.
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: getauxval() reads a table that does not change.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
+    }
+    // Not std::env::var_os, which allocates.
+    // SAFETY: `name` ends with a NUL. The value stays as it is until a program sets the variable anew, which
+    // docs/ENVIRONMENT.md rules out during a call.
+    let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+    text.filter(|text| !text.is_empty())
+}
+
+/// A copy of a text, if there is memory for it.
+pub fn owned(text: &str) -> Result<String> {
+    let mut copy = String::new();
+    let bytes = text.len();
+    copy.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "cannot allocate {bytes} bytes of text"))?;
+    copy.push_str(text);
+    Ok(copy)
+}
+
+/// A copy, if there is memory for it.
+fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut copy = room(bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+/// An empty vector with room for so many bytes.
+fn room(bytes: usize) -> Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "cannot allocate {bytes} bytes for a kernel"))?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn request<'a>(name: &'a str, source: &'a str, options: &'a [&'a str]) -> Request<'a> {
+        Request {
+            name,
+            source,
+            options,
+            entry: "k",
+            capability: (9, 0),
+            nvrtc: Handle::NONE,
+            reads_files: false,
+            use_disk: true,
+        }
+    }
+
+    #[test]
+    fn all_that_decides_what_comes_out_is_in_the_key() {
+        let file = |path: &CStr, state| File { path: path.into(), state };
+        let usual = file(c"/a/libnvrtc.so.12", [1, 2, 3]);
+        let requests = [
+            request("a", "bc", &["d", "e"]),
+            request("ab", "c", &["d", "e"]),
+            request("a", "bcd", &["e"]),
+            request("a", "bc", &["de"]),
+            request("a", "bc", &["e", "d"]),
+            request("a", "bc", &["d", "e", ""]),
+            request("a", "b\nc", &["d", "e"]),
+            request("a", "bc", &["de", ""]),
+            Request { entry: "l", ..request("a", "bc", &["d", "e"]) },
+            Request { entry: "", ..request("ak", "bc", &["d", "e"]) },
+        ];
+        let mut keys: Vec<_> = requests.iter().map(|request| key(request, &usual)).collect();
+        let first = request("a", "bc", &["d", "e"]);
+        for capability in [(9, 1), (1, 9), (8, 0), (90, 0)] {
+            keys.push(key(&Request { capability, ..request("a", "bc", &["d", "e"]) }, &usual));
+        }
+        // Another file, or another one in its place.
+        for (path, state) in [
+            (c"/b/libnvrtc.so.12", [1, 2, 3]),
+            (c"/a/libnvrtc.so.12", [9, 2, 3]),
+            (c"/a/libnvrtc.so.12", [1, 9, 3]),
+            (c"/a/libnvrtc.so.12", [1, 2, 9]),
+        ] {
+            keys.push(key(&first, &file(path, state)));
+        }
+        assert_eq!(keys[0], key(&first, &usual));
+        assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
+        let of_request = |key: &Key| key[..REQUEST].to_vec();
+        assert!(keys[keys.len() - 4..].iter().all(|key| of_request(key) == of_request(&keys[0])));
+    }
+}

@@ -1,0 +1,84 @@
+//! Memory that is opened by its handle, once per process and context.
+
+use std::{
+    ffi::c_uint,
+    sync::{Mutex, PoisonError},
+};
+
+use cudarc::driver::sys::CUipcMemHandle;
+
+use crate::{
+    cuda::device::Device,
+    ffi::error::{Result, error},
+};
+
+use super::mapping::{check, said_to_be};
+
+/// What names memory from cuMemAlloc to another process.
+pub type Handle = [u8; 64];
+
+/// The process that sent a handle, by its number and its beginning: once it has ended, the same handle may name other
+/// memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    pub process: u32,
+    pub started: u64,
+}
+
+/// Memory that was opened by its handle, by whoever asked first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Opened {
+    handle: Handle,
+    sender: Sender,
+    context: u64,
+    pub(super) address: u64,
+}
+
+struct Open {
+    memory: Opened,
+    tensors: usize,
+}
+
+/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then
+/// it has two entries, and each is closed once: the driver counts, too.
+static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+
+impl Opened {
+    pub(super) fn of(device: Device, context: u64, handle: Handle, sender: Sender, bytes: u64) -> Result<Self> {
+        let memory = |address| Self { handle, sender, context, address };
+        {
+            let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = open.iter_mut().find(|known| known.memory == memory(known.memory.address)) {
+                known.tensors += 1;
+                return Ok(known.memory);
+            }
+        }
+        let (driver, mut address) = (device.driver, 0);
+        let named = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        const ENABLE_PEER_ACCESS: c_uint = 1;
+        // SAFETY: the place outlives the call; the driver checks what the handle says.
+        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, named, ENABLE_PEER_ACCESS) };
+        check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(said_to_be)?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.try_reserve(1).is_err() {
+            drop(open);
+            // SAFETY: `address` was opened above, and nobody else knows it.
+            unsafe { (driver.functions.cuIpcCloseMemHandle)(address) };
+            return Err(error!(OutOfMemory, "cannot allocate a list of open memory"));
+        }
+        open.push(Open { memory: memory(address), tensors: 1 });
+        Ok(memory(address))
+    }
+
+    /// One user less: whether it was the last, who closes it.
+    pub(super) fn is_last(&self) -> bool {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = open.iter().position(|known| known.memory == *self) else { return false };
+        open[at].tensors -= 1;
+        let is_last = open[at].tensors == 0;
+        if is_last {
+            open.swap_remove(at);
+        }
+        is_last
+    }
+}
