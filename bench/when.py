@@ -54,7 +54,8 @@ SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times 
 OVER = " over NCCL"
 
 NODES, GPUS = 2, (1, 4, 8)  # nodes of the tables, and GPUs of a node
-NODE_LINKS = [("InfiniBand NDR, 400 Gbit/s", 50e9), *((f"Ethernet, {gbit} Gbit/s", gbit / 8 * 1e9) for gbit in (100, 25, 10))]
+NODE_LINKS = [("InfiniBand NDR, 400 Gbit/s", 50e9)]
+NODE_LINKS += [(f"Ethernet, {gbit} Gbit/s", gbit / 8 * 1e9) for gbit in (100, 25, 10)]
 # How the columns of the measured steps travel: NCCL in a ring, PyTorch's hook in NCCL's tree, as the bytes show.
 WAYS = {"NCCL": "ring", "PyTorch's bf16 hook": "tree", "INT8 flat": "flat", "INT8": "levels", "INT4 flat": "flat",
         "INT4": "levels"}  # fmt: skip

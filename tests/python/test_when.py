@@ -35,7 +35,9 @@ def test_the_page_says_how_far_the_model_is_off_the_measured_steps_between_nodes
     page = (ROOT / "docs/WHEN.md").read_text(encoding="utf-8")
     header, rows = when.steps_beside()
     found = {name: dict(zip(header[1:], cells)) for name, *cells in rows}
-    off = {name: [abs(float(cell.split("(")[1][:-1])) for cell in of.values() if "(" in cell] for name, of in found.items()}
+    off = {
+        name: [abs(float(cell.split("(")[1][:-1])) for cell in of.values() if "(" in cell] for name, of in found.items()
+    }
     assert "at most 17 % off" in page and 12 < max(max(each) for each in off.values()) <= 17
     assert "within 1 %" in page and max(off["MB that left a node, 2 x 2"]) < 1
     # Every number of the page with the measured steps is beside one of the model's.
@@ -51,7 +53,7 @@ def test_what_leaves_a_node_is_counted_by_hand():
     crossing = lambda moves: sum(count for source, to, count in moves if (node(source), node(to)) == (0, 1))  # noqa: E731
     ring = [(rank, (rank + 1) % world, elements / world) for rank in range(world) for _ in range(world - 1)]
     pairs = [(one, other, elements / world) for one in range(world) for other in range(world) if one != other]
-    levels = [(one, other, elements / world) for one in range(world) for other in range(world) if (one - other) % ranks == 0]
+    levels = [move for move in pairs if (move[0] - move[1]) % ranks == 0]
     assert when.leaving("ring", nodes, ranks) == 2 * crossing(ring) / elements
     assert when.leaving("flat", nodes, ranks) == (crossing(pairs) + crossing(ring)) / elements
     assert when.leaving("levels", nodes, ranks) == 2 * crossing(levels) / elements
@@ -63,13 +65,12 @@ def test_between_nodes_the_page_compares_with_nccl_for_1_4_and_8_gpus_per_node(m
     page = " ".join((ROOT / "docs/WHEN.md").read_text(encoding="utf-8").split())
     least = {1: "3.8", 4: "3.8 to 6.7", 8: "3.7 to 7.2"}
     for ranks, said in least.items():
-        own = [model.between_nodes("int8", "levels", when.FULL, 2, ranks, rate, "float32") for rate in (25e9 / 8, 10e9 / 8)]
-        plain = [
-            [model.between_nodes(None, way, when.FULL, 2, ranks, rate, "float32") for way in ("ring", "tree")]
-            for rate in (25e9 / 8, 10e9 / 8)
-        ]
-        times = [f"{one / its:.2g}" for its, both in zip(own, plain) for one in both]
-        assert said.split(" to ")[0] == min(times) and said.split(" to ")[-1] in (max(times), min(times)), (ranks, times)
+        times = []
+        for rate in (25e9 / 8, 10e9 / 8):
+            own = model.between_nodes("int8", "levels", when.FULL, 2, ranks, rate, "float32")
+            plain = [model.between_nodes(None, way, when.FULL, 2, ranks, rate, "float32") for way in ("ring", "tree")]
+            times += [f"{one / own:.2g}" for one in plain]
+        assert said.split(" to ")[0] == min(times) and said.split(" to ")[-1] in (max(times), min(times)), times
         assert f"{said} with {ranks} GPU" in page, (ranks, said)
 
 
