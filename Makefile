@@ -436,6 +436,7 @@ CHURN = $(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $
 ## How long waits last after an abort; ranks that die, hang, leave and join, beside a model: `make churn MINUTES=60`.
 churn: $(TEST_LIBRARY) $(VENV)/ready $(firstword $(DRIVERS)) $(firstword $(NCCLS))
 	$(CHURN)/waits.py
+	$(CHURN)/steps.py
 	$(CHURN)/churn.py --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-sanitize test-fuzz

@@ -3,8 +3,9 @@
     python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N | --deaths N] [--seed S]
     python tests/churn/churn.py --over peers|nccl --processes --devices N    on GPUs, which processes over peers share
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. Over a group, two
-levels of groups, NCCL and peer memory they are threads, and one that dies aborts its communicators. The last two need a
+Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. "nodes" makes two levels
+of such callbacks, in which whole nodes die, too. Over a group, two levels of groups ("hierarchical"), NCCL and peer
+memory ranks are threads, and one that dies aborts its communicators. The last two need a
 driver; GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are
 processes, too: when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
 
@@ -46,7 +47,9 @@ SEGMENTS = [100, 0, 1500, 70]
 N = sum(SEGMENTS)
 CODECS = {"onebit": dict(codec=ONEBIT), "int8": dict(codec=INT8), "int8 sum": dict(codec=INT8, reduction=SUM)}
 LEAST, MOST = 2, 6  # ranks of a world
-TRANSPORTS = "sockets", "group", "hierarchical"
+TRANSPORTS = "sockets", "nodes", "group", "hierarchical"
+OVER_SOCKETS = "sockets", "nodes"
+OVER_NODES = "nodes", "hierarchical"
 ON_GPUS = "nccl", "peers"
 STEPS = 30  # of a session, which has a codec, a transport and ranks of its own
 PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
@@ -98,7 +101,7 @@ class Rank:
         self.link, self.seed, self.id, self.codec = link, seed, rank_id, codec
         self.library = gradcodec.GradCodec()
         self.comm = self.allreduce = self.fault = None
-        self.peers = []
+        self.peers, self.levels = [], ()  # `levels`: what the communicator is made of
         self.said = ""  # by the library, of what has failed last
         self.ours = 0  # seconds of this thread in calls that end a world and make one, without the callbacks
         self.server = np.zeros(N, f32)
@@ -116,19 +119,28 @@ class Rank:
 
     # ---- The exchanges
 
-    def all_to_all(self, send, recv):
-        size = len(send) // self.size
-        self.sent = zlib.crc32(send)
-        self.exchange([send[r * size : (r + 1) * size] for r in range(self.size)], recv)
+    def level(self, members, has_codes=True):
+        """A communicator of some ranks. `has_codes`: it sends payloads, not values."""
+        own, count = members.index(self.rank), len(members)
 
-    def all_gather(self, send, recv):
-        self.exchange([send] * self.size, recv)
+        def all_to_all(send, recv):
+            size = len(send) // count
+            blocks = [send[r * size : (r + 1) * size] for r in range(count)]
+            if has_codes:
+                self.sent = zlib.crc32(b"".join(blocks[:own] + blocks[own + 1 :]))
+            self.exchange(blocks, recv, members)
 
-    def exchange(self, blocks, recv):
-        began, size = time.thread_time(), len(recv) // self.size
-        recv[self.rank * size : (self.rank + 1) * size] = blocks[self.rank]
-        out = {peer: memoryview(blocks[r]) for r, peer in enumerate(self.peers) if peer}
-        into = {peer: recv[r * size : (r + 1) * size] for r, peer in enumerate(self.peers) if peer}
+        def all_gather(send, recv):
+            self.exchange([send] * count, recv, members)
+
+        return self.library.communicator(own, count, all_to_all, all_gather)
+
+    def exchange(self, blocks, recv, members=None):
+        began, peers = time.thread_time(), [self.peers[r] for r in members or range(self.size)]
+        size, own = len(recv) // len(peers), peers.index(None)
+        recv[own * size : (own + 1) * size] = blocks[own]
+        out = {peer: memoryview(blocks[r]) for r, peer in enumerate(peers) if peer}
+        into = {peer: recv[r * size : (r + 1) * size] for r, peer in enumerate(peers) if peer}
         left = self.bytes_to_fault(sum(map(len, [*out.values(), *into.values()])))
         self.exchanges += 1
         try:
@@ -204,7 +216,14 @@ class Rank:
                 peer.setblocking(False)
 
     def communicate(self):
-        self.comm = self.library.communicator(self.rank, self.size, self.all_to_all, self.all_gather)
+        if self.nodes == 1:
+            self.comm = self.level(range(self.size))
+            return
+        ranks = self.size // self.nodes
+        node, place = divmod(self.rank, ranks)
+        within, across = range(node * ranks, (node + 1) * ranks), range(place, self.size, ranks)
+        self.levels = self.level(within, has_codes=False), self.level(across)
+        self.comm = self.library.hierarchical(*self.levels)
 
     def hang_up(self):
         for peer in self.peers:
@@ -227,9 +246,10 @@ class Rank:
         """Closes what a world has."""
         if self.allreduce:
             self.allreduce.close()
-        if self.comm:
-            self.comm.close()
-        self.comm = self.allreduce = None
+        for comm in (self.comm, *self.levels):
+            if comm:
+                comm.close()
+        self.comm, self.allreduce, self.levels = None, None, ()
         self.hang_up()
         self.peers = []
 
@@ -238,6 +258,7 @@ class Rank:
     def world(self, rank, size, workers, server, stranger, fault, given, descriptors):
         """A communicator, a handle, and its errors: `workers`, and `server` or those of this rank."""
         self.rank, self.size, self.given = rank, size, given
+        self.nodes = given if isinstance(given, int) else 1
         self.connect(descriptors)
         self.server = self.server if server is None else server
 
@@ -584,9 +605,9 @@ class Session:
 
     def __init__(self, seed, codec, over, totals, devices, processes):
         self.seed, self.codec, self.over, self.totals, self.devices = seed, codec, over, totals, devices
-        self.processes = processes or over == "sockets"
+        self.processes = processes or over in OVER_SOCKETS
         on_gpus = GpuMember if processes else GpuThreadMember
-        self.member = on_gpus if over in ON_GPUS else Member if over == "sockets" else ThreadMember
+        self.member = on_gpus if over in ON_GPUS else Member if over in OVER_SOCKETS else ThreadMember
         self.stops = ["stop", "pause"] if self.processes else []  # threads cannot be stopped
         self.members, self.order, self.model = {}, [], None
         self.next_id = self.attempts = self.number = 0
@@ -664,9 +685,13 @@ class Session:
         """Who is to fail: how, in which exchange, at which part of its bytes; how long one is stopped."""
         self.faults = {}
         if rng.random() < share:
-            for i in rng.permutation(ids)[: 1 + (len(ids) > 3 and rng.random() < 0.3)]:
-                where = rng.choice([0.0, 1.0, rng.random(), rng.random(), rng.random()])
-                self.faults[int(i)] = str(rng.choice(kinds)), int(rng.integers(0, 2)), float(where), 0.02 * rng.random()
+            victims = rng.permutation(ids)[: 1 + (len(ids) > 3 and rng.random() < 0.3)]
+            if self.over in OVER_NODES and self.model and rng.random() < 0.25:  # all ranks of a node
+                victims = np.split(np.array(ids), self.nodes)[rng.integers(0, self.nodes)]
+            exchanges = 4 if self.over == "nodes" else 2
+            for i in victims:
+                where, at = rng.choice([0.0, 1.0, rng.random(), rng.random(), rng.random()]), rng.integers(0, exchanges)
+                self.faults[int(i)] = str(rng.choice(kinds)), int(at), float(where), 0.02 * rng.random()
 
     def of_kind(self, *kinds):
         return {i for i, fault in self.faults.items() if fault[0] in kinds}
@@ -690,7 +715,7 @@ class Session:
     def make_world(self, rng):
         """One of the survivors and as many new processes as are drawn."""
         size = int(rng.integers(LEAST, MOST + 1))
-        if self.over == "hierarchical":
+        if self.over in OVER_NODES:
             size = 4 if size <= 4 and len(self.members) <= 4 else 6
         if self.over == "nccl":  # which wants a GPU for each
             size = min(size, self.devices)
@@ -768,9 +793,11 @@ class Session:
             parts = [(*part, self.worlds) for part in parts] if self.processes else parts
         elif self.over == "group":
             parts = [(comm,) for comm in first.rank.library.group(size)]
-        elif self.over == "hierarchical":
-            group, nodes = first.rank.library.group, 2 if size == 4 else int(rng.choice([2, 3]))
-            self.nodes, places = nodes, size // nodes
+        elif self.over in OVER_NODES:
+            self.nodes = 2 if size == 4 else int(rng.choice([2, 3]))
+            parts = [self.nodes] * size
+        if self.over == "hierarchical":
+            group, nodes, places = first.rank.library.group, self.nodes, size // self.nodes
             intra, inter = [group(places) for _ in range(nodes)], [group(nodes) for _ in range(places)]
             parts = [(intra[node][place], inter[place][node]) for node in range(nodes) for place in range(places)]
         if not self.processes:
@@ -789,7 +816,7 @@ class Session:
         self.draw_faults(rng, self.order, 0.35, ["kill", "kill", *self.stops, "leave", "blind", "blind"])
         doomed = self.of_kind("kill", "stop", "blind")
         # Whether a step counts that has ended on all survivors although one is gone: by the seed, not by who is faster.
-        keep = rng.random() < 0.5 and self.over == "sockets" and not self.of_kind("blind")
+        keep = rng.random() < 0.5 and self.over in OVER_SOCKETS and not self.of_kind("blind")
         for i in self.order:
             self.members[i].link.send(("step", self.number, self.for_rank(i)))
         for i in self.of_kind("blind"):
@@ -805,7 +832,7 @@ class Session:
         for i, (status, sent, _) in answers.items():
             assert status in (None, COMM), status
             # A step that is taken again sends the same bytes: the model's.
-            if sent is not None and sent != zlib.crc32(payloads[self.order.index(i)]):
+            if sent is not None and sent != self.sent_by(self.order.index(i), payloads):
                 self.totals["wrong"] += 1
                 print(f"WRONG: the payload of {i}, {self.where()}", file=sys.stderr)
         if good and answers and (keep or not lost):
@@ -828,6 +855,12 @@ class Session:
                 model.commit(True)
         if lost or rng.random() < 0.05:  # or some are to join
             self.close(made=True)
+
+    def sent_by(self, rank, payloads):
+        """A checksum of the chunks that a rank sends to others."""
+        chunks = self.nodes if self.nodes > 1 else len(self.order)
+        own = rank // (len(self.order) // self.nodes) if self.nodes > 1 else rank
+        return zlib.crc32(np.delete(np.asarray(payloads[rank]).reshape(chunks, -1), own, axis=0).tobytes())
 
     def expect_errors(self, i, worker, server):
         model = self.model.models[self.order.index(i)]

@@ -26,7 +26,7 @@ PROGRAM = ROOT / "tests/churn/churn.py"
 
 
 def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
-    transports = ["sockets", "group", "hierarchical", "nccl", "peers"]
+    transports = ["sockets", "nodes", "group", "hierarchical", "nccl", "peers"]
     steps = both(quick=90, all=900) * len(transports)  # 30 with each codec, or several times as many
     done = subprocess.run([sys.executable, PROGRAM, "--steps", str(steps)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,6 +46,20 @@ def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(de
     assert done.returncode == 0, done.stdout + done.stderr
     deaths, = map(int, re.findall(r"^peers: \d+ steps, (\d+) deaths, \d+ joins, 0 hangs, 0 wrong bits;", done.stdout))
     assert deaths > 2, done.stdout
+
+
+def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_nobody_waiting():
+    """All calls end, and errors that were rolled back are the model's, or the program fails. A rank is told unless it had
+    all that it needed: in step 4 the other node needs nothing of the one that died."""
+    done = subprocess.run([sys.executable, ROOT / "tests/churn/steps.py"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("15 deaths, 0 hangs, 0 wrong bits\n"), done.stdout + done.stderr
+    found = re.findall(r"(?m)^step (.*): [\w ]+: 0 (\w+), 2 (\w+), 3 (\w+); [\d.]+ s after the death", done.stdout)
+    told = {step: {of[1:] for of in found if of[0] == step} for step, *_ in found}
+    all_told = {("COMM", "COMM", "COMM")}
+    assert len(found) == 15 and [told[step] for step in ("1", "2", "3, first exchange")] == [all_told] * 3, done.stdout
+    assert told["4"] == {("COMM", "OK", "OK")}, done.stdout
+    # Rank 3 exchanges with the one that died, and rank 2 may have had all of rank 3 by then.
+    assert told["3, second exchange"] <= {("COMM", "COMM", "COMM"), ("COMM", "OK", "COMM")}, done.stdout
 
 
 class Three:
