@@ -3,13 +3,14 @@ what ranks end with, and errors when parts change their owners. Nodes are preten
 
 import copy
 import os
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from gradcodec import _torch_groups, _torch_nodes
+from gradcodec import GradCodecError, Status, _torch_groups, _torch_nodes
 from gradcodec.torch import AllReduce, OneBitAdam, OneBitSGD, all_reduce, compress
 from ranks import in_turn, on_groups, on_ranks
 
@@ -255,6 +256,51 @@ def optimizers_sum_within_nodes_first():
             check_alike([weight.detach()])
             weights[transport] = weight.detach()
         assert not torch.equal(weights["auto"], weights["flat"])  # encoded once for each node, not for each rank
+
+
+def rank_1_dies(step):
+    """As it begins exchange number `step` of four: so within step 1, at the end of step 2, within step 3 or 4. Each wait
+    of the others ends within the timeout of 2 s."""
+    of_node(2)
+    model = model_of()
+    compression = compress(model, "int4", raw=[], timeout=2)
+    for number in range(3):  # DDP arranges its buckets after the first
+        gradients_of(model, number)
+    before, exchange, exchanges = compression.state_dict(), _torch_nodes.Pairs._exchange, []
+
+    def dies(self, *arguments):
+        exchanges.append(None)
+        if len(exchanges) == step and dist.get_rank() == 1:
+            os._exit(0)
+        return exchange(self, *arguments)
+
+    _torch_nodes.Pairs._exchange, begun = dies, time.monotonic()
+    try:
+        gradients_of(model, 3)
+        failed = False
+    except (GradCodecError, RuntimeError) as failure:
+        assert "all_to_all" in str(failure) or "all_gather" in str(failure), failure
+        failed = True
+    assert time.monotonic() - begun < 2 * 4 and dist.get_rank() != 1
+    assert failed or (step == 4 and dist.get_rank() in (2, 3))  # which need nothing more of it
+    compression.rollback()
+    after = compression.state_dict()
+    assert compression.taken_back == 1
+    for name, errors in before["worker"].items():
+        assert torch.equal(errors, after["worker"][name])
+        for (first, part), (at, other) in zip(before["server"].get(name, []), after["server"].get(name, [])):
+            assert first == at and torch.equal(part, other)
+    if failed:  # the communicators cannot be used any more, and say so at once
+        handle = next(iter(compression._units())).handle
+        with pytest.raises(GradCodecError) as again:
+            handle.run_within(torch.zeros(sum(handle.sizes)), None, 1)
+        assert again.value.status == Status.COMM
+    os._exit(0)  # a barrier would not end
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_rank_that_dies_is_not_waited_for_longer_than_the_timeout(step, tmp_path):
+    on_ranks(("gloo", "cpu", 4), rank_1_dies, tmp_path, step)
 
 
 @on_groups(4)
