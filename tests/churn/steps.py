@@ -1,4 +1,4 @@
-"""A rank of two nodes of two dies within each step of an all-reduce that sums within nodes first (docs/NUMERICS.md, 12).
+"""A rank of two nodes of two dies within each step of an all-reduce over nodes (docs/NUMERICS.md, section 12).
 
     python tests/churn/steps.py
 
@@ -18,7 +18,9 @@ import numpy as np
 
 VICTIM = 1
 # By step: the exchange of a run in which the rank dies, and after which part of its bytes: of those it sends first.
-DEATHS = {"1": (0, 0.25), "2": (1, 0.0), "3, first exchange": (1, 0.25), "3, second exchange": (2, 0.25), "4": (3, 0.25)}
+DEATHS = {
+    "1": (0, 0.25), "2": (1, 0.0), "3, first exchange": (1, 0.25), "3, second exchange": (2, 0.25), "4": (3, 0.25),
+}  # fmt: skip
 
 
 class Session(churn.Session):
