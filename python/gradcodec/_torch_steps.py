@@ -305,7 +305,10 @@ class Compression:
 
     def _take_back(self) -> None:
         if self._pending:
-            for handle in self._ended():
+            handles = list(self._ended())
+            if handles:
+                self._asked(handles)  # so that what was not finite in this step does not count in the next one
+            for handle in handles:
                 handle.rollback()
             self._taken_back += 1
 

@@ -227,8 +227,10 @@ def a_step_can_be_taken_back_and_one_inf_takes_it_back():
         reducer.run(tensors)
         assert not tensors[0].isfinite().all()  # on every rank
         assert same(errors_of(reducer), before) and reducer.taken_back == 4
+        reducer.run([torch.full_like(one, torch.nan) for one in tensors])
+        reducer.rollback()
         reducer.run(numbers(2))
-        assert not same(errors_of(reducer), before) and reducer.taken_back == 4
+        assert not same(errors_of(reducer), before) and reducer.taken_back == 5
     with pytest.raises(ValueError, match="the AllReduce is closed"):
         reducer.run(numbers(0))
 
