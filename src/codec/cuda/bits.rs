@@ -8,21 +8,21 @@ use crate::{
         module::{Module, ONEBIT},
     },
     dlpack::Dtype,
-    ffi::error::{Result, error},
+    ffi::error::Result,
 };
 
 use super::{
     Codec, To,
     family::Family,
-    layout::{Decode, Encode, Finish, Half, Once, Reduce, Tiling, Twice, index_of},
+    layout::{Decode, Encode, Finish, Half, Reduce, Tiling, index_of},
 };
 
-/// The family of ONEBIT and SIGN.
+/// The family of ONEBIT and SIGN. Scales need the sums of all tiles, so no launch makes a whole payload.
 pub struct Bits;
 
 impl Bits {
-    /// Launches the kernel that makes scales of the sums that the launch before has left, and headers of chunks. Without
-    /// that the state has new elements and old scales.
+    /// Launches the kernel that makes scales of the sums that the launch before has left, and headers of chunks.
+    /// Without that the state has new elements and old scales.
     fn finish(&self, codec: &mut Codec, queue: &mut Queue, half: Half, to: To) -> Result<()> {
         let runs = u64::from(half.n_segments).max(1);
         let steps = to.steps.map_or(0, |steps| steps as u32);
@@ -37,10 +37,6 @@ impl Bits {
 
 impl Family for Bits {
     fn module(&self) -> Option<&'static Module> {
-        None
-    }
-
-    fn peer_module(&self) -> Option<&'static Module> {
         None
     }
 
@@ -100,18 +96,5 @@ impl Family for Bits {
                 queue.launch(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))
             }
         }
-    }
-
-    fn fits_one_launch(&self, _: &Codec, _: &Queue, _: &CodecPlan) -> bool {
-        false
-    }
-
-    // Scales need the sums of all tiles, so a launch of bits makes no whole payload.
-    fn one_shot(&self, _: &mut Queue, _: &CodecPlan, _: Once) -> Result<()> {
-        Err(error!(Panic, "codec: bits have no all-reduce in one launch"))
-    }
-
-    fn two_shot(&self, _: &mut Queue, _: Twice) -> Result<()> {
-        Err(error!(Panic, "codec: bits have no all-reduce in one launch"))
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 
 use super::{
     Codec, To,
-    family::Family,
+    family::{Family, FusedKernels},
     layout::{Decode, Encode, Once, Reduce, Tiling, Twice},
 };
 
@@ -30,10 +30,6 @@ pub struct Blocks;
 impl Family for Blocks {
     fn module(&self) -> Option<&'static Module> {
         Some(&BLOCKS_MODULE)
-    }
-
-    fn peer_module(&self) -> Option<&'static Module> {
-        Some(&BLOCKS_PEERS_MODULE)
     }
 
     fn tiling(&self) -> Tiling {
@@ -72,6 +68,16 @@ impl Family for Blocks {
             codec.tiles[0].checked_mul(per_tile).ok_or_else(|| error!(SizeOverflow, "more than 2^64 blocks"))?;
         // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
+    }
+
+    fn fused(&self) -> Option<&dyn FusedKernels> {
+        Some(self)
+    }
+}
+
+impl FusedKernels for Blocks {
+    fn module(&self) -> &'static Module {
+        &BLOCKS_PEERS_MODULE
     }
 
     /// If the grid has room for a thread block per tile.

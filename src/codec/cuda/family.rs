@@ -17,9 +17,6 @@ pub trait Family: Sync {
     /// The module of its kernels, if they are not in the module that every codec uses.
     fn module(&self) -> Option<&'static Module>;
 
-    /// The module of its kernels for peer memory, if these are kernels of their own.
-    fn peer_module(&self) -> Option<&'static Module>;
-
     /// How its tiles are numbered.
     fn tiling(&self) -> Tiling;
 
@@ -36,7 +33,18 @@ pub trait Family: Sync {
     fn decode(&self, codec: &Codec, queue: &mut Queue, plan: &CodecPlan, by: &Decoding<'_>, call: Decode)
     -> Result<()>;
 
-    /// Whether `two_shot` does an all-reduce in one launch, no later than three launches.
+    /// Its kernels that do a whole all-reduce over peer memory, if it has such.
+    fn fused(&self) -> Option<&dyn FusedKernels> {
+        None
+    }
+}
+
+/// All-reduces over peer memory in one launch.
+pub trait FusedKernels {
+    /// The module of these kernels, and of all others that write to peer memory.
+    fn module(&self) -> &'static Module;
+
+    /// Whether `two_shot` is no slower than three launches.
     fn fits_one_launch(&self, codec: &Codec, queue: &Queue, plan: &CodecPlan) -> bool;
 
     /// A one-shot all-reduce over peer memory, or a step of it, in one launch.

@@ -37,7 +37,7 @@ pub const SERVER: u32 = 1;
 
 /// Flags, valid and pending states, and what else is known on the device alone.
 pub const CONTROL_BYTES: usize = bytes_of("gc_control");
-/// Where among them it is known that a rank did not come to an exchange.
+/// Where among them the flag lies that a rank did not arrive at an exchange.
 pub const BROKEN: u64 = offset_in("gc_control", "broken") as u64;
 
 kernel_structs! {
@@ -60,8 +60,8 @@ kernel_structs! {
         first: u64,
         /// Its first among the units of all runs, or [`NO_UNIT`].
         unit: u64,
-        /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the chunk
-        /// is its first.
+        /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the
+        /// chunk is its first.
         to: u64,
         /// Its first among the payload's bits, or places.
         byte: u64,
@@ -85,7 +85,7 @@ kernel_structs! {
         pub scales: u64,
         /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
         pub report: u64,
-        /// 0: the addresses come with the launch.
+        /// 0: the addresses are part of the launch's argument.
         pub addresses: u64,
         /// Of bits, of all and of a chunk; of a block codec blocks.
         pub bytes: u64,
@@ -112,9 +112,11 @@ kernel_structs! {
         pub header: [u8; HEADER],
         /// Where there is one segment: its run.
         pub only: Run,
-        /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too small.
+        /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too
+        /// small.
         pub reciprocal: u64,
-        /// Of a block codec: raw elements, those of a chunk, that reciprocal, and where codes and they begin in a chunk.
+        /// Of a block codec: raw elements, those of a chunk, that reciprocal, and where codes and they begin in a
+        /// chunk.
         pub raws: u64,
         pub chunk_raws: u64,
         pub raw_reciprocal: u64,
@@ -126,7 +128,7 @@ kernel_structs! {
         pub codec: Half,
         pub dst: *mut u8,
         pub way: Way,
-        /// How the ranks meet; 0: they do not.
+        /// The steps of the barrier; 0: none.
         pub steps: u32,
         pub reserved: u32,
     }
@@ -231,9 +233,10 @@ impl Reduce {
         }
     }
 
-    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 or 8 bits without errors, of one segment that is not raw and has
-    /// elements, for with them it looks at headers. It takes two payloads of 4 bits at a time, divides scales and not sums,
-    /// and does not look whether a sum is finite: what is added is below 2^108, and a finite block's numbers below 2^127.
+    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 or 8 bits without errors, of one segment that is not raw and
+    /// has elements, for with them it looks at headers. It takes two payloads of 4 bits at a time, divides scales and
+    /// not sums, and does not look whether a sum is finite: what is added is below 2^108, and a finite block's numbers
+    /// below 2^127.
     pub fn is_by_lanes(&self) -> bool {
         const MOST_PAYLOADS: u64 = 1 << 16;
         /// In which scales may be divided: `Share` of kernels/blocks_reduce.cuh.
@@ -336,9 +339,9 @@ impl Tables {
         })
     }
 
-    /// `chunks`: each has a tile, for its header is looked at. `in_rows`: errors of runs lie where they are in a row, not one
-    /// behind the other. `run`: of each of `n_runs` in turn. `lies`: of a place
-    /// of a run (a byte of bits, a block, a raw element): its chunk, where it lies, how many are left in the chunk.
+    /// `chunks`: each has a tile, for its header is looked at. `in_rows`: errors of runs lie where they are in a row,
+    /// not one behind the other. `run`: of each of `n_runs` in turn. `lies`: of a place of a run (a byte of bits, a
+    /// block, a raw element): its chunk, where it lies, how many are left in the chunk.
     fn of(
         tiling: &Tiling, chunks: Range<usize>, in_rows: bool, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),

@@ -32,7 +32,7 @@ use super::{
     plan::{self, CodecPlan, NonFinite},
 };
 
-use family::Family;
+use family::{Family, FusedKernels};
 use layout::{
     Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Half, MOST_ADDRESSES, Once, Reduce, Run, SERVER, State, Tables,
     Tile, Twice, WORKER,
@@ -164,14 +164,19 @@ impl Codec {
             torn: false,
         };
         codec.launch_on_state(queue, &ONEBIT.reset, 1, |_| ())?;
-        // Calls may come on streams that are not ordered with this one.
+        // Calls may be made on streams that are not ordered with this one.
         queue.wait()?;
         Ok(codec)
     }
 
     /// Loads the kernels that write to the memory of other ranks.
     pub fn load_for_peers(&self, queue: &mut Queue) -> Result<()> {
-        self.family.peer_module().map_or(Ok(()), |module| queue.put_into_context(module))
+        self.family.fused().map_or(Ok(()), |fused| queue.put_into_context(fused.module()))
+    }
+
+    /// Of a codec whose plan has one-shot kernels.
+    fn fused(&self) -> Result<&'static dyn FusedKernels> {
+        self.family.fused().ok_or_else(|| error!(Panic, "codec: no all-reduce in one launch"))
     }
 
     /// A queue for a call on this stream, which must be of the codec's context.
@@ -207,7 +212,7 @@ impl Codec {
         }
     }
 
-    /// A uint32 of what is known on the device: 1 once a rank did not come to an exchange.
+    /// A uint32 on the device: 1 once a rank did not arrive at an exchange.
     pub fn mark(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.memory.at(self.flags + BROKEN) as usize)
     }
@@ -250,8 +255,8 @@ impl Codec {
         }
     }
 
-    /// The barrier behind a launch that has written chunks to other ranks. A call that breaks off before it leaves this rank
-    /// one barrier behind.
+    /// The barrier behind a launch that has written chunks to other ranks. A call that breaks off before it leaves this
+    /// rank one barrier behind.
     fn barrier(&mut self, queue: &mut Queue, to: To) -> Result<()> {
         if let Some(steps) = to.steps {
             self.torn = true;
@@ -280,18 +285,18 @@ impl Codec {
             values: [ptr::null(); MOST_VALUES],
         };
         call.codec.addresses = self.pass_addresses(queue, values, &mut call.values)?;
-        self.family.one_shot(queue, plan, call)?;
+        self.fused()?.one_shot(queue, plan, call)?;
         self.pending = self.transactional;
         Ok(())
     }
 
     /// Whether `exchange_twice` does what encode, reduce and decode do, and no later.
     pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
-        self.family.fits_one_launch(self, queue, plan)
+        self.family.fused().is_some_and(|fused| fused.fits_one_launch(self, queue, plan))
     }
 
-    /// A whole all-reduce of a block codec with errors whose ranks exchange twice. `received`: this rank's chunk of every
-    /// payload; `gathered`: the reduced chunks of all.
+    /// A whole all-reduce of a block codec with errors whose ranks exchange twice. `received`: this rank's chunk of
+    /// every payload; `gathered`: the reduced chunks of all.
     pub fn exchange_twice(
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
         (to_each, received): (Way, Received), (to_all, gathered): (Way, &View<'_>),
@@ -307,7 +312,7 @@ impl Codec {
         call.reduce.way = to_all;
         call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
         (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
-        self.family.two_shot(queue, call)?;
+        self.fused()?.two_shot(queue, call)?;
         self.pending = self.transactional;
         Ok(())
     }
@@ -505,8 +510,8 @@ impl Codec {
         unsafe { queue.launch(kernel, items, &mut argument(&mut call)) }
     }
 
-    /// Where the kernels find the addresses of the segments' values: few are in `places`, which is told by 0, more in a
-    /// table on the device, which is written for this call.
+    /// Where the kernels find the addresses of the segments' values: few are in `places`, for which this gives 0, more
+    /// in a table on the device, which is written for this call.
     pub fn pass_addresses(
         &self, queue: &mut Queue, values: &[Address], places: &mut [*const u8; MOST_VALUES],
     ) -> Result<u64> {
