@@ -49,7 +49,7 @@ pub struct Parts {
 pub struct Traffic {
     /// Bytes that this rank sends to other ranks.
     pub sent: i64,
-    /// How many of them leave the node; None where ranks do not know their nodes.
+    /// How many of them leave the node; None for a communicator without nodes.
     pub between_nodes: Option<i64>,
     /// 1 or 2.
     pub exchanges: i32,
@@ -78,8 +78,8 @@ enum Program {
 }
 
 impl Program {
-    fn new(codec: &Codec, fused: Option<&dyn Fused>, buffers: &Buffers, one_launch: bool) -> Result<Self> {
-        match (buffers.can_exchange_once(), fused) {
+    fn new(codec: &Codec, buffers: &Buffers, one_launch: bool) -> Result<Self> {
+        match (buffers.can_exchange_once(), buffers.fused_launches()) {
             (true, Some(_)) => Ok(Self::FusedOnce),
             (true, None) => Ok(Self::Once(Reducers::of(codec)?)),
             (false, _) => Ok(Self::of_two_exchanges(one_launch)),
@@ -131,12 +131,14 @@ impl AllReduce {
         Ok(made)
     }
 
-    /// Bytes of each rank's buffer of peer memory for such an all-reduce, of a flat world or of the ranks of one of `nodes`
-    /// nodes.
+    /// Bytes of each rank's buffer of peer memory for such an all-reduce, of a flat world or of the ranks of one of
+    /// `nodes` nodes.
     pub fn peers_bytes(descriptor: &Descriptor<'_>, world: i32, nodes: i32) -> Result<i64> {
         let ranks = ranks_of(world)?;
-        let nodes = usize::try_from(nodes).ok().filter(|&nodes| nodes > 0);
-        let nodes = nodes.ok_or_else(|| error!(InvalidArgument, "nodes: at least 1 expected"))?;
+        let nodes = match usize::try_from(nodes) {
+            Ok(nodes @ 1..) => nodes,
+            _ => return Err(error!(InvalidArgument, "nodes: {nodes}; at least 1 expected")),
+        };
         check_results(descriptor)?;
         let block = if nodes == 1 || ranks == 1 {
             let plan = Descriptor { n_chunks: ranks * nodes, server: 0, ..*descriptor }.plan()?;
@@ -250,8 +252,8 @@ impl AllReduce {
         })
     }
 
-    /// A call within the node and between nodes, which has begun between nodes. After a failure the ranks of one level may
-    /// wait for another one than those of the other, so both are aborted.
+    /// A call within the node and between nodes, which has begun between nodes. After a failure the ranks of one level
+    /// may wait for another one than those of the other, so both are aborted.
     fn in_node(&self, node: &Node, phases: Phases, stream: Stream, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let outcome = node.begin(phases, stream).and_then(|()| work());
         let ended = match &outcome {
@@ -327,13 +329,9 @@ impl Parts {
             }
         };
         let buffers = Buffers::new(link, &codec)?;
-        link.listen_to(&codec, buffers.memory())?;
-        let fused = link.fused();
-        let one_launch = match fused {
-            Some(fused) => node.is_none() && fused.steps_once().len() == 1 && codec.fits_one_launch()?,
-            None => false,
-        };
-        let program = Program::new(&codec, fused, &buffers, one_launch)?;
+        link.report_corrupt(&codec, buffers.memory())?;
+        let one_launch = node.is_none() && buffers.fused_launches() == Some(1) && codec.fits_one_launch()?;
+        let program = Program::new(&codec, &buffers, one_launch)?;
         Ok(Self { codec, node, buffers, program, one_launch })
     }
 
@@ -536,8 +534,9 @@ impl<'a> Steps<'a> {
         }
         for &step in steps {
             // The other ranks have what they wait for; without this step this rank would be one barrier behind.
-            let come = fused.come().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
-            link.or_give_up(come)?;
+            let launched =
+                fused.arrive_all().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
+            link.or_give_up(launched)?;
         }
         Ok(())
     }
@@ -564,7 +563,7 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
     ))
 }
 
-/// What a rank tells the others of its handle: a field for all that must be alike.
+/// What a rank sends to the others about its handle: a field for each option that must be the same.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
     let Ok(parts @ Parts { codec, program, .. }) = parts else { return record };
@@ -626,7 +625,7 @@ const OPTIONS: [(&str, &[&str]); 6] = [
     ("reduction", &["GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"]),
 ];
 
-/// Checks that all ranks told the same, and says in what one did not.
+/// Checks that the records of all ranks are the same; the refusal names the first field that differs.
 fn compare(records: &Records, own: usize) -> Result<()> {
     let own = records.of(own);
     for (rank, other) in records.iter().enumerate() {

@@ -74,6 +74,8 @@ pub struct Buffers {
     memory: Block,
     /// For chunks of all ranks' payloads, and for reduced ones, if the transport has them.
     receive_slots: Option<[usize; 2]>,
+    /// How many launches an exchange takes that is part of a codec's launches, if the transport has such.
+    fused_launches: Option<usize>,
     /// The shape of all ranks' payloads, where this one can exchange whole ones.
     whole: Option<[i64; 2]>,
     /// Of the codec: set when a rank is lost. An address as a number, to be shared.
@@ -122,8 +124,20 @@ impl Buffers {
         let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
         let staging = link.staging(&mut queue, block)?;
-        let (payload, payloads, chunk) = ([world * stride], [world, stride], [stride]);
-        Ok(Self { device, memory, receive_slots, others, whole, error_flag, world, staging, payload, payloads, chunk })
+        Ok(Self {
+            device,
+            memory,
+            receive_slots,
+            fused_launches: fused.map(|fused| fused.steps_once().len()),
+            whole,
+            error_flag,
+            world,
+            others,
+            staging,
+            payload: [world * stride],
+            payloads: [world, stride],
+            chunk: [stride],
+        })
     }
 
     /// Bytes of a chunk.
@@ -133,6 +147,11 @@ impl Buffers {
 
     pub fn memory(&self) -> &Block {
         &self.memory
+    }
+
+    /// How many launches an exchange takes that is part of a codec's launches; None: exchanges are no part of them.
+    pub fn fused_launches(&self) -> Option<usize> {
+        self.fused_launches
     }
 
     /// Memory that exchanges of these buffers need besides.

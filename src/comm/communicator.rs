@@ -78,7 +78,8 @@ impl Communicator {
     /// For a call that exchanges: one at a time, also over the communicators that share a transport with this one. COMM
     /// once this was aborted, or a part of it: over the other one the others may wait for this rank.
     pub(super) fn enter(&self) -> Result<Call<'_>> {
-        self.links().try_for_each(Link::check_aborted).inspect_err(|_| self.give_up())?;
+        let rank = self.rank();
+        self.links().try_for_each(|link| link.check_aborted(rank)).inspect_err(|_| self.give_up())?;
         let mut links = [None, None];
         for (place, link) in links.iter_mut().zip(self.links()) {
             *place = Some(link.enter()?);
@@ -96,8 +97,9 @@ impl Communicator {
 
     /// Failures that are known, without waiting.
     pub fn async_error(&self) -> Result<()> {
-        self.links().try_for_each(Link::check_aborted)?;
-        self.links().try_for_each(Link::async_error)
+        let rank = self.rank();
+        self.links().try_for_each(|link| link.check_aborted(rank))?;
+        self.links().try_for_each(|link| link.async_error(rank))
     }
 
     /// Whether exchanges may go on for ever, so that their memory must not be freed.
@@ -105,7 +107,7 @@ impl Communicator {
         self.links().any(|link| link.transport.may_hang())
     }
 
-    /// This rank will not come to the exchange that the others may be waiting in.
+    /// This rank leaves out the exchange that the others may be waiting in.
     pub(super) fn give_up(&self) {
         self.links().for_each(|link| link.transport.give_up());
     }

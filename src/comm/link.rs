@@ -76,29 +76,30 @@ impl Link {
         self.transport.abort()
     }
 
-    /// COMM once it was aborted.
-    pub fn check_aborted(&self) -> Result<()> {
+    /// COMM once it was aborted. `rank`: this rank in the communicator that the caller passed.
+    pub fn check_aborted(&self, rank: usize) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) {
-            return Err(error!(Comm, "communicator: was aborted on rank {}", self.rank));
+            return Err(error!(Comm, "communicator: was aborted on rank {rank}"));
         }
         Ok(())
     }
 
-    pub fn async_error(&self) -> Result<()> {
-        self.check_aborted()?;
-        self.transport.lost_rank()?; // which is why later exchanges fail
-        self.failures.check(self.rank)?;
+    /// `rank`: as for `check_aborted`.
+    pub fn async_error(&self, rank: usize) -> Result<()> {
+        self.check_aborted(rank)?;
+        self.transport.lost_rank(rank)?; // which is why later exchanges fail
+        self.failures.check(rank)?;
         // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
         let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         if reported != 0 {
-            return Err(corrupt(self.rank));
+            return Err(corrupt(rank));
         }
-        self.transport.async_error()
+        self.transport.async_error(rank)
     }
 
-    /// Lets `async_error` know when a codec on a GPU finds something corrupt. On the CPU the calls themselves say so.
+    /// Makes `async_error` report what a codec on a GPU finds corrupt. On the CPU the calls themselves return it.
     /// `memory`: on the codec's device.
-    pub fn listen_to(&self, codec: &Codec, memory: &Block) -> Result<()> {
+    pub fn report_corrupt(&self, codec: &Codec, memory: &Block) -> Result<()> {
         let Queue::Cuda(mut queue) = memory.queue(Stream::LEGACY)? else { return Ok(()) };
         if self.report.get().is_none() {
             // One call is in here at a time, so no other one sets it meanwhile.
@@ -112,8 +113,8 @@ impl Link {
         if self.world > 1 { self.transport.fused() } else { None }
     }
 
-    /// Before the first of a call's launches. Rejects a stream that is being captured where threads of the host wait for
-    /// each other.
+    /// Before the first of a call's launches. Rejects a stream that is being captured where threads of the host wait
+    /// for each other.
     pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
         self.check_capture(queue)?;
         self.transport.begin(queue, phases)
@@ -143,7 +144,7 @@ impl Link {
         self.failures.note(outcome)
     }
 
-    /// Remembers a failure of a step that the others may be waiting for, and tells them.
+    /// Remembers a failure of a step that the others may be waiting for, and ends their wait.
     pub fn or_give_up<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.is_err() && self.world > 1 {
             self.transport.give_up();
@@ -166,7 +167,7 @@ impl Link {
         if self.world == 1 {
             return Ok(exchange.send);
         }
-        self.failures.note(self.check_aborted().and_then(|()| match staging {
+        self.failures.note(self.check_aborted(self.rank).and_then(|()| match staging {
             None => self.transport.exchange(exchange),
             Some(staging) => self.exchange_on_host(exchange, staging),
         }))
@@ -198,9 +199,9 @@ impl Link {
             all[0] = *own;
             return Ok(());
         }
-        let gathered = self.check_aborted().and_then(|()| self.transport.all_gather_records(own, all));
+        let gathered = self.check_aborted(self.rank).and_then(|()| self.transport.all_gather_records(own, all));
         // What arrives while the communicator is aborted is nothing that a rank has sent.
-        self.failures.note(self.check_aborted().and(gathered))
+        self.failures.note(self.check_aborted(self.rank).and(gathered))
     }
 }
 

@@ -1,4 +1,5 @@
-//! What ranks of a node exchange: their values, each rank's part of which is summed up by that rank, and reduced chunks.
+//! What ranks of a node exchange: their values, each rank's part of which is summed up by that rank, and reduced
+//! chunks.
 //!
 //! ```text
 //!     values      pack: a block for each rank     all_to_all     sum: this rank's part, float32
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 use crate::{
     codec::{
-        ops::{Codec, Node as Sums},
+        ops::{Codec, NodeSums},
         plan::CodecPlan,
     },
     cuda::Stream,
@@ -31,8 +32,9 @@ use super::{
 /// The part of an all-reduce over nodes that happens within this node.
 pub struct Node {
     link: Arc<Link>,
-    sums: Sums,
-    /// The blocks that are sent, and later what is gathered; the blocks that are received; the sums; this rank's chunks.
+    sums: NodeSums,
+    /// The blocks that are sent, and later what is gathered; the blocks that are received; the sums; this rank's
+    /// chunks.
     memory: Block,
     /// Where the last three begin.
     received: usize,
@@ -47,11 +49,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// `whole`: all elements, a chunk for each rank of the node. `codec`: of this rank's part, which it exchanges between
+    /// `whole`: all elements, a chunk for each rank of the node. `codec`: of this rank's part, which it exchanges
+    /// between
     /// `nodes` nodes.
     pub fn new(link: Arc<Link>, whole: CodecPlan, nodes: usize, codec: &Codec) -> Result<Self> {
         let (device, ranks) = (codec.device(), link.world as i64);
-        let sums = Sums::new(whole, nodes, link.rank, codec)?;
+        let sums = NodeSums::new(whole, nodes, link.rank, codec)?;
         let plan = sums.plan();
         let (block, gathered) = (plan.block_bytes, plan.gathered_bytes);
         let largest = plan.largest_block();
@@ -87,19 +90,12 @@ impl Node {
         rows.extend(sums.whole().plan().workers.iter().map(|run| run.row));
         let [received, summed, own, _] = ends;
         let node = Self { link, sums, memory, received, summed, own, staging, device, shapes, rows };
-        // What fills up the chunks of a smaller part is sent as it is.
-        node.clear_own(&mut queue)?;
-        Ok(node)
-    }
-
-    fn clear_own(&self, queue: &mut Queue) -> Result<()> {
-        let bytes = self.sums.plan().gathered_bytes as usize;
-        match queue {
-            // SAFETY: the last `bytes` bytes of the memory, which is new.
-            Queue::Cpu => unsafe { self.at(self.own).write_bytes(0, bytes) },
-            Queue::Cuda(_) => {} // whose memory begins as zeros
+        if device == Device::Cpu {
+            // The padding of a smaller part's chunks is sent as it is. Memory of a GPU begins as zeros.
+            // SAFETY: the last `gathered` bytes of the memory, which is new.
+            unsafe { node.at(own).write_bytes(0, gathered as usize) };
         }
-        Ok(())
+        Ok(node)
     }
 
     /// The codec of all elements, which checks what a caller passes.
@@ -131,8 +127,8 @@ impl Node {
         self.link.end(Ok(()), self.memory.queue(stream), phases)
     }
 
-    /// Sums up this rank's part of the values of all ranks of the node. `codec`: of the part, whose next encode adds flags
-    /// that were met here to its own.
+    /// Sums up this rank's part of the values of all ranks of the node. `codec`: of the part, whose next encode adds
+    /// the flags found here to its own.
     pub fn sum<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>, codec: &Codec,
         stream: Stream,
@@ -143,14 +139,14 @@ impl Node {
         // SAFETY: the memory has a block for each part; the call that has entered the communicator alone uses it.
         let packed = unsafe { View::of_memory(&Name::new("blocks"), self.device, Dtype::U8, &blocks, send) };
         self.sums.pack(values, factor, &packed, stream)?;
-        let came = self.exchange(Pattern::AllToAll, (send, received), bytes, codec, stream)?.cast_mut();
+        let received = self.exchange(Pattern::AllToAll, (send, received), bytes, codec, stream)?.cast_mut();
         // SAFETY: a block of each rank.
-        let came = unsafe { View::of_memory(&Name::new("blocks"), self.device, Dtype::U8, &blocks, came) };
+        let received = unsafe { View::of_memory(&Name::new("blocks"), self.device, Dtype::U8, &blocks, received) };
         let elements = [self.sums.plan().own_part().elements];
         // SAFETY: the memory has room for the sums.
         let sums =
             unsafe { View::of_memory(&Name::new("sums"), self.device, Dtype::F32, &elements, self.at(self.summed)) };
-        self.sums.sum(&came, &sums, codec, stream)
+        self.sums.sum(&received, &sums, codec, stream)
     }
 
     /// The sums, a tensor for each segment.
@@ -179,16 +175,16 @@ impl Node {
             Queue::Cuda(queue) => unsafe { queue.copy(own, reduced.data(), bytes) }?,
         }
         let gathered = self.sums.plan().gathered_bytes;
-        let came = self.exchange(Pattern::AllGather, (own, self.at(0)), gathered, codec, stream)?;
+        let received = self.exchange(Pattern::AllGather, (own, self.at(0)), gathered, codec, stream)?;
         let mut shape = [0];
         let payload_of = |part: usize, shape: &mut [i64; 1]| {
             shape[0] = self.parts()[part].payload_bytes();
-            came.wrapping_add(part * gathered as usize).cast_mut()
+            received.wrapping_add(part * gathered as usize).cast_mut()
         };
         let mut outcome = Ok(());
         for part in 0..self.parts().len() {
             let at = payload_of(part, &mut shape);
-            // SAFETY: what was gathered has the payload of each part; nobody writes to it until the next call.
+            // SAFETY: what was gathered has the payload of each part; nothing writes to it until the next call.
             let payload = unsafe { View::of_memory(&Name::of_item("part", part), self.device, Dtype::U8, &shape, at) };
             outcome = outcome.and(self.sums.check(part, &payload, codec));
         }

@@ -443,7 +443,8 @@ def test_a_failure_of_either_is_one_of_the_whole(where, name):
             same(one.array, before, "a call that failed")
             lib.gc_allreduce_free(handle)
         for rank, comm in enumerate(world.comms):
-            assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), "rank"), last_error()
+            # Its number in the world, not in a part.
+            assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), f"rank {rank}"), last_error()
             assert [lib.gc_comm_async_error(part) for part in world.parts(rank)] == [Status.COMM] * 2  # aborted, both
 
 

@@ -1357,6 +1357,12 @@ def test_buffers_of_all_reduces_that_cannot_be_are_minus_one(options, world, wor
     assert is_sentence(last_error()) and says(last_error(), *words), last_error()
 
 
+@pytest.mark.parametrize("nodes", [0, -3])
+def test_buffers_of_no_node_are_minus_one(nodes):
+    assert lib.gc_allreduce_peers_bytes(ctypes.byref(of_int8()), 2, nodes) == -1
+    assert is_sentence(last_error()) and says(last_error(), "nodes", nodes), last_error()
+
+
 def test_the_last_error_is_the_threads_own_and_success_leaves_it_alone():
     assert lib.gc_chunk_bytes(-77, 1) == -1
     mine = last_error()

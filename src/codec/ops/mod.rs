@@ -89,7 +89,7 @@ macro_rules! to_destination {
 // Behind the macros, one of which it uses.
 mod reducers;
 
-pub use node::Node;
+pub use node::NodeSums;
 pub use reducers::Reducers;
 
 impl Codec {
@@ -175,7 +175,8 @@ impl Codec {
         }
     }
 
-    /// Where an exchange on a card says that a rank did not come: what was received is NaN then. NULL on the CPU.
+    /// The flag that an exchange on a GPU sets when a rank did not arrive: what was received is NaN then. NULL on the
+    /// CPU.
     pub fn mark(&self) -> Result<*mut u8> {
         Ok(match &self.enter()?.backend {
             Backend::Cpu(_) => std::ptr::null_mut(),
@@ -231,8 +232,8 @@ impl Codec {
     }
 
     /// Over peer memory, an all-reduce of ranks that exchange twice. `chunks`: what this rank receives of the payloads,
-    /// and `reduced` of reduced chunks. `values`: as for `check_outputs`, which has looked at them, and `check_inputs` at
-    /// the factors.
+    /// and `reduced` of reduced chunks. `values`: as for `check_outputs`, which has looked at them, and `check_inputs`
+    /// at the factors.
     pub fn exchange_twice<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
         (to_each, chunks): (peers::Way, &View<'_>), (to_all, reduced): (peers::Way, &View<'_>), stream: Stream,

@@ -18,7 +18,7 @@ use crate::{
 use super::{Backend, Codec};
 
 /// The computations of a rank for its node.
-pub struct Node {
+pub struct NodeSums {
     plan: NodePlan,
     /// Of all elements: for its checks and its addresses.
     whole: Codec,
@@ -28,7 +28,7 @@ pub struct Node {
     tables: Option<cuda::nodes::Tables>,
 }
 
-impl Node {
+impl NodeSums {
     /// `whole`: all elements, a chunk for each rank of the node. `codec`: of this rank's part.
     pub fn new(whole: CodecPlan, nodes: usize, own: usize, codec: &Codec) -> Result<Self> {
         let device = codec.device();
@@ -77,7 +77,8 @@ impl Node {
         }
     }
 
-    /// Adds the blocks of all ranks of the node, to float32. The next encode of `codec` adds what was met to its flags.
+    /// Adds the blocks of all ranks of the node, to float32. The next encode of `codec` adds the flags found here to
+    /// its own.
     pub fn sum(&self, received: &View<'_>, sums: &View<'_>, codec: &Codec, stream: Stream) -> Result<()> {
         self.check_blocks(received)?;
         check_elements(sums, self.plan.own_part().elements)?;

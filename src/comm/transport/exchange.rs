@@ -13,12 +13,13 @@ use crate::{
     ffi::error::Result,
 };
 
-/// A way to the other ranks. One call at a time exchanges; `abort`, `async_error` and `may_hang` may be called beside it.
+/// A way to the other ranks. One call at a time exchanges; `abort`, `async_error` and `may_hang` may be called beside
+/// it.
 pub trait Transport: Send + Sync {
     /// This rank, and how many ranks there are.
     fn place(&self) -> (usize, usize);
 
-    /// Exchanges blocks, and returns where the received ones lie. Blocks until the other ranks come, if it has to.
+    /// Exchanges blocks, and returns where the received ones lie. Waits for the other ranks, if it has to.
     fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8>;
 
     /// The bootstrap all-gather: 64 bytes of each rank, by rank. Waits for it.
@@ -40,7 +41,7 @@ pub trait Transport: Send + Sync {
     /// where the transport can, on the other ranks.
     fn abort(&self) -> Result<()>;
 
-    /// This rank will not come to the exchange that the others may be waiting in: tells them, where the transport can.
+    /// This rank leaves out the exchange that the others may be waiting in: ends their wait, where the transport can.
     fn give_up(&self);
 
     /// A call broke off after an exchange: a transport that counts exchanges is out of step from now on.
@@ -51,14 +52,14 @@ pub trait Transport: Send + Sync {
         Ok(())
     }
 
-    /// Failures that it knows of. Never waits.
-    fn async_error(&self) -> Result<()> {
+    /// A failure since the last call. Never waits. `rank`: this rank's number for the message.
+    fn async_error(&self, _rank: usize) -> Result<()> {
         Ok(())
     }
 
-    /// A lost rank, which is why later exchanges fail: TIMEOUT if it did not come in time, COMM if it aborted. Never
-    /// waits.
-    fn lost_rank(&self) -> Result<()> {
+    /// A lost rank, which makes later exchanges fail: TIMEOUT if it did not arrive in time, COMM if it aborted. Never
+    /// waits. `rank`: this rank's number for the message.
+    fn lost_rank(&self, _rank: usize) -> Result<()> {
         Ok(())
     }
 
@@ -108,11 +109,11 @@ pub trait Fused {
     /// For whole payloads of `bytes` bytes of calls that exchange once, if there is room.
     fn once(&self, bytes: i64) -> Option<Once>;
 
-    /// What the launches of such a call do; `come` lies between two.
+    /// What the launches of such a call do; `arrive_all` is called between two.
     fn steps_once(&self) -> &'static [Steps];
 
     /// Waits on the host until all ranks of this process have launched the first step.
-    fn come(&self) -> Result<()>;
+    fn arrive_all(&self) -> Result<()>;
 }
 
 /// How long a rank waits for the others: what the caller says, or 10 minutes for 0.

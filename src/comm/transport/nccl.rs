@@ -119,8 +119,8 @@ impl Shared {
     fn abort(&self) -> Result<()> {
         let _entered = InPrimary::enter(self.device)?;
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: ours, and nobody uses it any more: all who enter see that it is aborted. Errors are ignored: there is
-        // no caller left to return them to.
+        // SAFETY: ours, and nothing uses it any more: all who enter see that it is aborted. Errors are ignored: there
+        // is no caller left to return them to.
         unsafe { (self.library.functions.ncclCommAbort)(self.comm) };
         Ok(())
     }
@@ -137,7 +137,7 @@ extern "C" fn abort_shared(shared: *mut c_void) -> *mut c_void {
 }
 
 impl Nccl {
-    /// What all ranks of a new world are to be told by the caller.
+    /// What the caller passes to all ranks of a new world.
     ///
     /// # Safety
     /// `handle` is NULL or came from dlopen, and is open.
@@ -331,11 +331,12 @@ impl Transport for Nccl {
     }
 
     /// What has gone wrong since, without waiting.
-    fn async_error(&self) -> Result<()> {
-        self.shared.async_error(self.rank)
+    fn async_error(&self, rank: usize) -> Result<()> {
+        self.shared.async_error(rank)
     }
 
-    /// Whether NCCL was aborted, or its owner is to do so, or was waited for too long: when its kernels end is not known.
+    /// Whether NCCL was aborted, or its owner is to do so, or was waited for too long: when its kernels end is not
+    /// known.
     fn may_hang(&self) -> bool {
         self.hangs.load(Ordering::Relaxed) || self.shared.library.aborted.load(Ordering::Acquire)
     }
@@ -364,7 +365,7 @@ impl Transport for Nccl {
         Ok(())
     }
 
-    /// NCCL has no way to tell the others.
+    /// NCCL has no function that ends the wait of the others.
     fn give_up(&self) {}
 }
 
@@ -391,8 +392,8 @@ impl Drop for Nccl {
         let Ok(_entered) = InPrimary::enter(*device) else { return };
         let Functions { ncclCommDestroy, ncclCommAbort, .. } = library.functions;
         // What failed may never end, and destroying it would wait for that.
-        let broken = self.broken.load(Ordering::Relaxed) || self.async_error().is_err();
-        // SAFETY: ours, and nobody uses it any more. Errors are ignored: there is no caller left to return them to.
+        let broken = self.broken.load(Ordering::Relaxed) || self.async_error(self.rank).is_err();
+        // SAFETY: ours, and nothing uses it any more. Errors are ignored: there is no caller left to return them to.
         unsafe { if broken { ncclCommAbort(*comm) } else { ncclCommDestroy(*comm) } };
     }
 }

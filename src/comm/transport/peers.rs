@@ -33,7 +33,7 @@ pub struct Peers {
     arrivals: Option<Arc<Rendezvous>>,
     /// An exchange was not enqueued as a whole: the others count one more.
     broken: AtomicBool,
-    /// A rank of this process did not come.
+    /// A rank of this process did not arrive.
     peer_lost: AtomicBool,
 }
 
@@ -53,8 +53,8 @@ pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
     memory::buffer_bytes(ranks as u64, block as u64).and_then(|bytes| i64::try_from(bytes).ok())
 }
 
-/// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element, which
-/// are larger than the records of a bootstrap.
+/// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element,
+/// which are larger than the records of a bootstrap.
 pub fn least_buffer_bytes(ranks: usize) -> i64 {
     buffer_bytes(ranks, LEAST_STRIDE).unwrap_or(i64::MAX)
 }
@@ -188,7 +188,7 @@ impl Peers {
         self.barrier_of(queue, std::ptr::null_mut())?;
         self.memory.read(queue, Area::AllGather, all.as_flattened_mut())?;
         self.end_on(queue, Phases::AllGather)?;
-        self.lost_rank()
+        self.lost_rank(self.rank)
     }
 }
 
@@ -220,7 +220,7 @@ impl Transport for Peers {
         gathered
     }
 
-    /// Ends the meetings of all ranks, whether they wait by now or come later.
+    /// Ends the barriers of all ranks, those in which ranks wait and later ones.
     fn abort(&self) -> Result<()> {
         if let Some(arrivals) = &self.arrivals {
             arrivals.abort();
@@ -233,7 +233,7 @@ impl Transport for Peers {
     fn give_up(&self) {
         self.broken.store(true, Ordering::Relaxed);
         match &self.arrivals {
-            Some(arrivals) if self.memory.was_ended() => arrivals.abort(), // which this GPU has heard, and others may not have
+            Some(arrivals) if self.memory.was_ended() => arrivals.abort(), // the others may not have the abort flag yet
             Some(arrivals) => arrivals.give_up(),
             None => {}
         }
@@ -267,21 +267,16 @@ impl Transport for Peers {
         }
     }
 
-    fn lost_rank(&self) -> Result<()> {
+    fn lost_rank(&self, rank: usize) -> Result<()> {
         // Read the timeout flag before the abort flag, so that an abort is not reported as a timeout.
         let is_late = self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed);
         if self.memory.was_ended() {
-            return Err(error!(
-                Comm,
-                "communicator: a rank has aborted it over peer memory, as rank {} has heard", self.rank
-            ));
+            return Err(error!(Comm, "communicator: a rank has aborted it over peer memory, as rank {rank} has heard"));
         }
         if is_late {
             return Err(error!(
                 Timeout,
-                "communicator: rank {} waited {} ms over peer memory for a rank that did not come",
-                self.rank,
-                self.timeout_ms
+                "communicator: rank {rank} waited {} ms over peer memory for a rank that did not come", self.timeout_ms
             ));
         }
         Ok(())
@@ -327,7 +322,7 @@ impl Fused for Peers {
         if self.arrivals.is_some() { &[Steps::Speak, Steps::Listen] } else { &[Steps::Both] }
     }
 
-    fn come(&self) -> Result<()> {
+    fn arrive_all(&self) -> Result<()> {
         self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait_for(arrivals))
     }
 }
@@ -344,7 +339,7 @@ impl Drop for Peers {
         // Only then is it known how that has ended.
         self.memory.settle();
         if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {
-            // A rank that comes late, or has not found out yet, writes there.
+            // A rank that arrives late, or has not seen the failure yet, writes there.
             self.memory.keep();
         }
     }
