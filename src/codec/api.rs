@@ -342,7 +342,7 @@ pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
     boundary(|| {
-        // SAFETY: `codec` is NULL or a codec that nobody uses any more.
+        // SAFETY: `codec` is NULL or a codec that nothing uses any more.
         unsafe { handle::release(codec) };
         Ok(())
     });

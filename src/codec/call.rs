@@ -44,7 +44,7 @@ pub struct Decoding<'a> {
     pub behind_ours: bool,
 }
 
-/// Whether a commit takes a step back although nothing was met that is not finite.
+/// Whether a commit takes a step back although every number was finite.
 pub enum Skip<'a> {
     Never,
     Always,
@@ -52,8 +52,8 @@ pub enum Skip<'a> {
     If(&'a View<'a>),
 }
 
-/// Which rows of errors become those of a rank: fl(fl(sum / divisor_of_sum) * factor), where the sum begins with `start`, to
-/// which fl(row / divisor) is added for each row in order.
+/// Which rows of errors become those of a rank: fl(fl(sum / divisor_of_sum) * factor), where the sum begins with
+/// `start`, to which fl(row / divisor) is added for each row in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rows {
     /// The number of the first one.

@@ -17,7 +17,7 @@ use super::{
 };
 
 impl Communicator {
-    /// Of nodes. Every rank comes here, with what went wrong before, if that did. One node, or nodes of one rank, make a
+    /// Over nodes. Every rank calls this, with its earlier error, if it has one. One node, or nodes of one rank, make a
     /// flat communicator.
     pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
         let mut links = None;
@@ -54,7 +54,7 @@ impl Communicator {
 
 const SUBJECT: Subject = Subject::Hierarchical;
 
-/// Every rank comes here, with what went wrong before, if that did. An exchange that fails is an error; what all ranks
+/// Every rank calls this, with its earlier error, if it has one. An exchange that fails is an error; what all ranks
 /// refuse is one within. Whatever goes wrong, the others wait: so every rank takes part in every exchange.
 fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<()>> {
     let mut outcome = so_far;
@@ -86,8 +86,9 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     let refusal = |rank: usize, why: &str| Err(error!(InvalidArgument, "intra_node: rank {rank} {why}"));
     let unequal = told.iter().find(|one| one.word(1) != 0);
     if unequal.is_none() && here.iter().any(|record| Hello::of(record).inter.is_none()) {
-        // All ranks of this node know it. Those with that rank's number on other nodes wait in vain, so that nobody can go
-        // on; the others of those nodes are told. (A node with more ranks than another has ranks that nobody waits for.)
+        // All ranks of this node have this record. The ranks with that rank's number on other nodes wait in vain, so no
+        // rank can continue: give_up() ends the wait of the others. (In a node with more ranks than another one, no
+        // rank waits for the additional ones.)
         inter.into_iter().for_each(Communicator::give_up);
         return Ok(outcome);
     }
@@ -131,7 +132,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     Ok(outcome)
 }
 
-/// What a rank tells its node.
+/// What a rank sends to the ranks of its node.
 struct Hello {
     /// Its number among the nodes that it reaches, and how many these are.
     inter: Option<(usize, usize)>,
@@ -153,7 +154,7 @@ impl Hello {
     }
 }
 
-/// What a rank tells those with its number on other nodes.
+/// What a rank sends to the ranks with its number on other nodes.
 struct Greeting {
     /// On its node, and how many ranks that has.
     rank: usize,

@@ -32,14 +32,14 @@ use super::{
 const NOTHING: Bytes = [0; record::BYTES];
 
 impl Communicator {
-    /// Over peer memory that is allocated and found over another communicator. Every rank comes here.
+    /// Over peer memory that is allocated and found over another communicator. Every rank calls this.
     pub fn open_peers(bootstrap: &Self, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Self> {
         let _call = bootstrap.enter()?;
         open(bootstrap, device, bytes, timeout_ms).map(Self::over)
     }
 }
 
-/// Every rank of the bootstrap comes here, with a device or with what went wrong before it had one.
+/// Every rank of the bootstrap calls this, with a device or with the error that it has instead.
 fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
     let rank = bootstrap.rank();
     // Whatever goes wrong here, the others wait.
@@ -53,7 +53,7 @@ fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms
     let greetings = Greeting::all(&records, rank)?;
     let timeout_ms = timeout(timeout_ms);
     let reached = opening.reach_all(bootstrap, &greetings, timeout_ms);
-    // Who has not heard of the others cannot tell whether they have its buffer mapped, and write to it.
+    // Without the records of the others it is unknown whether they have mapped this buffer and write to it.
     opening.keep_if(reached.is_err());
     let (mut way, arrivals) = reached??;
     way.take(opening.into_inner().buffer);
@@ -83,7 +83,7 @@ impl Opening {
         Greeting { bytes: self.bytes, host, process, identity: self.identity }
     }
 
-    /// The way to the others, if all ranks can reach each other: otherwise what is wrong, once nobody has this rank's
+    /// The memory of the others, if all ranks can reach each other: otherwise the error, once no rank has this rank's
     /// buffer mapped any more. It fails if the bootstrap does.
     fn reach_all(
         &self, bootstrap: &Communicator, greetings: &[Greeting], timeout_ms: u32,
@@ -147,7 +147,7 @@ impl Opening {
     }
 }
 
-/// What a rank tells of itself.
+/// What a rank sends about itself.
 struct Greeting {
     bytes: u64,
     /// Of this node since it was started, and of this process on whichever node.
@@ -172,7 +172,7 @@ impl Greeting {
         Self { bytes, host: record.small(), process, identity: Identity { uuid, address, context } }
     }
 
-    /// Those of all ranks, which want the same.
+    /// Of all ranks, if their options are the same.
     fn all(records: &Records, own: usize) -> Result<ArrayVec<Self, MOST_RANKS>> {
         let (mut greetings, own) = (ArrayVec::new(), Self::of(records.of(own)));
         for (rank, record) in records.iter().enumerate() {
@@ -194,7 +194,7 @@ impl Greeting {
     }
 }
 
-/// Numbers that tell this node, since it was started, and this process from all others.
+/// Numbers by which this node, since it was started, and this process differ from all others.
 fn this_process() -> (u32, u64) {
     static RANDOM: OnceLock<u64> = OnceLock::new();
     let random = RANDOM.get_or_init(|| RandomState::new().build_hasher().finish());

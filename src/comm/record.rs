@@ -1,4 +1,4 @@
-//! What ranks tell each other when something is created over a communicator: 64 bytes of each.
+//! What ranks send to each other when something is created over a communicator: 64 bytes of each.
 //!
 //! ```text
 //!     0       2         3        4      8       12      16                64

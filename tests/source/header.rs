@@ -1,5 +1,6 @@
-//! The headers are generated from src/capi.rs and the sources named `api`, and tests/source/signatures.rs from tests/abi/functions.h. They are
-//! checked in: this compares. `make header` runs it with GRADCODEC_WRITE set, and then it writes instead.
+//! The headers are generated from src/capi.rs and the sources named `api`, and tests/source/signatures.rs from
+//! tests/abi/functions.h. They are checked in: this compares. `make header` runs it with GRADCODEC_WRITE set: then it
+//! writes instead.
 
 use std::{fs, path::Path, process::Command, sync::OnceLock};
 

@@ -2,7 +2,7 @@
 //!
 //! - `operations`: encode, reduce and decode; `family`: the part of them that differs between the two families of codecs;
 //! - `bits`: ONEBIT and SIGN; `blocks`: all other codecs;
-//! - `numbers`: element types; `sum`: sums and the scale; `sources`: where the elements of a tile come from;
+//! - `numbers`: element types; `sum`: sums and the scale; `sources`: the sources of a tile's elements;
 //! - `tiles`, `halves`: how elements are shared out to threads;
 //! - `chunks`: the frames of chunks; `inputs`: chunks that are reduced; `state`: the state, out and in.
 
@@ -61,10 +61,10 @@ pub struct Codec {
     server: Half,
     /// Whether a step has begun that is neither committed nor taken back, even one that wrote nothing.
     begun: bool,
-    /// What was met since the flags were last taken, and since the last commit.
+    /// The flags set since they were last taken, and since the last commit.
     flags: u32,
     since_commit: u32,
-    /// What was met in the values of the next encode before they were summed up.
+    /// The flags of the values of the next encode before they were summed up.
     found: u32,
     /// Of the last encode.
     scales: Vec<f32>,

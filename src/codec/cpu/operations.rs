@@ -60,9 +60,9 @@ impl Codec {
         Ok(())
     }
 
-    /// The first half of `reduce`: writes the mean (or sum) of `chunks`, one per payload, or the majority as +1 and -1, to
-    /// the parts of a shard, an address per segment. If a chunk is corrupt, nothing is written. `room`: for a chunk. The
-    /// state is only read.
+    /// The first half of `reduce`: writes the mean (or sum) of `chunks`, one per payload, or the majority as +1 and -1,
+    /// to the parts of a shard, an address per segment. If a chunk is corrupt, nothing is written. `room`: for a chunk.
+    /// The state is only read.
     pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
         let family = self.family;
@@ -129,7 +129,7 @@ impl Codec {
         self.raise(flags);
     }
 
-    /// Marks `dst` as made of a corrupt chunk. A step has begun all the same: the host of a GPU cannot know better.
+    /// Marks `dst` as made of a corrupt chunk. A step has begun all the same: the host of a GPU cannot see it earlier.
     fn refuse(&mut self, plan: &CodecPlan, number: usize, dst: &View<'_>, failure: Error) -> Error {
         for index in 0..plan.server_chunks {
             let chunk = chunk_of(plan, dst, index);

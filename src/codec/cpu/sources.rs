@@ -1,4 +1,4 @@
-//! Where the elements of a tile come from: what each operation makes c of.
+//! The sources of a tile's elements: what each operation makes c of.
 //!
 //! All of it is inlined into the functions of `kernels`, which have the instructions of a set.
 
@@ -14,19 +14,20 @@ use super::sum::{UNIT_ELEMENTS, Unit};
 /// The highest magnitude of a finite number, as an integer.
 pub const FINITE: u32 = 0x7f7f_ffff;
 
-/// Where the elements of a tile, c, come from.
+/// The source of a tile's elements, c.
 pub trait Source: Sync {
     /// What c^ is kept as.
     type Kept: Number;
 
-    /// Writes c of `count` elements from number `first` of the tile, a multiple of 1024. Tells whether something was
-    /// met that is not finite and does not show in c.
+    /// Writes c of `count` elements from number `first` of the tile, a multiple of 1024. Returns whether
+    /// something is not finite and does not show in c.
     ///
     /// # Safety
     /// These elements are in the memory that this was made of.
     unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool;
 
-    /// Asks for the memory of a part, one of [`PARTS`], of the unit that begins with an element, which need not be there.
+    /// Asks for the memory of a part, one of [`PARTS`], of the unit that begins with an element, which need not be
+    /// there.
     #[inline(always)]
     fn ask_for(&self, _first: usize, _part: usize) {}
 }

@@ -108,7 +108,7 @@ pub fn partials(tiles: usize) -> Result<Vec<AtomicU64>> {
     Ok(partials)
 }
 
-/// Something that any thread may have met.
+/// A flag that any thread may set.
 #[derive(Default)]
 pub struct Met(AtomicBool);
 

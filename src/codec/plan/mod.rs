@@ -34,7 +34,7 @@ pub use sizes::{ALIGNMENT, HEADER};
 pub const UNIT: i64 = 1024;
 
 /// Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
-/// A rank whose version has another number here tells at creation whether it can; if one cannot, all exchange twice.
+/// A rank whose version has another number here sends at creation whether it can; if one cannot, all exchange twice.
 const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
 
 /// The same between two ranks on CUDA. They send as many bytes in one exchange as in two; more ranks would send more.
@@ -289,7 +289,7 @@ pub struct CodecPlan {
     pub workers: Vec<Run>,
     /// The chunk that is reduced, if one is.
     pub server: Option<usize>,
-    /// How many are from there on: 1, or all of a block codec, whose blocks know nothing of chunks.
+    /// How many are from there on: 1, or all of a block codec, whose blocks do not depend on chunks.
     pub server_chunks: usize,
     /// Their parts, chunk by chunk, of segments that have elements there.
     pub servers: Vec<Run>,

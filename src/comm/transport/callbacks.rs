@@ -50,7 +50,7 @@ unsafe impl Sync for Callbacks {}
 impl Callbacks {
     /// # Safety
     /// The functions may be called with `ctx` on any thread, one at a time, as long as this lives; they do what their
-    /// names say with as many bytes as they are told, and nothing unwinds out of them.
+    /// names say with the number of bytes that they are passed, and nothing unwinds out of them.
     pub unsafe fn new(
         (rank, world): (i32, i32), ctx: *mut c_void, all_to_all: Callback, all_gather: Callback, host: bool,
     ) -> Result<Self> {
@@ -80,7 +80,7 @@ impl Transport for Callbacks {
         Ok(())
     }
 
-    /// The caller's engine knows, or bounds its waiting.
+    /// The caller's functions end their waiting themselves.
     fn give_up(&self) {}
 
     fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {

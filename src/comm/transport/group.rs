@@ -34,7 +34,7 @@ struct Round {
     posted: usize,
     taken: usize,
     left: usize,
-    /// A rank that comes no more.
+    /// A rank that will not call again.
     gone: Option<usize>,
 }
 
@@ -203,7 +203,7 @@ impl Member {
         held_up
     }
 
-    /// Counts this rank, and waits until all are counted. All are in this round, so none of them fails to come.
+    /// Counts this rank, and waits until all are counted. All are in this round, so each of them arrives.
     fn arrive(&self, count: impl Fn(&mut Round) -> &mut usize) {
         let mut round = self.lock();
         *count(&mut round) += 1;

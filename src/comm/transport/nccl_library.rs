@@ -1,7 +1,7 @@
 //! NCCL itself: found when it is first asked for, its answers taken as the integers they are.
 //!
 //! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
-//! calls: it panics where a library is missing, does not know the name `libnccl.so.2`, and returns a Rust enum.
+//! calls: it panics where a library is missing, does not look for `libnccl.so.2`, and returns a Rust enum.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -80,7 +80,7 @@ impl Library {
             // SAFETY: the caller's promise.
             return unsafe { Self::of(handle, oldest, timeout_ms) };
         }
-        // A communicator is of one of them, and nothing tells of which.
+        // A communicator belongs to one of them, and no function says to which.
         let copies = copies()?;
         if let [one, other, ..] = copies[..] {
             let (one, other) = (file_of(one), file_of(other));
@@ -217,7 +217,7 @@ impl Library {
         Ok(())
     }
 
-    /// What a communicator knows to have gone wrong, or that it is at work.
+    /// The error of a communicator, or that it is at work.
     ///
     /// # Safety
     /// `comm` is a communicator of this library.
@@ -252,7 +252,7 @@ impl Library {
         });
         if outcome.is_err() {
             if !made.is_null() {
-                // SAFETY: a communicator of this library that nobody else has. Errors are
+                // SAFETY: a communicator of this library that nothing else has. Errors are
                 // ignored: the one that led here is returned.
                 unsafe { (self.functions.ncclCommAbort)(made) };
             }

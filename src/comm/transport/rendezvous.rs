@@ -14,13 +14,13 @@ use crate::ffi::{
 pub struct Rendezvous {
     ranks: usize,
     state: Mutex<State>,
-    /// All have come, or one has given up.
+    /// All have arrived, or one has given up.
     moved: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// How often all have come, and how many have since.
+    /// How often all have arrived, and how many have since.
     rounds: u64,
     here: usize,
     given_up: bool,
@@ -43,12 +43,12 @@ impl Rendezvous {
         Ok(new)
     }
 
-    /// Nobody else will look for it.
+    /// No other rank will look for it.
     pub fn close(&self) {
         lock(&OPEN).retain(|(_, other)| !ptr::eq(&**other, self));
     }
 
-    /// Waits until all ranks have come.
+    /// Waits until all ranks have arrived.
     pub fn wait(&self, milliseconds: u32) -> Result<()> {
         let mut state = lock(&self.state);
         let (round, end) = (state.rounds, Instant::now() + Duration::from_millis(milliseconds.into()));
@@ -78,7 +78,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// A rank has aborted it: nobody waits any more.
+    /// A rank has aborted it: no rank waits any more.
     pub fn abort(&self) {
         self.tell(|state| state.aborted = true);
     }
@@ -87,7 +87,7 @@ impl Rendezvous {
         lock(&self.state).aborted
     }
 
-    /// One will not come any more.
+    /// One rank will not arrive any more.
     pub fn give_up(&self) {
         self.tell(|state| state.given_up = true);
     }
@@ -117,8 +117,8 @@ mod tests {
             let ranks: Vec<_> = (0..3)
                 .map(|_| {
                     scope.spawn(|| {
-                        let meeting = Rendezvous::find(41, 3).unwrap();
-                        (0..100).all(|_| meeting.wait(60_000).is_ok())
+                        let barrier = Rendezvous::find(41, 3).unwrap();
+                        (0..100).all(|_| barrier.wait(60_000).is_ok())
                     })
                 })
                 .collect();
@@ -130,11 +130,11 @@ mod tests {
 
     #[test]
     fn who_does_not_come_is_waited_for_so_long() {
-        let meeting = Rendezvous::find(42, 2).unwrap();
-        assert_eq!(meeting.wait(1).unwrap_err().status, Status::Timeout);
-        meeting.give_up();
-        assert_eq!(meeting.wait(60_000).map_err(|refusal| refusal.status), Ok(())); // two have come by now
-        assert_eq!(meeting.wait(60_000).unwrap_err().status, Status::Comm);
-        meeting.close();
+        let barrier = Rendezvous::find(42, 2).unwrap();
+        assert_eq!(barrier.wait(1).unwrap_err().status, Status::Timeout);
+        barrier.give_up();
+        assert_eq!(barrier.wait(60_000).map_err(|refusal| refusal.status), Ok(())); // two have arrived by now
+        assert_eq!(barrier.wait(60_000).unwrap_err().status, Status::Comm);
+        barrier.close();
     }
 }

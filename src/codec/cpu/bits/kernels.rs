@@ -44,13 +44,13 @@ pub struct Treatment {
     pub zero: bool,
 }
 
-/// What a tile has come to.
+/// What a tile gave.
 pub struct Outcome {
     pub sum: f64,
     pub nonfinite: bool,
 }
 
-/// c^ of c. Tells whether one is not finite, before that becomes 0.
+/// c^ of c. Returns whether one is not finite, before it becomes 0.
 #[inline(always)]
 fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
     let mut highest = 0;
@@ -204,13 +204,13 @@ multiversion! {
     /// Does a tile of so many elements.
     fn tile<C: Source>(source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
 
-    /// Writes c of a tile of so many elements as float32. Tells whether something was met that is not finite and does
+    /// Writes c of a tile of so many elements as float32. Returns whether something is not finite and does
     /// not show in it.
     fn write<C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
 
     /// Writes a value for each bit.
     fn set_values<V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;
 
-    /// Adds a value to a float32 for each bit, with its sign. Tells whether a sum is not finite.
+    /// Adds a value to a float32 for each bit, with its sign. Returns whether a sum is not finite.
     fn add_values(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool = add_on;
 }

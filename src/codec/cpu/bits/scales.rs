@@ -82,7 +82,7 @@ pub fn check_half(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()>
 
 /// Writes the errors of a run, as `Family::errors_of` is asked for them.
 pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, count: usize) {
-    // SAFETY: `Family::errors_of` is told a scale and `count` elements of a state, and as many float32.
+    // SAFETY: `Family::errors_of` is passed a scale and `count` elements of a state, and as many float32.
     unsafe {
         let scale = scale.read();
         for index in 0..count {
@@ -93,13 +93,14 @@ pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, 
     }
 }
 
-/// Keeps the errors of a run, as `Family::keep` is asked to. What is not finite becomes +0. Returns whether anything was.
+/// Keeps the errors of a run, as `Family::keep` is asked to. What is not finite becomes +0. Returns whether anything
+/// was.
 pub fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) -> bool {
     let mut nonfinite = false;
     if !is_kept::<E>() {
         return nonfinite;
     }
-    // SAFETY: `Family::keep` is told a scale and `count` elements of a state.
+    // SAFETY: `Family::keep` is passed a scale and `count` elements of a state.
     unsafe {
         scale.write(0.0);
         for index in 0..count {

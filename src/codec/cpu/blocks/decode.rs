@@ -49,7 +49,7 @@ impl Reader {
 }
 
 impl Codec {
-    /// Decodes a payload to an address a segment. Tells whether something was written that is not finite.
+    /// Decodes a payload to an address a segment. Returns whether something was written that is not finite.
     pub fn decode_blocks(&self, plan: &CodecPlan, payload: *mut u8, by: &Decoding<'_>, values: &[Address]) -> bool {
         let (set, size) = (self.set, by.dtype.size);
         let payload = Payload::new(plan, payload, 0);
@@ -67,8 +67,8 @@ impl Codec {
             for first in (0..tile.elements).step_by(STEP) {
                 let count = (tile.elements - first).min(STEP);
                 let at = tile.first + first as i64;
-                // SAFETY: the tile lies within a segment, which the payload has, and within that one's values; the set is
-                // one that this processor has.
+                // SAFETY: the tile lies within a segment, which the payload has, and within that one's values; the set
+                // is one that this processor has.
                 met.note(unsafe {
                     reader.read(&payload, &plan.workers[tile.run], at, count, &mut coded, &mut unit);
                     write(set, &unit, scaling, values[tile.run].at(at as usize * size), count)

@@ -25,9 +25,9 @@ use super::{
     payload::{Coded, Payload, STEP},
 };
 
-/// Where c of a tile comes from.
+/// The source of c of a tile.
 pub trait Origin {
-    /// Writes c of `count` elements from number `first` of the tile. Tells whether something was met that is not finite.
+    /// Writes c of `count` elements from number `first` of the tile. Returns whether something is not finite.
     ///
     /// # Safety
     /// These elements are in the memory that this was made of, and the processor has the set's instructions.
@@ -56,12 +56,12 @@ impl<'a> Encoder<'a> {
         Self { set, functions, layout: &plan.layout, payload, zero: plan.rules.policy == NonFinite::Zero }
     }
 
-    /// Encodes a tile of a run that is not raw. `old`, `new`: where the tile's errors are kept, now and from now on. Tells
-    /// whether anything was not finite.
+    /// Encodes a tile of a run that is not raw. `old`, `new`: where the tile's errors are kept, now and from now on.
+    /// Returns whether anything was not finite.
     ///
     /// # Safety
-    /// The tile's elements are in the memory of `origin`, and kept in `old` and `new` if errors are; the payload has the
-    /// run; nobody else writes what belongs to the tile.
+    /// The tile's elements are in the memory of `origin`, and kept in `old` and `new` if errors are; the payload has
+    /// the run; nothing else writes what belongs to the tile.
     pub unsafe fn tile<E: Number>(
         &self, run: &Run, tile: &Tile, origin: &impl Origin, old: *const u8, new: *mut u8,
     ) -> bool {
@@ -117,7 +117,7 @@ impl<'a> Encoder<'a> {
 }
 
 impl Codec {
-    /// Writes blocks, raw elements and state. Tells whether anything was not finite.
+    /// Writes blocks, raw elements and state. Returns whether anything was not finite.
     pub fn encode_blocks(&self, plan: &CodecPlan, values: &[Address], factors: [f32; 2], payload: *mut u8) -> bool {
         let encoder = Encoder::new(self.set, plan, Payload::new(plan, payload, 0));
         with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
@@ -132,8 +132,8 @@ impl Codec {
         let bytes = size_of::<G::Bits>() + encoder.layout.format.bits as usize / 8;
         self.for_each_tile::<E>(plan, WORKER, bytes, |run, tile, [old, new]| {
             let gradient: *const u8 = values[run.segment].at(tile.first as usize * size_of::<G::Bits>());
-            // SAFETY: the tile lies within a segment, which has values, a place in the payload, and unless it is raw one
-            // in both states if errors are kept.
+            // SAFETY: the tile lies within a segment, which has values, a place in the payload, and unless it is raw
+            // one in both states if errors are kept.
             unsafe {
                 if run.raw {
                     return encoder.raw_tile(run, tile, &gradient_alone::<G>(gradient, factors));

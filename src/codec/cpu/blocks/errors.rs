@@ -16,7 +16,7 @@ pub fn errors_of<E: Number>(run: &Run, kept: *const u8, errors: *mut f32) {
     }
 }
 
-/// Keeps errors of a run, rounded; what is not finite then becomes +0. Tells whether anything was.
+/// Keeps errors of a run, rounded; what is not finite then becomes +0. Returns whether anything was.
 pub fn keep<E: Number>(run: &Run, kept: *mut u8, error: impl Fn(usize) -> f32) -> bool {
     let mut nonfinite = false;
     if is_kept::<E>() && !run.raw {

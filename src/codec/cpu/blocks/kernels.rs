@@ -55,8 +55,8 @@ macro_rules! codes {
 }
 codes!(u8 u16);
 
-/// Scales and codes of blocks, and their errors in place of c. A bit is set for each block that is not finite; its errors
-/// are 0.
+/// Scales and codes of blocks, and their errors in place of c. A bit is set for each block that is not finite; its
+/// errors are 0.
 #[inline(always)]
 unsafe fn quantize_on<S, C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut Coded, errors: bool) -> u32 {
     let (mut largest, mut wrong) = ([0; STEP_BLOCKS], 0);
@@ -132,8 +132,8 @@ fn code_blocks<C: Coding, W: Code, const ERRORS: bool>(
     }
 }
 
-/// Elements that loops over codes take at once: of one block or of two. Loops over 32 would be unrolled whole before they
-/// become vectors, and many then would not.
+/// Elements that loops over codes take at once: of one block or of two. Loops over 32 would be unrolled whole before
+/// they become vectors, and many then would not.
 const GROUP: usize = 64;
 
 /// Of each element of a group.
@@ -279,32 +279,32 @@ unsafe fn increase_on<S>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -
 }
 
 multiversion! {
-    /// Makes scales, codes and, if there are `errors`, in place of c those. Tells which blocks are not finite, a bit each:
-    /// their errors are 0.
+    /// Makes scales, codes and, if there are `errors`, in place of c those. Returns which blocks are not finite, a bit
+    /// each: their errors are 0.
     fn quantize<C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut Coded, errors: bool) -> u32 = quantize_on;
 
     /// Writes what blocks stand for.
     fn values<C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut Unit) = values_on;
 
-    /// Writes c of `count` elements from number `first` of a tile. Tells whether something was met that is not finite.
+    /// Writes c of `count` elements from number `first` of a tile. Returns whether something is not finite.
     fn form<C: Source>(source: &C, first: usize, unit: &mut Unit, count: usize) -> bool = form_on;
 
-    /// Tells whether a magnitude, as an integer, is at least `limit`; if `zero`, such numbers become 0.
+    /// Returns whether a magnitude, as an integer, is at least `limit`; if `zero`, such numbers become 0.
     fn settle(unit: &mut Unit, count: usize, limit: u32, zero: bool) -> bool = settle_on;
 
     /// Writes errors.
     fn keep<E: Number>(unit: &Unit, kept: *mut u8, count: usize) = keep_on;
 
-    /// Adds values. Tells whether one is not finite; if `zero`, such values count as 0.
+    /// Adds values. Returns whether one is not finite; if `zero`, such values count as 0.
     fn add(sums: &mut Unit, values: &Unit, count: usize, zero: bool) -> bool = add_on;
 
     /// Divides sums, and adds the errors that are kept.
     fn finish<E: Number>(sums: &mut Unit, count: usize, divisor: f32, kept: *const u8, beta: f32) = finish_on;
 
-    /// Writes values. Tells whether one that was written is not finite.
+    /// Writes values. Returns whether one that was written is not finite.
     fn set<V: Number>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool = set_on;
 
-    /// Adds values to float32. Tells whether a sum is not finite.
+    /// Adds values to float32. Returns whether a sum is not finite.
     fn increase(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool = increase_on;
 }
 

@@ -8,8 +8,9 @@ use crate::{
     dlpack::Address,
 };
 
-/// Elements that loops go over at once: the first of a [`Unit`]. Half of one, so that memory need not wait for long loops:
-/// 2^26 float32 to INT8 took 16.5 ms on Zen 5, 19.5 by whole units, 20 by a quarter, and 27 with the next one prefetched.
+/// Elements that loops go over at once: the first of a [`Unit`]. Half of one, so that memory need not wait for long
+/// loops: 2^26 float32 to INT8 took 16.5 ms on Zen 5, 19.5 by whole units, 20 by a quarter, and 27 with the next one
+/// prefetched.
 pub const STEP: usize = 512;
 
 /// The least blocks have 32 elements.
@@ -93,7 +94,7 @@ impl<'a> Payload<'a> {
     /// Writes the blocks that hold `count` elements of a run from number `first` on.
     ///
     /// # Safety
-    /// The chunks that hold them are there, and nobody else writes these blocks.
+    /// The chunks that hold them are there, and nothing else writes these blocks.
     pub unsafe fn write_blocks(&self, run: &Run, first: i64, count: usize, coded: &Coded) {
         self.for_each_of_blocks(Self::places(run, first, count), |at, ours, bytes, are_codes| {
             let from = if are_codes { &coded.codes[ours..][..bytes] } else { &coded.scales[ours..][..bytes] };

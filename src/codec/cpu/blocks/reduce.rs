@@ -74,7 +74,7 @@ impl<'a> Inputs<'a> {
 }
 
 impl Codec {
-    /// Writes blocks, raw elements and state of chunks of payloads, from `number` on. Tells whether anything was not
+    /// Writes blocks, raw elements and state of chunks of payloads, from `number` on. Returns whether anything was not
     /// finite.
     pub fn reduce_blocks(&self, plan: &CodecPlan, number: usize, received: Received, dst: *mut u8) -> bool {
         let inputs = self.inputs(plan, number, received);
@@ -84,8 +84,8 @@ impl Codec {
 
     fn reduce_tiles<E: Number>(&self, inputs: &Inputs<'_>, encoder: &Encoder<'_>) -> bool {
         self.for_each_tile::<E>(inputs.plan, SERVER, 2 * inputs.received.payloads, |run, tile, [old, new]| {
-            // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and unless
-            // it is raw in both states, if errors are kept.
+            // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and
+            // unless it is raw in both states, if errors are kept.
             unsafe {
                 if run.raw {
                     encoder.raw_tile(run, tile, &inputs.sums::<Nothing>(run, tile, old))
@@ -96,8 +96,8 @@ impl Codec {
         })
     }
 
-    /// Writes the sum or the mean of what payloads say to the parts of a shard, an address a segment. Tells whether one of
-    /// them says something that is not finite.
+    /// Writes the sum or the mean of what payloads say to the parts of a shard, an address a segment. Returns whether
+    /// one of them says something that is not finite.
     pub fn mean_of_blocks(&self, plan: &CodecPlan, number: usize, received: Received, shard: &[Address]) -> bool {
         let (set, inputs) = (self.set, self.inputs(plan, number, received));
         self.for_each_tile::<Nothing>(plan, SERVER, received.payloads * 2, |run, tile, [old, _]| {
@@ -116,7 +116,7 @@ impl Codec {
         })
     }
 
-    /// Writes blocks, raw elements and state of a shard, an address a segment. Tells whether anything was not finite.
+    /// Writes blocks, raw elements and state of a shard, an address a segment. Returns whether anything was not finite.
     pub fn encode_blocks_of_shard(&self, plan: &CodecPlan, number: usize, shard: &[Address], dst: *mut u8) -> bool {
         let encoder = Encoder::new(self.set, plan, Payload::new(plan, dst, number));
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.shard_tiles::<E>(plan, &encoder, shard))
@@ -126,8 +126,8 @@ impl Codec {
         let beta = plan.rules.beta;
         self.for_each_tile::<E>(plan, SERVER, size_of::<f32>(), |run, tile, [old, new]| {
             let gradient = shard[run.segment].at(tile.first as usize * size_of::<f32>());
-            // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless it is
-            // raw in both states, if errors are kept.
+            // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless
+            // it is raw in both states, if errors are kept.
             unsafe {
                 if run.raw {
                     return encoder.raw_tile(run, tile, &gradient_alone::<F32>(gradient, [1.0; 2]));
