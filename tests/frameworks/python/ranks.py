@@ -35,6 +35,15 @@ def in_turn(*functions):
         function()
 
 
+def states_of_all(state):
+    """The states of all ranks, in host memory."""
+    own = {name: errors.cpu() for name, errors in state["worker"].items()}
+    server = {name: [(first, part.cpu()) for first, part in parts] for name, parts in state["server"].items()}
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, {**state, "worker": own, "server": server})
+    return states
+
+
 def _rank(rank, function, world, backend, device, folder, arguments):
     torch.set_num_threads(1)
     if device == "cuda":

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import in_turn, on_groups, on_ranks  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks, states_of_all  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate  # noqa: E402
 
 import gradcodec.torch  # noqa: E402
@@ -246,12 +246,11 @@ def the_errors_of_a_state_go_on_in_a_world_of_any_size():
     assert all(torch.equal(one, other) for one, other in zip(first, second))
     for codec, op in ("int4", "mean"), ("int4", "sum"), ("onebit", "sum"):
         pair = dist.new_group([0, 1])
-        states = [None] * dist.get_world_size()
+        of_pair = whole = AllReduce(numbers(0), codec, op=op)
         if dist.get_rank() < 2:
             of_pair = AllReduce(numbers(0), codec, op=op, group=pair)
             of_pair.run(numbers(0))
-        dist.all_gather_object(states, of_pair.state_dict() if dist.get_rank() < 2 else None)
-        whole = AllReduce(numbers(0), codec, op=op)
+        states = states_of_all(of_pair.state_dict())
         whole.load_state_dict(states[:2])
         zeros = [torch.zeros_like(one) for one in numbers(0)]
         whole.run(zeros)

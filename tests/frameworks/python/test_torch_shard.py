@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import in_turn, on_groups, on_ranks  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks, states_of_all  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
@@ -336,8 +336,7 @@ def over_nodes_nothing_is_lost_whatever_the_nodes_become():
                     total += gradient
                 for total, gradient in zip(given, mine(10 * step + number, EVEN_OF_FOUR)):
                     total += gradient
-            states = [None] * 4
-            dist.all_gather_object(states, compression.state_dict())
+            states = states_of_all(compression.state_dict())
             own = states[dist.get_rank()]
             assert (own["nodes"], own["ranks_per_node"]) == ((2, 2) if transport == "auto" else (1, 4))
             for (name, _), total, arrived in zip(model.named_parameters(), given, received):
