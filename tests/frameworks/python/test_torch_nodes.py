@@ -265,8 +265,8 @@ def optimizers_sum_within_nodes_first():
 
 
 def rank_1_dies(step):
-    """As it begins exchange number `step` of four: so within step 1, at the end of step 2, within step 3 or 4. Each wait
-    of the others ends within the timeout of 2 s."""
+    """As it begins exchange number `step` of four: within step 1, at the end of step 2, within step 3 or 4. Each wait of
+    the others ends within the timeout of 2 s."""
     of_node(2)
     model = model_of()
     compression = compress(model, "int4", raw=[], timeout=2)
