@@ -211,6 +211,15 @@ def all_reduce_sums_within_nodes_first():
     assert votes.tolist() == [1] * 9
 
 
+def all_reduce_warns_once_of_nodes_of_different_sizes():
+    os.environ["GRADCODEC_NODE"] = "large" if dist.get_rank() < 3 else "small"
+    group, tensor = dist.new_group([0, 1, 2, 3]), torch.full((64,), 1.0 + dist.get_rank())
+    with pytest.warns(UserWarning, match="nodes of 3, 1 ranks") as warned:
+        for timeout in None, 100:
+            all_reduce(tensor, "bf16", group=group, timeout=timeout)
+    assert len(warned) == 1 and (tensor == 2.5).all()
+
+
 def what_an_all_reduce_keeps_is_what_has_not_arrived():
     of_node(2)
     for op, factor in ("mean", 1), ("sum", 4):
@@ -313,7 +322,7 @@ def test_a_rank_that_dies_is_not_waited_for_longer_than_the_timeout(step, tmp_pa
 def test_all_reduce_and_optimizers_over_nodes(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, all_reduce_sums_within_nodes_first, what_an_all_reduce_keeps_is_what_has_not_arrived,
-        optimizers_sum_within_nodes_first,
+        optimizers_sum_within_nodes_first, all_reduce_warns_once_of_nodes_of_different_sizes,
     )  # fmt: skip
 
 

@@ -232,6 +232,7 @@ def refusals():
         (lambda: OneBitSGD([weight], 0.1, group=alone), ValueError, "at least 2 ranks expected, got 1"),
         (lambda: OneBitSGD([doubles], 0.1), TypeError, "got float64"),
         (lambda: OneBitSGD([{"params": []}], 0.1), ValueError, "one parameter expected"),
+        (lambda: OneBitSGD([weight], transport="carrier"), ValueError, "transport: one of auto, .* got str 'carrier'"),
         (lambda: optimizer.add_param_group({"params": [doubles]}), TypeError, r"params\[1\]: .* got float64"),
         (lambda: optimizer.add_param_group({"params": [elsewhere]}), (TypeError, ValueError), r"params\[1\]: .*on .* expected, got"),
         (lambda: pickle.dumps(optimizer), TypeError, "state_dict"),
