@@ -21,7 +21,7 @@ from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
-from ._torch_nodes import Pairs, are_levels, describe, digest, nodes_of, over_nccl, own_node, warn_of_uneven
+from ._torch_nodes import Pairs, Watch, are_levels, describe, digest, nodes_of, over_nccl, own_node, warn_of_uneven
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -30,6 +30,7 @@ BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
 BY_PAIRS = 1 << 19  # bytes of a rank from which on each two exchange theirs over gloo
 TAG = 0x67726164  # of messages between two ranks, so that they are not taken for the caller's own
+DEFAULT_TIMEOUT = 600.0  # seconds, as for NCCL in the library
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
@@ -145,7 +146,7 @@ class Peers:
 
     def __init__(self, bootstrap: Communicator, device: int, timeout_ms: int) -> None:
         self._bootstrap, self._about, self._room, self.turns = bootstrap, (device, timeout_ms), 0, Turns()
-        self._comms: list[Communicator] = []
+        self.comms: list[Communicator] = []
         self.comm(FIRST_ROOM)
 
     def comm(self, size: int) -> Communicator:
@@ -153,13 +154,13 @@ class Peers:
         if size > self._room:
             device, timeout_ms = self._about
             room = max(size, 2 * self._room)
-            self._comms.append(library().open_peers(self._bootstrap, device, room, timeout_ms))
+            self.comms.append(library().open_peers(self._bootstrap, device, room, timeout_ms))
             self._room = room
-        return self._comms[-1]
+        return self.comms[-1]
 
     def check(self) -> None:
         """Raises what went wrong in work that was enqueued, such as a rank that did not come."""
-        for comm in self._comms:
+        for comm in self.comms:
             comm.async_error()
 
 
@@ -433,10 +434,12 @@ class Levels:
         self._within: Communicator | None = None
         self._over: Communicator | None = None
         self._kept: list[Any] = []
+        self.watch: Watch | None = None
         if group.over_gpus:
             device = group.place[1]
             self._own = over_nccl(library(), group.group, self.ranks, device, self._timeout_ms)
             self._between = over_nccl(library(), group.group, across, device, self._timeout_ms)
+            self.watch = Watch([self._own, self._between], self._timeout_ms / 1000 or DEFAULT_TIMEOUT)
         else:
             own, between = (
                 Pairs(library(), group.group, each, tag, group.timeout, group._at)
@@ -454,12 +457,25 @@ class Levels:
             if not everywhere:
                 self.peers = None
 
+    def __del__(self) -> None:
+        watch: Watch | None = getattr(self, "watch", None)  # None where a communicator could not be made
+        if watch is not None:
+            watch.stop()
+
+    def check(self) -> None:
+        """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
+        for each in (self.watch, self.peers):
+            if each is not None:
+                each.check()
+
     def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
         """What an all-reduce with these options goes over. Every rank calls this."""
         within = self._own
         if self.peers is not None:
             room = library().allreduce_peers_bytes(codec, sizes, len(self.ranks), self._nodes, **options)
             within = self.peers.comm(room)
+            if self.watch is not None and within is not self._within:
+                self.watch.add(within)
         if self._over is None or within is not self._within:
             self._within, self._over = within, library().hierarchical(within, self._between)
         return self._over
@@ -526,6 +542,7 @@ class Handle:
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """On the current stream."""
         self.steps.run(tensors)
+        self._enqueued()
         if self._factor is not None:
             torch._foreach_mul_(list(tensors), self._factor)
 
@@ -536,6 +553,7 @@ class Handle:
             self.group.check_direct()
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
         steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, self._of_factor(error_factor), stream)
+        self._enqueued()
         self.group.bytes_sent += self._sent
         if self._factor is not None:
             buffer.mul_(self._factor)
@@ -547,9 +565,15 @@ class Handle:
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
         others = None, self._of_factor(error_factor), self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
+        self._enqueued()
         self.group.bytes_sent += self._sent_by_half
         if self._factor is not None:
             shard.mul_(self._factor)
+
+    def _enqueued(self) -> None:
+        levels = self.group.levels
+        if levels is not None and levels.watch is not None:
+            levels.watch.expect()
 
     def _of_factor(self, factor: torch.Tensor | None) -> int | None:
         return None if factor is None else self._error_factor.at(factor.data_ptr()).places[0]

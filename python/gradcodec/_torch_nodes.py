@@ -1,9 +1,12 @@
 """Which ranks of a process group share a node, and the communicator that sums within nodes first."""
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import socket
+import threading
+import time
 import warnings
 from ctypes import byref
 from typing import Any, Callable, Sequence
@@ -129,3 +132,55 @@ def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int,
         if isinstance(each, Exception):
             raise each
     return library.nccl_world(ids[ranks[0]], ranks.index(own), len(ranks), device, dl_handle=handle, timeout_ms=timeout_ms)
+
+
+class Watch:
+    """A thread that aborts communicators of ours over NCCL, which PyTorch's watchdog does not know: when NCCL reports an
+    error, or when the exchange that was enqueued last has not ended within the timeout. The next exchange then raises.
+
+    `comms`: on a GPU, checked and aborted in this order. `timeout`: in seconds.
+    """
+
+    INTERVAL = 0.5  # seconds
+
+    def __init__(self, comms: Sequence[Communicator], timeout: float) -> None:
+        self._comms, self._timeout, self._stopped = list(comms), timeout, threading.Event()
+        self._last: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._enqueued_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="gradcodec watch", daemon=True)
+        self._thread.start()
+
+    def add(self, comm: Communicator) -> None:
+        """One more communicator to watch."""
+        self._comms = [*self._comms, comm]
+
+    def expect(self) -> None:
+        """An exchange was enqueued on the current stream. One that is captured is not watched."""
+        if not torch.cuda.is_current_stream_capturing():
+            self._last.record()
+            self._enqueued_at = time.monotonic()
+
+    def check(self) -> None:
+        """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
+        for comm in self._comms:
+            comm.async_error()
+
+    def stop(self) -> None:
+        """Ends the thread, so that this thread is the one that releases the communicators."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self.INTERVAL):
+            try:
+                self.check()
+                at = self._enqueued_at
+                if at is None or time.monotonic() - at <= self._timeout or self._last.query():
+                    continue
+            except (GradCodecError, RuntimeError):  # of a communicator; of the GPU
+                pass
+            for comm in self._comms:
+                with contextlib.suppress(GradCodecError):
+                    comm.abort()
+            return

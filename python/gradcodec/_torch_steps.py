@@ -274,9 +274,9 @@ class Compression:
 
     def _begin(self) -> None:
         self._end()
-        peers = (self._group.levels or self._group).peers
-        if peers is not None:
-            peers.check()
+        exchanges = self._group.levels or self._group.peers
+        if exchanges is not None:
+            exchanges.check()
         self._pending, self._complete = True, False
         scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
         self._steps_scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
