@@ -145,8 +145,8 @@ def compress(
     follow its scale. `group`: of the model's ranks; None: the model's own.
 
     `transport`: "auto": where several nodes have the same number of ranks, at least two, gradients are summed within each
-    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory where every rank
-    reaches it; all else goes over the group's own backend. "flat": one level, whatever nodes there are. "peers": all ranks
+    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory where NVLink
+    joins all of them; all else goes over the group's own backend. "flat": one level, whatever nodes there are. "peers": all ranks
     on GPUs of one node, over each other's memory. "nccl" and "gloo" (through host memory): both levels over it. Which ranks
     share a node is found by the host's name and boot id; the variable GRADCODEC_NODE names the node instead.
     `Compression.topology` says what was found. "sign" has one level. `timeout`: of an exchange, in seconds or as a

@@ -21,6 +21,7 @@ from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
+from . import _torch_nvlink
 from ._torch_nodes import Pairs, Watch, are_levels, describe, digest, nodes_of, over_nccl, own_node, warn_of_uneven
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
@@ -238,7 +239,11 @@ class Group:
             if direct:
                 self.take_direct()
         over = "NCCL" if self.over_gpus else "gloo"
-        within = "peer memory" if (self.levels or self).peers is not None else over
+        within = over
+        if (self.levels or self).peers is not None:
+            within = "peer memory"
+        elif transport == "auto" and self.device.type == "cuda" and (levels or len(self.nodes) == 1):
+            within += ", because its GPUs do not all reach each other over NVLink"
         self.topology = describe(self.nodes, levels, within, over)
 
     def shard_numbers(self) -> list[int]:
@@ -277,6 +282,8 @@ class Group:
         known, key = kept(self.group).peers, (self.device, self.timeout, self._in_turns)
         if known.get(key) is None and (transport == "peers" or key not in known):
             known[key] = None
+            if transport == "auto" and not self.linked([[*range(self.size)]]):
+                return
             try:
                 known[key] = Peers(self.comm, self.place[1], self._milliseconds())
             except GradCodecError:  # on all ranks
@@ -285,6 +292,16 @@ class Group:
         self.peers = known[key]
         if self.peers is not None:
             self._turns = self.peers.turns
+
+    def linked(self, nodes: list[list[int]]) -> bool:
+        """Whether every two GPUs of a node are one or have NVLink between them, on all nodes. Every rank calls this."""
+        uuids = torch.zeros(self.size, 16, dtype=torch.int32, device=self.device)
+        uuids[self.rank] = torch.tensor(list(_torch_nvlink.uuid_of(self.place[1])), dtype=torch.int32)
+        found = [bytes(row) for row in self.over_all(uuids).tolist()]
+        own = next(its for its in nodes if self.rank in its)
+        answer = _torch_nvlink.are_linked([found[rank] for rank in own], self.place[1])
+        agreed = self.over_all(torch.tensor([int(answer)], device=self.device), dist.ReduceOp.MIN)
+        return bool(agreed.item())
 
     def take_direct(self) -> None:
         """Offers `direct` from now on, where every rank can. Every rank calls this."""
@@ -446,7 +463,7 @@ class Levels:
                 for each, tag in ((self.ranks, TAG + 1), (across, TAG + 2))
             )
             self._kept, self._own, self._between = [own, between], own.comm, between.comm
-        if transport == "auto" and group.device.type == "cuda":
+        if transport == "auto" and group.device.type == "cuda" and group.linked(nodes):
             reached = 1
             try:
                 self.peers = Peers(self._own, group.place[1], self._timeout_ms)
