@@ -14,7 +14,8 @@ process, so that nothing is left of them. This needs root, or a kernel that lets
 PyTorch's hook. A codec sums within nodes first where a node has several ranks; `flat` has one level. On the CPU
 contenders take turns; on GPUs they run one after the other. A turn's time is that of the slowest rank. Bytes are
 counted at eth0 of node 0, with headers and acknowledgements. If a contender fails, the others run without it. After the
-last turn all ranks must have the same weights.
+last turn all ranks must have the same weights. `floor`: the time to a step's first gradient, and the link's for the
+bytes.
 """
 
 import argparse
@@ -216,6 +217,25 @@ class Contender:
             loss.backward()
         self.optimizer.step()
 
+    def first_gradient(self, text):
+        """Seconds from the begin of a step to its first gradient, before which there is nothing to exchange."""
+        torch, times = self.torch, []
+
+        def mark(*_):
+            event = torch.cuda.Event(enable_timing=True) if self.device.type == "cuda" else None
+            if event is not None:
+                event.record()
+            times.append(event or time.perf_counter())
+
+        first = self.model.module.head.bias.register_post_accumulate_grad_hook(mark)
+        mark()
+        self.step(text)
+        first.remove()
+        if self.device.type != "cuda":
+            return times[1] - times[0]
+        torch.cuda.synchronize()
+        return times[0].elapsed_time(times[1]) / 1e3
+
     def digest(self):
         """A sum over the bits of all weights."""
         weights = [one.detach().flatten().view(self.torch.int16).long().sum() for one in self.model.parameters()]
@@ -257,6 +277,8 @@ def measure(torch, dist, names, arguments, device, progress):
         dist.all_gather_object(digests, one.digest(), group=arguments.on_cpu)
         if name != "no exchange" and len(set(digests)) != 1:
             raise AssertionError("the weights differ between ranks")
+        if name == "no exchange":
+            found[name]["first_gradient"] = statistics.median(one.first_gradient(text) for _ in range(5))
         topology = one.compression.topology if one.compression else None
         found[name] |= {"parameters": one.parameters, "payload": one.payload, "topology": topology}
         one.close()
@@ -380,15 +402,17 @@ def table(gbit, nodes, result):
     found, stream = result["found"], f"one stream of TCP reaches {result.get('held', 0):.2f} Gbit/s"
     lines = [
         f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}",
-        "| gradients | ms a step, median | quartiles | of float32's | MB out of a node | 2 P (N-1)/N | link alone, ms |",
+        "| gradients | ms a step, median | quartiles | of float32's | MB out of a node | 2 P (N-1)/N | floor, ms |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
+    first = found.get("no exchange", {}).get("first_gradient", 0)
     base = quartiles(found["float32"]["seconds"])[0] if "float32" in found else None
     for name, one in found.items():
         (middle, low, high), left = quartiles(one["seconds"]), statistics.median(one["bytes"])
         cells = [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{middle / base:.2f}" if base else "-"]
         cells += [f"{left / 1e6:.2f}", f"{2 * one['payload'] * (nodes - 1) / nodes / 1e6:.2f}"]
-        lines.append(f"| {name} | " + " | ".join([*cells, f"{left * 8 / gbit / 1e6:.1f}" if gbit else "-"]) + " |")
+        floor = f"{left * 8 / gbit / 1e6 + 1e3 * first:.1f}" if gbit and one['payload'] else "-"
+        lines.append(f"| {name} | " + " | ".join([*cells, floor]) + " |")
     lines += [f"| {name} | failed | | | | | |" for name in result["failed"]]
     return "\n".join(lines)
 
