@@ -7,7 +7,7 @@
 
 enum : unsigned { VECTORS = 4 };  // of 16 bytes, a thread
 
-// The structs are laid out by the host too: src/cuda/peers.rs, src/comm/transport/peer_memory.rs.
+// The structs are laid out by the host too: src/cuda/peers.rs, src/comm/transport/peers.rs.
 
 struct gc_push {
     gc_way way;

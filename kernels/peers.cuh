@@ -7,7 +7,7 @@
 // Of so many ranks at most.
 enum : unsigned { MOST_RANKS = 64 };
 
-// What a rank knows of the others, in memory of its own. The host lays it out too: src/comm/transport/peer_memory.rs.
+// What a rank knows of the others, in memory of its own. The host lays it out too: src/comm/transport/peers.rs.
 struct gc_peers {
     u64 meetings;                        // how many there were
     unsigned broken;                     // whether a rank did not come to one

@@ -4,7 +4,7 @@ use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
     process,
-    sync::{Arc, OnceLock},
+    sync::OnceLock,
 };
 
 use arrayvec::ArrayVec;
@@ -22,11 +22,7 @@ use super::{
     buffers::InExchanges,
     communicator::Communicator,
     record::{self, Bytes, Record, Records, Subject},
-    transport::{
-        MOST_RANKS, Peers, Rendezvous, check_buffer_bytes, ordinal_of,
-        peer_memory::{self as memory, Buffer, Identity, Mapped},
-        timeout,
-    },
+    transport::{Buffer, Identity, MOST_RANKS, Mapped, Peers, Rendezvous, check_buffer_bytes, ordinal_of, timeout},
 };
 
 const NOTHING: Bytes = [0; record::BYTES];
@@ -55,17 +51,15 @@ fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms
     let reached = opening.reach_all(bootstrap, &greetings, timeout_ms);
     // Without the records of the others it is unknown whether they have mapped this buffer and write to it.
     opening.keep_if(reached.is_err());
-    let (mut way, arrivals) = reached??;
-    way.take(opening.into_inner().buffer);
-    Ok(Peers::over(rank, way, timeout_ms, arrivals))
+    let mut peers = reached??;
+    peers.take(opening.into_inner().buffer);
+    Ok(peers)
 }
 
 const SUBJECT: Subject = Subject::Peers;
 
 /// A rank that has its buffer.
 struct Opening {
-    ordinal: i32,
-    bytes: u64,
     buffer: Buffer,
     identity: Identity,
 }
@@ -75,19 +69,17 @@ impl Opening {
         let (ordinal, bytes) = (ordinal_of(device)?, check_buffer_bytes("bytes", bytes, world)?);
         let buffer = Buffer::new(ordinal, bytes)?;
         let identity = buffer.identity()?;
-        Ok(Self { ordinal, bytes, buffer, identity })
+        Ok(Self { buffer, identity })
     }
 
     fn greeting(&self) -> Greeting {
         let (host, process) = this_process();
-        Greeting { bytes: self.bytes, host, process, identity: self.identity }
+        Greeting { bytes: self.buffer.bytes(), host, process, identity: self.identity }
     }
 
     /// The memory of the others, if all ranks can reach each other: otherwise the error, once no rank has this rank's
     /// buffer mapped any more. It fails if the bootstrap does.
-    fn reach_all(
-        &self, bootstrap: &Communicator, greetings: &[Greeting], timeout_ms: u32,
-    ) -> Result<Result<(memory::Peers, Option<Arc<Rendezvous>>)>> {
+    fn reach_all(&self, bootstrap: &Communicator, greetings: &[Greeting], timeout_ms: u32) -> Result<Result<Peers>> {
         let rank = bootstrap.rank();
         let own = &greetings[rank];
         let alone = greetings.iter().all(|other| other.process == own.process);
@@ -103,9 +95,7 @@ impl Opening {
         };
         let made = handle.and(found).and_then(|()| {
             let (buffers, mapped) = self.map(greetings, rank, handles.as_ref())?;
-            let own = Some(&self.buffer);
-            let way = memory::Peers::new(self.ordinal, rank, &buffers, self.bytes, timeout_ms, mapped, own)?;
-            Ok((way, arrivals.clone()))
+            Peers::over_own(&self.buffer, rank, &buffers, timeout_ms, mapped, arrivals.clone())
         });
         let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
         let mut made = InExchanges::new(made);

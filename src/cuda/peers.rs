@@ -12,7 +12,7 @@ kernel_structs! {
         pub at: u64,
     }
 
-    struct Meet: gc_meet {
+    struct Barrier: gc_meet {
         peers: u64,
         mark: *mut u8,
         steps: u32,
@@ -20,11 +20,11 @@ kernel_structs! {
     }
 }
 
-/// What a meeting's launch does.
+/// What the launch of a barrier does.
 #[derive(Clone, Copy)]
 pub enum Steps {
-    Speak = 1,
-    Listen = 2,
+    Signal = 1,
+    Wait = 2,
     Both = 3,
 }
 
@@ -34,20 +34,20 @@ impl Way {
         self.peers != 0
     }
 
-    /// Meets the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not come, or
-    /// NULL.
+    /// A barrier of the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not
+    /// arrive, or NULL.
     ///
     /// # Safety
     /// The way was made of buffers that are mapped here, and stays until the stream has passed this, as does the mark.
-    pub unsafe fn meet(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
-        let mut call = Meet { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
+    pub unsafe fn barrier(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
+        let mut call = Barrier { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
         // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
         // caller's mark.
         unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
     }
 }
 
-/// What becomes of chunks that go straight to other ranks, and of the meeting behind them.
+/// Where chunks go that a launch writes to other ranks, and the barrier behind them.
 #[derive(Clone, Copy)]
 pub struct Sending {
     pub way: Way,
@@ -57,7 +57,7 @@ pub struct Sending {
 /// Where whole payloads go of calls that exchange once.
 #[derive(Clone, Copy)]
 pub struct Once {
-    /// Of this rank's, to the area of even meetings.
+    /// Of this rank's payload, to the area of even barriers.
     pub way: Way,
     /// Bytes from payload to payload, and from that area to the other one.
     pub apart: u64,

@@ -313,7 +313,7 @@ assert nccl.fake_nccl_communicators() == before - {0 if owner == "borrowed" else
 
 
 @pytest.mark.parametrize("devices", [(0, 0, 0), (0, 1, 2)], ids=["one GPU", "three GPUs"])
-def test_over_peer_memory_meetings_end_on_every_rank(devices):
+def test_over_peer_memory_barriers_end_on_every_rank(devices):
     """Two wait for a third one, which never comes, with 10 minutes' patience: in a kernel, or, where ranks share a GPU, on
     the host. What ranks send to each other stays in memory that is never freed."""
     run_peers(f"""

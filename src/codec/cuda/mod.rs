@@ -261,7 +261,7 @@ impl Codec {
         if let Some(steps) = to.steps {
             self.torn = true;
             // SAFETY: the communicator, which the way is of, waits for its calls; the mark is this codec's.
-            unsafe { to.way.meet(queue, steps, self.mark()) }?;
+            unsafe { to.way.barrier(queue, steps, self.mark()) }?;
             self.torn = false;
         }
         self.pending = self.transactional;

@@ -1,13 +1,13 @@
 //! Ways to the other ranks, a file each behind `trait Transport`: `callbacks` of the caller, `group` for threads of one
-//! process, `nccl` (by `nccl_library`), `peers` for ranks that reach each other's memory (`rendezvous` where they share a
-//! GPU). Nothing outside of this folder asks which one it has.
+//! process, `nccl` (by `nccl_library`), `peers` for ranks that reach each other's memory (`peer_buffers`; `rendezvous`
+//! where they share a GPU). Nothing outside of this folder asks which one it has.
 
 mod callbacks;
 mod exchange;
 mod group;
 mod nccl;
 mod nccl_library;
-pub mod peer_memory;
+mod peer_buffers;
 mod peers;
 mod rendezvous;
 
@@ -15,8 +15,8 @@ pub use callbacks::{Callback, Callbacks, is_inside as is_inside_callback};
 pub use exchange::{Exchange, Fused, Pattern, Phases, Staging, Transport, timeout};
 pub use group::group;
 pub use nccl::{ID_BYTES, Nccl};
-pub use rendezvous::Rendezvous;
-pub use {
-    peer_memory::MOST_RANKS,
-    peers::{Peers, Places, buffer_bytes, check_buffer_bytes, least_buffer_bytes, ordinal_of, ranks_of},
+pub use peer_buffers::{
+    Buffer, Identity, MOST_RANKS, Mapped, buffer_bytes, check_buffer_bytes, least_buffer_bytes, ordinal_of, ranks_of,
 };
+pub use peers::{Peers, Places};
+pub use rendezvous::Rendezvous;

@@ -1,33 +1,96 @@
-//! Exchanges over memory that the ranks of a node reach, by kernels of ours.
+//! Exchanges over memory that the ranks of a node reach, by kernels of ours: kernels/peers.cu. `peer_buffers` has the
+//! buffers of the ranks, and why the exchanges in them need no barriers but those here.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    mem::{self, offset_of},
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
-    codec::plan::sizes::LEAST_STRIDE,
     comm::record::{self, Bytes},
     cuda::{
-        self,
-        peers::{Once, Sending, Steps},
+        self, Event, Memory, Pinned, Stream,
+        context::ContextRef,
+        launch::argument,
+        layout::kernel_structs,
+        module::{PEERS, PEERS_MODULE},
+        own_stream::OwnStream,
+        peers::{Once, Sending, Steps, Way},
     },
     device::{Block, Queue},
     dlpack::Device,
-    ffi::error::{Result, error},
+    ffi::{
+        error::{Result, error},
+        fallible,
+    },
 };
 
 use super::{
     exchange::{Exchange, Fused, Pattern, Phases, Transport, timeout},
-    peer_memory::{self as memory, Area, MOST_RANKS},
+    peer_buffers::{Areas, Buffer, MOST_RANKS, Mapped, SIGNALS, check_buffer, check_buffer_bytes, ordinal_of},
     rendezvous::Rendezvous,
 };
+
+/// The most bytes that a thread block pushes: 256 threads, 4 vectors of 16.
+const PUSHED: u64 = 256 * 4 * 16;
+
+/// Offsets in pinned memory. At 0 is a uint32 that a GPU sets when a barrier fails: to [`ABORTED`] if a rank has
+/// aborted, else because a rank did not arrive.
+const RECORD: usize = 64;
+/// Signals that no barrier waits for: an abort copies them over the signals of all ranks.
+const ABORT_SIGNALS: usize = 128;
+const PINNED_BYTES: usize = ABORT_SIGNALS + SIGNALS as usize;
+
+const ABORTED: u32 = 2;
+
+kernel_structs! {
+    /// What the kernels read about the ranks: in device memory of this one.
+    #[derive(Clone, Copy)]
+    struct Known: gc_peers {
+        meetings: u64,
+        broken: u32,
+        world: u32,
+        rank: u32,
+        reserved: u32,
+        nanoseconds: u64,
+        told: u64,
+        buffers: [u64; MOST_RANKS],
+    }
+
+    struct Push: gc_push {
+        way: Way,
+        from: *const u8,
+        vectors: u64,
+        apart: u64,
+    }
+}
 
 /// One rank's part.
 pub struct Peers {
     rank: usize,
-    memory: memory::Peers,
+    device: cuda::device::Device,
+    home: ContextRef,
+    areas: Areas,
+    /// By rank, as they are mapped here.
+    buffers: Vec<u64>,
     timeout_ms: u32,
+    /// The address of [`Known`], and its memory until this is dropped.
+    known: u64,
+    memory: Option<Memory>,
+    pinned: Pinned,
+    /// The end of the last call.
+    ended: Event,
+    /// For the bootstrap.
+    stream: OwnStream,
+    /// For aborts alone: on the other one a barrier may be waiting.
+    aborts: OwnStream,
+    /// The other ranks' buffers and this rank's, where they are ours.
+    _mapped: Vec<Mapped>,
+    own: Option<Memory>,
     /// Where ranks share a GPU within a process: all of the process arrive at the barrier before one waits in it, for
     /// kernels that wait may keep others from being launched.
     arrivals: Option<Arc<Rendezvous>>,
@@ -48,52 +111,6 @@ pub struct Places<'a> {
     pub timeout_ms: u32,
 }
 
-/// Bytes of each rank's buffer for exchanges of blocks of up to so many bytes.
-pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
-    memory::buffer_bytes(ranks as u64, block as u64).and_then(|bytes| i64::try_from(bytes).ok())
-}
-
-/// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element,
-/// which are larger than the records of a bootstrap.
-pub fn least_buffer_bytes(ranks: usize) -> i64 {
-    buffer_bytes(ranks, LEAST_STRIDE).unwrap_or(i64::MAX)
-}
-
-/// Checks that buffers have room for what every communicator exchanges.
-pub fn check_buffer_bytes(name: &str, bytes: i64, ranks: usize) -> Result<u64> {
-    let least = least_buffer_bytes(ranks);
-    if bytes < least {
-        return Err(error!(
-            InvalidArgument,
-            "{name}: buffers of {bytes} bytes; at least {least} expected for {ranks} ranks, and what \
-             gc_allreduce_peers_bytes says of each all-reduce"
-        ));
-    }
-    Ok(bytes as u64)
-}
-
-/// How many ranks a world has.
-pub fn ranks_of(world: i32) -> Result<usize> {
-    match usize::try_from(world) {
-        Ok(ranks @ 1..=MOST_RANKS) => Ok(ranks),
-        _ => Err(error!(InvalidArgument, "world_size: {world}; 1 to {MOST_RANKS} expected")),
-    }
-}
-
-pub fn ordinal_of(device: Device) -> Result<i32> {
-    match device {
-        Device::Cuda(ordinal) => Ok(ordinal),
-        Device::Cpu => Err(error!(UnsupportedDevice, "device: {device}; ranks reach each other's memory on CUDA")),
-    }
-}
-
-fn area_of(pattern: Pattern) -> Area {
-    match pattern {
-        Pattern::AllToAll => Area::AllToAll,
-        Pattern::AllGather => Area::AllGather,
-    }
-}
-
 impl Peers {
     /// Over buffers of the caller's.
     pub fn new(places: &Places<'_>) -> Result<Self> {
@@ -110,20 +127,107 @@ impl Peers {
                     "options: buffers[{other}] and buffers[{number}] are both {address:#x}"
                 ));
             }
-            memory::check_buffer(ordinal, number, address, bytes, number == rank)?;
+            check_buffer(ordinal, number, address, bytes, number == rank)?;
         }
-        let timeout_ms = timeout(places.timeout_ms);
-        let memory = memory::Peers::new(ordinal, rank, places.buffers, bytes, timeout_ms, Vec::new(), None)?;
-        Ok(Self::over(rank, memory, timeout_ms, None))
+        let queue = cuda::Queue::of(ordinal, Stream::LEGACY)?;
+        Self::over(queue, rank, places.buffers, bytes, timeout(places.timeout_ms))
     }
 
-    pub fn over(rank: usize, memory: memory::Peers, timeout_ms: u32, arrivals: Option<Arc<Rendezvous>>) -> Self {
-        let (broken, peer_lost) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { rank, memory, timeout_ms, arrivals, broken, peer_lost }
+    /// Over buffers of `bytes` bytes, by rank, that are mapped in the queue's context.
+    fn over(mut queue: cuda::Queue, rank: usize, given: &[u64], bytes: u64, timeout_ms: u32) -> Result<Self> {
+        queue.put_into_context(&PEERS_MODULE)?;
+        let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
+        let (pinned, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
+        let (stream, aborts) = (OwnStream::new(&mut queue)?, OwnStream::new(&mut queue)?);
+        queue.wait()?;
+        let mut buffers = fallible::list(given.len(), "buffers")?;
+        buffers.extend_from_slice(given);
+        // SAFETY: within pinned memory that nothing else has yet.
+        unsafe { pinned.data().add(ABORT_SIGNALS).write_bytes(0xff, SIGNALS as usize) };
+        let mut known = Known {
+            meetings: 0,
+            broken: 0,
+            world: given.len() as u32,
+            rank: rank as u32,
+            reserved: 0,
+            nanoseconds: u64::from(timeout_ms) * 1_000_000,
+            told: pinned.data() as u64,
+            buffers: [0; MOST_RANKS],
+        };
+        known.buffers[..given.len()].copy_from_slice(given);
+        memory.put(0, &[known])?;
+        Ok(Self {
+            rank,
+            device: queue.device,
+            home: memory.home,
+            areas: Areas::of(bytes),
+            buffers,
+            timeout_ms,
+            known: memory.at(0),
+            memory: Some(memory),
+            pinned,
+            ended,
+            stream,
+            aborts,
+            _mapped: Vec::new(),
+            own: None,
+            arrivals: None,
+            broken: AtomicBool::new(false),
+            peer_lost: AtomicBool::new(false),
+        })
+    }
+
+    /// Over buffers of the ranks' own, of which `mapped` are to be closed. `take` follows.
+    pub fn over_own(
+        own: &Buffer, rank: usize, buffers: &[u64], timeout_ms: u32, mapped: Vec<Mapped>,
+        arrivals: Option<Arc<Rendezvous>>,
+    ) -> Result<Self> {
+        let mut peers = Self::over(own.queue()?, rank, buffers, own.bytes(), timeout_ms)?;
+        (peers._mapped, peers.arrivals) = (mapped, arrivals);
+        Ok(peers)
+    }
+
+    /// Takes this rank's buffer over.
+    pub fn take(&mut self, own: Buffer) {
+        self.own = Some(own.into_memory());
+    }
+
+    fn world(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// The most bytes of a block of an exchange.
+    fn most_bytes(&self) -> u64 {
+        self.areas.exchange / self.world() as u64
+    }
+
+    /// Where blocks arrive.
+    fn area(&self, pattern: Pattern) -> u64 {
+        self.buffers[self.rank] + self.areas.start(pattern)
+    }
+
+    /// The way of this rank's block of `bytes` bytes, a multiple of 16, to the others.
+    fn way(&self, pattern: Pattern, bytes: u64) -> Way {
+        assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
+        Way { peers: self.known, at: self.areas.start(pattern) + self.rank as u64 * bytes }
+    }
+
+    fn queue_on(&self, stream: &OwnStream) -> Result<cuda::Queue> {
+        cuda::Queue::at(self.device, stream.stream(), self.home)
+    }
+
+    /// What a GPU has written about a barrier that failed; 0: none has.
+    fn barrier_failure(&self) -> u32 {
+        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
+        unsafe { self.pinned.data().cast::<u32>().read_volatile() }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.barrier_failure() != 0 || self.broken.load(Ordering::Relaxed)
     }
 
     fn begin_on(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
-        if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {
+        if self.is_broken() {
             self.give_up(); // if others still wait on the host
             return Err(error!(
                 Comm,
@@ -132,7 +236,9 @@ impl Peers {
             ));
         }
         if !queue.is_capturing()? {
-            self.memory.begin(queue)?;
+            // What follows is ordered behind the call before, on whichever stream that was.
+            // SAFETY: an event that this has.
+            unsafe { self.ended.handle().hold_up(queue)? };
         }
         // The call before may have ended with reading what this one writes to.
         if phases == Phases::AllGather { self.barrier_on(queue) } else { Ok(()) }
@@ -143,29 +249,35 @@ impl Peers {
         if phases == Phases::AllToAll {
             self.barrier_on(queue)?;
         }
-        if queue.is_capturing()? { Ok(()) } else { self.memory.end(queue) }
+        if queue.is_capturing()? {
+            return Ok(());
+        }
+        // SAFETY: an event that this has, of the context that the queue works in.
+        unsafe { self.ended.handle().record(queue) }
     }
 
     /// Barrier without an error flag; the next barrier reports a lost rank.
     fn barrier_on(&self, queue: &mut cuda::Queue) -> Result<()> {
-        if self.memory.world() == 1 {
+        if self.world() == 1 {
             return Ok(());
         }
-        let passed = self.barrier_of(queue, std::ptr::null_mut());
+        let passed = self.barrier(queue, ptr::null_mut());
         if passed.is_err() {
             self.give_up();
         }
         passed
     }
 
-    fn barrier_of(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
-        let Some(arrivals) = &self.arrivals else {
-            // SAFETY: the flag is NULL or part of a codec, which lives until its work is done.
-            return unsafe { self.memory.meet(queue, Steps::Both, error_flag) };
-        };
-        // SAFETY: the flag is NULL or part of a codec, which lives until its work is done.
-        unsafe { self.memory.meet(queue, Steps::Speak, error_flag)? };
+    fn barrier(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
+        let Some(arrivals) = &self.arrivals else { return self.launch_barrier(queue, Steps::Both, error_flag) };
+        self.launch_barrier(queue, Steps::Signal, error_flag)?;
         self.wait(arrivals, queue, error_flag)
+    }
+
+    /// `error_flag`: NULL or part of a codec, which lives until its work is done.
+    fn launch_barrier(&self, queue: &mut cuda::Queue, steps: Steps, error_flag: *mut u8) -> Result<()> {
+        // SAFETY: buffers that are mapped here; this and the codec live until the stream has passed the barrier.
+        unsafe { Way { peers: self.known, at: 0 }.barrier(queue, steps, error_flag) }
     }
 
     fn wait_for(&self, arrivals: &Rendezvous) -> Result<()> {
@@ -176,42 +288,79 @@ impl Peers {
 
     fn wait(&self, arrivals: &Rendezvous, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
         self.wait_for(arrivals)?;
-        // SAFETY: the flag is NULL or part of a codec, which lives until its work is done.
-        unsafe { self.memory.meet(queue, Steps::Listen, error_flag) }
+        self.launch_barrier(queue, Steps::Wait, error_flag)
+    }
+
+    /// Pushes blocks of `bytes` bytes, a multiple of 16: one for each rank, or one for all.
+    ///
+    /// # Safety
+    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this; no
+    /// rank reads what arrived in the area before.
+    unsafe fn push(&self, queue: &mut cuda::Queue, pattern: Pattern, from: *const u8, bytes: u64) -> Result<()> {
+        let apart = if pattern == Pattern::AllToAll { bytes } else { 0 };
+        let mut call = Push { way: self.way(pattern, bytes), from, vectors: bytes / 16, apart };
+        let blocks = self.world() as u64 * bytes.div_ceil(PUSHED);
+        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area,
+        // as `way` asserts, and the caller's memory.
+        unsafe { queue.launch(&PEERS.push, blocks, &mut argument(&mut call)) }
     }
 
     fn gather(&self, queue: &mut cuda::Queue, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
-        let record = self.memory.write_record(own);
-        // SAFETY: the record is memory of this communicator, which only the next call writes to, and this one waits
-        // until it was read; `begin` has passed a barrier.
-        unsafe { self.memory.push(queue, Area::AllGather, record, record::BYTES as u64)? };
-        self.barrier_of(queue, std::ptr::null_mut())?;
-        self.memory.read(queue, Area::AllGather, all.as_flattened_mut())?;
+        let (record, all) = (self.pinned.data().wrapping_add(RECORD), all.as_flattened_mut());
+        assert!(all.len() as u64 <= self.areas.exchange);
+        // SAFETY: the record is pinned memory that only this function writes to, and it waits until it was read;
+        // `begin_on` has passed a barrier.
+        unsafe {
+            record.copy_from_nonoverlapping(own.as_ptr(), own.len());
+            self.push(queue, Pattern::AllGather, record, record::BYTES as u64)?;
+        }
+        self.barrier(queue, ptr::null_mut())?;
+        queue.current()?;
+        queue.wait()?;
+        // SAFETY: from within this rank's buffer, as was asserted.
+        unsafe { queue.copy_to_host(all, self.area(Pattern::AllGather))? };
         self.end_on(queue, Phases::AllGather)?;
         self.lost_rank(self.rank)
+    }
+
+    /// Makes the barriers of all ranks fail, those that are under way and the next ones. This rank signals in none that
+    /// begins from now on. If it has just signalled, that barrier may pass; the one behind it sees that this rank has
+    /// aborted, for the signals of even and of odd barriers are apart.
+    fn end_barriers(&self) -> Result<()> {
+        let mut queue = self.queue_on(&self.aborts)?;
+        let signals = self.pinned.data().wrapping_add(ABORT_SIGNALS);
+        let broken = ptr::with_exposed_provenance_mut((self.known + offset_of!(Known, broken) as u64) as usize);
+        // SAFETY: pinned memory, and buffers that are mapped here, which begin with the signals of their ranks. All of
+        // it stays until this is dropped, which waits for what is enqueued.
+        unsafe {
+            queue.copy(broken, signals, size_of::<u32>())?;
+            self.buffers.iter().try_for_each(|&buffer| {
+                queue.copy(ptr::with_exposed_provenance_mut(buffer as usize), signals, SIGNALS as usize)
+            })
+        }
     }
 }
 
 impl Transport for Peers {
     fn place(&self) -> (usize, usize) {
-        (self.rank, self.memory.world())
+        (self.rank, self.world())
     }
 
     fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
         let Queue::Cuda(mut queue) = exchange.queue()? else {
             return Err(error!(UnsupportedDevice, "{}: only CUDA has peer memory", exchange.device));
         };
-        let area = area_of(exchange.pattern);
+        let Exchange { pattern, send, bytes, error_flag, .. } = *exchange;
         // SAFETY: blocks whose size was checked when their memory was made; a barrier lies between this and what read
         // the receive slots last, on any rank: that of the exchange before, or one of `begin` or `end`.
-        let pushed = unsafe { self.memory.push(&mut queue, area, exchange.send, exchange.bytes as u64) };
-        pushed.and_then(|()| self.barrier_of(&mut queue, exchange.error_flag))?;
-        Ok(self.memory.area(area))
+        let pushed = unsafe { self.push(&mut queue, pattern, send, bytes as u64) };
+        pushed.and_then(|()| self.barrier(&mut queue, error_flag))?;
+        Ok(ptr::with_exposed_provenance(self.area(pattern) as usize))
     }
 
     /// The bootstrap all-gather. Waits for it.
     fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
-        let mut queue = self.memory.own_queue()?;
+        let mut queue = self.queue_on(&self.stream)?;
         self.begin_on(&mut queue, Phases::AllGather)?;
         let gathered = self.gather(&mut queue, own, all);
         if gathered.is_err() {
@@ -226,14 +375,15 @@ impl Transport for Peers {
             arrivals.abort();
         }
         self.give_up();
-        self.memory.end_meetings()
+        self.end_barriers()
     }
 
-    /// The others find out when they have waited long enough.
+    /// The other ranks see it when their timeout ends.
     fn give_up(&self) {
         self.broken.store(true, Ordering::Relaxed);
         match &self.arrivals {
-            Some(arrivals) if self.memory.was_ended() => arrivals.abort(), // the others may not have the abort flag yet
+            // The other ranks of this process may not see the abort yet.
+            Some(arrivals) if self.barrier_failure() == ABORTED => arrivals.abort(),
             Some(arrivals) => arrivals.give_up(),
             None => {}
         }
@@ -244,7 +394,7 @@ impl Transport for Peers {
     }
 
     fn check(&self, device: Device, memory: &Block, bytes: i64) -> Result<()> {
-        let own = Device::Cuda(self.memory.ordinal());
+        let own = Device::Cuda(self.device.ordinal as i32);
         match memory {
             Block::Cpu(_) => Err(error!(
                 UnsupportedDevice,
@@ -253,15 +403,15 @@ impl Transport for Peers {
             Block::Cuda(_) if device != own => {
                 Err(error!(InvalidArgument, "device: {device}; the communicator, over peer memory, is on {own}"))
             }
-            Block::Cuda(memory) if !self.memory.is_in_context_of(memory) => Err(error!(
+            Block::Cuda(memory) if memory.home.id != self.home.id => Err(error!(
                 InvalidArgument,
                 "the current context is not the one that the communicator, over peer memory of {own}, was made in"
             )),
-            Block::Cuda(_) if self.memory.world() > 1 && bytes as u64 > self.memory.most_bytes() => Err(error!(
+            Block::Cuda(_) if self.world() > 1 && bytes as u64 > self.most_bytes() => Err(error!(
                 InvalidArgument,
                 "{bytes} bytes from each rank; the communicator's buffers have room for {}: gc_allreduce_peers_bytes \
                  says how large they must be",
-                self.memory.most_bytes()
+                self.most_bytes()
             )),
             Block::Cuda(_) => Ok(()),
         }
@@ -269,14 +419,18 @@ impl Transport for Peers {
 
     fn lost_rank(&self, rank: usize) -> Result<()> {
         // Read the timeout flag before the abort flag, so that an abort is not reported as a timeout.
-        let is_late = self.memory.is_broken() || self.peer_lost.load(Ordering::Relaxed);
-        if self.memory.was_ended() {
-            return Err(error!(Comm, "communicator: a rank has aborted it over peer memory, as rank {rank} has heard"));
+        let is_late = self.barrier_failure() != 0 || self.peer_lost.load(Ordering::Relaxed);
+        if self.barrier_failure() == ABORTED {
+            return Err(error!(
+                Comm,
+                "communicator: a rank has aborted it over peer memory, which rank {rank} has seen"
+            ));
         }
         if is_late {
             return Err(error!(
                 Timeout,
-                "communicator: rank {rank} waited {} ms over peer memory for a rank that did not come", self.timeout_ms
+                "communicator: rank {rank} waited {} ms over peer memory for a rank that did not arrive",
+                self.timeout_ms
             ));
         }
         Ok(())
@@ -302,12 +456,13 @@ impl Transport for Peers {
 
 impl Fused for Peers {
     fn receive_slots(&self) -> [*mut u8; 2] {
-        [Area::AllToAll, Area::AllGather].map(|area| self.memory.area(area))
+        [Pattern::AllToAll, Pattern::AllGather]
+            .map(|pattern| ptr::with_exposed_provenance_mut(self.area(pattern) as usize))
     }
 
     fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
-        let steps = if self.arrivals.is_some() { Steps::Speak } else { Steps::Both };
-        Sending { way: self.memory.way(area_of(pattern), bytes as u64), steps }
+        let steps = if self.arrivals.is_some() { Steps::Signal } else { Steps::Both };
+        Sending { way: self.way(pattern, bytes as u64), steps }
     }
 
     fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
@@ -315,11 +470,14 @@ impl Fused for Peers {
     }
 
     fn once(&self, bytes: i64) -> Option<Once> {
-        self.memory.once(bytes as u64)
+        let bytes = bytes as u64;
+        let fits = bytes.checked_mul(self.world() as u64).is_some_and(|all| all <= self.areas.once);
+        let at = self.areas.start_once() + self.rank as u64 * bytes;
+        fits.then_some(Once { way: Way { peers: self.known, at }, apart: bytes, turn: self.areas.once })
     }
 
     fn steps_once(&self) -> &'static [Steps] {
-        if self.arrivals.is_some() { &[Steps::Speak, Steps::Listen] } else { &[Steps::Both] }
+        if self.arrivals.is_some() { &[Steps::Signal, Steps::Wait] } else { &[Steps::Both] }
     }
 
     fn arrive_all(&self) -> Result<()> {
@@ -336,11 +494,12 @@ fn on_cuda(queue: &mut Queue, work: impl FnOnce(&mut cuda::Queue) -> Result<()>)
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // Only then is it known how that has ended.
-        self.memory.settle();
-        if self.memory.is_broken() || self.broken.load(Ordering::Relaxed) {
-            // A rank that arrives late, or has not seen the failure yet, writes there.
-            self.memory.keep();
+        // cuMemFree waits for what is under way: only then is it known how that has ended.
+        self.memory = None;
+        if self.is_broken() {
+            // A rank that arrives late, or has not seen the failure yet, writes to this rank's buffer: it is never
+            // freed.
+            mem::forget(self.own.take());
         }
     }
 }

@@ -68,7 +68,7 @@ impl Rendezvous {
             if left.is_zero() {
                 return Err(error!(
                     Timeout,
-                    "communicator: {} of {} ranks of this process came within {milliseconds} ms",
+                    "communicator: {} of {} ranks of this process arrived within {milliseconds} ms",
                     state.here,
                     self.ranks
                 ));
@@ -80,7 +80,7 @@ impl Rendezvous {
 
     /// A rank has aborted it: no rank waits any more.
     pub fn abort(&self) {
-        self.tell(|state| state.aborted = true);
+        self.set(|state| state.aborted = true);
     }
 
     pub fn was_aborted(&self) -> bool {
@@ -89,10 +89,10 @@ impl Rendezvous {
 
     /// One rank will not arrive any more.
     pub fn give_up(&self) {
-        self.tell(|state| state.given_up = true);
+        self.set(|state| state.given_up = true);
     }
 
-    fn tell(&self, what: impl FnOnce(&mut State)) {
+    fn set(&self, what: impl FnOnce(&mut State)) {
         what(&mut lock(&self.state));
         self.moved.notify_all();
     }

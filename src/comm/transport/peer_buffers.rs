@@ -1,0 +1,313 @@
+//! The buffers of peer memory (kernels/peers.cu): their layout, and how ranks reach them.
+//!
+//! Each rank has a buffer, to which all others write and which it alone reads:
+//!
+//! ```text
+//!     signals  | of even barriers | of odd ones |     a number from each rank
+//!     area     | of rank 0 | of rank 1 | ...          blocks of an all-to-all
+//!     area     | of rank 0 | of rank 1 | ...          blocks of an all-gather
+//!     area     | of rank 0 | of rank 1 | ...          whole payloads of one-shot calls, in even barriers
+//!     area     | of rank 0 | of rank 1 | ...          and in odd ones
+//! ```
+//!
+//! All-to-all and all-gather take turns, so that a barrier, that of the other one, lies between the reading of an area
+//! and the next write to it. Where one follows itself, a barrier of its own is needed. A one-shot call has one barrier,
+//! whose number selects the area: all ranks pass another barrier before the next call that takes the same area.
+
+use std::ptr;
+
+use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
+
+use crate::{
+    codec::plan::{ONE_EXCHANGE_BYTES_OF_TWO, sizes::LEAST_STRIDE},
+    cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Card},
+    dlpack::Device,
+    ffi::error::{Error, Result, Status, error},
+};
+
+use super::exchange::Pattern;
+
+/// The most ranks that the kernels have room for.
+pub const MOST_RANKS: usize = 64;
+
+/// Bytes of the signals.
+pub const SIGNALS: u64 = 2 * 8 * MOST_RANKS as u64;
+
+/// Areas are aligned to so many bytes.
+const ALIGNMENT: u64 = 256;
+
+/// The most bytes of all payloads of a one-shot call. It is the limit of two ranks, in every world: buffers for many
+/// ranks may be those of the two ranks of a node, with areas of the same sizes.
+const MOST_ONCE: u64 = ONE_EXCHANGE_BYTES_OF_TWO as u64;
+
+/// The bytes of an area of a buffer, of an exchange and of one-shot calls.
+#[derive(Clone, Copy)]
+pub struct Areas {
+    pub exchange: u64,
+    pub once: u64,
+}
+
+impl Areas {
+    /// The areas of a buffer of at least [`least_buffer_bytes`].
+    pub fn of(bytes: u64) -> Self {
+        let all = bytes.saturating_sub(SIGNALS);
+        let once = (all / 4).next_multiple_of(ALIGNMENT).min(MOST_ONCE);
+        Self { exchange: all.saturating_sub(2 * once) / 2 / ALIGNMENT * ALIGNMENT, once }
+    }
+
+    /// Where an area begins in a buffer.
+    pub fn start(&self, pattern: Pattern) -> u64 {
+        match pattern {
+            Pattern::AllToAll => SIGNALS,
+            Pattern::AllGather => SIGNALS + self.exchange,
+        }
+    }
+
+    /// Where the area of one-shot calls in even barriers begins. The other one is behind it.
+    pub fn start_once(&self) -> u64 {
+        SIGNALS + 2 * self.exchange
+    }
+}
+
+/// Bytes of each rank's buffer for exchanges of blocks of up to `block` bytes.
+pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
+    let area = (ranks as u64).checked_mul(block as u64)?.checked_next_multiple_of(ALIGNMENT)?;
+    let bytes = area.checked_add(area.min(MOST_ONCE))?.checked_mul(2)?.checked_add(SIGNALS)?;
+    i64::try_from(bytes).ok()
+}
+
+/// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element,
+/// which are larger than the records of a bootstrap.
+pub fn least_buffer_bytes(ranks: usize) -> i64 {
+    buffer_bytes(ranks, LEAST_STRIDE).unwrap_or(i64::MAX)
+}
+
+/// Checks that buffers have room for what every communicator exchanges.
+pub fn check_buffer_bytes(name: &str, bytes: i64, ranks: usize) -> Result<u64> {
+    let least = least_buffer_bytes(ranks);
+    if bytes < least {
+        return Err(error!(
+            InvalidArgument,
+            "{name}: buffers of {bytes} bytes; at least {least} expected for {ranks} ranks, and what \
+             gc_allreduce_peers_bytes says of each all-reduce"
+        ));
+    }
+    Ok(bytes as u64)
+}
+
+/// How many ranks a world has.
+pub fn ranks_of(world: i32) -> Result<usize> {
+    match usize::try_from(world) {
+        Ok(ranks @ 1..=MOST_RANKS) => Ok(ranks),
+        _ => Err(error!(InvalidArgument, "world_size: {world}; 1 to {MOST_RANKS} expected")),
+    }
+}
+
+/// The number of a CUDA device.
+pub fn ordinal_of(device: Device) -> Result<i32> {
+    match device {
+        Device::Cuda(ordinal) => Ok(ordinal),
+        Device::Cpu => Err(error!(UnsupportedDevice, "device: {device}; ranks reach each other's memory on CUDA")),
+    }
+}
+
+/// What a rank sends to the others, so that they can reach its buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Of the GPU.
+    pub uuid: [u8; 16],
+    /// In this process: where the buffer lies, and its context.
+    pub address: u64,
+    pub context: u64,
+}
+
+/// A rank's own buffer, before the others are mapped.
+pub struct Buffer {
+    device: Card,
+    memory: Memory,
+    bytes: u64,
+}
+
+impl Buffer {
+    /// `bytes` bytes in the context that calls without a stream work in, all 0.
+    pub fn new(ordinal: i32, bytes: u64) -> Result<Self> {
+        let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
+        let memory = Memory::new(&mut queue, bytes)?;
+        queue.wait()?;
+        Ok(Self { device: queue.device, memory, bytes })
+    }
+
+    pub fn identity(&self) -> Result<Identity> {
+        let home = self.memory.home;
+        Ok(Identity { uuid: self.device.uuid()?, address: self.memory.at(0), context: home.handle() as u64 })
+    }
+
+    /// A queue in the context of the buffer.
+    pub fn queue(&self) -> Result<Queue> {
+        self.memory.queue(Stream::LEGACY)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The memory, for the rank that keeps it.
+    pub fn into_memory(self) -> Memory {
+        self.memory
+    }
+
+    /// For another process.
+    pub fn handle(&self) -> Result<[u8; 64]> {
+        let mut queue = self.queue()?;
+        queue.current()?;
+        let (driver, mut handle) = (self.device.driver, CUipcMemHandle { reserved: [0; 64] });
+        // SAFETY: the place outlives the call; the address is of memory from cuMemAlloc.
+        let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, self.memory.at(0)) };
+        driver.check(code, format_args!("cuIpcGetMemHandle of {} bytes on {}", self.bytes, self.device))?;
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    /// The buffer of another process.
+    pub fn open(&self, handle: &[u8; 64]) -> Result<Mapped> {
+        /// So that a GPU that can be reached is.
+        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+        let mut queue = self.queue()?;
+        queue.current()?;
+        let (driver, mut address) = (self.device.driver, 0);
+        let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+        // SAFETY: the place outlives the call; the driver checks a handle.
+        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
+        driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device)).map_err(unreachable)?;
+        Ok(Mapped { device: self.device, home: self.memory.home, address })
+    }
+
+    /// The buffer of another rank of this process: its address, once this GPU reaches it.
+    pub fn reach(&self, other: &Identity) -> Result<u64> {
+        let driver = self.device.driver;
+        if self.device.uuid()? == other.uuid {
+            return Ok(other.address);
+        }
+        let mut queue = self.queue()?;
+        queue.current()?;
+        const ALREADY_ENABLED: i32 = 704;
+        // SAFETY: the other rank of this process keeps its buffer's context; a context is current.
+        let code = unsafe { (driver.functions.cuCtxEnablePeerAccess)(other.context as _, 0) };
+        if code != ALREADY_ENABLED {
+            driver.check(code, format_args!("cuCtxEnablePeerAccess on {}", self.device)).map_err(unreachable)?;
+        }
+        Ok(other.address)
+    }
+}
+
+/// A buffer of another process, mapped here.
+pub struct Mapped {
+    device: Card,
+    home: ContextRef,
+    pub address: u64,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        self.home.give_back(self.device, || {
+            // SAFETY: from cuIpcOpenMemHandle in this context, which is current; its user's work is done.
+            unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(self.address) };
+        });
+    }
+}
+
+/// Checks that a buffer of the caller's is memory of a GPU that the device's context reaches.
+pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bool) -> Result<()> {
+    use CUpointer_attribute::{
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+    };
+    const OF_DEVICE: u32 = 2;
+    let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
+    queue.current()?;
+    let (device, driver) = (queue.device, queue.device.driver);
+    let refusal =
+        || -> Error { error!(InvalidArgument, "options: buffers[{rank}], {address:#x}, is no device memory here") };
+    if address == 0 || !address.is_multiple_of(ALIGNMENT) {
+        return Err(error!(
+            InvalidArgument,
+            "options: buffers[{rank}] is {address:#x}; an address that is a multiple of {ALIGNMENT} expected"
+        ));
+    }
+    let (mut memory_type, mut on) = (0u32, 0i32);
+    // SAFETY: the places are of the attributes' types; any address may be asked for.
+    unsafe {
+        let get = driver.functions.cuPointerGetAttribute;
+        if get(ptr::from_mut(&mut memory_type).cast(), MEMORY_TYPE, address) != 0 || memory_type != OF_DEVICE {
+            return Err(refusal());
+        }
+        let code = get(ptr::from_mut(&mut on).cast(), ORDINAL, address);
+        driver.check(code, format_args!("cuPointerGetAttribute of buffers[{rank}]"))?;
+    }
+    // The device of another rank's memory may be that rank's or this one.
+    if own && on != ordinal {
+        return Err(error!(
+            InvalidArgument,
+            "options: buffers[{rank}], this rank's own, is on cuda:{on}, not on {device}"
+        ));
+    }
+    // Memory from cuMemMap may consist of several parts.
+    let mut there = address;
+    while there - address < bytes {
+        let (mut first, mut size) = (0, 0);
+        // SAFETY: the places outlive the call. Any address may be asked about.
+        let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut size, there) };
+        let end = if code == 0 { first.saturating_add(size as u64) } else { there };
+        if end <= there {
+            return Err(error!(
+                InvalidArgument,
+                "options: buffers[{rank}], {address:#x}, has {} bytes; {bytes} expected",
+                there - address
+            ));
+        }
+        there = end;
+    }
+    let mut signals = [0u64; 2 * MOST_RANKS];
+    // SAFETY: the driver refuses what is not mapped; the integers outlive the call.
+    let code =
+        unsafe { (driver.functions.cuMemcpyDtoH_v2)(signals.as_mut_ptr().cast(), address, size_of_val(&signals)) };
+    if code != 0 {
+        return Err(refusal());
+    }
+    if own && signals.contains(&u64::MAX) {
+        return Err(error!(Comm, "options: a rank that was ahead has aborted over these buffers"));
+    }
+    // Ranks that are ahead have signalled the first barrier, but no other one.
+    if own
+        && (signals[..MOST_RANKS].iter().any(|&number| number != 0)
+            || signals[MOST_RANKS..].iter().any(|&number| number > 1))
+    {
+        return Err(error!(InvalidArgument, "options: buffers[{rank}], this rank's own, is not all 0"));
+    }
+    Ok(())
+}
+
+/// The status of peers that cannot be reached, whatever error the driver gives.
+fn unreachable(failure: Error) -> Error {
+    match failure.status {
+        Status::OutOfMemory | Status::ContextLost => failure,
+        _ => Error { status: Status::UnsupportedDevice, ..failure },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_has_room_for_its_blocks_and_up_to_a_size_for_those_of_one_exchange() {
+        for (world, block) in [(1, 16), (2, 16), (2, 1 << 20), (2, 1 << 21), (2, 1 << 22), (3, 1 << 30), (64, 16_400)] {
+            let bytes = buffer_bytes(world, block).unwrap() as u64;
+            let (Areas { exchange, once }, all) = (Areas::of(bytes), world as u64 * block as u64);
+            assert!(exchange >= all && once >= all.min(MOST_ONCE), "{world} {block}: {exchange} {once}");
+            assert!(SIGNALS + 2 * (exchange + once) <= bytes && exchange.is_multiple_of(ALIGNMENT), "{world} {block}");
+            assert!(
+                Areas::of(bytes - 1).exchange < all.next_multiple_of(ALIGNMENT),
+                "{world} {block}: a byte too many"
+            );
+        }
+    }
+}
