@@ -128,7 +128,7 @@ install: $(LIBRARY)
 	install -m 644 kernels/README.md $(INTO_DOC)/kernels.md
 	tar -c --exclude=__pycache__ --exclude=target $(EXAMPLES_OF_ALL) | tar -x -C $(INTO_DOC)
 	chmod -R u=rwX,go=rX $(addprefix $(INTO_DOC)/,$(EXAMPLES_OF_ALL))
-	install -m 644 python/gradcodec/*.py python/gradcodec/py.typed $(INTO_PYTHON)/gradcodec
+	install -m 644 $(addprefix python/gradcodec/,*.py hook.cpp py.typed) $(INTO_PYTHON)/gradcodec
 	umask 022; sh docs/man.sh > $(INTO_MAN)/gradcodec.7
 	install $(STRIP_IT) -m 755 $(LIBRARY) $(INTO_LIB)/libgradcodec.so.$(VERSION)
 	ln -sf libgradcodec.so.$(VERSION) $(INTO_LIB)/$(SONAME)

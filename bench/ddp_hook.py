@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Host time of DistributedDataParallel's hook, with gradcodec.torch.compress and with PyTorch's own hooks:
-build/bench/ddp_hook.json and a table.
+"""Host time of DistributedDataParallel's hook, with gradcodec.torch.compress and with PyTorch's own hooks, in C++ and in
+Python: build/bench/ddp_hook.json and a table.
 
     python3 bench/ddp_hook.py [--quick] [--library PATH] [--device cuda] [--tensors 100] [--elements 64]
 
-Two ranks, over gloo on the CPU and over NCCL on two GPUs, train a model whose gradients fit in one bucket. A hook's time
-is the CPU time of the thread that calls it, from its call to its return: it has no part in which the thread waits for
-the other rank. On a CPU the work is in it. `C`: the part within the library's functions, and the exchanges that they
-call back for. Of each the median of the steps, and the least, which other processes on the machine disturb less.
+Two ranks, over gloo on the CPU and over NCCL or peer memory on two GPUs, train a model whose gradients fit in one bucket.
+After some steps each hook is called again and again for that bucket: a call is a whole step of the hook. On GPUs a call's
+time is that from its call to its return, while the GPU has nothing else to do. On the CPU it is the CPU time of the thread:
+it has no part in which the thread waits for the other rank, but the work is in it. `C`: the part of a hook in Python that
+is within the library's functions, and the exchanges that they call back for. Of each the median of the calls, and the
+least, which other processes on the machine disturb less.
 """
 
 import argparse
@@ -30,7 +32,7 @@ sys.path.insert(0, str(ROOT / "python"))
 
 from common import commit  # noqa: E402 the path comes first
 
-WORLD, FIRST = 2, 20  # steps that are not counted
+WORLD, FIRST = 2, 20  # calls that are not counted
 CODECS = "bf16", "int8", "int4", "onebit"
 
 
@@ -41,22 +43,6 @@ class Model(torch.nn.Module):
 
     def forward(self, gradient):
         return sum((weight * gradient).sum() for weight in self.weights)
-
-
-class Timed(DistributedDataParallel):
-    """Whose hooks are timed, in seconds a step."""
-
-    def register_comm_hook(self, state, hook):
-        self.seconds = []
-
-        @functools.wraps(hook)
-        def timed(state, bucket):
-            start = time.thread_time()
-            future = hook(state, bucket)
-            self.seconds.append(time.thread_time() - start)
-            return future
-
-        super().register_comm_hook(state, timed)
 
 
 class InC:
@@ -82,17 +68,25 @@ class InC:
         return seconds
 
 
-def steps(arguments, register):
-    """Seconds a step of the hook, and of that in C."""
-    model = Timed(Model(arguments.tensors, arguments.elements).to(arguments.device), bucket_cap_mb=1000)
-    end, gradient, in_c = register(model), torch.ones(arguments.elements, device=arguments.device), []
+def calls(arguments, register):
+    """Seconds of each call of the hook, and of those in C."""
+    model = DistributedDataParallel(Model(arguments.tensors, arguments.elements).to(arguments.device), bucket_cap_mb=1000)
+    end, gradient = register(model), torch.ones(arguments.elements, device=arguments.device)
+    for _ in range(4):  # buckets are arranged anew after the first
+        model(gradient).backward()
+    reducer, on_gpu = model.reducer, arguments.device == "cuda"
+    (bucket,) = reducer._get_zeros_like_grad_buckets()
+    clock, hook, in_c = time.perf_counter if on_gpu else time.thread_time, [], []
     for _ in range(FIRST + (200 if arguments.quick else 1000)):
         dist.barrier()
+        if on_gpu:
+            torch.cuda.synchronize()
         arguments.in_c.take()
-        model(gradient).backward()
+        start = clock()
+        future = reducer._run_comm_hook(bucket)
+        hook.append(clock() - start)
         in_c.append(arguments.in_c.take())
-    hook = model.seconds[-len(in_c) :]
-    assert len(hook) == len(in_c), "one bucket a step"
+        future.wait()
     end()
     return hook[FIRST:], in_c[FIRST:]
 
@@ -102,10 +96,16 @@ def plain(hook, model):
     return lambda: None
 
 
-def compressed(codec, model):
+def builtin(kind, model):
+    model._register_builtin_comm_hook(kind)
+    return lambda: None
+
+
+def compressed(codec, native, model):
     import gradcodec.torch
 
-    return gradcodec.torch.compress(model, codec, momentum=True, **({} if codec == "onebit" else {"raw": ()})).close
+    more = {} if codec == "onebit" else {"raw": ()}
+    return gradcodec.torch.compress(model, codec, momentum=True, native=native, **more).close
 
 
 def rank(number, arguments, folder):
@@ -114,11 +114,17 @@ def rank(number, arguments, folder):
         torch.cuda.set_device(number)
     backend = "nccl" if arguments.device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=number, world_size=WORLD)
-    arguments.in_c, found = InC(), {}
-    hooks = {name: functools.partial(plain, getattr(default_hooks, name)) for name in ("allreduce_hook", "bf16_compress_hook")}
-    hooks.update((f"compress, {codec}", functools.partial(compressed, codec)) for codec in CODECS)
+    arguments.in_c, found, kinds = InC(), {}, dist.BuiltinCommHookType
+    hooks = {
+        "PyTorch's all-reduce, C++": functools.partial(builtin, kinds.ALLREDUCE),
+        "PyTorch's fp16, C++": functools.partial(builtin, kinds.FP16_COMPRESS),
+        "PyTorch's all-reduce, Python": functools.partial(plain, default_hooks.allreduce_hook),
+        "PyTorch's bf16, Python": functools.partial(plain, default_hooks.bf16_compress_hook),
+    }
+    for native, language in (True, "C++"), (False, "Python"):
+        hooks.update((f"compress, {codec}, {language}", functools.partial(compressed, codec, native)) for codec in CODECS)
     for name, register in hooks.items():
-        found[name] = steps(arguments, register)
+        found[name] = calls(arguments, register)
     if number == 0:
         (pathlib.Path(folder) / "found").write_text(json.dumps(found))
     dist.barrier()
@@ -132,6 +138,8 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tensors", type=int, default=100)
     parser.add_argument("--elements", type=int, default=64, help="of each")
+    default = ROOT / "build" / "bench" / "ddp_hook.json"
+    parser.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
     arguments = parser.parse_args()
     if arguments.library:
         os.environ["GRADCODEC_LIBRARY"] = arguments.library
@@ -140,16 +148,15 @@ def main():
         torch.multiprocessing.spawn(rank, (arguments, folder), WORLD)
         found = json.loads((pathlib.Path(folder) / "found").read_text())
     about = f"{arguments.tensors} tensors of {arguments.elements}, {WORLD} ranks, {arguments.device}"
-    print(f"{about}, us a step:\n{'':22}  median   least     C: median   least  without: median   least")
+    print(f"{about}, us a call:\n{'':30}  median   least     C: median   least  without: median   least")
     for name, (hook, in_c) in found.items():
         columns = [hook] if not max(in_c) else [hook, in_c, [one - other for one, other in zip(hook, in_c)]]
         numbers = [of(each) * 1e6 for each in columns for of in (statistics.median, min)]
-        print(f"  {name:20}" + "".join(f"{number:{width}.1f}" for number, width in zip(numbers, (8, 8, 15, 8, 17, 8))))
+        print(f"  {name:28}" + "".join(f"{number:{width}.1f}" for number, width in zip(numbers, (8, 8, 15, 8, 17, 8))))
     result = {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found}
-    path = ROOT / "build" / "bench" / "ddp_hook.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(path)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(arguments.output)
 
 
 if __name__ == "__main__":

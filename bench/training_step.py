@@ -2,13 +2,16 @@
 gradcodec.torch.compress(): build/bench/training_step.json and a table.
 
     python3 bench/training_step.py --library lib/libgradcodec.so.0 [--quick]
+    python3 bench/training_step.py --library lib/libgradcodec.so.0 --hooks [25 50 100 200]
     python3 bench/training_step.py --library lib/libgradcodec.so.0 --device cpu      a rehearsal over gloo
 
 A process a GPU. The step is whole: forward, backward, during which DDP exchanges its buckets, and SGD. `no exchange`
 is the same without gradients being sent. float32: weights and gradients in float32, products in bfloat16; bfloat16:
 all of it. Besides the model of accuracy.py there is one of 30 times its size, with few sequences and with many.
 Contenders take turns, several steps at a time, which are enqueued without waiting; a turn's time is that of the
-slowest rank. NCCL goes without NVLS. In the end all ranks must have the same weights.
+slowest rank. NCCL goes without NVLS. In the end all ranks must have the same weights. With `--hooks` the contenders are
+INT8 with the hook in Python and in C++, with each bucket alone (0 MiB) and with exchanges of so many MiB, and PyTorch's
+bf16 hook.
 """
 
 import argparse
@@ -27,17 +30,19 @@ sys.path.append(str(ROOT / "python"))
 
 import accuracy
 
-# The name: the codec, None for DDP's own exchange, and the transport.
-PLAIN = {"no exchange": (None, None), "NCCL": (None, None)}
-CODECS = "int8", "int4"
-CONTENDERS = {**PLAIN, **{f"{codec}, {over}": (codec, over) for over in ("peers", "nccl") for codec in CODECS}}
-REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, "gloo") for codec in CODECS}}
+# The name: the codec, None for DDP's own exchange, and what compress() is given besides.
+PLAIN = {"no exchange": (None, {}), "NCCL": (None, {})}
+CODECS, OF_PYTORCH = ("int8", "int4"), "bf16 hook"
+CONTENDERS = {
+    **PLAIN, **{f"{codec}, {over}": (codec, {"transport": over}) for over in ("peers", "nccl") for codec in CODECS}
+}  # fmt: skip
+REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, {"transport": "gloo"}) for codec in CODECS}}
 FULL = accuracy.SIZES["full"]["transformer"]
 LARGE = FULL._replace(width=1280, layers=16)
 # A model and how many sequences each rank has: of 8, the host takes longer to enqueue the step than the GPU to do it.
 CASES = {"full": (FULL, 8), "large": (LARGE, 8), "busy": (LARGE, 64)}
 TURNS, QUICK_TURNS, STEPS, FIRST = 15, 7, 5, 5  # FIRST: steps that are not counted; DDP arranges its buckets after one
-SECONDS = 200  # for a model: ranks that take longer wait for each other for ever
+SECONDS = 300  # for a model: ranks that take longer wait for each other for ever
 
 
 def model_of(torch, task, dtype, device):
@@ -60,12 +65,17 @@ def model_of(torch, task, dtype, device):
 
 
 class Training:
-    def __init__(self, torch, model, codec, transport, is_sent):
+    def __init__(self, torch, model, codec, named, is_sent):
         import gradcodec.torch
 
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.model, self.is_sent = model, is_sent
-        self.compression = gradcodec.torch.compress(model, codec, transport=transport) if codec else None
+        if codec == OF_PYTORCH:
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            model.register_comm_hook(None, bf16_compress_hook)
+        is_ours = codec not in (None, OF_PYTORCH)
+        self.compression = gradcodec.torch.compress(model, codec, **named) if is_ours else None
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         self.count = sum(parameter.numel() for parameter in model.parameters())
 
@@ -98,8 +108,8 @@ def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
     dtype, wait = getattr(torch, dtype_name), torch.cuda.synchronize if on == "cuda" else lambda: None
     made, sent, seconds = {}, {}, {}
     begin = model_of(torch, task, dtype, device)
-    for name, (codec, transport) in contenders.items():
-        made[name] = Training(torch, copy.deepcopy(begin), codec, transport, name != "no exchange")
+    for name, (codec, named) in contenders.items():
+        made[name] = Training(torch, copy.deepcopy(begin), codec, named, name != "no exchange")
         seconds[name] = []
     generator = torch.Generator().manual_seed(here.rank)
     examples = torch.randint(256, (sequences, task.context + 1), generator=generator).to(device)
@@ -120,6 +130,7 @@ def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
                 continue
             seconds[name].append(took)
             item = 2 if dtype_name == "bfloat16" else 4
+            item = 2 if contenders[name][0] == OF_PYTORCH else item
             of_ring = 2 * (here.world - 1) * item * training.count / here.world if training.is_sent else 0
             own = training.compression and (training.compression.bytes_sent - before) / count
             sent[name] = of_ring if own is None else own
@@ -155,6 +166,7 @@ def main():
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
     options.add_argument("--quick", action="store_true", help="fewer turns")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
+    options.add_argument("--hooks", metavar="MiB", type=float, nargs="*", help="the hook in Python and C++; sizes")
     options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
     default = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/training_step.json")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
@@ -171,6 +183,13 @@ def main():
     contenders, cases, turns = CONTENDERS, CASES, QUICK_TURNS if options.quick else TURNS
     if on == "cpu":
         contenders, cases, turns = REHEARSED, {"tiny": (accuracy.SIZES["tiny"]["transformer"], 1)}, 2
+    if options.hooks is not None:
+        over = {"transport": "gloo" if on == "cpu" else "peers"}
+        contenders = {**PLAIN, OF_PYTORCH: (OF_PYTORCH, {})}
+        for language, native in ("Python", False), ("C++", True):
+            for size in (0.0, *options.hooks):
+                named = {**over, "native": native, "exchange_mib": size}
+                contenders[f"int8, {over['transport']}, {language}, {size:g} MiB"] = "int8", named
     about = {"of": "training step", "world": world, "on": on, "rehearsal": on == "cpu", "quick": options.quick}
     about |= {"commit": commit(), "date": datetime.date.today().isoformat()}
     results, failed = {"about": about, "rows": []}, False

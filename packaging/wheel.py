@@ -64,7 +64,7 @@ def contents(arch, about):
     """Names in the wheel, each with its bytes and whether it is a program."""
     prefix = ROOT / "build/package" / arch / "prefix"
     package = ROOT / "python" / "gradcodec"
-    for file in sorted([*package.glob("*.py"), package / "py.typed"]):
+    for file in sorted([*package.glob("*.py"), package / "hook.cpp", package / "py.typed"]):
         yield f"gradcodec/{file.name}", file.read_bytes()
     yield "gradcodec/_config.py", (ROOT / "packaging/config.py").read_bytes()
     yield "gradcodec/lib/libgradcodec.so.0", (prefix / f"lib/libgradcodec.so.{about['version']}").read_bytes()

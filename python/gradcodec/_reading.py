@@ -464,6 +464,15 @@ class _Parts:
             self._address = address
         return self
 
+    def at_each(self, addresses: Sequence[int], numbers: Sequence[int]) -> _Parts:
+        """These parts, where as many of them as `numbers` says begin at each address."""
+        words, k, self._address = self._frame.words, 0, 0
+        for address, number in zip(addresses, numbers):
+            for each in range(k, k + number):
+                words[each * _WORDS] = address + self._offsets[each] - self._offsets[k]
+            k += number
+        return self
+
 
 _LOW = 2**32 - 1  # of a device: its kind
 _LEAST, _MOST_KEPT = 8, 1024

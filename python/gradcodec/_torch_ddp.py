@@ -1,37 +1,107 @@
 """DistributedDataParallel's gradients, compressed."""
 
 import datetime
+import math
+import warnings
 import weakref
-from typing import Any, Iterable, Sequence
+from ctypes import c_void_p, cast
+from types import ModuleType
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from . import _torch_native
 from ._arguments import _said
-from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, process_group
+from ._errors import GradCodecError, Status
+from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, library, process_group
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
+MIB = 1 << 20
+ON_ONE_NODE = 100  # MiB of an exchange between GPUs of one node, where the host's time counts
 
-class _Bucket(Unit):
-    """The parameters that are in one bucket of DDP, whose gradients lie one after the other in its buffer."""
 
-    def __init__(self, parameters: list[int], names: Sequence[str], handle: Handle) -> None:
+class _Waiting(NamedTuple):
+    """A bucket of DDP that the hook was called for and that was not exchanged yet."""
+
+    number: int  # in its pass
+    buffer: torch.Tensor
+    parameters: tuple[int, ...]  # by id()
+    done: torch.futures.Future[torch.Tensor]
+
+
+class _Exchange(Unit):
+    """The parameters of the buckets that one handle takes: gradients lie one after the other in each bucket's buffer."""
+
+    def __init__(self, names: Sequence[str], handle: Handle, parameters: Sequence[tuple[int, ...]], record: Any) -> None:
+        self._record = record  # which the hook in C++ reads and writes
         super().__init__(names, handle)
-        self.parameters = parameters  # by id()
+        self.parameters = list(parameters)  # of each bucket, by id()
+        self.numbers = [len(each) for each in parameters]
+        sizes = iter(handle.sizes)
+        self._elements = [sum(next(sizes) for _ in each) for each in parameters]
         self.is_final = False  # DDP arranges its buckets anew once
-        self._elements = sum(handle.sizes)
 
-    def is_of(self, buffer: torch.Tensor) -> bool:
-        """Whether the handle, which looks at no more than the address, stays within the buffer."""
-        return buffer.dtype is self.handle.dtype and buffer.numel() == self._elements
+    @property
+    def in_step(self) -> bool:
+        return bool(self._record.in_step)
+
+    @in_step.setter
+    def in_step(self, value: bool) -> None:
+        self._record.in_step = value
+
+    def has(self, place: int, buffer: torch.Tensor) -> bool:
+        """Whether a bucket in this place is as long as the handle, which looks at no more than the address, takes it."""
+        known = place < len(self._elements) and buffer.numel() == self._elements[place]
+        return known and buffer.dtype is self.handle.dtype
+
+
+class _Record:
+    """What an exchange says of its part in a step. The hook in C++ has an object of its own for it."""
+
+    in_step = False
+
+
+class _State:
+    """What a Compression says of its step. The hook in C++ has an object of its own for it."""
+
+    pending = complete = closed = False
+    measure = True
+    error_factor: torch.Tensor | None = None
+    errors_scale: torch.Tensor | None = None
+    bytes_sent = 0
 
 
 class _Slot:
-    """What DDP keeps as the state of its hook, which it has for good."""
+    """What DDP keeps as the state of its hook, which it has for good. The hook in C++ calls the methods."""
+
+    native: Any = None
 
     def __init__(self, compression: "_Buckets") -> None:
         self.compression = compression
+
+    @eager
+    def exchange(
+        self, first: int, buffers: list[torch.Tensor], parameters: list[list[torch.Tensor]], is_last: bool
+    ) -> None:
+        self.compression._exchange(first, buffers, [tuple(map(id, each)) for each in parameters], is_last)
+
+    @eager
+    def begin(self) -> None:
+        self.compression._begin()
+
+    @eager
+    def check_direct(self) -> None:
+        self.compression._group.check_direct()
+
+    @eager
+    def enqueued(self, first: int) -> None:
+        self.compression._exchanges[first].handle.enqueued()
+
+    @eager
+    def failed(self, first: int, status: int) -> None:
+        self.compression._exchanges[first].handle.steps._failed(status)
 
 
 @eager
@@ -48,76 +118,155 @@ def _plain(group: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tenso
     return future.then(lambda done: buffer)
 
 
+def _of_state(name: str) -> Any:
+    """An attribute that lies in the state, which the hook in C++ reads and writes."""
+    return property(lambda self: getattr(self._state, name), lambda self, value: setattr(self._state, name, value))
+
+
 class _Buckets(Compression):
-    """The hook of a DistributedDataParallel."""
+    """The hook of a DistributedDataParallel. `native`: the module of the hook in C++, None where it is in Python."""
+
+    _pending, _complete, _closed = map(_of_state, ("pending", "complete", "closed"))
+    _measure, _error_factor, _errors_scale = map(_of_state, ("measure", "error_factor", "errors_scale"))
 
     def __init__(
         self, model: DistributedDataParallel, parameters: dict[str, torch.Tensor], group: Group, codec: str, error: str,
-        raw: Any, scaler: Any,
+        raw: Any, scaler: Any, least_bytes: int, native: ModuleType | None,
     ) -> None:  # fmt: skip
+        self._state: Any = _State()
         super().__init__(group, codec, error, {name: one.numel() for name, one in parameters.items()}, raw, scaler)
         self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters.items()}
         self._model = weakref.ref(model)  # which keeps this
-        self._buckets: dict[int, _Bucket] = {}
+        self._exchanges: dict[int, _Exchange] = {}  # by the index of the first bucket
+        self._least_bytes, self._native = least_bytes, native
         self._devices: list[int | str | torch.device] | None = None if self._stream is None else [group.device]
+        self._waiting: list[_Waiting] = []
+        # Of this pass: its buckets and tensors so far, by id() its first parameter, and whether it is over.
+        self._buckets, self._tensors, self._first, self._is_over = 0, 0, 0, True
+        logger: Any = model.logger
+        self._all_tensors = int(logger._get_ddp_logging_data().ints_map["num_parameter_tensors"])  # in DDP's buckets
+        if native is not None:
+            lib = library().lib
+            functions = lib.gc_allreduce_run, lib.gc_allreduce_flags, lib.gc_allreduce_commit, lib.gc_comm_async_error
+            addresses = [cast(function, c_void_p).value for function in functions]
+            self._state = native.State(*addresses, least_bytes, self._all_tensors, self._stream, self._taken_back)
+            self._state.scales = scaler is not None
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank, in all steps."""
+        return self._group.bytes_sent + int(self._state.bytes_sent)
 
     def _units(self) -> Iterable[Unit]:
-        return self._buckets.values()
+        return self._exchanges.values()
 
     def _forget(self) -> None:
-        self._buckets.clear()
+        self._drop(list(self._exchanges))
+
+    def _drop(self, exchanges: Iterable[int]) -> None:
+        for first in exchanges:
+            if self._native is not None:
+                try:
+                    self._state.remove(first)
+                except RuntimeError as busy:
+                    raise GradCodecError(str(busy), Status.BUSY) from None
+            del self._exchanges[first]
 
     def _reduced(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        buffer = bucket.buffer()
+        buffer, number = bucket.buffer(), int(bucket.index())
         if self._closed:
             return _plain(self._ddp_group, buffer)
+        parameters = self._parameters(bucket, buffer, number)
+        # In the first pass of a static graph DDP gives all buckets the index 0, one after the other, and none is the last.
+        if number == 0 and self._buckets > 0 and not self._is_over and parameters[0] != self._first:
+            number = self._buckets
+        if number == 0:  # what waits is of a pass that broke off
+            self._waiting, self._tensors, self._first = [], 0, parameters[0]
+        self._buckets = number + 1
+        self._tensors += len(parameters)
+        self._is_over = bucket.is_last() or self._tensors == self._all_tensors
         with self._on_stream(joined=False):
-            if bucket.index() == 0:
-                self._begin()
-            own = self._bucket(bucket, buffer)
-            own.in_step = True
-            if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(own, buffer))
-            own.handle.run_within(buffer, self._error_factor, self._stream_number)
-            if bucket.is_last():
-                self._complete, self._measure = True, False
-            # On a GPU it stands for what is on the stream by now.
-            done: Any = torch.futures.Future(devices=self._devices)
-            done.set_result(buffer)
-        future: torch.futures.Future[torch.Tensor] = done
-        return future
+            if self._waiting and self._waiting[0].buffer.dtype is not buffer.dtype:
+                self._exchange_waiting(False)
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=self._devices)
+            self._waiting.append(_Waiting(number, buffer, parameters, done))
+            if self._is_over or sum(each.buffer.nbytes for each in self._waiting) >= self._least_bytes:
+                self._exchange_waiting(self._is_over)
+        return done
 
-    def _bucket(self, bucket: Any, buffer: torch.Tensor) -> _Bucket:
+    def _exchange_waiting(self, is_last: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        buffers, parameters = [each.buffer for each in waiting], [each.parameters for each in waiting]
+        self._exchange(waiting[0].number, buffers, parameters, is_last)
+        for each in waiting:
+            each.done.set_result(each.buffer)  # on a GPU it stands for what is on the stream by now
+
+    def _parameters(self, bucket: Any, buffer: torch.Tensor, number: int) -> tuple[int, ...]:
+        """By id(). To read a list of many parameters takes its time, and a list that is final is known."""
+        first = max((first for first in self._exchanges if first <= number), default=number)
+        known = self._exchanges.get(first)
+        if known is not None and known.is_final and self._is_final() and known.has(number - first, buffer):
+            return known.parameters[number - first]
+        return tuple(map(id, bucket.parameters()))
+
+    def _is_final(self) -> bool:
+        return bool(getattr(self._model(), "_has_rebuilt_buckets", False))
+
+    def _exchange(
+        self, first: int, buffers: list[torch.Tensor], parameters: list[tuple[int, ...]], is_last: bool
+    ) -> None:
+        """Enqueues the exchange of these buckets, the first of which has this index."""
+        if first == 0:
+            self._begin()
+        own = self._exchange_of(first, buffers, parameters, is_last)
+        own.in_step = True
+        if self._measure and self.codec != "sign":
+            self._measured.update(self._losses(own, buffers[0] if len(buffers) == 1 else torch.cat(buffers)))
+        if len(buffers) == 1:
+            own.handle.run_within(buffers[0], self._error_factor, self._stream_number)
+        else:
+            own.handle.run_within_each(buffers, own.numbers, self._error_factor, self._stream_number)
+        if is_last:
+            self._complete, self._measure = True, False
+
+    def _exchange_of(
+        self, first: int, buffers: list[torch.Tensor], parameters: list[tuple[int, ...]], is_last: bool
+    ) -> _Exchange:
         """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
         pass."""
-        index, is_final = bucket.index(), getattr(self._model(), "_has_rebuilt_buckets", False)
-        known = self._buckets.get(index)
-        must_be_seen = bucket.is_last()  # by PyTorch, which finds a rank that does not come
-        if known is not None and (not known.is_of(buffer) or (must_be_seen and known.handle.is_direct)):
-            known = None
-        if known is not None and is_final and known.is_final:  # a list of many parameters takes its time
+        known = self._exchanges.get(first)
+        # By PyTorch, which finds a rank that does not take part.
+        must_be_seen = is_last
+        if (
+            known is not None and known.parameters == parameters and not (must_be_seen and known.handle.is_direct)
+            and all(known.has(place, buffer) for place, buffer in enumerate(buffers))
+        ):  # fmt: skip
+            known.is_final = self._is_final()
             return known
-        parameters = [*map(id, bucket.parameters())]
-        if known is not None and known.parameters == parameters:
-            known.is_final = is_final
-            return known
-        check_tensor("gradient", buffer)
-        others = [old for old, one in self._buckets.items() if not one.in_step]
+        for buffer in buffers:
+            check_tensor("gradient", buffer)
+        others = [old for old, one in self._exchanges.items() if not one.in_step]
         for old in others:
-            self._buckets[old].read(self._worker, self._server)
+            self._exchanges[old].read(self._worker, self._server)
         self._wait()
-        for old in others:
-            del self._buckets[old]
-        names = [self._names[each] for each in parameters]
-        raw = [self._raw[name] for name in names]
-        sizes, error = [self._sizes[name] for name in names], self.error
-        if buffer.numel() != sum(sizes) or not buffer.is_contiguous():
-            raise ValueError(f"gradient: {sum(sizes)} contiguous elements expected, got shape {list(buffer.shape)}")
+        self._drop(others)
+        for buffer, own in zip(buffers, parameters):
+            elements = sum(self._sizes[self._names[each]] for each in own)
+            if buffer.numel() != elements or not buffer.is_contiguous():
+                raise ValueError(f"gradient: {elements} contiguous elements expected, got shape {list(buffer.shape)}")
+        names = [self._names[each] for own in parameters for each in own]
         handle = Handle(
-            self._group, self.codec, sizes, buffer.dtype, error=error, raw=raw, transactional=True,
-            direct=not must_be_seen,
+            self._group, self.codec, [self._sizes[name] for name in names], buffers[0].dtype, error=self.error,
+            raw=[self._raw[name] for name in names], transactional=True, direct=not must_be_seen,
         )  # fmt: skip
-        self._buckets[index] = made = _Bucket(parameters, names, handle)
+        record: Any = _Record()
+        if self._native is not None:
+            about = handle.sizes, handle.pends, handle.is_direct, handle.is_watched, handle.sent
+            record = self._native.Exchange(handle.steps._open(), *about, self._stream, self._stream_number)
+            self._state.put(first, record)
+            over = self._group.levels or self._group.peers  # what _begin() checks
+            self._state.checked = [] if over is None else over.handles()
+        self._exchanges[first] = made = _Exchange(names, handle, parameters, record)
         made.give(self._worker, self._server)
         return made
 
@@ -133,6 +282,7 @@ def _unwrapped(model: Any) -> DistributedDataParallel:
 def compress(
     model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
     scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
+    exchange_mib: float | None = None, native: bool | None = None,
 ) -> Compression:  # fmt: skip
     """Lets DistributedDataParallel exchange its gradients compressed: registers its communication hook.
 
@@ -151,6 +301,16 @@ def compress(
     share a node is found by the host's name and boot id; the variable GRADCODEC_NODE names the node instead.
     `Compression.topology` says what was found. "sign" has one level. `timeout`: of an exchange, in seconds or as a
     timedelta; None: the group's own.
+
+    `exchange_mib`: buckets are exchanged together, in the order of their indices, once they have so many MiB; the last
+    exchange has what is left. 0: each bucket alone. None: 100 on the GPUs of one node, otherwise 0. The same on every
+    rank. Fewer exchanges take less of the host's time; the first of them begins later.
+
+    `native`: whether the hook runs in C++, without Python in a step that is like the one before. The results are the same,
+    and ranks may differ. None: on a GPU it does; where it cannot be compiled it runs in Python, and a warning says why.
+    True: also on a CPU, and what is missing is a RuntimeError on every rank. False: it runs in Python. The first call on a
+    machine compiles it, in half a minute, and keeps it in the cache folder of GradCodec;
+    `python -m gradcodec.torch build` does so ahead of time.
     """
     ddp = _unwrapped(model)
     if getattr(ddp, "_use_python_reducer", False):
@@ -181,11 +341,60 @@ def compress(
     slot = hooks[0][1] if len(hooks) == 1 and hooks[0][0] is compressed else None
     if hooks and (slot is None or not slot.compression._closed):
         raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
+    if native is not None and not isinstance(native, bool):
+        raise TypeError(f"native: True, False or None expected, got {_said(native)}")
+    least_mib = _mib(exchange_mib)
     warn_of_onebit(codec, momentum)
+    module, missing = None, None
+    if slot is not None and slot.native is None and native is not False:
+        missing = "the model's first hook runs in Python, and DistributedDataParallel keeps it"
+    elif native or (native is None and device.type == "cuda") or (slot is not None and slot.native is not None):
+        try:
+            module = _torch_native.load()
+            module.check(ddp.reducer, ddp.process_group)
+        except (_torch_native.Unavailable, RuntimeError) as failure:
+            module, missing = None, str(failure)
+    _agree(own, {"codec": codec, "error": error, "transport": transport, "exchange_mib": exchange_mib}, native, missing)
+    if missing and native is None:
+        warnings.warn(f"the hook runs in Python, which takes more of the host's time: {missing}", stacklevel=2)
     own.take_topology(transport, codec)
-    made = _Buckets(ddp, parameters, own, codec, error, of_raw, scaler)
+    if least_mib is None:
+        least_mib = ON_ONE_NODE if device.type == "cuda" and len(own.nodes or ()) == 1 else 0
+    made = _Buckets(ddp, parameters, own, codec, error, of_raw, scaler, int(least_mib * MIB), module)
     if slot is not None:
         slot.compression = made
     else:
-        ddp.register_comm_hook(_Slot(made), compressed)
+        slot = _Slot(made)
+        if module is not None:
+            slot.native = module.Slot(slot, ddp.process_group)
+            module.register(ddp.reducer, slot.native)
+            logger: Any = ddp.logger
+            logger._set_comm_hook_name(compressed.__qualname__)
+            hooks.append((compressed, slot))
+        else:
+            ddp.register_comm_hook(slot, compressed)
+    if slot.native is not None:
+        made._state.in_python = native is False
+        slot.native.take(made._state)
     return made
+
+
+def _mib(given: Any) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < math.inf:
+        raise ValueError(f"exchange_mib: MiB from 0 up, or None, expected, got {_said(given)}")
+    return float(given)
+
+
+def _agree(group: Group, settings: dict[str, Any], native: bool | None, missing: str | None) -> None:
+    """Refuses, on every rank, what must be the same on all of them and is not, and a hook in C++ that one of them asks for
+    and lacks. Every rank calls this."""
+    everywhere: list[Any] = [None] * group.size
+    dist.all_gather_object(everywhere, (settings, missing if native else None), group=group.group)
+    for rank, (its, lacking) in enumerate(everywhere):
+        for name, value in its.items():
+            if value != everywhere[0][0][name]:
+                raise ValueError(f"{name}: {everywhere[0][0][name]!r} on rank 0 and {value!r} on rank {rank}, not the same")
+        if lacking:
+            raise RuntimeError(f"native: there is no hook in C++ on rank {rank}: {lacking}")

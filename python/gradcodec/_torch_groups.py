@@ -159,6 +159,10 @@ class Peers:
             self._room = room
         return self.comms[-1]
 
+    def handles(self) -> list[int]:
+        """The addresses of all communicators, whose failures check() raises."""
+        return [comm._open() for comm in self.comms]
+
     def check(self) -> None:
         """Raises what went wrong in work that was enqueued, such as a rank that did not come."""
         for comm in self.comms:
@@ -479,6 +483,10 @@ class Levels:
         if watch is not None:
             watch.stop()
 
+    def handles(self) -> list[int]:
+        """The addresses of all communicators, whose failures check() raises."""
+        return [handle for each in (self.watch, self.peers) if each is not None for handle in each.handles()]
+
     def check(self) -> None:
         """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
         for each in (self.watch, self.peers):
@@ -524,8 +532,8 @@ class Handle:
         if any(self.raw):
             self.options["raw"] = self.raw
         # Without errors there is nothing that a step could take back, and the flags are the same.
-        self._pends = transactional and self.has_errors
-        more: dict[str, Any] = {"nonfinite": TRANSACTIONAL} if self._pends else {}
+        self.pends = transactional and self.has_errors
+        more: dict[str, Any] = {"nonfinite": TRANSACTIONAL} if self.pends else {}
         if codec != "sign":
             more["error"] = ERRORS[error]
         if op == "sum" and codec not in SIGNS:
@@ -538,7 +546,7 @@ class Handle:
         self.steps = comm.allreduce(codec, self.sizes, **all_options)
         self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
         # What goes through this group's functions, the group counts itself.
-        self._sent = 0 if comm is group.comm else self.steps.sent_bytes
+        self.sent = 0 if comm is group.comm else self.steps.sent_bytes
         self._sent_by_half = self._sent_by_first_half()
 
     def _sent_by_first_half(self) -> int:
@@ -546,7 +554,7 @@ class Handle:
         Over nodes a rank sends values within its node besides, with a header, a part to each rank."""
         levels, between = self.group.levels, self.steps.sent_between_nodes
         if levels is None or between is None:
-            return self._sent // (2 if self.steps.exchanges == 2 else self.group.size)
+            return self.sent // (2 if self.steps.exchanges == 2 else self.group.size)
         ranks = len(levels.ranks)
         part = max(sum(its[2] for its in self.steps.parts(rank, "worker")) for rank in range(ranks))
         block = -(-(64 + part * self.dtype.itemsize) // 16) * 16
@@ -559,21 +567,33 @@ class Handle:
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """On the current stream."""
         self.steps.run(tensors)
-        self._enqueued()
+        self.enqueued()
         if self._factor is not None:
             torch._foreach_mul_(list(tensors), self._factor)
 
     def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
         """run() on a contiguous tensor, in which they lie one after the other, with errors multiplied by one float32.
         Only their addresses are looked at."""
+        self._run_at(self._within.at(buffer.data_ptr()), [buffer], error_factor, stream)
+
+    def run_within_each(
+        self, buffers: Sequence[torch.Tensor], numbers: Sequence[int], error_factor: torch.Tensor | None, stream: int
+    ) -> None:
+        """The same on several: in each lie as many of the handle's tensors as `numbers` says."""
+        addresses = [each.data_ptr() for each in buffers]
+        self._run_at(self._within.at_each(addresses, numbers), buffers, error_factor, stream)
+
+    def _run_at(
+        self, parts: _Parts, buffers: Sequence[torch.Tensor], error_factor: torch.Tensor | None, stream: int
+    ) -> None:
         if self.is_direct:
             self.group.check_direct()
-        steps, parts = self.steps, self._within.at(buffer.data_ptr())
+        steps = self.steps
         steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, self._of_factor(error_factor), stream)
-        self._enqueued()
-        self.group.bytes_sent += self._sent
+        self.enqueued()
+        self.group.bytes_sent += self.sent
         if self._factor is not None:
-            buffer.mul_(self._factor)
+            torch._foreach_mul_(list(buffers), self._factor)
 
     def reduce_scatter_within(
         self, buffer: torch.Tensor, shard: torch.Tensor, error_factor: torch.Tensor | None, stream: int
@@ -582,12 +602,19 @@ class Handle:
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
         others = None, self._of_factor(error_factor), self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
-        self._enqueued()
+        self.enqueued()
         self.group.bytes_sent += self._sent_by_half
         if self._factor is not None:
             shard.mul_(self._factor)
 
-    def _enqueued(self) -> None:
+    @property
+    def is_watched(self) -> bool:
+        """Whether a thread watches what it goes over, so that enqueued() has something to do."""
+        levels = self.group.levels
+        return levels is not None and levels.watch is not None
+
+    def enqueued(self) -> None:
+        """After a run on the current stream."""
         levels = self.group.levels
         if levels is not None and levels.watch is not None:
             levels.watch.expect()
@@ -596,12 +623,12 @@ class Handle:
         return None if factor is None else self._error_factor.at(factor.data_ptr()).places[0]
 
     def rollback(self) -> None:
-        if self._pends:
+        if self.pends:
             self.steps.rollback(stream=self.stream())
 
     def commit(self, skip: int, stream: int) -> None:
         """`skip`: the address of the DLTensor of a bool."""
-        if self._pends:
+        if self.pends:
             self.steps._run(self.steps._raw.gc_allreduce_commit, skip, stream)
 
     def errors(self) -> tuple[list[torch.Tensor], list[tuple[int, int, torch.Tensor]]]:

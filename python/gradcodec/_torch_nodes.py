@@ -160,6 +160,10 @@ class Watch:
             self._last.record()
             self._enqueued_at = time.monotonic()
 
+    def handles(self) -> list[int]:
+        """The addresses of all communicators, whose failures check() raises."""
+        return [comm._open() for comm in self._comms]
+
     def check(self) -> None:
         """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
         for comm in self._comms:

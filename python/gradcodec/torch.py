@@ -20,3 +20,10 @@ __all__ = ["AllReduce", "Compression", "OneBitAdam", "OneBitSGD", "all_reduce", 
 
 for _each in (AllReduce, Compression, OneBitAdam, OneBitSGD, all_reduce, compress, shard):
     _each.__module__ = __name__
+
+if __name__ == "__main__":
+    import sys
+
+    from ._torch_native import main
+
+    sys.exit(main(sys.argv[1:]))

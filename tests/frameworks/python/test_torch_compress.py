@@ -19,8 +19,21 @@ import torch.distributed as dist  # noqa: E402
 from ranks import digits, on_groups, on_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from gradcodec import GradCodecError  # noqa: E402
-from gradcodec.torch import Compression, compress  # noqa: E402
+from gradcodec import GradCodecError, Status, _torch_ddp  # noqa: E402
+from gradcodec import torch as gradcodec_torch  # noqa: E402
+from gradcodec.torch import Compression  # noqa: E402
+
+# Whether the hook runs in C++, and how many MiB are exchanged together: one or two of the buckets here.
+HOOKS = {
+    "python": {"native": False}, "c++": {"native": True}, "python, larger": {"native": False, "exchange_mib": 0.008},
+    "c++, larger": {"native": True, "exchange_mib": 0.008},
+}  # fmt: skip
+HOOK = dict(HOOKS["python"])
+
+
+def compress(*given, **named):
+    return gradcodec_torch.compress(*given, **HOOK, **named)
+
 
 # Parameters of odd sizes, each with a magnitude of its own; a bucket holds some of them.
 SHAPES = [(7,), (33, 5), (1, 1, 3), (1000,), (64, 64)]
@@ -45,8 +58,10 @@ CARRYING = {
 }  # fmt: skip
 
 
-def hooked(codec="onebit", dtype=torch.float32, **options):
-    model = DistributedDataParallel(Linear(dtype), bucket_cap_mb=0.002)
+def hooked(codec="onebit", dtype=torch.float32, gradient_as_bucket_view=False, **options):
+    model = DistributedDataParallel(
+        Linear(dtype), bucket_cap_mb=0.002, gradient_as_bucket_view=gradient_as_bucket_view
+    )  # fmt: skip
     return model, compress(model, codec, momentum=True, **CARRYING[codec], **options)
 
 
@@ -117,7 +132,7 @@ def what_is_of_one_magnitude_comes_back():
             expected = of_one_magnitude(step, dtype)
             for gradient, one in zip(backward(model, expected), expected):
                 torch.testing.assert_close(gradient, one, rtol=0, atol=0)
-        assert len(compression._buckets) > 1
+        assert len(compression._exchanges) > 1
         assert compression.taken_back == 0 and compression.bytes_sent > 0
         stats = compression.stats()
         assert sorted(stats) == [f"weights.{k}" for k in range(len(SHAPES))] and max(stats.values()) == 0
@@ -134,7 +149,7 @@ def nothing_is_lost_when_buckets_are_arranged_anew(codec):
         for sum_of, gradients in (received, backward(model, mine(step))), *((given, random(step, r)) for r in (0, 1)):
             for total, gradient in zip(sum_of, gradients):
                 total += gradient / (1 if sum_of is received else 2)
-        arrangements.add(tuple(bucket.names for bucket in compression._buckets.values()))
+        arrangements.add(tuple(bucket.names for bucket in compression._exchanges.values()))
     assert len(arrangements) > 1
     for one, other, left in zip(given, received, carried(of_all(compression.state_dict()))):
         torch.testing.assert_close(other.cpu() + left.view_as(other), one.cpu(), rtol=0, atol=tolerance(codec))
@@ -449,8 +464,9 @@ def a_failed_exchange_is_raised():
         raise OSError("the network is down")
 
     gather, compression._group._gather = compression._group._gather, fail
-    with pytest.raises((GradCodecError, RuntimeError), match="the network is down|returned 1"):
+    with pytest.raises(GradCodecError, match="the network is down|returned 1") as raised:
         backward(model, mine(1))
+    assert raised.value.status == Status.COMM
     compression._group._gather = gather
     assert compression.taken_back == 0
     compression.commit()
@@ -568,6 +584,85 @@ def errors_are_float32_where_that_is_not_the_default():
         torch.set_default_dtype(torch.float32)
 
 
+def a_step_like_the_one_before_takes_one_way():
+    """In C++ without Python, in Python without C++; the buckets that are exchanged together are those of their sizes."""
+    calls = []
+    for name in "exchange", "begin", "check_direct", "enqueued", "failed":
+        method = getattr(_torch_ddp._Slot, name)
+        setattr(_torch_ddp._Slot, name, lambda *given, name=name, method=method: calls.append(name) or method(*given))
+    model, compression = hooked("int8", gradient_as_bucket_view=True)
+    assert [kind for kind, _ in model._comm_hooks] == [_torch_ddp.compressed]
+    seen = []
+    for step in range(5):
+        seen.append(len(calls))
+        backward(model, mine(step))
+    # The first pass, the first with other buckets, and none from then on.
+    assert HOOK["native"] == (seen[2] > 0) and seen[2] == seen[4] == len(calls), seen
+    sizes = [sum(one.handle.sizes) for one in compression._exchanges.values()]
+    assert [*compression._exchanges] == ([0, 1] if "exchange_mib" in HOOK else [0, 1, 2]), sizes
+    assert sizes == ([4096, 1175] if "exchange_mib" in HOOK else [4096, 1000, 175]), sizes
+
+
+def a_static_graph_and_dtypes_that_differ():
+    for named in {"static_graph": True}, {}:
+        plain = Linear()
+        for k in (1, 3):
+            plain.weights[k] = torch.nn.Parameter(plain.weights[k].detach().bfloat16())
+        model = DistributedDataParallel(plain, bucket_cap_mb=0.002, **named)
+        compression = compress(model, "onebit", momentum=True)
+        for step in range(4):
+            gradients = of_one_magnitude(step)
+            for gradient, one in zip(backward(model, gradients), gradients):
+                torch.testing.assert_close(gradient, one.to(gradient.dtype), rtol=0, atol=0)
+        assert {one.handle.dtype for one in compression._exchanges.values()} == {torch.float32, torch.bfloat16}
+        assert compression.taken_back == 0
+
+
+def hooks_of_ranks_may_differ(codec):
+    both = []
+    for native in HOOK["native"], dist.get_rank() == 0:
+        outer, HOOK["native"] = HOOK["native"], native
+        model, compression = hooked(codec)
+        HOOK["native"] = outer
+        found = [backward(model, mine(step)) for step in range(3)]
+        found.append(backward(model, [gradient * torch.inf for gradient in mine(3)])[:0])
+        both.append([*found, backward(model, mine(4)), copied(compression.state_dict()), compression.taken_back])
+    assert same(*both)
+
+
+def a_model_keeps_its_first_hook():
+    model, compression = hooked("int8")
+    before = backward(model, mine(1))
+    compression.close()
+    outer, HOOK["native"] = HOOK["native"], not HOOK["native"]
+    if outer:
+        again = compress(model, "int8", **CARRYING["int8"])
+    else:
+        with pytest.raises(RuntimeError, match="on rank 0: the model's first hook runs in Python"):
+            compress(model, "int8", **CARRYING["int8"])
+        HOOK["native"] = None
+        with pytest.warns(UserWarning, match="the hook runs in Python, .* the model's first hook"):
+            again = compress(model, "int8", **CARRYING["int8"])
+    HOOK["native"] = outer
+    assert same(before, backward(model, mine(1))) and again.bytes_sent > 0 and len(model._comm_hooks) == 1
+
+
+def what_ranks_must_agree_on_is_compared():
+    outer = dict(HOOK)
+    HOOK["exchange_mib"] = 3.5 + dist.get_rank()
+    with pytest.raises(ValueError, match="exchange_mib: 3.5 on rank 0 and 4.5 on rank 1"):
+        hooked("int8")
+    for wrong in -1, True, "all", torch.inf:
+        HOOK["exchange_mib"] = wrong
+        with pytest.raises(ValueError, match="exchange_mib: MiB from 0 up, or None, expected"):
+            hooked("int8")
+    HOOK.clear()
+    HOOK["native"] = 1
+    with pytest.raises(TypeError, match="native: True, False or None expected, got int 1"):
+        hooked("int8")
+    HOOK.update(outer)
+
+
 SAMPLES = [
     the_programs_of_documents_run_as_printed,
     gradients_are_those_of_plain_training_but_for_rounding,
@@ -580,12 +675,16 @@ SAMPLES = [
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     errors_are_float32_where_that_is_not_the_default, a_step_may_be_compiled_as_a_whole,
     names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
-    what_pytorch_has_ended_is_not_used,
+    what_pytorch_has_ended_is_not_used, a_step_like_the_one_before_takes_one_way,
+    a_static_graph_and_dtypes_that_differ, hooks_of_ranks_may_differ, a_model_keeps_its_first_hook,
+    what_ranks_must_agree_on_is_compared,
 ]  # fmt: skip
 
 
-def everything():
+def everything(hook):
     warnings.simplefilter("error", UserWarning)
+    HOOK.clear()
+    HOOK.update(HOOKS[hook])
     for function in SAMPLES:
         for codec in CARRYING if inspect.signature(function).parameters else [None]:
             print(function.__name__, codec, flush=True)  # which pytest shows if it fails
@@ -604,6 +703,7 @@ def test_a_group_of_other_ranks_is_refused(tmp_path):
     on_ranks(("gloo", "cpu", 3), a_group_of_other_ranks_is_refused, tmp_path)
 
 
+@pytest.mark.parametrize("hook", HOOKS)
 @on_groups(2)
-def test_compress(group, tmp_path):
-    on_ranks(group, everything, tmp_path)
+def test_compress(group, hook, tmp_path):
+    on_ranks(group, everything, tmp_path, hook)
