@@ -116,18 +116,14 @@ class AllReduce(Compression):
             self._by_dtype.update(self._units_made())
         for unit, numbers in self._by_dtype.values():
             own = [given[number] for number in numbers]
-            flat = [tensor.contiguous() for tensor in own]
             unit.in_step = True
             if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(unit, torch.cat([tensor.view(-1) for tensor in flat])))
+                self._measured.update(self._losses(unit, torch.cat([tensor.reshape(-1) for tensor in own])))
             stream = self._group.begin()
             try:
-                unit.handle.run(flat)
+                unit.handle.run(own)
             finally:
                 self._group.end(stream)
-            for tensor, reduced in zip(own, flat):
-                if reduced is not tensor:
-                    tensor.copy_(reduced)
 
     def _units_made(self) -> dict[torch.dtype, tuple[Unit, list[int]]]:
         """A unit for each dtype, and the numbers of its tensors. Every rank calls this."""

@@ -525,6 +525,7 @@ class Handle:
         self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
+        self._each = [1] * len(self.sizes)
         self._error_factor = _Parts([1], "float32", group.place)
         self.options: dict[str, Any] = {"values": DTYPES[dtype]}
         if device.type == "cuda":
@@ -566,10 +567,11 @@ class Handle:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """On the current stream."""
-        self.steps.run(tensors)
-        self.enqueued()
-        if self._factor is not None:
-            torch._foreach_mul_(list(tensors), self._factor)
+        flat = [tensor.contiguous() for tensor in tensors]
+        self.run_within_each(flat, self._each, None, number_of(self.stream()))
+        for tensor, reduced in zip(tensors, flat):
+            if reduced is not tensor:
+                tensor.copy_(reduced)
 
     def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
         """run() on a contiguous tensor, in which they lie one after the other, with errors multiplied by one float32.
