@@ -47,5 +47,13 @@ else
     timed env/bin/python -m pip install -c "$root/tests/constraints.txt" torch numpy
 fi
 timed env/bin/python -m pip install --no-index "$wheel"
+# What the first call on a machine with GPUs does besides. CXX=/nowhere shows what is said without a compiler.
+export GRADCODEC_CACHE_DIR="$work/cache"
+from=$(now)
+if env/bin/python -m gradcodec.torch build > log 2>&1; then
+    echo "$(now) $from" | awk '{ printf "%.1f s, on GPUs: python -m gradcodec.torch build\n", $1 - $2 }'
+else
+    cat log
+fi
 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1 timed env/bin/python -m torch.distributed.run --nproc_per_node 2 first.py
 echo "first compressed step: $commands commands, $total s; $(wc -c < "$wheel") bytes of wheel"

@@ -47,6 +47,8 @@ using Commit = int32_t (*)(gc_allreduce_t *, const DLTensor *, void *);
 using AsyncError = int32_t (*)(const gc_comm_t *);
 constexpr int32_t BAD = 1 | 2;  // GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 
+constexpr char GONE[] = "gradcodec: the Compression of this DistributedDataParallel was released";
+
 #ifdef GRADCODEC_H  // a test includes it first
 static_assert(std::is_same_v<Run, decltype(&gc_allreduce_run)> && std::is_same_v<Flags, decltype(&gc_allreduce_flags)>);
 static_assert(std::is_same_v<Commit, decltype(&gc_allreduce_commit)>);
@@ -195,8 +197,8 @@ public:
     template <typename... Arguments> void call(const char *method, Arguments &&...arguments) const {
         py::gil_scoped_acquire gil;
         py::object owner = py::reinterpret_borrow<py::object>(owner_)();
-        if (!owner.is_none())
-            owner.attr(method)(std::forward<Arguments>(arguments)...);
+        TORCH_CHECK(!owner.is_none(), GONE);
+        owner.attr(method)(std::forward<Arguments>(arguments)...);
     }
 
     // The mean without compression.
@@ -443,7 +445,7 @@ public:
         if (PyGILState_Check())
             release.emplace();
         std::shared_ptr<State> state = slot_->state();
-        TORCH_CHECK(state, "gradcodec: the Compression of this DistributedDataParallel is gone");
+        TORCH_CHECK(state, GONE);
         if (state->closed)
             return slot_->plain(bucket.getBufferRef());
         try {

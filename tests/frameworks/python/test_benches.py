@@ -1,4 +1,4 @@
-"""bench/cpu.py, allreduce_perf.py and training_step.py on the CPU: each runs to its end and has every row."""
+"""bench/cpu.py, allreduce_perf.py, training_step.py and ddp_hook.py on the CPU: each runs to its end and has every row."""
 
 import json
 import os
@@ -54,3 +54,11 @@ def test_a_training_step_is_rehearsed_over_gloo(tmp_path):
         assert all(len(of_ranks) == 2 for of_ranks in row["samples"].values())
         sent = [row["bytes"][name] for name in ("no exchange", "int4, gloo", "int8, gloo", "NCCL")]
         assert sent[0] == 0 and sent == sorted(set(sent))
+
+
+def test_hooks_in_both_languages_are_timed(tmp_path):
+    results, text = run("ddp_hook.py", tmp_path / "ddp_hook.json", "--quick", "--tensors", "10")
+    assert len([name for name in results["seconds"] if name.endswith(", C++")]) == 6
+    for name, (hook, in_c) in results["seconds"].items():
+        assert len(hook) == len(in_c) == 200 and name in text
+        assert any(in_c) == (name.startswith("compress") and name.endswith("Python"))
