@@ -486,6 +486,24 @@ def test_a_function_that_returns_7_fails_the_call_of_its_rank_with_that_number(n
                 assert status == Status.OK and lib.gc_comm_async_error(world.comms[rank]) == Status.OK
 
 
+@pytest.mark.parametrize("codec", [ONEBIT, INT8])
+@pytest.mark.parametrize("name, n", [("all_to_all", 2_000_000), ("all_gather", 2_000_000), ("all_gather", 1000)])
+def test_an_exchange_that_a_function_leaves_out_is_corrupt_and_not_that_of_the_step_before(name, n, codec):
+    with World(3, "board") as world:
+        handles = world.each(lambda rank: handle_on(world.comms[rank], n, codec=codec))
+        drawn = np.random.default_rng(12).standard_normal((3, n)).astype(f32)
+        first = world.each(lambda rank: run_on(handles[rank], Tensor(drawn[rank].copy())))
+        assert [status for status, _ in first] == [Status.OK] * 3
+        world.board.skips = lambda called, rank: (called, rank) == (name, 1)
+        values = [Tensor(drawn[rank].copy()) for rank in range(3)]
+        results = world.each(lambda rank: run_on(handles[rank], values[rank]))
+        others = Status.OK if name == "all_gather" else Status.CORRUPT  # which receive the reduced chunk
+        assert [status for status, _ in results] == [others, Status.CORRUPT, others], results
+        same(values[1].array, drawn[1], "rank 1")
+        for handle in handles:
+            lib.gc_allreduce_free(handle)
+
+
 def test_a_handle_is_not_made_where_telling_fails():
     with World(2, "board") as world:
         world.board.answer = lambda called, rank: -(2**31)

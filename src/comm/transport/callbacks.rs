@@ -4,9 +4,13 @@ use std::{cell::Cell, ffi::c_void};
 
 use dlpark::ffi::DLDevice;
 
-use crate::ffi::{
-    environment,
-    error::{Result, error},
+use crate::{
+    codec::plan::HEADER,
+    device::Queue,
+    ffi::{
+        environment,
+        error::{Result, error},
+    },
 };
 
 use super::exchange::{Exchange, Pattern, Transport};
@@ -62,6 +66,25 @@ impl Callbacks {
     }
 }
 
+impl Callbacks {
+    /// Clears the header of each block in the receive memory. A block that the caller's function leaves out is then
+    /// CORRUPT, and not what an earlier exchange has left there.
+    fn clear_headers(&self, exchange: &Exchange<'_>) -> Result<()> {
+        let mut queue = exchange.queue()?;
+        for rank in 0..self.world {
+            let block = exchange.recv.wrapping_add(rank * exchange.bytes);
+            let header = exchange.bytes.min(HEADER);
+            match &mut queue {
+                // SAFETY: the receive memory, which is not what is sent, has room for a block of each rank.
+                Queue::Cpu => unsafe { block.write_bytes(0, header) },
+                // SAFETY: likewise; it stays until the exchange behind this is done.
+                Queue::Cuda(queue) => unsafe { queue.clear(block, header) }?,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Transport for Callbacks {
     fn place(&self) -> (usize, usize) {
         (self.rank, self.world)
@@ -88,6 +111,7 @@ impl Transport for Callbacks {
             Pattern::AllToAll => ("all_to_all", self.all_to_all),
             Pattern::AllGather => ("all_gather", self.all_gather),
         };
+        self.clear_headers(exchange)?;
         let (send, recv) = (exchange.send.cast(), exchange.recv.cast());
         let (device, stream) = (exchange.device.to_dlpack(), exchange.stream.as_raw());
         let was_inside = INSIDE.replace(true);
