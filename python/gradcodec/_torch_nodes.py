@@ -5,6 +5,7 @@ import ctypes
 import hashlib
 import os
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -172,7 +173,8 @@ class Watch:
     def stop(self) -> None:
         """Ends the thread, so that this thread is the one that releases the communicators."""
         self._stopped.set()
-        if threading.current_thread() is not self._thread:
+        # While the interpreter ends the thread does not run any more.
+        if threading.current_thread() is not self._thread and not sys.is_finalizing():
             self._thread.join()
 
     def _run(self) -> None:

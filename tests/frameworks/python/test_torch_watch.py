@@ -1,5 +1,8 @@
 """The thread that aborts communicators over NCCL, with communicators and an event that a test controls."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -79,3 +82,18 @@ def test_an_exchange_that_has_ended_is_not(watch, monkeypatch):
         assert comm.checked.acquire(timeout=LIMIT)
     made.stop()
     assert not comm.aborted.is_set()
+
+
+def test_a_process_ends_while_a_thread_watches():
+    program = """
+import torch
+from gradcodec._torch_groups import Levels
+from gradcodec._torch_nodes import Watch
+
+torch.cuda.Event = object
+Watch.INTERVAL = 1000
+levels = Levels.__new__(Levels)
+levels.watch = Watch([], 1)
+"""
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT, env=where)
