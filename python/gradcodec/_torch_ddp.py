@@ -261,7 +261,7 @@ class _Buckets(Compression):
         )  # fmt: skip
         record: Any = _Record()
         if self._native is not None:
-            about = handle.sizes, handle.pends, handle.is_direct, handle.is_watched, handle.sent
+            about = handle.sizes, handle.pends, handle.is_direct, handle.watch is not None, handle.sent
             record = self._native.Exchange(handle.steps._open(), *about, self._stream, self._stream_number)
             self._state.put(first, record)
             over = self._group.levels or self._group.peers  # what _begin() checks
@@ -295,12 +295,12 @@ def compress(
     follow its scale. `group`: of the model's ranks; None: the model's own.
 
     `transport`: "auto": where several nodes have the same number of ranks, at least two, gradients are summed within each
-    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory where NVLink
-    joins all of them; all else goes over the group's own backend. "flat": one level, whatever nodes there are. "peers": all ranks
-    on GPUs of one node, over each other's memory. "nccl" and "gloo" (through host memory): both levels over it. Which ranks
-    share a node is found by the host's name and boot id; the variable GRADCODEC_NODE names the node instead.
-    `Compression.topology` says what was found. "sign" has one level. `timeout`: of an exchange, in seconds or as a
-    timedelta; None: the group's own.
+    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory where NVLink links
+    all of their GPUs; all other exchanges use the group's own backend. "flat": one level, whatever nodes there are.
+    "peers": all ranks on GPUs of one node, over each other's memory. "nccl" and "gloo" (through host memory): both levels
+    over it. Which ranks share a node is found by the host's name and boot id; the variable GRADCODEC_NODE names the node
+    instead. `Compression.topology` says what was found. "sign" has one level. `timeout`: of an exchange, in seconds or as
+    a timedelta; None: the group's own.
 
     `exchange_mib`: buckets are exchanged together, in the order of their indices, once they have so many MiB; the last
     exchange has what is left. 0: each bucket alone. None: 100 on the GPUs of one node, otherwise 0. The same on every

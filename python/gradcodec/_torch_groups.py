@@ -15,13 +15,13 @@ from typing import Any, Callable, Sequence, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from . import _torch_nvlink
 from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, Exchange, G, Transport
 from ._arguments import _said
 from ._comms import Communicator
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
-from . import _torch_nvlink
 from ._torch_nodes import Pairs, Watch, are_levels, describe, digest, nodes_of, over_nccl, own_node, warn_of_uneven
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
@@ -485,13 +485,14 @@ class Levels:
 
     def handles(self) -> list[int]:
         """The addresses of all communicators, whose failures check() raises."""
-        return [handle for each in (self.watch, self.peers) if each is not None for handle in each.handles()]
+        over = self.watch or self.peers
+        return [] if over is None else over.handles()
 
     def check(self) -> None:
         """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
-        for each in (self.watch, self.peers):
-            if each is not None:
-                each.check()
+        over = self.watch or self.peers  # a watch has the communicators over peer memory, too
+        if over is not None:
+            over.check()
 
     def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
         """What an all-reduce with these options goes over. Every rank calls this."""
@@ -521,6 +522,7 @@ class Handle:
         in_memory: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
+        self.watch = None if group.levels is None else group.levels.watch
         self.has_errors, device = error != "none" and codec != "sign", group.device
         self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
@@ -609,17 +611,10 @@ class Handle:
         if self._factor is not None:
             shard.mul_(self._factor)
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether a thread watches what it goes over, so that enqueued() has something to do."""
-        levels = self.group.levels
-        return levels is not None and levels.watch is not None
-
     def enqueued(self) -> None:
         """After a run on the current stream."""
-        levels = self.group.levels
-        if levels is not None and levels.watch is not None:
-            levels.watch.expect()
+        if self.watch is not None:
+            self.watch.expect()
 
     def _of_factor(self, factor: torch.Tensor | None) -> int | None:
         return None if factor is None else self._error_factor.at(factor.data_ptr()).places[0]

@@ -17,7 +17,7 @@ const ALIGNMENT: i64 = 16;
 /// Elements that a tile has at most.
 pub const TILE: i64 = 8192;
 
-/// Elements that lie side by side in a segment and in a block. kernels/nodes.cu has the same struct.
+/// Elements that lie side by side in a segment and in a block. kernels/nodes.cuh has the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tile {
