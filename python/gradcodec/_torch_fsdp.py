@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import warnings
 import weakref
 from typing import Any, Iterator, cast
 
@@ -9,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from ._abi import SIGNS
+from ._arguments import _said
 from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, process_group
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
-OPS = {"AVG": "mean", "SUM": "sum"}
+OPS = {"AVG": "mean", "SUM": "sum", "PREMUL_SUM": "sum"}
 _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKeyDictionary()
 
 
@@ -106,18 +108,16 @@ class _ReduceScatter:
         kinds: Any = dist.ReduceOp.RedOpType
         name = next((name for name, kind in kinds.__members__.items() if op == kind), str(op))
         if name not in OPS:
-            raise ValueError(f"op: AVG or SUM expected, got {name}")
-        self._shards._reduced(self, output_tensor, input_tensor, group, OPS[name])
+            raise ValueError(f"op: AVG, SUM or PREMUL_SUM expected, got {name}")
+        factor = _factor_of(op) if name == "PREMUL_SUM" else None
+        self._shards._reduced(self, output_tensor, input_tensor, OPS[name], factor)
 
-    def unit(self, row: int, dtype: torch.dtype, op: str, group: Any) -> _Rows:
+    def unit(self, row: int, dtype: torch.dtype, op: str) -> _Rows:
         """Of these rows; made where one first comes, on all ranks alike."""
         cuts = [cut for cut in self._cuts if cut.parameter.requires_grad]
         key = row, dtype, op, *[cut.name for cut in cuts]
         if key not in self.units:
             shards, world = self._shards, self._shards._group.size
-            ranks, own = (dist.get_process_group_ranks(each) for each in (group, shards._group.group))
-            if ranks != own:
-                raise ValueError(f"group: ranks {own} expected, as shard() was called with, got {ranks}")
             parts, error = [cut.size_of_part for cut in cuts], shards.error
             raw = [shards._raw[cut.name] for cut in cuts]
             if sum(parts) != row:
@@ -142,6 +142,7 @@ class _Shards(Compression):
         super().__init__(group, codec, error, sizes, raw, scaler)
         self.comms: list[_ReduceScatter] = []
         self._pass = -1  # of autograd, to which the pending step belongs
+        self._factor: tuple[float, torch.Tensor] | None = None  # of PREMUL_SUM, also on the device
 
     def _units(self) -> Iterator[Unit]:
         for comm in self.comms:
@@ -152,14 +153,13 @@ class _Shards(Compression):
             comm.units.clear()
 
     def _reduced(
-        self, comm: _ReduceScatter, output: torch.Tensor, given: torch.Tensor, group: Any, op: str
+        self, comm: _ReduceScatter, output: torch.Tensor, given: torch.Tensor, op: str, factor: float | None
     ) -> None:  # fmt: skip
         check_tensor("gradient", given)
-        if group.size() != self._group.size or given.device != self._group.device:
-            of = f"{group.size()} ranks on {given.device}"
-            raise ValueError(f"group: {self._group.size} ranks on {self._group.device} expected, got {of}")
+        if given.device != self._group.device:
+            raise ValueError(f"gradient: one on {self._group.device} expected, got one on {given.device}")
         with self._on_stream():
-            unit, its_pass = comm.unit(output.numel(), given.dtype, op, group), torch._C._current_graph_task_id()
+            unit, its_pass = comm.unit(output.numel(), given.dtype, op), torch._C._current_graph_task_id()
             # A pass that broke off has never come to its end, and another one comes to the same module.
             if not self._pending or self._complete or (unit.in_step and its_pass != self._pass):
                 self._begin()
@@ -167,13 +167,24 @@ class _Shards(Compression):
                 engine.queue_callback(self._over)  # at the end of this backward pass
             unit.in_step = True
             if self._measure and self.codec != "sign" and unit.names[0]:
-                self._measured.update(self._losses(unit, given))
+                self._measured.update(self._losses(unit, given if factor is None else given * factor))
             shard = output
             if output.dtype != torch.float32 or not output.is_contiguous():
                 shard = torch.empty_like(output, dtype=torch.float32, memory_format=torch.contiguous_format)
-            unit.handle.reduce_scatter_within(given, shard, self._error_factor, self._stream_number)
+            of_values = None
+            if factor is not None and self.codec != "sign":  # whose values have no magnitude
+                of_values = self._on_device(factor)
+            unit.handle.reduce_scatter_within(given, shard, self._error_factor, self._stream_number, of_values)
+            if factor is not None and self.codec == "sign":
+                shard.mul_(factor)
             if shard is not output:
                 output.copy_(shard)
+
+    @torch.inference_mode(False)
+    def _on_device(self, factor: float) -> torch.Tensor:
+        if self._factor is None or self._factor[0] != factor:
+            self._factor = factor, torch.full((1,), factor, dtype=torch.float32, device=self._group.device)
+        return self._factor[1]
 
     @eager
     def _over(self) -> None:
@@ -188,6 +199,52 @@ class _Shards(Compression):
             self._agreed = verdict
 
 
+def _factor_of(op: Any) -> float:
+    """By which PREMUL_SUM multiplies what each rank has."""
+    try:
+        factor = float(op.__getstate__()[1])
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise ValueError(
+            "op: the factor of PREMUL_SUM, which this PyTorch does not tell, expected; "
+            "set_gradient_divide_factor() has to come before shard()"
+        ) from None
+    if not math.isfinite(factor) or factor == 0:
+        raise ValueError(f"op: a finite factor of PREMUL_SUM other than 0 expected, got {factor}")
+    return factor
+
+
+def _tells_factors() -> bool:
+    """Whether _factor_of() works."""
+    try:
+        return _factor_of(cast(Any, dist)._make_nccl_premul_sum(0.5)) == 0.5
+    except (AttributeError, ValueError):
+        return False
+
+
+def _groups(module: Any) -> list[Any]:
+    """FSDP's parameter groups of a module, one for each mesh."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
+
+
+def _check_module(name: str, module: Any) -> None:
+    """Refuses a module whose gradients FSDP does not cut over one mesh by a factor that is a number."""
+    of = f"model: {name or type(module).__name__}"
+    groups = _groups(module)
+    if len(groups) > 1:
+        raise ValueError(f"{of}: parameters on one mesh expected, got {len(groups)} meshes in one fully_shard()")
+    for group in groups:
+        if not hasattr(group.mesh_info, "shard_process_group"):
+            raise TypeError(
+                f"{of}: parameters that fully_shard() cuts expected; replicate() keeps them whole on every rank, "
+                "as DistributedDataParallel does, whose hook is compress()"
+            )
+        factor = group.gradient_divide_factor
+        if factor is not None and (not math.isfinite(factor) or factor == 0):
+            raise ValueError(f"{of}: a finite gradient divide factor other than 0 expected, got {factor}")
+
+
 def _parameters_of(module: torch.nn.Module, sharded: Any) -> Iterator[torch.Tensor]:
     """Those that are sharded with this module, in FSDP's order: not those of modules within that are sharded by
     themselves."""
@@ -197,6 +254,23 @@ def _parameters_of(module: torch.nn.Module, sharded: Any) -> Iterator[torch.Tens
     yield from module.parameters(recurse=False)
 
 
+def _group_of(modules: Any) -> Any:
+    """Over which FSDP reduces gradients."""
+    info = next(group for module in modules for group in _groups(module)).mesh_info
+    return getattr(info, "reduce_scatter_process_group", None) or info.shard_process_group
+
+
+def _check_ranks(names: dict[Any, str], over: Any) -> None:
+    """Refuses a module that is cut over other ranks than those of a group."""
+    expected = dist.get_process_group_ranks(over)
+    for module, name in names.items():
+        for group in _groups(module):
+            ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
+            if ranks != expected:
+                of = name or type(module).__name__
+                raise ValueError(f"group: the ranks of {of}, {_said(ranks)}, expected, got {_said(expected)}")
+
+
 def shard(
     model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
     scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
@@ -204,16 +278,20 @@ def shard(
     """Lets FSDP2 reduce its gradients compressed, in a model for which fully_shard() was called: to be called after the
     last of these calls. PyTorch 2.9 or newer.
 
-    The arguments are those of compress(). Parameters travel uncompressed. FSDP's AVG and SUM are known; `group`: None:
-    that of the parameters' mesh. With errors a rank keeps those of all that it encodes, not of its shard alone.
+    The arguments are those of compress(). Parameters travel uncompressed. `group`: None: that of the parameters' mesh,
+    or the one that set_separate_reduce_scatter_group() has made before. With errors a rank keeps those of all that it
+    encodes, not of its shard alone.
     """
     from torch.distributed.fsdp import FSDPModule
 
-    modules: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    names: dict[Any, str] = {one: name for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    modules = list(names)
     if not modules:
         raise TypeError(f"model: one that fully_shard() was called for expected, got {type(model).__name__}")
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         raise RuntimeError(f"PyTorch 2.9 or newer expected, got {torch.__version__}")
+    for module, name in names.items():
+        _check_module(name, module)
     error = settings(codec, error, scaler)
     parameters: dict[str, Any] = named(model)
     cut_ones = {name: one for name, one in parameters.items() if hasattr(one, "device_mesh")}
@@ -222,19 +300,25 @@ def shard(
         raise ValueError("model: one parameter that is sharded and requires grad expected at least, got none")
     for name, one in sharded:
         check_tensor(name, one.to_local())
-    mesh = sharded[0][1].device_mesh
-    if group is None:
-        group = mesh.get_group(dimension_of_mesh(sharded[0][1]))
-    device = torch.device("cpu")
-    if mesh.device_type != "cpu":
-        device = torch.device(mesh.device_type, torch.cuda.current_device())
-    of_raw, over = raws(parameters, codec, raw), process_group(group)
+    kind = sharded[0][1].device_mesh.device_type
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
+    of_raw, over = raws(parameters, codec, raw), process_group(_group_of(names) if group is None else group)
+    _check_ranks(names, over)
     own = Group(over, device, timeout, through_host=transport == "gloo")
     check_transport(transport, own)
     for module in modules:
         if module in _hooked and not _hooked[module]._closed:
             raise RuntimeError("model: its gradients are compressed already; close() ends that")
     warn_of_onebit(codec, momentum)
+    if not _tells_factors():
+        divided = [one for one in modules if any(each.gradient_divide_factor is not None for each in _groups(one))]
+        if divided:
+            warnings.warn(
+                "the ranks add gradients up and FSDP divides the sum, because this PyTorch does not tell the factor of "
+                "PREMUL_SUM", stacklevel=2,
+            )  # fmt: skip
+        for module in divided:
+            module.set_force_sum_reduction_for_comms(True)
     own.take_topology(transport, codec, direct=False)
     cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
     made = _Shards(own, codec, error, {cut.name: cut.size for cut in cuts.values()}, of_raw, scaler)

@@ -528,7 +528,7 @@ class Handle:
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
         self._each = [1] * len(self.sizes)
-        self._error_factor = _Parts([1], "float32", group.place)
+        self._value_factor, self._error_factor = (_Parts([1], "float32", group.place) for _ in range(2))
         self.options: dict[str, Any] = {"values": DTYPES[dtype]}
         if device.type == "cuda":
             self.options["device"] = group.place
@@ -592,19 +592,22 @@ class Handle:
     ) -> None:
         if self.is_direct:
             self.group.check_direct()
-        steps = self.steps
-        steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, self._of_factor(error_factor), stream)
+        steps, factor = self.steps, _place_of(self._error_factor, error_factor)
+        steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, factor, stream)
         self.enqueued()
         self.group.bytes_sent += self.sent
         if self._factor is not None:
             torch._foreach_mul_(list(buffers), self._factor)
 
     def reduce_scatter_within(
-        self, buffer: torch.Tensor, shard: torch.Tensor, error_factor: torch.Tensor | None, stream: int
-    ) -> None:
-        """The first half: the mean or sum of this rank's part, in float32, to a contiguous tensor."""
+        self, buffer: torch.Tensor, shard: torch.Tensor, error_factor: torch.Tensor | None, stream: int,
+        value_factor: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """The first half: the mean or sum of this rank's part, in float32, to a contiguous tensor. `value_factor`: one
+        float32, by which `buffer` is multiplied first."""
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
-        others = None, self._of_factor(error_factor), self._shard.at(shard.data_ptr()).places[0]
+        factors = _place_of(self._value_factor, value_factor), _place_of(self._error_factor, error_factor)
+        others = *factors, self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
         self.enqueued()
         self.group.bytes_sent += self._sent_by_half
@@ -615,9 +618,6 @@ class Handle:
         """After a run on the current stream."""
         if self.watch is not None:
             self.watch.expect()
-
-    def _of_factor(self, factor: torch.Tensor | None) -> int | None:
-        return None if factor is None else self._error_factor.at(factor.data_ptr()).places[0]
 
     def rollback(self) -> None:
         if self.pends:
@@ -652,6 +652,10 @@ class Handle:
     def _in_own_order(self, errors: torch.Tensor) -> torch.Tensor:
         pieces = torch.split_with_sizes(errors, [self.sizes[number] for number in self._in_memory])
         return torch.cat([piece for _, piece in sorted(zip(self._in_memory, pieces), key=lambda one: one[0])])
+
+
+def _place_of(factor: _Parts, at: torch.Tensor | None) -> int | None:
+    return None if at is None else factor.at(at.data_ptr()).places[0]
 
 
 class Verdict:

@@ -1,6 +1,7 @@
 """gradcodec.torch.shard: what FSDP2's gradients become, steps that are taken back, errors in checkpoints."""
 
 import copy
+import math
 import os
 
 import pytest
@@ -9,11 +10,13 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_groups, on_ranks, states_of_all  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed._composable.replicate_with_fsdp import replicate  # noqa: E402
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
-from gradcodec import GradCodecError, _torch_nodes  # noqa: E402
+from gradcodec import GradCodecError, _torch_fsdp, _torch_nodes  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
 
 # Some cannot be cut into equal parts, and one has fewer rows than there are ranks.
@@ -40,9 +43,15 @@ def sharded(dtype=torch.float32, factor=None, shapes=SHAPES):
     policy = MixedPrecisionPolicy(reduce_dtype=dtype)
     fully_shard(model[0], mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    if factor:
-        model.set_gradient_divide_factor(factor)
+    if factor is not None:
+        divide_by(model, factor)
     return model
+
+
+def divide_by(model, factor):
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(factor)
 
 
 def whole(tensor):
@@ -267,9 +276,26 @@ def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
     }  # fmt: skip
     compression.load_state_dict(state)
     compression.close()
-    shard(model, group=mesh["tensor"].get_group())
-    with pytest.raises((ValueError, RuntimeError), match="group: ranks .* expected, as shard.. was called with, got"):
-        model(torch.randn(4, 64)).sum().backward()
+    with pytest.raises(ValueError, match=r"group: the ranks of FSDPSequential, list \[\d, \d\], expected, got list"):
+        shard(model, group=mesh["tensor"].get_group())
+
+
+def parameters_on_several_meshes_are_refused():
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("some", "others"))
+    whole = FSDPMeshInfo(dist.init_device_mesh("cpu", (4,)), shard_mesh_dim=0)
+    some = FSDPMeshInfo(mesh["some"], shard_mesh_dim=0)
+    model = torch.nn.Sequential(Linear(EVEN_OF_FOUR[:2]), Linear(EVEN_OF_FOUR[2:]))
+    first, place = model[0].weights[0], ShardPlacementResult
+    on_either = dict(shard_placement_fn=lambda one: place(Shard(0), some if one is first else whole))
+    fully_shard(model[0], mesh=whole.mesh, **on_either)
+    fully_shard(model, mesh=whole.mesh)
+    with pytest.raises(ValueError, match="model: 0: parameters on one mesh expected, got 2 meshes in one fully_shard"):
+        shard(model)
+    model = torch.nn.Sequential(Linear(EVEN_OF_FOUR[:2]), Linear(EVEN_OF_FOUR[2:]))
+    fully_shard(model[0], mesh=mesh["some"])
+    fully_shard(model, mesh=whole.mesh)
+    with pytest.raises(ValueError, match=r"group: the ranks of 0, list \[\d, \d\], expected, got list \[0, 1, 2, 3\]"):
+        shard(model)
 
 
 NODES = [lambda rank: rank // 2, lambda rank: rank % 2, lambda rank: rank in (0, 3)]  # which node a rank is on
@@ -404,10 +430,201 @@ def refusals():
     for gradient, total in zip(backward(model, mine(0)), expected):
         torch.testing.assert_close(gradient, total / dist.get_world_size())
     shard(model, "onebit", momentum=True)
-    with pytest.raises((ValueError, RuntimeError), match="op: AVG or SUM expected, got PREMUL_SUM"):
-        other = sharded(factor=3.0)
-        shard(other, "onebit", momentum=True)
-        backward(other, mine(0))
+    for factor in 0.0, math.nan, math.inf:
+        with pytest.raises(ValueError, match="model: .*: a finite gradient divide factor other than 0"):
+            shard(sharded(factor=factor))
+    for factor in math.inf, math.nan:
+        model = sharded()
+        shard(model)
+        divide_by(model, factor)
+        with pytest.raises((ValueError, RuntimeError), match="op: a finite factor of PREMUL_SUM other than 0 expected"):
+            backward(model, mine(0))
+    replicated = replicate(Linear(SHAPES), mesh=dist.init_device_mesh(torch.get_default_device().type, (2,)))
+    with pytest.raises(TypeError, match=r"model: ReplicateLinear: parameters that fully_shard\(\) cuts expected"):
+        shard(replicated)
+
+
+def reduced_plainly(shapes, factor, given):
+    """What FSDP makes of gradients. Gloo has no PREMUL_SUM, so FSDP adds up and divides."""
+    model = sharded(factor=factor, shapes=shapes)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+    return backward(model, given)
+
+
+def whole_numbers(step):
+    """INT8 loses nothing of -127, 0 and 127, in whatever blocks they are, nor of a power of 2 times these."""
+    torch.manual_seed(100 * step + dist.get_rank())
+    return [127.0 * 2 ** (step - k) * torch.randint(-1, 2, shape) for k, shape in enumerate(SHAPES)]
+
+
+def the_sum_is_divided_by_any_factor():
+    for factor in 1.0, 0.25, 4.0, -2.0, float(dist.get_world_size()):
+        model = sharded(factor=factor)
+        compression = shard(model, "int8", raw=())
+        for step in range(2):
+            expected = reduced_plainly(SHAPES, factor, whole_numbers(step))
+            for gradient, one in zip(backward(model, whole_numbers(step)), expected):
+                torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+        assert compression.taken_back == 0
+    for factor, codec, most in (3.0, "int8", 0.02), (0.7, "int4", 0.3), (5.0, "bf16", 0.005):
+        model = sharded(factor=factor)
+        compression = shard(model, codec, raw=(), error="none")
+        for gradient, one in zip(backward(model, mine(0)), reduced_plainly(SHAPES, factor, mine(0))):
+            assert (gradient - one).norm() < most * one.norm(), (factor, codec)
+        assert all(0 <= lost < 2 * most for lost in compression.stats().values())
+        model.set_gradient_divide_factor(1.0)  # of the last module; every pass has its own factor
+        expected = [*reduced_plainly(SHAPES, factor, mine(1))[:2], *reduced_plainly(SHAPES, 1.0, mine(1))[2:]]
+        for gradient, one in zip(backward(model, mine(1)), expected):
+            assert (gradient - one).norm() < most * one.norm(), (factor, codec)
+
+
+def what_a_factor_multiplies_is_carried():
+    """What has arrived is the divided sum, but for what the ranks keep, whatever the factors of the steps."""
+    for codec in "int4", "onebit":
+        model, given, received = sharded(factor=1.0), *([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
+        compression = shard(model, codec, raw=() if codec == "int4" else None, momentum=True)
+        for step, factor in enumerate((1.0, 0.5, 3.0)):
+            divide_by(model, factor)
+            for total, gradient in zip(received, backward(model, mine(step))):
+                total += gradient
+            for total, gradient in zip(given, mine(step)):
+                total += gradient / factor
+        carried = compression.state_dict()["worker"]
+        for (name, _), total, arrived in zip(model.named_parameters(), given, received):
+            left = total.view(-1) - carried[name].view(-1)
+            dist.all_reduce(left)
+            torch.testing.assert_close(arrived.view(-1), left, rtol=0, atol=1e-4)
+            assert carried[name].abs().max() > 0.01
+
+
+def of_signs_the_sum_is_divided():
+    model, world = sharded(factor=4.0, shapes=EVEN), dist.get_world_size()
+    shard(model, "sign")
+    for gradient, one in zip(backward(model, of_one_magnitude(0)), of_one_magnitude(0)):
+        torch.testing.assert_close(gradient, one.sign() * world / 4, rtol=0, atol=0)
+
+
+def a_pytorch_that_tells_no_factor_adds_up():
+    telling, _torch_fsdp._factor_of = _torch_fsdp._factor_of, lambda op: telling(None)
+    try:
+        model = sharded(factor=4.0)
+        with pytest.warns(UserWarning, match="FSDP divides the sum, because this PyTorch does not tell the factor"):
+            shard(model, "int8", raw=())
+        expected = reduced_plainly(SHAPES, 4.0, whole_numbers(0))
+        for gradient, one in zip(backward(model, whole_numbers(0)), expected):
+            torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+        later = sharded()
+        shard(later)
+        divide_by(later, 4.0)
+        with pytest.raises((ValueError, RuntimeError), match="op: the factor of PREMUL_SUM, which this PyTorch"):
+            backward(later, mine(0))
+    finally:
+        _torch_fsdp._factor_of = telling
+
+
+def a_group_of_its_own_for_the_reduce_scatter_is_used():
+    model = sharded()
+    if not hasattr(model, "set_separate_reduce_scatter_group"):  # before PyTorch 2.15
+        return
+    model.set_separate_reduce_scatter_group()
+    model.set_reduce_scatter_max_input_buffers(2)
+    compression = shard(model, "int8", raw=())
+    assert compression._group.group is not dist.group.WORLD
+    assert compression._group.group is model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_process_group
+    expected = reduced_plainly(SHAPES, None, whole_numbers(0))
+    for gradient, one in zip(backward(model, whole_numbers(0)), expected):
+        torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+
+
+def parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros():
+    model = of_three()
+    if not hasattr(model, "set_reduce_scatter_unused_params"):  # before PyTorch 2.15
+        return
+    model.set_reduce_scatter_unused_params(True)
+    compression = shard(model, "int4", raw=())
+    torch.manual_seed(dist.get_rank())
+    given, arrived = torch.randn(64, 64), torch.zeros(64, 64)
+    for names in "ab", "bc", "ca":
+        model.zero_grad()
+        model(**{name: given for name in names}).backward()
+        arrived += whole(model.a.grad)
+    worker = compression.state_dict()["worker"]
+    left = (2 * given - worker["a"].view(64, 64)) / dist.get_world_size()
+    dist.all_reduce(left)
+    torch.testing.assert_close(arrived, left, rtol=0, atol=1e-4)
+    assert worker.keys() == set("abc")
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.silu(self.up(self.norm(x))))
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.layers = torch.nn.Embedding(64, 32), torch.nn.ModuleList(Block() for _ in range(2))
+        self.norm, self.output = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        for block in self.layers:
+            x = block(x)
+        return self.output(self.norm(x))
+
+
+def as_torchtitan_does(shard_it):
+    """The calls of torchtitan's apply_fsdp(): a sum over all tokens, so no division by FSDP."""
+    torch.manual_seed(0)
+    model = Transformer()
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
+    of_all = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    fully_shard(model.tokens, reshard_after_forward=True, **of_all)
+    for block in model.layers:
+        fully_shard(block, reshard_after_forward=True, **of_all)
+    fully_shard([model.norm, model.output], reshard_after_forward=False, **of_all)
+    fully_shard(model, **of_all)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            if not shard_it:
+                module.set_force_sum_reduction_for_comms(True)
+    model.tokens.set_modules_to_forward_prefetch([model.layers[0]])
+    model.layers[0].set_modules_to_forward_prefetch([model.layers[1]])
+    model.layers[1].set_modules_to_backward_prefetch([model.layers[0]])
+    compression = shard_it(model) if shard_it else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    gradients, losses = [], []
+    for step in range(3):
+        torch.manual_seed(100 * step + dist.get_rank())
+        optimizer.zero_grad()
+        for accumulated in range(2):
+            model.set_requires_gradient_sync(accumulated == 1)
+            tokens, labels = torch.randint(64, (2, 4, 16)).unbind()
+            said = model(tokens).flatten(0, 1).float()
+            loss = torch.nn.functional.cross_entropy(said, labels.flatten(), reduction="sum")
+            (loss / (2 * 4 * 16 * dist.get_world_size())).backward()
+            losses.append(loss.item())
+        gradients.append([whole(one.grad) for one in model.parameters()])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return gradients, losses, compression
+
+
+def the_calls_of_torchtitan_give_the_sum():
+    plain, losses, _ = as_torchtitan_does(None)
+    for codec, most in ("bf16", 0.01), ("int8", 0.03):
+        gradients, own, compression = as_torchtitan_does(lambda model: shard(model, codec))
+        for one, expected in zip(gradients[0], plain[0]):
+            assert (one - expected).norm() <= most * expected.norm()
+        assert all(abs(one - other) < 0.01 * other for one, other in zip(own, losses))
+        assert compression.taken_back == 0 and compression.bytes_sent > 0
 
 
 def errors_are_float32_where_that_is_not_the_default():
@@ -429,7 +646,11 @@ SAMPLES = [
     one_inf_takes_the_step_back_in_every_module_on_every_rank, a_pass_that_broke_off_is_taken_back,
     errors_are_float32_where_that_is_not_the_default, a_gradient_gets_no_errors_of_another,
     whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters,
-    modules_that_are_sharded_together_are_one, refusals,
+    modules_that_are_sharded_together_are_one, the_sum_is_divided_by_any_factor, what_a_factor_multiplies_is_carried,
+    of_signs_the_sum_is_divided, a_pytorch_that_tells_no_factor_adds_up,
+    a_group_of_its_own_for_the_reduce_scatter_is_used,
+    parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros, the_calls_of_torchtitan_give_the_sum,
+    refusals,
 ]  # fmt: skip
 
 
@@ -444,4 +665,7 @@ def test_shard_over_nodes(group, tmp_path):
 
 
 def test_shard_with_tensor_parallelism(tmp_path):
-    on_ranks(("gloo", "cpu", 4), in_turn, tmp_path, with_tensor_parallelism_gradients_are_those_of_the_data_ranks)
+    on_ranks(
+        ("gloo", "cpu", 4), in_turn, tmp_path, with_tensor_parallelism_gradients_are_those_of_the_data_ranks,
+        parameters_on_several_meshes_are_refused,
+    )  # fmt: skip
