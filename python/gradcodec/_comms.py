@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int64, c_uint8
-from typing import Any, Callable, Sequence
+import functools
+import itertools
+from ctypes import byref, c_int64, c_size_t, c_uint8, c_void_p
+from typing import Any, Callable, Iterator, Sequence
 
-from ._abi import CPU, G, PARTS, R, Exchange, Part, Transport
+from ._abi import CPU, G, PARTS, R, Device, Exchange, Part, Transport
 from ._arguments import _device, _int32, _named, _whole
 from ._codecs import _FACTORS, _INPUTS, _OUTPUTS, _Steps, _options
 from ._errors import GradCodecError, _cut
@@ -20,18 +22,111 @@ _SCATTER, _GATHER = [*_FACTORS, _Note("shard", True)], [_Note("shard")]
 _ERRORS_IN = _Note("workers", optional=True), _Note("server", optional=True)
 
 
-def _exchange(function: Exchanger, world_size: int, blocks: int, failures: list[BaseException]) -> Any:
-    def exchange(_: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
-        try:
-            given = (c_uint8 * (blocks * size)).from_address(send)
-            room = (c_uint8 * (world_size * size)).from_address(recv)
-            function(memoryview(given).cast("B"), memoryview(room).cast("B"))
-            return 0
-        except BaseException as failure:  # C knows no exceptions
-            failures.append(failure)
-            return 1
+class Call(ctypes.Structure):
+    """The arguments of an exchange, and how far it has come."""
 
-    return Exchange(exchange)
+    _fields_ = [
+        ("context", c_void_p), ("send", c_void_p), ("recv", c_void_p), ("size", c_size_t), ("device", Device),
+        ("stream", c_void_p),
+    ]  # fmt: skip
+    started: list[Any]  # what has begun
+    ended: list[Any]  # what has ended of it
+    is_broken: bool  # a part has failed
+
+
+class Raised(list[BaseException]):
+    """What was raised in functions of Python that C has called, until a call in Python raises it."""
+
+    broken = False  # an exchange was interrupted that cannot go on
+
+
+_Store = ctypes.PYFUNCTYPE(None, *(kind for _, kind in Call._fields_))
+_MOST_TRIES = 8  # of an exchange that nothing was begun of
+
+
+class _Server:
+    """Performs the exchanges that C asks for, and gives C a status that is 0 only if the exchange has ended.
+
+    Python runs the handler of a signal between two of its instructions, also at the entry of a function, where no `try`
+    of the function catches what the handler raises. ctypes then gives C a number that nobody has set, often 0. So C
+    calls no function of Python: what C calls stores the arguments in a Call and resumes a generator, which waits within
+    a `try`. The generator yields the status. An exchange that a signal has interrupted goes on where it was.
+
+    `perform(call)`: performs an exchange, or the rest of it. It appends to `call.started` before, and to `call.ended`
+    after each part, by functions of C such as list.extend(), after which a signal comes too late to undo that.
+    `resumes`: it can be called again after it was interrupted between its parts. `raised` gets all exceptions.
+    """
+
+    def __init__(self, perform: Callable[[Call], None], raised: Raised, resumes: bool) -> None:
+        self._perform, self._raised, self._resumes, self._call = perform, raised, resumes, Call()
+        self._pending: list[BaseException] = []
+        self._status, self._tries, self._has_begun = 1, 0, False
+
+    def function(self) -> Any:
+        """For C."""
+        statuses = self._statuses(3)
+        next(statuses)  # to where it waits
+        store: Any = _Store(self._call.__init__)  # type: ignore[misc]
+        store.restype = functools.partial(next, itertools.chain(statuses, itertools.repeat(1)))
+        return Exchange(store)
+
+    def _statuses(self, outer: int) -> Iterator[int]:
+        """`outer`: so many `try` are around the innermost. A signal that comes while an exception of another one is
+        caught raises in the next one."""
+        while True:
+            try:
+                if outer:
+                    yield from self._statuses(outer - 1)
+                while True:
+                    self._serve()
+                    yield self._status
+            except GeneratorExit as failure:
+                if not self._call.recv:  # the generator is released
+                    return
+                self._pending += [failure]
+            except BaseException as failure:  # no call here, at which a handler could run
+                self._pending += [failure]
+
+    def _serve(self) -> None:
+        """Ends the exchange that is under way, if there is one."""
+        call = self._call
+        while call.recv:
+            if not self._has_begun:
+                call.started, call.ended, call.is_broken, self._tries, self._has_begun = [], [], False, 0, True
+            has_ended = 0 < len(call.started) == len(call.ended) and not call.is_broken
+            goes_on = True
+            while self._pending:
+                failure = self._pending[0]
+                if not has_ended:
+                    self._tries += 1
+                    is_known = not isinstance(failure, Exception) or self._tries <= _MOST_TRIES
+                    goes_on &= is_known and not call.is_broken and (self._resumes or not call.started)
+                    self._raised.broken |= not goes_on and not isinstance(failure, Exception)
+                self._raised.append(failure)
+                del self._pending[0]
+            if goes_on and not has_ended:
+                if self._raised.broken:
+                    call.is_broken = True
+                    raise RuntimeError("an exchange was interrupted before: this communicator is of no use any more")
+                self._perform(call)
+            self._status = int(not goes_on)
+            self._has_begun, call.recv = False, None
+
+
+def server(perform: Callable[[Call], None], raised: Raised, resumes: bool) -> Any:
+    """The function for C that performs exchanges; see _Server."""
+    return _Server(perform, raised, resumes).function()
+
+
+def _exchange(function: Exchanger, world_size: int, blocks: int, raised: Raised) -> Any:
+    def perform(call: Call) -> None:
+        given = (c_uint8 * (blocks * call.size)).from_address(call.send)
+        room = (c_uint8 * (world_size * call.size)).from_address(call.recv)
+        views = [memoryview(given).cast("B")], [memoryview(room).cast("B")]
+        call.started.append(None)
+        call.ended.extend(map(function, *views))
+
+    return server(perform, raised, resumes=False)
 
 
 class Communicator(_Owned):
@@ -39,7 +134,7 @@ class Communicator(_Owned):
 
     `all_to_all` and `all_gather` take what to send and room to receive, host memory both, as mpi4py's comm.Alltoall and
     comm.Allgather do; the memory is there until they return. What they raise is the cause of the exception that a call
-    raises then.
+    raises then. A KeyboardInterrupt, a SystemExit, and what else is no Exception, is raised as it is.
     """
 
     def __init__(
@@ -56,16 +151,16 @@ class Communicator(_Owned):
 
     _free = "gc_comm_free"
 
-    def _keep(self) -> None:
-        self._failures = list[BaseException]()
+    def _keep(self, raised: Raised | None = None) -> None:
+        self._failures = Raised() if raised is None else raised
         self._parts: list[Communicator] = []
-        # What functions of Python have raised, of this communicator and of those that it is made of.
+        # What was raised in functions of Python, of this communicator and of those that it is made of.
         self._raised = [self._failures]
 
     @classmethod
-    def _of(cls, library: Library, made: Any) -> Communicator:
+    def _of(cls, library: Library, made: Any, raised: Raised | None = None) -> Communicator:
         comm = cls.__new__(cls)
-        comm._keep()
+        comm._keep(raised)
         comm._own(library, made)
         return comm
 
@@ -73,6 +168,9 @@ class Communicator(_Owned):
         failures = [failure for raised in self._raised for failure in raised]
         for raised in self._raised:
             raised.clear()  # each keeps all that its frames have seen
+        for failure in failures:
+            if not status or not isinstance(failure, Exception):
+                raise failure
         cause = failures[0] if failures else None
         sentence = self._library._last_error()
         if cause is not None:
@@ -127,6 +225,7 @@ class AllReduce(_Steps):
 
     def __init__(self, comm: Communicator, options: Any) -> None:
         made, self._comm, library, between = R(), comm, comm._library, c_int64()
+        self._raised = comm._raised
         comm._run(library._raw.gc_allreduce_create, byref(options), byref(made))
         self._own(library, made)
         self.shard_elements = library._number(library.lib.gc_allreduce_shard_elements, made)

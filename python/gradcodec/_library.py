@@ -423,7 +423,8 @@ class GradCodec(Library):
             return inter_node._call_with(lambda inter: create(intra, inter, byref(out)))
 
         status = intra_node._call_with(within)
-        if status:
+        if not status:
+            made._own(self, out)
+        if status or any(made._raised):
             made._failed(status)
-        made._own(self, out)
         return made

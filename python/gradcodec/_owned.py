@@ -21,6 +21,7 @@ class _Owned:
     _free: str  # the function that releases it
     _handle: int | None = None
     _calls: list[None]  # one for each that is under way
+    _raised: Sequence[Sequence[BaseException]] = ()  # in functions of Python that C has called
 
     def _own(self, library: Library, handle: Any) -> None:
         self._library, self._calls = library, []
@@ -45,7 +46,7 @@ class _Owned:
     def _run(self, function: Callable[..., Any], *arguments: Any) -> None:
         """The same of one that returns a status."""
         status = self._call_with(function, *arguments)
-        if status:
+        if status or any(self._raised):
             self._failed(status)
 
     def _run_ready(self, key: Any, make: Callable[[c_void_p], _Ready], sources: Sequence[Any]) -> _Ready | None:
@@ -70,7 +71,7 @@ class _Owned:
         finally:
             calls.pop()
             self._ready.setdefault(key, []).append(ready)
-        if status:
+        if status or any(self._raised):
             self._failed(status)
         return ready
 

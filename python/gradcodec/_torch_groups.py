@@ -16,13 +16,15 @@ import torch
 import torch.distributed as dist
 
 from . import _torch_nvlink
-from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, Exchange, G, Transport
+from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, G, Transport
 from ._arguments import _said
-from ._comms import Communicator
+from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
-from ._torch_nodes import Pairs, Watch, are_levels, describe, digest, nodes_of, over_nccl, own_node, warn_of_uneven
+from ._torch_nodes import (
+    Pairs, Watch, are_levels, by_pairs, describe, digest, nodes_of, over_nccl, own_node, run, warn_of_uneven,
+)  # fmt: skip
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -208,11 +210,12 @@ class Group:
         self._of_all_to_all = self._options(dist.AllToAllOptions)
         self._of_gather = self._options(_c10d.AllgatherOptions)
         self._tensors: dict[tuple[int, int, int, int], torch.Tensor] = {}  # over memory of the library's
-        functions = Exchange(self._all_to_all), Exchange(self._all_gather)
+        raised = Raised()
+        functions = [server(perform, raised, resumes=True) for perform in (self._all_to_all, self._all_gather)]
         flags = 0 if self.over_gpus else HOST_MEMORY
         transport, made = Transport(ctypes.sizeof(Transport), self.rank, self.size, flags, None, *functions), G()
         library().lib.gc_comm_from_transport(byref(transport), byref(made))
-        self.comm = Communicator._of(library(), made)
+        self.comm = Communicator._of(library(), made, raised)
         self.comm._transport = transport  # which handles keep with the communicator
 
     def _find_nodes(self) -> list[list[int]]:
@@ -355,32 +358,17 @@ class Group:
             options.asyncOp = False
         return options
 
-    def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
-        def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
-            return self._to_all(to, given, [], [], self._of_all_to_all)
+    def _all_to_all(self, call: Call) -> None:
+        def collective(to: torch.Tensor, given: torch.Tensor) -> Callable[[], Any]:
+            return functools.partial(self._to_all, to, given, [], [], self._of_all_to_all)
 
-        return self._exchange(collective, self.size * size, send, recv, size, device)
+        self._exchange(collective, self.size * call.size, call)
 
-    def _all_gather(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
-        def collective(to: torch.Tensor, given: torch.Tensor) -> Any:
-            return self._gather(to, given, self._of_gather)
+    def _all_gather(self, call: Call) -> None:
+        def collective(to: torch.Tensor, given: torch.Tensor) -> Callable[[], Any]:
+            return functools.partial(self._gather, to, given, self._of_gather)
 
-        return self._exchange(collective, size, send, recv, size, device)
-
-    def _by_pairs(self, to: torch.Tensor, given: torch.Tensor) -> None:
-        """A row straight to each rank, and one from each, all at once: gloo's collectives leave a slow link idle for up
-        to a quarter of their time, one after the other. Of small rows they take less of the CPU."""
-        works: list[Any] = []
-        try:
-            for k in range(1, self.size):
-                source, target = (self.rank - k) % self.size, (self.rank + k) % self.size
-                works.append(self.group.recv([to[source]], source, TAG))
-                works.append(self.group.send([given[target]], target, TAG))
-            to[self.rank].copy_(given[self.rank])
-            for work in works:
-                work.wait() if self.timeout is None else work.wait(self.timeout)
-        finally:
-            works.clear()  # with it gloo leaves the memory alone, whoever keeps an exception and its frames
+        self._exchange(collective, call.size, call)
 
     def _at(self, pointer: int, size: int, device: Any) -> torch.Tensor:
         """The bytes at a pointer: the library exchanges the same memory in every call, and owns it."""
@@ -392,22 +380,26 @@ class Group:
             self._tensors[key] = known = _at(pointer, size, device)
         return known
 
-    def _exchange(self, collective: Callable[..., Any], sent: int, send: int, recv: int, size: int, device: Any) -> int:
-        try:
-            to, given = self._at(recv, self.size * size, device), self._at(send, sent, device)
-            if self._over_gloo and size >= BY_PAIRS:
-                self._by_pairs(to.view(-1, size), given.view(-1, size).expand(self.size, size))
-            elif to.is_cuda or self._takes_host:
-                _done(collective(to, given))
-            else:  # the few bytes that make a handle, by NCCL alone
-                on_gpu = torch.empty_like(to, device=self.device)
-                _done(collective(on_gpu, given.to(self.device)))
-                to.copy_(on_gpu)
-            self.bytes_sent += (self.size - 1) * size
-            return 0
-        except BaseException as failure:  # C knows no exceptions; the call that is under way raises it
-            self.comm._failures.append(failure)
-            return 1
+    def _exchange(self, collective: Callable[..., Any], sent: int, call: Call) -> None:
+        size = call.size
+        to, given = self._at(call.recv, self.size * size, call.device), self._at(call.send, sent, call.device)
+        if self._over_gloo and size >= BY_PAIRS:
+            # gloo's collectives leave a slow link idle for up to a quarter of their time, one after the other. Of small
+            # rows they take less of the CPU.
+            rows, ranks = given.view(-1, size).expand(self.size, size), range(self.size)
+            by_pairs(call, self.group, ranks, self.rank, to.view(-1, size), rows, TAG, self.timeout)
+        elif to.is_cuda or self._takes_host:
+            run(call, [collective(to, given)], None)
+        else:  # the few bytes that make a handle, by NCCL alone
+            if call.started:
+                call.is_broken = True
+                raise RuntimeError("the exchange was interrupted")
+            on_gpu = torch.empty_like(to, device=self.device)
+            call.started.append(None)
+            _done(collective(on_gpu, given.to(self.device))())
+            to.copy_(on_gpu)
+            call.ended.append(None)
+        self.bytes_sent += (self.size - 1) * size
 
     def begin(self) -> Any:
         """The current stream, None on a CPU, for a run of a handle: a handle, and the memory that handles share, are

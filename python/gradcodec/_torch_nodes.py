@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import functools
 import hashlib
+import operator
 import os
 import socket
 import sys
@@ -15,8 +17,8 @@ from typing import Any, Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ._abi import Exchange, G, Transport
-from ._comms import Communicator
+from ._abi import G, Transport
+from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
 from ._library import GradCodec
 
@@ -82,38 +84,66 @@ class Pairs:
     ) -> None:  # fmt: skip
         self._group, self._ranks, self._tag, self._timeout, self._at = group, list(ranks), tag, timeout, at
         self._own, size = self._ranks.index(group.rank()), len(self._ranks)
-        functions = Exchange(self._all_to_all), Exchange(self._all_gather)
+        made, raised = G(), Raised()
+        functions = [server(perform, raised, resumes=True) for perform in (self._all_to_all, self._all_gather)]
         host_memory = 1
         transport = Transport(ctypes.sizeof(Transport), self._own, size, host_memory, None, *functions)
-        made = G()
         library.lib.gc_comm_from_transport(byref(transport), byref(made))
-        self.comm = Communicator._of(library, made)
+        self.comm = Communicator._of(library, made, raised)
         self.comm._transport = transport
 
-    def _all_to_all(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
-        return self._exchange(self._at(send, len(self._ranks) * size, device).view(-1, size), recv, size, device)
+    def _all_to_all(self, call: Call) -> None:
+        self._exchange(self._at(call.send, len(self._ranks) * call.size, call.device).view(-1, call.size), call)
 
-    def _all_gather(self, _: Any, send: int, recv: int, size: int, device: Any, stream: Any) -> int:
-        given = self._at(send, size, device).view(-1, size).expand(len(self._ranks), size)
-        return self._exchange(given, recv, size, device)
+    def _all_gather(self, call: Call) -> None:
+        given = self._at(call.send, call.size, call.device).view(-1, call.size)
+        self._exchange(given.expand(len(self._ranks), call.size), call)
 
-    def _exchange(self, given: torch.Tensor, recv: int, size: int, device: Any) -> int:
-        works: list[Any] = []
-        try:
-            to, count = self._at(recv, len(self._ranks) * size, device).view(-1, size), len(self._ranks)
-            for k in range(1, count):
-                source, target = (self._own - k) % count, (self._own + k) % count
-                works.append(self._group.recv([to[source]], self._ranks[source], self._tag))
-                works.append(self._group.send([given[target]], self._ranks[target], self._tag))
-            to[self._own].copy_(given[self._own])
-            for work in works:
-                work.wait() if self._timeout is None else work.wait(self._timeout)
-            return 0
-        except BaseException as failure:  # C knows no exceptions; the call that is under way raises it
-            self.comm._failures.append(failure)
-            return 1
-        finally:
-            works.clear()  # with it gloo leaves the memory alone, whoever keeps an exception and its frames
+    def _exchange(self, given: torch.Tensor, call: Call) -> None:
+        to = self._at(call.recv, len(self._ranks) * call.size, call.device).view(-1, call.size)
+        by_pairs(call, self._group, self._ranks, self._own, to, given, self._tag, self._timeout)
+
+
+def by_pairs(
+    call: Call, group: Any, ranks: Sequence[int], own: int, to: torch.Tensor, given: torch.Tensor, tag: int,
+    timeout: Any,
+) -> None:  # fmt: skip
+    """A row straight to each rank, and one from each, all at once; `own`: the number of this rank among `ranks`."""
+    parts: list[Callable[[], Any]] = []
+    for k in range(1, len(ranks)):
+        source, target = (own - k) % len(ranks), (own + k) % len(ranks)
+        parts.append(functools.partial(group.recv, [to[source]], ranks[source], tag))
+        parts.append(functools.partial(group.send, [given[target]], ranks[target], tag))
+    to[own].copy_(given[own])
+    run(call, parts, timeout)
+
+
+def run(call: Call, parts: Sequence[Callable[[], Any]], timeout: Any) -> None:
+    """Begins those parts of an exchange that have not begun, and waits for all. Functions of C note what has begun and
+    ended: an exception that leaves a note missing is theirs, any other one a signal's."""
+    beginning = map(functools.partial.__call__, parts[len(call.started) :])
+    try:
+        call.started.extend(beginning)
+    except BaseException:
+        if len(call.started) < len(parts):
+            _break(call)
+        raise
+    works = call.started[len(call.ended) :]
+    wait: Any = operator.methodcaller("wait") if timeout is None else operator.methodcaller("wait", timeout)
+    if works and works[0] is None:  # it is on the current stream already
+        wait = type
+    ending = map(wait, works)
+    try:
+        call.ended.extend(ending)
+    except BaseException:
+        if len(call.ended) < len(parts):
+            _break(call)
+        raise
+
+
+def _break(call: Call) -> None:
+    call.is_broken = True
+    call.started.clear()  # with it gloo leaves the memory alone, whoever keeps an exception and its frames
 
 
 def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int, timeout_ms: int) -> Communicator:

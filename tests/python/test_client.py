@@ -286,6 +286,18 @@ def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well
     assert [type(failure.__cause__) for failure in failures] == [ConnectionError] * 2, failures
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_is_no_exception_is_raised_as_it_is_and_the_communicator_is_done_with(gradcodec, kind):
+    def interrupted(send, receive):
+        raise kind("from a handler")
+
+    comm = gradcodec.communicator(0, 2, interrupted, interrupted)
+    with pytest.raises(kind, match="from a handler"):
+        comm.allreduce(ONEBIT, [8])
+    with pytest.raises(RuntimeError, match="interrupted before|returned 1"):
+        comm.allreduce(ONEBIT, [8])
+
+
 def test_what_the_bootstrap_raises_is_the_cause(gradcodec):
     def broken(send, receive):
         raise ConnectionError("the network is gone")

@@ -1,0 +1,88 @@
+"""Signals whose handlers raise, at random moments of exchanges: each exchange still takes place, and the call raises what
+the handler raised."""
+
+import random
+import signal
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+
+from gradcodec import _torch_groups  # noqa: E402
+from gradcodec.torch import AllReduce, all_reduce  # noqa: E402
+
+
+class Interrupt(BaseException):
+    pass
+
+
+class Signals:
+    """SIGALRM again and again. Its handler raises within exchanges alone: elsewhere a rank would skip its call."""
+
+    def __init__(self, longest):
+        self.longest, self.raised, self.on = longest, [], True
+        signal.signal(signal.SIGALRM, self.handle)
+        self.arm()
+
+    def arm(self):
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-5, self.longest))
+
+    def handle(self, _, frame):
+        names = []
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        self.arm()
+        if self.on and "_call_with" in names[1:] and "handle" not in names and "arm" not in names:
+            kind = (KeyboardInterrupt, SystemExit, Interrupt, ValueError)[len(self.raised) % 4]
+            self.raised.append(kind(len(self.raised)))
+            raise self.raised[-1]
+
+    def stop(self):
+        self.on = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def called(signals, call):
+    """Whether it raised, which it does with the first exception of the handler."""
+    before = len(signals.raised)
+    try:
+        call()
+    except BaseException as failure:
+        if len(signals.raised) == before or failure is not signals.raised[before]:
+            raise
+        return 1
+    assert len(signals.raised) == before, "lost"
+    return 0
+
+
+def interrupted(codec, elements, calls, longest, by_pairs):
+    if by_pairs:
+        _torch_groups.BY_PAIRS = 1
+    rank, values = dist.get_rank(), torch.empty(elements)
+    handle = AllReduce(values, codec)
+    given = [torch.full_like(values, 2.0**step * (1 + 2 * rank)) for step in range(11)]
+    expected = [values.copy_(one).clone() for one in given]
+    for one in expected:
+        all_reduce(one, codec)
+    random.seed(rank)
+    signals, raised = Signals(longest), 0
+    for step in range(calls):
+        for run in (lambda: all_reduce(values, codec)), (lambda: handle.run(values)):
+            values.copy_(given[step % 11])
+            raised += called(signals, run)
+            assert torch.equal(values, expected[step % 11]), (step, values[:1], expected[step % 11][:1])
+    signals.stop()
+    assert raised > calls // 100, raised
+    print(f"rank {rank}: {2 * calls} calls, {len(signals.raised)} signals, {raised} calls raised", flush=True)
+
+
+@pytest.mark.parametrize(
+    "codec, elements, calls, longest, by_pairs",
+    [("int8", 1000, 300, 1e-3, False), ("bf16", 200_000, 100, 2e-3, False), ("int8", 3000, 200, 2e-3, True)],
+)
+def test_an_exchange_ends_in_spite_of_a_signal(codec, elements, calls, longest, by_pairs, tmp_path):
+    on_ranks(("gloo", "cpu", 2), interrupted, tmp_path, codec, elements, calls, longest, by_pairs)
