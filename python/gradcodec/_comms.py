@@ -29,50 +29,51 @@ class Call(ctypes.Structure):
         ("context", c_void_p), ("send", c_void_p), ("recv", c_void_p), ("size", c_size_t), ("device", Device),
         ("stream", c_void_p),
     ]  # fmt: skip
-    started: list[Any]  # what has begun
-    ended: list[Any]  # what has ended of it
+    has_begun = False
+    started: list[Any]  # its parts that have begun
+    ended: list[Any]  # its parts that have ended
     is_broken: bool  # a part has failed
+    failures: list[BaseException]  # raised in this exchange, by its parts or by handlers of signals
 
 
 class Raised(list[BaseException]):
-    """What was raised in functions of Python that C has called, until a call in Python raises it."""
+    """What was raised in Python functions that C has called, until the call in Python that called C raises it."""
 
-    broken = False  # an exchange was interrupted that cannot go on
+    is_broken = False  # an exchange was interrupted that cannot go on
 
 
-_Store = ctypes.PYFUNCTYPE(None, *(kind for _, kind in Call._fields_))
-_MOST_TRIES = 8  # of an exchange that nothing was begun of
+_Store = ctypes.PYFUNCTYPE(None, *(kind for _, kind, *_ in Call._fields_))
+_MOST_TRIES = 8  # of an exchange of which no part has begun
 
 
 class _Server:
-    """Performs the exchanges that C asks for, and gives C a status that is 0 only if the exchange has ended.
+    """Performs the exchanges that C asks for. C gets a status that is 0 only if the exchange has ended.
 
     Python runs the handler of a signal between two of its instructions, also at the entry of a function, where no `try`
-    of the function catches what the handler raises. ctypes then gives C a number that nobody has set, often 0. So C
-    calls no function of Python: what C calls stores the arguments in a Call and resumes a generator, which waits within
-    a `try`. The generator yields the status. An exchange that a signal has interrupted goes on where it was.
+    of the function catches what the handler raises. ctypes then gives C a status that nothing has set, often 0. So C
+    calls no Python function: it stores the arguments in a Call and resumes a generator, which waits within a `try` and
+    yields the status. An exchange that a signal has interrupted continues where it was.
 
-    `perform(call)`: performs an exchange, or the rest of it. It appends to `call.started` before, and to `call.ended`
-    after each part, by functions of C such as list.extend(), after which a signal comes too late to undo that.
+    `perform(call)`: performs an exchange, or the rest of it. It adds to `call.started` when a part begins and to
+    `call.ended` when it has ended, in one call of a C function such as list.extend(), which no signal interrupts.
     `resumes`: it can be called again after it was interrupted between its parts. `raised` gets all exceptions.
     """
 
     def __init__(self, perform: Callable[[Call], None], raised: Raised, resumes: bool) -> None:
         self._perform, self._raised, self._resumes, self._call = perform, raised, resumes, Call()
-        self._pending: list[BaseException] = []
-        self._status, self._tries, self._has_begun = 1, 0, False
+        self._call.failures, self._status = [], 1
 
     def function(self) -> Any:
         """For C."""
         statuses = self._statuses(3)
-        next(statuses)  # to where it waits
+        next(statuses)  # to its first `yield`
         store: Any = _Store(self._call.__init__)  # type: ignore[misc]
         store.restype = functools.partial(next, itertools.chain(statuses, itertools.repeat(1)))
         return Exchange(store)
 
     def _statuses(self, outer: int) -> Iterator[int]:
-        """`outer`: so many `try` are around the innermost. A signal that comes while an exception of another one is
-        caught raises in the next one."""
+        """`outer`: how many `try` are around the innermost one. A signal that arrives while an exception is caught
+        raises in the next `try`."""
         while True:
             try:
                 if outer:
@@ -83,34 +84,32 @@ class _Server:
             except GeneratorExit as failure:
                 if not self._call.recv:  # the generator is released
                     return
-                self._pending += [failure]
+                self._raised += [failure]
+                self._call.failures += [failure]
             except BaseException as failure:  # no call here, at which a handler could run
-                self._pending += [failure]
+                self._raised += [failure]
+                self._call.failures += [failure]
 
     def _serve(self) -> None:
-        """Ends the exchange that is under way, if there is one."""
-        call = self._call
-        while call.recv:
-            if not self._has_begun:
-                call.started, call.ended, call.is_broken, self._tries, self._has_begun = [], [], False, 0, True
-            has_ended = 0 < len(call.started) == len(call.ended) and not call.is_broken
-            goes_on = True
-            while self._pending:
-                failure = self._pending[0]
-                if not has_ended:
-                    self._tries += 1
-                    is_known = not isinstance(failure, Exception) or self._tries <= _MOST_TRIES
-                    goes_on &= is_known and not call.is_broken and (self._resumes or not call.started)
-                    self._raised.broken |= not goes_on and not isinstance(failure, Exception)
-                self._raised.append(failure)
-                del self._pending[0]
-            if goes_on and not has_ended:
-                if self._raised.broken:
-                    call.is_broken = True
-                    raise RuntimeError("an exchange was interrupted before: this communicator is of no use any more")
-                self._perform(call)
-            self._status = int(not goes_on)
-            self._has_begun, call.recv = False, None
+        """Ends the exchange that C has asked for, unless it has ended."""
+        call, raised = self._call, self._raised
+        if not call.recv:
+            return
+        if not call.has_begun:
+            call.started, call.ended, call.is_broken, call.failures, call.has_begun = [], [], False, [], True
+        has_ended = 0 < len(call.started) == len(call.ended) and not call.is_broken
+        interrupts = [failure for failure in call.failures if not isinstance(failure, Exception)]
+        goes_on = not call.is_broken and (self._resumes or not call.started)
+        goes_on &= len(call.failures) - len(interrupts) < _MOST_TRIES
+        if goes_on and not has_ended:
+            if raised.is_broken:
+                call.is_broken = True
+                raise RuntimeError("an exchange was interrupted before: this communicator cannot be used any more")
+            self._perform(call)
+            has_ended = True
+        raised.is_broken |= not has_ended and len(interrupts) > 0
+        self._status = int(not has_ended)
+        call.has_begun, call.recv, call.started, call.ended = False, None, [], []
 
 
 def server(perform: Callable[[Call], None], raised: Raised, resumes: bool) -> Any:
@@ -155,7 +154,7 @@ class Communicator(_Owned):
         self._failures = Raised() if raised is None else raised
         self._parts: list[Communicator] = []
         # What was raised in functions of Python, of this communicator and of those that it is made of.
-        self._raised = [self._failures]
+        self._raised: list[Raised] = [self._failures]
 
     @classmethod
     def _of(cls, library: Library, made: Any, raised: Raised | None = None) -> Communicator:
@@ -168,7 +167,7 @@ class Communicator(_Owned):
         failures = [failure for raised in self._raised for failure in raised]
         for raised in self._raised:
             raised.clear()  # each keeps all that its frames have seen
-        for failure in failures:
+        for failure in failures:  # a call that has succeeded raises what a signal's handler raised in it
             if not status or not isinstance(failure, Exception):
                 raise failure
         cause = failures[0] if failures else None
@@ -226,8 +225,10 @@ class AllReduce(_Steps):
     def __init__(self, comm: Communicator, options: Any) -> None:
         made, self._comm, library, between = R(), comm, comm._library, c_int64()
         self._raised = comm._raised
-        comm._run(library._raw.gc_allreduce_create, byref(options), byref(made))
-        self._own(library, made)
+        status = comm._call_with(library._raw.gc_allreduce_create, byref(options), byref(made))
+        if not status:
+            self._own(library, made)
+        comm._run_ended(status)
         self.shard_elements = library._number(library.lib.gc_allreduce_shard_elements, made)
         self.sent_bytes = library._number(library.lib.gc_allreduce_sent_bytes, made, byref(between))
         self.sent_between_nodes = None if between.value < 0 else between.value

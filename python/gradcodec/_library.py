@@ -425,6 +425,5 @@ class GradCodec(Library):
         status = intra_node._call_with(within)
         if not status:
             made._own(self, out)
-        if status or any(made._raised):
-            made._failed(status)
+        made._run_ended(status)
         return made

@@ -21,7 +21,7 @@ class _Owned:
     _free: str  # the function that releases it
     _handle: int | None = None
     _calls: list[None]  # one for each that is under way
-    _raised: Sequence[Sequence[BaseException]] = ()  # in functions of Python that C has called
+    _raised: Sequence[list[BaseException]] = ()  # in Python functions that C has called
 
     def _own(self, library: Library, handle: Any) -> None:
         self._library, self._calls = library, []
@@ -45,7 +45,10 @@ class _Owned:
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> None:
         """The same of one that returns a status."""
-        status = self._call_with(function, *arguments)
+        self._run_ended(self._call_with(function, *arguments))
+
+    def _run_ended(self, status: int) -> None:
+        """Raises what a status says, or what Python functions that C has called have raised."""
         if status or any(self._raised):
             self._failed(status)
 
@@ -71,8 +74,7 @@ class _Owned:
         finally:
             calls.pop()
             self._ready.setdefault(key, []).append(ready)
-        if status or any(self._raised):
-            self._failed(status)
+        self._run_ended(status)
         return ready
 
     def _failed(self, status: int) -> None:

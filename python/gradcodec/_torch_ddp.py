@@ -97,7 +97,9 @@ class _Slot:
 
     @eager
     def enqueued(self, first: int) -> None:
-        self.compression._exchanges[first].handle.enqueued()
+        handle = self.compression._exchanges[first].handle
+        handle.enqueued()
+        handle.steps._run_ended(0)  # raises what the handler of a signal has raised in an exchange that runs in Python
 
     @eager
     def failed(self, first: int, status: int) -> None:
@@ -261,7 +263,9 @@ class _Buckets(Compression):
         )  # fmt: skip
         record: Any = _Record()
         if self._native is not None:
-            about = handle.sizes, handle.pends, handle.is_direct, handle.watch is not None, handle.sent
+            # These exchanges run in Python, or have a watch there.
+            is_reported = self._group.levels is not None or handle.sent == 0
+            about = handle.sizes, handle.pends, handle.is_direct, is_reported, handle.sent
             record = self._native.Exchange(handle.steps._open(), *about, self._stream, self._stream_number)
             self._state.put(first, record)
             over = self._group.levels or self._group.peers  # what _begin() checks

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from ctypes import byref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -119,9 +119,10 @@ def by_pairs(
 
 
 def run(call: Call, parts: Sequence[Callable[[], Any]], timeout: Any) -> None:
-    """Begins those parts of an exchange that have not begun, and waits for all. Functions of C note what has begun and
-    ended: an exception that leaves a note missing is theirs, any other one a signal's."""
-    beginning = map(functools.partial.__call__, parts[len(call.started) :])
+    """Begins the parts of an exchange that have not begun, and waits for all that have not ended. C functions note both:
+    if a note is missing then a part has raised the exception, otherwise a signal's handler has."""
+    call_it: Any = functools.partial.__call__
+    beginning: Iterator[Any] = map(call_it, parts[len(call.started) :])
     try:
         call.started.extend(beginning)
     except BaseException:
@@ -143,7 +144,7 @@ def run(call: Call, parts: Sequence[Callable[[], Any]], timeout: Any) -> None:
 
 def _break(call: Call) -> None:
     call.is_broken = True
-    call.started.clear()  # with it gloo leaves the memory alone, whoever keeps an exception and its frames
+    call.started.clear()  # gloo uses the memory as long as these exist, and an exception keeps its frames
 
 
 def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int, timeout_ms: int) -> Communicator:

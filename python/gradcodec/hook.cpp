@@ -97,10 +97,10 @@ struct Bucket {
 // An all-reduce handle, which Python owns, for the tensors of the buckets that are exchanged together.
 class Exchange {
 public:
-    Exchange(uintptr_t handle, std::vector<int64_t> counts, bool transactional, bool direct, bool watched,
+    Exchange(uintptr_t handle, std::vector<int64_t> counts, bool transactional, bool direct, bool reported,
              int64_t sent, std::optional<c10::Stream> stream, uintptr_t stream_number)
         : handle(reinterpret_cast<gc_allreduce_t *>(handle)), transactional(transactional), direct(direct),
-          watched(watched), sent(sent), stream(stream), stream_number(reinterpret_cast<void *>(stream_number)),
+          reported(reported), sent(sent), stream(stream), stream_number(reinterpret_cast<void *>(stream_number)),
           counts_(std::move(counts)) {}
     Exchange(const Exchange &) = delete;
 
@@ -153,7 +153,8 @@ public:
     gc_allreduce_t *const handle;
     const bool transactional;  // so that a step of it ends with a commit
     const bool direct;         // over PyTorch's communicator of NCCL, which PyTorch may have ended
-    const bool watched;        // by a thread of Python, which learns of each run
+    const bool reported;       // to Python after each run: for its watch, or as the exchange itself runs in Python, where
+                               // the handler of a signal may have raised
     const int64_t sent;        // bytes of a run, unless the exchange itself counts them
     const std::optional<c10::Stream> stream;
     void *const stream_number;
@@ -344,9 +345,9 @@ private:
             factor = described(error_factor->data_ptr(), device_of(error_factor->device()), {kDLFloat, 32, 1}, &one);
         check(slot, first, run_(own.handle, tensors.data(), tensors.size(), nullptr, error_factor ? &factor : nullptr,
                                 own.stream_number));
-        if (own.watched)
-            slot.call("enqueued", first);
         bytes_sent += own.sent;
+        if (own.reported)
+            slot.call("enqueued", first);
     }
 
     // Ends the step before, and begins one.

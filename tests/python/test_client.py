@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import random
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -296,6 +298,55 @@ def test_what_is_no_exception_is_raised_as_it_is_and_the_communicator_is_done_wi
         comm.allreduce(ONEBIT, [8])
     with pytest.raises(RuntimeError, match="interrupted before|returned 1"):
         comm.allreduce(ONEBIT, [8])
+
+
+def test_a_signal_at_any_moment_of_a_call_is_raised_and_gives_no_wrong_result(gradcodec):
+    class Interrupt(BaseException):
+        pass
+
+    armed, sent, raised, values = [], 0, 0, np.zeros(100_000, "f4")
+
+    def handle(*_):
+        nonlocal sent
+        if armed:
+            armed.clear()
+            sent += 1
+            raise Interrupt
+
+    def made():
+        """The handle of rank 0 of 2, which gathers its own values twice once both ranks have made theirs."""
+        engine, are_made = Engine(), []
+
+        def gather(send, receive):
+            if not are_made:
+                return engine.functions(0)[1](send, receive)
+            receive[: len(send)], receive[len(send) :] = send, send
+
+        functions = (print, gather), engine.functions(1)
+        comms = [gradcodec.communicator(rank, 2, *functions[rank]) for rank in (0, 1)]
+        handles = in_threads([lambda comm=comm: comm.allreduce("int8", [len(values)], error="none") for comm in comms])
+        are_made.append(True)
+        return handles[0]
+
+    outer, reduce = signal.signal(signal.SIGALRM, handle), made()
+    try:
+        for step in range(1, 401):
+            values[:] = step
+            try:
+                armed.append(True)
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))
+                reduce.run([values])
+                armed.clear()
+            except Interrupt:
+                raised, reduce = raised + 1, made()
+            else:
+                assert (values == step).all(), (step, values)
+            assert raised == sent, step
+    finally:
+        armed.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, outer)
+    assert raised > 40, raised
 
 
 def test_what_the_bootstrap_raises_is_the_cause(gradcodec):

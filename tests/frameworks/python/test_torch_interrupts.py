@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from ranks import on_ranks  # noqa: E402
 
 from gradcodec import _torch_groups  # noqa: E402
-from gradcodec.torch import AllReduce, all_reduce  # noqa: E402
+from gradcodec.torch import AllReduce, OneBitSGD, all_reduce, compress, shard  # noqa: E402
 
 
 class Interrupt(BaseException):
@@ -86,3 +87,50 @@ def interrupted(codec, elements, calls, longest, by_pairs):
 )
 def test_an_exchange_ends_in_spite_of_a_signal(codec, elements, calls, longest, by_pairs, tmp_path):
     on_ranks(("gloo", "cpu", 2), interrupted, tmp_path, codec, elements, calls, longest, by_pairs)
+
+
+class Late:
+    """Raises an Interrupt as soon as the exchange has ended, where only the next instruction of Python sees it."""
+
+    def __init__(self):
+        self.on, exchange = False, _torch_groups.Group._exchange
+
+        def exchanged(*given):
+            exchange(*given)
+            if self.on:
+                self.on = False
+                raise Interrupt
+
+        _torch_groups.Group._exchange = exchanged
+
+
+def steps():
+    """For each entry point: a step that exchanges."""
+    values = torch.ones(500)
+    yield "all_reduce", lambda: all_reduce(values, "int8")
+    yield "AllReduce", lambda handle=AllReduce(values, "int4"): handle.run(values)
+    for optimizer in [OneBitSGD([torch.nn.Parameter(torch.ones(500))])]:
+        yield "OneBitSGD", optimizer.step
+    for native in True, False:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 30))
+        compress(model, "int4", native=native)
+        yield f"compress, native={native}", lambda model=model: model(torch.ones(2, 40)).sum().backward()
+    sharded = torch.nn.Linear(40, 30)
+    fully_shard(sharded, reshard_after_forward=False)
+    shard(sharded, "int4")
+    yield "shard", lambda: sharded(torch.ones(2, 40)).sum().backward()
+
+
+def raised_by_each_entry_point():
+    late = Late()
+    for name, step in steps():
+        for _ in range(3):
+            step()
+        late.on = True
+        with pytest.raises(Interrupt):
+            step()
+        assert not late.on, name
+
+
+def test_each_entry_point_raises_what_a_handler_raised(tmp_path):
+    on_ranks(("gloo", "cpu", 2), raised_by_each_entry_point, tmp_path)
