@@ -5,8 +5,8 @@
     fully_shard(model)
     compression = gradcodec.torch.shard(model, "int8")  # after the last fully_shard()
 
-It needs PyTorch 2.9, the first with FSDPModule.set_custom_reduce_scatter(). Only gradients are compressed: FSDP gathers
-the parameters as before.
+It needs PyTorch 2.9, the first with FSDPModule.set_custom_reduce_scatter(). Only gradients are compressed here;
+shard(model, "int8", gather="int8") compresses the parameters that FSDP gathers, too.
 
 With errors each rank keeps those of its gradients: four bytes for every element of the model, not of its shard alone.
 int8 does without them, int4 keeps them.

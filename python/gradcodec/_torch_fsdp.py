@@ -1,4 +1,4 @@
-"""The reduce-scatter of FSDP2 (torch.distributed.fsdp.fully_shard), compressed."""
+"""The reduce-scatter and the all-gather of FSDP2 (torch.distributed.fsdp.fully_shard), compressed."""
 
 import datetime
 import math
@@ -9,12 +9,13 @@ from typing import Any, Iterator, cast
 import torch
 import torch.distributed as dist
 
-from ._abi import SIGNS
+from ._abi import CODECS, SIGNS
 from ._arguments import _said
 from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, process_group
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum", "PREMUL_SUM": "sum"}
+BLOCKS = tuple(name for name in CODECS if name not in SIGNS)
 _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKeyDictionary()
 
 
@@ -86,16 +87,45 @@ class _Rows(Unit):
         self.handle.take_errors(group.over_node(rows.view(-1)), torch.zeros_like(rows).view(-1))
 
 
-class _ReduceScatter:
-    """For FSDPModule.set_custom_reduce_scatter(): one for each module."""
+class _OfModule:
+    """What FSDP calls for a module, and asks for its buffers."""
 
-    def __init__(self, shards: "_Shards", cuts: list[_Cut]) -> None:
-        self._shards, self._cuts = shards, cuts
-        self.units: dict[Any, _Rows] = {}
+    def __init__(self, shards: "_Shards", name: str, cuts: list[_Cut]) -> None:
+        self._shards, self._name, self._cuts = shards, name, cuts
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """What FSDP asks for its buffers."""
+        """A buffer."""
         return torch.empty(size, dtype=dtype, device=device)
+
+
+class _AllGather(_OfModule):
+    """For FSDPModule.set_custom_all_gather()."""
+
+    @eager
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        """Writes the parts of all ranks to `output_tensor`, [ranks, row], each after it was encoded and decoded."""
+        shards = self._shards
+        # Fewer ranks: those of a node, to which reshard_after_forward cuts what was decoded already.
+        if shards._closed or group.size() != shards._group.size:
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        of = f"gather: the parameters of {self._name}"
+        if input_tensor.dtype is torch.uint8:
+            raise TypeError(f"{of}: one dtype in a module expected, got several, which FSDP gathers as bytes")
+        check_tensor(of, input_tensor)
+        elements = sum(cut.size_of_part for cut in self._cuts)
+        if input_tensor.numel() != elements:
+            raise ValueError(f"{of}: {elements} elements per rank expected, got {input_tensor.numel()}")
+        shards._gathered(self._cuts, output_tensor, input_tensor)
+
+
+class _ReduceScatter(_OfModule):
+    """For FSDPModule.set_custom_reduce_scatter()."""
+
+    def __init__(self, shards: "_Shards", name: str, cuts: list[_Cut]) -> None:
+        super().__init__(shards, name, cuts)
+        self.units: dict[Any, _Rows] = {}
 
     @eager
     def __call__(
@@ -117,19 +147,13 @@ class _ReduceScatter:
         cuts = [cut for cut in self._cuts if cut.parameter.requires_grad]
         key = row, dtype, op, *[cut.name for cut in cuts]
         if key not in self.units:
-            shards, world = self._shards, self._shards._group.size
+            shards = self._shards
             parts, error = [cut.size_of_part for cut in cuts], shards.error
             raw = [shards._raw[cut.name] for cut in cuts]
             if sum(parts) != row:
                 # Some have no gradient, which may be others the next time: there are no errors that could be carried.
                 cuts, parts, raw, error = [], [row], [error != "none" and shards.codec not in SIGNS], "none"
-            shards._wait()  # a handle over peer memory begins when the work of others is done
-            numbers = shards._group.shard_numbers()
-            handle = Handle(
-                shards._group, shards.codec, parts * world, dtype, error=error, raw=raw * world, op=op,
-                transactional=True,
-                in_memory=[number * len(parts) + part for number in numbers for part in range(len(parts))],
-            )  # fmt: skip
+            handle = shards._handle(shards.codec, parts, dtype, raw, op, error)
             self.units[key] = made = _Rows(cuts, handle)
             made.give(shards._worker, shards._server)
         return self.units[key]
@@ -138,8 +162,13 @@ class _ReduceScatter:
 class _Shards(Compression):
     """The hooks of a model's modules for which fully_shard() was called."""
 
-    def __init__(self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: Any, scaler: Any) -> None:
+    def __init__(
+        self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: Any, scaler: Any, gather: str | None,
+        raw_of_gather: dict[str, bool],
+    ) -> None:  # fmt: skip
         super().__init__(group, codec, error, sizes, raw, scaler)
+        self._gather, self._raw_of_gather = gather, raw_of_gather
+        self._alike: dict[Any, Handle] = {}
         self.comms: list[_ReduceScatter] = []
         self._pass = -1  # of autograd, to which the pending step belongs
         self._factor: tuple[float, torch.Tensor] | None = None  # of PREMUL_SUM, also on the device
@@ -151,6 +180,30 @@ class _Shards(Compression):
     def _forget(self) -> None:
         for comm in self.comms:
             comm.units.clear()
+        self._alike.clear()
+
+    def _handle(
+        self, codec: str, parts: list[int], dtype: torch.dtype, raw: list[bool], op: str, error: str
+    ) -> Handle:
+        """Of rows of such parts, one row for each rank. Modules that are alike have the same one if it has no errors."""
+        key, world = (codec, tuple(parts), dtype, tuple(raw), op), self._group.size
+        if key in self._alike:
+            return self._alike[key]
+        self._wait()  # a handle over peer memory begins when the work of others is done
+        numbers = self._group.shard_numbers()
+        made = Handle(
+            self._group, codec, parts * world, dtype, error=error, raw=raw * world, op=op, transactional=True,
+            in_memory=[number * len(parts) + part for number in numbers for part in range(len(parts))],
+        )  # fmt: skip
+        if not made.has_errors:
+            self._alike[key] = made
+        return made
+
+    def _gathered(self, cuts: list[_Cut], output: torch.Tensor, given: torch.Tensor) -> None:
+        parts, raw = [cut.size_of_part for cut in cuts], [self._raw_of_gather[cut.name] for cut in cuts]
+        with self._on_stream():
+            handle = self._handle(str(self._gather), parts, given.dtype, raw, "mean", "none")
+            handle.all_gather_within(given.to(torch.float32, copy=True), output, self._stream_number)  # not in place
 
     def _reduced(
         self, comm: _ReduceScatter, output: torch.Tensor, given: torch.Tensor, op: str, factor: float | None
@@ -274,13 +327,19 @@ def _check_ranks(names: dict[Any, str], over: Any) -> None:
 def shard(
     model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
     scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
+    gather: str | None = None,
 ) -> Compression:  # fmt: skip
     """Lets FSDP2 reduce its gradients compressed, in a model for which fully_shard() was called: to be called after the
     last of these calls. PyTorch 2.9 or newer.
 
-    The arguments are those of compress(). Parameters travel uncompressed. `group`: None: that of the parameters' mesh,
-    or the one that set_separate_reduce_scatter_group() has made before. With errors a rank keeps those of all that it
-    encodes, not of its shard alone.
+    The arguments are those of compress(). `group`: None: that of the parameters' mesh, or the one that
+    set_separate_reduce_scatter_group() has made before. With errors a rank keeps those of all that it encodes, not of its
+    shard alone.
+
+    `gather`: "int8", "mxfp8" or another block codec, in which parameters travel when FSDP gathers them, too, forward and
+    backward; None: as they are. Every rank computes with the same decoded parameters; the shards, which the optimizer
+    steps, stay exact. Those that `raw` names travel in float32; if `codec` is "onebit" or "sign", those with fewer than
+    two dimensions or fewer than 1,024 elements do.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -293,6 +352,8 @@ def shard(
     for module, name in names.items():
         _check_module(name, module)
     error = settings(codec, error, scaler)
+    if gather is not None and gather not in BLOCKS:
+        raise ValueError(f"gather: one of {', '.join(BLOCKS)}, or None, expected, got {_said(gather)}")
     parameters: dict[str, Any] = named(model)
     cut_ones = {name: one for name, one in parameters.items() if hasattr(one, "device_mesh")}
     sharded = [(name, one) for name, one in cut_ones.items() if one.requires_grad]
@@ -321,12 +382,16 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
     own.take_topology(transport, codec, direct=False)
     cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
-    made = _Shards(own, codec, error, {cut.name: cut.size for cut in cuts.values()}, of_raw, scaler)
+    raw_of_gather = raws(parameters, gather, None if codec in SIGNS else raw) if gather else {}
+    sizes = {cut.name: cut.size for cut in cuts.values()}
+    made = _Shards(own, codec, error, sizes, of_raw, scaler, gather, raw_of_gather)
     # Those of one call of fully_shard() are one, in its order.
     for several in dict.fromkeys(tuple(getattr(one._get_fsdp_state(), "_modules", [one])) for one in modules):
         its = dict.fromkeys(id(each) for one in several for each in _parameters_of(one, FSDPModule))
-        comm = _ReduceScatter(made, [cuts[each] for each in its if each in cuts])
-        made.comms.append(comm)
-        several[0].set_custom_reduce_scatter(comm)
+        about = made, names[several[0]] or type(several[0]).__name__, [cuts[each] for each in its if each in cuts]
+        made.comms.append(_ReduceScatter(*about))
+        several[0].set_custom_reduce_scatter(made.comms[-1])
+        if gather:
+            several[0].set_custom_all_gather(_AllGather(*about))
         _hooked.update(dict.fromkeys(several, made))
     return made

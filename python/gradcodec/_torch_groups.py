@@ -504,8 +504,8 @@ class Handle:
 
     `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none. `direct`: PyTorch,
     which ends the process where a rank does not come, need not see it: some other work that it sees comes after it.
-    `in_memory`: the numbers of the tensors in the order in which they lie in the buffers of run_within() and
-    reduce_scatter_within(), and in which their errors are given and taken; empty: their own.
+    `in_memory`: the numbers of the tensors in the order in which they lie in the buffers of run_within() and of the
+    halves, and in which their errors are given and taken; empty: their own.
     """
 
     def __init__(
@@ -542,18 +542,20 @@ class Handle:
         self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
         # What goes through this group's functions, the group counts itself.
         self.sent = 0 if comm is group.comm else self.steps.sent_bytes
-        self._sent_by_half = self._sent_by_first_half()
+        self._sent_by_halves = self._sent_by_each_half()
 
-    def _sent_by_first_half(self) -> int:
+    def _sent_by_each_half(self) -> tuple[int, int]:
         """A half sends a chunk to each rank: a run of two exchanges does so twice, one of one exchange sends all chunks.
-        Over nodes a rank sends values within its node besides, with a header, a part to each rank."""
+        Over nodes the first half sends values within the node besides, with a header, a part to each rank; the second
+        one all chunks of a part."""
         levels, between = self.group.levels, self.steps.sent_between_nodes
         if levels is None or between is None:
-            return self.sent // (2 if self.steps.exchanges == 2 else self.group.size)
+            return 2 * (self.sent // (2 if self.steps.exchanges == 2 else self.group.size),)
         ranks = len(levels.ranks)
         part = max(sum(its[2] for its in self.steps.parts(rank, "worker")) for rank in range(ranks))
-        block = -(-(64 + part * self.dtype.itemsize) // 16) * 16
-        return (ranks - 1) * block + between // (2 if self.steps.exchanges == 2 else self.group.size // ranks)
+        values = (ranks - 1) * (-(-(64 + part * self.dtype.itemsize) // 16) * 16)
+        chunks = between // (2 if self.steps.exchanges == 2 else self.group.size // ranks)
+        return values + chunks, self.sent - between - values + chunks
 
     def stream(self) -> Any:
         device = self.group.device
@@ -602,9 +604,17 @@ class Handle:
         others = *factors, self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
         self.enqueued()
-        self.group.bytes_sent += self._sent_by_half
+        self.group.bytes_sent += self._sent_by_halves[0]
         if self._factor is not None:
             shard.mul_(self._factor)
+
+    def all_gather_within(self, shard: torch.Tensor, buffer: torch.Tensor, stream: int) -> None:
+        """The second half: the parts of all ranks to a contiguous tensor. `shard`: this rank's part, in float32,
+        contiguous."""
+        steps, parts, place = self.steps, self._within.at(buffer.data_ptr()), self._shard.at(shard.data_ptr()).places[0]
+        steps._run(steps._raw.gc_allreduce_all_gather, place, parts.list, parts.count, stream)
+        self.enqueued()
+        self.group.bytes_sent += self._sent_by_halves[1]
 
     def enqueued(self) -> None:
         """After a run on the current stream."""
