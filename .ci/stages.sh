@@ -1,9 +1,10 @@
-# What .ci/run and .ci/nightly share: stages, whose output is shown when they are done, tools, and the last lines, which say
-# what this machine could not run and how many stages passed. Sourced by both, in the repository's root.
+# What .ci/run and .ci/nightly share: stages, whose output is shown when they are done, tools, and the last lines: what
+# this machine could not run, the end of each failed stage's output, and how many stages passed. Sourced by both, in the
+# repository's root.
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-touch "$logs/not_run" "$logs/outcomes"
+touch "$logs/not_run" "$logs/outcomes" "$logs/failed"
 
 stage() { # NAME COMMAND...
     local log outcome=passed start=$SECONDS
@@ -15,6 +16,7 @@ stage() { # NAME COMMAND...
         echo "== $1: $outcome, $((SECONDS - start)) s"
         cat "$log"
         echo "$outcome $1" >>"$logs/outcomes"
+        [ $outcome = passed ] || { echo "FAILED $1:"; tail -n 15 "$log" | cut -c 1-300; } >>"$logs/failed"
         grep -E 'NOT RUN, because|^SKIPPED[: ][^[]' "$log" | sort -u | sed "s|^|$1: |" >>"$logs/not_run"
     } 9>"$logs/lock"
 }
@@ -63,11 +65,10 @@ packages() {
 # finish LANES: the last lines, and whether all is well.
 finish() {
     local passed failed
-    grep '^FAILED' "$logs/outcomes"
     passed=$(grep -c '^passed' "$logs/outcomes")
     failed=$(grep -c '^FAILED' "$logs/outcomes")
     echo "$SECONDS s in all"
-    cat "$logs/not_run"
+    cat "$logs/not_run" "$logs/failed"
     echo "$passed passed, $failed failed, $(wc -l <"$logs/not_run") not run"
     [ "$(grep -c '^ended' "$logs/outcomes")" -eq "$1" ] || { echo "FAILED: a lane has died"; exit 1; }
     [ "$failed" -eq 0 ]
