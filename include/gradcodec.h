@@ -279,8 +279,8 @@ enum gc_scale {
 /** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
 enum gc_nonfinite {
     /**
-     * ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). Block codecs: the block decodes to
-     * NaN, and its errors stay as they were.
+     * ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). SIGN: the payload decodes to NaN.
+     * Block codecs: the block decodes to NaN, and its errors stay as they were.
      */
     GC_NONFINITE_PROPAGATE = 0,
     /** They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried. */
@@ -869,8 +869,8 @@ int64_t gc_allreduce_parts(const gc_allreduce_t *allreduce,
                            int64_t room);
 
 /**
- * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
- * ranks end with the same bytes.
+ * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign, or by
+ * NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
  *
  * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
  * `error_factor`: as for gc_codec_encode().

@@ -20,6 +20,11 @@ __device__ __forceinline__ unsigned look_at_word(const gc_codec &codec, const un
     return right ? 0 : +CORRUPT;
 }
 
+// Whether the votes of a chunk with such flags count as NaN: they do not show that a value was not finite.
+__device__ __forceinline__ bool vote_is_nan(const gc_codec &codec, unsigned flags) {
+    return codec.kind == SIGN && codec.policy != ZERO && flags & NONFINITE;
+}
+
 // What bits become: the patterns of +s and -s, which are made once a block.
 struct Levels {
     unsigned plus, minus;
@@ -39,7 +44,8 @@ __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned numb
     }
     if (broken) flags = 0;
     if (threadIdx.x == 0 && run != NO_RUN) {
-        const float s = broken ? __uint_as_float(0x7fc00000) : reinterpret_cast<const float *>(chunk + HEADER)[run];
+        const bool unknown = broken || vote_is_nan(codec, reinterpret_cast<const unsigned *>(chunk)[FLAGS_WORD]);
+        const float s = unknown ? __uint_as_float(0x7fc00000) : reinterpret_cast<const float *>(chunk + HEADER)[run];
         const float v = canonical(__fmul_rn(__fdiv_rn(s, call.divisor), factor(call.factor)));
         unsigned plus = __float_as_uint(v), minus = __float_as_uint(canonical(-v)), infinity = 0x7f800000u;
         if (call.dtype == BFLOAT16) plus = to_bf16(v), minus = to_bf16(-v), infinity = 0x7f80;

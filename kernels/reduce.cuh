@@ -276,7 +276,7 @@ REDUCE(gc_onebit_reduce_f32, F32, 4)
 REDUCE(gc_onebit_reduce_bf16, BF16, 4)
 REDUCE(gc_onebit_reduce, None, 3)
 
-// The shard that reduce() would add the error to: the mean, or the majority as +1 and -1, one part after the other.
+// The shard that reduce() would add the error to: the mean, or the majority as +1 and -1 or NaN, one part after the other.
 // Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state
 // is only read: whoever makes a chunk of a shard goes on to the next turn.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __grid_constant__ gc_reduce call) {
@@ -290,6 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     group.load(payloads, 0, lane);
     const Told told = look_at_payloads(call, payloads.many, lane, warp);
     bool found = told.nonfinite;
+    const bool unknown = told.broken || (!told.corrupt && vote_is_nan(codec, told.nonfinite ? +NONFINITE : 0));
     const bool zero = codec.policy == ZERO, votes = codec.kind == SIGN;
     if (votes) {
         const unsigned char *state = codec.state[codec.control->valid >> SERVER & 1];
@@ -311,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
 #pragma unroll
         for (unsigned i = 0; i < 8; i++) {
             const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(sums[i]));
-            means.vectors[i / N].words[i % N] = told.broken ? 0x7fc00000 : pattern;
+            means.vectors[i / N].words[i % N] = unknown ? 0x7fc00000 : pattern;
         }
         const unsigned before = row * means.PLACES;
         if (before < count) means.store_anywhere(call.dst + (first + before) * 4, lane, count - before);

@@ -184,7 +184,11 @@ class Handle:
         self.met = 0
         shard = canonical(np.concatenate([np.zeros(0, f32), *self.sums(chunks)]))
         self.note(self.met)
-        return shard
+        return self.vote(shard, self.met)
+
+    def vote(self, value, flags):
+        """The value, or NaN where a vote would not show that one was not finite."""
+        return value * f32(np.nan) if self.codec == SIGN and self.nonfinite != ZERO and flags & NONFINITE else value
 
     def encode_shard(self, shard):
         """The second half: the chunk that goes out, of any shard."""
@@ -329,7 +333,7 @@ class Model(Handle):
             for i, s in enumerate(scales):
                 if part := self.part(i, k):
                     with np.errstate(all="ignore"):
-                        v = f32(f32(s / f32(divisor)) * f32(factor))
+                        v = f32(f32(self.vote(s, flags) / f32(divisor)) * f32(factor))
                         out[i][part] = v * np.where(self.of_part(bits, i, k), f32(1), f32(-1))
                         there[i][part] = True
         if add is not None:

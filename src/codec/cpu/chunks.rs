@@ -98,6 +98,15 @@ pub fn scale_at(chunk: *mut u8, segment: usize) -> *mut u32 {
     chunk.wrapping_add(HEADER + 4 * segment).cast()
 }
 
+/// The flags of a chunk.
+///
+/// # Safety
+/// At `chunk` is a header, aligned to 4.
+pub unsafe fn flags_of(chunk: *const u8) -> u32 {
+    // SAFETY: the caller's promise; the field is aligned to 4, too.
+    u32::from_le(unsafe { chunk.add(FLAGS_FIELD.start).cast::<u32>().read() })
+}
+
 /// Refuses a header that is not the one that is expected, in a field that is not `free`.
 pub fn check_header(
     who: fmt::Arguments<'_>, header: &[u8; HEADER], expected: &[u8; HEADER], free: Range<usize>,
@@ -129,9 +138,8 @@ pub unsafe fn check(
     // SAFETY: `chunk` has `plan.stride()` bytes, which begin with a header.
     let header = unsafe { chunk.cast::<[u8; HEADER]>().read() };
     check_header(who, &header, &plan.header(number), FLAGS_FIELD)?;
-    let mut flags = [0; 4];
-    flags.copy_from_slice(&header[FLAGS_FIELD]);
-    let flags = u32::from_le_bytes(flags);
+    // SAFETY: as above.
+    let flags = unsafe { flags_of(chunk) };
     if flags & !NONFINITE != 0 {
         return Err(error!(
             Corrupt,

@@ -10,6 +10,8 @@ pub struct Inputs<'a> {
     pub received: Received,
     /// The number of the first chunk.
     pub number: usize,
+    /// Those of all chunks.
+    pub flags: u32,
     pub plan: &'a CodecPlan,
 }
 

@@ -51,25 +51,25 @@ impl Codec {
         let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
         self.commit_pending_reduce()?;
         let family = self.family;
-        let (inputs, flags) = match check_inputs(family, plan, received, number) {
+        let inputs = match check_inputs(family, plan, received, number) {
             Ok(sound) => sound,
             Err(failure) => return Err(self.refuse(plan, number, dst, failure)),
         };
         let nonfinite = family.reduce(self, plan, &inputs, dst);
-        self.finish_chunks(plan, number, flags | flag_of(nonfinite), dst);
+        self.finish_chunks(plan, number, inputs.flags | flag_of(nonfinite), dst);
         Ok(())
     }
 
-    /// The first half of `reduce`: writes the mean (or sum) of `chunks`, one per payload, or the majority as +1 and -1,
-    /// to the parts of a shard, an address per segment. If a chunk is corrupt, nothing is written. `room`: for a chunk.
-    /// The state is only read.
+    /// The first half of `reduce`: writes the mean (or sum) of `chunks`, one per payload, or the majority as +1 and -1
+    /// or NaN, to the parts of a shard, an address per segment. If a chunk is corrupt, nothing is written. `room`: for a
+    /// chunk. The state is only read.
     pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
         let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
         let family = self.family;
         let received = Received::of(chunks, plan.stride());
-        let (inputs, flags) = check_inputs(family, plan, received, number).inspect_err(|_| self.raise(CORRUPT))?;
+        let inputs = check_inputs(family, plan, received, number).inspect_err(|_| self.raise(CORRUPT))?;
         let nonfinite = family.mean(self, plan, &inputs, room, shard);
-        self.raise(flags | flag_of(nonfinite));
+        self.raise(inputs.flags | flag_of(nonfinite));
         Ok(())
     }
 
@@ -146,9 +146,7 @@ impl Codec {
 }
 
 /// The chunks of several payloads from `number` on, and the flags that they carry. Refuses a chunk that is corrupt.
-fn check_inputs<'a>(
-    family: &dyn Family, plan: &'a CodecPlan, received: Received, number: usize,
-) -> Result<(Inputs<'a>, u32)> {
+fn check_inputs<'a>(family: &dyn Family, plan: &'a CodecPlan, received: Received, number: usize) -> Result<Inputs<'a>> {
     let mut flags = 0;
     for payload in 0..received.payloads {
         let who = format_args!("{}[{payload}]", received.name);
@@ -158,7 +156,7 @@ fn check_inputs<'a>(
             flags |= unsafe { chunks::check(family, plan, who, chunk, number + index) }?;
         }
     }
-    Ok((Inputs { received, number, plan }, flags))
+    Ok(Inputs { received, number, flags, plan })
 }
 
 /// The address of a chunk that is written.

@@ -207,8 +207,8 @@ pub enum ScaleRule {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
-    /// ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). Block codecs: the block decodes to
-    /// NaN, and its errors stay as they were.
+    /// ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). SIGN: the payload decodes to NaN.
+    /// Block codecs: the block decodes to NaN, and its errors stay as they were.
     Propagate = 0,
     /// They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried.
     Zero = 1,
@@ -572,6 +572,13 @@ impl CodecPlan {
     /// Elements of the chunk that is reduced.
     pub fn server_elements(&self) -> i64 {
         self.servers.iter().map(|run| run.elements).sum()
+    }
+
+    /// What a bit of a chunk with these flags stands for: `value`, or NaN if the chunk is of SIGN, whose votes do not
+    /// show that a value was not finite.
+    pub fn value_of_vote(&self, value: f32, flags: u32) -> f32 {
+        let hides = self.rules.kind == Kind::Sign && self.rules.policy != NonFinite::Zero;
+        if hides && flags & NONFINITE != 0 { f32::NAN } else { value }
     }
 
     /// The bytes of bits, before they are cut, that a chunk holds.

@@ -209,8 +209,8 @@ pub unsafe extern "C" fn gc_allreduce_parts(
     })
 }
 
-/// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign. All
-/// ranks end with the same bytes.
+/// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign, or by
+/// NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
 ///
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().

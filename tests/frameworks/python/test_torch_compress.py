@@ -62,7 +62,7 @@ def hooked(codec="onebit", dtype=torch.float32, gradient_as_bucket_view=False, *
     model = DistributedDataParallel(
         Linear(dtype), bucket_cap_mb=0.002, gradient_as_bucket_view=gradient_as_bucket_view
     )  # fmt: skip
-    return model, compress(model, codec, momentum=True, **CARRYING[codec], **options)
+    return model, compress(model, codec, momentum=True, **CARRYING.get(codec, {}), **options)
 
 
 def backward(model, gradients):
@@ -185,6 +185,16 @@ def one_inf_takes_the_step_back_in_every_bucket_on_every_rank(codec):
     assert same(first, backward(model, mine(3)))  # the same bytes again
     compression.commit()
     assert compression.taken_back == 5 and not same(compression.state_dict(), before)
+
+
+def no_codec_hides_a_value_that_is_not_finite():
+    for codec in "sign", "bf16", "mxfp8", "int8":  # CARRYING has the others
+        for value in torch.inf, torch.nan:
+            model, _ = hooked(codec)
+            gradients = mine(3)
+            if dist.get_rank() == 1:
+                gradients[0].view(-1)[2] = value
+            assert not backward(model, gradients)[0].isfinite().all()
 
 
 class Broken(torch.autograd.Function):
@@ -668,7 +678,8 @@ SAMPLES = [
     gradients_are_those_of_plain_training_but_for_rounding,
     training_is_as_good_as_plain_with_momentum_with_adamw_and_with_an_inf,
     what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
-    one_inf_takes_the_step_back_in_every_bucket_on_every_rank, a_pass_that_broke_off_is_taken_back,
+    one_inf_takes_the_step_back_in_every_bucket_on_every_rank, no_codec_hides_a_value_that_is_not_finite,
+    a_pass_that_broke_off_is_taken_back,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
     parameters_without_gradients_are_left_alone, parameters_that_are_ignored_may_be_of_any_kind,
     parameters_may_be_frozen_in_between, what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,

@@ -5,7 +5,7 @@ use crate::{
         call::Decoding,
         cpu::{
             Codec,
-            chunks::{Chunks, scale_at},
+            chunks::{Chunks, flags_of, scale_at},
             factor,
             tiles::Met,
         },
@@ -72,9 +72,10 @@ impl Codec {
             while left > 0 {
                 let (chunk, bits, side_by_side) = chunks.at(byte);
                 let count = left.min(side_by_side.saturating_mul(8));
-                let scale = scale_at(decoder.payload.at((chunk * plan.stride()) as usize), run.segment);
-                // SAFETY: the chunk holds some of the segment, and has a scale of it.
-                let scale = f32::from_bits(unsafe { scale.read() });
+                let frame = decoder.payload.at((chunk * plan.stride()) as usize);
+                // SAFETY: the chunk begins with a header, holds some of the segment, and has a scale of it.
+                let (scale, flags) = unsafe { (scale_at(frame, run.segment).read(), flags_of(frame)) };
+                let scale = plan.value_of_vote(f32::from_bits(scale), flags);
                 let value = canonical(scale / decoder.divisor as f32 * decoder.factor);
                 met.note(work(bits, value, dst, count));
                 dst = dst.wrapping_add(count * size);

@@ -81,15 +81,15 @@ impl Codec {
         })
     }
 
-    /// Writes +1 and -1 to a shard, for the bits of a chunk.
+    /// Writes +1 and -1 to a shard, for the bits of a chunk, or NaN.
     pub fn spread(&self, plan: &CodecPlan, inputs: &Inputs<'_>, chunk: &View<'_>, shard: &[Address]) {
         let (set, bits) = (self.set, Address(chunk.data().wrapping_add(plan.layout.scales_at as usize)));
-        let start = inputs.start();
+        let (start, one) = (inputs.start(), plan.value_of_vote(1.0, inputs.flags));
         self.server_tiles.for_each(&plan.servers, size_of::<f32>() as i64, |tile| {
             let run = &plan.servers[tile.run];
             let bits = bits.at((run.place - start + tile.first / 8) as usize);
             let dst = shard[run.segment].at(tile.first as usize * size_of::<f32>());
-            let values = Values::<F32> { plus: F32::narrow(1.0), minus: F32::narrow(-1.0) };
+            let values = Values::<F32> { plus: F32::narrow(one), minus: F32::narrow(-one) };
             // SAFETY: the tile lies within a part, which the chunk and the shard have.
             unsafe { kernels::set_values(set, bits, &values, dst, tile.elements) };
         });
