@@ -76,7 +76,7 @@ class AllReduce(Compression):
         check_transport(transport, own)
         own.take_topology(transport, codec, direct=False)
         self._make(own, tensors, codec, error, op)
-        self._by_dtype.update(self._units_made())
+        self._prepare()
 
     @torch.inference_mode(False)  # what is made in that mode cannot be written to outside of it
     def _make(self, group: Group, like: Sequence[torch.Tensor], codec: str, error: str, op: str) -> None:
@@ -86,10 +86,12 @@ class AllReduce(Compression):
         self._by_dtype = dict[torch.dtype, tuple[Unit, list[int]]]()
 
     @classmethod
-    def _of(cls, group: Group, like: Sequence[torch.Tensor], codec: str, op: str) -> "AllReduce":
-        """One without errors and steps, over a group that others use, too."""
+    def _of(
+        cls, group: Group, like: Sequence[torch.Tensor], codec: str, op: str, error: str = "none"
+    ) -> "AllReduce":  # fmt: skip
+        """One over a group that others use, too. It measures no losses."""
         made = cls.__new__(cls)
-        made._make(group, like, codec, "none", op)
+        made._make(group, like, codec, error, op)
         made._measure = False
         return made
 
@@ -112,8 +114,7 @@ class AllReduce(Compression):
             self._complete, self._measure = True, False
 
     def _exchange(self, given: Sequence[torch.Tensor]) -> None:
-        if not self._by_dtype:
-            self._by_dtype.update(self._units_made())
+        self._prepare()
         for unit, numbers in self._by_dtype.values():
             own = [given[number] for number in numbers]
             unit.in_step = True
@@ -124,6 +125,11 @@ class AllReduce(Compression):
                 unit.handle.run(own)
             finally:
                 self._group.end(stream)
+
+    def _prepare(self) -> None:
+        """Makes the handles, unless they are there. Every rank calls this."""
+        if not self._by_dtype:
+            self._by_dtype.update(self._units_made())
 
     def _units_made(self) -> dict[torch.dtype, tuple[Unit, list[int]]]:
         """A unit for each dtype, and the numbers of its tensors. Every rank calls this."""

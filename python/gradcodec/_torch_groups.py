@@ -6,6 +6,7 @@ import datetime
 import functools
 import math
 import os
+import pickle
 import sys
 import weakref
 from collections import OrderedDict
@@ -171,6 +172,13 @@ class Peers:
             comm.async_error()
 
 
+def objects_of_all(group: Any, own: Any) -> list[Any]:
+    """What every rank gives, by rank. Every rank calls this."""
+    everywhere: list[Any] = [None] * group.size()
+    dist.all_gather_object(everywhere, own, group=group)
+    return everywhere
+
+
 def _done(work: Any) -> None:
     """Of a collective, None where it is on the current stream already."""
     if work is not None:
@@ -188,6 +196,8 @@ class Group:
     peers: Peers | None = None
     direct: Communicator | None = None
     levels: "Levels | None" = None
+    own: Communicator | None = None  # that take_own() has made, and what watches it over NCCL
+    watch: Watch | None = None
     nodes: list[list[int]] | None = None  # the ranks of each, once take_topology() has found them
     topology = ""
 
@@ -195,7 +205,7 @@ class Group:
         self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False, in_turns: bool = False
     ) -> None:  # fmt: skip
         """`in_turns`: handles run on the caller's streams, in turns, so their peer memory is not that of the hooks."""
-        self.group, self.device, self.timeout = group, device, seconds(timeout)
+        self.group, self.device, self.timeout, self._tag = group, device, seconds(timeout), TAG
         self._in_turns, self._turns = in_turns, Turns()
         self.rank, self.size, self.bytes_sent = group.rank(), group.size(), 0
         self.place = (CUDA, device.index) if device.type == "cuda" else (CPU, 0)
@@ -253,6 +263,43 @@ class Group:
             within += ", because its GPUs do not all reach each other over NVLink"
         self.topology = describe(self.nodes, levels, within, over)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def take_own(self, codec: str) -> None:
+        """Handles go over communicators that nothing else uses, so they may run on another thread, beside other work of
+        the process group. Every rank calls this, in place of take_topology()."""
+        over, self._tag = "nccl" if self.over_gpus else "gloo", kept(self.group).new_tag()
+        self.nodes, everyone = self._find_nodes(), [*range(self.size)]
+        levels = are_levels(self.nodes) and codec != "sign"
+        if levels:
+            self.levels = Levels(self, self.nodes, over, self._tag)
+        elif self.over_gpus:
+            self.own = over_nccl(library(), self.group, everyone, self.place[1], self._milliseconds())
+            self.watch = Watch([self.own], self._milliseconds() / 1000 or DEFAULT_TIMEOUT)
+            weakref.finalize(self, self.watch.stop)
+        else:
+            self.own = Pairs(library(), self.group, everyone, self._tag, self.timeout, self._at, True).comm
+        self.topology = describe(self.nodes, levels, *2 * ["NCCL" if self.over_gpus else "gloo"])
+
+    def told(self, own: Any) -> list[Any]:
+        """What every rank gives, by rank: any small object. If a rank is lost, this raises on all others. Every rank
+        calls this after take_own()."""
+        if self.over_gpus:
+            return objects_of_all(self.group, own)
+        given = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        sizes = self._each_to_all(torch.tensor([given.numel()])).flatten().tolist()
+        room = torch.zeros(max(sizes), dtype=torch.uint8)
+        room[: given.numel()] = given
+        rows = self._each_to_all(room)
+        return [pickle.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes)]
+
+    def _each_to_all(self, own: torch.Tensor) -> torch.Tensor:
+        """A row of each rank, by messages with a tag that nothing else uses."""
+        call, to, given = Call(), own.new_empty(self.size, own.numel()), own.expand(self.size, -1)
+        call.started, call.ended = [], []
+        by_pairs(call, self.group, range(self.size), self.rank, to, given, self._tag + 3, self.timeout, to_the_end=True)
+        return to
+
     def shard_numbers(self) -> list[int]:
         """By rank: which shard of a handle is its own, in the order of elements."""
         if self.levels is None or self.nodes is None:
@@ -279,6 +326,12 @@ class Group:
         for row in rows.values():
             total += row
         return total.to(self.device)
+
+    def check(self) -> None:
+        """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
+        over = self.levels or self.watch or self.peers
+        if over is not None:
+            over.check()
 
     def take_peers(self, transport: str) -> None:
         """Handles go over peer memory from now on, where `transport` is "peers", or where it is "auto" and every rank
@@ -346,6 +399,8 @@ class Group:
         """What an all-reduce with these options goes over. Every rank calls this."""
         if self.levels is not None:
             return self.levels.comm_for(codec, sizes, options)
+        if self.own is not None:
+            return self.own
         if self.peers is None:
             return self.direct if direct and self.direct is not None else self.comm
         return self.peers.comm(library().allreduce_peers_bytes(codec, sizes, self.size, **options))
@@ -438,7 +493,7 @@ class Levels:
     `ranks`: those of this node, of the group. `peers`: the memory that they reach, if they do.
     """
 
-    def __init__(self, group: Group, nodes: list[list[int]], transport: str) -> None:
+    def __init__(self, group: Group, nodes: list[list[int]], transport: str, tag: int = TAG) -> None:
         node = next(number for number, ranks in enumerate(nodes) if group.rank in ranks)
         self.ranks, place = nodes[node], nodes[node].index(group.rank)
         across = [ranks[place] for ranks in nodes]
@@ -456,7 +511,7 @@ class Levels:
         else:
             own, between = (
                 Pairs(library(), group.group, each, tag, group.timeout, group._at)
-                for each, tag in ((self.ranks, TAG + 1), (across, TAG + 2))
+                for each, tag in ((self.ranks, tag + 1), (across, tag + 2))
             )
             self._kept, self._own, self._between = [own, between], own.comm, between.comm
         if transport == "auto" and group.device.type == "cuda" and group.linked(nodes):
@@ -514,7 +569,7 @@ class Handle:
         in_memory: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
-        self.watch = None if group.levels is None else group.levels.watch
+        self.watch = group.watch if group.levels is None else group.levels.watch
         self.has_errors, device = error != "none" and codec != "sign", group.device
         self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
@@ -712,6 +767,12 @@ class _Kept:
         self._nodes: list[list[int]] | None = None
         self.handles: OrderedDict[Any, Any] = OrderedDict()
         self.peers: dict[Any, Peers | None] = {}
+        self._tag = TAG
+
+    def new_tag(self) -> int:
+        """Of messages: this one and the next three are no other's. Every rank calls this."""
+        self._tag += 4
+        return self._tag
 
     def group(self, device: torch.device, timeout: datetime.timedelta | None, transport: str, codec: str) -> Group:
         """A group of this codec. Every rank calls this."""

@@ -76,12 +76,16 @@ def warn_of_uneven(nodes: list[list[int]]) -> None:
 class Pairs:
     """A communicator among some ranks of a process group, by messages between each two of them within the group.
 
-    `ranks`: of the group. `tag`: of the messages. `at`: the bytes at an address of the host, as a tensor.
+    `ranks`: of the group. `tag`: of the messages. `at`: the bytes at an address of the host, as a tensor. `to_the_end`: an
+    exchange that fails ends only when all of its messages have ended. So when a rank is lost all others notice it, and
+    none waits for one that has given up.
     """
 
     def __init__(
-        self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any]
+        self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any],
+        to_the_end: bool = False,
     ) -> None:  # fmt: skip
+        self._to_the_end = to_the_end
         self._group, self._ranks, self._tag, self._timeout, self._at = group, list(ranks), tag, timeout, at
         self._own, size = self._ranks.index(group.rank()), len(self._ranks)
         made, raised = G(), Raised()
@@ -101,19 +105,52 @@ class Pairs:
 
     def _exchange(self, given: torch.Tensor, call: Call) -> None:
         to = self._at(call.recv, len(self._ranks) * call.size, call.device).view(-1, call.size)
-        by_pairs(call, self._group, self._ranks, self._own, to, given, self._tag, self._timeout)
+        by_pairs(call, self._group, self._ranks, self._own, to, given, self._tag, self._timeout, self._to_the_end)
+
+
+class _Part:
+    """A message, whose failure is kept until all others have ended."""
+
+    def __init__(self, failures: list[Exception], begin: Any, *arguments: Any) -> None:
+        self._failures, self._work = failures, None
+        try:
+            self._work = begin(*arguments)
+        except Exception as failure:
+            failures.append(failure)
+
+    def wait(self, *timeout: Any) -> None:
+        try:
+            if self._work is not None:
+                self._work.wait(*timeout)
+        except Exception as failure:
+            self._failures.append(failure)
+
+
+class _Last:
+    """Comes after all of them."""
+
+    def __init__(self, failures: list[Exception]) -> None:
+        self._failures = failures
+
+    def wait(self, *_: Any) -> None:
+        if self._failures:
+            raise self._failures[0]
 
 
 def by_pairs(
     call: Call, group: Any, ranks: Sequence[int], own: int, to: torch.Tensor, given: torch.Tensor, tag: int,
-    timeout: Any,
+    timeout: Any, to_the_end: bool = False,
 ) -> None:  # fmt: skip
     """A row straight to each rank, and one from each, all at once; `own`: the number of this rank among `ranks`."""
-    parts: list[Callable[[], Any]] = []
+    parts: list[functools.partial[Any]] = []
+    failures: list[Exception] = []
     for k in range(1, len(ranks)):
         source, target = (own - k) % len(ranks), (own + k) % len(ranks)
         parts.append(functools.partial(group.recv, [to[source]], ranks[source], tag))
         parts.append(functools.partial(group.send, [given[target]], ranks[target], tag))
+    if to_the_end:
+        last = functools.partial(_Last, failures)
+        parts = [*(functools.partial(_Part, failures, one.func, *one.args) for one in parts), last]
     to[own].copy_(given[own])
     run(call, parts, timeout)
 

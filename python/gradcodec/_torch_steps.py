@@ -274,9 +274,7 @@ class Compression:
 
     def _begin(self) -> None:
         self._end()
-        exchanges = self._group.levels or self._group.peers
-        if exchanges is not None:
-            exchanges.check()
+        self._group.check()
         self._pending, self._complete = True, False
         scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
         self._steps_scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
@@ -295,6 +293,14 @@ class Compression:
                 unit.in_step = False
                 yield unit.handle
         self._pending, self._agreed = False, None
+
+    def _keep(self) -> None:
+        """Commits the pending step, which other ranks have committed, also if its exchange has failed on this rank."""
+        handles = list(self._ended()) if self._pending else []
+        if handles:
+            verdict = self._asked(handles)
+            verdict.undone.fill_(False)
+            verdict.carry_out(handles, self._stream_number)
 
     def _asked(self, handles: Sequence[Handle]) -> Verdict:
         """The verdict on a step of these handles."""

@@ -6,19 +6,20 @@
     torch.save(compression.state_dict(), f"errors-{rank}.pt")  # into the checkpoint, by every rank
 
 shard() does the same for FSDP2. OneBitSGD and OneBitAdam exchange the momentum, at one bit per element. all_reduce()
-averages or sums any tensors, and AllReduce keeps the errors of such calls. This module needs PyTorch; `import gradcodec`
-does not import it.
+averages or sums any tensors, and AllReduce keeps the errors of such calls. DiLoCo exchanges every so many steps how far
+parameters have moved. This module needs PyTorch; `import gradcodec` does not import it.
 """
 
 from ._torch_allreduce import AllReduce, all_reduce
 from ._torch_ddp import compress
+from ._torch_diloco import DiLoCo
 from ._torch_fsdp import shard
 from ._torch_optimizers import OneBitAdam, OneBitSGD
 from ._torch_steps import Compression
 
-__all__ = ["AllReduce", "Compression", "OneBitAdam", "OneBitSGD", "all_reduce", "compress", "shard"]
+__all__ = ["AllReduce", "Compression", "DiLoCo", "OneBitAdam", "OneBitSGD", "all_reduce", "compress", "shard"]
 
-for _each in (AllReduce, Compression, OneBitAdam, OneBitSGD, all_reduce, compress, shard):
+for _each in (AllReduce, Compression, DiLoCo, OneBitAdam, OneBitSGD, all_reduce, compress, shard):
     _each.__module__ = __name__
 
 if __name__ == "__main__":
