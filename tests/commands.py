@@ -77,7 +77,7 @@ LIST = [
     ("examples/lua/*: *", "lua"),
     ("examples/csharp/*: *", "csharp"),
     # Examples.
-    ("examples_c/mpi.c: *", "mpi"),
+    *((f"{program}: *", "mpi") for program in ("examples_c/mpi.c", "examples/python/mpi_allreduce.py")),
     ("examples_c/*: *", "examples"),
     ("examples/rust/*: *", "rust"),
     # Those that want a framework: they compile what is in examples_cpp, or are a process a GPU.

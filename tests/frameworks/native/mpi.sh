@@ -1,6 +1,6 @@
 #!/bin/sh
 # gradcodec/mpi.h with the MPI that came with PYTHON, or the machine's: as C99 and C++, with 1 and 4 processes, and the
-# example. Without any it says so. Usage: mpi.sh PYTHON CC LIBRARY_DIR WORK_DIR
+# examples in C and, by mpi4py, in Python. Without any it says so. Usage: mpi.sh PYTHON CC LIBRARY_DIR WORK_DIR
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 PYTHON CC LIBRARY_DIR WORK_DIR" >&2; exit 2; }
 cd "$(dirname "$0")/../../.."
@@ -43,5 +43,6 @@ for program in whole parts; do
 done
 
 compile examples_c/mpi.c "$work/mpi"
+export GRADCODEC_LIBRARY="$library/libgradcodec.so.0" PYTHONPATH="$PWD/python"
 PATH="$bin:$PATH" timeout 300 "$python" tests/commands.py mpi "$library" "$work/as_it_stands"
 echo "ok: gradcodec/mpi.h, by $bin/mpicc"

@@ -40,6 +40,8 @@ SAYS = {
                     ("torch", ["nccl: within 5 %: True"])),
     "deepspeed.py": (["all ranks have the same weights: True", "it ends with the same bytes: True",
                       "leaves the errors of all as they were: True"], None),
+    "diloco.py": (["gradients of every step in float32: loss 0.1", "4 bits per weight every 20 steps: loss 0.1",
+                   "1/138 of the bytes", "a loss of at most 1.1 times that: True"], None),
     "elastic.py": (["gloo, 4 ranks: loss ", "a process lost in step 26: 4 ranks, loss ", "gloo: the same losses as without: True",
                     "2 nodes of 2 ranks: sums within a node", "1 node of 2 ranks, over gloo",
                     "a node lost in step 26: 2 ranks, loss ", "within 5 % of the loss without: True"],
@@ -79,18 +81,19 @@ SAYS = {
 
 # They compile a source of examples_cpp first; tests/frameworks/native and tests/packaging/cmake.sh run them.
 COMPILING = {"ddp.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
+BY_MPI = {"mpi_allreduce.py"}  # tests/frameworks/native/mpi.sh runs it
 
 CARDS = {"ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # that the CUDA part needs, where it is not one
 
 
 def test_no_example_is_forgotten():
-    assert {*SAYS, *COMPILING} == {path.name for path in EXAMPLES.glob("*.py")}
+    assert {*SAYS, *COMPILING, *BY_MPI} == {path.name for path in EXAMPLES.glob("*.py")}
 
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_says_what_it_should(name):
     always, on_cuda = SAYS[name]
-    module = "torch" if name.endswith("_hook.py") or name == "elastic.py" else name.split("_")[0]
+    module = "torch" if name.endswith("_hook.py") or name in ("diloco.py", "elastic.py") else name.split("_")[0]
     if module in ("torch", "jax", "cffi") and not has(module):
         # A machine with a GPU comes with what it has; any other is to have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")
@@ -113,7 +116,7 @@ def test_an_example_runs_and_says_what_it_should(name):
 def test_an_example_without_its_framework_says_so(module, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module}')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
-    of_torch = [*EXAMPLES.glob("*_hook.py"), EXAMPLES / "elastic.py"] if module == "torch" else []
+    of_torch = [*EXAMPLES.glob("*_hook.py"), EXAMPLES / "diloco.py", EXAMPLES / "elastic.py"] if module == "torch" else []
     for path in sorted([*EXAMPLES.glob(f"{module}_*.py"), *of_torch]):
         if path.name in COMPILING:
             continue
