@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _torch_native
 from ._arguments import _said
 from ._errors import GradCodecError, Status
-from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, library, process_group
+from ._torch_groups import Group, Handle, agree, check_tensor, check_transport, eager, library, process_group
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 MIB = 1 << 20
@@ -358,7 +358,10 @@ def compress(
             module.check(ddp.reducer, ddp.process_group)
         except (_torch_native.Unavailable, RuntimeError) as failure:
             module, missing = None, str(failure)
-    _agree(own, {"codec": codec, "error": error, "transport": transport, "exchange_mib": exchange_mib}, native, missing)
+    same = {"codec": codec, "error": error, "transport": transport, "exchange_mib": exchange_mib}
+    for rank, lacking in enumerate(agree("compress()", own, same, missing if native else None)):
+        if lacking:
+            raise RuntimeError(f"native: there is no hook in C++ on rank {rank}: {lacking}")
     if missing and native is None:
         warnings.warn(f"the hook runs in Python, which takes more of the host's time: {missing}", stacklevel=2)
     own.take_topology(transport, codec)
@@ -389,16 +392,3 @@ def _mib(given: Any) -> float | None:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < math.inf:
         raise ValueError(f"exchange_mib: MiB from 0 up, or None, expected, got {_said(given)}")
     return float(given)
-
-
-def _agree(group: Group, settings: dict[str, Any], native: bool | None, missing: str | None) -> None:
-    """Refuses, on every rank, what must be the same on all of them and is not, and a hook in C++ that one of them asks for
-    and lacks. Every rank calls this."""
-    everywhere: list[Any] = [None] * group.size
-    dist.all_gather_object(everywhere, (settings, missing if native else None), group=group.group)
-    for rank, (its, lacking) in enumerate(everywhere):
-        for name, value in its.items():
-            if value != everywhere[0][0][name]:
-                raise ValueError(f"{name}: {everywhere[0][0][name]!r} on rank 0 and {value!r} on rank {rank}, not the same")
-        if lacking:
-            raise RuntimeError(f"native: there is no hook in C++ on rank {rank}: {lacking}")

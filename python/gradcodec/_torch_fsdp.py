@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from ._abi import CODECS, SIGNS
 from ._arguments import _said
-from ._torch_groups import Group, Handle, check_tensor, check_transport, eager, process_group
+from ._torch_groups import Group, Handle, agree, check_tensor, check_transport, eager, number_of, process_group
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum", "PREMUL_SUM": "sum"}
+OF_REPLICAS = "@replicas"  # in a state, behind the name of a parameter: errors of the all-reduce over replicas
 BLOCKS = tuple(name for name in CODECS if name not in SIGNS)
 _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKeyDictionary()
 
@@ -62,25 +63,25 @@ class _Rows(Unit):
 
     def __init__(self, cuts: list[_Cut], handle: Handle) -> None:
         super().__init__(([cut.name for cut in cuts] or [""]) * handle.group.size, handle)
-        self._cuts = cuts
+        self.cuts = cuts
 
     def read(self, worker: Errors, server: Parts) -> None:
         """A rank's own: the first half of an all-reduce has no errors of reducers."""
         if not self.handle.has_errors:
             return
         pieces, _ = self.handle.errors()
-        for number, cut in enumerate(self._cuts):
+        for number, cut in enumerate(self.cuts):
             if not self.handle.raw or not self.handle.raw[number]:
-                worker[cut.name] = cut.joined(pieces[number :: len(self._cuts)])
+                worker[cut.name] = cut.joined(pieces[number :: len(self.cuts)])
 
     def give(self, worker: Errors, server: Parts) -> None:
         group = self.handle.group
-        if not self.handle.has_errors or not group.on_one(any(cut.name in worker for cut in self._cuts)):
+        if not self.handle.has_errors or not group.on_one(any(cut.name in worker for cut in self.cuts)):
             return
         size, device = group.size, group.device
         rows = torch.zeros(size, sum(self.handle.sizes) // size, dtype=torch.float32, device=device)
         first = 0
-        for cut in self._cuts:
+        for cut in self.cuts:
             if cut.name in worker:
                 rows[:, first : first + cut.size_of_part] = cut.apart(worker.pop(cut.name), size)
             first += cut.size_of_part
@@ -121,11 +122,14 @@ class _AllGather(_OfModule):
 
 
 class _ReduceScatter(_OfModule):
-    """For FSDPModule.set_custom_reduce_scatter()."""
+    """For FSDPModule.set_custom_reduce_scatter() and set_all_reduce_hook()."""
 
-    def __init__(self, shards: "_Shards", name: str, cuts: list[_Cut]) -> None:
+    def __init__(self, shards: "_Shards", name: str, cuts: list[_Cut], module: Any) -> None:
         super().__init__(shards, name, cuts)
+        self._module = weakref.ref(module)
+        self._last: Any = None  # the key of the unit that was reduced last
         self.units: dict[Any, _Rows] = {}
+        self.units_of_replicas: dict[Any, Unit] = {}
 
     @eager
     def __call__(
@@ -142,6 +146,34 @@ class _ReduceScatter(_OfModule):
         factor = _factor_of(op) if name == "PREMUL_SUM" else None
         self._shards._reduced(self, output_tensor, input_tensor, OPS[name], factor)
 
+    @eager
+    def over_replicas(self, reduced: torch.Tensor) -> None:
+        """Replaces what __call__() has given by its mean over the replicas. By the sum if FSDP has a factor to divide
+        by, which is that of all ranks."""
+        shards = self._shards
+        op = "mean" if all(each.gradient_divide_factor is None for each in _groups(self._module())) else "sum"
+        if not shards._closed:
+            shards._reduced_over_replicas(self, reduced, op)
+            return
+        group = cast(Group, shards._replicas).group
+        dist.all_reduce(reduced, group=group)
+        if op == "mean":
+            reduced.div_(group.size())
+
+    def unit_of_replicas(self, dtype: torch.dtype, op: str) -> Unit:
+        """Of this rank's parts of the parameters that were reduced last; made with them, on all replicas alike."""
+        key = self._last, op
+        if key not in self.units_of_replicas:
+            rows, shards = self.units[self._last], self._shards
+            cuts, row = rows.cuts, rows.handle.steps.shard_elements
+            parts = [cut.size_of_part for cut in cuts] or [row]
+            raw = [shards._raw[cut.name] for cut in cuts] or rows.handle.raw[:1]
+            handle = shards._handle_of_replicas(parts, dtype, raw, op, shards.error if cuts else "none")
+            names = [cut.name + OF_REPLICAS for cut in cuts] or [""]
+            self.units_of_replicas[key] = made = Unit(names, handle)
+            made.give(shards._worker, shards._server)
+        return self.units_of_replicas[key]
+
     def unit(self, row: int, dtype: torch.dtype, op: str) -> _Rows:
         """Of these rows; made where one first comes, on all ranks alike."""
         cuts = [cut for cut in self._cuts if cut.parameter.requires_grad]
@@ -156,6 +188,7 @@ class _ReduceScatter(_OfModule):
             handle = shards._handle(shards.codec, parts, dtype, raw, op, error)
             self.units[key] = made = _Rows(cuts, handle)
             made.give(shards._worker, shards._server)
+        self._last = key
         return self.units[key]
 
 
@@ -164,9 +197,14 @@ class _Shards(Compression):
 
     def __init__(
         self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: Any, scaler: Any, gather: str | None,
-        raw_of_gather: dict[str, bool],
+        raw_of_gather: dict[str, bool], replicas: Group | None,
     ) -> None:  # fmt: skip
         super().__init__(group, codec, error, sizes, raw, scaler)
+        self._replicas = replicas
+        # They are reduced on FSDP's stream for that, beside what this one does.
+        self._replicated: Any = None
+        if replicas is not None and self._stream is not None:
+            self._replicated = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._gather, self._raw_of_gather = gather, raw_of_gather
         self._alike: dict[Any, Handle] = {}
         self.comms: list[_ReduceScatter] = []
@@ -176,25 +214,38 @@ class _Shards(Compression):
     def _units(self) -> Iterator[Unit]:
         for comm in self.comms:
             yield from comm.units.values()
+            yield from comm.units_of_replicas.values()
 
     def _forget(self) -> None:
         for comm in self.comms:
             comm.units.clear()
+            comm.units_of_replicas.clear()
         self._alike.clear()
 
     def _handle(
         self, codec: str, parts: list[int], dtype: torch.dtype, raw: list[bool], op: str, error: str
     ) -> Handle:
-        """Of rows of such parts, one row for each rank. Modules that are alike have the same one if it has no errors."""
-        key, world = (codec, tuple(parts), dtype, tuple(raw), op), self._group.size
+        """Of rows of such parts, one row for each rank."""
+        world, numbers = self._group.size, self._group.shard_numbers()
+        in_memory = [number * len(parts) + part for number in numbers for part in range(len(parts))]
+        options = dict(error=error, raw=raw * world, op=op, transactional=True, in_memory=in_memory)
+        return self._made(self._group, codec, parts * world, dtype, options)
+
+    def _handle_of_replicas(
+        self, parts: list[int], dtype: torch.dtype, raw: list[bool], op: str, error: str
+    ) -> Handle:
+        options = dict(error=error, raw=raw, op=op, transactional=True)
+        return self._made(cast(Group, self._replicas), self.codec, parts, dtype, options)
+
+    def _made(self, group: Group, codec: str, sizes: list[int], dtype: torch.dtype, options: dict[str, Any]) -> Handle:
+        """A handle. Modules that are alike have the same one if it has no errors."""
+        key = group.group, codec, tuple(sizes), dtype, *(tuple(options["raw"]), options["op"])
         if key in self._alike:
             return self._alike[key]
         self._wait()  # a handle over peer memory begins when the work of others is done
-        numbers = self._group.shard_numbers()
-        made = Handle(
-            self._group, codec, parts * world, dtype, error=error, raw=raw * world, op=op, transactional=True,
-            in_memory=[number * len(parts) + part for number in numbers for part in range(len(parts))],
-        )  # fmt: skip
+        if self._replicated is not None:
+            self._replicated.synchronize()
+        made = Handle(group, codec, sizes, dtype, **options)
         if not made.has_errors:
             self._alike[key] = made
         return made
@@ -233,6 +284,44 @@ class _Shards(Compression):
             if shard is not output:
                 output.copy_(shard)
 
+    def _checked(self, state: Any) -> list[Any]:
+        if isinstance(state, (list, tuple)) and len(state) != self._group.size:
+            # Parts are cut elsewhere there: the errors of their all-reduce begin at 0.
+            state = [_without_replicas(one) for one in state]
+        return super()._checked(state)
+
+    def _reduced_over_replicas(self, comm: _ReduceScatter, reduced: torch.Tensor, op: str) -> None:
+        """On the current stream, which comes behind that of _reduced()."""
+        unit = comm.unit_of_replicas(reduced.dtype, op)
+        unit.in_step = True
+        stream = unit.handle.stream()
+        unit.handle.run_within(reduced, self._error_factor, number_of(stream))
+        if self._replicated is not None:
+            self._replicated.record(stream)
+
+    def _begin(self) -> None:
+        super()._begin()
+        if self._replicas is not None and self._replicas.peers is not None:
+            self._replicas.peers.check()
+
+    def _ended(self) -> Iterator[Handle]:
+        self._await_replicas()
+        yield from super()._ended()
+
+    def _await_replicas(self) -> None:
+        if self._replicated is not None:
+            self._stream.wait_event(self._replicated)
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank, in all steps."""
+        return self._group.bytes_sent + (0 if self._replicas is None else self._replicas.bytes_sent)
+
+    @property
+    def topology(self) -> str:
+        """Which ranks share nodes, and what they exchange over: a sentence."""
+        return self._group.topology + ("" if self._replicas is None else f"; replicas: {self._replicas.topology}")
+
     @torch.inference_mode(False)
     def _on_device(self, factor: float) -> torch.Tensor:
         if self._factor is None or self._factor[0] != factor:
@@ -242,12 +331,18 @@ class _Shards(Compression):
     @eager
     def _over(self) -> None:
         self._complete, self._measure = True, False
-        if self._group.levels is None:
+        # The first half of an all-reduce over nodes flags what is not finite on the ranks of its part alone, and one over
+        # replicas on those that have the same part.
+        groups = [] if self._group.levels is None and self._replicas is None else [self._group]
+        groups += [] if self._replicas is None else [self._replicas]
+        if not groups:
             return
         with self._on_stream(joined=False):
-            # The first half of an all-reduce over nodes flags what is not finite on the ranks of its part alone.
+            self._await_replicas()
             verdict = self._asked([unit.handle for unit in self._units() if unit.in_step])
-            undone = self._group.over_all(verdict.undone.to(torch.int32), dist.ReduceOp.MAX)
+            undone = verdict.undone.to(torch.int32)
+            for group in groups:
+                group.over_all(undone, dist.ReduceOp.MAX)
             verdict.undone.copy_(undone)
             self._agreed = verdict
 
@@ -298,6 +393,17 @@ def _check_module(name: str, module: Any) -> None:
             raise ValueError(f"{of}: a finite gradient divide factor other than 0 expected, got {factor}")
 
 
+def _without_replicas(state: Any) -> Any:
+    """The state of a rank without the errors of an all-reduce over replicas."""
+    if not isinstance(state, dict):
+        return state
+    errors = {key: state[key] for key in ("worker", "server") if isinstance(state.get(key), dict)}
+    return {
+        **state,
+        **{key: {name: one for name, one in its.items() if not name.endswith(OF_REPLICAS)} for key, its in errors.items()},
+    }
+
+
 def _parameters_of(module: torch.nn.Module, sharded: Any) -> Iterator[torch.Tensor]:
     """Those that are sharded with this module, in FSDP's order: not those of modules within that are sharded by
     themselves."""
@@ -311,6 +417,27 @@ def _group_of(modules: Any) -> Any:
     """Over which FSDP reduces gradients."""
     info = next(group for module in modules for group in _groups(module)).mesh_info
     return getattr(info, "reduce_scatter_process_group", None) or info.shard_process_group
+
+
+def _check_replicas(names: dict[Any, str], own: Group, replicas: Group) -> None:
+    """Refuses a group that is not of replicas, and modules that have some already."""
+    ranks, others = (dist.get_process_group_ranks(each.group) for each in (own, replicas))
+    if len({*ranks} & {*others}) != 1:
+        raise ValueError(
+            f"replicate_group: ranks of other replicas, one of each, expected, as {_said(ranks)} are one replica, "
+            f"got {_said(others)}"
+        )
+    for module, name in names.items():
+        of = f"model: {name or type(module).__name__}"
+        for group in _groups(module):
+            if hasattr(group.mesh_info, "replicate_process_group"):
+                raise ValueError(
+                    f"{of}: fully_shard() on a mesh of one dimension expected with replicate_group, got one with replicas, "
+                    "over which FSDP itself averages uncompressed"
+                )
+            hook = group._all_reduce_hook
+            if hook is not None and not isinstance(getattr(hook, "__self__", None), _ReduceScatter):
+                raise RuntimeError(f"{of}: it has an all-reduce hook already, and FSDP takes one")
 
 
 def _check_ranks(names: dict[Any, str], over: Any) -> None:
@@ -327,7 +454,7 @@ def _check_ranks(names: dict[Any, str], over: Any) -> None:
 def shard(
     model: torch.nn.Module, codec: str = "int8", *, error: str | None = None, raw: Raw = None, momentum: bool = False,
     scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
-    gather: str | None = None,
+    gather: str | None = None, replicate_group: Any = None,
 ) -> Compression:  # fmt: skip
     """Lets FSDP2 reduce its gradients compressed, in a model for which fully_shard() was called: to be called after the
     last of these calls. PyTorch 2.9 or newer.
@@ -340,6 +467,10 @@ def shard(
     backward; None: as they are. Every rank computes with the same decoded parameters; the shards, which the optimizer
     steps, stay exact. Those that `raw` names travel in float32; if `codec` is "onebit" or "sign", those with fewer than
     two dimensions or fewer than 1,024 elements do.
+
+    `replicate_group`: for replicas of a model (HSDP), which has to be sharded over a mesh of one dimension, on the ranks
+    of one replica: the ranks with the same shard, one of each replica. Gradients are averaged over it compressed, with
+    errors of their own. A step is taken back on all replicas alike.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -367,6 +498,10 @@ def shard(
     _check_ranks(names, over)
     own = Group(over, device, timeout, through_host=transport == "gloo")
     check_transport(transport, own)
+    replicas = None
+    if replicate_group is not None:
+        replicas = Group(process_group(replicate_group), device, timeout, through_host=transport == "gloo")
+        _check_replicas(names, own, replicas)
     for module in modules:
         if module in _hooked and not _hooked[module]._closed:
             raise RuntimeError("model: its gradients are compressed already; close() ends that")
@@ -380,18 +515,30 @@ def shard(
             )  # fmt: skip
         for module in divided:
             module.set_force_sum_reduction_for_comms(True)
+    count = None if replicas is None else replicas.size
+    same = {"codec": codec, "error": error, "transport": transport, "gather": gather, "replicas": count}
+    agree("shard()", own, same)
+    if replicas is not None:
+        shapes = {name: tuple(one.to_local().shape) for name, one in cut_ones.items()}
+        agree("shard()", replicas, {**same, "rank in its replica": own.rank, **shapes})
     own.take_topology(transport, codec, direct=False)
+    if replicas is not None:
+        replicas.take_topology("flat" if transport in ("auto", "peers") else transport, codec, direct=False)
     cuts = {id(one): _Cut(name, one, own.size) for name, one in cut_ones.items()}
     raw_of_gather = raws(parameters, gather, None if codec in SIGNS else raw) if gather else {}
     sizes = {cut.name: cut.size for cut in cuts.values()}
-    made = _Shards(own, codec, error, sizes, of_raw, scaler, gather, raw_of_gather)
+    if replicas is not None:
+        sizes |= {cut.name + OF_REPLICAS: cut.size_of_part for cut in cuts.values()}
+    made = _Shards(own, codec, error, sizes, of_raw, scaler, gather, raw_of_gather, replicas)
     # Those of one call of fully_shard() are one, in its order.
     for several in dict.fromkeys(tuple(getattr(one._get_fsdp_state(), "_modules", [one])) for one in modules):
         its = dict.fromkeys(id(each) for one in several for each in _parameters_of(one, FSDPModule))
         about = made, names[several[0]] or type(several[0]).__name__, [cuts[each] for each in its if each in cuts]
-        made.comms.append(_ReduceScatter(*about))
+        made.comms.append(_ReduceScatter(*about, several[0]))
         several[0].set_custom_reduce_scatter(made.comms[-1])
         if gather:
             several[0].set_custom_all_gather(_AllGather(*about))
+        if replicas is not None:
+            several[0].set_all_reduce_hook(made.comms[-1].over_replicas)
         _hooked.update(dict.fromkeys(several, made))
     return made

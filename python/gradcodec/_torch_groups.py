@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import sys
+import warnings
 import weakref
 from collections import OrderedDict
 from ctypes import byref, c_bool, c_int32, c_uint8
@@ -35,6 +36,7 @@ KEPT = 64
 BY_PAIRS = 1 << 19  # bytes of a rank from which on each two exchange theirs over gloo
 TAG = 0x67726164  # of messages between two ranks, so that they are not taken for the caller's own
 DEFAULT_TIMEOUT = 600.0  # seconds, as for NCCL in the library
+HINT_AFTER = 30.0  # seconds until a rank says which others it waits for
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
@@ -487,6 +489,51 @@ def check_transport(transport: Any, group: Group) -> None:
         raise ValueError(f"transport: nccl is for tensors on a GPU and a group over NCCL; this is on {group.device}")
 
 
+def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) -> list[Any]:
+    """Refuses, on every rank, settings that must be the same on all of them and are not. Returns `own` of every rank.
+    Every rank calls this, in the same `call`."""
+    _await_all(call, group)
+    everywhere: list[Any] = [None] * group.size
+    dist.all_gather_object(everywhere, ({"call": call, **settings}, own), group=group.group)
+    first = everywhere[0][0]
+    for rank, (its, _) in enumerate(everywhere):
+        for name in {**first, **its}:
+            one, other = first.get(name), its.get(name)
+            if one != other:
+                raise ValueError(f"{name}: {one!r} on rank 0 and {other!r} on rank {rank}, not the same")
+    return [own for _, own in everywhere]
+
+
+def _await_all(call: str, group: Group) -> None:
+    """Waits until every rank has made this call, and names those that have not: before the first collective, in which a
+    rank alone would wait without a word."""
+    known = kept(group.group)
+    try:
+        store = _c10d._get_process_group_store(group.group)
+    except (AttributeError, KeyError):  # of another PyTorch
+        return
+    keys = [f"gradcodec/{known.agreed}/{rank}" for rank in range(group.size)]
+    store.set(keys[group.rank], call)
+    limit = (group._milliseconds() or 1000 * DEFAULT_TIMEOUT) / 1000
+    who = _absent(store, keys, min(HINT_AFTER, limit))
+    if who and limit > HINT_AFTER:
+        warnings.warn(f"{call} waits for {who}, and every rank has to call it", stacklevel=4)
+        who = _absent(store, keys, limit - HINT_AFTER)
+    if who:
+        raise RuntimeError(f"{call}: every rank has to call it, and within {limit:g} s it was not called on {who}")
+    known.agreed += 1
+
+
+def _absent(store: Any, keys: Sequence[str], wait: float) -> str:
+    """The ranks that have not set their keys within so many seconds; "": none."""
+    try:
+        store.wait(keys, datetime.timedelta(seconds=wait))
+        return ""
+    except RuntimeError:  # a check says whether it was the time or the store
+        ranks = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+    return f"ranks {', '.join(ranks[:8])}{' and others' if len(ranks) > 8 else ''} of the group" if ranks else ""
+
+
 class Levels:
     """Communicators within the node and between nodes, and the hierarchical one over both.
 
@@ -767,6 +814,7 @@ class _Kept:
         self._nodes: list[list[int]] | None = None
         self.handles: OrderedDict[Any, Any] = OrderedDict()
         self.peers: dict[Any, Peers | None] = {}
+        self.agreed = 0  # how often its ranks have compared settings
         self._tag = TAG
 
     def new_tag(self) -> int:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, Shard
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
-from gradcodec import GradCodecError, _torch_fsdp, _torch_nodes  # noqa: E402
+from gradcodec import GradCodecError, _torch_fsdp, _torch_groups, _torch_nodes  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
 
 # Some cannot be cut into equal parts, and one has fewer rows than there are ranks.
@@ -627,6 +627,26 @@ def the_calls_of_torchtitan_give_the_sum():
         assert compression.taken_back == 0 and compression.bytes_sent > 0
 
 
+def a_rank_alone_says_for_which_others_it_waits():
+    device, own = torch.get_default_device(), [torch.get_default_device()] if torch.get_default_device().index else None
+    hint, _torch_groups.HINT_AFTER = _torch_groups.HINT_AFTER, 0.2
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64, device=device), device_ids=own)
+    model = sharded()
+    try:
+        for name, call in ("compress", lambda: compress(ddp, timeout=2)), ("shard", lambda: shard(model, timeout=2)):
+            if dist.get_rank() == 0:
+                said = rf"{name}\(\) waits for ranks 1 of the group, and every rank has to call it"
+                alone = rf"{name}\(\): every rank has to call it, and within 2 s it was not called on ranks 1 of the group"
+                with pytest.warns(UserWarning, match=said), pytest.raises(RuntimeError, match=alone):
+                    call()
+            dist.barrier()
+            call().close()  # both
+        with pytest.raises(ValueError, match=r"call: '(shard|compress)\(\)' on rank 0 and '(shard|compress)\(\)' on rank 1"):
+            compress(ddp) if dist.get_rank() else shard(model)
+    finally:
+        _torch_groups.HINT_AFTER = hint
+
+
 def errors_are_float32_where_that_is_not_the_default():
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -650,7 +670,7 @@ SAMPLES = [
     of_signs_the_sum_is_divided, a_pytorch_that_tells_no_factor_adds_up,
     a_group_of_its_own_for_the_reduce_scatter_is_used,
     parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros, the_calls_of_torchtitan_give_the_sum,
-    refusals,
+    a_rank_alone_says_for_which_others_it_waits, refusals,
 ]  # fmt: skip
 
 
