@@ -37,31 +37,33 @@ class DiLoCo:
         global   = one step of the outer optimizer with mean as its gradient
         local    = alpha local + (1 - alpha) global       `delay` inner steps later
 
-    `model`: its parameters that require grad now, in float32, float16 or bfloat16, on one device; all take the values of
-    the group's rank 0. Buffers stay each rank's own. `outer`: a function that makes an optimizer of a list of tensors,
-    called once per fragment; None: SGD with lr 0.7 and Nesterov momentum of 0.9. `fragments`: at most as many as
-    parameters and as inner steps in a round; parameters are divided in their order, in parts of about equal size.
+    `model`: its parameters that require grad now, in float32, float16 or bfloat16, on one device; all take the values
+    of the group's rank 0. Buffers stay each rank's own. `outer`: a function that makes an optimizer of a list of
+    tensors, called once per fragment; None: SGD with lr 0.7 and Nesterov momentum of 0.9. `fragments`: at most as many
+    as parameters and as inner steps in a round; parameters are divided in their order, in parts of about equal size.
     `delay`: inner steps, below sync_every / fragments, that run beside the exchange. `alpha`: 0 to 1. `codec`, `error`:
     as in AllReduce. `group`: None: the default one. For FSDP2's sharded parameters it is required: the ranks that have
     the same shard, which decide on a round for that shard alone. A wrong argument on one rank is refused on all.
 
     *Rounds.* A round is the exchange of one fragment. `steps`, `rounds` and `taken_back` count inner steps, rounds that
-    were applied, and rounds that were taken back. A round is taken back on all ranks alike, so that copies, momentum and
-    errors are those before it, and local parameters stay:
+    were applied, and rounds that were taken back. A round is taken back on all ranks alike, so that copies, momentum
+    and errors are those before it, and local parameters stay:
 
     - if a parameter is not finite on one rank. That rank takes the global copy, with a warning;
     - if the mean is not finite;
-    - if the exchange fails on one rank. Then step() raises GradCodecError on all ranks. They may go on.
+    - if the exchange fails on one rank. Then step() raises GradCodecError on all ranks, and training can go on;
+    - if ranks are not at the same inner step. Then step() raises on all ranks.
 
-    If ranks cannot agree on how a round ended, because a rank is lost, step() raises RuntimeError, and the round may be
-    applied on some ranks only. Ranks compare `rounds` before the next round, and in load_state_dict(): those behind take
-    the global copy and the momentum of one that is ahead, and commit the errors of that round. What such a rank has
-    moved since then is lost, as what `alpha` leaves of `delay` is.
+    If ranks cannot agree on how a round has ended, because one is lost, step() raises what torch.distributed raises.
+    The round is then *unsettled*: it may be applied on some ranks only. Before the next round, and in
+    load_state_dict(), ranks compare `rounds`. Those behind take the global copy and the momentum of one that is ahead,
+    and commit the errors of that round; what they have moved since then is lost. If no rank is ahead, the round is
+    taken back.
 
-    *Threads.* With `delay` a thread of this object exchanges, over a communicator that nothing else uses, and on CUDA on
-    a stream of its own; without, step() does and waits. All methods are for one thread, and every rank calls them after
-    the same inner step. Memory per element: 8 bytes for the global copy and its momentum, the errors of an AllReduce,
-    and 4 bytes during a round, besides a copy of the errors of that fragment.
+    *Threads.* With `delay` a thread of this object exchanges, over a communicator that nothing else uses, and on CUDA
+    on a stream of its own; without, step() does and waits. All methods are for one thread, and every rank calls them
+    after the same inner step. Memory per element: 8 bytes for the global copy and its momentum, the errors of an
+    AllReduce, and 4 bytes during a round, besides a copy of the errors of that fragment.
     """
 
     def __init__(
@@ -127,8 +129,8 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """What this rank continues with: parameters, global copy, outer optimizers, errors and counts, for
         load_state_dict(); the inner optimizer is not in it. Every rank saves its own. Applies an exchange that is under
-        way, for which every rank calls this. After step() has raised RuntimeError no other rank is needed, and this
-        object is closed."""
+        way, for which every rank calls this. If a round is unsettled this needs no other rank, and closes this object.
+        """
         self._open()
         self._end()
         unsettled = self._unsettled
@@ -151,8 +153,8 @@ class DiLoCo:
         """Continues with what state_dict() gave, in a world of any size. Every rank calls this.
 
         `state`: that of this rank in the world before, also if other ranks are lost; None on a rank that joins; or, on
-        every rank, a list of those of all ranks of a world, of whose errors then nothing is lost. Ranks whose round was
-        not settled, or that join, take the global copy of a rank that is ahead.
+        every rank, a list of those of all ranks of a world, of whose errors then nothing is lost. Ranks that are behind
+        or join take the global copy of one that is ahead.
         """
         self._open()
         self._end()
@@ -205,7 +207,7 @@ class DiLoCo:
         return self._group.topology
 
     def close(self) -> None:
-        """Frees the copies' errors; an exchange that is under way is not applied. Twice is once."""
+        """Frees the errors. An exchange that is under way is waited for and not applied. Twice is once."""
         if not self._closed:
             self._closed = True
             if self._exchange is not None:
@@ -346,9 +348,9 @@ class DiLoCo:
             raise TypeError("state: what state_dict() gives, a list of it for all ranks, or None expected")
         for one in states:
             if one["about"] != self._about or len(one["errors"]) != len(self._parts):
-                mine = f"{len(self._about)} parameters in {len(self._parts)} fragments"
+                mine = f"{len(self._about)} parameters in {len(self._parts)} fragments, of the same names and shapes,"
                 its = f"{len(one['about'])} in {len(one['errors'])}"
-                raise ValueError(f"state: of other parameters: {mine}, of the same names and shapes, expected, got {its}")
+                raise ValueError(f"state: of other parameters: {mine} expected, got {its}")
         if isinstance(state, (list, tuple)):
             states.sort(key=lambda one: int(one["rank"]))
         return states

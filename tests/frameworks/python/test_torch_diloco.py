@@ -1,5 +1,5 @@
-"""gradcodec.torch.DiLoCo: a model of the algorithm in NumPy, errors that are carried on, rounds that fail, ranks that are
-lost, states, and what is refused."""
+"""gradcodec.torch.DiLoCo: a model of the algorithm in NumPy, errors that are carried on, rounds that fail, ranks that
+are lost, states, and what is refused."""
 
 import os
 import pathlib
@@ -124,7 +124,7 @@ def kept(diloco):
 
 
 def check_nothing_is_lost(diloco, begin, steps):
-    """What has arrived and what is kept is what all ranks have moved in these steps; `begin`: copies and errors before."""
+    """What has arrived and what is kept is what ranks have moved in these steps; `begin`: copies and errors before."""
     world = dist.get_world_size()
     moved = [sum(its) / world for its in zip(*(moves(step, rank) for step in steps for rank in range(world)))]
     for before, error, copied, now, total in zip(*begin, values(diloco._copies), kept(diloco), moved):
@@ -211,7 +211,8 @@ def an_exchange_that_fails_on_one_rank_is_taken_back_on_all():
                 fails_once(diloco)
             train(model, diloco, 3 + delay, 3)
             move(model, 4)
-            with pytest.raises(GradCodecError, match="0 after 4 inner steps: taken back on all ranks: rank 1: OSError: the net"):
+            said = "fragment 0 after 4 inner steps: taken back on all ranks: rank 1: OSError: the net"
+            with pytest.raises(GradCodecError, match=said):
                 for _ in range(1 + delay):
                     diloco.step()
             assert (diloco.rounds, diloco.taken_back) == (1, 1)
@@ -224,16 +225,16 @@ def an_exchange_that_fails_on_one_rank_is_taken_back_on_all():
 
 def cannot_agree(diloco):
     """This rank does not learn how the next round ends, although all others do."""
-    gathered = diloco._tell
+    tell = diloco._tell
 
-    def gather(own):
-        found = gathered(own)
+    def fail(own):
+        found = tell(own)
         if diloco._unsettled is None:
             return found
-        diloco._tell = gathered
+        diloco._tell = tell
         raise RuntimeError("Connection closed by peer")
 
-    diloco._tell = gather
+    diloco._tell = fail
 
 
 def a_round_that_some_ranks_have_applied_is_applied_on_all():
@@ -375,7 +376,7 @@ def what_is_wrong_on_one_rank_is_refused_on_all():
         ({"sync_every": 0}, ValueError, "sync_every: at least 1 expected, got 0"),
         ({"sync_every": 2.5}, TypeError, "sync_every: a whole number expected, got float 2.5"),
         ({"fragments": 5}, ValueError, "fragments: at most 4, the number of parameters, expected, got 5"),
-        ({"fragments": 3, "sync_every": 2}, ValueError, "at most 2, the number of inner steps of a round, expected, got 3"),
+        ({"fragments": 3, "sync_every": 2}, ValueError, "most 2, the number of inner steps of a round, .* got 3"),
         ({"fragments": 0}, ValueError, "fragments: at least 1 expected, got 0"),
         ({"delay": 5, "sync_every": 10, "fragments": 2}, ValueError, "delay: below 10 / 2 inner steps expected, got 5"),
         ({"delay": -1}, ValueError, "delay: at least 0 expected, got -1"),
@@ -395,12 +396,12 @@ def what_is_wrong_on_one_rank_is_refused_on_all():
     with pytest.raises(ValueError, match="sync_every: 10 on rank 0 and 11 on rank 1, not the same"):
         DiLoCo(model, sync_every=10 + rank)
     wider = torch.nn.Linear(3, 2 + rank)
-    with pytest.raises(ValueError, match=r"parameters: \('weight', \(2, 3\), .*\) on rank 0 and .*\(3, 3\).* on rank 1"):
+    with pytest.raises(ValueError, match=r"parameters: \('weight', \(2, 3\), .* on rank 0 and .*\(3, 3\).* on rank 1"):
         DiLoCo(wider)
     for its, words in [
         (frozen, "model: one parameter that requires grad expected at least, got none"),
         (torch.nn.Linear(2, 2).double(), "weight: float32, float16 or bfloat16 expected, got float64"),
-        (torch.nn.Linear(2, 2, device="meta"), "weight: a tensor on the CPU or on a CUDA GPU expected, got one on meta"),
+        (torch.nn.Linear(2, 2, device="meta"), "weight: a tensor on the CPU or on a CUDA GPU .* on meta"),
     ]:
         with pytest.raises((TypeError, ValueError), match=words):
             DiLoCo(its)
@@ -486,6 +487,10 @@ def test_four_ranks(group, tmp_path):
 # --- ranks that are killed --------------------------------------------------------------------------------------------
 
 
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Fatal:
     """A process group that kills this process when it has sent so many messages, once their number is set."""
 
@@ -500,7 +505,7 @@ class Fatal:
     def send(self, *arguments):
         if self.messages is not None:
             if self.messages == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             self.messages -= 1
         return self._group.send(*arguments)
 
@@ -520,7 +525,7 @@ def survives(rank, world, deaths, folder):
             check_what_survives(diloco, [torch.load(folder / f"{generation - 1}-{k}.pt") for k in range(world)])
         begin, first = (values(diloco._copies), kept(diloco)), diloco.steps - 1 if generation else 1
         train(model, diloco, diloco.steps + 1, diloco.steps + 4)
-        check_nothing_is_lost(diloco, begin, range(first, diloco.steps + 1))  # also of steps before the exchange that failed
+        check_nothing_is_lost(diloco, begin, range(first, diloco.steps + 1))  # also of the exchange that failed
         torch.save(diloco.state_dict(), folder / f"{generation}-{rank}.pt")
         dist.barrier()
         if messages is None:
@@ -528,9 +533,8 @@ def survives(rank, world, deaths, folder):
         train(model, diloco, diloco.steps + 1, diloco.steps + 1)
         move(model, diloco.steps + 1)
         if rank == world - 1:
-            groups[-1].messages, gathered = messages, diloco._tell
-            ends = lambda own: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-            diloco._tell = lambda own: gathered(own) if diloco._unsettled is None else ends(own)
+            groups[-1].messages, tell = messages, diloco._tell
+            diloco._tell = lambda own: tell(own) if diloco._unsettled is None else die()
         with pytest.raises(RuntimeError):  # GradCodecError is one
             diloco.step()
         state = diloco.state_dict()
@@ -549,9 +553,10 @@ def check_what_survives(diloco, before):
         np.testing.assert_allclose(now.ravel(), values([total])[0], rtol=0, atol=1e-6)
 
 
-def test_survivors_of_ranks_that_die_within_exchanges_lose_nothing(tmp_path):
+@pytest.mark.parametrize("deaths", [[0, 5, 4]])
+def test_survivors_of_ranks_that_die_within_exchanges_lose_nothing(deaths, tmp_path):
     """Of w ranks each sends w - 1 messages of chunks and as many of means, and then says how it went."""
-    spawn, deaths = torch.multiprocessing.get_context("spawn"), eval(os.environ.get("DEATHS", "(0, 5, 4)"))
+    spawn = torch.multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=survives, args=(rank, 2 + len(deaths), deaths, str(tmp_path)))
              for rank in range(2 + len(deaths))]  # fmt: skip
     for one in ranks:
