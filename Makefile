@@ -526,6 +526,10 @@ first-step:
 nodes: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/nodes.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
 
+## Training over links of 0.1 and 1 Gbit/s, with an exchange every step or seldom (needs `make peers`): build/bench/diloco.json.
+slow-links: $(LIBRARY) $(VENV)-peers/ready
+	$(VENV)-peers/bin/python bench/diloco.py --library $(LIBRARY) $(BENCH)
+
 ## A training step on all GPUs, by codec and transport: build/bench/training_step.json. DEVICE=cpu rehearses.
 training-step: $(LIBRARY)
 	$(PYTHON) bench/training_step.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)

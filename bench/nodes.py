@@ -107,15 +107,16 @@ def address(node):
     return f"10.0.0.{node + 1}"
 
 
-def limit(ends, gbit, delay):
-    """Sets the rate of every link, both ways, and how long a packet takes from a node to the bridge."""
+def limit(ends, gbit, delay, burst=2048):
+    """Sets the rate of every link, both ways, and how long a packet takes from a node to the bridge. `burst`: KiB that pass
+    at once, at least."""
     for namespace, interface in ends:
         tc = ["tc", *(["-n", namespace] if namespace else []), "qdisc"]
         subprocess.run([*tc, "del", "dev", interface, "root"], capture_output=True)  # fails where there is none yet
         above = ["root"]
         if gbit:
-            burst = f"{max(2048, int(25.6 * gbit))}kb"
-            rate = "tbf", "rate", f"{gbit:g}gbit", "burst", burst, "latency", "50ms"
+            at_once = f"{max(burst, int(25.6 * gbit))}kb"
+            rate = "tbf", "rate", f"{gbit:g}gbit", "burst", at_once, "latency", "50ms"
             command(*tc, "add", "dev", interface, "root", "handle", "1:", *rate)
             above = ["parent", "1:1"]
         if delay and interface == "eth0":

@@ -38,6 +38,7 @@ LIST = [
     ("*: make bench*", "exempt: measures for an hour; test_benches.py runs the programs"),
     *((f"*: make {name}*", "exempt: several GPUs, and measures") for name in ("allreduce-perf", "training-step", "compare")),
     ("*: make nodes*", "exempt: measures; test_nodes_bench.py runs the program with a small model"),
+    ("*: make slow-links*", "exempt: measures; test_nodes_bench.py runs the program with a small model"),
     ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
     ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
     ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),

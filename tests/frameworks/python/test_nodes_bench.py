@@ -140,3 +140,24 @@ def test_a_machine_without_the_means_is_told_in_a_sentence(programs, words, tmp_
     alone = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(PROGRAM, env=alone, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
+
+
+def test_training_over_slow_links_is_measured(allowed, tmp_path):
+    """bench/diloco.py: the links have their rate, and every contender has its times and its losses."""
+    before = networks()
+    sizes = ["--width", "128", "--layers", "2", "--steps", "2", "--exchanges", "2", "--gbit", "0.1", "--size", "tiny"]
+    sizes += ["--train", "4", "--sync-every", "2", "--seeds", "1", "--output", str(tmp_path / "diloco.json")]
+    words = [sys.executable, str(ROOT / "bench/diloco.py"), *sizes]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert networks() == before
+    found = json.loads((tmp_path / "diloco.json").read_text())
+    names = {"DDP float32", "DDP INT8", *(f"DiLoCo {each}" for each in ("float32", "INT8"))}
+    names |= {"DiLoCo INT4, errors kept", "DiLoCo INT4, no errors"}
+    assert set(found["losses"]) == set(found["links"]["0.1"]) == names
+    assert all(len(of) == 1 and 4 < of[0] < 6 for of in found["losses"].values())
+    for name, its in found["links"]["0.1"].items():
+        assert len(its["steps"]) == 2 and len(its.get("exchanges", [0, 0])) == 2
+        assert its["bytes"] > (0.5 if "INT4" in name else 1 if "INT8" in name else 4) * its["parameters"]
+        least = 4 * its["parameters"] * 8 / 0.1e9  # for a rank's float32 in one direction; some passes at once
+        assert name not in ("DDP float32", "DiLoCo float32") or min(its.get("exchanges", its["steps"])) > least / 2

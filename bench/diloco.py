@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Training over slow links: DistributedDataParallel and gradcodec.torch.DiLoCo: build/bench/diloco.json and two tables.
+
+    python3 bench/diloco.py [--library PATH] [--part links loss] [--nodes 2] [--gbit 0.1 1]
+
+`links`: every node is a network namespace with one rank, as in bench/nodes.py, which this needs. A transformer of
+`--width` and `--layers` is trained on the CPU over gloo. Of DistributedDataParallel `--steps` steps are measured; of
+DiLoCo as many inner steps and `--exchanges` exchanges, each by itself. Time is that of the slowest rank, the median.
+What 1,000 inner steps take follows: 1000 steps; or 1000 inner steps and 1000 / `--sync-every` exchanges. `MB`: of a
+step or an exchange, counted at eth0 of node 0, with headers. `hidden`: how much of an exchange is saved if inner steps
+run beside it, with so many of them that they take as long.
+
+`loss`: the small transformer of bench/accuracy.py reads the source text of Python's own library, without a limit of the
+rate: the loss does not depend on the link. All contenders have the same batches, divided among the ranks, and AdamW.
+"""
+
+import argparse
+import datetime
+import functools
+import json
+import math
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import accuracy
+import nodes
+
+CONTENDERS = {
+    "DDP float32": None, "DDP INT8": ("int8", "none"), "DiLoCo float32": None, "DiLoCo INT8": ("int8", "none"),
+    "DiLoCo INT4, errors kept": ("int4", "float32"), "DiLoCo INT4, no errors": ("int4", "none"),
+}  # fmt: skip
+
+
+class Plain:
+    """In the place of a DiLoCo's all-reduce: one in float32."""
+
+    taken_back = 0
+
+    def __init__(self, dist, torch):
+        self.dist, self.torch, self.group = dist, torch, dist.new_group()  # for another thread
+
+    def run(self, tensors):
+        flat = self.torch.cat([one.flatten() for one in tensors])
+        self.dist.all_reduce(flat, group=self.group)
+        flat /= self.dist.get_world_size()
+        for one, its in zip(tensors, flat.split([one.numel() for one in tensors])):
+            one.copy_(its.view_as(one))
+
+    def state_dict(self):
+        return {}
+
+    def commit(self):
+        pass
+
+    rollback = close = commit
+
+
+class Contender:
+    """A model, what trains it, and step() on a batch."""
+
+    def __init__(self, name, model, optimizer, sync_every, delay=0):
+        import gradcodec.torch
+        import torch
+        import torch.distributed as dist
+
+        codec, self.diloco = CONTENDERS[name], None
+        self.model, self.optimizer = model, optimizer(model.parameters())
+        if name.startswith("DDP"):
+            self.model = torch.nn.parallel.DistributedDataParallel(model)
+            if codec is not None:
+                gradcodec.torch.compress(self.model, codec[0], error=codec[1])
+            return
+        of, error = codec or ("bf16", "none")
+        self.diloco = gradcodec.torch.DiLoCo(model, sync_every=sync_every, delay=delay, codec=of, error=error)
+        if codec is None:
+            plain = Plain(dist, torch)
+            plain._group = self.diloco._group
+            self.diloco._reducers = [plain]
+
+    def step(self, batch):
+        self.optimizer.zero_grad()
+        self.model(batch).backward()  # which gives the loss
+        self.optimizer.step()
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def links(a, torch, dist):
+    """By contender: seconds of a step and, of DiLoCo, of an exchange and of one beside inner steps."""
+    generator, found = torch.Generator().manual_seed(a.rank), {}
+    text = torch.randint(256, (4, 65), generator=generator)
+
+    def timed(function):
+        dist.barrier()
+        began = time.perf_counter()
+        function()
+        seconds = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return seconds.item()
+
+    for name in CONTENDERS:
+        model = nodes.model_of(torch, a.width, a.layers)
+        one = Contender(name, model, torch.optim.AdamW, 100, delay=99)
+        for _ in range(3):
+            one.step(text)
+        found[name] = its = {"parameters": sum(each.numel() for each in model.parameters())}
+        before = nodes.sent()
+        its["steps"] = [timed(lambda: one.step(text)) for _ in range(a.steps)]
+        its["bytes"] = (nodes.sent() - before) / a.steps
+        if one.diloco is None:
+            continue
+
+        def exchange(inner):
+            one.diloco._begin(0)
+            for _ in range(inner):
+                one.step(text)
+            one.diloco._end()
+
+        exchange(0)
+        before = nodes.sent()
+        its["exchanges"] = [timed(lambda: exchange(0)) for _ in range(a.exchanges)]
+        its["bytes"] = (nodes.sent() - before) / a.exchanges
+        inner = min(50, math.ceil(statistics.median(its["exchanges"]) / statistics.median(its["steps"])))
+        its["inner"], its["beside"] = inner, [timed(lambda: exchange(inner)) for _ in range(a.exchanges)]
+        its["alone"] = [timed(lambda: [one.step(text) for _ in range(inner)]) for _ in range(a.exchanges)]
+    return found
+
+
+def losses(a, torch, dist):
+    """By contender: the validation loss at the end, of each seed."""
+    task = accuracy.SIZES[a.size]["transformer"]._replace(steps=a.train)
+    text, of, found = accuracy.Text(torch, task), accuracy.Transformer(task), {name: [] for name in CONTENDERS}
+
+    class Model(torch.nn.Module):
+        def __init__(self, generator):
+            super().__init__()
+            self.weights = torch.nn.ParameterList(
+                torch.nn.Parameter(of.begin(name, torch, generator)) for name in of.shapes
+            )
+
+        def forward(self, examples):
+            weights = {name: one[None] for name, one in zip(of.shapes, self.weights)}
+            return of.losses(torch, weights, examples[None]).mean()
+
+    for seed in range(a.seeds):
+        for name in CONTENDERS:
+            generator = torch.Generator().manual_seed(seed)
+            model = Model(generator)
+            adam = functools.partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=accuracy.DECAY)
+            one = Contender(name, model, adam, a.sync_every)
+            for step in range(1, task.steps + 1):
+                for each in one.optimizer.param_groups:
+                    each["lr"] = task.rates["adamw"] * accuracy.rate_of(step, task.steps)
+                one.step(text.batch(task.batch, generator).chunk(dist.get_world_size())[a.rank])
+                if one.diloco is not None:
+                    one.diloco.step()
+            with torch.no_grad():
+                found[name].append(statistics.fmean(model(text.judged(task.batch, n)).item() for n in range(16)))
+            if a.rank == 0:
+                print(f"seed {seed}, {name}: {found[name][-1]:.4f}", flush=True)
+                a.to.write_text(json.dumps(found))
+    return found
+
+
+def rank_main(a):
+    os.environ["GRADCODEC_NODE"], os.environ["GLOO_SOCKET_IFNAME"] = f"node{a.rank}", a.interface
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{a.to}.store", rank=a.rank, world_size=a.nodes)
+    found = (links if a.part == ["links"] else losses)(a, torch, dist)
+    dist.barrier()
+    if a.rank == 0:
+        a.to.write_text(json.dumps(found))
+    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def run_ranks(a, part, to):
+    interface = "eth0" if part == "links" else "lo"
+    own = [sys.executable, __file__, "--to", str(to), "--part", part, "--interface", interface]
+    for name in ("nodes", "steps", "exchanges", "width", "layers", "size", "seeds", "train", "sync_every"):
+        own += [f"--{name.replace('_', '-')}", str(getattr(a, name))]
+    ranks = []
+    for rank in range(a.nodes):
+        into = ["nsenter", f"--net=/run/netns/node{rank}"] if part == "links" else []
+        ranks.append(subprocess.Popen([*into, *own, "--rank", str(rank)]))
+    statuses = [one.wait() for one in ranks]
+    if any(statuses):
+        sys.exit(f"diloco.py: ranks ended with status {statuses}")
+    return json.loads(to.read_text())
+
+
+def table_of_links(a, gbit, found):
+    lines = [
+        f"\n{gbit:g} Gbit/s",
+        "| | MB | ms a step | ms an exchange | s per 1,000 inner steps | of DDP float32's | hidden |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    base = None
+    for name, its in found.items():
+        step, cells = statistics.median(its["steps"]), ["", ""]
+        whole = 1000 * step
+        if "exchanges" in its:
+            exchange = statistics.median(its["exchanges"])
+            whole += 1000 / a.sync_every * exchange
+            saved = exchange - (statistics.median(its["beside"]) - statistics.median(its["alone"]))
+            cells = [f"{1e3 * exchange:.0f}", f"{100 * saved / exchange:.0f} %"]
+        base = base or whole
+        row = [name, f"{its['bytes'] / 1e6:.2f}", f"{1e3 * step:.0f}", cells[0], f"{whole:.0f}"]
+        lines.append("| " + " | ".join([*row, f"{whole / base:.3f}", cells[1]]) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", type=pathlib.Path, help="of the library, if not the one that the package finds")
+    parser.add_argument("--part", nargs="+", choices=("links", "loss"), default=["loss", "links"])
+    parser.add_argument("--nodes", type=int, choices=range(2, 9), default=2)
+    parser.add_argument("--gbit", type=float, nargs="+", default=[0.1, 1])
+    numbers = {"steps": 20, "exchanges": 5, "width": 256, "layers": 4, "seeds": 3, "train": 1000, "sync-every": 100}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--size", choices=accuracy.SIZES, default="small", help="of the transformer that is judged")
+    parser.add_argument("--output", type=pathlib.Path, default=nodes.ROOT / "build/bench/diloco.json")
+    for name, kind in ("rank", int), ("to", pathlib.Path), ("interface", str):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.rank is not None:
+        return rank_main(a)
+    if nodes.INSIDE not in os.environ:
+        nodes.enter()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
+    if a.library:
+        os.environ["GRADCODEC_LIBRARY"] = str(a.library.resolve())
+    from common import commit, processor
+
+    about = {"commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name")}
+    about |= {"cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
+    about |= {name: getattr(a, name) for name in ("nodes", *(each.replace("-", "_") for each in numbers), "size")}
+    print(about, flush=True)
+    nodes.command("ip", "link", "set", "lo", "up")
+    ends, found = nodes.connect(a.nodes), {**about, "links": {}}
+    for part in a.part:
+        for gbit in a.gbit if part == "links" else [None]:
+            if gbit is not None:
+                nodes.limit(ends, gbit, 0, burst=256)  # less than 4 bits per weight take
+            its = run_ranks(a, part, pathlib.Path(f"/run/{part}-{gbit}"))
+            found.update({"losses": its} if gbit is None else {"links": {**found["links"], f"{gbit:g}": its}})
+            if gbit is not None:
+                print(table_of_links(a, gbit, its), flush=True)
+            else:
+                print("| | validation loss | seeds |\n|---|--:|--:|")
+                for name, of in its.items():
+                    print(f"| {name} | {statistics.fmean(of):.4f} | {min(of):.4f} to {max(of):.4f} |", flush=True)
+            a.output.parent.mkdir(parents=True, exist_ok=True)
+            a.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
