@@ -181,13 +181,9 @@ class DiLoCo:
                 copied.copy_(its_copy)
         for number, reducer in enumerate(self._reducers):
             errors = [_errors_of(one, number, newest) for one in states]
-            place = reducer.state_dict()
-            if is_list:
-                reducer.load_state_dict(errors)
-            elif errors:
-                reducer.load_state_dict({**errors[0], **{name: place[name] for name in PLACE}})
-            else:
-                reducer._forget()
+            now = reducer.state_dict()
+            before = errors[0] if errors else {**now, "worker": {}, "server": {}}
+            reducer.load_state_dict(errors if is_list else {**before, **{name: now[name] for name in PLACE}})
             reducer._prepare()
         self._unsettled = None
         if min(everywhere) < newest:
@@ -344,7 +340,8 @@ class DiLoCo:
     def _checked(self, state: Any) -> list[Any]:
         """The states of all ranks of a world in order, or the one, or none."""
         states = [] if state is None else list(state) if isinstance(state, (list, tuple)) else [state]
-        if not all(isinstance(one, dict) and one.get("format") == FORMAT for one in states):
+        wanted = {"rank", "about", "steps", "rounds", "taken_back", "unsettled", "local", "global", "outer", "errors"}
+        if not all(isinstance(one, dict) and one.get("format") == FORMAT and wanted <= one.keys() for one in states):
             raise TypeError("state: what state_dict() gives, a list of it for all ranks, or None expected")
         for one in states:
             if one["about"] != self._about or len(one["errors"]) != len(self._parts):

@@ -408,6 +408,7 @@ def what_is_wrong_on_one_rank_is_refused_on_all():
     diloco, other = DiLoCo(model), DiLoCo(torch.nn.Linear(3, 3))
     state = diloco.state_dict()
     for given, kind, words in [
+        ({"format": 1}, TypeError, "state: what state_dict"),
         (5, TypeError, "state: what state_dict\\(\\) gives, a list of it for all ranks, or None expected"),
         (other.state_dict(), ValueError, "state: of other parameters: 4 parameters in 1 fragments, .*, got 2 in 1"),
     ]:
