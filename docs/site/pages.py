@@ -18,8 +18,8 @@ import package
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 GUIDE = ["docs/START.md", "docs/INSTALL.md", "docs/CHOOSING.md", "docs/LANGUAGES.md", "examples/README.md"]
-GUIDE += ["docs/CODECS.md", "docs/ALLREDUCE.md", "docs/SLOW_LINKS.md", "docs/ELASTIC.md", "docs/KERNELS.md", "kernels/README.md"]
-GUIDE += ["docs/GLOSSARY.md"]
+GUIDE += ["docs/FRAMEWORKS.md", "docs/CODECS.md", "docs/ALLREDUCE.md", "docs/SLOW_LINKS.md", "docs/ELASTIC.md"]
+GUIDE += ["docs/KERNELS.md", "kernels/README.md", "docs/GLOSSARY.md"]
 SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md", "bench/README.md"]
 RULES = ["docs/API.md", "docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
 PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
