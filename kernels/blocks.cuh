@@ -1,4 +1,4 @@
-// Where blocks and raw elements lie in chunks, what tells whether a chunk is right, and the end of a launch.
+// Where blocks and raw elements lie in chunks, the check of chunks, and the end of a launch.
 #ifndef GRADCODEC_BLOCKS_CUH
 #define GRADCODEC_BLOCKS_CUH
 
@@ -271,10 +271,10 @@ struct Usual {
 // HERE: one behind the other. AWAY: each to the rank that it is for, or one to all ranks. WHOLE: one behind the other,
 // to all ranks. It asks again at each store: to keep addresses would take registers that an encode has not.
 //
-// Nothing is fenced here; blocks_together.cuh does it. Stores to other ranks' memory are over when their launch is,
-// and the launch behind it, which meets the ranks, tells of them by a release for the whole system, which each of them
-// acquires before it reads. Nor is anything written to that a rank still reads: between its reading of an area and the
-// next writing to it all have met (peers.rs).
+// There is no fence here; blocks_together.cuh has it. Stores to other ranks' memory have ended when their launch has.
+// The next launch signals with release semantics for the whole system, and each rank acquires the signal before it
+// reads. There is a barrier between a rank's reads of an area and the next writes to it (peers.rs), so no rank reads
+// what is being written.
 enum : unsigned { HERE = 0, AWAY = 1, WHOLE = 2 };
 template <unsigned PEERS>
 struct Target {
@@ -328,8 +328,8 @@ __device__ __forceinline__ void note(const gc_codec &codec, unsigned found) {
     }
 }
 
-// By all threads of a block that has met what it meets, whether it has stored all that it stores or not: flags alone
-// are told to others. Gives thread 0 its number among all blocks that have come.
+// By all threads of a block that has found all flags that it will find; it need not have stored everything. Returns to
+// thread 0 how many blocks came here before.
 __device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
     note(codec, found);
     wait_in_first_warp();
@@ -377,7 +377,7 @@ __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
     }
     // What did not come was not kept, as what is corrupt, but it is not that.
     const unsigned flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
-    if (flags) tell(codec, flags);
+    if (flags) set_flags(codec, flags);
     if (codec.half == SERVER && !corrupt) begin_next_turn(codec, valid, codec.policy == TRANSACTIONAL ? valid ^ 1 : valid);
     return flags;
 }
@@ -418,7 +418,7 @@ __device__ __forceinline__ float value_of(const unsigned char *values, unsigned 
     return V::of(reinterpret_cast<const typename V::element *>(values)[i], dtype);
 }
 
-// Stores one, and tells if it is not finite.
+// Stores one, and sets a flag if it is not finite.
 template <unsigned PEERS>
 __device__ __forceinline__ void store_raw(const Target<PEERS> &target, const Places &places, unsigned i, float x,
                                           unsigned &found) {

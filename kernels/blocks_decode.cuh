@@ -332,14 +332,14 @@ __device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile
 }
 
 // Each chunk's header is looked at once for what it says, also of those without elements. `block`: this one's number.
-__device__ __forceinline__ void tell_of_headers(const gc_decode &call, unsigned block) {
+__device__ __forceinline__ void check_headers(const gc_decode &call, unsigned block) {
     const gc_codec &codec = call.codec;
     const unsigned lane = threadIdx.x % WARP;
 #pragma unroll 1
     for (u64 k = static_cast<u64>(block) * WARPS + threadIdx.x / WARP; k < codec.n_chunks; k += gridDim.x * WARPS) {
         const unsigned met = look_at_header(codec, call.payload + k * codec.stride, static_cast<unsigned>(k), lane);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, met & NONFINITE);
-        if (lane == 0 && (corrupt || nonfinite)) tell(codec, corrupt ? CORRUPT : NONFINITE);
+        if (lane == 0 && (corrupt || nonfinite)) set_flags(codec, corrupt ? CORRUPT : NONFINITE);
     }
 }
 
@@ -352,8 +352,8 @@ __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     const gc_codec &codec = call.codec;
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x / SPLIT);
     const bool broken = codec.control->broken;
-    if (decode_tile<T, ADD>(call, tile, blockIdx.x % SPLIT * A_BLOCK, stage, broken)) tell(codec, NONFINITE);
-    if (!broken) tell_of_headers(call, blockIdx.x);
+    if (decode_tile<T, ADD>(call, tile, blockIdx.x % SPLIT * A_BLOCK, stage, broken)) set_flags(codec, NONFINITE);
+    if (!broken) check_headers(call, blockIdx.x);
 }
 
 #define BLOCKS_DECODE(name, T, ADD, BLOCKS) \

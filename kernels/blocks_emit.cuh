@@ -167,9 +167,8 @@ struct Unit {
         return most[0];
     }
 
-    // By the whole warp; tells what is not finite. That becomes +0 if the policy says so: `again(row, x)` makes a row
-    // of what it is made of, once more, where that is +0, too.
-    // Gives what look_once() does.
+    // By the whole warp; sets `found` for what is not finite. That becomes +0 if the policy says so: `again(row, x)`
+    // makes a row of what it is made of, once more, where that is +0, too. Gives what look_once() does.
     template <typename Again>
     __device__ __forceinline__ unsigned look(float (&c)[ROWS][N], unsigned &found, Again again) const {
         if (count < UNIT) {

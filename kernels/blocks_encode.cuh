@@ -19,7 +19,7 @@ __device__ __forceinline__ unsigned dtype_of_values(const gc_codec &codec) {
     return V::SIZE == 2 ? codec.header[2] & 0xff : +FLOAT32;
 }
 
-// A tile's. `come`: what all threads do when they have met what they meet, before they store all of it.
+// Encodes a tile. `come`: what all threads do when they have found all flags, before they store everything.
 template <typename V, bool KEPT, unsigned PEERS, typename Come>
 __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const gc_tile &tile, const Factors &by,
                                             const void *const (&all)[MOST_VALUES], unsigned &found, Come come) {

@@ -12,11 +12,11 @@
 struct gc_once {
     gc_codec codec;
     const float *factor;      // m_g
-    gc_way way;               // of this rank's payload, to the first of two areas, that of even meetings
+    gc_way way;               // of this rank's payload, to the first of two areas, that of even barriers
     u64 apart;                // bytes from payload to payload
     u64 turn;                 // and from the first area to the second one
     u64 tiles;
-    unsigned steps, reserved; // how the ranks meet: in two launches where they share a GPU
+    unsigned steps, reserved; // of the barrier: in two launches if ranks share a GPU
     const void *values[MOST_VALUES];
 };
 SAME_LAYOUT(gc_once)
@@ -29,7 +29,7 @@ struct Arrived {
     unsigned many;
 };
 
-// The flags of a chunk, from those that a warp has met in its copies.
+// The flags of a chunk, from those that a warp has found in its copies.
 __device__ __forceinline__ unsigned flags_of_chunk(unsigned met) {
     if (__any_sync(WHOLE_WARP, met & CORRUPT)) return CORRUPT;
     return __any_sync(WHOLE_WARP, met & NONFINITE) ? +NONFINITE : 0u;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void encode_and_decode(float (&c)[ROWS][N], unsigned 
     }
 }
 
-// The mean or sum of a warp's elements, from all payloads to values. Gives the flags that are told.
+// The mean or sum of a warp's elements, from all payloads to values. Returns flags to set.
 template <typename V>
 __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_tile &tile, unsigned at, unsigned count,
                                                  unsigned char *ring, unsigned char *to) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
     const UnitBlocks blocks(codec, tile, at, count);
     const U unit = {codec, blocks, lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
     const Share share(codec, from.many);
-    unsigned told = 0;
+    unsigned flags = 0;
     // What lies in a chunk at a time: nearly always all.
 #pragma unroll 1
     for (unsigned begin = 0; begin < unit.blocks.count;) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
                 else results.vectors[k].words[m / 2] |= x << 16;
             }
         }
-        told |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
+        flags |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
         if (count == UNIT && piece.begin == 0 && piece.end == unit.blocks.count && misalignment(to, 16) == 0) {
             results.store_to(to, lane);
             continue;
@@ -134,7 +134,7 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
             }
         }
     }
-    return told;
+    return flags;
 }
 
 // The same of raw elements, one a thread: a chunk's at a time.
@@ -146,7 +146,7 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
     const unsigned lane = threadIdx.x % WARP, dtype = dtype_of_values<V>(codec);
     const bool zeros = codec.policy == ZERO;
     const Share share(codec, from.many);
-    unsigned told = 0;
+    unsigned flags = 0;
 #pragma unroll 1
     for (unsigned begin = 0; begin < tile.count;) {
         const unsigned later = places.later(begin), left = places.left + later * places.per_chunk() - begin;
@@ -181,13 +181,13 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
             if (!finite) found |= NONFINITE;
         }
         __syncwarp();
-        told |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
+        flags |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
         begin = end;
     }
-    return told;
+    return flags;
 }
 
-// A tile without what should have come: NaN.
+// A tile of which a payload did not arrive: NaN.
 template <typename V>
 __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_tile &tile, unsigned char *to) {
     typedef typename V::element T;
@@ -198,24 +198,24 @@ __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_ti
     return tile.count != 0 ? +NONFINITE : 0u;
 }
 
-// Reads and writes values; writes a payload to each rank, and reads one of each. There is one meeting, and no other: a
-// meeting's number has an area, of two in turn, so that what is read behind one is written to only when all have come to
-// the next.
+// Reads and writes values; writes a payload to each rank, and reads one of each. There is one barrier. Even and odd
+// barriers have an area each, so an area that is read after a barrier is written to only when all ranks have arrived at
+// the next barrier.
 template <typename V>
 __device__ __forceinline__ void exchange_once(const gc_once &call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     unsigned char *ring = ring_of_warp(rings);
     const gc_codec &codec = call.codec;
     const gc_peers &peers = *call.way.peers;
-    const Meeting meeting(call.way.peers, call.steps);
-    const u64 turn = meeting.number % 2 * call.turn;
+    const Barrier barrier(call.way.peers, call.steps);
+    const u64 turn = barrier.number % 2 * call.turn;
     const unsigned lane = threadIdx.x % WARP, world = peers.world;
     const unsigned warp = blockIdx.x * WARPS + threadIdx.x / WARP, warps = gridDim.x * WARPS;
-    const bool speaks = call.steps & SPEAK, listens = call.steps & LISTEN;
+    const bool signals = call.steps & SIGNAL, waits = call.steps & WAIT;
     const gc_way way = {call.way.peers, call.way.at + turn};
     const Target<WHOLE> target = {codec, nullptr, way};
     unsigned found = 0;
-    if (speaks) {
+    if (signals) {
         const Factors by = {::factor(call.factor), 1, codec.beta};
 #pragma unroll 1
         for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
@@ -225,34 +225,34 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
     }
     bool any = false, given_up = false;
     if (come_last(codec, peers, found != 0, any, given_up)) {
-        if (speaks && threadIdx.x == 0) {
+        if (signals && threadIdx.x == 0) {
             gc_control &control = *codec.control;
             if (codec.policy == TRANSACTIONAL) {
                 if (control.pending >> codec.half & 1) commit(control, false);
                 control.pending |= 1u << codec.half;
             }
-            if (any) tell(codec, NONFINITE);
+            if (any) set_flags(codec, NONFINITE);
         }
-        if (speaks && any) store_flags(target, NONFINITE);
+        if (signals && any) store_flags(target, NONFINITE);
         __syncthreads();
-        if (!given_up) meeting.speak();
-        // All have looked at the last one.
-        if (listens && threadIdx.x == 0) meeting.count();
+        if (!given_up) barrier.signal();
+        // All blocks have read the number of the last barrier.
+        if (waits && threadIdx.x == 0) barrier.count();
     }
-    if (!listens) return;
-    const bool lost = meeting.listen(&codec.control->broken);
+    if (!waits) return;
+    const bool lost = barrier.wait(&codec.control->broken);
     const unsigned char *first = peers.buffers[peers.rank] + way.at - peers.rank * call.apart;
     const Arrived from = {codec, in_global_memory(first), call.apart, world};
-    unsigned told = 0;
+    unsigned flags = 0;
 #pragma unroll 1
     for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
         const gc_tile tile = tile_of_blocks(codec, number);
         if (tile.count == 0) continue;
         unsigned char *to = values_of(codec, call.values, tile.run) + tile.first * V::SIZE;
         const unsigned at = threadIdx.x / WARP * UNIT;
-        if (lost) told |= lose_tile<V>(codec, tile, to);
-        else if (tile.unit == NO_UNIT) told |= receive_raw<V>(from, tile, to);
-        else told |= receive_unit<V>(from, tile, at, elements_of_unit(tile, at), ring, to + at * V::SIZE);
+        if (lost) flags |= lose_tile<V>(codec, tile, to);
+        else if (tile.unit == NO_UNIT) flags |= receive_raw<V>(from, tile, to);
+        else flags |= receive_unit<V>(from, tile, at, elements_of_unit(tile, at), ring, to + at * V::SIZE);
     }
     // Chunks without elements.
 #pragma unroll 1
@@ -264,9 +264,9 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
             const unsigned char *chunk = from.chunks + r * call.apart + k * codec.stride;
             met |= look_at_header(codec, chunk, static_cast<unsigned>(k), lane);
         }
-        told |= flags_of_chunk(met);
+        flags |= flags_of_chunk(met);
     }
-    if (told != 0 && lane == 0) tell(codec, told);
+    if (flags != 0 && lane == 0) set_flags(codec, flags);
 }
 
 // BLOCKS: that fit a processor.

@@ -164,8 +164,8 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
     return v[0];
 }
 
-// A sum that is not usual: all once more. Tells what is not finite, or counts it as +0. `there`: whether an element of
-// a block is.
+// A sum that is not usual, once more. Sets `found` for what is not finite, or counts it as +0. `there`: whether an
+// element of a block is.
 template <typename U, typename Call, unsigned N, unsigned ROWS, typename There>
 __device__ __forceinline__ void sum_exactly(const Call &call, const UnitBlocks &unit, const InChunk &blocks,
                                             unsigned many, unsigned lane, bool zeros, const Share &share,
@@ -214,9 +214,9 @@ __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share
     }
 }
 
-// A tile's. `broken`: what should have come has not. `to_shard`: the sum or mean goes there. `rings`: of the block, in
-// shared memory. `come`: what all threads do when they have met what they meet, before they store all of it; to a shard
-// nobody does.
+// Reduces a tile. `broken`: a rank did not arrive at a barrier before. `to_shard`: whether the sum or mean is written
+// to a shard. `rings`: of the block, in shared memory. `come`: what all threads do when they have found all flags,
+// before they store everything; not called for a shard.
 template <bool KEPT, unsigned PEERS, typename Come>
 __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<PEERS> &target, const gc_tile &tile,
                                             unsigned broken, bool to_shard, uint4 *rings, unsigned &found, Come come) {
@@ -342,7 +342,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, rings, found, [&] { number = come(codec, found); });
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
-        if (lane == 0 && any) tell(codec, wrong && codec.control->broken == 0 ? CORRUPT : NONFINITE);
+        if (lane == 0 && any) set_flags(codec, wrong && codec.control->broken == 0 ? CORRUPT : NONFINITE);
     } else if (threadIdx.x < WARP) {
         finish_blocks(target, number);
     }

@@ -9,8 +9,8 @@
 // those that know that this rank has given up, in a word.
 enum : unsigned { COMES = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
 
-// By all threads of a block, with all that it has written to other ranks. Gives whether it is the last one, and what
-// all have told; the word is ready for the next launch then.
+// By all threads of a block that has written everything for other ranks. Returns whether it is the last one of its
+// grid, which gets what all blocks have found; the word is then ready for the next launch.
 __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any,
                                           bool &given_up) {
     bool last = false;
@@ -24,7 +24,7 @@ __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers 
         all = atomicAdd(codec.counter, own) + own;
         last = all % HAS_FOUND == gridDim.x;
         if (last) {
-            __threadfence();  // whoever speaks then does so for the whole system
+            __threadfence();  // whoever signals then does so for the whole system
             *codec.counter = 0;
         }
     }

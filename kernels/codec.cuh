@@ -92,7 +92,7 @@ struct gc_finish {
     gc_codec codec;
     unsigned char *dst;       // the first of the chunks that are written
     gc_way way;
-    unsigned steps, reserved; // how the ranks meet then; 0: they do not
+    unsigned steps, reserved; // of the barrier behind it; 0: there is none
 };
 SAME_LAYOUT(gc_finish)
 struct gc_reduce {
@@ -158,7 +158,7 @@ __device__ __forceinline__ unsigned elements_of_unit(const gc_tile &tile, unsign
     return tile.count <= at ? 0 : tile.count - at < UNIT ? tile.count - at : UNIT;
 }
 
-// A chunk's bytes of bits, as far as a tile can tell.
+// A chunk's bytes of bits, as far as a tile needs them.
 __device__ __forceinline__ unsigned chunk_bytes_of(const gc_codec &codec) {
     return codec.chunk_bytes < ~0u ? static_cast<unsigned>(codec.chunk_bytes) : ~0u;
 }
@@ -220,7 +220,7 @@ struct Chunks {
 
 // ---- Flags
 
-__device__ __forceinline__ void tell(const gc_codec &codec, unsigned flags) {
+__device__ __forceinline__ void set_flags(const gc_codec &codec, unsigned flags) {
     atomicOr(&codec.control->flags, flags);
     atomicOr(&codec.control->since, flags);
     if (flags & CORRUPT && codec.report) *static_cast<volatile unsigned *>(codec.report) = 1;

@@ -1,4 +1,4 @@
-// Decoding, and what tells whether a chunk is right.
+// Decoding, and the check of a chunk.
 #ifndef GRADCODEC_DECODE_CUH
 #define GRADCODEC_DECODE_CUH
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned numb
     const bool corrupt = __syncthreads_or(flags & CORRUPT);
     // What a corrupt chunk says besides is not believed.
     if (corrupt) flags &= CORRUPT;
-    if (flags) tell(codec, flags);
+    if (flags) set_flags(codec, flags);
     if (corrupt) return {0, 0, true};
     return {shared[number % 2][0], shared[number % 2][1], false};
 }
@@ -195,7 +195,7 @@ __device__ __forceinline__ void decode(const gc_decode &call) {
             }
         }
     } while (byte < end);
-    if (found) tell(codec, NONFINITE);
+    if (found) set_flags(codec, NONFINITE);
 }
 
 #define DECODE(name, T, ADD, BLOCKS) \

@@ -1,6 +1,5 @@
-// What follows an encode or a reduce: scales of the sums of tiles, and the chunks' headers. A launch of its own, for a
-// block that has to tell others that it is done waits for all that it has written, which took a sixth of an encode's
-// time.
+// What follows an encode or a reduce: scales of the sums of tiles, and the chunks' headers. It is a launch of its own:
+// a block that signals other blocks waits for all of its writes, which took a sixth of an encode's time.
 #ifndef GRADCODEC_FINISH_CUH
 #define GRADCODEC_FINISH_CUH
 
@@ -32,7 +31,8 @@ __device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum,
 }
 
 // A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the
-// chunks, and meets the other ranks. What it needs of memory it loads at once: of a small call this is a good part.
+// chunks and takes part in the barrier. It loads all that it needs at once, which is a good part of a small call's
+// time.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
     __shared__ float shared_scale;
     __shared__ unsigned shared_flags;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     const unsigned before = *static_cast<const volatile unsigned *>(&control.found), broken = control.broken;
     const u64 turn = serves ? reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] : 0;
     const Chunks chunks(codec, codec.half, call.dst, call.way, 0);
-    const Meeting meeting(call.way.peers, call.steps);
+    const Barrier barrier(call.way.peers, call.steps);
     // Then nothing but flags is written. Other blocks may add flags, but never this one.
     const bool corrupt = serves && before & CORRUPT;
     // Of a chunk that goes to all, each copy counts.
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
             if (control.pending >> codec.half & 1) commit(control, false);
             if (!corrupt) control.pending |= 1u << codec.half;
         }
-        if (found) tell(codec, found);
+        if (found) set_flags(codec, found);
         shared_flags = corrupt ? found & (CORRUPT | NONFINITE) : found & CORRUPT ? +CORRUPT : found & NONFINITE;
         if (serves && !corrupt) reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
     }
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
 #pragma unroll 1
         for (u64 at = end + w; at < codec.stride; at += HEADER_WORDS) chunk[at] = 0;
     }
-    if (call.way.peers && call.steps) meeting.hold(&control.broken);
+    if (call.way.peers && call.steps) barrier.signal_and_wait(&control.broken);
 }
 
 #endif

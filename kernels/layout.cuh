@@ -42,14 +42,14 @@
     field(aligned, 4) field(n_outer, 4) field(joined, 4) field(outer, 1920)
 // peers.cuh
 #define LAYOUT_gc_peers(field) \
-    field(meetings, 8) field(broken, 4) field(world, 4) field(rank, 4) field(reserved, 4) field(nanoseconds, 8) \
-    field(told, 8) field(buffers, 512)
+    field(barriers, 8) field(broken, 4) field(world, 4) field(rank, 4) field(reserved, 4) field(nanoseconds, 8) \
+    field(failure, 8) field(buffers, 512)
 #define LAYOUT_gc_way(field) \
     field(peers, 8) field(at, 8)
 // peers.cu
 #define LAYOUT_gc_push(field) \
     field(way, 16) field(from, 8) field(vectors, 8) field(apart, 8)
-#define LAYOUT_gc_meet(field) \
+#define LAYOUT_gc_barrier(field) \
     field(peers, 8) field(mark, 8) field(steps, 4) field(reserved, 4)
 // codec.cuh
 #define LAYOUT_gc_run(field) \

@@ -1,8 +1,8 @@
-// Exchanges over memory that all ranks reach, in two steps: each rank pushes what it has for the others into their
-// buffers, and then they meet. What was pushed before a meeting is seen after it. What a codec makes it pushes by
-// itself (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); all else goes through these.
+// Exchanges over memory that all ranks reach, in two steps: each rank pushes its blocks into the buffers of the others,
+// and then all ranks wait at a barrier. What was pushed before a barrier can be read after it. The kernels of codecs
+// push chunks themselves (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); these push everything else.
 //
-// Nothing is ever read from another GPU, for a write goes on its way where a read waits for the answer.
+// No kernel reads from another GPU: a read waits for the answer, a write does not.
 #include "peers.cuh"
 
 enum : unsigned { VECTORS = 4 };  // of 16 bytes, a thread
@@ -13,19 +13,19 @@ struct gc_push {
     gc_way way;
     const unsigned char *from;  // a block for each rank, or one for all
     u64 vectors;                // of a block
-    u64 apart;                  // bytes from what one rank gets to what the next one does; 0: the same
+    u64 apart;                  // bytes from one rank's block to that of the next; 0: all ranks get the same
 };
 SAME_LAYOUT(gc_push)
-struct gc_meet {
+struct gc_barrier {
     gc_peers *peers;
     unsigned *mark;
     unsigned steps, reserved;
 };
-SAME_LAYOUT(gc_meet)
+SAME_LAYOUT(gc_barrier)
 
 // Pushes a block to every rank. Reads and writes each byte once. Neighbouring blocks of threads push to different
-// ranks, and each rank begins with the next one, so that no link has to wait for another. A rank that has given up
-// pushes nothing, for the others do not know it yet.
+// ranks, and each rank begins with the next one, so that no link has to wait for another. After a barrier has failed on
+// this rank it pushes nothing, because the others may not have noticed yet.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid_constant__ gc_push call) {
     const gc_peers &peers = *call.way.peers;
     if (peers.broken) return;
@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid
     }
 }
 
-// A meeting: one block.
-extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_meet(const __grid_constant__ gc_meet call) {
-    Meeting(call.peers, call.steps).hold(call.mark);
+// A barrier of the ranks: one block.
+extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_barrier(const __grid_constant__ gc_barrier call) {
+    Barrier(call.peers, call.steps).signal_and_wait(call.mark);
 }
 
 // Keeps a stream busy for so many nanoseconds: the allocator finds out with it whether cuMemFree waits for running

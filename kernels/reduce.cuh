@@ -72,7 +72,7 @@ struct Group {
         }
         share = lane < MOST && first + lane < payloads.many ? payloads.scale(first + lane) : 0;
     }
-    // When they are there. Tells what is not finite, or zeroes it.
+    // When they have arrived. Sets `found` for what is not finite, or zeroes it.
     __device__ __forceinline__ void receive(const Payloads &payloads, bool zero, bool &found) {
 #pragma unroll
         for (unsigned i = 0; i < MOST; i++) words[i] = ~in_order(payloads.put_together(words[i], next[i]), ORDER_BIG);
@@ -149,11 +149,11 @@ __device__ __forceinline__ unsigned vote_of_payloads(const Payloads &payloads, u
     return word & in_order(count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0, ORDER_BIG);
 }
 
-// What the chunks that are reduced tell of themselves. By all threads of a block.
-struct Told {
+// What the headers of the chunks that are reduced say. By all threads of a block.
+struct Heads {
     bool broken, corrupt, nonfinite;
 };
-__device__ __forceinline__ Told look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
+__device__ __forceinline__ Heads look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
     const gc_codec &codec = call.codec;
     unsigned met = 0;
     const unsigned broken = codec.control->broken;  // on its way with the headers
@@ -220,10 +220,12 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     group.load(payloads, 0, lane);
 
     let_next_launch_begin();
-    const Told told = look_at_payloads(call, payloads.many, lane, warp);
+    const Heads heads = look_at_payloads(call, payloads.many, lane, warp);
     // What did not come leaves the error as it was, too.
-    const bool corrupt = told.corrupt || told.broken;
-    if (threadIdx.x == 0 && (corrupt || told.nonfinite)) atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
+    const bool corrupt = heads.corrupt || heads.broken;
+    if (threadIdx.x == 0 && (corrupt || heads.nonfinite)) {
+        atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
+    }
 
     // What follows is done with a corrupt chunk too, but not stored: the compiler knows then that the lanes of a warp
     // are together, and has no other code for lanes that are not.
@@ -288,9 +290,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
     const Payloads payloads(call, tile, at, count, lane);
     Group group;
     group.load(payloads, 0, lane);
-    const Told told = look_at_payloads(call, payloads.many, lane, warp);
-    bool found = told.nonfinite;
-    const bool unknown = told.broken || (!told.corrupt && vote_is_nan(codec, told.nonfinite ? +NONFINITE : 0));
+    const Heads heads = look_at_payloads(call, payloads.many, lane, warp);
+    bool found = heads.nonfinite;
+    const bool unknown = heads.broken || (!heads.corrupt && vote_is_nan(codec, heads.nonfinite ? +NONFINITE : 0));
     const bool zero = codec.policy == ZERO, votes = codec.kind == SIGN;
     if (votes) {
         const unsigned char *state = codec.state[codec.control->valid >> SERVER & 1];
@@ -311,14 +313,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __
         Row<F32, N> means;
 #pragma unroll
         for (unsigned i = 0; i < 8; i++) {
-            const unsigned pattern = told.corrupt ? 0 : __float_as_uint(canonical(sums[i]));
+            const unsigned pattern = heads.corrupt ? 0 : __float_as_uint(canonical(sums[i]));
             means.vectors[i / N].words[i % N] = unknown ? 0x7fc00000 : pattern;
         }
         const unsigned before = row * means.PLACES;
         if (before < count) means.store_anywhere(call.dst + (first + before) * 4, lane, count - before);
     }
-    if (__any_sync(WHOLE_WARP, told.broken || told.corrupt || found) && lane == 0) {
-        tell(codec, told.corrupt && !told.broken ? CORRUPT : NONFINITE);
+    if (__any_sync(WHOLE_WARP, heads.broken || heads.corrupt || found) && lane == 0) {
+        set_flags(codec, heads.corrupt && !heads.broken ? CORRUPT : NONFINITE);
     }
 }
 

@@ -171,7 +171,7 @@ __device__ __forceinline__ Lane<F32, N> widened(const Lane<Half, N> &lane, unsig
     return wide;
 }
 
-// Rounded to the errors' dtype, put into a vector, and told as what it is then.
+// Rounds to the errors' dtype, puts the results into a vector, and returns them as rounded.
 template <unsigned N>
 __device__ __forceinline__ void keep(F32, Words<4 * N> &kept, float (&c)[N]) {
 #pragma unroll
@@ -313,8 +313,8 @@ __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
 }
 
 // As step(), but a row of the unit's sum at a time, in a loop that needs few registers; the result always counts: where
-// something is not finite NaN gets its one pattern, and what is not finite is told, or zeroed. `load_row` gives the values
-// of a row, and what was kept of them. `to`: where it is kept, or null.
+// something is not finite NaN gets its one pattern, and what is not finite sets `found`, or becomes 0. `load_row` gives
+// the values of a row, and what was kept of them. `to`: where it is kept, or null.
 template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
 __device__ __forceinline__ float step_by_rows(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
                                               unsigned &below_zero, bool &found, unsigned lane, unsigned count) {

@@ -270,7 +270,7 @@ modules! {
     PEERS: Peers, PEERS_MODULE in "peers" {
         internal {
             push: (gc_peers_push),
-            meet: (gc_peers_meet: 1 x 64),
+            barrier: (gc_peers_barrier: 1 x 64),
             /// What the allocator's probe keeps a stream busy with.
             spin: (gc_spin: 1 x 1),
         }

@@ -12,7 +12,7 @@ kernel_structs! {
         pub at: u64,
     }
 
-    struct Barrier: gc_meet {
+    struct Barrier: gc_barrier {
         peers: u64,
         mark: *mut u8,
         steps: u32,
@@ -43,7 +43,7 @@ impl Way {
         let mut call = Barrier { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
         // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
         // caller's mark.
-        unsafe { queue.launch(&PEERS.meet, 1, &mut argument(&mut call)) }
+        unsafe { queue.launch(&PEERS.barrier, 1, &mut argument(&mut call)) }
     }
 }
 

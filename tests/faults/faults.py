@@ -33,8 +33,8 @@ fault("a kernel takes every chunk for the first", "refusal of what is right", "k
       "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
       spec("test_comm", "the_bytes_of_one_exchange", "cuda and group"))
 
-fault("the second meeting of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_twice.cuh",
-      "SPEAK | LISTEN).next()", "SPEAK | LISTEN)",
+fault("the second barrier of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_twice.cuh",
+      "SIGNAL | WAIT).next()", "SIGNAL | WAIT)",
       python("test_block_peers", "two_exchanges_are_one_launch"))
 fault("what all ranks get of a launch says nothing of what is not finite", "flag lost", "kernels/blocks_twice.cuh",
       "(nonfinite ? +NONFINITE : 0u)", "0u",
@@ -163,7 +163,7 @@ fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernel
       "return way.peers->broken ? 0 : PEERS", "return PEERS",
       python("test_block_peers", "rank_that_has_given_up"))
 fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_once.cuh",
-      "const u64 turn = meeting.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
+      "const u64 turn = barrier.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
       python("test_block_peers", "rank_that_is_ahead"))
 fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_together.cuh",
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",

@@ -51,13 +51,13 @@ kernel_structs! {
     /// What the kernels read about the ranks: in device memory of this one.
     #[derive(Clone, Copy)]
     struct Known: gc_peers {
-        meetings: u64,
+        barriers: u64,
         broken: u32,
         world: u32,
         rank: u32,
         reserved: u32,
         nanoseconds: u64,
-        told: u64,
+        failure: u64,
         buffers: [u64; MOST_RANKS],
     }
 
@@ -145,13 +145,13 @@ impl Peers {
         // SAFETY: within pinned memory that nothing else has yet.
         unsafe { pinned.data().add(ABORT_SIGNALS).write_bytes(0xff, SIGNALS as usize) };
         let mut known = Known {
-            meetings: 0,
+            barriers: 0,
             broken: 0,
             world: given.len() as u32,
             rank: rank as u32,
             reserved: 0,
             nanoseconds: u64::from(timeout_ms) * 1_000_000,
-            told: pinned.data() as u64,
+            failure: pinned.data() as u64,
             buffers: [0; MOST_RANKS],
         };
         known.buffers[..given.len()].copy_from_slice(given);

@@ -118,30 +118,30 @@ static void look(Look &at, const gc_copy &copy) {
 }
 static void look(Look &at, const gc_push &push) {
     const unsigned world = push.way.peers->world;
-    at.launch.meets = 1;
+    at.launch.has_barrier = 1;
     at.uses(false, push.from, 16 * push.vectors + push.apart * (world - 1), true);
     if (reinterpret_cast<u64>(push.from) % 16) at.launch.fault = "vectors that are not aligned";
     at.takes(world * divide_up(push.vectors, THREADS * VECTORS));
 }
-static void look(Look &at, const gc_meet &) {
-    at.launch.meets = 1;
+static void look(Look &at, const gc_barrier &) {
+    at.launch.has_barrier = 1;
     at.takes(1);
     if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
 }
 // As many blocks at once as a GPU has room for beside others.
 static void look(Look &at, const gc_once &call) {
-    at.launch.meets = 1;
+    at.launch.has_barrier = 1;
     if (at.blocks > MOST_TOGETHER || at.blocks > call.tiles) at.launch.fault = "blocks that would wait for ever, or for nothing";
 }
 static void look(Look &at, const gc_twice &call) {
-    at.launch.meets = 1;
+    at.launch.has_barrier = 1;
     const u64 least = std::max(call.decode.tiles, call.tiles);  // and one for the headers, where there is room
     if (at.blocks > MOST_TOGETHER || at.blocks < least || at.blocks > least + 1) {
         at.launch.fault = "blocks that would wait for ever, or tiles that have none";
     }
 }
 static void look(Look &at, const gc_finish &call) {
-    if (call.way.peers && call.steps) at.launch.meets = 1;
+    if (call.way.peers && call.steps) at.launch.has_barrier = 1;
 }
 template <typename Call>
 static void look(Look &, const Call &) {}  // of codecs
@@ -199,7 +199,7 @@ static Entries all_kernels() {
     KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
     KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
     WIDTHS(gc_copy_gathered), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
-    KERNEL(gc_peers_push), KERNEL(gc_peers_meet), KERNEL(gc_spin);
+    KERNEL(gc_peers_push), KERNEL(gc_peers_barrier), KERNEL(gc_spin);
     return entries;
 }
 

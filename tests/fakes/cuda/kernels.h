@@ -17,7 +17,7 @@ typedef struct {
     int n_ranges;
     int is_run;            /* 0: too long for a test, only looked at */
     size_t argument_bytes; /* of its only argument; else 0, and it is not put off or recorded */
-    int meets;             /* other ranks: it is not put off */
+    int has_barrier;       /* of the ranks: it is not put off */
 } Launch;
 
 #ifdef __cplusplus

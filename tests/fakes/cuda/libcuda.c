@@ -780,7 +780,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     }
     if (recording && !launch.argument_bytes)
         return fault(INVALID_VALUE, "a launch that cannot be recorded");
-    if (recording || (is_late && launch.argument_bytes && !launch.meets)) {
+    if (recording || (is_late && launch.argument_bytes && !launch.has_barrier)) {
         append_launch(recording ? &recording->work : &late_work, place, kernel, x, threads, arguments[0],
                       launch.argument_bytes);
         return SUCCESS;
