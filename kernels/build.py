@@ -3,13 +3,16 @@
 
     build.py            writes the fatbins
     build.py peers      the same of some alone
-    build.py --check    writes nothing: fails when a fatbin is not what its source gives, twice in a row
+    build.py --check    writes nothing: fails when a fatbin was not made of the PTX that its source gives
 
-Needs the packages of requirements.txt. The same sources give the same bytes on every machine, but once in a while.
+Needs the packages of requirements.txt. The same sources give the same PTX on every machine. ptxas gives other machine
+code for the same PTX once in a while, so the check compares digests of PTX, which kernels/fatbins.txt has beside
+those of the fatbins.
 """
 
 import argparse
 import ctypes
+import hashlib
 import importlib.metadata
 import pathlib
 import re
@@ -164,12 +167,24 @@ class Fatbin:
         return buffer.raw
 
 
-def fatbin(nvrtc, module):
-    built = Fatbin()
-    for level, capabilities in OWN_LEVELS.get(module, LEVELS).items():
-        ptx = nvrtc.ptx(KERNELS / f"{module}.cu", level)
+def digests(path, ptx_of):
+    """The lines of kernels/fatbins.txt for a fatbin and the PTX that it was made of."""
+    made = {f"{path.stem}.{level}.ptx": ptx.encode() for level, ptx in ptx_of.items()} | {path.name: path.read_bytes()}
+    return {f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in made.items()}
+
+
+def sources(nvrtc, module):
+    """The PTX of each level."""
+    found = {level: nvrtc.ptx(KERNELS / f"{module}.cu", level) for level in OWN_LEVELS.get(module, LEVELS)}
+    for level, ptx in found.items():
         print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")
-        for capability in capabilities:
+    return found
+
+
+def fatbin(module, ptx_of):
+    built = Fatbin()
+    for level, ptx in ptx_of.items():
+        for capability in OWN_LEVELS.get(module, LEVELS)[level]:
             built.add_cubin(assemble(ptx, capability), capability, module)
         if level == min(LEVELS):
             built.add_ptx(ptx, level, module)
@@ -181,24 +196,21 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare with what is checked in, write nothing")
     parser.add_argument("modules", nargs="*", metavar="module", help=f"of {', '.join(MODULES)}; all if none is given")
     given = parser.parse_args()
-    check = given.check
-    nvrtc, folder, stale = Nvrtc(), KERNELS / "fatbin", []
+    nvrtc, folder, list_of_all = Nvrtc(), KERNELS / "fatbin", KERNELS / "fatbins.txt"
+    listed = {*list_of_all.read_text().splitlines()}
+    stale = [path.name for path in folder.glob("*") if path.stem not in MODULES]
     for module in given.modules or MODULES:
-        path = folder / f"{module}.fatbin"
-        built = fatbin(nvrtc, module)
-        # Once in a while the compilers give other machine code for the same source: one of five runs on one day did so,
-        # for blocks_peers, on a machine where the runs before and after it did not.
-        if check and path.exists() and path.read_bytes() != built:
-            print(f"{path.relative_to(ROOT)}: not the bytes that are checked in, so it is built again")
-            built = fatbin(nvrtc, module)
-        print(f"{path.relative_to(ROOT)}: {len(built)} bytes")
-        if not check:
-            folder.mkdir(exist_ok=True)
-            path.write_bytes(built)
-        elif not path.exists() or path.read_bytes() != built:
+        path, ptx_of = folder / f"{module}.fatbin", sources(nvrtc, module)
+        if not given.check:
+            path.write_bytes(fatbin(module, ptx_of))
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+            listed -= {line for line in listed if line.split()[1].split(".")[0] == module}
+            listed |= digests(path, ptx_of)
+        elif not path.exists() or not digests(path, ptx_of) <= listed:
             stale.append(path.name)
-    stale += [f"{path.name} (of no source)" for path in folder.iterdir() if path.stem not in MODULES]
-    if stale:
+    if not given.check:
+        list_of_all.write_text("\n".join(sorted(listed, key=lambda line: line.split()[1])) + "\n")
+    elif stale:
         sys.exit(f"not current in kernels/fatbin: {', '.join(stale)}; run `make kernels` and commit what it writes")
 
 
