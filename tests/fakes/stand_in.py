@@ -1,6 +1,9 @@
 """Scripts beside a CUDA driver without hardware (tests/fakes/cuda/libcuda.c), each in a process of its own."""
 
+import atexit
+import functools
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -79,15 +82,57 @@ def view(tensor, shape):
 '''
 
 
+# A process that has imported NumPy, which takes longer than most scripts, and nothing of this library. It forks for each
+# script, answers with the exit status and what the script printed, and ends with its standard input.
+SERVER = r"""
+import ctypes, numpy, os, pickle, sys, tempfile
+while True:
+    try:
+        script, environment = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        os._exit(0)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        child = os.fork()
+        if child == 0:
+            for number, file in enumerate([open(os.devnull), out, errors]):
+                os.dup2(file.fileno(), number)
+            os.environ.clear()
+            os.environ.update(environment)
+            break
+        _, status = os.waitpid(child, 0)
+        printed = []
+        for file in out, errors:
+            file.seek(0)
+            printed.append(file.read().decode())
+        pickle.dump((os.waitstatus_to_exitcode(status), *printed), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+sys.stdin = open(0)
+exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
+"""
+
+
+@functools.cache
+def server(folder, process):
+    """Whose dynamic linker looks in this folder first. `process`: that of the caller, for a forked one has its own."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": folder, "PYTHONPATH": str(HERE)}
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    started = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, **pipes)
+    atexit.register(started.stdin.close)
+    return started
+
+
 def run(script, driver="driver", **environment):
     """Runs a script beside a driver of these; an assertion of its own fails the test. What it printed."""
+    folder = str(Path(DRIVERS) / driver)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDA")},
-        "LD_LIBRARY_PATH": str(Path(DRIVERS) / driver),
+        "LD_LIBRARY_PATH": folder,
         "PYTHONPATH": str(HERE),
         **{name: str(value) for name, value in environment.items()},
     }
-    script = PRELUDE + textwrap.dedent(script)
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
+    its = server(folder, os.getpid())
+    pickle.dump((PRELUDE + textwrap.dedent(script), environment), its.stdin)
+    its.stdin.flush()
+    code, printed, errors = pickle.load(its.stdout)
+    assert (code, errors) == (0, ""), errors
+    return printed

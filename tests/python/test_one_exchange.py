@@ -12,9 +12,10 @@ from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, on
 from tiers import both
 
 place = Host()
+FEW = both(quick=[ONEBIT, INT8], all=KEEP_NOTHING)
 
 
-@pytest.mark.parametrize("codec", KEEP_NOTHING)
+@pytest.mark.parametrize("codec", FEW)
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_two_nodes_exchange_small_parts_once_and_more_nodes_never(nodes, codec):
     """docs/NUMERICS.md 12: the payloads of part 0 decide for all ranks. In the last case part 1 is a unit smaller, and would fit."""
@@ -47,7 +48,7 @@ def largest(size, **options):
 
 
 @pytest.mark.parametrize("size", both(quick=[2, 5], all=[2, 3, 5, 9]))
-@pytest.mark.parametrize("codec", KEEP_NOTHING)
+@pytest.mark.parametrize("codec", FEW)
 def test_from_so_many_bytes_on_there_are_two_exchanges(codec, size):
     options = dict(codec=codec, error=None, values="bfloat16", results="bfloat16")
     n = largest(size, **options)

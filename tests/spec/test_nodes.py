@@ -26,6 +26,8 @@ WAYS = {
     "cuda-group": ("group", "group"), "cuda-host transport": ("board", "board", HOST_FLAGS),
     "cuda-peers within": ("peers", "board", HOST_FLAGS, ROOM), "cuda-peers": ("peers", "peers", (0, 0), ROOM),
 }  # fmt: skip
+# All of them are in the random cases.
+FEW_WAYS = gpu.sized(card=list(WAYS), quick=["cpu-group", "cuda-peers within"], all=list(WAYS))
 SEGMENTS = (
     [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [4003], [1] * 20, [], [1, 1, 1, 64, 64],
     [33, 0, 130, 2], [640],
@@ -52,7 +54,7 @@ class Way:
             self.place.start_again()
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=FEW_WAYS)
 def over(request):
     if request.param.startswith("cpu"):
         return Way(Host(), WAYS[request.param])
@@ -122,6 +124,7 @@ def one_case(way, seed):
         checked.errors()
 
 
+@pytest.mark.parametrize("over", WAYS, indirect=True)
 def test_random_worlds_do_what_the_specification_says(over):
     cases = CPU_CASES if isinstance(over.place, Host) else CASES
     print(f"NODES_SEED={SEED}, {cases} cases")
