@@ -364,14 +364,19 @@ class _Exchange(threading.Thread):
             stream.wait_stream(torch.cuda.current_stream(stream.device))
 
     def run(self) -> None:
+        group = self._reducer._group
+        if group.pairs is not None:
+            group.pairs.begun = 0
         try:
             with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                 self._reducer.run(self.tensors)
             if self._stream is not None:
                 self._stream.synchronize()
-            self._reducer._group.check()
+            group.check()
         except Exception as failure:
             self.failure = failure
+            for unit in self._reducer._units():
+                group.complete(unit.handle.steps)
 
     def wait(self) -> None:
         """Until it has ended."""

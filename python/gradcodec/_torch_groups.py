@@ -200,6 +200,7 @@ class Group:
     levels: "Levels | None" = None
     own: Communicator | None = None  # that take_own() has made, and what watches it over NCCL
     watch: Watch | None = None
+    pairs: Pairs | None = None  # below `own`, over gloo
     nodes: list[list[int]] | None = None  # the ranks of each, once take_topology() has found them
     topology = ""
 
@@ -280,8 +281,14 @@ class Group:
             self.watch = Watch([self.own], self._milliseconds() / 1000 or DEFAULT_TIMEOUT)
             weakref.finalize(self, self.watch.stop)
         else:
-            self.own = Pairs(library(), self.group, everyone, self._tag, self.timeout, self._at, True).comm
+            self.pairs = Pairs(library(), self.group, everyone, self._tag, self.timeout, self._at, True)
+            self.own = self.pairs.comm
         self.topology = describe(self.nodes, levels, *2 * ["NCCL" if self.over_gpus else "gloo"])
+
+    def complete(self, steps: Any) -> None:
+        """After a run that has failed on this rank, of which take_own()'s communicator knows how far it has come."""
+        if self.pairs is not None:
+            self.pairs.complete(steps.exchanges, steps.sent_bytes // (steps.exchanges * (self.size - 1)))
 
     def told(self, own: Any) -> list[Any]:
         """What every rank gives, by rank: any small object. If a rank is lost, this raises on all others. Every rank

@@ -85,7 +85,7 @@ class Pairs:
         self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any],
         to_the_end: bool = False,
     ) -> None:  # fmt: skip
-        self._to_the_end = to_the_end
+        self._to_the_end, self.begun = to_the_end, 0  # how many exchanges
         self._group, self._ranks, self._tag, self._timeout, self._at = group, list(ranks), tag, timeout, at
         self._own, size = self._ranks.index(group.rank()), len(self._ranks)
         made, raised = G(), Raised()
@@ -103,7 +103,19 @@ class Pairs:
         given = self._at(call.send, call.size, call.device).view(-1, call.size)
         self._exchange(given.expand(len(self._ranks), call.size), call)
 
+    def complete(self, exchanges: int, size: int) -> None:
+        """After a call that has failed on this rank: sends zeros in those of its exchanges that are left, which all other
+        ranks refuse. Otherwise they would wait for this rank."""
+        while self.begun < exchanges:
+            self.begun += 1
+            call, rows = Call(), torch.zeros(2, len(self._ranks), size, dtype=torch.uint8)
+            call.started, call.ended = [], []
+            with contextlib.suppress(RuntimeError):
+                own = self._own, rows[0], rows[1], self._tag, self._timeout
+                by_pairs(call, self._group, self._ranks, *own, to_the_end=True)
+
     def _exchange(self, given: torch.Tensor, call: Call) -> None:
+        self.begun += not call.started  # with a part that has begun it is the rest of one
         to = self._at(call.recv, len(self._ranks) * call.size, call.device).view(-1, call.size)
         by_pairs(call, self._group, self._ranks, self._own, to, given, self._tag, self._timeout, self._to_the_end)
 

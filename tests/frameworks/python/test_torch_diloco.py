@@ -186,14 +186,15 @@ def a_mean_that_is_not_finite_takes_the_round_back_on_all_ranks():
         assert all((one == other).all() for k, (one, other) in enumerate(zip(before, values(diloco._copies))) if k != 1)
 
 
-def fails_once(diloco, number=0):
-    """The next exchange of a fragment raises on this rank, once it has ended well on all."""
-    reducer = diloco._reducers[number]
+def fails_once(diloco, early):
+    """The next exchange raises on this rank, before it has begun or once it has ended well on all."""
+    reducer = diloco._reducers[0]
     run = reducer.run
 
     def fail(tensors):
         del reducer.run
-        run(tensors)
+        if not early:
+            run(tensors)
         raise OSError("the network is down")
 
     reducer.run = fail
@@ -201,17 +202,19 @@ def fails_once(diloco, number=0):
 
 def an_exchange_that_fails_on_one_rank_is_taken_back_on_all():
     rank = dist.get_rank()
-    for delay in 0, 1:
+    for delay, early in (0, False), (1, False), (0, True):
+        if early and dist.get_backend() != "gloo":
+            return  # over NCCL the others wait for this rank until the timeout
         model = Model()
         with closing(DiLoCo(model, outer=plain, sync_every=2, delay=delay)) as diloco:
             begin = values(diloco._copies), kept(diloco)
             train(model, diloco, 1, 2 + delay)
             before = values(diloco._copies)
             if rank == 1:
-                fails_once(diloco)
+                fails_once(diloco, early)
             train(model, diloco, 3 + delay, 3)
             move(model, 4)
-            said = "fragment 0 after 4 inner steps: taken back on all ranks: rank 1: OSError: the net"
+            said = "fragment 0 after 4 inner steps: taken back on all ranks: .*rank 1: OSError: the net"
             with pytest.raises(GradCodecError, match=said):
                 for _ in range(1 + delay):
                     diloco.step()
@@ -554,9 +557,10 @@ def check_what_survives(diloco, before):
         np.testing.assert_allclose(now.ravel(), values([total])[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("deaths", [[0, 5, 4]])
+@pytest.mark.parametrize("deaths", [[6, 2, 4]])
 def test_survivors_of_ranks_that_die_within_exchanges_lose_nothing(deaths, tmp_path):
-    """Of w ranks each sends w - 1 messages of chunks and as many of means, and then says how it went."""
+    """Of w ranks each sends w - 1 messages of chunks and as many of means, and then says how it went. Of four ranks, after
+    two messages: two of the others have all chunks, and the third has not."""
     spawn = torch.multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=survives, args=(rank, 2 + len(deaths), deaths, str(tmp_path)))
              for rank in range(2 + len(deaths))]  # fmt: skip
