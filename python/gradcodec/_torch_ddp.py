@@ -34,9 +34,12 @@ class _Waiting(NamedTuple):
 class _Exchange(Unit):
     """The parameters of the buckets that one handle takes: gradients lie one after the other in each bucket's buffer."""
 
-    def __init__(self, names: Sequence[str], handle: Handle, parameters: Sequence[tuple[int, ...]], record: Any) -> None:
+    def __init__(
+        self, names: Sequence[str], handle: Handle, parameters: Sequence[tuple[int, ...]], layouts: Any, record: Any
+    ) -> None:  # fmt: skip
         self._record = record  # which the hook in C++ reads and writes
         super().__init__(names, handle)
+        self.layouts = layouts
         self.parameters = list(parameters)  # of each bucket, by id()
         self.numbers = [len(each) for each in parameters]
         sizes = iter(handle.sizes)
@@ -55,6 +58,21 @@ class _Exchange(Unit):
         """Whether a bucket in this place is as long as the handle, which looks at no more than the address, takes it."""
         known = place < len(self._elements) and buffer.numel() == self._elements[place]
         return known and buffer.dtype is self.handle.dtype
+
+
+def _layouts(parameters: Iterable[tuple[str, torch.Tensor | None]]) -> dict[str, Any]:
+    """Of the parameters whose gradients DDP keeps in a bucket in another order than that of elements, such as those in
+    channels_last. It keeps the strides of each that is dense."""
+    found = {}
+    for name, one in parameters:
+        if one is not None and not one.is_contiguous():
+            elements = 1
+            for stride, size in sorted(zip(one.stride(), one.shape)):
+                if size != 1 and stride == elements:
+                    elements *= size
+            if elements == one.numel():
+                found[name] = one.shape, one.stride()
+    return found
 
 
 class _Record:
@@ -139,6 +157,7 @@ class _Buckets(Compression):
         super().__init__(group, codec, error, {name: one.numel() for name, one in parameters.items()}, raw, scaler)
         self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters.items()}
         self._model = weakref.ref(model)  # which keeps this
+        self._parameter = {name: weakref.ref(one) for name, one in parameters.items()}
         self._exchanges: dict[int, _Exchange] = {}  # by the index of the first bucket
         self._least_bytes, self._native = least_bytes, native
         self._devices: list[int | str | torch.device] | None = None if self._stream is None else [group.device]
@@ -270,7 +289,8 @@ class _Buckets(Compression):
             self._state.put(first, record)
             over = self._group.levels or self._group.peers  # what _begin() checks
             self._state.checked = [] if over is None else over.handles()
-        self._exchanges[first] = made = _Exchange(names, handle, parameters, record)
+        layouts = _layouts((name, self._parameter[name]()) for name in names)
+        self._exchanges[first] = made = _Exchange(names, handle, parameters, layouts, record)
         made.give(self._worker, self._server)
         return made
 

@@ -162,6 +162,9 @@ class DiLoCo:
         states: list[Any] = []
         try:
             states = self._checked(state)
+            for one in states:
+                for reducer, errors in zip(self._reducers, one["errors"]):
+                    reducer._well_formed(errors)
         except (TypeError, ValueError) as failure:
             refused = failure
         rank, is_list = self._group.rank, isinstance(state, (list, tuple))

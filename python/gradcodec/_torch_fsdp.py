@@ -12,6 +12,7 @@ import torch.distributed as dist
 from ._abi import CODECS, SIGNS
 from ._arguments import _said
 from ._torch_groups import Group, Handle, agree, check_tensor, check_transport, eager, number_of, process_group
+from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum", "PREMUL_SUM": "sum"}
@@ -289,6 +290,22 @@ class _Shards(Compression):
             # Parts are cut elsewhere there: the errors of their all-reduce begin at 0.
             state = [_without_replicas(one) for one in state]
         return super()._checked(state)
+
+    def _agreed_states(self, state: Any) -> list[Any]:
+        if self._replicas is None:
+            return super()._agreed_states(state)
+        agreed = super()._agreed_states
+
+        def check() -> tuple[list[Any], Any]:
+            states = agreed(state)
+            return states, states[0]["scale"]
+
+        return on_all_ranks("state", self._replicas.group, check)
+
+    def _keeps(self, name: str, of_server: bool) -> bool:
+        """The first half of an all-reduce has no errors of reducers, that over replicas has both halves."""
+        plain = name.removesuffix(OF_REPLICAS)
+        return super()._keeps(plain, of_server) and not (of_server and plain == name)
 
     def _reduced_over_replicas(self, comm: _ReduceScatter, reduced: torch.Tensor, op: str) -> None:
         """On the current stream, which comes behind that of _reduced()."""

@@ -10,6 +10,7 @@ from ._arguments import _said
 from ._torch_groups import (
     Group, Handle, Verdict, check_tensor, check_transport, eager, number_of, process_group,
 )  # fmt: skip
+from ._torch_states import check_optimizer, on_all_ranks
 
 Tensors = list[torch.Tensor]
 
@@ -69,7 +70,9 @@ class _OneBit(torch.optim.Optimizer):
         return [one for each in self.param_groups for one in each["params"]]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As any optimizer's. The errors are not in it: they begin with 0, as in a new one."""
+        """As any optimizer's, with the same on every rank, or else it is refused on all. The errors are not in it: they
+        begin with 0, as in a new one."""
+        on_all_ranks(self._group.group, lambda: (None, check_optimizer(state_dict, self.param_groups, self.defaults)))
         super().load_state_dict(state_dict)
         saved = [number for each in state_dict["param_groups"] for number in each["params"]]
         for number, one in zip(saved, self._parameters()):

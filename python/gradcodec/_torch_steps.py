@@ -12,16 +12,22 @@ import torch.distributed as dist
 from ._abi import SIGNS
 from ._arguments import _said
 from ._torch_groups import ERRORS, Group, Handle, Verdict, eager, known_codec, library, number_of
+from ._torch_states import FORMAT, LARGEST, LARGEST_OF_SIGNS, check_all, on_all_ranks
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
-FORMAT = 2  # of a state; one of format 1 is of a world of one level
 Raw = Callable[[str, torch.Tensor], bool] | Collection[str] | None
 Errors = dict[str, torch.Tensor]
 Parts = dict[str, list[tuple[int, torch.Tensor]]]
 
 
 class Unit:
-    """Parameters that are reduced together, by one handle, a tensor each."""
+    """Parameters that are reduced together, by one handle, a tensor each.
+
+    `layouts`: shape and strides of parameters whose elements lie in another order in the handle's tensors. Errors that
+    are read and given are in the order of elements.
+    """
+
+    layouts: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
 
     def __init__(self, names: Sequence[str], handle: Handle) -> None:
         self.names, self.handle, self.in_step = tuple(names), handle, False
@@ -31,10 +37,24 @@ class Unit:
         if self.handle.has_errors:
             of_worker, of_server = self.handle.errors()
             raw = self.handle.raw or [False] * len(self.names)
-            worker.update((name, one) for name, one, each in zip(self.names, of_worker, raw) if not each)
+            for name, one, is_raw in zip(self.names, of_worker, raw):
+                if not is_raw:
+                    worker[name] = self._in_memory(name, one).reshape(-1)
             for number, first, part in of_server:
+                name = self.names[number]
+                if name in self.layouts and not raw[number]:  # its elements are anywhere
+                    whole = part.new_zeros(self.handle.sizes[number])
+                    whole[first : first + part.numel()] = part
+                    first, part = 0, self._in_memory(name, whole).reshape(-1)
                 if not raw[number]:
-                    server.setdefault(self.names[number], []).append((first, part))
+                    server.setdefault(name, []).append((first, part))
+
+    def _in_memory(self, name: str, errors: torch.Tensor) -> torch.Tensor:
+        """One tensor of the handle, in the parameter's shape if it has a layout."""
+        if name not in self.layouts:
+            return errors
+        shape, strides = self.layouts[name]
+        return errors.as_strided(shape, strides, errors.storage_offset())
 
     def give(self, worker: Errors, server: Parts) -> None:
         """Takes what waits for these parameters. Every rank has the reducers' errors of parts: those of all make a
@@ -46,14 +66,16 @@ class Unit:
             return
         sizes = self.handle.sizes
         of_worker, of_server = (torch.zeros(sum(sizes), dtype=torch.float32, device=group.device) for _ in range(2))
-        first_of_tensor = 0
-        for name, size in zip(self.names, sizes):
+        both = (torch.split_with_sizes(each, sizes) for each in (of_worker, of_server))
+        for name, own, reduced in zip(self.names, *both):
             if name in worker:
-                of_worker[first_of_tensor : first_of_tensor + size] = worker.pop(name)
+                own.copy_(worker.pop(name))
             for first, part in server.pop(name, []):
-                at = first_of_tensor + first
-                of_server[at : at + part.numel()] = part
-            first_of_tensor += size
+                reduced[first : first + part.numel()] += part
+            if name in self.layouts:
+                for errors in own, reduced:
+                    at = self._in_memory(name, errors)
+                    at.copy_(errors.clone().view(at.shape))
         # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
         self.handle.take_errors(group.over_node(of_worker), group.over_all(of_server))
 
@@ -200,37 +222,45 @@ class Compression:
         """Continues with errors that state_dict() gave. Every rank calls this between two steps.
 
         `state`: that of this rank in a world of this size; or a list of those of all ranks of a world of any size,
-        whose workers' errors become their mean if the size is another. A parameter that it lacks begins with 0.
+        whose workers' errors become their mean if the size is another. A parameter that it lacks begins with 0. Errors
+        that are not kept here, as of a parameter that travels as it is, are dropped with a warning. A state that is
+        refused on one rank is refused on all, and nothing has changed then.
         """
         self._open()
-        states = self._checked(state)
-        rank, size = self._group.rank, self._group.size
+        self._take(state, self._agreed_states(state))
+
+    def _take(self, state: Any, states: list[Any]) -> None:
+        """load_state_dict(), once `states` are known to be right."""
+        rank, size, dropped = self._group.rank, self._group.size, set[str]()
+        errors_of = [self._kept_of(one, dropped) for one in states]
         with self._on_stream():
             self._end()
             self._wait()
             self._forget()
             if isinstance(state, dict) or len(states) == size:
-                mine = states[0] if isinstance(state, dict) else states[rank]
-                worker, servers = {name: self._own(errors) for name, errors in mine["worker"].items()}, [mine]
+                mine = errors_of[0 if isinstance(state, dict) else rank]
+                worker, servers = {name: self._own(errors) for name, errors in mine[0].items()}, [mine[1]]
             else:
-                worker, servers = {}, states[rank::size]  # the ranks share them out
-                for name in dict.fromkeys(name for one in states for name in one["worker"]):
+                worker, servers = {}, [server for _, server in errors_of[rank::size]]  # the ranks share them out
+                for name in dict.fromkeys(name for its, _ in errors_of for name in its):
                     total = torch.zeros(self._sizes[name], dtype=torch.float32, device=self._group.device)
-                    for one in states:
-                        if name in one["worker"]:
-                            total += self._own(one["worker"][name]) / len(states)
+                    for its, _ in errors_of:
+                        if name in its:
+                            total += self._own(its[name]) / len(states)
                     worker[name] = total
             self._worker, self._server = worker, {}
-            for one in servers:
-                for name, parts in one["server"].items():
-                    own = [(int(first), self._own(part)) for first, part in parts]
-                    self._server.setdefault(name, []).extend(own)
+            for server in servers:
+                for name, parts in server.items():
+                    self._server.setdefault(name, []).extend((first, self._own(part)) for first, part in parts)
             scale = states[0]["scale"]
             if scale is None and self._scaler is not None:
                 scale = 1.0
             self._errors_scale = None
             if scale is not None:
                 self._errors_scale = torch.full((1,), scale, dtype=torch.float32, device=self._group.device)
+        if dropped:
+            of = f"errors of {len(dropped)} parameters, such as {min(dropped)!r}, are dropped"
+            warnings.warn(f"state: {of}, as none are kept here", stacklevel=4)
 
     @eager
     def close(self) -> None:
@@ -336,23 +366,7 @@ class Compression:
 
     def _checked(self, state: Any) -> list[Any]:
         """The states of a list by rank, or the one."""
-        states = [state] if isinstance(state, dict) else list(state) if isinstance(state, (list, tuple)) else []
-        wanted = {"format", "rank", "world_size", "scale", "worker", "server"}
-        if not states or not all(isinstance(one, dict) and wanted <= one.keys() for one in states):
-            raise TypeError("state: what state_dict() gives, or a list of it for all ranks, expected")
-        for one in states:
-            if one["format"] not in (1, FORMAT):
-                raise ValueError(f"state: of format {one['format']}, and formats 1 and {FORMAT} are known here")
-            for name, elements in [
-                *((name, errors.numel()) for name, errors in one["worker"].items()),
-                *((name, first + part.numel()) for name, parts in one["server"].items() for first, part in parts),
-            ]:
-                if name not in self._sizes:
-                    raise ValueError(f"state: {name!r} is no parameter of this model")
-                size = self._sizes[name]
-                if elements > size or (name in one["worker"] and one["worker"][name].numel() != size):
-                    raise ValueError(f"state: {size} elements of {name!r} expected, got {elements}")
-        rank, size = self._group.rank, self._group.size
+        states, rank, size = self._well_formed(state), self._group.rank, self._group.size
         if isinstance(state, dict):
             if (state["rank"], state["world_size"]) != (rank, size):
                 of = f"of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of {size}"
@@ -361,12 +375,35 @@ class Compression:
             if its != self._place()[:2]:
                 of = f"of {its[0]} nodes of {its[1]} ranks, and this is of {self._place()[0]} of {self._place()[1]}"
                 raise ValueError(f"state: {of}; a list of all ranks' is taken whatever the nodes are")
-            return states
-        states.sort(key=lambda one: int(one["rank"]))
-        if [one["rank"] for one in states] != [*range(states[0]["world_size"])]:
-            ranks = ", ".join(str(one["rank"]) for one in states[:16])
-            raise ValueError(f"state: one of each of {states[0]['world_size']} ranks expected, got ranks {ranks}")
         return states
+
+    def _well_formed(self, state: Any) -> list[Any]:
+        """The same, of any rank."""
+        most = LARGEST_OF_SIGNS if self.codec in SIGNS else LARGEST
+        return check_all(state, self._sizes, self._group.size, most)
+
+    def _agreed_states(self, state: Any) -> list[Any]:
+        """_checked(), on all ranks or on none."""
+
+        def check() -> tuple[list[Any], Any]:
+            states = self._checked(state)
+            return states, (isinstance(state, dict), states[0]["scale"])
+
+        return on_all_ranks(self._group.group, check)
+
+    def _kept_of(self, state: Any, dropped: set[str]) -> tuple[Errors, Parts]:
+        """The errors of a state that this can use. `dropped` gets the names of the others."""
+        has_none = self.error == "none" or self.codec == "sign"
+        worker, server = (
+            {name: its for name, its in state[each].items() if not has_none and self._keeps(name, each == "server")}
+            for each in ("worker", "server")
+        )
+        dropped |= (state["worker"].keys() - worker.keys()) | (state["server"].keys() - server.keys())
+        return worker, server
+
+    def _keeps(self, name: str, of_server: bool) -> bool:
+        """Whether there may be errors of this parameter, of the reducers or of the workers."""
+        return not self._raw[name]
 
     # --- what is lost
 

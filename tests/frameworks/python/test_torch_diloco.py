@@ -414,6 +414,7 @@ def what_is_wrong_on_one_rank_is_refused_on_all():
         ({"format": 1}, TypeError, "state: what state_dict"),
         (5, TypeError, "state: what state_dict\\(\\) gives, a list of it for all ranks, or None expected"),
         (other.state_dict(), ValueError, "state: of other parameters: 4 parameters in 1 fragments, .*, got 2 in 1"),
+        ({**state, "errors": [{**state["errors"][0], "scale": 0.0}]}, ValueError, "state: scale: a finite float32 above 0"),
     ]:
         with pytest.raises(ValueError if rank else kind, match=words):
             diloco.load_state_dict(state if rank else given)

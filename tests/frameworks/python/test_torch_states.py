@@ -1,0 +1,260 @@
+"""States that were saved: a damaged one is refused on all ranks before anything has changed, or does no harm; errors are
+in the order of elements, whatever the strides of parameters."""
+
+import copy
+import os
+import random
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from gradcodec.torch import AllReduce, OneBitAdam, OneBitSGD, compress, shard  # noqa: E402
+
+CASES = 100 if os.environ.get("GRADCODEC_TESTS") == "all" else 20  # of each kind of state
+JUNK = None, -1, 0, 1, 2**33, 0.5, 1e-30, float("nan"), float("inf"), "abc", [], {}, [None], torch.ones(2), True
+ELEMENTS = float("nan"), float("inf"), -float("inf"), 3e38, -1e37
+TENSORS = [
+    lambda one: one[:-1], lambda one: one.double(), lambda one: one.to_sparse(), lambda one: one.to("meta"),
+    lambda one: one.numpy(), lambda one: one.to(torch.complex64), lambda one: torch.cat([one, one]),
+    lambda one: one.int(), lambda one: None, lambda one: one.tolist(), lambda one: one.expand(2, *one.shape),
+    lambda one: torch.nested.nested_tensor([one]),
+]  # fmt: skip
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(12, 10), torch.nn.Linear(10, 5))
+
+
+def of_model(hook):
+    """A model with its hook: a step, which gives what all ranks must have alike, and the hook."""
+
+    def made():
+        model, compression = hook()
+
+        def step(number):
+            torch.manual_seed(10 * number + dist.get_rank())
+            model.zero_grad()
+            model(torch.randn(6, 12)).square().mean().backward()
+            gradients = [one.grad for one in model.parameters()]
+            return [one.full_tensor() if hasattr(one, "full_tensor") else one for one in gradients]
+
+        return step, compression
+
+    return made
+
+
+def hooked(codec, **named):
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.0004)
+    return model, compress(model, codec, **named)
+
+
+def sharded():
+    model = network()
+    fully_shard(model)
+    return model, shard(model, "int4", raw=())
+
+
+def reduced():
+    reducer = AllReduce([torch.empty(12, 10), torch.empty(5)], "int4")
+
+    def step(number):
+        torch.manual_seed(10 * number + dist.get_rank())
+        tensors = [torch.randn(12, 10), torch.randn(5)]
+        reducer.run(tensors)
+        return tensors
+
+    return step, reducer
+
+
+def optimized(kind, **named):
+    def made():
+        model = network()
+        optimizer = kind(model.parameters(), lr=1e-3, **named)
+
+        def step(number):
+            torch.manual_seed(10 * number + dist.get_rank())
+            model.zero_grad()
+            model(torch.randn(6, 12)).square().mean().backward()
+            optimizer.step()
+            return [one.detach().clone() for one in model.parameters()]
+
+        return step, optimizer
+
+    return made
+
+
+KINDS = {
+    "compress": of_model(lambda: hooked("int4", raw=())),
+    "compress onebit": of_model(lambda: hooked("onebit", error="bfloat16", momentum=True)),
+    "shard": of_model(sharded),
+    "AllReduce": reduced,
+    "OneBitSGD": optimized(OneBitSGD),
+    "OneBitAdam": optimized(OneBitAdam, warmup_steps=2, eps=1e-2),
+}
+
+
+def leaves(thing, path=()):
+    if isinstance(thing, (dict, list, tuple)) and thing:
+        for key, one in thing.items() if isinstance(thing, dict) else enumerate(thing):
+            yield from leaves(one, (*path, key))
+    else:
+        yield path, thing
+
+
+def put(thing, path, change):
+    if not path:
+        return change(thing)
+    if isinstance(thing, dict):
+        return {key: put(one, path[1:], change) if key == path[0] else one for key, one in thing.items()}
+    return type(thing)(put(one, path[1:], change) if number == path[0] else one for number, one in enumerate(thing))
+
+
+def damaged(state, other, draw):
+    """With one byte, element, tensor, field or key changed, or of another rank."""
+    kind = draw.choice(["byte"] * 3 + ["element"] * 3 + ["tensor"] * 3 + ["field"] * 4 + ["key", "rank"])
+    found = [(path, one) for path, one in leaves(state) if isinstance(one, torch.Tensor) and one.numel() > 1]
+    fields = [path for path, one in leaves(state) if not isinstance(one, torch.Tensor)]
+    if kind == "rank":
+        return kind, other
+    if kind == "field":
+        path, junk = draw.choice(fields), draw.choice(JUNK)
+        return f"{path} {junk}", put(state, path, lambda one: junk)
+    path, tensor = draw.choice(found)
+    if kind == "key":
+        return f"no {path}", put(state, path[:-1], lambda one: type(one)() if isinstance(one, tuple) else type(one)())
+    if kind == "tensor":
+        number = draw.randrange(len(TENSORS))
+        return f"{path} {number}", put(state, path, TENSORS[number])
+    tensor = tensor.clone()
+    at = draw.randrange(tensor.numel())
+    if kind == "element":
+        tensor.view(-1)[at] = element = draw.choice(ELEMENTS)
+        return f"{path} {element}", put(state, path, lambda one: tensor)
+    bit = draw.randrange(32)
+    tensor.view(-1).view(torch.int32)[at] ^= 1 << bit if bit < 31 else -(2**31)
+    return f"{path} bit {bit}", put(state, path, lambda one: tensor)
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, (dict, list, tuple)):
+        keys = one.keys() if isinstance(one, dict) else range(len(one))
+        return len(one) == len(other) and all(equal(one[key], other[key]) for key in keys)
+    return one == other
+
+
+def gathered(thing):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, thing)
+    return found
+
+
+def damage(kind):
+    warnings.simplefilter("ignore")
+    (step, keeper), draw, refused = KINDS[kind](), random.Random(kind), 0
+    is_optimizer = kind.startswith("OneBit")
+    for number in range(4):
+        step(number)
+    good = copy.deepcopy(keeper.state_dict())
+    others, rank = gathered(good)[::-1], dist.get_rank()
+    for case in range(CASES):
+        keeper.load_state_dict(copy.deepcopy(good))
+        before, taken_back = copy.deepcopy(keeper.state_dict()), int(keeper.taken_back)
+        on = draw.choice([(0,), (1,), (0, 1)])
+        what, bad = damaged(good, others[rank], draw)
+        what = kind, case, on, what
+        failure = None
+        try:
+            keeper.load_state_dict(bad if rank in on else copy.deepcopy(good))
+        except (TypeError, ValueError, KeyError) as caught:
+            failure = caught
+        outcomes = gathered(failure is not None)
+        assert outcomes[0] == outcomes[1], (what, failure)
+        if failure is not None:
+            refused += 1
+            assert equal(before, keeper.state_dict()), what
+        for number in range(2):
+            here, there = gathered(step(10 + number))
+            assert equal(here, there) and all(one.isfinite().all() for one in here), (what, failure)
+            if not is_optimizer:
+                keeper.commit()
+        # A momentum of another magnitude takes the weights anywhere, on all ranks alike.
+        assert is_optimizer or int(keeper.taken_back) == taken_back, what
+        assert len(set(gathered(int(keeper.taken_back)))) == 1, what
+    assert CASES / 4 < refused < CASES
+    print(f"{kind}: {refused} of {CASES} refused", flush=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_state_is_refused_before_anything_has_changed_or_does_no_harm(kind, tmp_path):
+    on_ranks(("gloo", "cpu", 2), damage, tmp_path, kind)
+
+
+class Turned(torch.nn.Module):
+    def __init__(self, turned):
+        super().__init__()
+        weight = torch.randn(64, 40)
+        self.weight = torch.nn.Parameter(weight.t().contiguous().t() if turned else weight)
+
+    def forward(self, given):
+        return given @ self.weight.t()
+
+
+def convolutions(is_last):
+    kind = torch.channels_last if is_last else torch.contiguous_format
+    return torch.nn.Sequential(torch.nn.Conv2d(8, 32, 3), torch.nn.Conv2d(32, 16, 3)).to(memory_format=kind)
+
+
+def layouts(make, shape):
+    def made(kind, hook=True):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(make(kind))
+        return model, compress(model, "int4") if hook else None
+
+    def gradients(model, steps):
+        for step in steps:
+            torch.manual_seed(10 * step + dist.get_rank())
+            model.zero_grad()
+            model(torch.randn(shape)).square().mean().backward()
+        return {name: one.grad.reshape(-1) for name, one in model.module.named_parameters()}
+
+    def carried(state):
+        """What all ranks carry together, in the units of the mean."""
+        total = {name: errors / 2 for name, errors in state["worker"].items()}
+        for name, parts in state["server"].items():
+            for first, part in parts:
+                total[name][first : first + part.numel()] += part
+        for errors in total.values():
+            dist.all_reduce(errors)
+        return total
+
+    exact = gradients(made(False, hook=False)[0], [3])
+    for saved in True, False:
+        model, compression = made(saved)
+        gradients(model, range(3))
+        state = copy.deepcopy(compression.state_dict())
+        before, on = carried(state), gradients(model, [3])
+        for kind in True, False:
+            for given in state, gathered(state):
+                resumed, its = made(kind)
+                its.load_state_dict(given)
+                arrived = gradients(resumed, [3])
+                after = carried(its.state_dict())
+                assert after.keys() == before.keys() == {name for name, one in exact.items() if one.numel() > 100}
+                for name, errors in before.items():
+                    torch.testing.assert_close(arrived[name] + after[name], exact[name] + errors, rtol=0, atol=1e-6)
+                    assert kind != saved or torch.equal(arrived[name], on[name])
+
+
+@pytest.mark.parametrize("make, shape", [(convolutions, (2, 8, 8, 8)), (Turned, (8, 40))])
+def test_errors_are_in_the_order_of_elements(make, shape, tmp_path):
+    on_ranks(("gloo", "cpu", 2), layouts, tmp_path, make, shape)
