@@ -92,12 +92,16 @@ class _State:
 
 
 class _Slot:
-    """What DDP keeps as the state of its hook, which it has for good. The hook in C++ calls the methods."""
+    """What DDP keeps as the state of its hook, which it has for good. The hook in C++ calls the methods. A copy of the
+    model, whose reducer is a new one without a hook, has an `_Unused` for it."""
 
     native: Any = None
 
     def __init__(self, compression: "_Buckets") -> None:
         self.compression = compression
+
+    def __reduce__(self) -> Any:
+        return _Unused, ()
 
     @eager
     def exchange(
@@ -122,6 +126,10 @@ class _Slot:
     @eager
     def failed(self, first: int, status: int) -> None:
         self.compression._exchanges[first].handle.steps._failed(status)
+
+
+class _Unused:
+    """See _Slot."""
 
 
 @eager
@@ -160,6 +168,8 @@ class _Buckets(Compression):
         self._parameter = {name: weakref.ref(one) for name, one in parameters.items()}
         self._exchanges: dict[int, _Exchange] = {}  # by the index of the first bucket
         self._least_bytes, self._native = least_bytes, native
+        # DDP drops what arrives of a parameter that no rank has used, so none of its errors may be sent then.
+        self.keeps_unused = bool(model.find_unused_parameters) and error != "none"
         self._devices: list[int | str | torch.device] | None = None if self._stream is None else [group.device]
         self._waiting: list[_Waiting] = []
         # Of this pass: its buckets and tensors so far, by id() its first parameter, and whether it is over.
@@ -241,6 +251,8 @@ class _Buckets(Compression):
             self._begin()
         own = self._exchange_of(first, buffers, parameters, is_last)
         own.in_step = True
+        if self.keeps_unused and own.handle.has_errors:
+            own.set_aside(self._unused(own, buffers), self._worker, self._server)
         if self._measure and self.codec != "sign":
             self._measured.update(self._losses(own, buffers[0] if len(buffers) == 1 else torch.cat(buffers)))
         if len(buffers) == 1:
@@ -249,6 +261,15 @@ class _Buckets(Compression):
             own.handle.run_within_each(buffers, own.numbers, self._error_factor, self._stream_number)
         if is_last:
             self._complete, self._measure = True, False
+
+    def _unused(self, own: _Exchange, buffers: list[torch.Tensor]) -> list[str]:
+        """The parameters whose gradients are 0 on all ranks. Every rank calls this."""
+        sizes, gradients = iter(own.handle.sizes), list[torch.Tensor]()
+        for buffer, number in zip(buffers, own.numbers):
+            gradients += torch.split_with_sizes(buffer, [next(sizes) for _ in range(number)])
+        are_used = torch.stack([gradient.any() for gradient in gradients]).int()
+        used = self._group.over_all(are_used, dist.ReduceOp.MAX).tolist()
+        return [name for name, is_used in zip(own.names, used) if not is_used]
 
     def _exchange_of(
         self, first: int, buffers: list[torch.Tensor], parameters: list[tuple[int, ...]], is_last: bool
@@ -362,6 +383,7 @@ def compress(
     own = Group(over, device, timeout, through_host=transport == "gloo")
     check_transport(transport, own)
     hooks: list[Any] = ddp._comm_hooks
+    hooks[:] = [each for each in hooks if not isinstance(each[1], _Unused)]
     slot = hooks[0][1] if len(hooks) == 1 and hooks[0][0] is compressed else None
     if hooks and (slot is None or not slot.compression._closed):
         raise RuntimeError("model: it has a communication hook already, and DistributedDataParallel takes one")
@@ -401,7 +423,7 @@ def compress(
         else:
             ddp.register_comm_hook(slot, compressed)
     if slot.native is not None:
-        made._state.in_python = native is False
+        made._state.in_python = native is False or made.keeps_unused
         slot.native.take(made._state)
     return made
 

@@ -3,6 +3,7 @@ DistributedDataParallel and of FSDP2 share."""
 
 import operator
 import warnings
+from collections import Counter
 from contextlib import nullcontext
 from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 
@@ -24,13 +25,13 @@ class Unit:
     """Parameters that are reduced together, by one handle, a tensor each.
 
     `layouts`: shape and strides of parameters whose elements lie in another order in the handle's tensors. Errors that
-    are read and given are in the order of elements.
+    are read and given are in the order of elements. `aside`: parameters whose errors wait outside of the handle.
     """
 
     layouts: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
 
     def __init__(self, names: Sequence[str], handle: Handle) -> None:
-        self.names, self.handle, self.in_step = tuple(names), handle, False
+        self.names, self.handle, self.in_step, self.aside = tuple(names), handle, False, frozenset[str]()
 
     def read(self, worker: Errors, server: Parts) -> None:
         """Its errors, by the names of parameters, except those that travel as they are."""
@@ -38,16 +39,17 @@ class Unit:
             of_worker, of_server = self.handle.errors()
             raw = self.handle.raw or [False] * len(self.names)
             for name, one, is_raw in zip(self.names, of_worker, raw):
-                if not is_raw:
+                if not is_raw and name not in self.aside:
                     worker[name] = self._in_memory(name, one).reshape(-1)
             for number, first, part in of_server:
                 name = self.names[number]
-                if name in self.layouts and not raw[number]:  # its elements are anywhere
+                if raw[number] or name in self.aside:
+                    continue
+                if name in self.layouts:  # its elements are anywhere
                     whole = part.new_zeros(self.handle.sizes[number])
                     whole[first : first + part.numel()] = part
                     first, part = 0, self._in_memory(name, whole).reshape(-1)
-                if not raw[number]:
-                    server.setdefault(name, []).append((first, part))
+                server.setdefault(name, []).append((first, part))
 
     def _in_memory(self, name: str, errors: torch.Tensor) -> torch.Tensor:
         """One tensor of the handle, in the parameter's shape if it has a layout."""
@@ -62,12 +64,28 @@ class Unit:
         if not self.handle.has_errors:
             return
         group = self.handle.group
-        if not group.on_one(any(name in worker or name in server for name in self.names)):
-            return
-        sizes = self.handle.sizes
+        if group.on_one(any(name in worker or name in server for name in self.names)):
+            # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
+            of_worker, of_server = self._from(worker, server)
+            self.handle.take_errors(group.over_node(of_worker), group.over_all(of_server))
+
+    def set_aside(self, names: Iterable[str], worker: Errors, server: Parts) -> None:
+        """Errors of these parameters wait in `worker` and `server` from now on, and the handle has those of all others.
+        No other rank is needed."""
+        aside = frozenset(names)
+        if aside != self.aside:
+            self.read(worker, server)
+            self.aside = aside
+            self.handle.take_errors(*self._from(worker, server))
+
+    def _from(self, worker: Errors, server: Parts) -> tuple[torch.Tensor, torch.Tensor]:
+        """What waits for these parameters, except for those aside: for take_errors()."""
+        group, sizes = self.handle.group, self.handle.sizes
         of_worker, of_server = (torch.zeros(sum(sizes), dtype=torch.float32, device=group.device) for _ in range(2))
         both = (torch.split_with_sizes(each, sizes) for each in (of_worker, of_server))
         for name, own, reduced in zip(self.names, *both):
+            if name in self.aside:
+                continue
             if name in worker:
                 own.copy_(worker.pop(name))
             for first, part in server.pop(name, []):
@@ -76,27 +94,31 @@ class Unit:
                 for errors in own, reduced:
                     at = self._in_memory(name, errors)
                     at.copy_(errors.clone().view(at.shape))
-        # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
-        self.handle.take_errors(group.over_node(of_worker), group.over_all(of_server))
+        return of_worker, of_server
+
+
+def eager_name(name: str) -> str:
+    """Without what torch.compile() puts between."""
+    return ".".join(word for word in name.split(".") if word != "_orig_mod")
 
 
 def plain_name(name: str) -> str:
-    """Without what DDP and torch.compile() put before and between."""
-    words = [word for word in name.split(".") if word != "_orig_mod"]
+    """Without what DDP puts before, too."""
+    words = eager_name(name).split(".")
     while len(words) > 1 and words[0] == "module":
         words = words[1:]
     return ".".join(words)
 
 
 def named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters by these names: one that requires no gradient now may get one later, or be in a bucket of DDP's
-    from before."""
-    found: dict[str, torch.Tensor] = {}
-    for name, one in model.named_parameters():
-        plain = plain_name(name)
-        if plain in found:
-            raise ValueError(f"model: {name!r} and another parameter are both {plain!r} without `module` in front")
-        found[plain] = one
+    """All parameters by their plain names: one that requires no gradient now may get one later, or be in a bucket of DDP's
+    from before. Where several have one plain name, as `weight` and `module.weight`, these keep `module`."""
+    given = [(eager_name(name), one) for name, one in model.named_parameters()]
+    numbers = Counter(plain_name(name) for name, _ in given)
+    found: dict[str, torch.Tensor]
+    found = {name if numbers[plain_name(name)] > 1 else plain_name(name): one for name, one in given}
+    if len(found) != len(given):
+        raise ValueError("model: two parameters have one name without `_orig_mod`")
     return found
 
 
@@ -362,7 +384,11 @@ class Compression:
         verdict.carry_out(handles, stream)
         verdict.count(self._taken_back)
         if self._steps_scale is not None and self._errors_scale is not None:
-            self._errors_scale = torch.where(verdict.undone, self._errors_scale, self._steps_scale)
+            scale = torch.where(verdict.undone, self._errors_scale, self._steps_scale)
+            factor, self._errors_scale = scale / self._errors_scale, scale
+            self._worker = {name: errors * factor for name, errors in self._worker.items()}
+            for parts in self._server.values():
+                parts[:] = [(first, part * factor) for first, part in parts]
 
     def _checked(self, state: Any) -> list[Any]:
         """The states of a list by rank, or the one."""
@@ -477,7 +503,7 @@ def raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str,
         return {name: bool(raw(name, one)) for name, one in parameters.items()}
     if isinstance(raw, (str, bytes)) or not isinstance(raw, Collection):
         raise TypeError(f"raw: a function of name and parameter, or names, expected, got {_said(raw)}")
-    chosen = {plain_name(str(name)) for name in raw}
+    chosen = {name if name in parameters else plain_name(name) for name in map(eager_name, map(str, raw))}
     for name in sorted(chosen - parameters.keys()):
         raise ValueError(f"raw: {name!r} is no parameter of this model")
     return {name: name in chosen for name in parameters}

@@ -3,6 +3,7 @@ parameters, steps that are taken back, checkpoints, and what is refused."""
 
 import copy
 import inspect
+import io
 import os
 import pathlib
 import pickle
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from ranks import digits, on_groups, on_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
 from gradcodec import GradCodecError, Status, _torch_ddp  # noqa: E402
 from gradcodec import torch as gradcodec_torch  # noqa: E402
@@ -420,8 +422,6 @@ def refusals():
     state = compression.state_dict()
     frozen = fresh()
     frozen.requires_grad_(False)
-    of_one_name = torch.nn.Module()
-    of_one_name.weight, of_one_name.module = torch.nn.Parameter(torch.ones(3)), torch.nn.Linear(3, 3)
     for call, kind, words in [
         (lambda: compress(plain), TypeError, "model: a DistributedDataParallel expected, got Linear"),
         (lambda: compress(model), RuntimeError, "has a communication hook already"),
@@ -439,7 +439,6 @@ def refusals():
         (lambda: compress(fresh(), group=alone), ValueError, "group: at least 2 ranks expected, got 1"),
         (lambda: compress(fresh(plain.double())), TypeError, "weight: float32, .* got float64"),
         (lambda: compress(frozen), ValueError, "one parameter that is a tensor and requires grad expected at least"),
-        (lambda: compress(fresh(of_one_name)), ValueError, "'module.weight' and another parameter are both 'weight'"),
         (lambda: compress(fresh(torch.nn.Embedding(5, 3, sparse=True))), TypeError, "sparse gradients"),
         (lambda: pickle.dumps(compression), TypeError, "state_dict"),
         (lambda: compression.load_state_dict(5), TypeError, "state: what state_dict"),
@@ -464,6 +463,94 @@ def refusals():
     with pytest.warns(UserWarning, match="onebit is for SGD without momentum") as said:
         compress(fresh(torch.nn.Linear(3, 3)), "onebit")
     assert len(said) == 1
+
+
+def errors_of_a_parameter_that_no_rank_uses_are_kept(codec):
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = torch.nn.Linear(40, 32), torch.nn.Linear(40, 32)
+
+        def forward(self, given, chosen):
+            return sum(one(given) for one, is_used in zip((self.a, self.b), chosen) if is_used)
+
+    def made(hook):
+        model = DistributedDataParallel(Branches(), find_unused_parameters=True, bucket_cap_mb=0.006)
+        options = {} if codec == "onebit" else {"raw": (), "error": "float32"}
+        return model, compress(model, codec, momentum=True, **options) if hook else None
+
+    def carried(state):
+        total = {name: errors / dist.get_world_size() for name, errors in state["worker"].items()}
+        for name, parts in state["server"].items():
+            for first, part in parts:
+                total[name][first : first + part.numel()] += part
+        for errors in total.values():
+            dist.all_reduce(errors)
+        return total
+
+    (plain, _), (model, compression), rank = made(False), made(True), dist.get_rank()
+    wanted, got = ({name: torch.zeros(one.numel()) for name, one in plain.module.named_parameters()} for _ in range(2))
+    for step in range(12):
+        chosen = [(1, 0), (0, 1), (1, 1), (rank, 1 - rank)][step % 4]  # the last by one rank each
+        broken = step in (4, 7)
+        for one, total in (plain, wanted), (model, got):
+            one.zero_grad(set_to_none=True)
+            torch.manual_seed(step)
+            given = torch.randn(8, 40) + rank
+            if broken and one is model:  # taken back, with the errors that were aside at the time
+                one((given * torch.inf), chosen).sum().backward()
+                one.zero_grad(set_to_none=True)
+            one(given, chosen).square().mean().backward()
+            for name, parameter in one.module.named_parameters():
+                if parameter.grad is not None:
+                    total[name] += parameter.grad.view(-1)
+        if step == 9:  # also of what is aside
+            compression.load_state_dict(copied(compression.state_dict()))
+    assert compression.taken_back == 2
+    for name, errors in carried(compression.state_dict()).items():
+        torch.testing.assert_close(got[name] + errors, wanted[name], rtol=0, atol=1e-4)
+
+
+def copies_of_a_model_have_no_hook_and_may_get_one():
+    model, compression = hooked("int8")
+    for when in "open", "closed":
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        copies = copy.deepcopy(model), AveragedModel(model).module, torch.load(file, weights_only=False)
+        for one in copies:
+            assert same(one.state_dict(), model.state_dict())
+            of_ranks = [random(1, rank) for rank in range(dist.get_world_size())]
+            expected = [sum(each) / len(of_ranks) for each in zip(*of_ranks)]
+            for found, gradient in zip(backward(one, mine(1)), expected):
+                torch.testing.assert_close(found, gradient)
+            with compress(one, "bf16") as its:
+                backward(one, mine(1))
+                assert its.bytes_sent > 0
+        if when == "open":
+            sent = compression.bytes_sent
+            backward(model, mine(1))
+            assert compression.bytes_sent > sent
+            compression.close()
+
+
+def a_parameter_beside_a_child_called_module_keeps_its_name():
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.module = torch.nn.Parameter(torch.ones(40, 40)), torch.nn.Linear(40, 40)
+
+        def forward(self, given):
+            return self.module(given @ self.weight)
+
+    model = DistributedDataParallel(Both())
+    compression = compress(model, "int4", raw=["module.weight"], error="float32")
+    for _ in range(2):
+        model(torch.ones(3, 40)).sum().backward()
+    state = compression.state_dict()
+    assert state["worker"].keys() == {"weight", "bias"}
+    compression.load_state_dict(state)
 
 
 def a_failed_exchange_is_raised():
@@ -685,7 +772,8 @@ SAMPLES = [
     parameters_may_be_frozen_in_between, what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     errors_are_float32_where_that_is_not_the_default, a_step_may_be_compiled_as_a_whole,
-    names_are_those_of_the_module_itself, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
+    names_are_those_of_the_module_itself, errors_of_a_parameter_that_no_rank_uses_are_kept, copies_of_a_model_have_no_hook_and_may_get_one,
+    a_parameter_beside_a_child_called_module_keeps_its_name, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
     what_pytorch_has_ended_is_not_used, a_step_like_the_one_before_takes_one_way,
     a_static_graph_and_dtypes_that_differ, hooks_of_ranks_may_differ, a_model_keeps_its_first_hook,
     what_ranks_must_agree_on_is_compared,
