@@ -72,28 +72,38 @@ class _Table(_Kind):
 
 
 class _Torch(_Table):
-    """PyTorch's table knows nothing of bits that mean "conjugated" and "negated", and nothing of gradients."""
+    """PyTorch's table has no bits that mean "conjugated" and "negated", and ignores gradients. What is written to counts as
+    changed, so that backward() refuses a tensor that autograd has saved."""
 
     def __init__(self, torch: Any, *functions: int) -> None:
         super().__init__(*functions)
         self._negated: Callable[[Any], bool] = torch.Tensor.is_neg
         self._recording: Callable[[], bool] = torch.is_grad_enabled
+        self._changed: Callable[[Sequence[Any]], None] = torch._C._increment_version
 
     def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
-        return not (
+        if (
             self._read(source, frame.places[k])
             or self._negated(source)
             or frame.bytes[k * _BYTES + _DTYPE_CODE] == _COMPLEX
             or (written and source.requires_grad and self._recording())
-        )
+        ):
+            return False
+        if written:
+            self._changed((source,))
+        return True
 
     def read_all(self, sources: Sequence[Any], frame: _Frame, written: bool) -> bool:
-        return not (
+        if (
             any(map(self._read, sources, frame.places))
             or any(map(self._negated, sources))
             or _COMPLEX in frame.bytes[_DTYPE_CODE : len(sources) * _BYTES : _BYTES].tobytes()
             or (written and self._recording() and any([source.requires_grad for source in sources]))
-        )
+        ):
+            return False
+        if written:
+            self._changed(sources)
+        return True
 
 
 class _OldTorch(_Kind):

@@ -31,14 +31,20 @@ def _contents(capsule: Any) -> tuple[bytes, Any]:
 
 
 def _exportable(source: Any, written: bool, what: str) -> Any:
-    """What PyTorch should export, which asks nobody whether it may be written to, and forgets what is to be negated."""
-    torch = sys.modules.get("torch")
+    """What a framework should export. PyTorch does not check whether it may be written to, and forgets what is to be
+    negated; JAX does not set the flag of what is read-only."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if written and isinstance(source, getattr(jax, "Array", ())):
+        of = "an array of JAX, which must not change; gradcodec.jax makes new ones"
+        raise GradCodecError(f"{what}: {of}", Status.READ_ONLY)
     if torch is None or not isinstance(source, torch.Tensor):
         return source
     if source.is_neg():
         raise BufferError(f"{what}: a view whose elements are negated when they are read; resolve_neg() makes a tensor")
     if written and source.requires_grad and torch.is_grad_enabled():
         raise BufferError(f"{what}: requires grad, and gradients are recorded; torch.no_grad() and detach() allow it")
+    if written:
+        torch.autograd.graph.increment_version(source)  # as _Torch.read() does
     return source.detach() if source.requires_grad else source
 
 

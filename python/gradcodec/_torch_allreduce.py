@@ -10,6 +10,7 @@ from ._arguments import _arrays, _said
 from ._torch_groups import (
     DTYPES, Group, Handle, check_tensor, check_transport, eager, kept, known_codec, process_group, seconds,
 )  # fmt: skip
+from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Unit, settings
 
 
@@ -133,6 +134,7 @@ class AllReduce(Compression):
 
     def _units_made(self) -> dict[torch.dtype, tuple[Unit, list[int]]]:
         """A unit for each dtype, and the numbers of its tensors. Every rank calls this."""
+        on_all_ranks("op", self._group.group, lambda: (None, self._op))  # ONEBIT's handles have the mean for both
         made: dict[torch.dtype, tuple[Unit, list[int]]] = {}
         for dtype in dict.fromkeys(dtype for _, dtype in self._about):
             numbers = [number for number, (_, its) in enumerate(self._about) if its is dtype]

@@ -674,6 +674,7 @@ class Handle:
         """On the current stream."""
         flat = [tensor.contiguous() for tensor in tensors]
         self.run_within_each(flat, self._each, None, number_of(self.stream()))
+        torch.autograd.graph.increment_version(flat)  # a tensor that autograd has saved is refused by backward() then
         for tensor, reduced in zip(tensors, flat):
             if reduced is not tensor:
                 tensor.copy_(reduced)

@@ -72,7 +72,8 @@ class _OneBit(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As any optimizer's, with the same on every rank, or else it is refused on all. The errors are not in it: they
         begin with 0, as in a new one."""
-        on_all_ranks(self._group.group, lambda: (None, check_optimizer(state_dict, self.param_groups, self.defaults)))
+        check = lambda: (None, check_optimizer(state_dict, self.param_groups, self.defaults))  # noqa: E731
+        on_all_ranks("state", self._group.group, check)
         super().load_state_dict(state_dict)
         saved = [number for each in state_dict["param_groups"] for number in each["params"]]
         for number, one in zip(saved, self._parameters()):

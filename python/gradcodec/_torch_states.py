@@ -16,9 +16,9 @@ State = dict[str, Any]
 Checked = TypeVar("Checked")
 
 
-def on_all_ranks(group: Any, check: Callable[[], tuple[Checked, Any]]) -> Checked:
-    """What a check of this rank's state returns, with what must be the same on all ranks. If it refuses on one rank, it
-    refuses on all. Every rank of the process group calls this."""
+def on_all_ranks(what: str, group: Any, check: Callable[[], tuple[Checked, Any]]) -> Checked:
+    """What a check on this rank returns, with what must be the same on all ranks. If it refuses on one rank, it refuses on
+    all. Every rank of the process group calls this."""
     refusal: Exception | None = None
     checked, same = None, None
     try:
@@ -31,9 +31,9 @@ def on_all_ranks(group: Any, check: Callable[[], tuple[Checked, Any]]) -> Checke
         raise refusal
     for rank, (words, its) in enumerate(found):
         if words is not None:
-            raise ValueError(f"state: refused on rank {rank}: {words}")
+            raise ValueError(f"{what}: refused on rank {rank}: {words}")
         if its != found[0][1]:
-            raise ValueError(f"state: {_said(found[0][1])} on rank 0 and {_said(its)} on rank {rank}, not the same")
+            raise ValueError(f"{what}: {_said(found[0][1])} on rank 0 and {_said(its)} on rank {rank}, not the same")
     return checked  # type: ignore[return-value]
 
 

@@ -415,7 +415,7 @@ class Compression:
             states = self._checked(state)
             return states, (isinstance(state, dict), states[0]["scale"])
 
-        return on_all_ranks(self._group.group, check)
+        return on_all_ranks("state", self._group.group, check)
 
     def _kept_of(self, state: Any, dropped: set[str]) -> tuple[Errors, Parts]:
         """The errors of a state that this can use. `dropped` gets the names of the others."""

@@ -505,6 +505,52 @@ def test_what_may_not_be_written_to_is_read_only(flags, refused):
     assert gradcodec.pack_bits(Exporter(source)).shape == (BYTES,)
 
 
+def test_an_array_of_jax_is_no_destination():
+    jax = pytest.importorskip("jax")
+    values, codec = np.arange(48, dtype="f4"), gradcodec.codec("int8", [48], error="none")
+    payload = np.empty(codec.payload_bytes, "u1")
+    codec.encode([jax.numpy.asarray(values)], payload)
+    for made, write in [
+        (lambda: jax.numpy.zeros(48), lambda array: codec.decode(payload, [array])),
+        (lambda: jax.numpy.zeros(6, "uint8"), lambda array: gradcodec.pack_bits_into(values > 3, array)),
+        (lambda: jax.numpy.zeros(48), lambda array: gradcodec.copy_into(values, array)),
+        (lambda: jax.numpy.zeros(codec.payload_bytes, "uint8"), lambda array: codec.encode([values], array)),
+    ]:
+        array = made()
+        with pytest.raises(GradCodecError, match="an array of JAX, which must not change") as error:
+            write(array)
+        assert error.value.status == 5 and not np.asarray(array).any()
+
+
+@pytest.mark.parametrize("several", [1, 4])
+def test_a_tensor_that_autograd_has_saved_counts_as_changed_once_it_is_written_to(several):
+    torch = pytest.importorskip("torch")
+    codec = gradcodec.codec("int8", [48] * several, error="none")
+    payload = torch.empty(codec.payload_bytes, dtype=torch.uint8)
+    tensors = [torch.ones(48) for _ in range(several)]
+    weight = torch.ones(48, requires_grad=True)
+
+    def loss():
+        return sum((weight * tensor).sum() for tensor in tensors)
+
+    with_old = loss()
+    codec.encode(tensors, payload)
+    with_old.backward()  # encode() only reads them
+    for write in (
+        lambda: codec.decode(payload, tensors),
+        lambda: gradcodec.copy_into(np.zeros(48, "f4"), tensors[0]),
+        lambda: gradcodec.group(1)[0].allreduce("int8", [48] * several).run(tensors),
+    ):
+        with_old = loss()
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            with_old.backward()
+        loss().backward()
+    with torch.inference_mode():  # whose tensors have no version
+        codec.decode(payload, [torch.empty(48) for _ in range(several)])
+
+
+
 def test_read_only_arrays_are_read_and_not_written():
     truth, rows = TRUTH.copy(), np.zeros((1, BYTES), np.uint8)
     truth.flags.writeable = rows.flags.writeable = False
