@@ -48,6 +48,7 @@ LIST = [
     ("*: make *", "make"),
     ("docs/WHEN.md: python bench/when.py", "in tests/python/test_when.py"),
     ("*: python -m gradcodec.torch build", "exempt: wants PyTorch; test_torch_native.py of tests/frameworks runs it"),
+    ("*: python -m gradcodec", "exempt: test_client.py of tests/python runs it, with the library of the tests"),
     # What people do who change it or release it.
     ("CONTRIBUTING.md: cargo test --profile fast allocation", "exempt: a part of `make test-rust`"),
     ("CONTRIBUTING.md: GRADCODEC_LIBRARY=*", "exempt: a part of `make test-python`"),

@@ -1,10 +1,11 @@
 """What is wrong with an argument is said here where C would take another number for it."""
 
+import difflib
 import math
 import operator
 import reprlib
 from ctypes import c_char, c_float
-from typing import Any
+from typing import Any, Iterable
 
 from ._abi import CPU, CUDA, DTYPES, Device, DType
 
@@ -61,8 +62,15 @@ def _named(name: str, choice: Any, known: dict[str, int]) -> int:
     if not isinstance(choice, str):
         raise TypeError(f"{name}: one of {', '.join(map(repr, known))} expected, got {_said(choice)}")
     if choice not in known:
-        raise ValueError(f"{name}: one of {', '.join(map(repr, known))} expected, got {_said(choice)}")
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"{name}: one of {names} expected, got {_said(choice)}{_near(choice, known)}")
     return known[choice]
+
+
+def _near(choice: str, known: Iterable[str]) -> str:
+    """A hint at the name that is nearest, if one is near."""
+    near = difflib.get_close_matches(choice.lower()[:100], known, 1, 0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _choice(name: str, choice: Any, known: dict[str, int]) -> int:
@@ -133,6 +141,8 @@ def _memory(name: str, given: bytes | bytearray | memoryview) -> Any:
 
 
 def _arrays(name: str, arrays: Any, what: str = "arrays") -> list[Any]:
+    if getattr(arrays, "ndim", 0) == 1 and hasattr(arrays, "__dlpack__"):
+        raise TypeError(f"{name}: a sequence of {what} expected, got a single one; put it in a list")
     try:
         return list(arrays)
     except TypeError:

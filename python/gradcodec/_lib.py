@@ -21,7 +21,8 @@ def _installed() -> ctypes.CDLL:
     Otherwise the one that the system finds, and then one in the usual prefixes."""
     here = pathlib.Path(__file__).resolve().parent
     tree, prefix = here.parents[1], here.parents[3] if len(here.parents) > 3 else here
-    folders = here, here / "lib", tree / "target" / "release", tree / "lib", prefix / "lib"
+    built = tree / "target"  # the profile `fast` is that of `make demo` and of the tests
+    folders = here, here / "lib", built / "release", built / "fast", tree / "lib", prefix / "lib"
     beside = [str(folder / NAME) for folder in folders]
     prefixes = sys.prefix, os.path.expanduser("~/.local"), "/usr/local"
     places = [os.path.join(prefix, "lib", NAME) for prefix in prefixes]

@@ -412,6 +412,9 @@ class GradCodec(Library):
 
     def hierarchical(self, intra_node: Communicator, inter_node: Communicator) -> Communicator:
         """A communicator of two: among the ranks of this node, and among those with this rank's number on all nodes."""
+        for name, given in ("intra_node", intra_node), ("inter_node", inter_node):
+            if not isinstance(given, Communicator) and (given is not None or name == "intra_node"):
+                raise TypeError(f"{name}: a Communicator expected, got {_said(given)}")
         made = Communicator._of(self, G())
         made._parts = [part for part in (intra_node, inter_node) if part]  # whose functions are called
         made._raised = [raised for part in made._parts for raised in part._raised]

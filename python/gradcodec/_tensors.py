@@ -55,6 +55,8 @@ class _Borrowed:
         what = name or ("output" if written else "input")
         if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
             hint = "" if written or source is None else "; numpy.asarray() makes one"
+            if isinstance(source, (bytes, bytearray, memoryview)):
+                hint = "; numpy.frombuffer(it, numpy.uint8) makes one"
             raise TypeError(f"{what}: an array of NumPy, PyTorch, CuPy or JAX expected, got {_said(source)}{hint}")
         source = _exportable(source, written, what)
         # On a CPU there is no stream, and to name one is an error.

@@ -14,8 +14,8 @@ from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Unit, settings
 
 
-def _tensors(name: str, given: Any) -> Sequence[torch.Tensor]:
-    """One tensor or several, of one device."""
+def _tensors(name: str, given: Any, written: bool = True) -> Sequence[torch.Tensor]:
+    """One tensor or several, of one device. `written`: they get what arrives."""
     tensors = [given] if isinstance(given, torch.Tensor) else _arrays(name, given, "tensors")
     recording = torch.is_grad_enabled()
     device: Any = getattr(tensors[0], "device", None) if tensors else None
@@ -24,6 +24,7 @@ def _tensors(name: str, given: Any) -> Sequence[torch.Tensor]:
             isinstance(tensor, torch.Tensor) and tensor.device == device and tensor.dtype in DTYPES
             and tensor.layout is torch.strided and not (recording and tensor.requires_grad)
             and not hasattr(tensor, "device_mesh")
+            and (not written or tensor.is_contiguous() or not _shares_elements(tensor))
         ):  # fmt: skip
             _refuse(name, tensors, number)
     if tensors:
@@ -40,7 +41,13 @@ def _refuse(name: str, given: Sequence[Any], number: int) -> None:
     check_tensor(name, tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name}: requires grad, so write to it within torch.no_grad()")
+    if tensor.device == given[0].device:
+        raise ValueError(f"{name}: several elements are one in memory, as after expand(); clone() gives each its own")
     raise ValueError(f"{name}: on {given[0].device}, as the first, expected, got {tensor.device}")
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _check_op(op: Any, codec: str) -> None:
@@ -70,7 +77,7 @@ class AllReduce(Compression):
         error = settings(codec, error, None)
         _check_op(op, codec)
         with torch.no_grad():
-            tensors = _tensors("like", like)
+            tensors = _tensors("like", like, written=False)
         if not tensors:
             raise ValueError("like: one tensor expected at least, got none")
         own = Group(process_group(group), tensors[0].device, timeout, transport == "gloo", in_turns=True)

@@ -52,7 +52,10 @@ class _Cut:
 
 def dimension_of_mesh(parameter: Any) -> int:
     """Over which FSDP cuts it: behind that of replicas, before those of tensor parallelism."""
-    return next(number for number, placement in enumerate(parameter.placements) if hasattr(placement, "dim"))
+    cut = [number for number, placement in enumerate(parameter.placements) if hasattr(placement, "dim")]
+    if not cut:
+        raise TypeError("model: parameters that fully_shard() cuts expected, got replicated ones")
+    return cut[0]
 
 
 class _Rows(Unit):

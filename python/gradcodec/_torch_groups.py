@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from . import _torch_nvlink
 from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, G, Transport
-from ._arguments import _said
+from ._arguments import _near, _said
 from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
 from ._library import GradCodec
@@ -61,7 +61,8 @@ def eager(function: Called) -> Called:
 
 def known_codec(codec: Any) -> str:
     if not isinstance(codec, str) or codec not in CODECS:
-        raise ValueError(f"codec: one of {', '.join(CODECS)} expected, got {_said(codec)}")
+        hint = _near(codec, CODECS) if isinstance(codec, str) else ""
+        raise ValueError(f"codec: one of {', '.join(CODECS)} expected, got {_said(codec)}{hint}")
     return codec
 
 
@@ -97,10 +98,10 @@ def number_of(stream: Any) -> int:
 
 
 def seconds(timeout: Any) -> datetime.timedelta | None:
-    if timeout is None or isinstance(timeout, datetime.timedelta):
+    if timeout is None or (isinstance(timeout, datetime.timedelta) and timeout > datetime.timedelta(0)):
         return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise TypeError(f"timeout: seconds above 0 or a timedelta expected, got {_said(timeout)}")
+        raise TypeError(f"timeout: seconds or a timedelta above 0 expected, got {_said(timeout)}")
     return datetime.timedelta(seconds=timeout)
 
 

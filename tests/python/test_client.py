@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
     assert gradcodec.lib._name == str(place) and gradcodec.chunk_bytes(1000, 4) == 32
 
 
-@pytest.mark.parametrize("folder", ["gradcodec", "gradcodec/lib", "../target/release", "../lib", "../../../lib"])
+@pytest.mark.parametrize("folder", ["gradcodec", "gradcodec/lib", "../target/release", "../target/fast", "../lib", "../../../lib"])
 def test_the_one_beside_it_comes_before_all_others(client, tmp_path, folder):
     """As in the wheel, in the sources, in the tree of `make dist` and in a prefix: whatever else is installed."""
     python = tmp_path / "installed" / "share" / "gradcodec" / "python"
@@ -286,6 +287,27 @@ def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well
     broken.append(True)
     failures = in_threads(reduce)
     assert [type(failure.__cause__) for failure in failures] == [ConnectionError] * 2, failures
+
+
+def test_refusals_of_the_client_say_what_to_do(gradcodec):
+    codec, payload = gradcodec.codec("int8", [48], error="none"), np.zeros(128, "u1")
+    for call, kind, words in [
+        (lambda: gradcodec.codec("int-8", [3]), ValueError, "got str 'int-8'; did you mean 'int8'"),
+        (lambda: gradcodec.codec("Onebit", [3]), ValueError, "did you mean 'onebit'"),
+        (lambda: gradcodec.codec("zip", [3]), ValueError, "got str 'zip'$"),
+        (lambda: codec.encode(np.zeros(48, "f4"), payload), TypeError, "a sequence of arrays .* put it in a list"),
+        (lambda: codec.decode(bytes(64), [np.zeros(48, "f4")]), TypeError, "numpy.frombuffer.* makes one"),
+        (lambda: gradcodec.hierarchical(5, None), TypeError, "intra_node: a Communicator expected, got int 5"),
+        (lambda: gradcodec.hierarchical(gradcodec.group(1)[0], [1]), TypeError, "inter_node: a Communicator expected"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=words):
+            call()
+
+
+def test_the_package_run_as_a_program_says_what_a_bug_report_should_include():
+    environment = {**os.environ, "GRADCODEC_LIBRARY": LIBRARY, "PYTHONPATH": str(CLIENT.parent)}
+    run = subprocess.run([sys.executable, "-m", "gradcodec"], env=environment, capture_output=True, text=True, check=True)
+    assert LIBRARY in run.stdout and GradCodec(LIBRARY).version in run.stdout and "commit" in run.stdout
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])

@@ -1,6 +1,7 @@
 """gradcodec.torch.all_reduce: means and sums of tensors of all dtypes and layouts, handles that are kept, and
 what is refused."""
 
+import datetime
 import subprocess
 import sys
 import threading
@@ -304,7 +305,13 @@ def refusals():
         (lambda: all_reduce(torch.nn.Parameter(tensor), "onebit"), ValueError, r"torch\.no_grad\(\)"),
         (lambda: all_reduce(tensor.to("meta"), "onebit"), TypeError, "on meta"),
         (lambda: all_reduce(tensor, "onebit", group=5), TypeError, "group: a process group .* got int 5"),
-        (lambda: all_reduce(tensor, "onebit", timeout=-1), TypeError, "timeout: seconds above 0"),
+        (lambda: all_reduce(tensor, "onebit", timeout=-1), TypeError, "timeout: seconds or a timedelta above 0"),
+        (lambda: all_reduce(tensor, timeout=datetime.timedelta(0)), TypeError, "timeout: .* above 0 expected, got timed"),
+        (lambda: all_reduce(tensor, timeout=datetime.timedelta(seconds=-1)), TypeError, "timeout: .* above 0 expected"),
+        (lambda: all_reduce([tensor, torch.ones(1).expand(8)]), ValueError, r"tensors\[1\]: several elements are one"),
+        (lambda: all_reduce(tensor, "INT-8"), ValueError, "codec: .* got str 'INT-8'; did you mean 'int8'"),
+        (lambda: all_reduce(torch.ones(83), "onebit", op=["mean", "sum"][dist.get_rank() % 2]), ValueError,
+         "op: str 'mean' on rank 0 and str 'sum' on rank 1, not the same"),
     ]:  # fmt: skip
         with pytest.raises(kind, match=words):
             call()

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
 from ranks import on_ranks  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -197,6 +198,57 @@ def damage(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_state_is_refused_before_anything_has_changed_or_does_no_harm(kind, tmp_path):
     on_ranks(("gloo", "cpu", 2), damage, tmp_path, kind)
+
+
+def checkpointed(folder):
+    step, compression = KINDS["compress"]()
+    for number in range(3):
+        step(number)
+    state, rank = copy.deepcopy(compression.state_dict()), dist.get_rank()
+    for name, is_right in ("errors", False), (f"errors of rank {rank}", True):
+        checkpoint = f"{folder}/{'own' if is_right else 'same'}"
+        dcp.save({name: state}, checkpoint_id=checkpoint)
+        loaded = {name: put_zeros(state)}
+        dcp.load(loaded, checkpoint_id=checkpoint)
+        step(3)
+        if is_right:
+            compression.load_state_dict(loaded[name])
+            assert equal(compression.state_dict(), state)
+        else:  # a mixture of all ranks' errors
+            before = copy.deepcopy(compression.state_dict())
+            with pytest.raises(ValueError, match="of rank . of 2, and this is rank|refused on rank"):
+                compression.load_state_dict(loaded[name])
+            assert equal(compression.state_dict(), before)
+
+
+def put_zeros(state):
+    for path, one in leaves(state):
+        if isinstance(one, torch.Tensor):
+            state = put(state, path, torch.zeros_like)
+    return state
+
+
+def test_a_distributed_checkpoint_keeps_all_ranks_errors_or_is_refused(tmp_path):
+    on_ranks(("gloo", "cpu", 2), checkpointed, tmp_path, str(tmp_path))
+
+
+def dropped():
+    step, compression = KINDS["compress"]()
+    for number in range(3):
+        step(number)
+    state = compression.state_dict()
+    _, plain = hooked("int8")
+    with pytest.warns(UserWarning, match="errors of 4 parameters, such as '0.bias', are dropped, as none are kept"):
+        plain.load_state_dict(state)
+    assert not plain.state_dict()["worker"] and not plain.state_dict()["server"]
+    _, partly = hooked("int4", raw=["0.weight"])
+    with pytest.warns(UserWarning, match="errors of 1 parameters, such as '0.weight', are dropped"):
+        partly.load_state_dict(state)
+    assert partly.state_dict()["worker"].keys() == {"0.bias", "1.weight", "1.bias"}
+
+
+def test_errors_that_are_not_kept_are_dropped_with_a_warning(tmp_path):
+    on_ranks(("gloo", "cpu", 2), dropped, tmp_path)
 
 
 class Turned(torch.nn.Module):
