@@ -249,10 +249,7 @@ class Compression:
         refused on one rank is refused on all, and nothing has changed then.
         """
         self._open()
-        self._take(state, self._agreed_states(state))
-
-    def _take(self, state: Any, states: list[Any]) -> None:
-        """load_state_dict(), once `states` are known to be right."""
+        states = self._agreed_states(state)
         rank, size, dropped = self._group.rank, self._group.size, set[str]()
         errors_of = [self._kept_of(one, dropped) for one in states]
         with self._on_stream():
@@ -282,7 +279,7 @@ class Compression:
                 self._errors_scale = torch.full((1,), scale, dtype=torch.float32, device=self._group.device)
         if dropped:
             of = f"errors of {len(dropped)} parameters, such as {min(dropped)!r}, are dropped"
-            warnings.warn(f"state: {of}, as none are kept here", stacklevel=4)
+            warnings.warn(f"state: {of}, as none are kept here", stacklevel=3)
 
     @eager
     def close(self) -> None:
