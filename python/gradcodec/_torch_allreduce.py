@@ -4,13 +4,13 @@ import datetime
 from typing import Any, Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 
 from ._abi import SIGNS
 from ._arguments import _arrays, _said
 from ._torch_groups import (
     DTYPES, Group, Handle, check_tensor, check_transport, eager, kept, known_codec, process_group, seconds,
 )  # fmt: skip
-from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Unit, settings
 
 
@@ -141,7 +141,6 @@ class AllReduce(Compression):
 
     def _units_made(self) -> dict[torch.dtype, tuple[Unit, list[int]]]:
         """A unit for each dtype, and the numbers of its tensors. Every rank calls this."""
-        on_all_ranks("op", self._group.group, lambda: (None, self._op))  # ONEBIT's handles have the mean for both
         made: dict[torch.dtype, tuple[Unit, list[int]]] = {}
         for dtype in dict.fromkeys(dtype for _, dtype in self._about):
             numbers = [number for number, (_, its) in enumerate(self._about) if its is dtype]
@@ -150,6 +149,10 @@ class AllReduce(Compression):
             handle = Handle(self._group, self.codec, sizes, dtype, error=error, op=self._op, transactional=True)
             made[dtype] = Unit(names, handle), numbers
             made[dtype][0].give(self._worker, self._server)
+        if self.codec == "onebit":  # whose handles have the mean for both
+            ops = torch.tensor([int(self._op == op) for op in ("mean", "sum")], device=self._group.device)
+            if self._group.over_all(ops, dist.ReduceOp.MAX).sum() > 1:
+                raise ValueError("op: the same on all ranks expected, got mean on some and sum on others")
         return made
 
     def _units(self) -> Iterable[Unit]:

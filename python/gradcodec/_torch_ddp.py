@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _torch_native
 from ._arguments import _said
 from ._errors import GradCodecError, Status
-from ._torch_groups import Group, Handle, agree, check_tensor, check_transport, eager, library, process_group
+from ._torch_groups import (
+    Group, Handle, agree, await_all, check_tensor, check_transport, eager, library, process_group,
+)  # fmt: skip
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 MIB = 1 << 20
@@ -391,6 +393,7 @@ def compress(
         raise TypeError(f"native: True, False or None expected, got {_said(native)}")
     least_mib = _mib(exchange_mib)
     warn_of_onebit(codec, momentum)
+    await_all("compress()", own)
     module, missing = None, None
     if slot is not None and slot.native is None and native is not False:
         missing = "the model's first hook runs in Python, and DistributedDataParallel keeps it"

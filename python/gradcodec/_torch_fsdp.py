@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 from ._abi import CODECS, SIGNS
 from ._arguments import _said
-from ._torch_groups import Group, Handle, agree, check_tensor, check_transport, eager, number_of, process_group
+from ._torch_groups import (
+    Group, Handle, agree, await_all, check_tensor, check_transport, eager, number_of, process_group,
+)  # fmt: skip
 from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
@@ -537,9 +539,11 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
     count = None if replicas is None else replicas.size
     same = {"codec": codec, "error": error, "transport": transport, "gather": gather, "replicas": count}
+    await_all("shard()", own)
     agree("shard()", own, same)
     if replicas is not None:
         shapes = {name: tuple(one.to_local().shape) for name, one in cut_ones.items()}
+        await_all("shard()", replicas)
         agree("shard()", replicas, {**same, "rank in its replica": own.rank, **shapes})
     own.take_topology(transport, codec, direct=False)
     if replicas is not None:

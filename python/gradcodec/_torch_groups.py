@@ -500,7 +500,6 @@ def check_transport(transport: Any, group: Group) -> None:
 def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) -> list[Any]:
     """Refuses, on every rank, settings that must be the same on all of them and are not. Returns `own` of every rank.
     Every rank calls this, in the same `call`."""
-    _await_all(call, group)
     everywhere: list[Any] = [None] * group.size
     dist.all_gather_object(everywhere, ({"call": call, **settings}, own), group=group.group)
     first = everywhere[0][0]
@@ -512,9 +511,9 @@ def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) ->
     return [own for _, own in everywhere]
 
 
-def _await_all(call: str, group: Group) -> None:
-    """Waits until every rank has made this call, and names those that have not: before the first collective, in which a
-    rank alone would wait without a word."""
+def await_all(call: str, group: Group) -> None:
+    """Waits until every rank has made this call, and names those that have not. It comes before the first collective, in
+    which a rank alone would wait without a word, and before what takes a rank long."""
     known = kept(group.group)
     try:
         store = _c10d._get_process_group_store(group.group)
@@ -525,7 +524,7 @@ def _await_all(call: str, group: Group) -> None:
     limit = (group._milliseconds() or 1000 * DEFAULT_TIMEOUT) / 1000
     who = _absent(store, keys, min(HINT_AFTER, limit))
     if who and limit > HINT_AFTER:
-        warnings.warn(f"{call} waits for {who}, and every rank has to call it", stacklevel=4)
+        warnings.warn(f"{call} waits for {who}, and every rank has to call it", stacklevel=3)
         who = _absent(store, keys, limit - HINT_AFTER)
     if who:
         raise RuntimeError(f"{call}: every rank has to call it, and within {limit:g} s it was not called on {who}")
