@@ -112,9 +112,9 @@ exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
 
 
 @functools.cache
-def server(folder, process):
-    """Whose dynamic linker looks in this folder first. `process`: that of the caller, for a forked one has its own."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": folder, "PYTHONPATH": str(HERE)}
+def server(folders, process):
+    """Whose dynamic linker looks in these folders first. `process`: that of the caller, for a forked one has its own."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": folders, "PYTHONPATH": str(HERE)}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     started = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, **pipes)
     atexit.register(started.stdin.close)
@@ -123,14 +123,13 @@ def server(folder, process):
 
 def run(script, driver="driver", **environment):
     """Runs a script beside a driver of these; an assertion of its own fails the test. What it printed."""
-    folder = str(Path(DRIVERS) / driver)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDA")},
-        "LD_LIBRARY_PATH": folder,
+        "LD_LIBRARY_PATH": str(Path(DRIVERS) / driver),
         "PYTHONPATH": str(HERE),
         **{name: str(value) for name, value in environment.items()},
     }
-    its = server(folder, os.getpid())
+    its = server(environment["LD_LIBRARY_PATH"], os.getpid())
     pickle.dump((PRELUDE + textwrap.dedent(script), environment), its.stdin)
     its.stdin.flush()
     code, printed, errors = pickle.load(its.stdout)

@@ -27,7 +27,7 @@ PROGRAM = ROOT / "tests/churn/churn.py"
 
 def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
     transports = ["sockets", "nodes", "group", "hierarchical", "nccl", "peers"]
-    steps = both(quick=45, all=900) * len(transports)  # 15 with each codec, or many times as many
+    steps = both(quick=90, all=900) * len(transports)  # 30 with each codec, or several times as many
     done = subprocess.run([sys.executable, PROGRAM, "--steps", str(steps)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     good = "0 hangs, 0 wrong bits, 0 descriptors and 0 threads leaked"
