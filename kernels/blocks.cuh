@@ -316,7 +316,7 @@ __device__ __forceinline__ void wait_in_first_warp() {
 #endif
 }
 
-// By a warp, before it comes: what it has met. Nearly always nothing.
+// By a warp, before its block arrives: the flags that it has found, which nearly always are none.
 __device__ __forceinline__ void note(const gc_codec &codec, unsigned found) {
     if (__any_sync(WHOLE_WARP, found != 0)) {
         const bool corrupt = __any_sync(WHOLE_WARP, found & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, found & NONFINITE);
@@ -329,8 +329,8 @@ __device__ __forceinline__ void note(const gc_codec &codec, unsigned found) {
 }
 
 // By all threads of a block that has found all flags that it will find; it need not have stored everything. Returns to
-// thread 0 how many blocks came here before.
-__device__ __forceinline__ unsigned come(const gc_codec &codec, unsigned found) {
+// thread 0 how many blocks arrived before.
+__device__ __forceinline__ unsigned arrive(const gc_codec &codec, unsigned found) {
     note(codec, found);
     wait_in_first_warp();
     return threadIdx.x == 0 ? atomicInc(codec.counter, gridDim.x - 1) : 0;
@@ -365,7 +365,7 @@ __device__ __forceinline__ void begin_next_turn(const gc_codec &codec, unsigned 
     reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
 }
 
-// By one thread, when all blocks have come: what is known of the state. Gives the flags of what they have written.
+// By one thread, when all blocks have arrived: ends the step of the state. Returns the flags of what they have written.
 __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
     gc_control &control = *codec.control;
     __threadfence();
@@ -375,7 +375,7 @@ __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
         if (control.pending >> codec.half & 1) commit(control, false);
         if (!(corrupt && codec.half == SERVER)) control.pending |= 1u << codec.half;
     }
-    // What did not come was not kept, as what is corrupt, but it is not that.
+    // A payload that did not arrive was not kept, as a corrupt one is not, but it does not count as corrupt.
     const unsigned flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
     if (flags) set_flags(codec, flags);
     if (codec.half == SERVER && !corrupt) begin_next_turn(codec, valid, codec.policy == TRANSACTIONAL ? valid ^ 1 : valid);
@@ -392,7 +392,7 @@ __device__ __forceinline__ unsigned char *copy_of(const Target<PEERS> &target, u
     return target.base(number, i / codec.chunks, at) + at;
 }
 
-// By the first warp of every block, with the number that come() gave: the last one to come writes headers, what fills
+// By the first warp of every block, with the number that arrive() gave: the last one to arrive writes headers, what fills
 // chunks up, and what is known of the state.
 template <unsigned PEERS>
 __device__ __forceinline__ void finish_blocks(const Target<PEERS> &target, unsigned number) {

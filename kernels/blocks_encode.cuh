@@ -19,10 +19,10 @@ __device__ __forceinline__ unsigned dtype_of_values(const gc_codec &codec) {
     return V::SIZE == 2 ? codec.header[2] & 0xff : +FLOAT32;
 }
 
-// Encodes a tile. `come`: what all threads do when they have found all flags, before they store everything.
-template <typename V, bool KEPT, unsigned PEERS, typename Come>
+// Encodes a tile. `arrive`: what all threads do when they have found all flags, before they store everything.
+template <typename V, bool KEPT, unsigned PEERS, typename Arrive>
 __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const gc_tile &tile, const Factors &by,
-                                            const void *const (&all)[MOST_VALUES], unsigned &found, Come come) {
+                                            const void *const (&all)[MOST_VALUES], unsigned &found, Arrive arrive) {
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
     const gc_codec &codec = target.codec;
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
         for (unsigned i = threadIdx.x; i < tile.count; i += THREADS) {
             store_raw(target, places, i, by.make(value_of<V>(tensor, i, dtype)), found);
         }
-        come();
+        arrive();
     } else {
         const unsigned count = elements_of_unit(tile, at);
         const unsigned char *values = tensor + at * V::SIZE;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
                 for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : next;
             }
         });
-        come();
+        arrive();
         unit.emit(c, most);
     }
 }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     const Factors by = {factor(call.m_g), factor(call.m_e), codec.beta};
     unsigned found = 0, number = 0;
     encode_tile<V, KEPT>(target, tile_of_blocks(codec, target.tile()), by, call.values, found,
-                         [&] { number = come(codec, found); });
+                         [&] { number = arrive(codec, found); });
     if (threadIdx.x < WARP) finish_blocks(target, number);
 }
 

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lan
         part.chunk = codec.chunk;  // as it is: known to the compiler it takes no registers, which are wanted
         reduce_tile<false, HERE>(call, target, part, codec.control->broken, false, rings, found, [] {});
     }
-    const unsigned number = come(codec, found);
+    const unsigned number = arrive(codec, found);
     if (threadIdx.x < WARP) finish_blocks(target, number);
 }
 

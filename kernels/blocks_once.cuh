@@ -224,7 +224,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         store_frames(target);
     }
     bool any = false, given_up = false;
-    if (come_last(codec, peers, found != 0, any, given_up)) {
+    if (arrive_last(codec, peers, found != 0, any, given_up)) {
         if (signals && threadIdx.x == 0) {
             gc_control &control = *codec.control;
             if (codec.policy == TRANSACTIONAL) {

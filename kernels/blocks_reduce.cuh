@@ -215,11 +215,11 @@ __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share
 }
 
 // Reduces a tile. `broken`: a rank did not arrive at a barrier before. `to_shard`: whether the sum or mean is written
-// to a shard. `rings`: of the block, in shared memory. `come`: what all threads do when they have found all flags,
+// to a shard. `rings`: of the block, in shared memory. `arrive`: what all threads do when they have found all flags,
 // before they store everything; not called for a shard.
-template <bool KEPT, unsigned PEERS, typename Come>
+template <bool KEPT, unsigned PEERS, typename Arrive>
 __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<PEERS> &target, const gc_tile &tile,
-                                            unsigned broken, bool to_shard, uint4 *rings, unsigned &found, Come come) {
+                                            unsigned broken, bool to_shard, uint4 *rings, unsigned &found, Arrive arrive) {
     constexpr unsigned N = 8, ROWS = 32 / N;
     typedef Unit<N, KEPT, PEERS, true> U;
     const gc_codec &codec = call.codec;
@@ -260,7 +260,7 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
             else store_raw(target, places, i, sum, found);
         }
         found |= met;
-        if (!to_shard) come();
+        if (!to_shard) arrive();
     } else {
         U unit = {codec, UnitBlocks(codec, tile, at, count, true), lane, count, nullptr, nullptr, target};
         const InChunk blocks(unit.blocks);
@@ -320,7 +320,7 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
                 }
             }
             const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
-            come();
+            arrive();
             unit.emit(c, most, corrupt);
         }
     }
@@ -339,7 +339,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     const bool to_shard = !KEPT && !PEERS && call.shard != 0;
     const unsigned broken = codec.control->broken;  // on its way with the codes
     unsigned found = 0, number = 0;
-    reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, rings, found, [&] { number = come(codec, found); });
+    reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, rings, found, [&] { number = arrive(codec, found); });
     if (to_shard) {
         const bool wrong = __any_sync(WHOLE_WARP, found & CORRUPT), any = __any_sync(WHOLE_WARP, found != 0);
         if (lane == 0 && any) set_flags(codec, wrong && codec.control->broken == 0 ? CORRUPT : NONFINITE);

@@ -5,13 +5,13 @@
 
 #include "blocks.cuh"
 
-// How a block is known that comes last of its grid. Blocks that have come, those of them that have found something, and
+// How the last block of a grid to arrive is found. Blocks that have arrived, those of them that have found something, and
 // those that know that this rank has given up, in a word.
-enum : unsigned { COMES = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
+enum : unsigned { ARRIVED = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
 
 // By all threads of a block that has written everything for other ranks. Returns whether it is the last one of its
 // grid, which gets what all blocks have found; the word is then ready for the next launch.
-__device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any,
+__device__ __forceinline__ bool arrive_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any,
                                           bool &given_up) {
     bool last = false;
     unsigned all = 0;
@@ -20,7 +20,7 @@ __device__ __forceinline__ bool come_last(const gc_codec &codec, const gc_peers 
         // If some of this block's were not written for that, it has become so before.
         const bool gave_up = *static_cast<const volatile unsigned *>(&peers.broken) != 0;
         __threadfence_system();
-        const unsigned own = COMES + (found ? +HAS_FOUND : 0u) + (gave_up ? +GAVE_UP : 0u);
+        const unsigned own = ARRIVED + (found ? +HAS_FOUND : 0u) + (gave_up ? +GAVE_UP : 0u);
         all = atomicAdd(codec.counter, own) + own;
         last = all % HAS_FOUND == gridDim.x;
         if (last) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_frames(const Target<PEERS> &target) {
         store_frame(codec, format, chunk, number, 0, in_register(threadIdx.x % WARP));
     }
 }
-// What they say in place of that. By a block, when all have come.
+// What they say in place of that. By a block, when all have arrived.
 template <unsigned PEERS>
 __device__ __forceinline__ void store_flags(const Target<PEERS> &target, unsigned flags) {
     const unsigned copies = target.codec.chunks * target.copies();

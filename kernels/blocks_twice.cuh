@@ -26,7 +26,7 @@ __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned f
     store_frames(target);
     note(codec, found);
     bool any, given_up;
-    if (!come_last(codec, *target.way.peers, found != 0, any, given_up)) return false;
+    if (!arrive_last(codec, *target.way.peers, found != 0, any, given_up)) return false;
     // After the barrier the blocks read which of two states is valid.
     const bool waits = any || codec.policy == TRANSACTIONAL;
     if (waits) {

@@ -3,11 +3,12 @@
 
     build.py            writes the fatbins
     build.py peers      the same of some alone
-    build.py --check    writes nothing: fails when a fatbin was not made of the PTX that its source gives
+    build.py --check    writes nothing: fails when a fatbin was not made of the instructions that its source gives
 
-Needs the packages of requirements.txt. The same sources give the same PTX on every machine. ptxas gives other machine
-code for the same PTX once in a while, so the check compares digests of PTX, which kernels/fatbins.txt has beside
-those of the fatbins.
+Needs the packages of requirements.txt. The same sources give the same instructions, but not always in the same order:
+NVRTC 12.0 puts the load of a constant in blocks_peers.cu to one of two places, depending on the addresses that the
+process has. So the check compares digests of the sorted lines of PTX, which kernels/fatbins.txt has beside those of the
+fatbins.
 """
 
 import argparse
@@ -168,8 +169,11 @@ class Fatbin:
 
 
 def digests(path, ptx_of):
-    """The lines of kernels/fatbins.txt for a fatbin and the PTX that it was made of."""
-    made = {f"{path.stem}.{level}.ptx": ptx.encode() for level, ptx in ptx_of.items()} | {path.name: path.read_bytes()}
+    """The lines of kernels/fatbins.txt for a fatbin and the PTX that it was made of, each level with the GPUs whose machine
+    code was made of it."""
+    made = {path.name: path.read_bytes()}
+    for level, capabilities in OWN_LEVELS.get(path.stem, LEVELS).items():
+        made[" ".join(map(str, [f"{path.stem}.{level}.ptx", *capabilities]))] = "\n".join(sorted(ptx_of[level].splitlines())).encode()
     return {f"{hashlib.sha256(data).hexdigest()}  {name}" for name, data in made.items()}
 
 
