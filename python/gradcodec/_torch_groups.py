@@ -27,6 +27,7 @@ from ._reading import _Parts
 from ._torch_nodes import (
     Pairs, Watch, are_levels, by_pairs, describe, digest, nodes_of, over_nccl, own_node, run, warn_of_uneven,
 )  # fmt: skip
+from ._torch_states import objects_of_all
 
 ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -173,13 +174,6 @@ class Peers:
         """Raises what went wrong in work that was enqueued, such as a rank that did not come."""
         for comm in self.comms:
             comm.async_error()
-
-
-def objects_of_all(group: Any, own: Any) -> list[Any]:
-    """What every rank gives, by rank. Every rank calls this."""
-    everywhere: list[Any] = [None] * group.size()
-    dist.all_gather_object(everywhere, own, group=group)
-    return everywhere
 
 
 def _done(work: Any) -> None:
@@ -500,8 +494,7 @@ def check_transport(transport: Any, group: Group) -> None:
 def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) -> list[Any]:
     """Refuses, on every rank, settings that must be the same on all of them and are not. Returns `own` of every rank.
     Every rank calls this, in the same `call`."""
-    everywhere: list[Any] = [None] * group.size
-    dist.all_gather_object(everywhere, ({"call": call, **settings}, own), group=group.group)
+    everywhere = objects_of_all(group.group, ({"call": call, **settings}, own))
     first = everywhere[0][0]
     for rank, (its, _) in enumerate(everywhere):
         for name in {**first, **its}:

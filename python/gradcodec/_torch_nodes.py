@@ -171,29 +171,23 @@ def run(call: Call, parts: Sequence[Callable[[], Any]], timeout: Any) -> None:
     """Begins the parts of an exchange that have not begun, and waits for all that have not ended. C functions note both:
     if a note is missing then a part has raised the exception, otherwise a signal's handler has."""
     call_it: Any = functools.partial.__call__
-    beginning: Iterator[Any] = map(call_it, parts[len(call.started) :])
-    try:
-        call.started.extend(beginning)
-    except BaseException:
-        if len(call.started) < len(parts):
-            _break(call)
-        raise
+    _extend(call, call.started, map(call_it, parts[len(call.started) :]), len(parts))
     works = call.started[len(call.ended) :]
     wait: Any = operator.methodcaller("wait") if timeout is None else operator.methodcaller("wait", timeout)
     if works and works[0] is None:  # it is on the current stream already
         wait = type
-    ending = map(wait, works)
+    _extend(call, call.ended, map(wait, works), len(parts))
+
+
+def _extend(call: Call, noted: list[Any], some: Iterator[Any], count: int) -> None:
+    """Adds to a list that has `count` elements then. If it has fewer, the exchange cannot go on."""
     try:
-        call.ended.extend(ending)
+        noted.extend(some)
     except BaseException:
-        if len(call.ended) < len(parts):
-            _break(call)
+        if len(noted) < count:
+            call.is_broken = True
+            call.started.clear()  # gloo uses the memory as long as these exist, and an exception keeps its frames
         raise
-
-
-def _break(call: Call) -> None:
-    call.is_broken = True
-    call.started.clear()  # gloo uses the memory as long as these exist, and an exception keeps its frames
 
 
 def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int, timeout_ms: int) -> Communicator:

@@ -16,6 +16,13 @@ State = dict[str, Any]
 Checked = TypeVar("Checked")
 
 
+def objects_of_all(group: Any, own: Any) -> list[Any]:
+    """What every rank gives, by rank. Every rank calls this."""
+    everywhere: list[Any] = [None] * group.size()
+    dist.all_gather_object(everywhere, own, group=group)
+    return everywhere
+
+
 def on_all_ranks(what: str, group: Any, check: Callable[[], tuple[Checked, Any]]) -> Checked:
     """What a check on this rank returns, with what must be the same on all ranks. If it refuses on one rank, it refuses on
     all. Every rank of the process group calls this."""
@@ -25,8 +32,7 @@ def on_all_ranks(what: str, group: Any, check: Callable[[], tuple[Checked, Any]]
         checked, same = check()
     except Exception as failure:
         refusal = failure
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, (None if refusal is None else str(refusal), same), group=group)
+    found = objects_of_all(group, (None if refusal is None else str(refusal), same))
     if refusal is not None:
         raise refusal
     for rank, (words, its) in enumerate(found):

@@ -247,8 +247,8 @@ pub unsafe extern "C" fn gc_allreduce_run(
 ///
 /// `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
 /// it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
-/// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign; a tie is broken as by
-/// gc_allreduce_run(), whose next turn comes with gc_allreduce_all_gather().
+/// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign, or NaN, as
+/// gc_allreduce_run() has them; a tie is broken as there, and gc_allreduce_all_gather() begins the next turn.
 ///
 /// - All errors of gc_codec_encode().
 /// - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.

@@ -1,5 +1,6 @@
 """Ranks of a group of torch.distributed, as processes: for tests that run a function on each."""
 
+import contextlib
 import os
 import pathlib
 import traceback
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradcodec import _torch_nodes
 
 DIGITS = pathlib.Path(__file__).resolve().parents[3] / "examples_c" / "data" / "digits.bin"
 
@@ -42,6 +44,33 @@ def states_of_all(state):
     states = [None] * dist.get_world_size()
     dist.all_gather_object(states, {**state, "worker": own, "server": server})
     return states
+
+
+def kept_by_all(state):
+    """The errors of all ranks together, in the units of the mean, by parameter: what each has not sent yet."""
+    total = {name: errors / dist.get_world_size() for name, errors in state["worker"].items()}
+    for name, parts in state["server"].items():
+        for first, part in parts:
+            total[name][first : first + part.numel()] += part
+    for errors in total.values():
+        dist.all_reduce(errors)
+    return total
+
+
+@contextlib.contextmanager
+def sent_by_pairs():
+    """A list that gets the bytes of each exchange by pairs."""
+    exchange, sent = _torch_nodes.Pairs._exchange, []
+
+    def counted(self, given, call):
+        sent.append(call.size * (len(self._ranks) - 1))
+        return exchange(self, given, call)
+
+    _torch_nodes.Pairs._exchange = counted
+    try:
+        yield sent
+    finally:
+        _torch_nodes.Pairs._exchange = exchange
 
 
 def _rank(rank, function, world, backend, device, folder, arguments):

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import digits, on_groups, on_ranks  # noqa: E402
+from ranks import digits, kept_by_all, on_groups, on_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
@@ -480,15 +480,6 @@ def errors_of_a_parameter_that_no_rank_uses_are_kept(codec):
         options = {} if codec == "onebit" else {"raw": (), "error": "float32"}
         return model, compress(model, codec, momentum=True, **options) if hook else None
 
-    def carried(state):
-        total = {name: errors / dist.get_world_size() for name, errors in state["worker"].items()}
-        for name, parts in state["server"].items():
-            for first, part in parts:
-                total[name][first : first + part.numel()] += part
-        for errors in total.values():
-            dist.all_reduce(errors)
-        return total
-
     (plain, _), (model, compression), rank = made(False), made(True), dist.get_rank()
     wanted, got = ({name: torch.zeros(one.numel()) for name, one in plain.module.named_parameters()} for _ in range(2))
     for step in range(12):
@@ -508,7 +499,7 @@ def errors_of_a_parameter_that_no_rank_uses_are_kept(codec):
         if step == 9:  # also of what is aside
             compression.load_state_dict(copied(compression.state_dict()))
     assert compression.taken_back == 2
-    for name, errors in carried(compression.state_dict()).items():
+    for name, errors in kept_by_all(compression.state_dict()).items():
         torch.testing.assert_close(got[name] + errors, wanted[name], rtol=0, atol=1e-4)
 
 

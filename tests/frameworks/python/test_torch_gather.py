@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import in_turn, on_groups, on_ranks  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks, sent_by_pairs  # noqa: E402
 from test_torch_shard import NODES, SHAPES, as_torchtitan_does, backward, mine, whole  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 
-from gradcodec import GradCodec, _torch_nodes  # noqa: E402
+from gradcodec import GradCodec  # noqa: E402
 from gradcodec.torch import shard  # noqa: E402
 
 
@@ -142,14 +142,7 @@ def what_cannot_be_gathered_is_refused():
 
 
 def over_nodes_parameters_are_gathered_by_a_codec():
-    exchange, sent = _torch_nodes.Pairs._exchange, []
-
-    def counted(self, given, call):
-        sent.append(call.size * (len(self._ranks) - 1))
-        return exchange(self, given, call)
-
-    _torch_nodes.Pairs._exchange = counted
-    try:
+    with sent_by_pairs() as sent:
         for node in NODES:
             os.environ["GRADCODEC_NODE"] = str(node(dist.get_rank()))
             for codec, dtype in ("int8", torch.bfloat16), ("int4", None):
@@ -159,8 +152,6 @@ def over_nodes_parameters_are_gathered_by_a_codec():
                 backward(model, mine(1))
                 if torch.get_default_device().type == "cpu":
                     assert compression.bytes_sent - begun == sum(sent[before:]) > 0
-    finally:
-        _torch_nodes.Pairs._exchange = exchange
 
 
 def what_fsdp_cuts_within_a_node_is_gathered_there_as_it_is():

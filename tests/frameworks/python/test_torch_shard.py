@@ -9,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import in_turn, on_groups, on_ranks, states_of_all  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks, sent_by_pairs, states_of_all  # noqa: E402
 from torch.distributed._composable.replicate_with_fsdp import replicate  # noqa: E402
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
-from gradcodec import GradCodecError, _torch_fsdp, _torch_groups, _torch_nodes  # noqa: E402
+from gradcodec import GradCodecError, _torch_fsdp, _torch_groups  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
 
 # Some cannot be cut into equal parts, and one has fewer rows than there are ranks.
@@ -317,14 +317,7 @@ def over_nodes_what_is_of_one_magnitude_comes_back():
 
 
 def over_nodes_gradients_are_near_those_of_one_level_and_bytes_are_counted():
-    exchange, sent = _torch_nodes.Pairs._exchange, []
-
-    def counted(self, given, call):
-        sent.append(call.size * (len(self._ranks) - 1))
-        return exchange(self, given, call)
-
-    _torch_nodes.Pairs._exchange = counted
-    try:
+    with sent_by_pairs() as sent:
         for codec, dtype, most in [
             ("int8", torch.float32, 0.02), ("int4", torch.bfloat16, 0.3), ("bf16", torch.float16, 0.01),
         ]:  # fmt: skip
@@ -340,8 +333,6 @@ def over_nodes_gradients_are_near_those_of_one_level_and_bytes_are_counted():
             for one, other, shape in zip(found["auto"], found["flat"], SHAPES):
                 assert (one - other).norm() <= most * other.norm(), (codec, shape)
             assert not all(torch.equal(one, other) for one, other in zip(found["auto"], found["flat"]))
-    finally:
-        _torch_nodes.Pairs._exchange = exchange
 
 
 def over_nodes_nothing_is_lost_whatever_the_nodes_become():

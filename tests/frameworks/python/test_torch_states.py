@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from ranks import on_ranks  # noqa: E402
+from ranks import kept_by_all, on_ranks  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -279,28 +279,18 @@ def layouts(make, shape):
             model(torch.randn(shape)).square().mean().backward()
         return {name: one.grad.reshape(-1) for name, one in model.module.named_parameters()}
 
-    def carried(state):
-        """What all ranks carry together, in the units of the mean."""
-        total = {name: errors / 2 for name, errors in state["worker"].items()}
-        for name, parts in state["server"].items():
-            for first, part in parts:
-                total[name][first : first + part.numel()] += part
-        for errors in total.values():
-            dist.all_reduce(errors)
-        return total
-
     exact = gradients(made(False, hook=False)[0], [3])
     for saved in True, False:
         model, compression = made(saved)
         gradients(model, range(3))
         state = copy.deepcopy(compression.state_dict())
-        before, on = carried(state), gradients(model, [3])
+        before, on = kept_by_all(state), gradients(model, [3])
         for kind in True, False:
             for given in state, gathered(state):
                 resumed, its = made(kind)
                 its.load_state_dict(given)
                 arrived = gradients(resumed, [3])
-                after = carried(its.state_dict())
+                after = kept_by_all(its.state_dict())
                 assert after.keys() == before.keys() == {name for name, one in exact.items() if one.numel() > 100}
                 for name, errors in before.items():
                     torch.testing.assert_close(arrived[name] + after[name], exact[name] + errors, rtol=0, atol=1e-6)
