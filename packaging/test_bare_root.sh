@@ -94,7 +94,7 @@ print(gradcodec.tensor_empty([8], "float32").shape, gradcodec.build_info().split
         inside "$suite" $pip --quiet numpy cffi
         mkdir "$system/opt/examples"
         for example in examples/python/*.py; do
-            grep -qE '^(import torch_ops|from this_tree|"""Where)' "$example" || cp "$example" "$system/opt/examples"
+            grep -qE '^(import torch_ops|from this_tree|from mpi4py|"""Where)' "$example" || cp "$example" "$system/opt/examples"
         done
         found=/opt/venv/lib/python3.11/site-packages/gradcodec
         for example in "$system"/opt/examples/*.py; do

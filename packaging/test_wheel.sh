@@ -43,10 +43,10 @@ $pip -c tests/constraints.txt numpy cffi pkgconf
 $pip --no-deps "$wheel"
 python=$venv/bin/python
 
-# The examples as they are, except those that compile a program of this tree.
+# The examples as they are, except those that compile a program of this tree or need an MPI.
 mkdir "$work/examples"
 for example in examples/python/*.py; do
-    grep -qE '^(import torch_ops|from this_tree|"""Where)' "$example" || cp "$example" "$work/examples"
+    grep -qE '^(import torch_ops|from this_tree|from mpi4py|"""Where)' "$example" || cp "$example" "$work/examples"
 done
 package=$("$python" -c 'import gradcodec, os; print(os.path.dirname(gradcodec.__file__))')
 for module in python/gradcodec/*; do [ -d "$module" ] || cmp "$module" "$package/${module##*/}"; done

@@ -34,9 +34,9 @@ class DiLoCo:
     t inner steps done, fragment p of `fragments` is exchanged when t mod sync_every = floor(p sync_every / fragments):
 
         gradient = global - local                         of this rank
-        mean     = all-reduce of gradient                 by `codec`, with errors kept as `error` says
+        mean     = all-reduce of gradient                 with codec and error
         global   = one step of the outer optimizer with mean as its gradient
-        local    = alpha local + (1 - alpha) global       `delay` inner steps later
+        local    = alpha local + (1 - alpha) global       after delay more inner steps
 
     `model`: its parameters that require grad now, in float32, float16 or bfloat16, on one device; all take the values
     of the group's rank 0. Buffers stay each rank's own. `outer`: a function that makes an optimizer of a list of
