@@ -165,6 +165,26 @@ def what_was_saved_goes_on():
         assert torch.equal(one, same)
 
 
+def a_state_of_another_shape_is_refused_on_all_ranks():
+    for make, names in (OneBitSGD, ["momentum_buffer"]), (OneBitAdam, ["exp_avg", "exp_avg_sq"]):
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        optimizer = make([weight])
+        weight.grad = torch.ones(2, 3)
+        optimizer.step()
+        good = copy.deepcopy(optimizer.state_dict())
+        for name in names:
+            bad = copy.deepcopy(good)
+            bad["state"][0][name] = torch.ones(3, 2)
+            bad["param_groups"][0]["lr"] = 7.0
+            shapes = rf"state: .*{name} of parameter 0: shape \[2, 3\] expected, got \[3, 2\]"
+            with pytest.raises(ValueError, match=shapes):
+                optimizer.load_state_dict(bad if dist.get_rank() else good)
+            assert torch.equal(optimizer.state[weight][name], good["state"][0][name])
+            assert optimizer.param_groups[0]["lr"] != 7.0
+        optimizer.step()
+        same_everywhere([weight])
+
+
 def a_step_may_be_compiled():
     for make in OneBitSGD, lambda p: OneBitAdam(p, warmup_steps=2):
         weight = torch.nn.Parameter(torch.ones(8))
@@ -253,6 +273,7 @@ SAMPLES = [
     sgd_trains_as_well_as_with_float32,
     adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
     epsilon_bounds_a_step_where_the_variance_is_tiny, a_step_may_be_compiled,
+    a_state_of_another_shape_is_refused_on_all_ranks,
 ]  # fmt: skip
 
 
