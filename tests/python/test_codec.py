@@ -15,6 +15,7 @@ import capi
 import codec_model
 import golden
 from capi import Status, Tensor, lib, says
+from block_model import INT4, INT8
 from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
 from tiers import both
 from codecs_c import Checked, Host, Refused, call, gradient, model_of, options_of, same, views
@@ -222,7 +223,8 @@ def test_errors_in_are_rounded_and_carried():
 
 # A byte of a payload of 100, 0 and 100 elements in two chunks, what it becomes, and what the refusal says of it.
 CHANGES = [
-    (0, ord("X"), "magic"), (3, 0, "magic"), (4, 2, "version 0x1"), (5, 1, "version"), (6, 2, "codec 0x1"),
+    (0, ord("X"), "magic"), (3, 0, "magic"), (4, 2, "version 0x1"), (5, 1, "version"),
+    (6, 2, "codec GC_CODEC_ONEBIT expected, got GC_CODEC_SIGN"), (6, 9, "codec 0x1 expected, got 0x9"),
     (8, 1, "dtype of values 0"), (9, 1, "dtype of results"), (10, 1, "scale rule"), (11, 1, "rounding"), (12, 1, "block"),
     (16, 3, "number of chunks 0x2"), (20, 7, "chunk number"), (24, 9, "number of segments 0x3"), (28, 1, "flags"),
     (28, 4, "flags"), (31, 0x80, "flags"), (32, 9, "number of elements"), (47, 0xFF, "number of bytes"), (48, 0, "digest"),
@@ -244,6 +246,30 @@ def test_a_refused_chunk_is_named_with_what_is_wrong_in_it(at, byte, words):
         codec.reduce(bad)
         assert f"chunks[1]: {words}" in capi.last_error()
         codec.compare_all()
+
+
+@pytest.mark.parametrize("n_chunks", [1, 2])
+def test_a_payload_of_another_length_is_refused_by_the_name_of_its_codec(n_chunks):
+    with (
+        Checked(HOST, codec=INT8, segments=[2000], n_chunks=n_chunks) as codec,
+        Checked(HOST, codec=INT4, segments=[2000], n_chunks=n_chunks) as other,
+    ):
+        payload = other.encode([np.ones(2000, "f4")]).reshape(-1)
+        values = HOST.put(np.full(2000, 5, "f4"))
+        expected = lib.gc_codec_payload_bytes(codec.handle)
+
+        def refuse(payload, *words):
+            refused(Status.SHAPE_MISMATCH, ["payload", expected, payload.array.size, *words], "gc_codec_decode",
+                    codec.handle, payload.view, 1, None, 0, views([values]), 1, None)  # fmt: skip
+            assert (values.array == 5).all()
+
+        refuse(HOST.put(payload), "bytes of GC_CODEC_INT8 expected", "bytes of GC_CODEC_INT4")
+        for at in 0, 4, 7:  # magic, version, codec: it may be anything
+            changed = payload.copy()
+            changed[at] ^= 0x80
+            refuse(HOST.put(changed), f"{expected} elements expected")
+        refuse(HOST.put(payload[:63]), f"{expected} elements expected")
+        refuse(HOST.put(payload.view(np.int8)), f"{expected} elements expected")
 
 
 # --- golden -----------------------------------------------------------------------------------------------------------

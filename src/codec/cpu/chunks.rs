@@ -3,7 +3,7 @@
 use std::{fmt, ops::Range};
 
 use crate::{
-    codec::plan::{CORRUPT, CodecPlan, FIELDS, FLAGS_FIELD, HEADER, NONFINITE, Run, layout::Layout},
+    codec::plan::{CODEC_FIELD, CORRUPT, CodecPlan, FIELDS, FLAGS_FIELD, HEADER, Kind, NONFINITE, Run, layout::Layout},
     ffi::error::{Result, error},
 };
 
@@ -119,6 +119,12 @@ pub fn check_header(
         bytes[..field.len()].copy_from_slice(&header[field.clone()]);
         u64::from_le_bytes(bytes)
     };
+    if header[..CODEC_FIELD.start] == expected[..CODEC_FIELD.start]
+        && let (Some(got), Some(expected)) = (Kind::of_header(header), Kind::of_header(expected))
+        && got != expected
+    {
+        return Err(error!(Corrupt, "{who}: codec {} expected, got {}", expected.name(), got.name()));
+    }
     for (what, field) in &FIELDS {
         let (got, expected) = (value(header, field), value(expected, field));
         if got != expected && *field != free {

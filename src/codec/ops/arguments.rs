@@ -1,9 +1,10 @@
 //! What a codec demands of the tensors of a call.
 
 use crate::{
-    codec::plan::ALIGNMENT,
+    codec::plan::{ALIGNMENT, CODEC_FIELD, HEADER, Kind},
+    device::Queue,
     dlpack::{
-        Address, Dtype, View, check_apart,
+        Address, Device, Dtype, View, check_apart,
         checks::{check_contiguous, check_dtype, check_elements},
     },
     ffi::{
@@ -103,6 +104,27 @@ impl Codec {
     pub fn check_bytes(&self, bytes: &View<'_>, expected: i64) -> Result<()> {
         check_elements(bytes, expected)?;
         self.check_memory(bytes)
+    }
+
+    /// All chunks of a payload. One of another codec is refused by the name in its header, if the CPU can read it.
+    pub fn check_payload(&self, payload: &View<'_>) -> Result<()> {
+        let (expected, got) = (self.plan.payload_bytes(), payload.elements());
+        if got != expected && got >= HEADER as i64 && self.device == Device::Cpu && self.check_memory(payload).is_ok() {
+            let (own, mut header) = (self.plan.header(0), [0; HEADER]);
+            Queue::Cpu.read_bytes(&payload.part(0, &[HEADER as i64]), &mut header)?;
+            let is_payload = header[..CODEC_FIELD.start] == own[..CODEC_FIELD.start];
+            let (kind, other) = (self.plan.rules.kind, Kind::of_header(&header).filter(|_| is_payload));
+            if let Some(other) = other.filter(|&other| other != kind) {
+                return Err(error!(
+                    ShapeMismatch,
+                    "{}: {expected} bytes of {} expected, got {got} bytes of {}",
+                    payload.name(),
+                    kind.name(),
+                    other.name()
+                ));
+            }
+        }
+        self.check_bytes(payload, expected)
     }
 
     pub fn check_memory(&self, bytes: &View<'_>) -> Result<()> {

@@ -275,7 +275,7 @@ impl Codec {
         stream: Stream,
     ) -> Result<()> {
         let Decoding { divisor, factor, add, .. } = by;
-        self.check_bytes(payload, self.plan.payload_bytes())?;
+        self.check_payload(payload)?;
         if divisor < 0 {
             return Err(error!(InvalidArgument, "divisor: {divisor} is negative"));
         }

@@ -70,7 +70,7 @@ const VERSION: u16 = 1;
 
 const MAGIC_FIELD: Range<usize> = 0..4;
 const VERSION_FIELD: Range<usize> = 4..6;
-const CODEC_FIELD: Range<usize> = 6..8;
+pub const CODEC_FIELD: Range<usize> = 6..8;
 const VALUES_FIELD: Range<usize> = 8..9;
 const RESULTS_FIELD: Range<usize> = 9..10;
 const SCALE_FIELD: Range<usize> = 10..11;
@@ -137,6 +137,11 @@ impl Kind {
             Self::Int4 => "GC_CODEC_INT4",
             Self::Mxfp4 => "GC_CODEC_MXFP4",
         }
+    }
+
+    /// The codec that the header of a payload or of a state names, if this version knows it.
+    pub fn of_header(header: &[u8; HEADER]) -> Option<Self> {
+        Self::ALL.into_iter().find(|&kind| header[CODEC_FIELD] == (kind as u16).to_le_bytes())
     }
 
     /// Its row in the table of docs/NUMERICS.md 11.
@@ -394,9 +399,8 @@ impl CodecPlan {
         if number(VERSION_FIELD) != u64::from(VERSION) {
             return Err(error!(Corrupt, "payload: version {VERSION} expected, got {}", number(VERSION_FIELD)));
         }
-        let codec = number(CODEC_FIELD);
-        let kind = Kind::ALL.into_iter().find(|&kind| kind as u64 == codec);
-        let kind = kind.ok_or_else(|| error!(Corrupt, "payload: codec {codec} is not known to this version"))?;
+        let kind = Kind::of_header(header)
+            .ok_or_else(|| error!(Corrupt, "payload: codec {} is not known to this version", number(CODEC_FIELD)))?;
         let dtype = |what, field| match number(field) {
             0 => Ok(Dtype::F32),
             1 => Ok(Dtype::F16),
