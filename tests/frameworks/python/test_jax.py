@@ -490,11 +490,20 @@ def test_an_xla_of_another_interface_is_refused_in_words():
         assert xla.call("CUDA") == 99 and "is not known here" in xla.messages[0][1]
 
 
-def test_the_program_of_getting_started_runs_as_printed(on):
+@pytest.mark.parametrize("mesh", ["as printed", "numpy.array(jax.devices())"])
+def test_the_program_of_getting_started_runs_with_every_mesh_that_it_names(mesh):
     text = (pathlib.Path(__file__).resolve().parents[3] / "docs/START.md").read_text(encoding="utf-8")
     (program,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "gradcodec.jax" in block]
+    if mesh != "as printed":
+        (other,) = re.findall(r"`(jax\.sharding\.Mesh\(.*\))`", text)
+        assert mesh in other
+        program = re.sub("^mesh = .*$", f"import numpy\nmesh = {other}", program, flags=re.M)
+        assert other in program
     gradients = {"w": values(0)["weight"]}
-    names = {"gradients": gradients, "mesh": Mesh(np.array(on), ("data",))}
+    names = {"gradients": gradients}
     exec(program, names)
-    np.testing.assert_allclose(names["mean"]["w"], gradients["w"], atol=0.3)
-    assert 0 < np.abs(names["mean"]["w"] - gradients["w"]).max() and np.abs(names["errors"].worker).max() > 0
+    total = names["mean"]["w"]
+    np.testing.assert_allclose(total, gradients["w"], atol=0.3)
+    assert 0 < np.abs(total - gradients["w"]).max() and np.abs(names["errors"].worker).max() > 0
+    exec(program.splitlines()[-1], names)  # the next step, with the errors of the first
+    assert np.abs((total + names["mean"]["w"]) / 2 - gradients["w"]).max() < np.abs(total - gradients["w"]).max()
