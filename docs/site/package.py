@@ -1,7 +1,7 @@
 """The reference of the Python package for the site, made of its sources: nothing is imported, no framework is needed.
 
-A page has each module, with what its __all__ names. A class, function or method without a docstring is an error: what
-it says is the reference. Where a method is a function of the header, it links there.
+A page has each module, with what its __all__ names, in that order. A class, function or method without a docstring is
+an error: what it says is the reference. Where a method is a function of the header, it links there.
 """
 
 import ast
@@ -17,6 +17,9 @@ PREFIXES = {
 }  # fmt: skip
 IN_C = {"Kernel.__call__": "gc_kernel_run",
         "Communicator.allreduce": "gc_allreduce_create", "GradCodec.codec": "gc_codec_create"}  # fmt: skip
+
+# Types of the first argument of an __init__ that only the package itself calls.
+INTERNAL = {"Communicator", "Group", "Library"}
 
 
 class Package:
@@ -83,9 +86,12 @@ def decorators(node):
 
 
 def made_by(node, methods):
-    """How a class is called: by its __init__, or with its fields."""
+    """How a class is called: by its __init__, or with its fields. Nothing if only the package calls it."""
     fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not each.target.id.startswith("_")]
-    if "__init__" in methods and methods["__init__"] in node.body:
+    if "__init__" in methods:
+        first = methods["__init__"].args.args[1].annotation
+        if first is not None and ast.unparse(first) in INTERNAL:
+            return ""
         return signature(methods["__init__"], True).partition(" -> ")[0]
     if any("dataclass" in each for each in decorators(node)) or "NamedTuple" in map(ast.unparse, node.bases):
         return "(" + ", ".join(ast.unparse(field) for field in fields) + ")"
@@ -133,7 +139,7 @@ class Reference:
         if plain:
             listed = ", ".join(f"`{name}`" for name in plain)
             body.append(f"*Constants and types* that the header explains: {listed}.")
-        body += [self.one(file, name) for name in sorted(defined, key=str.lower)]
+        body += [self.one(file, name) for name in defined]
         current = self.directive("py:module", module, "")
         return f"# {module}\n\n{current}\n\n" + "\n\n".join(body) + "\n"
 

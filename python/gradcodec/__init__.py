@@ -35,10 +35,10 @@ from ._tensors import Array, Tensor
 __version__ = "0.1.0"  # of this package; GradCodec.version is the library's
 
 __all__ = [
-    "ADD", "AXIS_NONE", "BF16", "BIG", "COUNT_ALL", "CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "INT4",
-    "INT8", "LITTLE", "MEAN", "MXFP4", "MXFP8", "ONEBIT", "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO",
-    "AllReduce", "Array", "Codec", "Communicator", "DType", "Device", "Exchanger", "GradCodec", "GradCodecError",
-    "Kernel", "Share", "Status", "Tensor", "__version__", "decode", "encode",
+    "encode", "decode", "GradCodec", "Codec", "Communicator", "AllReduce", "Kernel", "Share", "Tensor", "Array",
+    "GradCodecError", "Status", "DType", "Device", "Exchanger", "ADD", "AXIS_NONE", "BF16", "BIG", "COUNT_ALL", "CPU",
+    "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DTYPES", "INT4", "INT8", "LITTLE", "MEAN", "MXFP4", "MXFP8", "ONEBIT",
+    "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO", "__version__",
 ]  # fmt: skip
 
 # As they are known: in messages, and in what is pickled.

@@ -152,17 +152,20 @@ class Codec(_Steps):
     """A codec (gc_codec_t), released by close(), at the end of a `with`, or with this object.
 
     GradCodec.codec() makes it. `codec`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit", "sign", or one of the
-    constants. `segments`: the element counts of the tensors. The keywords are fields of gc_codec_options_t; None is the
-    default of each:
+    constants. `segments`: the element counts of the tensors.
 
-        values, results  dtypes by their names; "float32"
-        error            "float32", "bfloat16", "none": how errors are kept
-        nonfinite        "propagate", "zero", "transactional"
-        raw              a bool for each segment: whether it travels as float32 (block codecs)
-        reduction        "mean", "sum" (block codecs)
-        scale            RMS, MEAN (ONEBIT)
+    The keywords are fields of gc_codec_options_t. None selects the default, which is the first value here:
+
+        values, results  "float32", "float16", "bfloat16": the dtype that is encoded, and that of decoded values
+        error            "float32", "bfloat16", "none": how errors are kept; SIGN keeps none
+        nonfinite        "propagate", "zero", "transactional": what a value that is not finite does
+        raw              no segment, or a bool for each: whether it travels as float32; block codecs only
+        reduction        "mean", "sum": what reduce() makes of chunks; block codecs only
+        scale            RMS, MEAN: what the scale is; ONEBIT only
         device           "cpu", "cuda:0", or a pair as (CUDA, 0)
-        beta, n_chunks, server
+        beta             1.0, or another factor of the carried error in each step
+        n_chunks         1, or another number of chunks of a payload
+        server           0: this codec reduces no chunk; k + 1: it reduces chunk k, and keeps its error
     """
 
     _prefix, _free = "gc_codec", "gc_codec_free"

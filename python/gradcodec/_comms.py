@@ -203,8 +203,10 @@ class Communicator(_Owned):
         device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
         raw: Sequence[bool] | None = None, reduction: str | None = None,
     ) -> AllReduce:  # fmt: skip
-        """An all-reduce of tensors with these element counts, which keeps its errors; the keywords are those of a
-        Codec."""
+        """An all-reduce of tensors with these element counts, which keeps its errors. Every rank calls this.
+
+        The keywords are those of a Codec; `n_chunks` and `server` follow from the communicator.
+        """
         return AllReduce(self, _options(
             codec, segments, values=values, results=results, error=error, scale=scale, nonfinite=nonfinite, device=device,
             beta=beta, n_chunks=n_chunks, server=server, raw=raw, reduction=reduction,

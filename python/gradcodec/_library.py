@@ -310,7 +310,8 @@ class GradCodec(Library):
         device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
         raw: Sequence[bool] | None = None, reduction: str | None = None,
     ) -> Codec:  # fmt: skip
-        """A codec, as "int8" or ONEBIT, for tensors of so many elements each; see Codec."""
+        """A codec, as "int8" or ONEBIT, for tensors of so many elements each. Codec lists the keywords, their
+        values and defaults."""
         return Codec(self, _options(
             codec, segments, values=values, results=results, error=error, scale=scale, nonfinite=nonfinite, device=device,
             beta=beta, n_chunks=n_chunks, server=server, raw=raw, reduction=reduction,

@@ -58,10 +58,10 @@ def _check_op(op: Any, codec: str) -> None:
 class AllReduce(Compression):
     """An all-reduce of tensors like the given ones, which keeps its errors from one call to the next.
 
-    `like`: one tensor, or several of one device, in float32, float16 or bfloat16; only shapes and dtypes are used.
-    On every rank of `group`, of the same shapes and dtypes. `op`: "mean" or "sum"; "sign" has only the first, which is
-    the majority's sign. `codec`, `error`, `transport` and `timeout` are those of compress(). Every rank of `group`
-    makes one, and calls run() and load_state_dict().
+    `like`: one tensor, or several of one device, in float32, float16 or bfloat16, with the same shapes and dtypes on
+    every rank; only shapes and dtypes are used. `codec`, `error`, `transport`, `timeout`: as in compress(). `op`:
+    "mean" or "sum"; "sign" has only "mean", which is the sign of the majority. `group`: of torch.distributed; None: the
+    default one. Every rank of it makes an AllReduce, and calls run() and load_state_dict().
 
     Each run() is a step. It is pending until the next one, or until commit(), rollback(), state_dict() or close(). It
     is then taken back, so that the errors are those before it, if a value was not finite on any rank or run() failed.
@@ -197,12 +197,12 @@ def all_reduce(
     timeout: float | datetime.timedelta | None = None, transport: str = "auto",
 ) -> None:  # fmt: skip
     """Replaces tensors on every rank by their mean or sum over the ranks, compressed on the way. All ranks end with the
-    same bytes.
+    same bytes. What a call loses is lost: AllReduce carries errors from one call to the next.
 
-    `tensors`: one, or several of one device, in float32, float16 or bfloat16. On every rank of `group`, of the same
-    shapes and dtypes. `op`: "mean" or "sum"; "sign" has only the first, which is the majority's sign. What a call loses
-    is lost: AllReduce carries errors from one call to the next. `timeout`: seconds, or a timedelta; None: the group's
-    own. `transport`: as in compress().
+    `tensors`: one, or several of one device, in float32, float16 or bfloat16, with the same shapes and dtypes on every
+    rank. `codec`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit" or "sign". `op`: "mean" or "sum"; "sign" has only
+    "mean", which is the sign of the majority. `group`: of torch.distributed, whose ranks all call this; None: the
+    default one. `timeout`: seconds, or a timedelta; None: the group's own. `transport`: as in compress().
 
     What a call sets up is kept for the next with the same shapes, dtypes, device and options: at most 64 of a group.
     """

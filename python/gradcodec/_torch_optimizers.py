@@ -168,9 +168,11 @@ class OneBitSGD(_OneBit):
         m = mean over the ranks of (momentum * m + gradient)        p = p - lr * m - lr * weight_decay * p
 
     Gradients are those of this rank: in DistributedDataParallel, call backward() within model.no_sync(). Every rank
-    calls step(), with the same parameters; one that requires no gradient and has none stays as it is. `taken_back`: how
-    many steps were left out, as a gradient was not finite on some rank. `group`: None: the default one. `timeout`: of
-    an exchange, in seconds; None: the group's own. `transport`: as in compress().
+    calls step(), with the same parameters; one that requires no gradient and has none stays as it is.
+
+    `group`: of torch.distributed; None: the default one. `timeout`: of an exchange, in seconds or as a timedelta; None:
+    the group's own. `transport`: as in compress(). `taken_back`: how many steps were left out, because a gradient was
+    not finite on some rank.
     """
 
     def __init__(
@@ -215,7 +217,9 @@ class OneBitAdam(_OneBit):
     without a correction of bias. An element whose variance is 0 by then is left alone. All elements of m arrive with
     the same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: where many
     gradients are nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example).
-    Gradients, step(), `taken_back`, `group`, `timeout` and `transport`: as OneBitSGD has them.
+    Gradients and step() are those of OneBitSGD.
+
+    `warmup_steps`: at least 1. `group`, `timeout`, `transport`, `taken_back`: as in OneBitSGD.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ from ._abi import AXIS_NONE, BIG, CODECS, ERRORS, POLICIES, REDUCTIONS, RMS, SIG
 from ._arguments import _bools, _choice, _float32, _int32, _named, _said, _whole
 
 __all__ = [
-    "Codec", "Errors", "all_reduce", "pack_bits", "pack_chunks", "pack_signs", "unpack_bits", "unpack_chunks",
-    "unpack_signs", "vote_signs",
+    "all_reduce", "Codec", "Errors", "pack_signs", "unpack_signs", "vote_signs", "pack_bits", "unpack_bits",
+    "pack_chunks", "unpack_chunks",
 ]  # fmt: skip
 
 jax: Any = importlib.import_module("jax")  # whose functions are not all typed

@@ -17,7 +17,7 @@ from ._torch_fsdp import shard
 from ._torch_optimizers import OneBitAdam, OneBitSGD
 from ._torch_steps import Compression
 
-__all__ = ["AllReduce", "Compression", "DiLoCo", "OneBitAdam", "OneBitSGD", "all_reduce", "compress", "shard"]
+__all__ = ["compress", "shard", "Compression", "all_reduce", "AllReduce", "DiLoCo", "OneBitSGD", "OneBitAdam"]
 
 for _each in (AllReduce, Compression, DiLoCo, OneBitAdam, OneBitSGD, all_reduce, compress, shard):
     _each.__module__ = __name__

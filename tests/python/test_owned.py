@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import os
 import pickle
 import re
@@ -177,6 +178,13 @@ print("done")
 """
     child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
     assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("function", [gradcodec.GradCodec.codec, gradcodec.Communicator.allreduce])
+def test_a_codecs_docstring_lists_every_keyword(function):
+    keywords = {name for name, one in inspect.signature(function).parameters.items() if one.kind == one.KEYWORD_ONLY}
+    table = re.findall(r"^        (\w+(?:, \w+)*)  ", gradcodec.Codec.__doc__, re.M)
+    assert {name for names in table for name in names.split(", ")} == keywords
 
 
 # --- statuses ---------------------------------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ def test_everything_that_the_python_package_exports_has_its_place(pages):
         text, places = (SITE / page).read_text(), pages[page].places
         lost = [name for name in names if f"{module}.{name}" not in places and f">{name}<" not in text]
         assert len(names) >= 6 and lost == [], module
+        defined = [text.index(f'id="{module}.{name}"') for name in names if f"{module}.{name}" in places]
+        assert len(defined) >= 6 and defined == sorted(defined), f"{module}: in the order of __all__"
     methods = {"Codec.encode", "AllReduce.commit", "Kernel.__call__", "Share.close", "GradCodec.pack_signs_into"}
     assert {f"gradcodec.{name}" for name in methods} <= pages["reference/gradcodec.html"].places
 
