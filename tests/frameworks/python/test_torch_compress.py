@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from ranks import digits, kept_by_all, on_groups, on_ranks  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 
@@ -273,6 +274,22 @@ def passes_without_synchronization_only_add_up():
         for weight, gradient in zip(model.module.weights, gradients):
             torch.testing.assert_close(weight.grad, 2 * gradient, rtol=0, atol=0)
     assert compression.taken_back == 0
+
+
+def join_divides_by_the_ranks_of_the_start():
+    """As with a hook of PyTorch's, whatever divide_by_initial_world_size is."""
+    for hook, factor in [
+        (lambda model: None, 1.0), (lambda model: model.register_comm_hook(None, allreduce_hook), 0.5),
+        (lambda model: compress(model, "bf16"), 0.5),
+    ]:  # fmt: skip
+        model = DistributedDataParallel(Linear(), bucket_cap_mb=0.002)
+        hook(model)
+        with model.join(divide_by_initial_world_size=False):
+            for step in range(1 + dist.get_rank()):
+                arrived = backward(model, of_one_magnitude(step))
+        if dist.get_rank() == 1:  # whose second step is alone
+            for gradient, given in zip(arrived, of_one_magnitude(1)):
+                assert torch.equal(gradient, factor * given)
 
 
 def parameters_without_gradients_are_left_alone():
@@ -759,7 +776,7 @@ SAMPLES = [
     one_inf_takes_the_step_back_in_every_bucket_on_every_rank, no_codec_hides_a_value_that_is_not_finite,
     a_pass_that_broke_off_is_taken_back,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
-    parameters_without_gradients_are_left_alone, parameters_that_are_ignored_may_be_of_any_kind,
+    join_divides_by_the_ranks_of_the_start, parameters_without_gradients_are_left_alone, parameters_that_are_ignored_may_be_of_any_kind,
     parameters_may_be_frozen_in_between, what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
     errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
     errors_are_float32_where_that_is_not_the_default, a_step_may_be_compiled_as_a_whole,
