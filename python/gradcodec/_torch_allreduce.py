@@ -204,6 +204,9 @@ def all_reduce(
     "mean", which is the sign of the majority. `group`: of torch.distributed, whose ranks all call this; None: the
     default one. `timeout`: seconds, or a timedelta; None: the group's own. `transport`: as in compress().
 
+    A rank that refuses its tensors, for example because two of them share memory, sends nothing: the other ranks wait
+    for its next call, or until the timeout.
+
     What a call sets up is kept for the next with the same shapes, dtypes, device and options: at most 64 of a group.
     """
     known_codec(codec)
