@@ -47,6 +47,14 @@ int64_t shard_of(const Tensors &tensors, int64_t rank, int64_t world)
     return count;
 }
 
+/* A call that writes to a tensor: a backward pass that has saved the tensor must notice. */
+template <class Call> void counted(const Tensor &written, Call call)
+{
+    const auto before = written._version();
+    call();
+    TORCH_CHECK(written._version() == before + 1, "a tensor was written to, and its version is as before");
+}
+
 /* Steps of one rank. All that each step ends with: the means, and the errors that the handle keeps. */
 template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, const Tensors &gradients)
 {
@@ -58,7 +66,9 @@ template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, con
     for (int step = 0; step < STEPS; step++) {
         for (const Tensor &gradient : gradients)
             out.push_back(gradient * (step + 1));
-        gradcodec::allreduce_run(allreduce, at::TensorList(out).slice(out.size() - gradients.size()));
+        counted(out.back(), [&] {
+            gradcodec::allreduce_run(allreduce, at::TensorList(out).slice(out.size() - gradients.size()));
+        });
         const Tensor worker = at::zeros({elements}), server = at::zeros({shard_of(gradients, rank, world)});
         DLTensor worker_view = gradcodec::view_to_write(worker), server_view = gradcodec::view_to_write(server);
         gradcodec::allreduce_errors_out(allreduce, worker_view, server_view);
@@ -70,8 +80,8 @@ template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, con
     Tensors values;
     for (const Tensor &gradient : gradients)
         values.push_back(gradient.clone());
-    gradcodec::allreduce_reduce_scatter(halves, values, mean);
-    gradcodec::allreduce_all_gather(halves, mean, values);
+    counted(mean, [&] { gradcodec::allreduce_reduce_scatter(halves, values, mean); });
+    counted(values.back(), [&] { gradcodec::allreduce_all_gather(halves, mean, values); });
     for (std::size_t i = 0; i < values.size(); i++)
         TORCH_CHECK(at::equal(values[i], out[i]), "the halves make another tensor ", i);
     gradcodec::comm_async_error(comm);

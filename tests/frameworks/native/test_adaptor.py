@@ -68,7 +68,9 @@ def test_copies_are_torch_s_and_new_ones_are_compact(adaptor, device):
         assert copy.device.type == there and copy.is_contiguous() and copy.data_ptr() != x.data_ptr()
         assert model.same(copy, model.array(x))
         out = torch.zeros(*x.shape, 2, dtype=torch.float64, device=there)
+        version = out._version
         adaptor.copy_into(x, out[..., 1])
+        assert out._version == version + 1
         assert model.same(out[..., 1], model.array(x).astype("f8")) and out[..., 0].eq(0).all()
     with pytest.raises(RuntimeError):
         adaptor.tensor_to_device(x, torch.device("meta"))
