@@ -7,7 +7,21 @@ import when
 from when import DOCS, FULL, size, table_of
 
 COLORS = ["#0b6e4f", "#c1440e", "#2d5da1", "#8a5a9e", "#777777", "#b08900", "#222222"]
+DARK_COLORS = ["#4cc39b", "#ff8a5c", "#82b1f2", "#c99add", "#aaaaaa", "#e0bd4a", "#dddddd"]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 70, 150, 40, 50
+
+
+def style():
+    """The colors, on a white page and on a dark one."""
+
+    def rules(page, text, grid, level, colors):
+        rules = [f"rect{{fill:{page}}}text{{fill:{text}}}.grid{{stroke:{grid}}}.level{{stroke:{level}}}"]
+        rules += [f".line{k}{{stroke:{color}}}.mark{k}{{fill:{color}}}" for k, color in enumerate(colors)]
+        return "".join(rules)
+
+    light = rules("#fff", "#000", "#ddd", "#333", COLORS)
+    dark = rules("#131416", "#ddd", "#3a3d42", "#bbb", DARK_COLORS)
+    return f"<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
 
 
 def chart(title, x_label, y_label, lines, x_ticks, y_ticks, level=None):
@@ -25,30 +39,31 @@ def chart(title, x_label, y_label, lines, x_ticks, y_ticks, level=None):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
         ' font-family="sans-serif" font-size="13">',
         f"<title>{title}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        style(),
+        f'<rect width="{WIDTH}" height="{HEIGHT}"/>',
         f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{title}</text>',
     ]
     for x, name in x_ticks:
         place = at(x, y0)[0]
-        out.append(f'<path d="M{place} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
+        out.append(f'<path d="M{place} {TOP}V{HEIGHT - BOTTOM}" class="grid"/>')
         out.append(f'<text x="{place}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{name}</text>')
     for y, name in y_ticks:
         place = at(x0, y)[1]
-        out.append(f'<path d="M{LEFT} {place}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        out.append(f'<path d="M{LEFT} {place}H{WIDTH - RIGHT}" class="grid"/>')
         out.append(f'<text x="{LEFT - 8}" y="{place + 4}" text-anchor="end">{name}</text>')
     if level:
-        out.append(f'<path d="M{LEFT} {at(x0, level)[1]}H{WIDTH - RIGHT}" stroke="#333" stroke-dasharray="4 3"/>')
+        out.append(f'<path d="M{LEFT} {at(x0, level)[1]}H{WIDTH - RIGHT}" class="level" stroke-dasharray="4 3"/>')
     out.append(f'<text x="{LEFT + wide / 2}" y="{HEIGHT - 10}" text-anchor="middle">{x_label}</text>')
     out.append(f'<text transform="translate(16 {TOP + high / 2}) rotate(-90)" text-anchor="middle">{y_label}</text>')
     ends, last = {}, -math.inf
     for name in sorted(lines, key=lambda name: at(*lines[name][-1])[1]):  # names at line ends must not overlap
         last = ends[name] = max(at(*lines[name][-1])[1], last + 15)
-    for (name, points), color in zip(lines.items(), COLORS):
+    for k, (name, points) in enumerate(lines.items()):
         places = [at(*point) for point in points]
         path = "L".join(f"{x} {y}" for x, y in places)
-        out.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        out += [f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>' for x, y in places] if len(places) < 20 else []
-        out.append(f'<text x="{places[-1][0] + 8}" y="{ends[name] + 4}" fill="{color}">{name}</text>')
+        out.append(f'<path d="M{path}" fill="none" class="line{k}" stroke-width="2"/>')
+        out += [f'<circle cx="{x}" cy="{y}" r="3" class="mark{k}"/>' for x, y in places] if len(places) < 20 else []
+        out.append(f'<text x="{places[-1][0] + 8}" y="{ends[name] + 4}" class="mark{k}">{name}</text>')
     return "\n".join([*out, "</svg>", ""])
 
 

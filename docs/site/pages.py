@@ -93,7 +93,7 @@ class Markdown:
         if status:
             return f"{{c:enumerator}}`{status} <{self.statuses[status]}>`"
         if page:
-            return f"[docs/{page}.md](../docs/{page}.md)"
+            return f"[](../docs/{page}.md)"  # its title
         return match[0]
 
     def section(self, match):
@@ -158,7 +158,7 @@ def declaration(comment, code, markdown):
 
 
 def title(words):
-    return words if words == "NCCL" else words.capitalize()
+    return re.sub(r"\b(Nccl|Cpu)\b", lambda name: name[0].upper(), words.capitalize())
 
 
 def page_of(heading):
@@ -216,9 +216,14 @@ def linked_names(text, names):
     return "\n".join(lines)
 
 
-def copy(path, folder, names):
-    """A page, with the files that it links to. README.md is the first page of the site."""
+def copy(path, folder, names, pages):
+    """A page, with the files that it links to. README.md is the first page of the site. A link to one of the pages whose
+    text is the name of the file gets the title of the page."""
     text = linked_names((ROOT / path).read_text(), names)
+    for name, link in set(re.findall(r"\[([\w/.]+\.md)\]\(([^)#]+)\)", text)):
+        page = ((ROOT / path).parent / link).resolve()
+        if page.is_relative_to(ROOT) and str(page.relative_to(ROOT)) in pages:
+            text = text.replace(f"[{name}]({link})", f"[]({link})")
     for link in re.findall(r"(?:\]\(|<img [^>]*src=\")([^)\"#:\s]+)", text):
         linked = (ROOT / path).parent / link
         if linked.is_dir():
@@ -244,8 +249,9 @@ def main():
     groups = [[path for path in group if (ROOT / path).exists()] for group in (guide, SPEED, RULES, PROJECT)]
     header = (ROOT / "include/gradcodec.h").read_text()
     names = named(parts(header))
-    for path in ["README.md", *sum(groups, [])]:
-        copy(path, folder, names)
+    copied = ["README.md", *sum(groups, [])]
+    for path in copied:
+        copy(path, folder, names, copied)
     pages = reference(header)
     (folder / "reference").mkdir()
     for name, text in pages.items():

@@ -61,6 +61,13 @@ def test_no_link_is_broken(pages):
     assert broken == []
 
 
+def test_titles_are_short_and_links_to_pages_read_as_titles():
+    titles = re.findall(r'<li class="toctree-l1[^"]*"><a [^>]*>([^<]*)</a>', (SITE / "index.html").read_text())
+    assert {"CPU threads", "NCCL", "Codecs"} <= set(titles) and max(map(len, titles)) <= 35
+    link = re.compile(r'<a class="reference internal"[^>]*>(?:<\w+[^>]*>)*([^<]*\.md)<')
+    assert [(name, found) for name in PAGES for found in link.findall((SITE / name).read_text())] == []
+
+
 def test_nothing_is_fetched_from_elsewhere(pages):
     assert [need for page in pages.values() for need in page.needs if urllib.parse.urlsplit(need).scheme] == []
 
