@@ -3,8 +3,8 @@
 This is the Python client. It needs Python 3.10, the library, and nothing else.
 
     gradcodec = GradCodec()  # or GradCodec("/path/to/libgradcodec.so.0")
-    chunks = gradcodec.pack_chunks(positive, 4)  # an array of NumPy, PyTorch, CuPy, JAX: of whatever has __dlpack__
-    arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's, cupy's, jax.dlpack's; nothing is copied
+    chunks = gradcodec.pack_chunks(positive, 4)  # of any array that has __dlpack__
+    arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's; nothing is copied
     gradcodec.pack_signs_into(gradient, bits)  # dst second, defaults behind it
 
 encode() and decode() of this module need no GradCodec: they find the library themselves, and give arrays of NumPy.

@@ -156,16 +156,16 @@ class Codec(_Steps):
 
     The keywords are fields of gc_codec_options_t. None selects the default, which is the first value here:
 
-        values, results  "float32", "float16", "bfloat16": the dtype that is encoded, and that of decoded values
+        values, results  "float32", "float16", "bfloat16": what is encoded, and what is decoded
         error            "float32", "bfloat16", "none": how errors are kept; SIGN keeps none
-        nonfinite        "propagate", "zero", "transactional": what a value that is not finite does
-        raw              no segment, or a bool for each: whether it travels as float32; block codecs only
+        nonfinite        "propagate", "zero", "transactional": what NaN and Inf do
+        raw              no segment, or a bool for each: travels as float32; block codecs only
         reduction        "mean", "sum": what reduce() makes of chunks; block codecs only
         scale            RMS, MEAN: what the scale is; ONEBIT only
         device           "cpu", "cuda:0", or a pair as (CUDA, 0)
         beta             1.0, or another factor of the carried error in each step
         n_chunks         1, or another number of chunks of a payload
-        server           0: this codec reduces no chunk; k + 1: it reduces chunk k, and keeps its error
+        server           0: reduces no chunk; k + 1: reduces chunk k, and keeps its error
     """
 
     _prefix, _free = "gc_codec", "gc_codec_free"

@@ -165,7 +165,8 @@ class _OneBit(torch.optim.Optimizer):
 class OneBitSGD(_OneBit):
     """SGD with momentum that exchanges the momentum, at one bit per element with error feedback:
 
-        m = mean over the ranks of (momentum * m + gradient)        p = p - lr * m - lr * weight_decay * p
+        m = mean over the ranks of (momentum * m + gradient)
+        p = p - lr * m - lr * weight_decay * p
 
     Gradients are those of this rank: in DistributedDataParallel, call backward() within model.no_sync(). Every rank
     calls step(), with the same parameters; one that requires no gradient and has none stays as it is.

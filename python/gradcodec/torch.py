@@ -1,9 +1,9 @@
 """GradCodec for PyTorch: gradients that ranks of torch.distributed exchange compressed.
 
     model = DistributedDataParallel(model)
-    compression = gradcodec.torch.compress(model, "int8")  # everything else stays as it is
+    compression = gradcodec.torch.compress(model, "int8")  # the only new line
     ...
-    torch.save(compression.state_dict(), f"errors-{rank}.pt")  # into the checkpoint, by every rank
+    torch.save(compression.state_dict(), f"errors-{rank}.pt")  # a checkpoint: every rank
 
 shard() does the same for FSDP2. OneBitSGD and OneBitAdam exchange the momentum, at one bit per element. all_reduce()
 averages or sums any tensors, and AllReduce keeps the errors of such calls. DiLoCo exchanges every so many steps how far
