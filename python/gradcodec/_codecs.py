@@ -156,7 +156,7 @@ class Codec(_Steps):
 
     The keywords are fields of gc_codec_options_t. None selects the default, which is the first value here:
 
-        values, results  "float32", "float16", "bfloat16": what is encoded, and what is decoded
+        values, results  "float32", "float16", "bfloat16": what is encoded, what is decoded
         error            "float32", "bfloat16", "none": how errors are kept; SIGN keeps none
         nonfinite        "propagate", "zero", "transactional": what NaN and Inf do
         raw              no segment, or a bool for each: travels as float32; block codecs only
