@@ -88,7 +88,6 @@ class _State:
 
     pending = complete = closed = False
     measure = True
-    error_factor: torch.Tensor | None = None
     errors_scale: torch.Tensor | None = None
     bytes_sent = 0
 
@@ -157,17 +156,18 @@ class _Buckets(Compression):
     """The hook of a DistributedDataParallel. `native`: the module of the hook in C++, None where it is in Python."""
 
     _pending, _complete, _closed = map(_of_state, ("pending", "complete", "closed"))
-    _measure, _error_factor, _errors_scale = map(_of_state, ("measure", "error_factor", "errors_scale"))
+    _measure, _errors_scale = map(_of_state, ("measure", "errors_scale"))
 
     def __init__(
-        self, model: DistributedDataParallel, parameters: dict[str, torch.Tensor], group: Group, codec: str, error: str,
-        raw: Any, scaler: Any, least_bytes: int, native: ModuleType | None,
+        self, model: DistributedDataParallel, parameters: dict[str, torch.Tensor], training: Iterable[str],
+        group: Group, codec: str, error: str, raw: Any, scaler: Any, least_bytes: int, native: ModuleType | None,
     ) -> None:  # fmt: skip
         self._state: Any = _State()
         super().__init__(group, codec, error, {name: one.numel() for name, one in parameters.items()}, raw, scaler)
         self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters.items()}
         self._model = weakref.ref(model)  # which keeps this
         self._parameter = {name: weakref.ref(one) for name, one in parameters.items()}
+        self._training = list(training)
         self._exchanges: dict[int, _Exchange] = {}  # by the index of the first bucket
         self._least_bytes, self._native = least_bytes, native
         # DDP drops what arrives of a parameter that no rank has used, so none of its errors may be sent then.
@@ -192,6 +192,9 @@ class _Buckets(Compression):
 
     def _units(self) -> Iterable[Unit]:
         return self._exchanges.values()
+
+    def _trained(self) -> Iterable[str]:
+        return self._training
 
     def _forget(self) -> None:
         self._drop(list(self._exchanges))
@@ -258,9 +261,9 @@ class _Buckets(Compression):
         if self._measure and self.codec != "sign":
             self._measured.update(self._losses(own, buffers[0] if len(buffers) == 1 else torch.cat(buffers)))
         if len(buffers) == 1:
-            own.handle.run_within(buffers[0], self._error_factor, self._stream_number)
+            own.handle.run_within(buffers[0], self._stream_number)
         else:
-            own.handle.run_within_each(buffers, own.numbers, self._error_factor, self._stream_number)
+            own.handle.run_within_each(buffers, own.numbers, self._stream_number)
         if is_last:
             self._complete, self._measure = True, False
 
@@ -412,7 +415,7 @@ def compress(
     own.take_topology(transport, codec)
     if least_mib is None:
         least_mib = ON_ONE_NODE if device.type == "cuda" and len(own.nodes or ()) == 1 else 0
-    made = _Buckets(ddp, parameters, own, codec, error, of_raw, scaler, int(least_mib * MIB), module)
+    made = _Buckets(ddp, parameters, training, own, codec, error, of_raw, scaler, int(least_mib * MIB), module)
     if slot is not None:
         slot.compression = made
     else:

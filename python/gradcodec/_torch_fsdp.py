@@ -222,6 +222,14 @@ class _Shards(Compression):
             yield from comm.units.values()
             yield from comm.units_of_replicas.values()
 
+    def _trained(self) -> Iterator[str]:
+        for comm in self.comms:
+            for cut in comm._cuts:
+                if cut.parameter.requires_grad:
+                    yield cut.name
+                    if self._replicas is not None:
+                        yield cut.name + OF_REPLICAS
+
     def _forget(self) -> None:
         for comm in self.comms:
             comm.units.clear()
@@ -284,7 +292,7 @@ class _Shards(Compression):
             of_values = None
             if factor is not None and self.codec != "sign":  # whose values have no magnitude
                 of_values = self._on_device(factor)
-            unit.handle.reduce_scatter_within(given, shard, self._error_factor, self._stream_number, of_values)
+            unit.handle.reduce_scatter_within(given, shard, self._stream_number, of_values)
             if factor is not None and self.codec == "sign":
                 shard.mul_(factor)
             if shard is not output:
@@ -317,7 +325,7 @@ class _Shards(Compression):
         unit = comm.unit_of_replicas(reduced.dtype, op)
         unit.in_step = True
         stream = unit.handle.stream()
-        unit.handle.run_within(reduced, self._error_factor, number_of(stream))
+        unit.handle.run_within(reduced, number_of(stream))
         if self._replicated is not None:
             self._replicated.record(stream)
 

@@ -622,7 +622,7 @@ class Handle:
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
         self._each = [1] * len(self.sizes)
-        self._value_factor, self._error_factor = (_Parts([1], "float32", group.place) for _ in range(2))
+        self._value_factor = _Parts([1], "float32", group.place)
         self.options: dict[str, Any] = {"values": DTYPES[dtype]}
         if device.type == "cuda":
             self.options["device"] = group.place
@@ -666,45 +666,39 @@ class Handle:
     def run(self, tensors: Sequence[torch.Tensor]) -> None:
         """On the current stream."""
         flat = [tensor.contiguous() for tensor in tensors]
-        self.run_within_each(flat, self._each, None, number_of(self.stream()))
+        self.run_within_each(flat, self._each, number_of(self.stream()))
         torch.autograd.graph.increment_version(flat)  # a tensor that autograd has saved is refused by backward() then
         for tensor, reduced in zip(tensors, flat):
             if reduced is not tensor:
                 tensor.copy_(reduced)
 
-    def run_within(self, buffer: torch.Tensor, error_factor: torch.Tensor | None, stream: int) -> None:
-        """run() on a contiguous tensor, in which they lie one after the other, with errors multiplied by one float32.
-        Only their addresses are looked at."""
-        self._run_at(self._within.at(buffer.data_ptr()), [buffer], error_factor, stream)
+    def run_within(self, buffer: torch.Tensor, stream: int) -> None:
+        """run() on a contiguous tensor, in which they lie one after the other. Only its address is looked at."""
+        self._run_at(self._within.at(buffer.data_ptr()), [buffer], stream)
 
-    def run_within_each(
-        self, buffers: Sequence[torch.Tensor], numbers: Sequence[int], error_factor: torch.Tensor | None, stream: int
-    ) -> None:
+    def run_within_each(self, buffers: Sequence[torch.Tensor], numbers: Sequence[int], stream: int) -> None:
         """The same on several: in each lie as many of the handle's tensors as `numbers` says."""
         addresses = [each.data_ptr() for each in buffers]
-        self._run_at(self._within.at_each(addresses, numbers), buffers, error_factor, stream)
+        self._run_at(self._within.at_each(addresses, numbers), buffers, stream)
 
-    def _run_at(
-        self, parts: _Parts, buffers: Sequence[torch.Tensor], error_factor: torch.Tensor | None, stream: int
-    ) -> None:
+    def _run_at(self, parts: _Parts, buffers: Sequence[torch.Tensor], stream: int) -> None:
         if self.is_direct:
             self.group.check_direct()
-        steps, factor = self.steps, _place_of(self._error_factor, error_factor)
-        steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, factor, stream)
+        steps = self.steps
+        steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, None, stream)
         self.enqueued()
         self.group.bytes_sent += self.sent
         if self._factor is not None:
             torch._foreach_mul_(list(buffers), self._factor)
 
     def reduce_scatter_within(
-        self, buffer: torch.Tensor, shard: torch.Tensor, error_factor: torch.Tensor | None, stream: int,
-        value_factor: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self, buffer: torch.Tensor, shard: torch.Tensor, stream: int, value_factor: torch.Tensor | None = None
+    ) -> None:
         """The first half: the mean or sum of this rank's part, in float32, to a contiguous tensor. `value_factor`: one
         float32, by which `buffer` is multiplied first."""
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
-        factors = _place_of(self._value_factor, value_factor), _place_of(self._error_factor, error_factor)
-        others = *factors, self._shard.at(shard.data_ptr()).places[0]
+        factor = None if value_factor is None else self._value_factor.at(value_factor.data_ptr()).places[0]
+        others = factor, None, self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
         self.enqueued()
         self.group.bytes_sent += self._sent_by_halves[0]
@@ -754,13 +748,20 @@ class Handle:
             worker = worker * self._factor_of_errors
         self.steps.errors_in(worker.view(1, -1), server, stream=self.stream())
 
+    def multiply_errors(self, factor: torch.Tensor) -> None:
+        """By one float32. No other rank is needed."""
+        if not self.has_errors:
+            return
+        workers, parts = self.errors()
+        server = torch.zeros(sum(self.sizes), dtype=torch.float32, device=self.group.device)
+        reduced = torch.split_with_sizes(server, [each.numel() for each in workers])
+        for number, first, part in parts:
+            reduced[number][first : first + part.numel()] = part * factor
+        self.take_errors(torch.cat(workers) * factor, server)
+
     def _in_own_order(self, errors: torch.Tensor) -> torch.Tensor:
         pieces = torch.split_with_sizes(errors, [self.sizes[number] for number in self._in_memory])
         return torch.cat([piece for _, piece in sorted(zip(self._in_memory, pieces), key=lambda one: one[0])])
-
-
-def _place_of(factor: _Parts, at: torch.Tensor | None) -> int | None:
-    return None if at is None else factor.at(at.data_ptr()).places[0]
 
 
 class Verdict:

@@ -137,6 +137,7 @@ class Compression:
         self, group: Group, codec: str, error: str, sizes: dict[str, int], raw: dict[str, bool], scaler: Any
     ) -> None:
         self.codec, self.error = codec, error
+        self._has_errors = error != "none" and codec != "sign"
         self._group, self._sizes, self._raw, self._scaler = group, sizes, raw, scaler
         # Errors of parameters that have no handle yet: of this rank, and of the parts that it has reduced.
         self._worker: Errors = {}
@@ -150,9 +151,7 @@ class Compression:
         self._taken_back = torch.zeros(1, dtype=torch.int64, device=group.device)
         self._pending = self._complete = self._closed = False
         self._verdict: Verdict | None = None
-        self._steps_scale: torch.Tensor | None = None  # of the step that is pending
         self._errors_scale: torch.Tensor | None = None  # in which the errors are
-        self._error_factor: torch.Tensor | None = None  # from that scale to the step's
         self._measure, self._measured = True, Errors()
         self._agreed: Verdict | None = None  # on the pending step, where ranks had to agree on it
 
@@ -233,6 +232,8 @@ class Compression:
             worker, server = dict(self._worker), {name: list(parts) for name, parts in self._server.items()}
             for unit in self._units():
                 unit.read(worker, server)
+            if self._has_errors:
+                self._complete_errors(worker, server)
         scale = None if self._errors_scale is None else float(self._errors_scale)
         about = {"format": FORMAT, "rank": self._group.rank, "world_size": self._group.size, "codec": self.codec}
         nodes, ranks, *place = self._place()
@@ -316,6 +317,19 @@ class Compression:
         if self._closed:
             raise ValueError(f"the {self._kind} is closed")
 
+    def _complete_errors(self, worker: Errors, server: Parts) -> None:
+        """Every parameter has some in a state, also before the first step and on a rank that reduces no part of it:
+        torch.distributed.checkpoint loads only what the state that it is given has."""
+        for name in self._trained():
+            if name not in worker and self._keeps(name, of_server=False):
+                worker[name] = torch.zeros(self._sizes[name], dtype=torch.float32, device=self._group.device)
+            if self._keeps(name, of_server=True):
+                server.setdefault(name, [])
+
+    def _trained(self) -> Iterable[str]:
+        """The parameters that get errors."""
+        return self._sizes
+
     def _own(self, errors: torch.Tensor) -> torch.Tensor:
         return errors.detach().to(self._group.device, torch.float32).reshape(-1)
 
@@ -326,14 +340,20 @@ class Compression:
         self._group.check()
         self._pending, self._complete = True, False
         scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
-        self._steps_scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
-        if self._steps_scale is None and self._errors_scale is not None:  # it was loaded, or the scaler was disabled
-            self._steps_scale = torch.ones_like(self._errors_scale)
-        elif self._errors_scale is None:
-            self._errors_scale = self._steps_scale
-        self._error_factor = None
-        if self._steps_scale is not None and self._errors_scale is not None:
-            self._error_factor = self._steps_scale / self._errors_scale
+        scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
+        if self._errors_scale is not None and self._has_errors:
+            self._multiply_errors((1.0 if scale is None else scale) / self._errors_scale)
+        self._errors_scale = scale
+
+    def _multiply_errors(self, factor: torch.Tensor) -> None:
+        """Those of workers and of reducers, unless the factor is 1, for which the host waits."""
+        if float(factor) == 1:
+            return
+        for unit in self._units():
+            unit.handle.multiply_errors(factor)
+        self._worker = {name: errors * factor for name, errors in self._worker.items()}
+        for parts in self._server.values():
+            parts[:] = [(first, part * factor) for first, part in parts]
 
     def _ended(self) -> Iterator[Handle]:
         """The handles of the pending step, which is over by then."""
@@ -380,12 +400,6 @@ class Compression:
             verdict.undone.fill_(True)
         verdict.carry_out(handles, stream)
         verdict.count(self._taken_back)
-        if self._steps_scale is not None and self._errors_scale is not None:
-            scale = torch.where(verdict.undone, self._errors_scale, self._steps_scale)
-            factor, self._errors_scale = scale / self._errors_scale, scale
-            self._worker = {name: errors * factor for name, errors in self._worker.items()}
-            for parts in self._server.values():
-                parts[:] = [(first, part * factor) for first, part in parts]
 
     def _checked(self, state: Any) -> list[Any]:
         """The states of a list by rank, or the one."""
@@ -416,12 +430,12 @@ class Compression:
 
     def _kept_of(self, state: Any, dropped: set[str]) -> tuple[Errors, Parts]:
         """The errors of a state that this can use. `dropped` gets the names of the others."""
-        has_none = self.error == "none" or self.codec == "sign"
         worker, server = (
-            {name: its for name, its in state[each].items() if not has_none and self._keeps(name, each == "server")}
+            {name: its for name, its in state[each].items() if self._has_errors and self._keeps(name, each == "server")}
             for each in ("worker", "server")
         )
-        dropped |= (state["worker"].keys() - worker.keys()) | (state["server"].keys() - server.keys())
+        dropped |= state["worker"].keys() - worker.keys()
+        dropped |= {name for name, parts in state["server"].items() if parts} - server.keys()
         return worker, server
 
     def _keeps(self, name: str, of_server: bool) -> bool:
@@ -431,11 +445,11 @@ class Compression:
     # --- what is lost
 
     def _losses(self, unit: Unit, buffer: torch.Tensor) -> Errors:
-        handle, lost, factor = unit.handle, Errors(), self._error_factor
+        handle, lost = unit.handle, Errors()
         given = [view.float() for view in torch.split_with_sizes(buffer, handle.sizes)]
         if handle.has_errors:
             carried, _ = handle.errors()
-            given = [one + (error if factor is None else error * factor) for one, error in zip(given, carried)]
+            given = [one + error for one, error in zip(given, carried)]
         options = {**handle.options, "values": "float32", "n_chunks": self._group.size, "error": ERRORS["none"]}
         codec = library().codec(self.codec, handle.sizes, **options)
         payload = torch.empty(codec.payload_bytes, dtype=torch.uint8, device=self._group.device)

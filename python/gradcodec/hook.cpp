@@ -237,7 +237,7 @@ public:
     bool pending = false, complete = false, closed = false, measure = true;
     bool in_python = false;  // all exchanges are Python's
     bool scales = false;     // there is a GradScaler
-    std::optional<at::Tensor> error_factor, errors_scale;
+    std::optional<at::Tensor> errors_scale;
     std::vector<uintptr_t> checked;  // communicators that report failures later
     std::atomic<int64_t> bytes_sent{0};
 
@@ -339,12 +339,7 @@ private:
         if (own.direct)
             slot.call("check_direct");
         const std::vector<DLTensor *> &tensors = own.at(buckets);
-        int64_t one = 1;
-        DLTensor factor{};
-        if (error_factor)
-            factor = described(error_factor->data_ptr(), device_of(error_factor->device()), {kDLFloat, 32, 1}, &one);
-        check(slot, first, run_(own.handle, tensors.data(), tensors.size(), nullptr, error_factor ? &factor : nullptr,
-                                own.stream_number));
+        check(slot, first, run_(own.handle, tensors.data(), tensors.size(), nullptr, nullptr, own.stream_number));
         bytes_sent += own.sent;
         if (own.reported)
             slot.call("enqueued", first);
@@ -362,7 +357,6 @@ private:
         if (pending)
             end(slot);
         pending = true, complete = false;
-        error_factor.reset();
     }
 
     // The step is taken back if a handle has met a value that is not finite. The device decides; nothing waits for it.
@@ -484,7 +478,6 @@ PYBIND11_MODULE(_gradcodec_hook, module) {
         .def_readwrite("measure", &State::measure)
         .def_readwrite("in_python", &State::in_python)
         .def_readwrite("scales", &State::scales)
-        .def_readwrite("error_factor", &State::error_factor)
         .def_readwrite("errors_scale", &State::errors_scale)
         .def_readwrite("checked", &State::checked)
         .def_property_readonly("bytes_sent", [](const State &state) { return state.bytes_sent.load(); })

@@ -361,9 +361,9 @@ def peer_memory_has_room_for_the_largest_handle():
                 handle = _torch_groups.Handle(over, codec, sizes, torch.float32, error=error)
                 torch.manual_seed(dist.get_rank())
                 buffer, sent = torch.randn(sum(sizes)), over.bytes_sent
-                handle.run_within(buffer, None, _torch_groups.number_of(handle.stream()))
+                handle.run_within(buffer, _torch_groups.number_of(handle.stream()))
                 shard = torch.zeros(handle.steps.shard_elements)
-                handle.reduce_scatter_within(buffer, shard, None, _torch_groups.number_of(handle.stream()))
+                handle.reduce_scatter_within(buffer, shard, _torch_groups.number_of(handle.stream()))
                 results.append([buffer, shard, over.bytes_sent - sent])
             (one, part, sent), (other, other_part, over_peers) = results
             assert torch.equal(one, other) and torch.equal(part, other_part) and sent == over_peers

@@ -368,11 +368,13 @@ def what_arrived_is_clipped_alike_on_all_ranks(codec):
         assert all(same(other, own) for other in of_all(own))
 
 
-def errors_follow_the_scale_of_a_scaler():
+def errors_follow_the_scale_of_a_scaler(codec):
+    """Those of workers and of reducers, also where a state goes on without a scaler."""
     runs = []
     for scales in None, (1.0, 4.0, 4.0, 2.0, 8.0):
         scaler = None if scales is None else torch.amp.GradScaler(torch.get_default_device().type)
-        model, compression = hooked(scaler=scaler)
+        model, compression = hooked(codec, scaler=scaler)
+        arrived = []
         for step in range(5):
             scale = 1.0
             if scaler:
@@ -382,10 +384,17 @@ def errors_follow_the_scale_of_a_scaler():
             gradients = [scale * gradient for gradient in mine(step)]
             if step == 3:
                 gradients[0][0] = torch.inf  # this scale is never that of errors
-            backward(model, gradients)
+            arrived.append([gradient / scale for gradient in backward(model, gradients)])
+        del arrived[3]  # has a NaN
         state = compression.state_dict()
         assert compression.taken_back == 1 and state["scale"] == (None if scales is None else 8.0)
-        runs.append({name: errors / scale for name, errors in state["worker"].items()})
+        worker = {name: errors / scale for name, errors in state["worker"].items()}
+        server = {name: [(first, part / scale) for first, part in its] for name, its in state["server"].items()}
+        other, again = hooked(codec)
+        again.load_state_dict(copied(state))
+        arrived.append(backward(other, mine(5)))
+        assert again.state_dict()["scale"] is None
+        runs.append((arrived, worker, server))
     assert same(*runs)
 
 

@@ -212,7 +212,7 @@ def a_gradient_gets_no_errors_of_another():
         model.zero_grad()
         model(b=ones, c=ones).backward()
         torch.testing.assert_close(whole(model.c.grad), ones, rtol=0.01, atol=0)
-        assert not compression.state_dict()["worker"]
+        assert not any(errors.any() for errors in compression.state_dict()["worker"].values())
 
 
 def whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters():

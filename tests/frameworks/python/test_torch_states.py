@@ -221,6 +221,24 @@ def checkpointed(folder):
             assert equal(compression.state_dict(), before)
 
 
+def goes_on_from_a_checkpoint(folder):
+    name = f"errors of rank {dist.get_rank()}"
+    for kind in "compress", "compress onebit", "shard", "AllReduce":
+        step, compression = KINDS[kind]()
+        for number in range(3):
+            step(number)
+        state = copy.deepcopy(compression.state_dict())
+        dcp.save({name: state}, checkpoint_id=f"{folder}/{kind}")
+        for steps in range(3):  # DistributedDataParallel arranges its buckets anew after the first
+            step, new = KINDS[kind]()
+            for number in range(steps):
+                step(number)
+            loaded = {name: new.state_dict()}  # of which only what it has is loaded
+            dcp.load(loaded, checkpoint_id=f"{folder}/{kind}")
+            new.load_state_dict(loaded[name])
+            assert equal(new.state_dict(), state), (kind, steps)
+
+
 def put_zeros(state):
     for path, one in leaves(state):
         if isinstance(one, torch.Tensor):
@@ -230,6 +248,10 @@ def put_zeros(state):
 
 def test_a_distributed_checkpoint_keeps_all_ranks_errors_or_is_refused(tmp_path):
     on_ranks(("gloo", "cpu", 2), checkpointed, tmp_path, str(tmp_path))
+
+
+def test_a_new_run_goes_on_from_a_distributed_checkpoint(tmp_path):
+    on_ranks(("gloo", "cpu", 2), goes_on_from_a_checkpoint, tmp_path, str(tmp_path))
 
 
 def dropped():
