@@ -22,7 +22,7 @@ def _tensors(name: str, given: Any, written: bool = True) -> Sequence[torch.Tens
     for number, tensor in enumerate(tensors):
         if not (
             isinstance(tensor, torch.Tensor) and tensor.device == device and tensor.dtype in DTYPES
-            and tensor.layout is torch.strided and not (recording and tensor.requires_grad)
+            and tensor.layout is torch.strided and not tensor.is_nested and not (recording and tensor.requires_grad)
             and not hasattr(tensor, "device_mesh")
             and (not written or tensor.is_contiguous() or not _shares_elements(tensor))
         ):  # fmt: skip

@@ -406,7 +406,10 @@ def compress(
             module.check(ddp.reducer, ddp.process_group)
         except (_torch_native.Unavailable, RuntimeError) as failure:
             module, missing = None, str(failure)
-    same = {"codec": codec, "error": error, "transport": transport, "exchange_mib": exchange_mib}
+    same = {
+        "codec": codec, "error": error, "transport": transport, "exchange_mib": exchange_mib,
+        "has a scaler": scaler is not None,
+    }  # fmt: skip
     for rank, lacking in enumerate(agree("compress()", own, same, missing if native else None)):
         if lacking:
             raise RuntimeError(f"native: there is no hook in C++ on rank {rank}: {lacking}")

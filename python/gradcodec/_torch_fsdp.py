@@ -546,7 +546,10 @@ def shard(
         for module in divided:
             module.set_force_sum_reduction_for_comms(True)
     count = None if replicas is None else replicas.size
-    same = {"codec": codec, "error": error, "transport": transport, "gather": gather, "replicas": count}
+    same = {
+        "codec": codec, "error": error, "transport": transport, "gather": gather, "replicas": count,
+        "has a scaler": scaler is not None,
+    }  # fmt: skip
     await_all("shard()", own)
     agree("shard()", own, same)
     if replicas is not None:

@@ -37,6 +37,7 @@ KEPT = 64
 BY_PAIRS = 1 << 19  # bytes of a rank from which on each two exchange theirs over gloo
 TAG = 0x67726164  # of messages between two ranks, so that they are not taken for the caller's own
 DEFAULT_TIMEOUT = 600.0  # seconds, as for NCCL in the library
+SHORTEST, LONGEST = 1e-3, 4e6  # seconds, to which a timeout is bounded: PyTorch's clock overflows after some centuries
 HINT_AFTER = 30.0  # seconds until a rank says which others it waits for
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
@@ -71,8 +72,11 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Refuses what no codec takes."""
     if hasattr(tensor, "device_mesh"):
         raise TypeError(f"{name}: a plain tensor expected, got a DTensor; to_local() gives this rank's part")
+    if tensor.is_nested:
+        raise TypeError(f"{name}: a dense tensor expected, got a nested one")
     if tensor.layout != torch.strided:
-        raise TypeError(f"{name}: a dense tensor expected, got a sparse one; to_dense() makes one")
+        layout = str(tensor.layout).removeprefix("torch.").removeprefix("_")
+        raise TypeError(f"{name}: a dense tensor expected, got one in {layout}; to_dense() makes one")
     if tensor.dtype not in DTYPES:
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise TypeError(f"{name}: float32, float16 or bfloat16 expected, got {dtype}")
@@ -99,11 +103,12 @@ def number_of(stream: Any) -> int:
 
 
 def seconds(timeout: Any) -> datetime.timedelta | None:
-    if timeout is None or (isinstance(timeout, datetime.timedelta) and timeout > datetime.timedelta(0)):
-        return timeout
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+    if timeout is None:
+        return None
+    given = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
         raise TypeError(f"timeout: seconds or a timedelta above 0 expected, got {_said(timeout)}")
-    return datetime.timedelta(seconds=timeout)
+    return datetime.timedelta(seconds=min(max(given, SHORTEST), LONGEST))
 
 
 class _Memory:

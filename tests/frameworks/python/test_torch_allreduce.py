@@ -296,7 +296,8 @@ def refusals():
         (lambda: all_reduce(tensor.double(), "onebit"), TypeError, "or bfloat16 expected, got float64"),
         (lambda: all_reduce([tensor, of_a_mesh], "onebit"), TypeError, r"tensors\[1\]: .* got a DTensor; to_local"),
         (lambda: all_reduce(of_a_mesh, "onebit"), TypeError, r"tensors\[0\]: .* got a DTensor; to_local"),
-        (lambda: all_reduce(tensor.to_sparse(), "onebit"), TypeError, "a dense tensor expected"),
+        (lambda: all_reduce(tensor.to_sparse(), "onebit"), TypeError, "a dense tensor expected, got one in sparse_coo"),
+        (lambda: all_reduce([tensor, torch.nested.nested_tensor([tensor])]), TypeError, r"\[1\]: .* a nested one"),
         (lambda: all_reduce([tensor, [1.0]], "onebit"), TypeError, r"tensors\[1\]: a tensor of PyTorch expected"),
         (lambda: all_reduce([tensor, None], "onebit"), TypeError, "got None; leave out what has no gradient"),
         (lambda: all_reduce([1.0] * 10**6, "onebit"), TypeError, r"tensors\[0\]: a tensor .* got float 1.0"),
@@ -319,6 +320,13 @@ def refusals():
     with pytest.raises(ValueError, match="at least 2 ranks expected, got 1"):
         all_reduce(tensor, "onebit", group=alone)
     assert tensor.tolist() == [1] * 8
+
+
+def a_timeout_of_centuries_is_no_shorter_than_others():
+    for timeout in datetime.timedelta.max, 1e300, 10**30:
+        tensor = torch.ones(8)
+        all_reduce(tensor, "onebit", timeout=timeout)
+        assert tensor.tolist() == [1] * 8
 
 
 def a_rank_that_does_not_come_is_not_waited_for():
@@ -394,7 +402,8 @@ def test_all_reduce(group, tmp_path):
         what_began_in_inference_mode_goes_on, it_may_be_called_in_what_is_compiled, two_threads_may_begin_at_once,
         what_arrived_and_what_is_kept_is_what_was_given, a_step_can_be_taken_back_and_one_inf_takes_it_back,
         the_errors_of_a_state_go_on_in_a_world_of_any_size, an_all_reduce_refuses_other_tensors_and_states,
-        refusals, the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
+        refusals, a_timeout_of_centuries_is_no_shorter_than_others, the_oldest_goes_on_all_ranks,
+        peer_memory_has_room_for_the_largest_handle,
         a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip
 

@@ -766,6 +766,10 @@ def what_ranks_must_agree_on_is_compared():
     HOOK["exchange_mib"] = 3.5 + dist.get_rank()
     with pytest.raises(ValueError, match="exchange_mib: 3.5 on rank 0 and 4.5 on rank 1"):
         hooked("int8")
+    scaler = torch.amp.GradScaler(torch.get_default_device().type) if dist.get_rank() else None
+    HOOK["exchange_mib"] = 0
+    with pytest.raises(ValueError, match="has a scaler: False on rank 0 and True on rank 1"):
+        hooked("int8", scaler=scaler)
     for wrong in -1, True, "all", torch.inf:
         HOOK["exchange_mib"] = wrong
         with pytest.raises(ValueError, match="exchange_mib: MiB from 0 up, or None, expected"):
