@@ -250,7 +250,7 @@ enum gc_codec {
     GC_CODEC_MXFP4 = 7,
 };
 
-/** What several payloads are reduced to. ONEBIT and SIGN have GC_REDUCTION_MEAN alone. */
+/** What several payloads are reduced to. SIGN has GC_REDUCTION_MEAN alone, which is its majority. */
 enum gc_reduction {
     /** Their mean. */
     GC_REDUCTION_MEAN = 0,
@@ -332,7 +332,7 @@ typedef struct gc_codec_options_t {
     uint64_t server;
     /** NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone. */
     const uint8_t *raw;
-    /** One of GC_REDUCTION_*. Block codecs alone. */
+    /** One of GC_REDUCTION_*; 0 for SIGN. */
     int32_t reduction;
     /** Must be 0. */
     uint32_t reserved[5];
@@ -391,7 +391,7 @@ gc_status_t gc_decode(const DLManagedTensor *payload,
  *
  * - GC_STATUS_INVALID_ARGUMENT: a codec or other enum value is unknown; an unknown or reserved field is not 0 (the
  *   message has its offset); a count is negative; beta is not finite; `server` is beyond the chunks; GC_ERROR_BFLOAT16
- *   with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
+ *   or GC_REDUCTION_SUM with GC_CODEC_SIGN; raw with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
  *   codec; or n_elements is not 0 although there are segments.
  * - GC_STATUS_UNSUPPORTED_DTYPE: a dtype is not float32, float16 or bfloat16.
  * - GC_STATUS_SIZE_OVERFLOW: a payload or a state has more than 2^63 - 1 bytes.

@@ -13,7 +13,7 @@ struct Payloads {
     const unsigned char *scales;
     u64 stride;
     unsigned many, beyond;         // payloads; bytes from there to the lane's word
-    unsigned ranks;                // what a mean divides by
+    unsigned divisor;              // of the sum
     bool exists, low, high;        // the unit, this word of it, and the word behind, as far as it is needed
 
     __device__ __forceinline__ Payloads(const gc_reduce &call, const gc_tile &tile, unsigned at, unsigned count,
@@ -22,7 +22,7 @@ struct Payloads {
         beyond = misalignment(unit, 4), bits = reinterpret_cast<const unsigned *>(unit - beyond) + lane;
         scales = call.chunks + HEADER + 4 * static_cast<u64>(tile.run);
         stride = call.apart, many = static_cast<unsigned>(call.payloads);
-        ranks = many * call.codec.ranks;
+        divisor = call.codec.reduction == REDUCTION_SUM ? 1 : many * call.codec.ranks;
         exists = count != 0, low = lane * 32 < count, high = beyond != 0 && (lane * 4 + 4 - beyond) * 8 < count;
     }
     // The word as it lies in memory; what is in it past the unit's last element is not looked at.
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_signed(float &sum, float q, unsigned below_z
 }
 
 // Some payloads from one on. load() leaves this lane's words as they lie in memory, in two aligned ones each, and scales, that
-// of number i in lane i. receive() makes of these words with 1 where an element is below zero, and shares of the mean.
+// of number i in lane i. receive() makes of these words with 1 where an element is below zero, and shares of the result.
 struct Group {
     enum : unsigned { MOST = 8 };
     unsigned words[MOST], next[MOST];
@@ -77,8 +77,8 @@ struct Group {
 #pragma unroll
         for (unsigned i = 0; i < MOST; i++) words[i] = ~in_order(payloads.put_together(words[i], next[i]), ORDER_BIG);
         // A power of two divides as its reciprocal multiplies.
-        const float all = static_cast<float>(payloads.ranks);
-        const bool divides = (payloads.ranks & (payloads.ranks - 1)) != 0;
+        const float all = static_cast<float>(payloads.divisor);
+        const bool divides = (payloads.divisor & (payloads.divisor - 1)) != 0;
         share = divides ? __fdiv_rn(share, all) : __fmul_rn(share, __uint_as_float(0x7f000000u - __float_as_uint(all)));
         if (is_finite(share)) return;
         found = true;

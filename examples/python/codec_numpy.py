@@ -11,7 +11,7 @@ from gradcodec import ONEBIT, GradCodec
 
 def read(payload, sizes):
     """The tensors that a payload of ONEBIT or SIGN stands for, as float32."""
-    names = "magic version codec values results rule rounding block n_chunks chunk segments flags elements bytes digest"
+    names = "magic version codec values results rule reduction block n_chunks chunk segments flags elements bytes digest"
     digest = 0xCBF29CE484222325
     for byte in np.asarray(sizes, "<i8").tobytes():
         digest = (digest ^ byte) * 0x100000001B3 % 2**64

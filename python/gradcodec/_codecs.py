@@ -160,7 +160,7 @@ class Codec(_Steps):
         error            "float32", "bfloat16", "none": how errors are kept; SIGN keeps none
         nonfinite        "propagate", "zero", "transactional": what NaN and Inf do
         raw              no segment, or a bool for each: travels as float32; block codecs only
-        reduction        "mean", "sum": what reduce() makes of chunks; block codecs only
+        reduction        "mean", "sum": what reduce() makes of chunks; not SIGN
         scale            RMS, MEAN: what the scale is; ONEBIT only
         device           "cpu", "cuda:0", or a pair as (CUDA, 0)
         beta             1.0, or another factor of the carried error in each step

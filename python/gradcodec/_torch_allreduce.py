@@ -6,7 +6,6 @@ from typing import Any, Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-from ._abi import SIGNS
 from ._arguments import _arrays, _said
 from ._torch_groups import (
     DTYPES, Group, Handle, check_tensor, check_transport, eager, kept, known_codec, process_group, seconds,
@@ -149,10 +148,6 @@ class AllReduce(Compression):
             handle = Handle(self._group, self.codec, sizes, dtype, error=error, op=self._op, transactional=True)
             made[dtype] = Unit(names, handle), numbers
             made[dtype][0].give(self._worker, self._server)
-        if self.codec == "onebit":  # whose handles have the mean for both
-            ops = torch.tensor([int(self._op == op) for op in ("mean", "sum")], device=self._group.device)
-            if self._group.over_all(ops, dist.ReduceOp.MAX).sum() > 1:
-                raise ValueError("op: the same on all ranks expected, got mean on some and sum on others")
         return made
 
     def _units(self) -> Iterable[Unit]:
@@ -178,16 +173,9 @@ class AllReduce(Compression):
         factor = len(states) / self._group.size
         if self._op == "mean" or isinstance(state, dict) or factor == 1:
             return states
-        # load_state_dict() makes means of them. Of a sum in a world of another size the total is what has to stay; the
-        # reducers' errors of ONEBIT are those of the mean.
-        of_server = factor if self.codec in SIGNS else 1.0
+        # load_state_dict() makes means of them. Of a sum in a world of another size the total is what has to stay.
         return [
-            {
-                **one,
-                "worker": {name: errors * factor for name, errors in one["worker"].items()},
-                "server": {name: [(at, part * of_server) for at, part in its] for name, its in one["server"].items()},
-            }
-            for one in states
+            {**one, "worker": {name: errors * factor for name, errors in one["worker"].items()}} for one in states
         ]
 
 

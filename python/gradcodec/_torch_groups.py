@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from . import _torch_nvlink
-from ._abi import CODECS, CPU, CUDA, CUDA_HOST, SIGNS, G, Transport
+from ._abi import CODECS, CPU, CUDA, CUDA_HOST, G, Transport
 from ._arguments import _near, _said
 from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
@@ -623,7 +623,7 @@ class Handle:
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.watch = group.watch if group.levels is None else group.levels.watch
         self.has_errors, device = error != "none" and codec != "sign", group.device
-        self._factor = float(group.size) if op == "sum" and codec in SIGNS else None  # these have no sum of their own
+        self._factor = float(group.size) if (op, codec) == ("sum", "sign") else None  # the majority, as many times
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
         self._each = [1] * len(self.sizes)
@@ -638,7 +638,7 @@ class Handle:
         more: dict[str, Any] = {"nonfinite": TRANSACTIONAL} if self.pends else {}
         if codec != "sign":
             more["error"] = ERRORS[error]
-        if op == "sum" and codec not in SIGNS:
+        if op == "sum" and codec != "sign":
             more["reduction"] = "sum"
         # A flat sum divides a single row of errors by the ranks; to multiply by a power of two before loses nothing.
         self._factor_of_errors = group.size if "reduction" in more and group.levels is None else 1

@@ -212,9 +212,8 @@ class Codec:
         }  # fmt: skip
         if self.beta != 1:
             options["beta"] = self.beta
-        if self.codec in SIGNS:
-            return {**options, "scale": self.scale}
-        return {**options, "reduction": self.reduction, "raw": leaves.raw}
+        options["reduction"] = self.reduction
+        return {**options, **({"scale": self.scale} if self.codec in SIGNS else {"raw": leaves.raw})}
 
     def _about(self, do: str, leaves: _Leaves, n_chunks: int, chunk: int | None = None) -> dict[str, Any]:
         options = self._options(leaves, n_chunks)

@@ -123,7 +123,7 @@ pub struct gc_codec_options_t {
     pub server: u64,
     /// NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone.
     pub raw: *const u8,
-    /// One of GC_REDUCTION_*. Block codecs alone.
+    /// One of GC_REDUCTION_*; 0 for SIGN.
     pub reduction: i32,
     /// Must be 0.
     pub reserved: [u32; 5],
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn gc_decode(
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: a codec or other enum value is unknown; an unknown or reserved field is not 0 (the
 ///   message has its offset); a count is negative; beta is not finite; `server` is beyond the chunks; GC_ERROR_BFLOAT16
-///   with GC_CODEC_SIGN; raw or GC_REDUCTION_SUM with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
+///   or GC_REDUCTION_SUM with GC_CODEC_SIGN; raw with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
 ///   codec; or n_elements is not 0 although there are segments.
 /// - GC_STATUS_UNSUPPORTED_DTYPE: a dtype is not float32, float16 or bfloat16.
 /// - GC_STATUS_SIZE_OVERFLOW: a payload or a state has more than 2^63 - 1 bytes.

@@ -133,7 +133,7 @@ def scales_of_segments_are_refused(place, codec):
 @each_codec
 def options_of_the_other_family_are_refused(place, codec):
     raw = (ctypes.c_uint8 * 1)(1)
-    of_bits = [(kind, *one) for kind in (ONEBIT, SIGN) for one in (("raw", raw), ("reduction", SUM))]
+    of_bits = (ONEBIT, "raw", raw), (SIGN, "raw", raw), (SIGN, "reduction", SUM)
     for kind, field, value in [(codec, "scale", 1), *of_bits]:
         options = options_of(model_of(kind, segments=[3], error=None), place.device)
         setattr(options, field, value)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codec_model import CORRUPT, NONFINITE, UNIT, ZERO, Handle, Model, canonical, f32, narrow, rounded, widen
+from codec_model import CORRUPT, NONFINITE, SUM, UNIT, ZERO, Handle, Model, canonical, f32, narrow, rounded, widen
 
 BF16, MXFP8, INT8, INT4, MXFP4 = 3, 4, 5, 6, 7
-MEAN, SUM = 0, 1
+MEAN = 0
 E8M0, BFLOAT16 = 2, 3
 
 
@@ -148,7 +148,6 @@ def to_16(n_bytes):
 class BlockModel(Handle):
     """A handle with a block codec. `raw`: which of its segments travel as they are."""
 
-    reduction: int = MEAN
     raw: list | None = None
 
     def __post_init__(self):

@@ -11,6 +11,7 @@ import numpy as np
 
 ONEBIT, SIGN = 1, 2
 RMS, MEAN = 0, 1
+SUM = 1  # a reduction; 0: the mean
 PROPAGATE, ZERO, TRANSACTIONAL = 0, 1, 2
 CORRUPT, NONFINITE, TAKEN_BACK = 1, 2, 4
 UNIT = 1024
@@ -95,6 +96,7 @@ class Handle:
     beta: float = 1.0
     n_chunks: int = 1
     server: int | None = None
+    reduction: int = 0
     ranks: int = 0  # by which a mean divides; 0: as many as there are payloads
     flags: int = 0
     since_commit: int = 0
@@ -106,7 +108,8 @@ class Handle:
         for byte in b"".join(struct.pack("<Q", n) for n in counts):
             digest = (digest ^ byte) * 0x100000001B3 % 2**64
         return magic + struct.pack(
-            "<HHBBBBIIIIIqqQQ", 1, self.codec, NUMBERS[self.values], NUMBERS[self.results], scale, 0, block,
+            "<HHBBBBIIIIIqqQQ", 1, self.codec, NUMBERS[self.values], NUMBERS[self.results], scale, self.reduction,
+            block,
             self.n_chunks, chunk, len(self.segments), flags, sum(self.segments), n_bytes, digest, turn,
         )  # fmt: skip
 
@@ -368,7 +371,7 @@ class Model(Handle):
                 continue
             for (_, s, _), sign in zip(read, signs):
                 with np.errstate(all="ignore"):
-                    q = f32(s[i] / f32(self.ranks or w))
+                    q = s[i] if self.reduction == SUM else f32(s[i] / f32(self.ranks or w))
                     if self.nonfinite == ZERO and not np.isfinite(q):
                         self.met |= NONFINITE
                         q = f32(0)

@@ -73,8 +73,8 @@ def options_of(model, device):
     return CodecOptions(
         struct_size=ctypes.sizeof(CodecOptions), codec=model.codec, device=device,
         values=capi.dldtype(model.values), results=capi.dldtype(model.results), error=ERRORS[model.error],
-        scale=0 if of_blocks else model.scale, reduction=model.reduction if of_blocks else 0,
-        raw=raw if of_blocks else None, nonfinite=model.nonfinite, beta=model.beta, segments=segments,
+        scale=0 if of_blocks else model.scale, reduction=model.reduction, raw=raw if of_blocks else None,
+        nonfinite=model.nonfinite, beta=model.beta, segments=segments,
         n_segments=len(model.segments), n_chunks=model.n_chunks,
         server=0 if model.server is None else model.server + 1,
     )  # fmt: skip
@@ -257,7 +257,8 @@ def random_options(rng, most):
     codec = int(rng.choice([ONEBIT, ONEBIT, ONEBIT, SIGN]))
     options = of_both(rng, most)
     error = None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)]
-    return dict(codec=codec, error=error, scale=int(rng.choice([RMS, MEAN])), **options)
+    reduction = int(rng.spawn(1)[0].integers(0, 2)) if codec == ONEBIT else 0  # what `rng` draws next stays the same
+    return dict(codec=codec, error=error, scale=int(rng.choice([RMS, MEAN])), reduction=reduction, **options)
 
 
 def random_block_options(rng, most):

@@ -403,7 +403,7 @@ def of_family(rng, codec, segments):
     """Options that only some codecs have."""
     if codec in FORMATS:
         return dict(reduction=int(rng.integers(0, 2)), raw=[bool(rng.random() < 0.3) for _ in segments])
-    return dict(scale=int(rng.choice([RMS, MEAN])))
+    return dict(scale=int(rng.choice([RMS, MEAN])), reduction=int(rng.integers(0, 2)) if codec == ONEBIT else 0)
 
 
 def random_handle(rng, codecs=(*BITS, *FORMATS)):

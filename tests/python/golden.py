@@ -75,7 +75,7 @@ class Script:
             options["raw"] = options["raw"][: len(options["segments"])]
         options["server"] = int(rng.integers(0, options["n_chunks"])) if rng.random() < 0.8 else None
         if codec == SIGN:
-            options["error"] = None
+            options["error"], options["reduction"] = None, 0
         self.rng, self.options, self.lines, self.payloads = rng, options, [], []
         with Checked(Host(), **options) as self.codec:
             self.model = self.codec.model
@@ -93,7 +93,7 @@ class Script:
         is_block = model.codec in FORMATS
         self.say(
             "case", model.codec, names.index(model.values), names.index(model.results), codecs_c.ERRORS[model.error],
-            0 if is_block else model.scale, model.reduction if is_block else 0, model.nonfinite, bits_of(model.beta), model.n_chunks,
+            0 if is_block else model.scale, model.reduction, model.nonfinite, bits_of(model.beta), model.n_chunks,
             0 if model.server is None else model.server + 1, ",".join(map(str, model.segments)) or "-",
             ",".join(str(int(raw)) for raw in model.raw) if is_block and any(model.raw) else "-",
             "-" if model.server is None else model.errors(1).size,

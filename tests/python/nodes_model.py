@@ -91,7 +91,7 @@ class FlatModel:
 
 
 def is_sum(model):
-    return getattr(model, "reduction", None) == SUM
+    return model.reduction == SUM
 
 
 def over_nodes(rows, count):

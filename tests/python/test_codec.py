@@ -225,7 +225,7 @@ def test_errors_in_are_rounded_and_carried():
 CHANGES = [
     (0, ord("X"), "magic"), (3, 0, "magic"), (4, 2, "version 0x1"), (5, 1, "version"),
     (6, 2, "codec GC_CODEC_ONEBIT expected, got GC_CODEC_SIGN"), (6, 9, "codec 0x1 expected, got 0x9"),
-    (8, 1, "dtype of values 0"), (9, 1, "dtype of results"), (10, 1, "scale rule"), (11, 1, "rounding"), (12, 1, "block"),
+    (8, 1, "dtype of values 0"), (9, 1, "dtype of results"), (10, 1, "scale rule"), (11, 1, "reduction 0x0"), (12, 1, "block"),
     (16, 3, "number of chunks 0x2"), (20, 7, "chunk number"), (24, 9, "number of segments 0x3"), (28, 1, "flags"),
     (28, 4, "flags"), (31, 0x80, "flags"), (32, 9, "number of elements"), (47, 0xFF, "number of bytes"), (48, 0, "digest"),
     (56, 1, "last field"), (67, 0xBF, "scale -"), (68, 1, "scale 0"), (71, 0x80, "scale 0"),

@@ -1187,10 +1187,10 @@ TABLE += [
             ({"reserved": (c_uint32 * 5)(7)}, INVALID_ARGUMENT, "offset", 92, 7),
             *(({"reduction": n}, INVALID_ARGUMENT, "reduction", n) for n in (-1, 2)),
             *(
-                ({"codec": n, field: value}, INVALID_ARGUMENT, field, name)
+                ({"codec": n, "raw": (c_uint8 * 2)()}, INVALID_ARGUMENT, "raw", name)
                 for n, name in ((1, "GC_CODEC_ONEBIT"), (2, "GC_CODEC_SIGN"))
-                for field, value in (("raw", (c_uint8 * 2)()), ("reduction", 1))
             ),
+            ({"codec": 2, "error": 2, "reduction": 1}, INVALID_ARGUMENT, "reduction", "GC_CODEC_SIGN"),
             *(
                 ({"codec": n, "scale": 1}, INVALID_ARGUMENT, "scale", f"GC_CODEC_{name}", 1)
                 for n, name in enumerate(("BF16", "MXFP8", "INT8", "INT4", "MXFP4"), 3)

@@ -89,13 +89,13 @@ impl Descriptor<'_> {
         if self.raw.is_some() {
             return Err(error!(InvalidArgument, "options: raw, and {kind} has no raw segments; NULL expected"));
         }
-        match self.reduction {
-            Reduction::Mean => Ok(()),
-            reduction => Err(error!(
+        if self.kind == Kind::Sign && self.reduction == Reduction::Sum {
+            return Err(error!(
                 InvalidArgument,
-                "options: reduction {}, and {kind} reduces in one way; 0 expected", reduction as i32
-            )),
+                "options: reduction 1, and {kind} sends the majority and no sum; 0 expected"
+            ));
         }
+        Ok(())
     }
 
     fn error(&self) -> Result<Option<Dtype>> {

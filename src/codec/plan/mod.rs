@@ -53,7 +53,7 @@ pub const FIELDS: [(&str, Range<usize>); 16] = [
     ("dtype of values", VALUES_FIELD),
     ("dtype of results", RESULTS_FIELD),
     ("scale rule", SCALE_FIELD),
-    ("rounding", 11..12),
+    ("reduction", REDUCTION_FIELD),
     ("block", BLOCK_FIELD),
     ("number of chunks", CHUNKS_FIELD),
     ("chunk number", CHUNK_FIELD),
@@ -74,6 +74,7 @@ pub const CODEC_FIELD: Range<usize> = 6..8;
 const VALUES_FIELD: Range<usize> = 8..9;
 const RESULTS_FIELD: Range<usize> = 9..10;
 const SCALE_FIELD: Range<usize> = 10..11;
+const REDUCTION_FIELD: Range<usize> = 11..12;
 const BLOCK_FIELD: Range<usize> = 12..16;
 const CHUNKS_FIELD: Range<usize> = 16..20;
 /// This and the flags differ from chunk to chunk.
@@ -176,7 +177,7 @@ impl Kind {
     }
 }
 
-/// What several payloads are reduced to. ONEBIT and SIGN have GC_REDUCTION_MEAN alone.
+/// What several payloads are reduced to. SIGN has GC_REDUCTION_MEAN alone, which is its majority.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
@@ -248,6 +249,16 @@ pub struct Rules {
     pub policy: NonFinite,
     /// How many ranks' values a payload is the sum of: a mean is divided by payloads times this.
     pub ranks: usize,
+}
+
+impl Rules {
+    /// What a sum of so many payloads is divided by.
+    pub fn divisor(&self, payloads: usize) -> f32 {
+        match self.reduction {
+            Reduction::Mean => (payloads * self.ranks) as f32,
+            Reduction::Sum => 1.0,
+        }
+    }
 }
 
 /// Elements that share a scale: a segment, or what of it lies in a chunk.
@@ -516,6 +527,7 @@ impl CodecPlan {
         header[VALUES_FIELD].copy_from_slice(&[dtype(rules.values)]);
         header[RESULTS_FIELD].copy_from_slice(&[dtype(rules.results)]);
         header[SCALE_FIELD].copy_from_slice(&[scale]);
+        header[REDUCTION_FIELD].copy_from_slice(&[rules.reduction as u8]);
         header[BLOCK_FIELD].copy_from_slice(&block_field.to_le_bytes());
         header[CHUNKS_FIELD].copy_from_slice(&(self.n_chunks as u32).to_le_bytes());
         header[SEGMENTS_FIELD].copy_from_slice(&(self.workers.len() as u32).to_le_bytes());
@@ -533,9 +545,9 @@ impl CodecPlan {
 
     /// Of all that the numbers depend on, for ranks to compare: FNV-1a of a header and of what headers do not say.
     pub fn digest_of_all(&self) -> u64 {
-        let Rules { error, beta, policy, reduction, .. } = &self.rules;
+        let Rules { error, beta, policy, .. } = &self.rules;
         let error = error.map_or(0, |error| if error == Dtype::F32 { 1u8 } else { 2 });
-        let rest = [error, *policy as u8, *reduction as u8].into_iter().chain(beta.to_bits().to_le_bytes());
+        let rest = [error, *policy as u8].into_iter().chain(beta.to_bits().to_le_bytes());
         fnv1a(self.header.into_iter().chain(rest))
     }
 

@@ -30,7 +30,7 @@ fn parts<E>(plan: &CodecPlan, inputs: &Inputs<'_>, run: &Run, byte: i64) -> Part
         scale: scale_at(inputs.first().at(0), run.segment).cast(),
         stride: inputs.received.apart as usize,
         payloads: inputs.payloads(),
-        divisor: (inputs.payloads() * plan.rules.ranks) as f32,
+        divisor: plan.rules.divisor(inputs.payloads()),
         kept: ptr::null(),
         kept_scale: 0.0,
         beta: 0.0,

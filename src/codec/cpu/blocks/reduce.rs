@@ -6,7 +6,7 @@ use crate::{
     codec::{
         call::Received,
         cpu::{Codec, SERVER, sources::Feedback, sum::Unit, tiles::Tile},
-        plan::{CodecPlan, NonFinite, Reduction, Run},
+        plan::{CodecPlan, NonFinite, Run},
     },
     cpu::{
         InstructionSet,
@@ -56,8 +56,7 @@ impl<E: Number> Origin for Sums<'_, E> {
                 kernels::add(set, unit, &values, count, zero)
             };
         }
-        let divisor =
-            if plan.rules.reduction == Reduction::Mean { (received.payloads * plan.rules.ranks) as f32 } else { 1.0 };
+        let divisor = plan.rules.divisor(received.payloads);
         if divisor != 1.0 || is_kept::<E>() {
             let kept = self.kept.wrapping_add(first * size_of::<E::Bits>());
             // SAFETY: errors are kept of these elements, if any are.
