@@ -73,7 +73,7 @@ class _Rows(Unit):
 
     def read(self, worker: Errors, server: Parts) -> None:
         """A rank's own: the first half of an all-reduce has no errors of reducers."""
-        if not self.handle.has_errors:
+        if not self.handle.has_errors or not self.holds:
             return
         pieces, _ = self.handle.errors()
         for number, cut in enumerate(self.cuts):
@@ -136,6 +136,14 @@ class _ReduceScatter(_OfModule):
         self._last: Any = None  # the key of the unit that was reduced last
         self.units: dict[Any, _Rows] = {}
         self.units_of_replicas: dict[Any, Unit] = {}
+        # Which have the errors: parameters that are frozen, or a dtype, make others.
+        self._holder: _Rows | None = None
+        self._holder_of_replicas: Unit | None = None
+
+    def forget(self) -> None:
+        self.units.clear()
+        self.units_of_replicas.clear()
+        self._holder = self._holder_of_replicas = None
 
     @eager
     def __call__(
@@ -176,9 +184,12 @@ class _ReduceScatter(_OfModule):
             raw = [shards._raw[cut.name] for cut in cuts] or rows.handle.raw[:1]
             handle = shards._handle_of_replicas(parts, dtype, raw, op, shards.error if cuts else "none")
             names = [cut.name + OF_REPLICAS for cut in cuts] or [""]
-            self.units_of_replicas[key] = made = Unit(names, handle)
-            made.give(shards._worker, shards._server)
-        return self.units_of_replicas[key]
+            self.units_of_replicas[key] = Unit(names, handle)
+        unit = self.units_of_replicas[key]
+        if unit.handle.has_errors and unit is not self._holder_of_replicas:
+            unit.take_over(self._holder_of_replicas, self._shards._worker, self._shards._server)
+            self._holder_of_replicas = unit
+        return unit
 
     def unit(self, row: int, dtype: torch.dtype, op: str) -> _Rows:
         """Of these rows; made where one first comes, on all ranks alike."""
@@ -192,10 +203,12 @@ class _ReduceScatter(_OfModule):
                 # Some have no gradient, which may be others the next time: there are no errors that could be carried.
                 cuts, parts, raw, error = [], [row], [error != "none" and shards.codec not in SIGNS], "none"
             handle = shards._handle(shards.codec, parts, dtype, raw, op, error)
-            self.units[key] = made = _Rows(cuts, handle)
-            made.give(shards._worker, shards._server)
-        self._last = key
-        return self.units[key]
+            self.units[key] = _Rows(cuts, handle)
+        self._last, unit = key, self.units[key]
+        if unit.handle.has_errors and unit is not self._holder:
+            unit.take_over(self._holder, self._shards._worker, self._shards._server)
+            self._holder = unit
+        return unit
 
 
 class _Shards(Compression):
@@ -232,8 +245,7 @@ class _Shards(Compression):
 
     def _forget(self) -> None:
         for comm in self.comms:
-            comm.units.clear()
-            comm.units_of_replicas.clear()
+            comm.forget()
         self._alike.clear()
 
     def _handle(
@@ -277,12 +289,13 @@ class _Shards(Compression):
         if given.device != self._group.device:
             raise ValueError(f"gradient: one on {self._group.device} expected, got one on {given.device}")
         with self._on_stream():
-            unit, its_pass = comm.unit(output.numel(), given.dtype, op), torch._C._current_graph_task_id()
+            its_pass, was_here = torch._C._current_graph_task_id(), any(each.in_step for each in comm.units.values())
             # A pass that broke off has never come to its end, and another one comes to the same module.
-            if not self._pending or self._complete or (unit.in_step and its_pass != self._pass):
+            if not self._pending or self._complete or (was_here and its_pass != self._pass):
                 self._begin()
                 self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
                 engine.queue_callback(self._over)  # at the end of this backward pass
+            unit = comm.unit(output.numel(), given.dtype, op)
             unit.in_step = True
             if self._measure and self.codec != "sign" and unit.names[0]:
                 self._measured.update(self._losses(unit, given if factor is None else given * factor))

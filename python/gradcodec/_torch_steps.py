@@ -26,7 +26,10 @@ class Unit:
 
     `layouts`: shape and strides of parameters whose elements lie in another order in the handle's tensors. Errors that
     are read and given are in the order of elements. `aside`: parameters whose errors wait outside of the handle.
+    `holds`: not if another unit has the errors of these parameters now.
     """
+
+    holds = True
 
     layouts: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
 
@@ -35,7 +38,7 @@ class Unit:
 
     def read(self, worker: Errors, server: Parts) -> None:
         """Its errors, by the names of parameters, except those that travel as they are."""
-        if self.handle.has_errors:
+        if self.handle.has_errors and self.holds:
             of_worker, of_server = self.handle.errors()
             raw = self.handle.raw or [False] * len(self.names)
             for name, one, is_raw in zip(self.names, of_worker, raw):
@@ -68,6 +71,14 @@ class Unit:
             # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
             of_worker, of_server = self._from(worker, server)
             self.handle.take_errors(group.over_node(of_worker), group.over_all(of_server))
+
+    def take_over(self, former: "Unit | None", worker: Errors, server: Parts) -> None:
+        """The errors that another one has, or that wait. Every rank calls this."""
+        if former is not None:
+            former.read(worker, server)
+            former.holds = False
+        self.give(worker, server)
+        self.holds = True
 
     def set_aside(self, names: Iterable[str], worker: Errors, server: Parts) -> None:
         """Errors of these parameters wait in `worker` and `server` from now on, and the handle has those of all others.

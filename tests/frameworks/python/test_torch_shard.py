@@ -529,6 +529,30 @@ def a_group_of_its_own_for_the_reduce_scatter_is_used():
         torch.testing.assert_close(gradient, one, rtol=0, atol=0)
 
 
+def errors_stay_when_a_parameter_is_frozen_in_between():
+    torch.manual_seed(dist.get_rank())
+    given = {name: torch.randn(64, 64) for name in "abc"}
+    for codec in "int4", "onebit":
+        model = of_three()
+        compression = shard(model, codec, raw=None if codec == "onebit" else (), momentum=True)
+        expected, arrived = ({name: torch.zeros(64, 64) for name in given} for _ in range(2))
+        for step in range(8):
+            is_frozen = step in (2, 3, 5)
+            model.c.requires_grad_(not is_frozen)
+            model.zero_grad()
+            model(**given).backward()
+            for name in "ab" if is_frozen else "abc":
+                arrived[name] += whole(getattr(model, name).grad)
+                expected[name] += given[name]
+            if step in (3, 6):
+                compression.load_state_dict(copy.deepcopy(compression.state_dict()))
+        worker = compression.state_dict()["worker"]
+        for name in given:
+            left = (expected[name] - worker[name].view(64, 64)) / dist.get_world_size()
+            dist.all_reduce(left)
+            torch.testing.assert_close(arrived[name], left, rtol=0, atol=1e-3)
+
+
 def parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros():
     model = of_three()
     if not hasattr(model, "set_reduce_scatter_unused_params"):  # before PyTorch 2.15
@@ -660,6 +684,7 @@ SAMPLES = [
     modules_that_are_sharded_together_are_one, the_sum_is_divided_by_any_factor, what_a_factor_multiplies_is_carried,
     of_signs_the_sum_is_divided, a_pytorch_that_tells_no_factor_adds_up,
     a_group_of_its_own_for_the_reduce_scatter_is_used,
+    errors_stay_when_a_parameter_is_frozen_in_between,
     parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros, the_calls_of_torchtitan_give_the_sum,
     a_rank_alone_says_for_which_others_it_waits, refusals,
 ]  # fmt: skip
