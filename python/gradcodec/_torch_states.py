@@ -135,8 +135,8 @@ def check_optimizer(given: Any, groups: Sequence[dict[str, Any]], defaults: dict
         raise TypeError(f"state: what state_dict() gives expected, got {_said(given)}")
     same, its_groups = list[float](), given["param_groups"]
     numbers = [number for each in its_groups for number in each["params"]]
-    if not all(type(number) is int for number in numbers):
-        raise TypeError(f"state: numbers of parameters expected, got {_said(numbers)}")
+    if {type(number) for number in numbers} not in ({int}, {str}):  # names: of get_optimizer_state_dict()
+        raise TypeError(f"state: numbers or names of parameters expected, got {_said(numbers)}")
     lengths, its = ([len(each["params"]) for each in several] for several in (groups, its_groups))
     if lengths != its:
         raise ValueError(f"state: groups of {lengths} parameters expected, got {its}")

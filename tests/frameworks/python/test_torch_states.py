@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from ranks import kept_by_all, on_ranks  # noqa: E402
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -237,6 +238,28 @@ def goes_on_from_a_checkpoint(folder):
             dcp.load(loaded, checkpoint_id=f"{folder}/{kind}")
             new.load_state_dict(loaded[name])
             assert equal(new.state_dict(), state), (kind, steps)
+
+
+def optimizers_go_on_from_a_checkpoint(folder):
+    for kind, named in (OneBitSGD, {}), (OneBitAdam, {"warmup_steps": 2, "eps": 1e-2}):
+        model, other = network(), network()
+        optimizer, new = (kind(one.parameters(), lr=1e-3, **named) for one in (model, other))
+        for number in range(4):
+            torch.manual_seed(10 * number + dist.get_rank())
+            model.zero_grad()
+            model(torch.randn(6, 12)).square().mean().backward()
+            optimizer.step()
+        dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=f"{folder}/{kind.__name__}")
+        before = [one.detach().clone() for one in other.parameters()]
+        loaded = get_optimizer_state_dict(other, new)  # by the names of parameters
+        dcp.load(loaded, checkpoint_id=f"{folder}/{kind.__name__}")
+        set_optimizer_state_dict(other, new, loaded)
+        assert equal(new.state_dict()["state"], optimizer.state_dict()["state"])
+        assert all(map(torch.equal, before, other.parameters()))
+
+
+def test_optimizers_go_on_from_a_distributed_checkpoint(tmp_path):
+    on_ranks(("gloo", "cpu", 2), optimizers_go_on_from_a_checkpoint, tmp_path, str(tmp_path))
 
 
 def put_zeros(state):
