@@ -240,7 +240,8 @@ class Compression:
         self._open()
         with self._on_stream():
             self._end()
-            worker, server = dict(self._worker), {name: list(parts) for name, parts in self._server.items()}
+            worker = {name: errors.clone() for name, errors in self._worker.items()}
+            server = {name: [(at, part.clone()) for at, part in parts] for name, parts in self._server.items()}
             for unit in self._units():
                 unit.read(worker, server)
             if self._has_errors:
@@ -342,7 +343,7 @@ class Compression:
         return self._sizes
 
     def _own(self, errors: torch.Tensor) -> torch.Tensor:
-        return errors.detach().to(self._group.device, torch.float32).reshape(-1)
+        return errors.detach().to(self._group.device, torch.float32, copy=True).reshape(-1)
 
     # --- steps
 
