@@ -20,7 +20,7 @@ use crate::{
 use super::{
     buffers::{Buffers, InExchanges},
     communicator::Communicator,
-    link::Link,
+    link::{Link, Report},
     node::{Node, is_in_step},
     record::{Record, Records, Subject},
     transport::{Fused, Pattern, Phases, buffer_bytes, least_buffer_bytes, ranks_of},
@@ -42,6 +42,8 @@ pub struct Parts {
     program: Program,
     /// Whether two exchanges are one launch: not where ranks share a GPU, whose barriers are two launches.
     one_launch: bool,
+    /// After the codec, whose launches write to it, and which is not freed before they have ended.
+    _report: Option<Report>,
 }
 
 /// What a run sends.
@@ -329,10 +331,10 @@ impl Parts {
             }
         };
         let buffers = Buffers::new(link, &codec)?;
-        link.report_corrupt(&codec, buffers.memory())?;
+        let report = link.report_corrupt(&codec, buffers.memory())?;
         let one_launch = node.is_none() && buffers.fused_launches() == Some(1) && codec.fits_one_launch()?;
         let program = Program::new(&codec, &buffers, one_launch)?;
-        Ok(Self { codec, node, buffers, program, one_launch })
+        Ok(Self { codec, node, buffers, program, one_launch, _report: report })
     }
 
     /// The codec of all elements.

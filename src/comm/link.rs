@@ -1,7 +1,7 @@
 //! One transport, with its rank and world: what communicators are made of.
 
 use std::sync::{
-    OnceLock,
+    Arc, OnceLock,
     atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
@@ -21,6 +21,10 @@ use super::{
     transport::{Exchange, Fused, Pattern, Phases, Staging, Transport},
 };
 
+/// Where GPUs write that something was corrupt: a uint32, not 0 then. All-reduces share it, since their launches may end
+/// after the link is gone.
+pub type Report = Arc<Pinned>;
+
 pub struct Link {
     pub rank: usize,
     pub world: usize,
@@ -29,8 +33,7 @@ pub struct Link {
     failures: Failures,
     /// By gc_comm_abort().
     aborted: AtomicBool,
-    /// Where GPUs write that something was corrupt: a uint32, not 0 then.
-    report: OnceLock<Pinned>,
+    report: OnceLock<Report>,
 }
 
 /// The status of the last failure of an exchange, 0: none.
@@ -98,14 +101,16 @@ impl Link {
     }
 
     /// Makes `async_error` report what a codec on a GPU finds corrupt. On the CPU the calls themselves return it.
-    /// `memory`: on the codec's device.
-    pub fn report_corrupt(&self, codec: &Codec, memory: &Block) -> Result<()> {
-        let Queue::Cuda(mut queue) = memory.queue(Stream::LEGACY)? else { return Ok(()) };
+    /// `memory`: on the codec's device. The codec's launches write to what this returns.
+    pub fn report_corrupt(&self, codec: &Codec, memory: &Block) -> Result<Option<Report>> {
+        let Queue::Cuda(mut queue) = memory.queue(Stream::LEGACY)? else { return Ok(None) };
         if self.report.get().is_none() {
             // One call is in here at a time, so no other one sets it meanwhile.
-            let _ = self.report.set(Pinned::new(&mut queue, size_of::<u32>() as i64)?);
+            let _ = self.report.set(Arc::new(Pinned::new(&mut queue, size_of::<u32>() as i64)?));
         }
-        self.report.get().map_or(Ok(()), |word| codec.report_to(word.data()))
+        let report = self.report.get().cloned();
+        report.as_ref().map_or(Ok(()), |word| codec.report_to(word.data()))?;
+        Ok(report)
     }
 
     /// The exchanges that are part of a codec's launches, if the transport has such.

@@ -458,6 +458,20 @@ assert nccl.fake_nccl_aborted() == 2
 """)
 
 
+def test_what_kernels_write_to_outlives_a_communicator_whose_kernels_may_never_end():
+    run_ranks("""
+world = Own(2)
+made = world.each(lambda rank: handle_on(world.comms[rank], 100, DLDevice(CUDA, rank)))
+pinned = fake.fake_pinned()
+assert pinned > 0
+for rank in range(2):
+    assert lib.gc_comm_abort(world.comms[rank]) == 0, last_error()
+    lib.gc_comm_free(world.comms[rank])
+    lib.gc_allreduce_free(made[rank])
+assert fake.fake_pinned() == pinned
+""")
+
+
 def test_after_a_failed_exchange_a_communicator_of_its_own_is_aborted():
     run_ranks("""
 with Own(2) as world:
