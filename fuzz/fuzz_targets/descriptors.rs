@@ -295,7 +295,7 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     }
     given.n_elements = elements;
     (given.n_chunks, given.server) = (options.n_chunks.get() as usize, options.server.get() as u64);
-    // Of block codecs; of the others they are to be refused, unless they are 0.
+    // Only block codecs take `raw`. SIGN has no sum.
     given.reduction = i32::from(options.reserved % 4);
     let raw: Vec<u8> = (0..sizes.len()).map(|index| options.reserved >> (index % 8) & 2).collect();
     if options.reserved & 4 != 0 {

@@ -124,8 +124,9 @@ fuzz_target!(|input: Input| {
     options.error = if options.codec == 2 { 2 } else { i32::from(input.error % 3) };
     let raw: Vec<u8> = sizes.iter().map(|&size| size as u8 & 1).collect();
     if has_blocks && input.sign {
-        (options.raw, options.reduction) = (raw.as_ptr(), 1);
+        options.raw = raw.as_ptr();
     }
+    options.reduction = i32::from(options.codec != 2 && input.voters & 4 != 0);
     let scales = if has_blocks { 0 } else { sizes.len() };
     options.nonfinite = i32::from(input.nonfinite % 2);
     (options.segments, options.n_segments) = (sizes.as_ptr(), sizes.len());

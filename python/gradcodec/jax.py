@@ -98,6 +98,8 @@ class Codec:
             )
         if self.codec == "sign" and self.error != "none":
             raise ValueError(f"error: 'none' expected with sign, got {self.error!r}")
+        if self.codec == "sign" and self.reduction != "mean":
+            raise ValueError(f"reduction: 'mean' expected with sign, which is its majority, got {self.reduction!r}")
         if self.raw is not None:
             object.__setattr__(self, "raw", tuple(map(bool, _bools("raw", self.raw))))
         object.__setattr__(self, "scale", _int32("scale", self.scale))

@@ -8,7 +8,7 @@ import numpy as np
 
 import capi
 from capi import Managed, Status, dldtype, lib
-from codec_model import MEAN, NONFINITE, ONEBIT, PROPAGATE, SIGN, TRANSACTIONAL
+from codec_model import MEAN, NONFINITE, ONEBIT, PROPAGATE, SIGN, SUM, TRANSACTIONAL
 from codecs_c import Checked, Refused, call, dtype_name, gradient, model_of, same
 
 CODECS = range(1, 8)
@@ -103,8 +103,9 @@ def payloads_of_other_options_are_taken(place):
     on_cuda = place.device.device_type == capi.CUDA
     for codec in CODECS:
         more = dict(scale=MEAN) if codec == ONEBIT else {}
-        error = None if codec == SIGN else "float32"
-        options = dict(values="float16", results="bfloat16", error=error, nonfinite=TRANSACTIONAL, **more)
+        error, reduction = (None, 0) if codec == SIGN else ("float32", SUM)
+        more |= dict(error=error, reduction=reduction)
+        options = dict(values="float16", results="bfloat16", nonfinite=TRANSACTIONAL, **more)
         with Checked(place, codec=codec, segments=[100], **options) as handle:
             payload = handle.encode([gradient(rng, 100, "float16", False)]).reshape(-1)
             (expected,) = handle.model.decode(payload, "float32", 1, 1.0, None, on_cuda)
@@ -127,14 +128,17 @@ def payloads_of_more_are_corrupt(place):
 
 def damaged_headers_are_corrupt(place, bits=(0x01, 0x02, 0x08, 0x80)):
     """Every byte of a header. A payload may have any dtype of the three in bytes 8 and 9, either scale rule of ONEBIT in
-    byte 10, and the flag NONFINITE in byte 28."""
+    byte 10, either reduction but with SIGN in byte 11, and the flag NONFINITE in byte 28."""
     for codec in CODECS:
         payload = encoded(place, place.put(np.arange(-16, 17, dtype=np.float32)), codec)
         for at in range(64):
             for bit in bits:
                 changed = payload.copy()
                 changed[at] ^= bit
-                allowed = {8: range(3), 9: range(3), 10: range(2 if codec == ONEBIT else 0), 28: (0, NONFINITE)}
+                allowed = {
+                    8: range(3), 9: range(3), 10: range(2 if codec == ONEBIT else 0), 11: range(0 if codec == SIGN else 2),
+                    28: (0, NONFINITE),
+                }  # fmt: skip
                 assert is_corrupt(place, changed) == (changed[at] not in allowed.get(at, ())), (codec, at, bit)
 
 

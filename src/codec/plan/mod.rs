@@ -425,6 +425,11 @@ impl CodecPlan {
             }
             _ => ScaleRule::Rms,
         };
+        let reduction = match (kind, number(REDUCTION_FIELD)) {
+            (Kind::Sign, _) | (_, 0) => Reduction::Mean,
+            (_, 1) => Reduction::Sum,
+            (_, other) => return Err(error!(Corrupt, "payload: reduction 0 or 1 expected, got {other}")),
+        };
         let elements = number(ELEMENTS_FIELD);
         let count = i64::try_from(elements)
             .map_err(|_| error!(Corrupt, "payload: {elements} elements are more than 2^63 - 1"))?;
@@ -434,7 +439,7 @@ impl CodecPlan {
             results: dtype("dtype of results", RESULTS_FIELD)?,
             error: None,
             scale,
-            reduction: Reduction::Mean,
+            reduction,
             beta: 1.0,
             policy: NonFinite::Propagate,
             ranks: 1,

@@ -306,6 +306,7 @@ PAYLOAD = jnp.zeros((1, 64), jnp.uint8)
     (lambda: gj.Codec(5), TypeError, "codec: one of 'onebit', .* got int 5"),
     (lambda: gj.Codec("int8", error="float64"), ValueError, "error: one of 'float32', .*'float64'"),
     (lambda: gj.Codec("sign", error="float32"), ValueError, "error: 'none' expected with sign"),
+    (lambda: gj.Codec("sign", reduction="sum"), ValueError, "reduction: 'mean' expected with sign"),
     (lambda: gj.Codec("int8", reduction="max"), ValueError, "reduction: one of 'mean', 'sum'"),
     (lambda: gj.Codec("int8", nonfinite="transactional"), ValueError, "keep the errors that went in"),
     (lambda: gj.Codec("int8", raw=("0",)), TypeError, "raw.0.: a bool expected, got str '0'"),
