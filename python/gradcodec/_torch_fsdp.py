@@ -187,7 +187,8 @@ class _ReduceScatter(_OfModule):
             self.units_of_replicas[key] = Unit(names, handle)
         unit = self.units_of_replicas[key]
         if unit.handle.has_errors and unit is not self._holder_of_replicas:
-            unit.take_over(self._holder_of_replicas, self._shards._worker, self._shards._server)
+            with self._shards._on_stream():  # errors that wait are memory of that stream
+                unit.take_over(self._holder_of_replicas, self._shards._worker, self._shards._server)
             self._holder_of_replicas = unit
         return unit
 
@@ -289,9 +290,8 @@ class _Shards(Compression):
         if given.device != self._group.device:
             raise ValueError(f"gradient: one on {self._group.device} expected, got one on {given.device}")
         with self._on_stream():
-            its_pass, was_here = torch._C._current_graph_task_id(), any(each.in_step for each in comm.units.values())
-            # A pass that broke off has never come to its end, and another one comes to the same module.
-            if not self._pending or self._complete or (was_here and its_pass != self._pass):
+            its_pass = torch._C._current_graph_task_id()
+            if not self._pending or self._complete or (its_pass != self._pass and self._has_broken_off(comm)):
                 self._begin()
                 self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
                 engine.queue_callback(self._over)  # at the end of this backward pass
@@ -310,6 +310,11 @@ class _Shards(Compression):
                 shard.mul_(factor)
             if shard is not output:
                 output.copy_(shard)
+
+    def _has_broken_off(self, comm: _ReduceScatter) -> bool:
+        """Whether the pass of the pending step has failed, as another pass reduces this module: either the step has this
+        module already, or it has none. Otherwise the other pass may be one within the pass."""
+        return any(each.in_step for each in comm.units.values()) or not any(each.in_step for each in self._units())
 
     def _checked(self, state: Any) -> list[Any]:
         if isinstance(state, (list, tuple)) and len(state) != self._group.size:

@@ -141,6 +141,25 @@ def nothing_is_lost_but_what_is_carried():
         backward(model, mine(0))
 
 
+def errors_stay_when_a_parameter_is_frozen_in_between():
+    for codec in "int4", "onebit":
+        model, compression = compressed(codec, raw=() if codec == "int4" else None, momentum=True)
+        frozen = list(model.parameters())[-1]
+        given, received = ([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
+        received = [total.chunk(2)[meshes()["part"].get_local_rank()].clone() for total in received]
+        for step in range(8):
+            frozen.requires_grad_(step not in (2, 3, 5))
+            model.zero_grad()
+            model(mine(step)).backward()
+            for one, total, gradient, arrived in zip(model.parameters(), given, mine(step), received):
+                if one.requires_grad:
+                    total += gradient
+                    arrived += one.grad.to_local()
+            if step in (3, 6):
+                compression.load_state_dict(copy.deepcopy(compression.state_dict()))
+        arrived_and_carried(model, compression, given, received)
+
+
 def one_nan_takes_the_step_back_on_all_replicas():
     model, compression = compressed("int4", raw=())
     for step in range(2):
@@ -228,6 +247,7 @@ def test_replicas(group, tmp_path):
     os.environ.pop("GRADCODEC_NODE", None)
     on_ranks(
         group, in_turn, tmp_path, the_mean_is_that_of_fsdp_with_two_dimensions, after_close_replicas_are_averaged_plainly,
-        nothing_is_lost_but_what_is_carried, one_nan_takes_the_step_back_on_all_replicas,
+        nothing_is_lost_but_what_is_carried, errors_stay_when_a_parameter_is_frozen_in_between,
+        one_nan_takes_the_step_back_on_all_replicas,
         bytes_between_replicas_are_counted, refusals,
     )  # fmt: skip

@@ -174,6 +174,31 @@ def a_pass_that_broke_off_is_taken_back():
         assert torch.equal(one, other)
 
 
+def a_pass_whose_first_handle_is_refused_leaves_nothing_behind():
+    model = sharded(shapes=EVEN)
+    if not hasattr(model, "reset_iter_state"):  # FSDP itself does not go on, then
+        return
+    compression = shard(model, "onebit", momentum=True)
+    made, handle = [], _torch_fsdp.Handle
+
+    def refuse(*arguments, **options):
+        made.append(None)
+        raise MemoryError("no room for a handle")
+
+    _torch_fsdp.Handle = refuse
+    try:
+        with pytest.raises(MemoryError, match="no room"):
+            backward(model, mine(0, EVEN))
+    finally:
+        _torch_fsdp.Handle = handle
+    model.reset_iter_state()
+    arrived, other = backward(model, mine(0, EVEN)), sharded(shapes=EVEN)
+    of_other = shard(other, "onebit", momentum=True)
+    assert made and all(map(torch.equal, arrived, backward(other, mine(0, EVEN))))
+    worker = compression.state_dict()["worker"]
+    assert same(worker, of_other.state_dict()["worker"]) and any(errors.any() for errors in worker.values())
+
+
 def of_three(**options):
     """Parameters of 64 by 64, sharded together; the gradients are those that are given."""
     module = torch.nn.Module()
@@ -685,6 +710,7 @@ SAMPLES = [
     of_signs_the_sum_is_divided, a_pytorch_that_tells_no_factor_adds_up,
     a_group_of_its_own_for_the_reduce_scatter_is_used,
     errors_stay_when_a_parameter_is_frozen_in_between,
+    a_pass_whose_first_handle_is_refused_leaves_nothing_behind,
     parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros, the_calls_of_torchtitan_give_the_sum,
     a_rank_alone_says_for_which_others_it_waits, refusals,
 ]  # fmt: skip
