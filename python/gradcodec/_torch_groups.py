@@ -753,8 +753,8 @@ class Handle:
             worker = worker * self._factor_of_errors
         self.steps.errors_in(worker.view(1, -1), server, stream=self.stream())
 
-    def multiply_errors(self, factor: torch.Tensor) -> None:
-        """By one float32. No other rank is needed."""
+    def multiply_errors(self, factor: torch.Tensor | float) -> None:
+        """Multiplies the errors by one float32. No other rank is needed."""
         if not self.has_errors:
             return
         workers, parts = self.errors()

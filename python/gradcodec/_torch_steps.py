@@ -162,7 +162,7 @@ class Compression:
         self._taken_back = torch.zeros(1, dtype=torch.int64, device=group.device)
         self._pending = self._complete = self._closed = False
         self._verdict: Verdict | None = None
-        self._errors_scale: torch.Tensor | None = None  # in which the errors are
+        self._errors_scale: torch.Tensor | None = None  # by which the errors are multiplied; None: by 1
         self._measure, self._measured = True, Errors()
         self._agreed: Verdict | None = None  # on the pending step, where ranks had to agree on it
 
@@ -285,8 +285,6 @@ class Compression:
                 for name, parts in server.items():
                     self._server.setdefault(name, []).extend((first, self._own(part)) for first, part in parts)
             scale = states[0]["scale"]
-            if scale is None and self._scaler is not None:
-                scale = 1.0
             self._errors_scale = None
             if scale is not None:
                 self._errors_scale = torch.full((1,), scale, dtype=torch.float32, device=self._group.device)
@@ -353,12 +351,15 @@ class Compression:
         self._pending, self._complete = True, False
         scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
         scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
-        if self._errors_scale is not None and self._has_errors:
-            self._multiply_errors((1.0 if scale is None else scale) / self._errors_scale)
+        factor = 1.0 if scale is None else scale
+        if self._errors_scale is not None:
+            factor = factor / self._errors_scale
+        if self._has_errors:
+            self._multiply_errors(factor)
         self._errors_scale = scale
 
-    def _multiply_errors(self, factor: torch.Tensor) -> None:
-        """Those of workers and of reducers, unless the factor is 1, for which the host waits."""
+    def _multiply_errors(self, factor: torch.Tensor | float) -> None:
+        """Multiplies the errors of workers and of reducers, unless the factor is 1, for which the host waits."""
         if float(factor) == 1:
             return
         for unit in self._units():
