@@ -50,8 +50,8 @@ def same(one, other):
 
 
 def options_of(codec, **more):
-    of_block = {} if codec.codec in ("onebit", "sign") else {"raw": RAW, "reduction": codec.reduction}
-    return {"error": codec.error, "nonfinite": codec.nonfinite, **of_block, **more}
+    of_block = {} if codec.codec in ("onebit", "sign") else {"raw": RAW}
+    return {"error": codec.error, "nonfinite": codec.nonfinite, "reduction": codec.reduction, **of_block, **more}
 
 
 def aligned(shape):
@@ -62,8 +62,8 @@ def aligned(shape):
 
 
 CODECS = [gj.Codec(kind) for kind in KINDS] + [
-    gj.Codec("int8", "float32", reduction="sum", beta=0.5), gj.Codec("int4", "none", nonfinite="zero"),
-    gj.Codec("onebit", "none", scale=1),
+    gj.Codec("int8", "float32", reduction="sum", beta=0.5), gj.Codec("onebit", reduction="sum"),
+    gj.Codec("int4", "none", nonfinite="zero"), gj.Codec("onebit", "none", scale=1),
 ]  # fmt: skip
 
 
@@ -169,14 +169,14 @@ def of_handles(world, kind, steps, counts, **options):
 
 
 @pytest.mark.parametrize("size", [1000, 300_000], ids=["small", "large"])
-@pytest.mark.parametrize("codec", CODECS[:8], ids=str)
+@pytest.mark.parametrize("codec", CODECS[:9], ids=str)
 def test_all_reduces_are_those_of_handles(on, codec, size):
     world, shapes = len(on), {"bias": (7,), "weight": (size // 100, 100)}
     counts = [7, size]
     steps = [[values(10 * step + rank, shapes=shapes) for rank in range(world)] for step in range(3)]
-    options = {"error": codec.error, **({} if codec.beta == 1 else {"beta": codec.beta})}
+    options = {"error": codec.error, "reduction": codec.reduction, **({} if codec.beta == 1 else {"beta": codec.beta})}
     if codec.codec not in ("onebit", "sign"):
-        options.update(raw=[True, size < 1024], reduction=codec.reduction)
+        options["raw"] = [True, size < 1024]
     flat = [[[np.asarray(leaf).ravel() for leaf in of_rank.values()] for of_rank in step] for step in steps]
     expected = of_handles(world, codec.codec, flat, counts, **options)
     mesh, each = Mesh(np.array(on), ("data",)), PartitionSpec("data")
