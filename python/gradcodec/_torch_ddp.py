@@ -312,12 +312,14 @@ class _Buckets(Compression):
             is_reported = self._group.levels is not None or handle.sent == 0
             about = handle.sizes, handle.pends, handle.is_direct, is_reported, handle.sent
             record = self._native.Exchange(handle.steps._open(), *about, self._stream, self._stream_number)
+        layouts = _layouts((name, self._parameter[name]()) for name in names)
+        made = _Exchange(names, handle, parameters, layouts, record)
+        made.give(self._worker, self._server)
+        if self._native is not None:
             self._state.put(first, record)
             over = self._group.levels or self._group.peers  # what _begin() checks
             self._state.checked = [] if over is None else over.handles()
-        layouts = _layouts((name, self._parameter[name]()) for name in names)
-        self._exchanges[first] = made = _Exchange(names, handle, parameters, layouts, record)
-        made.give(self._worker, self._server)
+        self._exchanges[first] = made
         return made
 
 

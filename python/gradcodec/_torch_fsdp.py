@@ -80,18 +80,18 @@ class _Rows(Unit):
             if not self.handle.raw or not self.handle.raw[number]:
                 worker[cut.name] = cut.joined(pieces[number :: len(self.cuts)])
 
-    def give(self, worker: Errors, server: Parts) -> None:
+    def _give(self, worker: Errors, server: Parts) -> None:
         group = self.handle.group
-        if not self.handle.has_errors or not group.on_one(any(cut.name in worker for cut in self.cuts)):
+        if not group.on_one(any(cut.name in worker for cut in self.cuts)):
             return
         size, device = group.size, group.device
         rows = torch.zeros(size, sum(self.handle.sizes) // size, dtype=torch.float32, device=device)
         first = 0
         for cut in self.cuts:
             if cut.name in worker:
-                rows[:, first : first + cut.size_of_part] = cut.apart(worker.pop(cut.name), size)
+                rows[:, first : first + cut.size_of_part] = cut.apart(worker[cut.name], size)
             first += cut.size_of_part
-        self.handle.take_errors(group.over_node(rows.view(-1)), torch.zeros_like(rows).view(-1))
+        self._take(group.over_node(rows.view(-1)), torch.zeros_like(rows).view(-1), worker, server)
 
 
 class _OfModule:

@@ -26,10 +26,10 @@ class Unit:
 
     `layouts`: shape and strides of parameters whose elements lie in another order in the handle's tensors. Errors that
     are read and given are in the order of elements. `aside`: parameters whose errors wait outside of the handle.
-    `holds`: not if another unit has the errors of these parameters now.
+    `holds`: whether the handle has the errors of these parameters; otherwise they wait, or another unit has them.
     """
 
-    holds = True
+    holds = False
 
     layouts: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
 
@@ -64,13 +64,23 @@ class Unit:
     def give(self, worker: Errors, server: Parts) -> None:
         """Takes what waits for these parameters. Every rank has the reducers' errors of parts: those of all make a
         whole."""
-        if not self.handle.has_errors:
-            return
+        if self.handle.has_errors:
+            self._give(worker, server)
+        self.holds = True
+
+    def _give(self, worker: Errors, server: Parts) -> None:
         group = self.handle.group
         if group.on_one(any(name in worker or name in server for name in self.names)):
             # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
             of_worker, of_server = self._from(worker, server)
-            self.handle.take_errors(group.over_node(of_worker), group.over_all(of_server))
+            self._take(group.over_node(of_worker), group.over_all(of_server), worker, server)
+
+    def _take(self, of_worker: torch.Tensor, of_server: torch.Tensor, worker: Errors, server: Parts) -> None:
+        """The handle takes errors, which no longer wait then. If a collective fails before, they still do."""
+        self.handle.take_errors(of_worker, of_server)
+        for name in {*self.names} - self.aside:
+            worker.pop(name, None)
+            server.pop(name, None)
 
     def take_over(self, former: "Unit | None", worker: Errors, server: Parts) -> None:
         """The errors that another one has, or that wait. Every rank calls this."""
@@ -78,7 +88,6 @@ class Unit:
             former.read(worker, server)
             former.holds = False
         self.give(worker, server)
-        self.holds = True
 
     def set_aside(self, names: Iterable[str], worker: Errors, server: Parts) -> None:
         """Errors of these parameters wait in `worker` and `server` from now on, and the handle has those of all others.
@@ -87,7 +96,7 @@ class Unit:
         if aside != self.aside:
             self.read(worker, server)
             self.aside = aside
-            self.handle.take_errors(*self._from(worker, server))
+            self._take(*self._from(worker, server), worker, server)
 
     def _from(self, worker: Errors, server: Parts) -> tuple[torch.Tensor, torch.Tensor]:
         """What waits for these parameters, except for those aside: for take_errors()."""
@@ -98,8 +107,8 @@ class Unit:
             if name in self.aside:
                 continue
             if name in worker:
-                own.copy_(worker.pop(name))
-            for first, part in server.pop(name, []):
+                own.copy_(worker[name])
+            for first, part in server.get(name, []):
                 reduced[first : first + part.numel()] += part
             if name in self.layouts:
                 for errors in own, reduced:

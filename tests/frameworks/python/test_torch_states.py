@@ -240,6 +240,35 @@ def goes_on_from_a_checkpoint(folder):
             assert equal(new.state_dict(), state), (kind, steps)
 
 
+def a_step_that_fails_at_once_leaves_the_loaded_errors():
+    for kind in "compress", "compress onebit", "shard", "AllReduce":
+        step, compression = KINDS[kind]()
+        for number in range(2):
+            step(number)
+        state = copy.deepcopy(compression.state_dict())
+        for at in range(1 if kind == "shard" else 2):  # one collective finds whether errors wait, the next adds them up
+            step, compression = KINDS[kind]()
+            compression.load_state_dict(copy.deepcopy(state))
+            group, calls = compression._group, []
+            over_all = group.over_all
+
+            def fail(*arguments, calls=calls, at=at, over_all=over_all):
+                calls.append(None)
+                if len(calls) > at:
+                    raise OSError("a rank is gone")
+                return over_all(*arguments)
+
+            group.over_all = fail
+            with pytest.raises(OSError, match="a rank is gone"):
+                step(2)
+            group.over_all = over_all
+            assert equal(compression.state_dict(), state), (kind, at)
+
+
+def test_a_step_that_fails_at_once_leaves_the_loaded_errors(tmp_path):
+    on_ranks(("gloo", "cpu", 2), a_step_that_fails_at_once_leaves_the_loaded_errors, tmp_path)
+
+
 def optimizers_go_on_from_a_checkpoint(folder):
     for kind, named in (OneBitSGD, {}), (OneBitAdam, {"warmup_steps": 2, "eps": 1e-2}):
         model, other = network(), network()
