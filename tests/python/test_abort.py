@@ -245,7 +245,7 @@ def test_a_thousand_aborts_leave_nothing_behind(over):
         aborted_once(over)
     left.of_the_library = len(os.listdir("/proc/self/task")) - threading.active_count()  # its pool
     resident, *before = left()
-    for _ in range(both(quick=100, all=1000)):
+    for _ in range(both(quick=30, all=1000)):
         aborted_once(over)
     resident_after, *after = left()
     # A state and payload of 1 KiB each that are kept would be more; mappings are of stacks that are kept for threads.

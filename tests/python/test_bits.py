@@ -22,6 +22,7 @@ from capi import (
     pack_chunks, read, take,
 )  # fmt: skip
 from models import ORDERS, TRUTHS, UNPACKED, bit_patterns, not_below_zero
+from tiers import both
 
 PATTERN = 0xA5
 
@@ -504,7 +505,7 @@ def set_threads():
     check(lib.gc_set_threads(0))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int32"])
+@pytest.mark.parametrize("dtype", both(quick=["int32"], all=["bool", "int32"]))
 @pytest.mark.parametrize(
     "layout, axis",
     [("in one piece", AXIS_NONE), *((layout, axis) for layout in list(LARGE)[1:] for axis in (AXIS_NONE, 0, 1))],

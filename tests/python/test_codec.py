@@ -308,7 +308,7 @@ def test_the_golden_results_are_those_of_the_model_and_of_this_library():
     """tests/golden.rs replays the whole file."""
     of_file = [("case" + part).splitlines() for part in ("\n" + golden.PATH.read_text()).split("\ncase")[1:]]
     assert len(of_file) == golden.CASES
-    for seed in range(both(quick=30, all=golden.CASES)):
+    for seed in range(both(quick=10, all=golden.CASES)):
         assert golden.Script(seed).lines == of_file[seed], f"case {seed}: golden.py writes the file anew"
 
 
