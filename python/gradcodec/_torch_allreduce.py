@@ -126,7 +126,7 @@ class AllReduce(Compression):
             own = [given[number] for number in numbers]
             unit.in_step = True
             if self._measure and self.codec != "sign":
-                self._measured.update(self._losses(unit, torch.cat([tensor.reshape(-1) for tensor in own])))
+                self._measured.update(self._losses(unit, (tensor.reshape(-1) for tensor in own)))
             stream = self._group.begin()
             try:
                 unit.handle.run(own)

@@ -259,7 +259,7 @@ class _Buckets(Compression):
         if self.keeps_unused and own.handle.has_errors:
             own.set_aside(self._unused(own, buffers), self._worker, self._server)
         if self._measure and self.codec != "sign":
-            self._measured.update(self._losses(own, buffers[0] if len(buffers) == 1 else torch.cat(buffers)))
+            self._measured.update(self._losses(own, _gradients(own, buffers)))
         if len(buffers) == 1:
             own.handle.run_within(buffers[0], self._stream_number)
         else:
@@ -269,10 +269,7 @@ class _Buckets(Compression):
 
     def _unused(self, own: _Exchange, buffers: list[torch.Tensor]) -> list[str]:
         """The parameters whose gradients are 0 on all ranks. Every rank calls this."""
-        sizes, gradients = iter(own.handle.sizes), list[torch.Tensor]()
-        for buffer, number in zip(buffers, own.numbers):
-            gradients += torch.split_with_sizes(buffer, [next(sizes) for _ in range(number)])
-        are_used = torch.stack([gradient.any() for gradient in gradients]).int()
+        are_used = torch.stack([gradient.any() for gradient in _gradients(own, buffers)]).int()
         used = self._group.over_all(are_used, dist.ReduceOp.MAX).tolist()
         return [name for name, is_used in zip(own.names, used) if not is_used]
 
@@ -321,6 +318,14 @@ class _Buckets(Compression):
             self._state.checked = [] if over is None else over.handles()
         self._exchanges[first] = made
         return made
+
+
+def _gradients(own: _Exchange, buffers: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each parameter, as it lies in its bucket."""
+    sizes, gradients = iter(own.handle.sizes), list[torch.Tensor]()
+    for buffer, number in zip(buffers, own.numbers):
+        gradients += torch.split_with_sizes(buffer, [next(sizes) for _ in range(number)])
+    return gradients
 
 
 def _unwrapped(model: Any) -> DistributedDataParallel:

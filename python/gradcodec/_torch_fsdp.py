@@ -91,7 +91,8 @@ class _Rows(Unit):
             if cut.name in worker:
                 rows[:, first : first + cut.size_of_part] = cut.apart(worker[cut.name], size)
             first += cut.size_of_part
-        self._take(group.over_node(rows.view(-1)), torch.zeros_like(rows).view(-1), worker, server)
+        self.handle.take_errors(worker=group.over_node(rows.view(-1)))
+        self._no_longer_wait(worker, server)
 
 
 class _OfModule:
@@ -298,7 +299,8 @@ class _Shards(Compression):
             unit = comm.unit(output.numel(), given.dtype, op)
             unit.in_step = True
             if self._measure and self.codec != "sign" and unit.names[0]:
-                self._measured.update(self._losses(unit, given if factor is None else given * factor))
+                pieces = torch.split_with_sizes(given.reshape(-1), unit.handle.sizes)
+                self._measured.update(self._losses(unit, (one if factor is None else one * factor for one in pieces)))
             shard = output
             if output.dtype != torch.float32 or not output.is_contiguous():
                 shard = torch.empty_like(output, dtype=torch.float32, memory_format=torch.contiguous_format)

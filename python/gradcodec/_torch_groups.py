@@ -623,6 +623,7 @@ class Handle:
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.watch = group.watch if group.levels is None else group.levels.watch
         self.has_errors, device = error != "none" and codec != "sign", group.device
+        self.carries = False  # errors that may not be 0
         self._factor = float(group.size) if (op, codec) == ("sum", "sign") else None  # the majority, as many times
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
@@ -691,6 +692,7 @@ class Handle:
             self.group.check_direct()
         steps = self.steps
         steps._run(steps._raw.gc_allreduce_run, parts.list, parts.count, None, None, stream)
+        self.carries = self.has_errors
         self.enqueued()
         self.group.bytes_sent += self.sent
         if self._factor is not None:
@@ -705,6 +707,7 @@ class Handle:
         factor = None if value_factor is None else self._value_factor.at(value_factor.data_ptr()).places[0]
         others = factor, None, self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_reduce_scatter, parts.list, parts.count, *others, stream)
+        self.carries = self.has_errors
         self.enqueued()
         self.group.bytes_sent += self._sent_by_halves[0]
         if self._factor is not None:
@@ -745,13 +748,16 @@ class Handle:
         workers = torch.split_with_sizes(worker, self.sizes)
         return [workers[number] for number in self._in_memory], parts
 
-    def take_errors(self, worker: torch.Tensor, server: torch.Tensor) -> None:
-        """Both of all elements."""
-        if self._in_memory != [*range(len(self.sizes))]:
-            worker, server = self._in_own_order(worker), self._in_own_order(server)
-        if self._factor_of_errors > 1:
-            worker = worker * self._factor_of_errors
-        self.steps.errors_in(worker.view(1, -1), server, stream=self.stream())
+    def take_errors(self, worker: torch.Tensor | None = None, server: torch.Tensor | None = None) -> None:
+        """Of all elements; None: those stay as they are."""
+        self.carries = True
+        if worker is not None:
+            worker = self._in_own_order(worker)
+            if self._factor_of_errors > 1:
+                worker = worker * self._factor_of_errors
+            self.steps.errors_in(worker.view(1, -1), None, stream=self.stream())
+        if server is not None:
+            self.steps.errors_in(None, self._in_own_order(server), stream=self.stream())
 
     def multiply_errors(self, factor: torch.Tensor | float) -> None:
         """Multiplies the errors by one float32. No other rank is needed."""
@@ -765,6 +771,8 @@ class Handle:
         self.take_errors(torch.cat(workers) * factor, server)
 
     def _in_own_order(self, errors: torch.Tensor) -> torch.Tensor:
+        if self._in_memory == [*range(len(self.sizes))]:
+            return errors
         pieces = torch.split_with_sizes(errors, [self.sizes[number] for number in self._in_memory])
         return torch.cat([piece for _, piece in sorted(zip(self._in_memory, pieces), key=lambda one: one[0])])
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ._abi import SIGNS
 from ._arguments import _said
+from ._codecs import Codec
 from ._torch_groups import ERRORS, Group, Handle, Verdict, eager, known_codec, library, number_of
 from ._torch_states import FORMAT, LARGEST, LARGEST_OF_SIGNS, check_all, on_all_ranks
 
@@ -72,15 +73,7 @@ class Unit:
         group = self.handle.group
         if group.on_one(any(name in worker or name in server for name in self.names)):
             # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
-            of_worker, of_server = self._from(worker, server)
-            self._take(group.over_node(of_worker), group.over_all(of_server), worker, server)
-
-    def _take(self, of_worker: torch.Tensor, of_server: torch.Tensor, worker: Errors, server: Parts) -> None:
-        """The handle takes errors, which no longer wait then. If a collective fails before, they still do."""
-        self.handle.take_errors(of_worker, of_server)
-        for name in {*self.names} - self.aside:
-            worker.pop(name, None)
-            server.pop(name, None)
+            self._take(worker, server, group.over_node, group.over_all)
 
     def take_over(self, former: "Unit | None", worker: Errors, server: Parts) -> None:
         """The errors that another one has, or that wait. Every rank calls this."""
@@ -96,25 +89,45 @@ class Unit:
         if aside != self.aside:
             self.read(worker, server)
             self.aside = aside
-            self._take(*self._from(worker, server), worker, server)
+            self._take(worker, server)
 
-    def _from(self, worker: Errors, server: Parts) -> tuple[torch.Tensor, torch.Tensor]:
-        """What waits for these parameters, except for those aside: for take_errors()."""
-        group, sizes = self.handle.group, self.handle.sizes
-        of_worker, of_server = (torch.zeros(sum(sizes), dtype=torch.float32, device=group.device) for _ in range(2))
-        both = (torch.split_with_sizes(each, sizes) for each in (of_worker, of_server))
-        for name, own, reduced in zip(self.names, *both):
-            if name in self.aside:
-                continue
+    def _take(
+        self, worker: Errors, server: Parts, over_node: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+        over_all: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+    ) -> None:  # fmt: skip
+        """The handle takes what waits for these parameters, except for those aside. It no longer waits then; if a
+        collective fails before, it still does. One row of all elements after the other, so that there is memory for
+        one."""
+
+        def of_worker(name: str, own: torch.Tensor) -> None:
             if name in worker:
                 own.copy_(worker[name])
+
+        def of_server(name: str, own: torch.Tensor) -> None:
             for first, part in server.get(name, []):
-                reduced[first : first + part.numel()] += part
+                own[first : first + part.numel()] += part
+
+        self.handle.take_errors(worker=over_node(self._row(of_worker)))
+        self.handle.take_errors(server=over_all(self._row(of_server)))
+        self._no_longer_wait(worker, server)
+
+    def _no_longer_wait(self, worker: Errors, server: Parts) -> None:
+        for name in {*self.names} - self.aside:
+            worker.pop(name, None)
+            server.pop(name, None)
+
+    def _row(self, fill: Callable[[str, torch.Tensor], None]) -> torch.Tensor:
+        """Errors of all elements as they lie in the handle's tensors."""
+        sizes = self.handle.sizes
+        row = torch.zeros(sum(sizes), dtype=torch.float32, device=self.handle.group.device)
+        for name, own in zip(self.names, torch.split_with_sizes(row, sizes)):
+            if name in self.aside:
+                continue
+            fill(name, own)
             if name in self.layouts:
-                for errors in own, reduced:
-                    at = self._in_memory(name, errors)
-                    at.copy_(errors.clone().view(at.shape))
-        return of_worker, of_server
+                at = self._in_memory(name, own)
+                at.copy_(own.clone().view(at.shape))
+        return row
 
 
 def eager_name(name: str) -> str:
@@ -466,26 +479,30 @@ class Compression:
 
     # --- what is lost
 
-    def _losses(self, unit: Unit, buffer: torch.Tensor) -> Errors:
-        handle, lost = unit.handle, Errors()
-        given = [view.float() for view in torch.split_with_sizes(buffer, handle.sizes)]
-        if handle.has_errors:
-            carried, _ = handle.errors()
-            given = [one + error for one, error in zip(given, carried)]
-        options = {**handle.options, "values": "float32", "n_chunks": self._group.size, "error": ERRORS["none"]}
-        codec = library().codec(self.codec, handle.sizes, **options)
-        payload = torch.empty(codec.payload_bytes, dtype=torch.uint8, device=self._group.device)
-        decoded = [torch.empty_like(one) for one in given]
-        codec.encode(given, payload, stream=handle.stream())
-        codec.decode(payload, decoded, stream=handle.stream())
-        numbers: dict[str, list[int]] = {}
-        for k, name in enumerate(unit.names):
-            numbers.setdefault(name, []).append(k)
-        for name, own in numbers.items():
-            left = torch.cat([(given[k] - decoded[k]).view(-1) for k in own]).norm()
-            whole = torch.cat([given[k].view(-1) for k in own]).norm().clamp_min(1e-30)
-            lost[name] = torch.nan_to_num(left / whole, nan=torch.inf)
-        self._wait()  # the codec goes
+    def _losses(self, unit: Unit, gradients: Iterable[torch.Tensor]) -> Errors:
+        """`gradients`: one for each tensor of the handle. There is memory for one at a time."""
+        handle = unit.handle
+        carried = handle.errors()[0] if handle.carries else None
+        options = {**handle.options, "values": "float32", "error": ERRORS["none"], "raw": None}
+        codecs: dict[int, Codec] = {}
+        norms: dict[str, list[torch.Tensor]] = {}  # of what was lost, and of what was to be sent
+        for number, (name, gradient) in enumerate(zip(unit.names, gradients)):
+            given = gradient.float() if carried is None else gradient + carried[number]
+            size, decoded = given.numel(), torch.empty_like(given)
+            if size not in codecs:
+                codecs[size] = library().codec(self.codec, [size], **options)
+            codec = codecs[size]
+            payload = torch.empty(codec.payload_bytes, dtype=torch.uint8, device=self._group.device)
+            codec.encode([given], payload, stream=handle.stream())
+            codec.decode(payload, [decoded], stream=handle.stream())
+            if handle.raw and handle.raw[number]:
+                decoded = given
+            norms.setdefault(name, []).append(torch.stack([(given - decoded).norm(), given.norm()]))
+        self._wait()  # the codecs go
+        lost = Errors()
+        for name, each in norms.items():
+            left, whole = torch.stack(each).norm(dim=0)
+            lost[name] = torch.nan_to_num(left / whole.clamp_min(1e-30), nan=torch.inf)
         return lost
 
 
