@@ -761,7 +761,7 @@ class Handle:
 
     def multiply_errors(self, factor: torch.Tensor | float) -> None:
         """Multiplies the errors by one float32. No other rank is needed."""
-        if not self.has_errors:
+        if not self.carries:
             return
         workers, parts = self.errors()
         server = torch.zeros(sum(self.sizes), dtype=torch.float32, device=self.group.device)
