@@ -458,6 +458,22 @@ assert nccl.fake_nccl_aborted() == 2
 """)
 
 
+def test_a_communicator_that_could_not_be_aborted_can_be_later():
+    run_ranks("""
+nccl, world = library(), Own(1)
+fake.fake_fail_call(0, 999)  # the next call of the driver is that of the thread that aborts, to enter the context
+for _ in range(10**6):  # the first one's thread may not have ended yet
+    assert lib.gc_comm_abort(world.comms[0]) == 0, last_error()
+    if fake.fake_failed_call():
+        fake.fake_fail_call(-1, 0)
+    if nccl.fake_nccl_aborted():
+        break
+    os.sched_yield()
+lib.gc_comm_free(world.comms[0])
+assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_aborted()) == (0, 1)
+""")
+
+
 def test_what_kernels_write_to_outlives_a_communicator_whose_kernels_may_never_end():
     run_ranks("""
 world = Own(2)

@@ -117,7 +117,8 @@ impl Shared {
 
     /// Ends what NCCL is at on a communicator of our own, and that with it. Waits for NCCL.
     fn abort(&self) -> Result<()> {
-        let _entered = InPrimary::enter(self.device)?;
+        // A later call, or the release, tries again.
+        let _entered = InPrimary::enter(self.device).inspect_err(|_| self.aborting.store(false, Ordering::Release))?;
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: ours, and nothing uses it any more: all who enter see that it is aborted. Errors are ignored: there
         // is no caller left to return them to.
