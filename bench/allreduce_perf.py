@@ -12,7 +12,6 @@ result is checked against NCCL's mean, and all ranks must end with the same byte
 writes build/bench/allreduce_perf.json.
 """
 
-import argparse
 import ctypes
 import os
 import statistics
@@ -21,36 +20,15 @@ import time
 from ctypes import POINTER, byref, pointer
 
 from common import (
-    CPU,
-    CUDA,
-    DTYPES,
-    ROOT,
-    Library,
-    about,
-    c,
-    count,
-    number,
-    print_ratios,
-    save,
-    significant,
-    table,
-    timer,
-)
+    CPU, CUDA, DTYPES, ROOT, Library, about, c, count, number, parser, print_ratios, save, significant, table, timer,
+)  # fmt: skip
 
 sys.path[:0] = [str(ROOT / "tests" / "multi_gpu")]
 
 CODECS = {"onebit": 1, "bf16": 3, "mxfp8": 4, "int8": 5, "int4": 6, "mxfp4": 7}
 # Of the mean of normal numbers, in the norm of the difference: some twice what two roundings by the codec lose.
-MOST_LOST = {
-    "bf16": 0.01,
-    "mxfp8": 0.1,
-    "int8": 0.03,
-    "int4": 0.35,
-    "mxfp4": 0.4,
-    "onebit": 1.2,
-    "nccl": 0.01,
-    "symmetric": 0.01,
-}
+MOST_LOST = {"bf16": 0.01, "mxfp8": 0.1, "int8": 0.03, "int4": 0.35, "mxfp4": 0.4, "onebit": 1.2, "nccl": 0.01,
+             "symmetric": 0.01}  # fmt: skip
 NO_ERRORS, TIMEOUT_MS, SECONDS = 2, 20_000, 100
 LARGE = 300 * 2**20
 
@@ -108,9 +86,8 @@ class Rank:
             exchange = dict(c.gc_transport_t._fields_)["all_to_all"]
             pair = [exchange(self.exchange(True)), exchange(self.exchange(False))]
             self.kept += pair
-            transport = c.gc_transport_t(
-                ctypes.sizeof(c.gc_transport_t), self.here.rank, self.here.world, 0, None, *pair
-            )
+            size = ctypes.sizeof(c.gc_transport_t)
+            transport = c.gc_transport_t(size, self.here.rank, self.here.world, 0, None, *pair)
             library.check(functions.gc_comm_from_transport(byref(transport), byref(comm)))
         elif over == "nccl":
             options = c.gc_nccl_options_t(ctypes.sizeof(c.gc_nccl_options_t))
@@ -155,12 +132,8 @@ class Rank:
         needed.restype = ctypes.c_int64
         world = ctypes.c_int32(self.here.world)
         sizes = {most, *(2**k for k in range(10, 31) if 2**k < most)}  # one exchange may need more than two
-        return max(
-            needed(byref(self.options(codec, dtype, n)), world, 1)
-            for codec in codecs
-            for dtype in dtypes
-            for n in sizes
-        )
+        options = (self.options(codec, dtype, n) for codec in codecs for dtype in dtypes for n in sizes)
+        return max(needed(byref(each), world, 1) for each in options)
 
 
 class Ours:
@@ -259,9 +232,8 @@ def measure(here, on, paths, elements, dtype, names, most, rounds):
         if codec == "symmetric":
             return Symmetric(rank, values, int(rest[0]))
         library = rank.libraries["old" in rest]
-        return Ours(
-            rank, library, codec, dtype, rest[0], values, rank.room(library, codecs, ["float32", "bfloat16"], most)
-        )
+        room = rank.room(library, codecs, ["float32", "bfloat16"], most)
+        return Ours(rank, library, codec, dtype, rest[0], values, room)
 
     def begin(name):
         made[name] = make(name)
@@ -331,12 +303,8 @@ def measure(here, on, paths, elements, dtype, names, most, rounds):
                 took = seconds_of(run, times, mode == "graph") / (calls if mode == "graph" else 1)
                 if number_of:  # the first is to warm up
                     found.setdefault(name, {}).setdefault(mode, []).append(significant(took))
-        return {
-            "seconds": found,
-            "failures": failures,
-            "card": torch.cuda.get_device_name() if on == "cuda" else "no GPU",
-            "torch": torch.__version__,
-        }
+        card = torch.cuda.get_device_name() if on == "cuda" else "no GPU"
+        return {"seconds": found, "failures": failures, "card": card, "torch": torch.__version__}
     finally:
         rank.wait()
         for one in made.values():
@@ -349,11 +317,6 @@ def measure(here, on, paths, elements, dtype, names, most, rounds):
 # --- all ranks --------------------------------------------------------------------------------------------------------
 
 
-def slowest(of_ranks, name, mode):
-    """Seconds of each round: those of the slowest rank."""
-    return [max(each) for each in zip(*(of["seconds"][name][mode] for of in of_ranks))]
-
-
 def print_table(rows, names, mode):
     """Time and times NCCL of each contender, as nccl-tests prints them: a line a size and dtype."""
     lines = []
@@ -363,57 +326,40 @@ def print_table(rows, names, mode):
             continue
         nccl = times.get("nccl")
         cells = [f"{number(times[n] * 1e6)} ({nccl / times[n]:.2f})" if n in times and nccl else "-" for n in names]
-        lines.append(
-            [
-                count(row["elements"]),
-                row["dtype"],
-                number(row["elements"] * (4 if row["dtype"] == "float32" else 2) / 2**20),
-                *cells,
-            ]
-        )
+        size = row["elements"] * (4 if row["dtype"] == "float32" else 2) / 2**20
+        lines.append([count(row["elements"]), row["dtype"], number(size), *cells])
     if lines:
         print(f"\n{mode}: us a call (times NCCL)")
         table(["elements", "dtype", "MiB", *names], lines)
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
-    options.add_argument("--against", metavar="FILE", help="an older build: prints new/old speed of every row")
+    options = parser(__doc__, "allreduce_perf.json", "against")
     options.add_argument("-b", "--begin", type=size, metavar="N", help="elements of the smallest size; 64K")
     options.add_argument("-e", "--end", type=size, metavar="N", help="of the largest size; 300M")
     options.add_argument("-f", "--factor", type=int, default=4, help="between sizes; 4")
-    options.add_argument(
-        "--codecs", nargs="+", choices=CODECS, default=["bf16", "int8", "int4", "mxfp8", "mxfp4", "onebit"]
-    )
+    options.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     options.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     options.add_argument("--over", nargs="+", choices=("peers", "nccl"), default=["peers", "nccl"])
     options.add_argument("--rounds", type=int, default=15)
-    options.add_argument("--quick", action="store_true", help="256K, 4M and 64M elements, INT8 and INT4, 7 rounds")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal without a GPU")
     options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
-    default = ROOT / "build/bench/allreduce_perf.json"
-    options.add_argument("--output", metavar="FILE", type=type(default), default=default)
     options = options.parse_args()
     on = options.device
     world = cards() if on == "cuda" else options.ranks
     if not world:
         raise SystemExit("no CUDA device; --device cpu rehearses this without one")
+    begin, end, factor = options.begin or 2**16, options.end or LARGE, options.factor
     if options.quick:
         options.codecs, options.rounds = ["int8", "int4"], 7
-    begin, end = (
-        options.begin or (2**18 if options.quick else 2**16),
-        options.end or (2**26 if options.quick else LARGE),
-    )
-    factor = 16 if options.quick else options.factor
+        begin, end, factor = options.begin or 2**18, options.end or 2**26, 16
     if on == "cpu":
         begin, end, options.rounds = options.begin or 2**10, options.end or 2**12, min(options.rounds, 3)
     sizes = [min(begin, end)]
     while sizes[-1] * factor < end:
         sizes.append(sizes[-1] * factor)
     sizes += [end] if sizes[-1] < end else []
-    names = ["nccl", *(f"symmetric {shots}-shot" for shots in (1, 2) if on == "cuda" and not options.against)]
-    names = [name.replace("-shot", "") for name in names]
+    names = ["nccl", *(f"symmetric {shots}" for shots in (1, 2) if on == "cuda" and not options.against)]
     names += [f"{codec} {over}" for over in options.over for codec in options.codecs]
     if options.against:
         names += [f"{name} old" for name in names if name != "nccl"]
@@ -437,8 +383,9 @@ def main():
                 continue
             first = of_ranks[0]
             row["seconds"] = {
-                n: {mode: slowest(of_ranks, n, mode) for mode in of} for n, of in first["seconds"].items()
-            }
+                name: {mode: [max(each) for each in zip(*(of["seconds"][name][mode] for of in of_ranks))] for mode in modes}
+                for name, modes in first["seconds"].items()
+            }  # of each round that of the slowest rank
             results["about"] |= {"card": first["card"], "torch": first["torch"]}
             row["failures"] = first["failures"]
             results["rows"].append(row)

@@ -54,24 +54,6 @@ double call_seconds(int64_t times, const Call *call)
     return now() - start;
 }
 
-/*
- * Writes the host's seconds of each of `times` runs of one call. `synchronize` is not timed; it empties the stream every
- * 128 calls, because a launch on a full stream waits for the device. It may be NULL.
- */
-int32_t host_seconds(int64_t times, const Call *call, double *seconds, int32_t (*synchronize)(void *), void *stream)
-{
-    for (int64_t i = 0; i < times; i++) {
-        if (i % 128 == 0 && synchronize)
-            synchronize(stream);
-        const double start = now();
-        int32_t status = run(call);
-        seconds[i] = now() - start;
-        if (status)
-            return status;
-    }
-    return synchronize ? synchronize(stream) : 0;
-}
-
 /* 64 bytes at any address: one register with AVX-512, several without. */
 typedef uint64_t vector __attribute__((vector_size(64), aligned(1), may_alias));
 /* Vectors in flight: 2 were slower, 8 and 16 no faster, from every level of cache and from memory (Zen 5). */

@@ -96,26 +96,26 @@ def timer(folder=ROOT / "build/bench"):
         getattr(functions, name).restype = c_double
     functions.run_calls.argtypes = [c_int64, c_void_p]
     functions.call_seconds.argtypes = [c_int64, c_void_p]
-    functions.host_seconds.argtypes = [c_int64, c_void_p, c_void_p, c_void_p, c_void_p]
     functions.read_seconds.argtypes = functions.write_seconds.argtypes = [c_int64, c_void_p, c_int64]
     functions.memcpy_seconds.argtypes = [c_int64, c_void_p, c_void_p, c_int64]
-    functions.host_seconds.restype = functions.run_calls.restype = c_int32
+    functions.run_calls.restype = c_int32
     return functions
 
 
 # --- the command line and the machine ---------------------------------------------------------------------------------
 
 
-def arguments(text, name, **more):
+def parser(text, name, *flags):
+    """The options that programs share. `flags`: those of "against" and "only" that this program has."""
     options = argparse.ArgumentParser(description=text.splitlines()[0])
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
-    options.add_argument("--against", metavar="FILE", help="an older build: prints new/old speed of every row")
-    options.add_argument("--only", metavar="PREFIX", default="", help="rows whose names begin so, such as `bits pack`")
-    options.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    if "against" in flags:
+        options.add_argument("--against", metavar="FILE", help="an older build: prints new/old speed of every row")
+    if "only" in flags:
+        options.add_argument("--only", metavar="PREFIX", default="", help="rows whose names begin so, such as `bits pack`")
+    options.add_argument("--quick", action="store_true", help="less of it, in a fraction of the time")
     options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=ROOT / "build/bench" / name)
-    for flag, settings in more.items():
-        options.add_argument(f"--{flag}", **settings)
-    return options.parse_args()
+    return options
 
 
 def commit():
@@ -150,9 +150,11 @@ def about(libraries=(), **more):
 def save(path, results):
     """Replaces the file as a whole, so that an interrupted run leaves the rows that were complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(path.name + ".tmp")
+    is_device = path.exists() and not path.is_file()  # /dev/null must not be replaced
+    written = path if is_device else path.with_name(path.name + ".tmp")
     written.write_text(json.dumps(results) + "\n")
-    os.replace(written, path)
+    if not is_device:
+        os.replace(written, path)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -179,11 +181,13 @@ def table(header, rows):
     cells = [list(map(str, row)) for row in [header, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for row in cells:
-        print(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))
-            )
-        )
+        print(row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])), sep="  ")
+
+
+def markdown(header, rows, left=1):
+    """A table for a document, so many of its columns to the left."""
+    lines = [header, ["---" if i < left else "--:" for i in range(len(header))], *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def medians(row):
@@ -191,19 +195,16 @@ def medians(row):
 
 
 def print_rows(rows):
-    """One table per group: GB/s of each contender, and the times where all of a row's are below 20 us."""
+    """One table per group: GB/s and microseconds of each contender."""
     for group in dict.fromkeys(row["group"] for row in rows):
         of_group = [row for row in rows if row["group"] == group]
         names = list(dict.fromkeys(name for row in of_group for name in row["seconds"]))
         print(f"\n{group}: GB/s read and written, medians; us a call in brackets")
-        lines = []
-        for row in of_group:
-            found = medians(row)
-            cells = [
-                f"{number(row['bytes'] / found[n] / 1e9)} ({number(found[n] * 1e6)})" if n in found else "-"
-                for n in names
-            ]
-            lines.append([f"{row['kind']}, {row['case']}", *cells])
+        lines = [
+            [f"{row['kind']}, {row['case']}", *(f"{number(row['bytes'] / its[n] / 1e9)} ({number(its[n] * 1e6)})"
+                                                if n in its else "-" for n in names)]
+            for row, its in zip(of_group, map(medians, of_group))
+        ]  # fmt: skip
         table(["", *names], lines)
         for row in of_group:
             for name, why in row.get("failures", {}).items():

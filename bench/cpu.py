@@ -16,7 +16,7 @@ from ctypes import byref
 
 import numpy as np
 import works
-from common import CPU, DTYPES, Library, about, arguments, described, print_ratios, print_rows, save, significant, timer
+from common import CPU, DTYPES, Library, about, parser, print_ratios, print_rows, save, significant
 
 SIZES, QUICK_SIZES = [2**k for k in range(10, 29, 2)], [2**12, 2**20, 2**24]
 SHAPES = [(side, side) for side in (256, 257, 1024, 1001, 4096, 4001)]
@@ -28,14 +28,8 @@ SAMPLE_SECONDS = 200e-6  # a sample is a batch of calls that takes at least this
 FEWEST, MOST = 7, 101  # rounds, whatever time is left
 
 
-class Place:
-    np, name, device_type, stream = np, "numpy", CPU, None
-
-    def __init__(self, library):
-        self.library, self.timer = library, timer()
-
-    def tensor(self, array, dtype):
-        return described(array, dtype)
+class Place(works.Place):
+    np, name, device_type = np, "numpy", CPU
 
     @staticmethod
     def empty(shape, dtype):
@@ -46,35 +40,6 @@ class Place:
         memory[::4096] = 0
         first = -memory.ctypes.data % 64
         return memory[first : first + size].view(dtype).reshape(shape)
-
-    def random(self, shape, dtype):
-        """Random elements: a block of them, repeated."""
-        array = self.empty(shape, dtype)
-        rng = np.random.default_rng(1)
-        size = min(array.size, 2**22)
-        if dtype == "bfloat16":
-            block = (rng.standard_normal(size, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        elif dtype.startswith(("float", "complex")):
-            block = rng.standard_normal(size, dtype=np.float32)
-        else:
-            block = rng.integers(0, 256 if dtype in ("uint8", "uint16") else 2, size)
-        array.reshape(-1)[:] = np.resize(block, array.size)
-        return array
-
-    def run(self, library, call):
-        library.check(self.timer.run_calls(1, byref(call)))
-
-    @staticmethod
-    def copy_peers(src, dst, source, target):
-        return {}
-
-    @staticmethod
-    def codec_peers(values, what, n):
-        return {}
-
-    @staticmethod
-    def kernel_peer(*_):
-        return None
 
 
 def of_python(function):
@@ -121,27 +86,11 @@ def measure(contenders, budget):
     return samples
 
 
-def same_bytes(place, one, calls, what):
-    """What the calls of all libraries write is the same, and is what NumPy gives."""
-    found = []
-    for library, call in calls.items():
-        for result in one.results:
-            result[...] = 0
-        place.run(library, call)
-        found.append([result.copy() for result in one.results])
-    expected = one.expected and one.expected()
-    if expected is not None and one.results:
-        assert np.array_equal(found[0][0], expected), f"{what}: not what NumPy gives"
-    for other in found[1:]:
-        for mine, theirs in zip(found[0], other):
-            assert mine.tobytes() == theirs.tobytes(), f"{what}: the two builds give different bytes"
-
-
 def measured(place, work, libraries, budget):
     one = work.make()
     try:
         calls = {library: one.call(library) for library in libraries}
-        same_bytes(place, one, calls, f"{work.kind}, {work.case}")
+        works.same_bytes(place, one, calls, f"{work.kind}, {work.case}")
         contenders = {}
         for library, which in zip(libraries, ("", ", old")):
             for threads in 1, 2:
@@ -167,9 +116,9 @@ def loops(place, work):
 
 
 def main():
-    options = arguments(__doc__, "cpu.json")
+    options = parser(__doc__, "cpu.json", "against", "only").parse_args()
     libraries = [Library(path) for path in (options.library, options.against) if path]
-    place, quick = Place(libraries[0]), options.quick
+    place, quick = Place(libraries), options.quick
     budget = (0.05 if quick else 0.5) if options.against else (0.1 if quick else 1)
     rows = [
         *works.bits(place, QUICK_SIZES if quick else SIZES),
@@ -183,10 +132,7 @@ def main():
             results["rows"].append(measured(place, work, libraries, budget))
             save(options.output, results)
     print(results["about"])
-    if options.against:
-        print_ratios(results["rows"])
-    else:
-        print_rows(results["rows"])
+    (print_ratios if options.against else print_rows)(results["rows"])
     print(f"\n{options.output}")
 
 

@@ -2,7 +2,7 @@
 """Host time of DistributedDataParallel's hook, with gradcodec.torch.compress and with PyTorch's own hooks, in C++ and in
 Python: build/bench/ddp_hook.json and a table.
 
-    python3 bench/ddp_hook.py [--quick] [--library PATH] [--device cuda] [--tensors 100] [--elements 64]
+    python3 bench/ddp_hook.py --library PATH [--quick] [--device cuda] [--tensors 100] [--elements 64]
 
 Two ranks, over gloo on the CPU and over NCCL or peer memory on two GPUs, train a model whose gradients fit in one bucket.
 After some steps each hook is called again and again for that bucket: a call is a whole step of the hook. On GPUs a call's
@@ -12,13 +12,11 @@ is within the library's functions, and the exchanges that they call back for. Of
 least, which other processes on the machine disturb less.
 """
 
-import argparse
 import functools
 import json
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 
@@ -27,10 +25,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
-
-from common import commit  # noqa: E402 the path comes first
+from common import commit, parser, save
 
 WORLD, FIRST = 2, 20  # calls that are not counted
 CODECS = "bf16", "int8", "int4", "onebit"
@@ -71,7 +66,7 @@ class InC:
 def calls(arguments, register):
     """Seconds of each call of the hook, and of those in C."""
     model = DistributedDataParallel(Model(arguments.tensors, arguments.elements).to(arguments.device), bucket_cap_mb=1000)
-    end, gradient = register(model), torch.ones(arguments.elements, device=arguments.device)
+    compression, gradient = register(model), torch.ones(arguments.elements, device=arguments.device)
     for _ in range(4):  # buckets are arranged anew after the first
         model(gradient).backward()
     reducer, on_gpu = model.reducer, arguments.device == "cuda"
@@ -87,25 +82,16 @@ def calls(arguments, register):
         hook.append(clock() - start)
         in_c.append(arguments.in_c.take())
         future.wait()
-    end()
+    if compression is not None:
+        compression.close()
     return hook[FIRST:], in_c[FIRST:]
-
-
-def plain(hook, model):
-    model.register_comm_hook(None, hook)
-    return lambda: None
-
-
-def builtin(kind, model):
-    model._register_builtin_comm_hook(kind)
-    return lambda: None
 
 
 def compressed(codec, native, model):
     import gradcodec.torch
 
     more = {} if codec == "onebit" else {"raw": ()}
-    return gradcodec.torch.compress(model, codec, momentum=True, native=native, **more).close
+    return gradcodec.torch.compress(model, codec, momentum=True, native=native, **more)
 
 
 def rank(number, arguments, folder):
@@ -116,10 +102,10 @@ def rank(number, arguments, folder):
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=number, world_size=WORLD)
     arguments.in_c, found, kinds = InC(), {}, dist.BuiltinCommHookType
     hooks = {
-        "PyTorch's all-reduce, C++": functools.partial(builtin, kinds.ALLREDUCE),
-        "PyTorch's fp16, C++": functools.partial(builtin, kinds.FP16_COMPRESS),
-        "PyTorch's all-reduce, Python": functools.partial(plain, default_hooks.allreduce_hook),
-        "PyTorch's bf16, Python": functools.partial(plain, default_hooks.bf16_compress_hook),
+        "PyTorch's all-reduce, C++": lambda model: model._register_builtin_comm_hook(kinds.ALLREDUCE),
+        "PyTorch's fp16, C++": lambda model: model._register_builtin_comm_hook(kinds.FP16_COMPRESS),
+        "PyTorch's all-reduce, Python": lambda model: model.register_comm_hook(None, default_hooks.allreduce_hook),
+        "PyTorch's bf16, Python": lambda model: model.register_comm_hook(None, default_hooks.bf16_compress_hook),
     }
     for native, language in (True, "C++"), (False, "Python"):
         hooks.update((f"compress, {codec}, {language}", functools.partial(compressed, codec, native)) for codec in CODECS)
@@ -132,17 +118,12 @@ def rank(number, arguments, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--library", help="of the library, if not the one that the package finds")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--tensors", type=int, default=100)
-    parser.add_argument("--elements", type=int, default=64, help="of each")
-    default = ROOT / "build" / "bench" / "ddp_hook.json"
-    parser.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
-    arguments = parser.parse_args()
-    if arguments.library:
-        os.environ["GRADCODEC_LIBRARY"] = arguments.library
+    options = parser(__doc__, "ddp_hook.json")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--tensors", type=int, default=100)
+    options.add_argument("--elements", type=int, default=64, help="of each")
+    arguments = options.parse_args()
+    os.environ["GRADCODEC_LIBRARY"] = arguments.library
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank, (arguments, folder), WORLD)
@@ -153,9 +134,7 @@ def main():
         columns = [hook] if not max(in_c) else [hook, in_c, [one - other for one, other in zip(hook, in_c)]]
         numbers = [of(each) * 1e6 for each in columns for of in (statistics.median, min)]
         print(f"  {name:28}" + "".join(f"{number:{width}.1f}" for number, width in zip(numbers, (8, 8, 15, 8, 17, 8))))
-    result = {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found}
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    save(arguments.output, {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found})
     print(arguments.output)
 
 

@@ -29,6 +29,7 @@ import time
 
 import accuracy
 import nodes
+from common import commit, markdown, processor, save
 
 CONTENDERS = {
     "DDP float32": None, "DDP INT8": ("int8", "none"), "DiLoCo float32": None, "DiLoCo INT8": ("int8", "none"),
@@ -134,24 +135,13 @@ def links(a, torch, dist):
 
 def losses(a, torch, dist):
     """By contender: the validation loss at the end, of each seed."""
-    task = accuracy.SIZES[a.size]["transformer"]._replace(steps=a.train)
+    task = accuracy.SIZES[a.size]._replace(steps=a.train)
     text, of, found = accuracy.Text(torch, task), accuracy.Transformer(task), {name: [] for name in CONTENDERS}
-
-    class Model(torch.nn.Module):
-        def __init__(self, generator):
-            super().__init__()
-            self.weights = torch.nn.ParameterList(
-                torch.nn.Parameter(of.begin(name, torch, generator)) for name in of.shapes
-            )
-
-        def forward(self, examples):
-            weights = {name: one[None] for name, one in zip(of.shapes, self.weights)}
-            return of.losses(torch, weights, examples[None]).mean()
 
     for seed in range(a.seeds):
         for name in CONTENDERS:
             generator = torch.Generator().manual_seed(seed)
-            model = Model(generator)
+            model = of.module(torch, generator)
             adam = functools.partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=accuracy.DECAY)
             one = Contender(name, model, adam, a.sync_every)
             for step in range(1, task.steps + 1):
@@ -201,12 +191,8 @@ def run_ranks(a, part, to):
 
 
 def table_of_links(a, gbit, found):
-    lines = [
-        f"\n{gbit:g} Gbit/s",
-        "| | MB | ms a step | ms an exchange | s per 1,000 inner steps | of DDP float32's | hidden |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    base = None
+    heads = ["", "MB", "ms a step", "ms an exchange", "s per 1,000 inner steps", "of DDP float32's", "hidden"]
+    rows, base = [], None
     for name, its in found.items():
         step, cells = statistics.median(its["steps"]), ["", ""]
         whole = 1000 * step
@@ -217,8 +203,8 @@ def table_of_links(a, gbit, found):
             cells = [f"{1e3 * exchange:.0f}", f"{100 * saved / exchange:.0f} %"]
         base = base or whole
         row = [name, f"{its['bytes'] / 1e6:.2f}", f"{1e3 * step:.0f}", cells[0], f"{whole:.0f}"]
-        lines.append("| " + " | ".join([*row, f"{whole / base:.3f}", cells[1]]) + " |")
-    return "\n".join(lines)
+        rows.append([*row, f"{whole / base:.3f}", cells[1]])
+    return f"\n{gbit:g} Gbit/s\n{markdown(heads, rows)}"
 
 
 def main():
@@ -242,8 +228,6 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
     if a.library:
         os.environ["GRADCODEC_LIBRARY"] = str(a.library.resolve())
-    from common import commit, processor
-
     about = {"commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name")}
     about |= {"cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
     about |= {name: getattr(a, name) for name in ("nodes", *(each.replace("-", "_") for each in numbers), "size")}
@@ -259,11 +243,9 @@ def main():
             if gbit is not None:
                 print(table_of_links(a, gbit, its), flush=True)
             else:
-                print("| | validation loss | seeds |\n|---|--:|--:|")
-                for name, of in its.items():
-                    print(f"| {name} | {statistics.fmean(of):.4f} | {min(of):.4f} to {max(of):.4f} |", flush=True)
-            a.output.parent.mkdir(parents=True, exist_ok=True)
-            a.output.write_text(json.dumps(found, indent=1) + "\n")
+                rows = [[name, f"{statistics.fmean(of):.4f}", f"{min(of):.4f} to {max(of):.4f}"] for name, of in its.items()]
+                print(markdown(["", "validation loss", "seeds"], rows), flush=True)
+            save(a.output, found)
 
 
 if __name__ == "__main__":

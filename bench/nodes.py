@@ -33,8 +33,7 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
+from common import ROOT, commit, markdown, processor, save
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "onebit"
 PLAIN = "no exchange", "float32", "bf16 hook"
@@ -401,11 +400,8 @@ def quartiles(seconds):
 
 def table(gbit, nodes, result):
     found, stream = result["found"], f"one stream of TCP reaches {result.get('held', 0):.2f} Gbit/s"
-    lines = [
-        f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}",
-        "| gradients | ms a step, median | quartiles | of float32's | MB out of a node | 2 P (N-1)/N | floor, ms |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    heads = ["gradients", "ms a step, median", "quartiles", "of float32's", "MB out of a node", "2 P (N-1)/N", "floor, ms"]
+    rows = []
     first = found.get("no exchange", {}).get("first_gradient", 0)
     base = quartiles(found["float32"]["seconds"])[0] if "float32" in found else None
     for name, one in found.items():
@@ -413,9 +409,9 @@ def table(gbit, nodes, result):
         cells = [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{middle / base:.2f}" if base else "-"]
         cells += [f"{left / 1e6:.2f}", f"{2 * one['payload'] * (nodes - 1) / nodes / 1e6:.2f}"]
         floor = f"{left * 8 / gbit / 1e6 + 1e3 * first:.1f}" if gbit and one['payload'] else "-"
-        lines.append(f"| {name} | " + " | ".join([*cells, floor]) + " |")
-    lines += [f"| {name} | failed | | | | | |" for name in result["failed"]]
-    return "\n".join(lines)
+        rows.append([name, *cells, floor])
+    rows += [[name, "failed", *[""] * 5] for name in result["failed"]]
+    return f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}\n{markdown(heads, rows)}"
 
 
 def read(words):
@@ -470,8 +466,6 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
     if arguments.library:
         os.environ["GRADCODEC_LIBRARY"] = str(arguments.library.resolve())
-    from common import commit, processor
-
     about = {
         "commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name"),
         "cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0], "device": arguments.device,
@@ -496,8 +490,7 @@ def main():
                   f"{arguments.batch} x {arguments.places} bytes a step and rank")  # fmt: skip
             print(next((one["topology"] for one in result["found"].values() if one["topology"]), "no codec ran"))
         print(table(gbit, arguments.nodes, result), flush=True)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps({**about, "links": links}, indent=1) + "\n")
+        save(arguments.output, {**about, "links": links})
     print(f"\n{arguments.output}")
     if any(result["failed"] for result in links.values()):
         sys.exit(1)

@@ -36,8 +36,7 @@ def chart(title, x_label, y_label, lines, x_ticks, y_ticks, level=None):
         )
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-        ' font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
         f"<title>{title}</title>",
         style(),
         f'<rect width="{WIDTH}" height="{HEIGHT}"/>',
@@ -93,9 +92,8 @@ def allreduce():
         for name in ("NCCL", "bf16", "int8", "int4", "onebit", "int8 over NCCL")
     }
     x = [(n, name) for n, name in ((2**12, "4K"), (2**16, "64K"), (2**20, "1M"), (2**24, "16M"), (2**30, "1G"))]
-    return chart(
-        "All-reduce of float32 between two H200 on NVLink", "elements", "us a call", lines, x, powers(5, 20480, 4)
-    )
+    title = "All-reduce of float32 between two H200 on NVLink"
+    return chart(title, "elements", "us a call", lines, x, powers(5, 20480, 4))
 
 
 def factors():
@@ -107,9 +105,8 @@ def factors():
         for codec in when.SHOWN
     }
     title = "Speed over NCCL's float32 sum, four ranks, by the model"
-    return chart(
-        title, "GB/s each way for a rank", "times as fast", lines, powers(0.1, 1000), powers(0.5, 32, 2), level=1
-    )
+    x, y = powers(0.1, 1000), powers(0.5, 32, 2)
+    return chart(title, "GB/s each way for a rank", "times as fast", lines, x, y, level=1)
 
 
 def accuracy():
@@ -122,14 +119,8 @@ def accuracy():
     ys = [y for ((_, y),) in lines.values()]
     chosen = dict(list(lines.items())[: len(COLORS)])
     y = [(v, f"{v:g}") for v in (1.5, 1.6, 1.8, 2, 2.4, 2.8) if min(ys) * 0.9 < v < max(ys) * 1.15]
-    return chart(
-        "Loss of a transformer under AdamW, by codec",
-        "MB sent by a rank",
-        "validation loss",
-        chosen,
-        powers(0.5, 64, 2),
-        y,
-    )
+    title = "Loss of a transformer under AdamW, by codec"
+    return chart(title, "MB sent by a rank", "validation loss", chosen, powers(0.5, 64, 2), y)
 
 
 def main():

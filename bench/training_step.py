@@ -14,21 +14,18 @@ INT8 with the hook in Python and in C++, with each bucket alone (0 MiB) and with
 bf16 hook.
 """
 
-import argparse
+import contextlib
 import copy
 import datetime
 import os
-import pathlib
 import statistics
 import sys
 import time
 
-from common import ROOT, commit, save, table
+import accuracy
+from common import ROOT, commit, parser, save, table
 
 sys.path[:0] = [str(ROOT / "tests" / "multi_gpu")]
-sys.path.append(str(ROOT / "python"))
-
-import accuracy
 
 # The name: the codec, None for DDP's own exchange, and what compress() is given besides.
 PLAIN = {"no exchange": (None, {}), "NCCL": (None, {})}
@@ -37,31 +34,12 @@ CONTENDERS = {
     **PLAIN, **{f"{codec}, {over}": (codec, {"transport": over}) for over in ("peers", "nccl") for codec in CODECS}
 }  # fmt: skip
 REHEARSED = {**PLAIN, **{f"{codec}, gloo": (codec, {"transport": "gloo"}) for codec in CODECS}}
-FULL = accuracy.SIZES["full"]["transformer"]
+FULL = accuracy.SIZES["full"]
 LARGE = FULL._replace(width=1280, layers=16)
 # A model and how many sequences each rank has: of 8, the host takes longer to enqueue the step than the GPU to do it.
 CASES = {"full": (FULL, 8), "large": (LARGE, 8), "busy": (LARGE, 64)}
 TURNS, QUICK_TURNS, STEPS, FIRST = 15, 7, 5, 5  # FIRST: steps that are not counted; DDP arranges its buckets after one
 SECONDS = 300  # for a model: ranks that take longer wait for each other for ever
-
-
-def model_of(torch, task, dtype, device):
-    shapes = accuracy.Transformer(task)
-
-    class Transformer(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            generator = torch.Generator().manual_seed(1)
-            for name in shapes.shapes:
-                begin = shapes.begin(name, torch, generator).to(device, dtype)
-                self.register_parameter(name.replace(".", "_"), torch.nn.Parameter(begin))
-
-        def forward(self, examples):
-            weights = {name: getattr(self, name.replace(".", "_"))[None] for name in shapes.shapes}
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" and dtype == torch.float32):
-                return shapes.losses(torch, weights, examples[None]).mean()
-
-    return Transformer()
 
 
 class Training:
@@ -81,13 +59,9 @@ class Training:
 
     def step(self, examples):
         self.optimizer.zero_grad()
-        if self.is_sent:
+        with contextlib.nullcontext() if self.is_sent else self.model.no_sync():
             loss = self.model(examples)
             loss.backward()
-        else:
-            with self.model.no_sync():
-                loss = self.model(examples)
-                loss.backward()
         self.optimizer.step()
         return loss
 
@@ -107,7 +81,7 @@ def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
         dist.init_process_group("nccl" if on == "cuda" else "gloo", **store)
     dtype, wait = getattr(torch, dtype_name), torch.cuda.synchronize if on == "cuda" else lambda: None
     made, sent, seconds = {}, {}, {}
-    begin = model_of(torch, task, dtype, device)
+    begin = accuracy.Transformer(task).module(torch, torch.Generator().manual_seed(1), device, dtype)
     for name, (codec, named) in contenders.items():
         made[name] = Training(torch, copy.deepcopy(begin), codec, named, name != "no exchange")
         seconds[name] = []
@@ -129,8 +103,7 @@ def measure(here, on, task, sequences, dtype_name, contenders, turns, steps):
             if turn < 0:
                 continue
             seconds[name].append(took)
-            item = 2 if dtype_name == "bfloat16" else 4
-            item = 2 if contenders[name][0] == OF_PYTORCH else item
+            item = 2 if dtype_name == "bfloat16" or contenders[name][0] == OF_PYTORCH else 4
             of_ring = 2 * (here.world - 1) * item * training.count / here.world if training.is_sent else 0
             own = training.compression and (training.compression.bytes_sent - before) / count
             sent[name] = of_ring if own is None else own
@@ -162,14 +135,10 @@ def print_table(results):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
-    options.add_argument("--quick", action="store_true", help="fewer turns")
+    options = parser(__doc__, "training_step.json")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
     options.add_argument("--hooks", metavar="MiB", type=float, nargs="*", help="the hook in Python and C++; sizes")
     options.add_argument("--ranks", type=int, default=2, help="with --device cpu")
-    default = pathlib.Path(os.environ.get("BENCH_OUT") or ROOT / "build/bench/training_step.json")
-    options.add_argument("--output", metavar="FILE", type=pathlib.Path, default=default)
     options = options.parse_args()
     os.environ["GRADCODEC_LIBRARY"] = os.path.abspath(options.library)
     os.environ["NCCL_NVLS_ENABLE"] = "0"
@@ -182,7 +151,7 @@ def main():
         raise SystemExit("no two CUDA devices; --device cpu rehearses this without")
     contenders, cases, turns = CONTENDERS, CASES, QUICK_TURNS if options.quick else TURNS
     if on == "cpu":
-        contenders, cases, turns = REHEARSED, {"tiny": (accuracy.SIZES["tiny"]["transformer"], 1)}, 2
+        contenders, cases, turns = REHEARSED, {"tiny": (accuracy.SIZES["tiny"], 1)}, 2
     if options.hooks is not None:
         over = {"transport": "gloo" if on == "cpu" else "peers"}
         contenders = {**PLAIN, OF_PYTORCH: (OF_PYTORCH, {})}

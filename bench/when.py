@@ -1,7 +1,6 @@
 """When a compressed all-reduce pays: a model fitted to the all-reduce tables of docs/PERFORMANCE.md.
 
     python bench/when.py               prints the tables of docs/WHEN.md
-    python bench/when.py --errors      prints the model's error at every time that it is fitted to
 
 The model, for n elements among W ranks, each with a link of B bytes a second each way (NVLink: B0):
 
@@ -22,12 +21,13 @@ Between N nodes of R GPUs, W = N R, with a link of B bytes a second each way for
 of two times: that of its bytes on the link, and what its exchanges took without a limit of the link.
 """
 
-import argparse
-import pathlib
+import itertools
 import re
 from collections import namedtuple
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+from common import ROOT, markdown
+
+DOCS = ROOT / "docs"
 FULL = 300 * 2**20
 WORLDS = 2, 8
 NVLINK = 450e9
@@ -41,7 +41,6 @@ LINKS = [
     ("Ethernet, 10 Gbit/s", 1.25e9),
     ("a link of 1 Gbit/s", 0.125e9),
 ]
-SIZES = [2**16, 2**20, 2**24]
 BYTES = {"float32": 4, "bfloat16": 2}
 SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0.53125, "onebit": 0.125}
 SHOWN = "int8", "int4", "onebit"
@@ -89,19 +88,10 @@ def size(text):
 def table_of(page, *heads):
     """The header and the rows of the first table of a page whose header has all of these words."""
     lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
-    cells = [
-        [cell.strip() for cell in line.strip()[1:-1].split("|")] if line.startswith("|") else None for line in lines
-    ]
-    for at, header in enumerate(cells):
-        if (
-            header
-            and cells[at + 1]
-            and cells[at + 1][0].startswith(("--", ":-"))
-            and all(any(h in c for c in header) for h in heads)
-        ):
-            rows = []
-            while at + 2 + len(rows) < len(cells) and cells[at + 2 + len(rows)]:
-                rows.append(cells[at + 2 + len(rows)])
+    for at in (n for n, line in enumerate(lines) if line.startswith(("|--", "| --"))):
+        table = itertools.takewhile(lambda line: line.startswith("|"), lines[at + 1 :])
+        header, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in (lines[at - 1], *table))
+        if all(any(head in cell for cell in header) for head in heads):
             return header, rows
     raise LookupError(f"docs/{page} has no table with {heads}")
 
@@ -214,50 +204,16 @@ class Model:
     def factor(self, codec, elements, world, rate, dtype):
         return self.plain(elements, world, rate, dtype) / self.compressed(codec, elements, world, rate, dtype)
 
-    def break_even(self, codec, elements, world, dtype):
-        """The rate of a link from which on compressing is the slower one; None if that is beyond NVLink's."""
-        low, high = 1e6, 0.999 * NVLINK
-        if self.factor(codec, elements, world, high, dtype) >= 1:
-            return None
-        for _ in range(60):
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if self.factor(codec, elements, world, middle, dtype) >= 1 else (low, middle)
-        return low
-
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def factors(model, dtype):
     """How many times as fast as NCCL, for FULL elements, by link."""
-    header = [f"{dtype}", "GB/s", *(f"{codec}, {world} ranks" for codec in SHOWN for world in WORLDS)]
+    header = [dtype, "GB/s", *(f"{codec}, {world} ranks" for codec in SHOWN for world in WORLDS)]
     rows = [
         [name, f"{rate / 1e9:g}", *(f"{model.factor(c, FULL, w, rate, dtype):.2g}" for c in SHOWN for w in WORLDS)]
         for name, rate in LINKS
-    ]
-    return header, rows
-
-
-def break_even(model):
-    """GB/s each way from which on NCCL is faster; NVLink where that is beyond its rate."""
-    header = ["gradient, elements", *(f"{codec}, {world} ranks" for codec in SHOWN for world in WORLDS)]
-    rows = []
-    for dtype in BYTES:
-        for elements in SIZES:
-            rates = [model.break_even(codec, elements, world, dtype) for codec in SHOWN for world in WORLDS]
-            name = f"{dtype}, {elements // 2**10}K" if elements < 2**20 else f"{dtype}, {elements // 2**20}M"
-            rows.append([name, *("NVLink" if rate is None else f"{rate / 1e9:.3g}" for rate in rates)])
-    return header, rows
-
-
-def bytes_of_nodes():
-    """Bytes that leave each of two nodes for an element, by GPUs of a node."""
-    header = ["bytes per element", *(f"{ranks} GPU{'s' * (ranks > 1)} a node" for ranks in (1, 2, *GPUS[1:]))]
-    ways = [(f"NCCL, {dtype}, {way}", size, way) for dtype, size in BYTES.items() for way in ("ring", "tree")]
-    for codec in SHOWN:
-        ways += [(f"{codec} flat", SENT[codec], "flat"), (codec, SENT[codec], "levels")]
-    rows = [
-        [name, *(f"{size * leaving(way, NODES, ranks):.3g}" for ranks in (1, 2, *GPUS[1:]))] for name, size, way in ways
     ]
     return header, rows
 
@@ -303,28 +259,10 @@ def errors(model):
     }
 
 
-def show(header, rows):
-    print(
-        "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---", *["--:"] * (len(header) - 1)], *rows]),
-        end="\n\n",
-    )
-
-
 def main():
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--errors", action="store_true", help="only print its error at every time that was measured")
     model = Model()
-    if options.parse_args().errors:
-        found = errors(model)
-        sizes = sorted({n for of in found.values() for n in of})
-        show(
-            ["per cent", *map(str, sizes)],
-            [[f"{who}, {dtype}", *(f"{100 * of[n]:+.0f}" for n in sizes)] for (who, dtype), of in found.items()],
-        )
-        return
-    of_nodes = bytes_of_nodes(), *(factors_of_nodes(model, dtype) for dtype in BYTES), steps_beside()
-    for header, rows in (*(factors(model, dtype) for dtype in BYTES), break_even(model), *of_nodes):
-        show(header, rows)
+    tables = [*(factors(model, dtype) for dtype in BYTES), *(factors_of_nodes(model, dtype) for dtype in BYTES)]
+    print("\n\n".join(markdown(*each) for each in (*tables, steps_beside())))
 
 
 if __name__ == "__main__":

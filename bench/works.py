@@ -1,9 +1,7 @@
 """What bench/cpu.py and bench/gpu.py time: bits, layouts, copies, codecs and compiled kernels, on either device.
 
-A `place` says where arrays lie: `np` is NumPy or CuPy, `device_type` DLPack's number, `random(shape, dtype)` and
-`empty(shape, dtype)` make arrays that begin at a cache line, `stream` is a stream's handle or None. A Work is one
-row: how many bytes a call reads and writes, and `make()`, which gives one set of memory (a One). A One gives a Call
-for each library; calls of two libraries use the same memory, and their results must be the same bytes.
+A Work is one row: how many bytes a call reads and writes, and `make()`, which gives one set of memory (a One). A One
+gives a Call for each library; calls of two libraries use the same memory, and their results must be the same bytes.
 """
 
 import ctypes
@@ -12,13 +10,73 @@ import math
 from collections import namedtuple
 from ctypes import POINTER, byref, c_int64, c_void_p, pointer
 
-from common import DTYPES, c, count
+from common import CPU, DTYPES, c, count, described, timer
 
 BIG, AXIS_NONE = 0, -(2**31)
 FLOAT32_ERRORS, BFLOAT16_ERRORS, NO_ERRORS = range(3)  # gc_error
 HEADER = 64
 
 Work = namedtuple("Work", "group kind case bytes make")
+
+
+class Place:
+    """Where arrays lie. `np`: NumPy or CuPy; `device_type`: DLPack's number; `stream`: a handle or None; `empty(shape,
+    dtype)` makes an array that begins at a cache line."""
+
+    stream = None
+
+    def __init__(self, libraries):
+        self.library, self.timer = libraries[0], timer()
+
+    def tensor(self, array, dtype):
+        return described(array, dtype, self.device_type)
+
+    def random(self, shape, dtype):
+        """Random elements: a block of them, repeated."""
+        import numpy
+
+        array, rng = self.empty(shape, dtype), numpy.random.default_rng(1)
+        size = min(array.size, 2**22)
+        if dtype == "bfloat16":
+            block = (rng.standard_normal(size, dtype=numpy.float32).view(numpy.uint32) >> 16).astype(numpy.uint16)
+        elif dtype.startswith(("float", "complex")):
+            block = rng.standard_normal(size, dtype=numpy.float32)
+        else:
+            block = rng.integers(0, 256 if dtype in ("uint8", "uint16") else 2, size)
+        block, flat = self.np.asarray(block).astype(array.dtype), array.reshape(-1)
+        for first in range(0, array.size, size):
+            flat[first : first + size] = block[: array.size - first]
+        return array
+
+    def run(self, library, call):
+        library.check(self.timer.run_calls(1, byref(call)))
+        self.wait()
+
+    def wait(self):
+        pass
+
+    def copy_peers(self, src, dst, source, target):
+        return {}
+
+    def kernel_peer(self, texts, axes, given, results):
+        return None
+
+
+def same_bytes(place, one, calls, what):
+    """What the calls of all libraries write is the same, and is what NumPy or CuPy gives."""
+    np, found = place.np, []
+    for library, call in calls.items():
+        for result in one.results:
+            result[...] = 0
+        place.run(library, call)
+        found.append([result.copy() for result in one.results])
+    if one.expected and one.results and (place.device_type == CPU or one.results[0].size <= 2**26):
+        expected = one.expected()
+        assert expected is None or np.array_equal(found[0][0], expected), f"{what}: not what {place.name} gives"
+    for other in found[1:]:
+        for mine, theirs in zip(found[0], other):
+            same = np.array_equal(mine.ravel().view("u1"), theirs.ravel().view("u1"))
+            assert same, f"{what}: the two builds give different bytes"
 
 
 class One:
@@ -65,12 +123,8 @@ def bits_of(place, dtype, function, peer, n, off):
     dst = place.tensor(result, dtype if unpacks else "uint8")
     run = peer and (lambda: peer(place.np, source.reshape(-1)))
     expected = peer and (lambda: run()[: result.size].reshape(result.shape))
-    return One(
-        lambda library: library.call(function, src, BIG, dst, place.stream),
-        [result],
-        expected,
-        run and {place.name: run},
-    )
+    call = lambda library: library.call(function, src, BIG, dst, place.stream)  # noqa: E731
+    return One(call, [result], expected, run and {place.name: run})
 
 
 # The shape of the memory of a matrix, the view of it, memory touched for each element, the axis packed along.
@@ -95,19 +149,15 @@ def layouts(place, shapes):
                 lines = 2 * touched if verb == "unpack" and touched > 1 else touched
                 moved = math.prod(shape) * (itemsize(dtype) * lines + 1 / 8)
                 make = functools.partial(layout_of, place, verb, dtype, memory(shape), view, axis)
-                yield Work(
-                    "strided bits", f"{verb} {dtype} {name}", " x ".join(map(str, shape)), math.ceil(moved), make
-                )
+                yield Work("strided bits", f"{verb} {dtype} {name}", f"{shape[0]} x {shape[1]}", math.ceil(moved), make)
 
 
 def layout_of(place, verb, dtype, memory, view, axis):
     np, unpacks = place.np, verb == "unpack"
     elements = view((place.empty if unpacks else place.random)(memory, dtype))
     if axis == AXIS_NONE:
-        shape, function = (
-            (1, -(-elements.size // 8)),
-            f"gc_{'unpack' if unpacks else 'pack'}_{'signs' if verb == 'signs' else 'chunks'}_into",
-        )
+        shape = 1, -(-elements.size // 8)
+        function = "gc_pack_signs_into" if verb == "signs" else f"gc_{verb}_chunks_into"
     else:
         shape = tuple(-(-n // 8) if d == axis else n for d, n in enumerate(elements.shape))
         function = f"gc_{verb}_bits_into"
@@ -176,10 +226,8 @@ def copies(place, sides):
 
 def copy_of(place, shape, source, target, of_source, of_target):
     np = place.np
-    src, dst = (
-        of_source[1](place.random(of_source[0](shape), source)),
-        of_target[1](place.empty(of_target[0](shape), target)),
-    )
+    src = of_source[1](place.random(of_source[0](shape), source))
+    dst = of_target[1](place.empty(of_target[0](shape), target))
     if src.ndim == 1:
         src = src.reshape(shape)
     tensors = place.tensor(src, source), place.tensor(dst, target)
@@ -202,14 +250,8 @@ def copy_of(place, shape, source, target, of_source, of_target):
 # --- codecs -----------------------------------------------------------------------------------------------------------
 
 # The number, the elements of a block, the bytes of a block.
-CODECS = {
-    "onebit": (1, 8, 1),
-    "bf16": (3, 32, 64),
-    "mxfp8": (4, 32, 33),
-    "int8": (5, 64, 66),
-    "int4": (6, 32, 18),
-    "mxfp4": (7, 32, 17),
-}
+CODECS = {"onebit": (1, 8, 1), "bf16": (3, 32, 64), "mxfp8": (4, 32, 33), "int8": (5, 64, 66), "int4": (6, 32, 18),
+          "mxfp4": (7, 32, 17)}  # fmt: skip
 Codec = namedtuple("Codec", "codec function dtype error bytes world")
 ERRORS = {"no errors": (NO_ERRORS, 0), "float32 errors": (FLOAT32_ERRORS, 8), "bfloat16 errors": (BFLOAT16_ERRORS, 4)}
 
@@ -221,49 +263,27 @@ def codec_kinds():
         for dtype, value in ("float32", 4), ("bfloat16", 2):
             for name, (error, kept) in ERRORS.items():
                 if error != BFLOAT16_ERRORS or dtype == "bfloat16":
-                    yield (
-                        f"{codec} encode {dtype}, {name}",
-                        Codec(codec, "encode", dtype, error, value + kept + sent, 1),
-                    )
+                    what = Codec(codec, "encode", dtype, error, value + kept + sent, 1)
+                    yield f"{codec} encode {dtype}, {name}", what
             yield f"{codec} decode {dtype}", Codec(codec, "decode", dtype, NO_ERRORS, value + sent, 1)
         yield f"{codec} decode and add float32", Codec(codec, "add", "float32", NO_ERRORS, 8 + sent, 1)
         for w in 2, 4, 8:
             yield f"{codec} reduce {w}", Codec(codec, "reduce", "float32", NO_ERRORS, (w + 1) * sent / w, w)
-    yield (
-        "onebit reduce 4, float32 errors",
-        Codec("onebit", "reduce", "float32", FLOAT32_ERRORS, (4 / 8 + 8 + 1 / 8) / 4, 4),
-    )
+    of_reduce = Codec("onebit", "reduce", "float32", FLOAT32_ERRORS, (4 / 8 + 8 + 1 / 8) / 4, 4)
+    yield "onebit reduce 4, float32 errors", of_reduce
 
 
 def codecs(place, sizes, segments=()):
     """`segments`: the sizes of many tensors in one handle, for a few kinds."""
     for kind, what in codec_kinds():
-        for n in sizes:
-            make = functools.partial(codec_of, place, what, (n,), 0)
-            yield Work("codecs", kind, count(n), math.ceil(what.bytes * n), make)
-        if (
-            what.function in ("encode", "decode")
-            and what.codec in ("onebit", "int8", "int4")
-            and what.dtype == "float32"
-        ):
-            odd = 2**20 - 1
-            yield Work(
-                "codecs",
-                kind,
-                "1M less 1",
-                math.ceil(what.bytes * odd),
-                functools.partial(codec_of, place, what, (odd,), 0),
-            )
-            yield Work(
-                "codecs",
-                kind,
-                "1M from [1:]",
-                math.ceil(what.bytes * 2**20),
-                functools.partial(codec_of, place, what, (2**20,), 1),
-            )
-            if segments:
-                n, make = sum(segments), functools.partial(codec_of, place, what, segments, 0)
-                yield Work("codecs", kind, f"{len(segments)} tensors", math.ceil(what.bytes * n), make)
+        cases = [(count(n), (n,), 0) for n in sizes]
+        some = what.codec in ("onebit", "int8", "int4") and what.dtype == "float32"
+        if some and what.function in ("encode", "decode"):
+            cases += [("1M less 1", (2**20 - 1,), 0), ("1M from [1:]", (2**20,), 1)]
+            cases += [(f"{len(segments)} tensors", segments, 0)] if segments else []
+        for case, of, off in cases:
+            make = functools.partial(codec_of, place, what, of, off)
+            yield Work("codecs", kind, case, math.ceil(what.bytes * sum(of)), make)
 
 
 class Handles:
@@ -310,7 +330,7 @@ def codec_of(place, what, segments, off):
 
     close = handles.close
     if what.function == "encode":
-        return One(encode, [payload], peers=place.codec_peers(values, what, len(segments)), close=close)
+        return One(encode, [payload], close=close)
     place.run(library, encode(library))
     assert bytes(payload[:4].tolist()) == b"GCPL" and int(payload[HEADER:4096].max()) > 0, "not a payload of values"
     if what.function == "reduce":
@@ -324,12 +344,11 @@ def codec_of(place, what, segments, off):
     results = [place.empty((m + off,), what.dtype)[off:] for m in segments]
     for result in results:
         result[...] = 0
-    of_results, adds = list_of(results), what.function == "add"
+    adds = what.function == "add"
+    given = of_payload, 0, None, int(adds), list_of(results), n, place.stream
 
     def decode(library):
-        return library.call(
-            "gc_codec_decode", handles.of(library), of_payload, 0, None, int(adds), of_results, n, place.stream
-        )
+        return library.call("gc_codec_decode", handles.of(library), *given)
 
     return One(decode, [] if adds else results, close=close)
 
@@ -345,6 +364,7 @@ def kernels(place, n, side):
     flat = lambda n, dtype="float32": ((n,), dtype, None)  # noqa: E731
     two = "float32 x, float32 y", "float32 z", CHOICE
     half = "float16 x, float16 y", "float16 z", CHOICE
+    adam = "float32 g", "float32 w, float32 m, float32 v", ADAM
     later = (n + 1,), "float32", lambda x: x[1:]
     kinds = [
         ("two inputs", count(n), two, None, [flat(n)] * 2, [flat(n)], 12 * n),
@@ -352,15 +372,7 @@ def kernels(place, n, side):
         ("two inputs", f"{count(n)} from [1:]", two, None, [later] * 2, [later], 12 * n),
         ("two inputs", "1M", two, None, [flat(2**20)] * 2, [flat(2**20)], 12 * 2**20),
         ("two inputs of float16", count(n), half, None, [flat(n, "float16")] * 2, [flat(n, "float16")], 6 * n),
-        (
-            "Adam in place",
-            count(n),
-            ("float32 g", "float32 w, float32 m, float32 v", ADAM),
-            None,
-            [flat(n)],
-            [flat(n)] * 3,
-            28 * n,
-        ),
+        ("Adam in place", count(n), adam, None, [flat(n)], [flat(n)] * 3, 28 * n),
     ]
     for rows, columns in (side, side), (side - 1, side - 3):
         words, matrix, size = f"{rows} x {columns}", ((rows, columns), "float32", None), rows * columns
@@ -386,13 +398,9 @@ def compiled(library, texts, reduces):
     key = library, texts
     if key not in COMPILED:
         struct = c.gc_reduction_options_t if reduces else c.gc_elementwise_options_t
-        names = (
-            ("inputs", "outputs", "map", "reduce", "post_map", "identity")
-            if reduces
-            else ("inputs", "outputs", "operation")
-        )
+        names = ("map", "reduce", "post_map", "identity") if reduces else ("operation",)
         options, handle = struct(ctypes.sizeof(struct)), POINTER(c.gc_kernel_t)()
-        for name, text in zip((*names, "name"), (*texts, "ours")):
+        for name, text in zip(("inputs", "outputs", *names, "name"), (*texts, "ours")):
             setattr(options, name, text.encode())
         create = library.functions["gc_reduction_create" if reduces else "gc_elementwise_create"]
         library.check(create(byref(options), byref(handle)))
@@ -424,10 +432,8 @@ def kernel_of(place, texts, axes, inputs, outputs):
     def call(library):
         handle = compiled(library, texts, reduces)
         size = library.functions.gc_kernel_workspace_bytes
-        size.restype, size.argtypes = (
-            c_int64,
-            [c_void_p, c_void_p, ctypes.c_size_t, c_void_p, ctypes.c_size_t, c_void_p],
-        )
+        size.restype = c_int64
+        size.argtypes = [c_void_p, c_void_p, ctypes.c_size_t, c_void_p, ctypes.c_size_t, c_void_p]
         needed = size(handle, lists[0], len(given), lists[1], len(results), byref(options))
         if needed > 0 and not options.workspace:
             options.memory = place.tensor(place.empty((max(needed, 1 << 20),), "uint8"), "uint8")
