@@ -2,14 +2,20 @@
 
     GRADCODEC_LIBRARY=... build/venv/bin/python tests/python/golden.py        writes the file
 
-Each line is a step of a case; what stands behind ` = ` came out of it: a status and the digest of all bytes. The library and the
-model of docs/NUMERICS.md both compute it and must agree. Numbers are drawn by a formula that the file's readers have, too.
+A case is a line with its options and a line for each of its three steps: what the step does, and behind ` = ` what comes
+of it. The library and the model of docs/NUMERICS.md both compute it and must agree. Numbers are drawn by a formula that
+the file's readers have, too. `-`: not in this step.
 
     case CODEC VALUES RESULTS ERROR SCALE REDUCTION NONFINITE BETA N_CHUNKS SERVER SEGMENTS RAW SHARD
-    encode SEED WILD VALUE_FACTOR ERROR_FACTOR     seeds: segment k draws from SEED + k; factors: bits of a float32, 0: NULL
-    decode DTYPE DIVISOR FACTOR ADD AT BIT         of the last payload; AT, BIT: flipped in its last chunk, - -: in none
-    reduce COUNT AT BIT                            of the server's chunk of the last payloads, newest first, again and again
-    commit SKIP | rollback | reset | errors SEED | flags | state | kept
+    step ENCODE DECODE REDUCE END RESET ERRORS = DECODED REDUCED PAYLOAD RESULTS KEPT
+
+    ENCODE   SEED WILD VALUE_FACTOR ERROR_FACTOR, segment k draws from SEED + k
+    DECODE   DTYPE DIVISOR FACTOR ADD FLIP, of the payload; FLIP: BYTE:BIT, flipped in the last chunk
+    REDUCE   COUNT FLIP, of the server's chunk of the last payloads, newest first, again and again
+    END      commit0, commit1 (which skips) or rollback
+    RESET    reset
+    ERRORS   the seed of errors that are put in
+    DECODED, REDUCED: statuses; PAYLOAD, RESULTS (values, reduced chunk), KEPT (flags, state, errors): digests of bytes
 """
 
 import pathlib
@@ -24,6 +30,7 @@ from codec_model import SIGN, TRANSACTIONAL
 
 PATH = pathlib.Path(__file__).parents[1] / "golden_codecs.txt"
 CASES = 150
+NAMES = ["float32", "float16", "bfloat16"]
 u64 = np.uint64
 
 
@@ -57,7 +64,16 @@ def digest(*arrays):
 
 
 def bits_of(x):
-    return 0 if x is None else int(np.float32(x).view(np.uint32))
+    return int(np.float32(x).view(np.uint32))
+
+
+def flipped(chunk, flip):
+    if flip:
+        chunk[flip[0]] ^= 1 << flip[1]
+
+
+def word_of(flip):
+    return flip and f"{flip[0]}:{flip[1]}"
 
 
 class Script:
@@ -81,71 +97,79 @@ class Script:
             self.model = self.codec.model
             self.run()
 
-    def say(self, *words):
-        self.lines.append(" ".join(map(str, words)))
-
     def flip(self, size, chance):
-        return (int(self.rng.integers(0, size)), int(self.rng.integers(0, 8))) if self.rng.random() < chance else ("-", "-")
+        return (int(self.rng.integers(0, size)), int(self.rng.integers(0, 8))) if self.rng.random() < chance else None
 
     def run(self):
-        rng, model, codec = self.rng, self.model, self.codec
-        names = ["float32", "float16", "bfloat16"]
+        model = self.model
         is_block = model.codec in FORMATS
-        self.say(
-            "case", model.codec, names.index(model.values), names.index(model.results), codecs_c.ERRORS[model.error],
+        words = (
+            model.codec, NAMES.index(model.values), NAMES.index(model.results), codecs_c.ERRORS[model.error],
             0 if is_block else model.scale, model.reduction, model.nonfinite, bits_of(model.beta), model.n_chunks,
             0 if model.server is None else model.server + 1, ",".join(map(str, model.segments)) or "-",
             ",".join(str(int(raw)) for raw in model.raw) if is_block and any(model.raw) else "-",
             "-" if model.server is None else model.errors(1).size,
         )  # fmt: skip
-        for step in range(3):
-            seed, wild = int(rng.integers(1, 2**31)), int(rng.random() < 0.4)
-            gradients = [elements(seed + k, n, model.values, wild) for k, n in enumerate(model.segments)]
-            factors = [[None, 0.5, 3.0][rng.integers(0, 3)] for _ in "ge"]
-            self.payloads.insert(0, codec.encode(gradients, *factors))
-            self.say("encode", seed, wild, *map(bits_of, factors), "=", 0, digest(self.payloads[0]))
-            dtype, add = names[rng.integers(0, 3)], rng.random() < 0.3
-            dtype, sent, (at, bit) = "float32" if add else dtype, self.payloads[0].copy(), self.flip(64, 0.2)
-            if at != "-":
-                sent[-1, at] ^= 1 << bit
-            divisor, factor = int(rng.integers(1, 5)), [None, 0.25][rng.integers(0, 2)]
-            before = model.flags
-            old = [elements(seed + 1000 + k, n, dtype, False) for k, n in enumerate(model.segments)]
-            status, values = codec.decode_onto(sent, old, dtype, divisor, factor, add)
-            assert status == Status.OK or model.flags != before or before & 1
-            self.say("decode", names.index(dtype), divisor, bits_of(factor), int(add), at, bit, "=", int(status), digest(*values))
-            if model.server is not None:
-                count, (at, bit) = int(rng.integers(1, 12)), self.flip(64, 0.2)
-                chunks = np.stack([self.payloads[k % len(self.payloads)][model.server] for k in range(count)])
-                if at != "-":
-                    chunks[-1, at] ^= 1 << bit
-                corrupt = any(model.is_corrupt(chunk, model.server) for chunk in chunks)
-                self.say("reduce", count, at, bit, "=", int(Status.CORRUPT if corrupt else 0), digest(codec.reduce(chunks)))
-            self.end_step(step)
+        self.lines.append(" ".join(map(str, ("case", *words))))
+        for number in range(3):
+            words, results = self.step(number)
+            self.lines.append(" ".join("-" if word is None else str(word) for word in ("step", *words, "=", *results)))
 
-    def end_step(self, step):
+    def step(self, number):
+        """The words of a step, and those of what comes of it."""
         rng, model, codec = self.rng, self.model, self.codec
+        seed, wild = int(rng.integers(1, 2**31)), int(rng.random() < 0.4)
+        gradients = [elements(seed + k, n, model.values, wild) for k, n in enumerate(model.segments)]
+        factors = [[None, 0.5, 3.0][rng.integers(0, 3)] for _ in "ge"]
+        self.payloads.insert(0, codec.encode(gradients, *factors))
+
+        dtype, add = NAMES[rng.integers(0, 3)], rng.random() < 0.3
+        dtype, sent, flip = "float32" if add else dtype, self.payloads[0].copy(), self.flip(64, 0.2)
+        flipped(sent[-1], flip)
+        divisor, factor = int(rng.integers(1, 5)), [None, 0.25][rng.integers(0, 2)]
+        before = model.flags
+        old = [elements(seed + 1000 + k, n, dtype, False) for k, n in enumerate(model.segments)]
+        decoded, values = codec.decode_onto(sent, old, dtype, divisor, factor, add)
+        assert decoded == Status.OK or model.flags != before or before & 1
+        words = [seed, wild, *factors, NAMES.index(dtype), divisor, factor, int(add), word_of(flip)]
+
+        count = flip = None
+        status, results = Status.OK, values
+        if model.server is not None:
+            count, flip = int(rng.integers(1, 12)), self.flip(64, 0.2)
+            chunks = np.stack([self.payloads[k % len(self.payloads)][model.server] for k in range(count)])
+            flipped(chunks[-1], flip)
+            status = Status.CORRUPT if any(model.is_corrupt(chunk, model.server) for chunk in chunks) else Status.OK
+            results = [*values, codec.reduce(chunks)]
+        words += [count, word_of(flip), *self.end_of(number)]
+        return words, [int(decoded), int(status), digest(self.payloads[0]), digest(*results), digest(*self.kept())]
+
+    def end_of(self, number):
+        rng, model, codec = self.rng, self.model, self.codec
+        end = reset = seed = None
         if model.nonfinite == TRANSACTIONAL:
             skip = int(rng.integers(0, 2))
             if rng.random() < 0.2:
                 codec.rollback()
-                self.say("rollback")
+                end = "rollback"
             else:
                 codec.commit(np.array([skip], np.int32))
-                self.say("commit", skip)
-        if step == 1 and rng.random() < 0.2:
+                end = f"commit{skip}"
+        if number == 1 and rng.random() < 0.2:
             codec.reset()
-            self.say("reset")
+            reset = "reset"
         if model.error and rng.random() < 0.3:
             seed = int(rng.integers(1, 2**31))
             codec.errors_in(*(elements(seed + k, model.errors(k).size, "float32", True) if k == 0 or model.server is not None
                               else None for k in (0, 1)))  # fmt: skip
-            self.say("errors", seed)
-        self.say("flags", "=", 0, digest(np.array([codec.flags()], np.uint32)))
-        self.say("state", "=", 0, digest(codec.state()))
+        return end, reset, seed
+
+    def kept(self):
+        """Flags, state and errors."""
+        model, codec = self.model, self.codec
+        flags, state = np.array([codec.flags()], np.uint32), codec.state()
         codec.errors()
-        both = [model.errors(k) for k in ((0, 1) if model.server is not None else (0,))]
-        self.say("kept", "=", 0, digest(*[one.astype(np.float32) for one in both]))
+        return flags, state, *(model.errors(k).astype(np.float32) for k in ((0, 1) if model.server is not None else (0,)))
 
 
 def text(cases=range(CASES)):
