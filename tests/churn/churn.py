@@ -51,7 +51,6 @@ TRANSPORTS = "sockets", "nodes", "group", "hierarchical"
 OVER_SOCKETS = "sockets", "nodes"
 OVER_NODES = "nodes", "hierarchical"
 ON_GPUS = "nccl", "peers"
-STEPS = 30  # of a session, which has a codec, a transport and ranks of its own
 PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
 COMM, INVALID_ARGUMENT = gradcodec.Status.COMM, gradcodec.Status.INVALID_ARGUMENT
 
@@ -970,6 +969,7 @@ def main():
     parser.add_argument("--over", choices=TRANSPORTS + ON_GPUS, help="one of the transports; otherwise all in turn")
     parser.add_argument("--minutes", type=float, help="how long")
     parser.add_argument("--steps", type=int, help="how many steps")
+    parser.add_argument("--session", type=int, default=30, help="steps with one codec, transport and ranks")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--deaths", type=int, help="how many deaths")
     parser.add_argument("--processes", action="store_true", help="also over nccl or peers")
@@ -991,9 +991,9 @@ def main():
             codec, on = names[session % len(names)], (given.devices, given.processes)
             of_session = Session(1000 * given.seed + session, codec, over, totals, *on)
             if over in ON_GPUS and not given.processes:
-                totals.update(in_child(lambda: on_threads(of_session, min(STEPS, left), until)))
+                totals.update(in_child(lambda: on_threads(of_session, min(given.session, left), until)))
             else:
-                of_session.run(min(STEPS, left), until)
+                of_session.run(min(given.session, left), until)
             totals["descriptors"] += max(0, count("fd", descriptors) - descriptors)
             totals["threads"] += max(0, count("task", threads) - threads)
             session += 1

@@ -27,8 +27,9 @@ PROGRAM = ROOT / "tests/churn/churn.py"
 
 def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
     transports = ["sockets", "nodes", "group", "hierarchical", "nccl", "peers"]
-    steps = both(quick=90, all=900) * len(transports)  # 30 with each codec, or several times as many
-    done = subprocess.run([sys.executable, PROGRAM, "--steps", str(steps)], capture_output=True, text=True)
+    steps, session = both(quick=30, all=900) * len(transports), both(quick=10, all=30)  # each codec is in turn
+    about = ["--steps", str(steps), "--session", str(session)]
+    done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     good = "0 hangs, 0 wrong bits, 0 descriptors and 0 threads leaked"
     found = re.findall(rf"(?m)^(\w+): (\d+) steps, (\d+) deaths, (\d+) joins, {good};", done.stdout)
@@ -38,7 +39,7 @@ def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
         assert taken == steps // len(transports) and deaths > taken // 10 and joins > deaths, done.stdout
 
 
-@pytest.mark.parametrize("devices", [1, 6])
+@pytest.mark.parametrize("devices", both(quick=[6], all=[1, 6]))
 def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(devices):
     """tests/multi_gpu/test_deaths.py on a GPU."""
     about = ["--over", "peers", "--processes", "--devices", str(devices), "--steps", str(both(quick=15, all=90))]

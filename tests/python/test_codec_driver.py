@@ -244,12 +244,12 @@ NAMES = [
 ]  # fmt: skip
 
 
-# Torn by a failure: encode; only launches: commit; copies: state_out.
+# Torn by a failure: encode, reduce, state_in, errors_in; only launches: commit; copies: state_out.
 # Of a block codec: the calls that are not ONEBIT's too.
 @pytest.mark.parametrize(
     "name, code, status, kind",
-    [(*one, 1) for one in each_code(NAMES, few=["encode", "commit", "state_out"])]
-    + [(*one, 6) for one in each_code(["encode", "decode", "reduce", "errors_in"], few=[])],
+    [(*one, 1) for one in each_code(NAMES, few=["encode", "reduce", "state_in", "errors_in", "commit", "state_out"])]
+    + [(*one, 6) for one in each_code(["encode", "decode", "reduce", "errors_in"], few=["reduce"])],
 )
 def test_every_call_of_the_driver_may_fail_in_a_call_on_a_codec(name, code, status, kind):
     """The state is as it was, and the same call works the next time; or it is not, and every call but a reset says so."""

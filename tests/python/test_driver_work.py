@@ -154,8 +154,8 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 
-# One of each class: prepares; allocates and waits; works where it is told to and does not wait; gives memory back.
-FEW = ["gc_pack_chunks", "gc_pack_signs_into"]
+# One of each class: allocates and waits; works where it is told to and does not wait; prepares; gives memory back.
+FEW = ["gc_pack_chunks", "gc_pack_signs_into", "gc_prepare", "gc_trim"]
 
 
 @pytest.mark.parametrize("function, code, status", each_code(FUNCTIONS, FEW))

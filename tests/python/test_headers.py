@@ -94,19 +94,6 @@ def test_integers_have_their_names_without_a_header():
         """)
 
 
-def test_a_parameter_may_be_called_n_however_it_is_bound():
-    prepared("""
-        for inputs, operation, loop_prep in [
-            ("T x, T n", "z = x * n + _ind.size()", ""), ("T x, raw T n", "z = x + n[8 - i] + k", "const T k = n[0]"),
-        ]:
-            prepare(elementwise(inputs, "T z", operation, "k", loop_prep=loop_prep), [f(9), f(9)], [f(9)])
-        prepare(elementwise("T x, float32 n", "T z", "z = x * n", "k", loop_prep="const float k = 2 * n"),
-            [f(9), scalar(3, "f4")], [f(9)])
-        prepare(elementwise("T x", "T n", "n = x", "k"), [f(9)], [f(9)])
-        prepare(elementwise("", "T z", " \\n", "k"), [], [f(9)])
-        """)
-
-
 def test_texts_that_do_not_compile_are_named_with_their_line():
     prepared("""
         k = lambda operation, **more: elementwise("T x", "T z", operation, "k", **more)
@@ -136,6 +123,17 @@ def test_a_million_characters_are_code_like_any_other():
 
 def test_a_parameter_called_n_an_empty_operation_and_a_size_beside_an_output():
     run("""
+    for inputs, operation, loop_prep, n in [
+        ("T x, T n", "z = x * n", "", integers(9)),
+        ("T x, raw T n", "z = x * n[i] * k", "const T k = n[1] / n[1]", integers(9, low=1)),
+        ("T x, float32 n", "z = x * k", "const float k = n", scalar(3, "f4")),
+    ]:
+        x, z = integers(9), np.zeros(9, "f4")
+        elementwise(inputs, "T z", operation, "k", loop_prep=loop_prep)([x, n], [z])
+        same(z, x * (n if isinstance(n, np.ndarray) else np.float32(3)))
+    z = np.zeros(9, "f4")
+    elementwise("T x", "T n", "n = x", "k")([x], [z])
+    same(z, x)
     sums = reduction("T x, T n", "T y", "x * n", "a + b", "y = a", "0", "k")
     x, n, y = integers(4, 5), integers(4, 5), np.zeros(4, "f4")
     sums([x, n], [y], axes=1)

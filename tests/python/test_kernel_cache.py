@@ -96,19 +96,14 @@ def test_another_process_finds_what_was_compiled(place):
     assert place.folder.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize(
-    "other",
-    ['"y = x + 1"', "capability=75", 'name="other"', 'preamble="int q;"', 'options=["-DX"]', "flags=1", 'dtype="f8"'],
-)
-def test_each_thing_that_matters_is_in_the_key(place, other):
-    changed = f"prepare({other})"
-    place.run()
-    assert place.compiled() == 1
-    place.run(changed)
-    assert place.compiled() == 1
-    place.run()
-    place.run(changed)
-    assert place.compiled() == 0
+def test_each_thing_that_matters_is_in_the_key(place):
+    others = [
+        "", '"y = x + 1"', "capability=75", 'name="other"', 'preamble="int q;"', 'options=["-DX"]', "flags=1", 'dtype="f8"',
+    ]  # fmt: skip
+    script = "\n".join(f"prepare({other})" for other in others)
+    for compiled in len(others), 0:
+        place.run(script)
+        assert place.compiled() == compiled
 
 
 IS_LOADED = "print('libnvrtc' in open('/proc/self/maps').read())"
@@ -138,19 +133,18 @@ def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place,
         file = packages / "libnvrtc.so.12"
         more = {"GRADCODEC_NVRTC": file} if how == "named" else {"LD_LIBRARY_PATH": packages}
     script = loads + "prepare()\n" + IS_LOADED
-    for build in range(3):
+    for build in range(2):
         nvrtc_in(file.parent, file.name)
         assert place.run(script, **more) == "True\n"
         assert place.compiled() == 1, build
-        for _ in range(2):
-            # It would be refused if it were loaded.
-            assert place.run(script, FAKE_NVRTC_VERSION="1.0", **more) == "False\n"
-            assert place.compiled() == 0, build
+        # It would be refused if it were loaded.
+        assert place.run(script, FAKE_NVRTC_VERSION="1.0", **more) == "False\n"
+        assert place.compiled() == 0, build
     # Another combination needs it, and what was there is found as before.
     assert place.run(loads + "prepare('y = x + 1')\n" + IS_LOADED, **more) == "True\n"
     assert place.compiled() == 1
     assert place.run(script, **more) == "False\n"
-    assert len(place.entries()) == 4
+    assert len(place.entries()) == 3
 
 
 def test_an_nvrtc_that_was_written_over_is_another(place):

@@ -23,6 +23,6 @@ CODES = [(123456, "CUDA"), (2, "OUT_OF_MEMORY"), (201, "CUDA"), (700, "CONTEXT_L
 
 
 def each_code(functions, few):
-    """(function, code, status): all functions with the first code and few of them with the others; or all with all."""
-    every = [(one, *code) for code in CODES for one in functions]
-    return both(quick=[case for case in every if case[1:] == CODES[0] or case[0] in few], all=every)
+    """(function, code, status): few functions with the first code and the first of them with the others; or all with all."""
+    quick = [(one, *CODES[0]) for one in few] + [(few[0], *code) for code in CODES[1:]]
+    return both(quick=quick, all=[(one, *code) for code in CODES for one in functions])
