@@ -425,7 +425,7 @@ def shape_of(tensor):
     return tuple(view.shape[: view.ndim]) if view.ndim else ()
 
 
-def read(tensor):
+def read(tensor, device=(CPU, 0), bytes_at=ctypes.string_at):
     """A copy of a tensor of the library, after a look at everything it promises of its outputs."""
     managed = tensor.contents
     view = managed.dl_tensor
@@ -433,14 +433,14 @@ def read(tensor):
     dtype = next(np.dtype(d) for d, code, bits in DTYPES.values() if (code, bits) == (view.dtype.code, view.dtype.bits))
     count = int(np.prod(shape, dtype=np.int64))
     assert managed.deleter, "an output has a deleter, always"
-    assert (view.device.device_type, view.device.device_id, view.dtype.lanes) == (CPU, 0, 1)
+    assert (view.device.device_type, view.device.device_id, view.dtype.lanes) == (*device, 1)
     assert view.byte_offset == 0
     assert view.ndim == 0 or view.strides, "an output's strides are explicit"
     assert bool(view.data) == (count > 0), "an empty output has no data, any other has"
     if count == 0:
         return np.empty(shape, dtype)
     assert all(n == 1 or s == c for n, s, c in zip(shape, view.strides[: view.ndim], c_strides(shape)))
-    return np.frombuffer(ctypes.string_at(view.data, count * dtype.itemsize), dtype).reshape(shape)
+    return np.frombuffer(bytes_at(view.data, count * dtype.itemsize), dtype).reshape(shape)
 
 
 def take(tensor):

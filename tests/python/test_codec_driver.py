@@ -4,7 +4,7 @@ compute."""
 import pytest
 
 from stand_in import run
-from tiers import CODES, both, each_code
+from tiers import CODES, each_code
 
 PLACE = """
 import codec_model, codecs_c
@@ -53,26 +53,6 @@ class Place:
 
 def run_codec(script, **environment):
     run(f"exec({PLACE!r})\n" + script, **environment)
-
-
-# A launch takes the addresses of 448 segments (MOST_ADDRESSES in kernels/state.cuh).
-@pytest.mark.parametrize("segments, launches", both(quick=[(449, 3)], all=[(448, 2), (449, 3), (897, 4)]))
-@pytest.mark.parametrize("kind", [1, 6])
-def test_more_segments_than_one_launch_has_addresses_of(kind, segments, launches):
-    run_codec(f"""
-sizes = [1 + k % 11 for k in range({segments})]
-with Checked(Place(), codec={kind}, segments=sizes, n_chunks=3, server=1) as codec:
-    g = [np.full(n, k - 200, "f4") for k, n in enumerate(sizes)]
-    payload = codec.encode(g)
-    launches = fake.fake_launches()
-    payload = codec.encode(g)
-    assert fake.fake_launches() - launches == {launches} + ({kind} == ONEBIT)  # ONEBIT makes its scales by another
-    launches = fake.fake_launches()
-    codec.decode(payload)
-    assert fake.fake_launches() - launches == {launches}
-    codec.reduce(payload[1:2])
-    codec.compare_all()
-""")
 
 
 @pytest.mark.parametrize("kind", [1, 5])

@@ -14,37 +14,11 @@ fake = driver()
 capi.check(lib.gc_prepare(DLDevice(CUDA, 0)))
 fake.fake_enter(0, 100)
 DTYPES = ("bool", *capi.INTEGERS, *capi.FLOATS)
-MARGIN = 64
+from layouts import MARGIN, Layout, move, random_bytes, random_layout, random_shape
 
-class Layout:
-    # A strided array in a buffer of bytes: dimensions in memory from the outermost in (order), a step for each
-    # (negative: backwards, 0: broadcast), and bytes before the first element.
-    def __init__(self, dtype, shape, order, steps, shift, row=0):
-        self.dtype, self.shape, self.order, self.steps, self.shift = dtype, shape, order, steps, shift
-        self.size = np.dtype(capi.DTYPES[dtype][0]).itemsize
-        strides, stride = [0] * len(shape), self.size
-        low = 0
-        for place, d in enumerate(reversed(order)):
-            strides[d] = stride * steps[d]
-            low += min(0, strides[d] * (shape[d] - 1)) if shape[d] else 0
-            stride *= max(1, shape[d] * abs(steps[d])) + (row if place == 0 else 0)
-        self.strides, self.begin, self.bytes = strides, MARGIN + shift - low, 2 * MARGIN + shift + stride
-
-    def __repr__(self):
-        return f"{self.dtype} {self.shape} order {self.order} steps {self.steps} shift {self.shift}"
-
-    def at(self, address, device):
-        tensor = capi.Tensor(np.empty((), capi.DTYPES[self.dtype][0]), self.dtype)
-        dl = tensor.struct.dl_tensor
-        dl.data, dl.device, dl.ndim = address + self.begin, device, len(self.shape)
-        dl.shape = int64s(self.shape)
-        dl.strides = int64s([stride // self.size for stride in self.strides])
-        return tensor
-
-def noise(rng, layout):
-    # Random bits, and floats and integers of usual sizes among them.
-    buffer = rng.integers(0, 256, layout.bytes, np.uint8)
-    return buffer
+def at(layout, address, device=DLDevice(1, 0)):
+    buffer = layout.buffer()
+    return move(layout.describe(buffer), buffer.ctypes.data, address, device)
 
 CPU, HOST = DLDevice(1, 0), DLDevice(3, 0)
 
@@ -77,12 +51,12 @@ class Memory:
             fake.cuMemFreeHost(ctypes.c_void_p(self.address))
 
 def copies_as_on_the_cpu(rng, source, target, source_device, target_device, stream=None):
-    contents, before = noise(rng, source), rng.integers(0, 256, target.bytes, np.uint8)
+    contents, before = random_bytes(rng, source), random_bytes(rng, target)
     expected, src = before.copy(), Memory(source_device, contents)
-    made, wanted = source.at(contents.ctypes.data, CPU), target.at(expected.ctypes.data, CPU)
+    made, wanted = at(source, contents.ctypes.data), at(target, expected.ctypes.data)
     capi.check(lib.gc_copy_into(made.view, wanted.view, None))
     dst = Memory(target_device, before)
-    there, here = source.at(src.address, source_device), target.at(dst.address, target_device)
+    there, here = at(source, src.address, source_device), at(target, dst.address, target_device)
     capi.check(lib.gc_copy_into(there.view, here.view, stream))
     fake.fake_finish()
     found, kernel = dst.read(), fake.fake_last_launch().decode()
@@ -91,27 +65,6 @@ def copies_as_on_the_cpu(rng, source, target, source_device, target_device, stre
     assert wrong.size == 0, f"{kernel}: {source} to {target}: {wrong.size} bytes differ, {first}"
     src.free(), dst.free()
     return kernel
-
-def random_layout(rng, dtype, shape, is_target):
-    ndim, plain = len(shape), rng.random() < 0.35
-    steps = (1, 1, 1, 2, 3, -1, -2) if is_target else (1, 1, 1, 2, 3, -1, -2, 0)
-    return Layout(
-        dtype, shape, tuple(range(ndim)) if plain else tuple(int(d) for d in rng.permutation(ndim)),
-        tuple(1 if plain or rng.random() < 0.5 else int(rng.choice(steps)) for _ in shape),
-        int(rng.choice((0, 0, 1, 2, 4, 8, 13))), int(rng.choice((0, 0, 1, 3))),
-    )
-
-def random_shape(rng, most):
-    kind = rng.integers(0, 6)
-    if kind == 0:
-        return tuple(int(n) for n in rng.integers(0, 4, rng.integers(0, 7)))
-    if kind == 1:
-        return (int(rng.integers(1, most)),)
-    if kind in (2, 3):
-        return int(rng.integers(1, 90)), int(rng.integers(1, 150))
-    if kind == 4:
-        return tuple(int(n) for n in rng.integers(1, 40, 3))
-    return tuple(int(n) for n in rng.permutation((int(rng.integers(1, 8)), int(rng.integers(1, 70)), 3)))
 """
 
 
@@ -129,7 +82,7 @@ def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
             size = np.dtype(capi.DTYPES[source][0]).itemsize
             out = np.dtype(capi.DTYPES[target][0]).itemsize
             return copies_as_on_the_cpu(
-                rng, Layout(source, shape, order, steps, shifts[0] * size, row),
+                rng, Layout(source, shape, order, steps, shifts[0] * size, row=row),
                 Layout(target, shape, (0, 1), (1, 1), shifts[1] * out), card(0), card(0),
             )
         for source, target in casts:
@@ -177,11 +130,11 @@ def test_memory_that_cards_do_not_reach_is_copied_as_on_the_cpu():
     work(f"""
         for seed in range({both(quick=20, all=60)}):
             rng = np.random.default_rng(1000 + seed)
-            shape = random_shape(rng, 9000)
+            shape = random_shape(rng)
             dtypes = [str(rng.choice(DTYPES)) for _ in range(2)]
             if rng.random() < 0.5:
                 dtypes[1] = dtypes[0]
-            source, target = (random_layout(rng, dtype, shape, k) for k, dtype in enumerate(dtypes))
+            source, target = (random_layout(rng, [dtype], shape, writable=k == 1) for k, dtype in enumerate(dtypes))
             copies_as_on_the_cpu(rng, source, target, card(1), card(0))
     """, FAKE_PEERS=0)
 
@@ -213,14 +166,14 @@ def test_a_piece_of_pinned_memory_is_used_again_once_its_copy_is_done(places, dt
         rng, (source, target) = np.random.default_rng(6), {dtypes!r}.split()
         shape = (17 << 20) // np.dtype(capi.DTYPES[target][0]).itemsize, 1
         layouts = [Layout(dtype, shape, (0, 1), (1, 1), 0) for dtype in (source, target)]
-        contents, before = noise(rng, layouts[0]), rng.integers(0, 256, layouts[1].bytes, np.uint8)
+        contents, before = (random_bytes(rng, layout) for layout in layouts)
         expected = before.copy()
-        capi.check(lib.gc_copy_into(layouts[0].at(contents.ctypes.data, CPU).view,
-                                    layouts[1].at(expected.ctypes.data, CPU).view, None))
+        capi.check(lib.gc_copy_into(at(layouts[0], contents.ctypes.data).view,
+                                    at(layouts[1], expected.ctypes.data).view, None))
         (from_, to), stream = ({places}), ctypes.c_void_p(fake.fake_stream_here())
         src, dst = Memory(from_, contents), Memory(to, before)
         fake.fake_late(1)
-        capi.check(lib.gc_copy_into(layouts[0].at(src.address, from_).view, layouts[1].at(dst.address, to).view, stream))
+        capi.check(lib.gc_copy_into(at(layouts[0], src.address, from_).view, at(layouts[1], dst.address, to).view, stream))
         assert (dst.read() == expected).all()
         fake.fake_late(0)
     """, FAKE_PEERS=0)
@@ -247,11 +200,11 @@ def prepared(source, target, places, n=5000):
     assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
     rng = np.random.default_rng(3)
     layouts = [Layout(dtype, (n,), (0,), (1,), 0) for dtype in (source, target)]
-    memories = [Memory(place, rng.integers(0, 256, layout.bytes, np.uint8)) for place, layout in zip(places, layouts)]
-    src, dst = (layout.at(memory.address, place) for layout, memory, place in zip(layouts, memories, places))
+    memories = [Memory(place, random_bytes(rng, layout)) for place, layout in zip(places, layouts)]
+    src, dst = (at(layout, memory.address, place) for layout, memory, place in zip(layouts, memories, places))
     expected = memories[1].read().copy()
     contents = memories[0].read()
-    made, wanted = (layout.at(array.ctypes.data, CPU) for layout, array in zip(layouts, (contents, expected)))
+    made, wanted = (at(layout, array.ctypes.data) for layout, array in zip(layouts, (contents, expected)))
     capi.check(lib.gc_copy_into(made.view, wanted.view, None))
     return memories, src, dst, expected
 """
@@ -338,11 +291,11 @@ def test_memory_of_the_cpu_that_is_pinned_is_not_staged():
     work("""
         rng = np.random.default_rng(2)
         layout, narrow = Layout("float32", (5000,), (0,), (1,), 0), Layout("bfloat16", (5000,), (0,), (1,), 0)
-        contents = rng.integers(0, 256, layout.bytes, np.uint8)
-        memory, there = Memory(HOST, contents), Memory(card(0), np.zeros(layout.bytes, np.uint8))
+        contents = random_bytes(rng, layout)
+        memory, there = Memory(HOST, contents), Memory(card(0), np.zeros(contents.size, np.uint8))
         pinned, waits = fake.fake_pinned(), fake.fake_waits()
         for target in layout, narrow:
-            on_host, on_device = layout.at(memory.address, CPU), target.at(there.address, card(0))
+            on_host, on_device = at(layout, memory.address, CPU), at(target, there.address, card(0))
             capi.check(lib.gc_copy_into(on_host.view, on_device.view, None))
             capi.check(lib.gc_copy_into(on_device.view, on_host.view, None))
         assert fake.fake_pinned() == pinned and fake.fake_waits() >= waits + 4
@@ -353,15 +306,15 @@ def test_memory_of_the_cpu_that_is_pinned_is_not_staged():
 def test_memory_of_the_cpu_that_is_pinned_in_two_pieces_is_staged(hole):
     work(f"""
         layout = Layout("float32", (5000,), (0,), (1,), 0)
-        contents = np.random.default_rng(2).integers(0, 256, layout.bytes, np.uint8)
-        memory, there = Memory(CPU, contents), Memory(card(0), np.zeros(layout.bytes, np.uint8))
-        half = layout.bytes // 2
-        for begin, end in (0, half), (half + {hole}, layout.bytes):
+        contents = random_bytes(np.random.default_rng(2), layout)
+        memory, there = Memory(CPU, contents), Memory(card(0), np.zeros(contents.size, np.uint8))
+        half = contents.size // 2
+        for begin, end in (0, half), (half + {hole}, contents.size):
             fake.fake_register(ctypes.c_void_p(memory.address + begin), ctypes.c_size_t(end - begin))
         pinned = fake.fake_pinned()
-        capi.check(lib.gc_copy_into(layout.at(memory.address, CPU).view, layout.at(there.address, card(0)).view, None))
+        capi.check(lib.gc_copy_into(at(layout, memory.address, CPU).view, at(layout, there.address, card(0)).view, None))
         assert fake.fake_pinned() == pinned + 1, "its ends are pinned, but not by one piece"
-        margin = slice(MARGIN, layout.bytes - MARGIN)
+        margin = slice(MARGIN, contents.size - MARGIN)
         assert (there.read()[margin] == contents[margin]).all()
     """)
 
@@ -372,10 +325,10 @@ def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_i
     work(f"""
         rng = np.random.default_rng(4)
         source, target = Layout("float32", (3000,), (0,), (1,), 0), Layout("bfloat16", (3000,), (0,), (1,), 0)
-        contents, before = (rng.integers(0, 256, layout.bytes, np.uint8) for layout in (source, target))
+        contents, before = (random_bytes(rng, layout) for layout in (source, target))
         expected = before.copy()
-        copy = lambda src, dst, stream=None: lib.gc_copy_into(source.at(*src).view, target.at(*dst).view, stream)
-        capi.check(copy((contents.ctypes.data, CPU), (expected.ctypes.data, CPU)))
+        copy = lambda src, dst, stream=None: lib.gc_copy_into(at(source, *src).view, at(target, *dst).view, stream)
+        capi.check(copy((contents.ctypes.data,), (expected.ctypes.data,)))
         primary = ctypes.c_void_p()
         assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
         src, dst = Memory(card(1), contents), Memory(card(0), before)

@@ -5,6 +5,7 @@ import numpy as np
 import capi
 import driver
 import gpu
+import layouts
 
 BEHIND = 64  # bytes behind each operand, which no call may write
 
@@ -44,7 +45,7 @@ class Card:
     def put(self, array, dtype=None, aligned=True):
         shift = 0 if aligned else array.itemsize
         address = self.cut(max(1, shift + array.nbytes + self.behind)) + shift
-        pattern = np.full(self.behind, gpu.PATTERN, np.uint8)
+        pattern = np.full(self.behind, layouts.PATTERN, np.uint8)
         driver.upload(address, np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8), pattern]))
         return gpu.at(address, array.shape, dtype or array.dtype.name, index=self.device.device_id)
 
@@ -57,5 +58,5 @@ class Card:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         driver.synchronize()
         found = driver.download(view.data, size + self.behind)
-        assert (found[size:] == gpu.PATTERN).all(), "written behind it"
+        assert (found[size:] == layouts.PATTERN).all(), "written behind it"
         return found[:size].view(dtype).reshape(shape)

@@ -16,6 +16,7 @@ import numpy as np  # noqa: E402 the path comes first
 import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
+import layouts  # noqa: E402
 from capi import BIG, Managed, Status, byref, lib  # noqa: E402
 
 
@@ -245,7 +246,7 @@ def jax():
     capsule = array.__dlpack__(stream=1)
     out = (Managed * 3)()
     gpu.check(lib.gc_pack_chunks(dlpack.managed(capsule), 3, out))
-    expected = gpu.chunk_rows(truth, 3)
+    expected = layouts.chunk_rows(truth, 3)
     for k in range(3):
         address = gpu.view_of(out[k]).data
         taken = framework.dlpack.from_dlpack(dlpack.exporter(dlpack.capsule(out[k], dlpack.LEGACY)))

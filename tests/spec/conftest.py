@@ -37,7 +37,8 @@ def needs_gpu(item):
 
 
 def on_cpu(item):
-    return getattr(item, "callspec", None) is not None and item.callspec.params.get("place", item.callspec.params.get("over", "")).startswith("cpu")
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return any(str(params.get(name, "")).startswith("cpu") for name in ("place", "over", "bench"))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -80,10 +81,11 @@ def stream():
 def memory():
     """Memory of the device, out of which `place` cuts operands."""
     import gpu
+    import layouts
     from card import Card
 
     driver.use(driver.primary())
-    card = Card(512 << 20, gpu.EXACT)
+    card = Card(512 << 20, layouts.EXACT)
     yield card
     card.free()
 

@@ -1,8 +1,5 @@
-"""Tensors on the device, described by hand, and models of what the library makes of them.
-
-A `Layout` is a strided array inside a buffer. Host and device have the same buffer: NumPy works on the one, the library
-on the other, and then every byte of the two must be equal: around, between and under the elements.
-"""
+"""Tensors on the device, described by hand. Host and device have the same buffer (tests/python/layouts.py): NumPy works
+on the one, the library on the other."""
 
 import contextlib
 import os
@@ -16,11 +13,15 @@ import numpy as np
 
 import capi
 import driver
-from capi import AXIS_NONE, BIG, COUNT_ALL, CUDA, DTYPES, LITTLE, DLDevice, Managed, Tensor, lib
-from models import ORDERS, bit_patterns, not_below_zero
+import layouts
+from capi import AXIS_NONE, BIG, CUDA, DTYPES, LITTLE, DLDevice, Managed, Tensor, lib
+from layouts import (
+    EXACT, HostBench, Layout, assert_written, chunk_rows, random_bytes, random_floats, random_truth, truth_of, unpackbits,
+    zeros_and_ones,
+)  # fmt: skip
+from models import not_below_zero
 from tiers import both
 
-PATTERN = 0xA5
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -34,16 +35,6 @@ def check(status):
 
 def device(index=0, kind=CUDA):
     return DLDevice(kind, index)
-
-
-@contextlib.contextmanager
-def case(**what):
-    """Says which case of a table or of a seed failed."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"case: {what}")
-        raise
 
 
 def run_child(name, *arguments, environment=None, silent=True):
@@ -62,184 +53,22 @@ def sized(*, card, quick, all):
     return both(quick=quick, all=all) if driver.IS_STAND_IN else card
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def numpy_axis(axis):
-    return None if axis == AXIS_NONE else axis
-
-
-def chunk_rows(truth, n_chunks, order=BIG):
-    """[n_chunks, gc_chunk_bytes]: the bytes of numpy.packbits, zeros behind them."""
-    size = capi.chunk_bytes(truth.size, n_chunks)
-    rows = np.zeros(n_chunks * size, np.uint8)
-    bits = np.packbits(np.ascontiguousarray(truth).reshape(-1), bitorder=ORDERS[order])
-    rows[: bits.size] = bits
-    return rows.reshape(n_chunks, size)
-
-
-def unpackbits(array, axis, count, order=BIG):
-    """numpy.unpackbits, but zeros where NumPy leaves memory as it found it: an empty array and a positive count."""
-    bits = np.unpackbits(
-        array, axis=numpy_axis(axis), count=None if count == COUNT_ALL else count, bitorder=ORDERS[order]
-    )
-    return bits if array.size else np.zeros_like(bits)
-
-
-def truth_of(array):
-    """Non-zero is true; a bool is a byte to us, and any byte but 0 is true."""
-    return (array.view(np.uint8) if array.dtype == np.bool_ else array) != 0
-
-
-def one(dtype):
-    """The 1 of a type as it lies in NumPy's memory: bfloat16 is in uint16."""
-    return np.uint16(0x3F80) if dtype == "bfloat16" else np.dtype(DTYPES[dtype][0]).type(1)
-
-
-def zeros_and_ones(bits, dtype):
-    return np.where(bits, one(dtype), np.dtype(DTYPES[dtype][0]).type(0))
-
-
-# --- layouts ----------------------------------------------------------------------------------------------------------
-
-MARGIN = 64  # bytes on both sides of the elements that no call may write
-# Under AddressSanitizer (tests/sanitize.sh) memory ends with the elements.
-EXACT = driver.IS_STAND_IN and "asan" in os.environ.get("LD_PRELOAD", "")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the elements lie: dimensions in memory from the outermost in (`order`), a step for each (0: broadcast,
-    negative: backwards), and `shift` bytes before the first, so that elements need not be aligned."""
-
-    dtype: str
-    shape: tuple
-    order: tuple = None
-    steps: tuple = None
-    shift: int = 0
-    odd: int = 1  # stands as the stride, in elements, where no step is ever taken: dimensions of one element
-    null_strides: bool = False  # where the elements are in C order: strides may be a NULL pointer
-    byte_offset: int = 0
-
-    @property
-    def numpy(self):
-        return np.dtype(DTYPES[self.dtype][0])
-
-    @property
-    def _steps(self):
-        return self.steps or (1,) * len(self.shape)
-
-    def _extents(self):
-        return [1 if step == 0 else size * abs(step) for size, step in zip(self.shape, self._steps)]
-
-    def _bytes(self):
-        return int(np.prod(self._extents(), dtype=np.int64)) * self.numpy.itemsize
-
-    def buffer(self):
-        return np.full(MARGIN + self.shift + self._bytes() + (0 if EXACT else MARGIN), PATTERN, np.uint8)
-
-    def carve(self, buffer):
-        """The array of this layout in a buffer of its size."""
-        extents = self._extents()
-        order = range(len(extents)) if self.order is None else self.order
-        memory = buffer[MARGIN + self.shift :][: self._bytes()].view(self.numpy)
-        whole = memory.reshape([extents[d] for d in order]).transpose(np.argsort(order).astype(int))
-        picked = whole[(..., *(slice(None, None, step or None) for step in self._steps))]
-        return picked if picked.shape == self.shape else np.broadcast_to(picked, self.shape)
-
-    def describe(self, buffer):
-        """The array in a buffer to the library, on the host."""
-        array = self.carve(buffer)
-        strides = None if array.flags.c_contiguous and self.null_strides else "explicit"
-        tensor = Tensor(array, self.dtype, strides=strides, byte_offset=self.byte_offset)
-        if strides:
-            for d, size in enumerate(self.shape):
-                if size == 1 or array.size == 0:
-                    tensor.struct.dl_tensor.strides[d] = self.odd
-        return tensor
-
-
-def random_layout(rng, dtypes, shape, writable=False):
-    plain = rng.random() < 0.4
-    steps = (1, 1, 2, 3, -1, -2) if writable else (1, 1, 2, 3, -1, -2, 0)
-    ndim = len(shape)
-    return Layout(
-        dtype=str(rng.choice(dtypes)),
-        shape=shape,
-        order=tuple(range(ndim)) if plain else tuple(int(d) for d in rng.permutation(ndim)),
-        steps=tuple(1 if plain else int(rng.choice(steps)) for _ in shape),
-        shift=int(rng.choice((0, 0, 1, 4, 8, 13))),
-        odd=int(rng.choice((0, 1, -7, 2**40))),
-        null_strides=bool(rng.random() < 0.5),
-        byte_offset=int(rng.choice((0, 0, 1, 256))),
-    )
-
-
-def random_rows(rng, shape):
-    """A C-contiguous uint8 side, which need not be aligned."""
-    return Layout(
-        "uint8", shape, shift=int(rng.integers(0, 18)), odd=int(rng.choice((1, -7, 2**40))),
-        null_strides=bool(rng.random() < 0.5), byte_offset=int(rng.choice((0, 3))),
-    )  # fmt: skip
-
-
-def random_shape(rng):
-    kind = rng.integers(0, 8)
-    if kind == 0:
-        return tuple(int(n) for n in rng.integers(0, 4, rng.integers(0, 6)))
-    if kind == 1:
-        return tuple(int(n) for n in rng.integers(0, 40, rng.integers(0, 4)))
-    if kind in (2, 3):
-        return (int(rng.integers(0, 6000)),)
-    if kind == 4:
-        return int(rng.integers(1, 6)), int(rng.integers(0, 700))
-    if kind == 5:
-        return int(rng.integers(0, 700)), int(rng.integers(1, 40))
-    if kind == 6:
-        return tuple(int(n) for n in rng.permutation([rng.integers(1, 9), rng.integers(1, 70), rng.integers(1, 140)]))
-    return int(rng.integers(60, 300)), int(rng.integers(60, 300))
-
-
-def random_truth(rng, layout):
-    """A buffer of integers or bools, about half of them zero and the others often in one byte only."""
-    buffer = layout.buffer()
-    kept = rng.random(buffer.size) < 1 - 0.5 ** (1 / layout.numpy.itemsize)
-    buffer[:] = np.where(kept, rng.integers(1, 256, buffer.size), 0)
-    return buffer
-
-
-def random_bytes(rng, layout):
-    buffer = layout.buffer()
-    buffer[:] = rng.integers(0, 256, buffer.size)
-    return buffer
-
-
-def random_floats(rng, layout):
-    """A buffer of random bits, half of the elements special ones."""
-    unsigned, special = bit_patterns(layout.dtype)
-    buffer = random_bytes(rng, layout)
-    memory = buffer[MARGIN + layout.shift :]
-    memory = memory[: memory.size // layout.numpy.itemsize * layout.numpy.itemsize].view(unsigned)
-    memory[:] = np.where(rng.random(memory.size) < 0.5, memory, rng.choice(special, memory.size))
-    return buffer
-
-
 # --- the device -------------------------------------------------------------------------------------------------------
 
 
 def move(tensor, host, address, where=None):
-    """Makes a description of a host array one of the same array in a copy of its buffer at `address`."""
-    view = tensor.struct.dl_tensor
-    view.data = (view.data or 0) + address - host
-    view.device = where or device()
-    return tensor
+    return layouts.move(tensor, host, address, where or device())
 
 
-class Bench:
-    """Two pieces of device memory, for what goes in and what comes out."""
+class Bench(HostBench):
+    """Calls on two pieces of device memory, for what goes in and what comes out."""
 
     def __init__(self, size=96 << 20):
         self.source, self.target = driver.Memory(size), driver.Memory(size)
+        self.cases = sized(card=200, quick=25, all=50)
+
+    def take(self, tensor):
+        return take(tensor)
 
     def place(self, layout, buffer, memory):
         if EXACT:
@@ -248,36 +77,32 @@ class Bench:
         driver.upload(memory.address, buffer)
         return move(layout.describe(buffer), buffer.ctypes.data, memory.address)
 
-    def into(self, function, source, source_buffer, *between, target, stream=None):
-        """The buffer of the layout `target` after the call, which must succeed."""
-        src = self.place(source, source_buffer, self.source)
+    def source_of(self, layout, buffer):
+        return self.place(layout, buffer, self.source)
+
+    @contextlib.contextmanager
+    def operand(self, array, shift=0):
+        with driver.Memory(max(1, array.nbytes) + shift) as memory:
+            driver.upload(memory.address + shift, array.reshape(-1).view(np.uint8))
+            yield at(memory.address + shift, array.shape, array.dtype.name)
+
+    def sources_of(self, layouts, buffers):
+        if EXACT:
+            self.source.resize(sum(buffer.size for buffer in buffers))
+        tensors, address = [], self.source.address
+        for layout, buffer in zip(layouts, buffers):
+            driver.upload(address, buffer)
+            tensors.append(move(layout.describe(buffer), buffer.ctypes.data, address))
+            address += buffer.size
+        return tensors
+
+    def into(self, function, source, source_buffer, *between, target):
+        src = self.source_of(source, source_buffer)
         buffer = target.buffer()
         dst = self.place(target, buffer, self.target)
-        check(function(src.view, *between, dst.view, stream))
-        if stream not in (None, driver.LEGACY):
-            driver.wait_for(stream)
+        check(function(src.view, *between, dst.view, None))
         assert not src.releases and not dst.releases
         return driver.download(self.target.address, buffer.size)
-
-    def new(self, function, source, source_buffer, *between):
-        """What a function of the simple tier makes, copied to the host and released."""
-        src = self.place(source, source_buffer, self.source)
-        out = Managed()
-        check(function(src.managed, *between, byref(out)))
-        assert not src.releases
-        return take(out)
-
-
-def assert_written(target, buffer, expected):
-    """That the buffer holds `expected` in this layout and its pattern everywhere else."""
-    twin = target.buffer()
-    target.carve(twin)[...] = expected
-    if not np.array_equal(buffer, twin):
-        at = np.flatnonzero(buffer != twin)
-        raise AssertionError(
-            f"{at.size} bytes of {twin.size} differ, the first at {at[0]}: {buffer[at[0]]:#x}, "
-            f"not {twin[at[0]]:#x}; the last at {at[-1]}; elements begin at {MARGIN + target.shift}"
-        )
 
 
 def view_of(tensor):
@@ -286,20 +111,7 @@ def view_of(tensor):
 
 def read(tensor, index=0):
     """A copy of a tensor of the library, after a look at everything it promises of its outputs."""
-    managed = tensor.contents
-    view = managed.dl_tensor
-    shape = capi.shape_of(tensor)
-    dtype = next(np.dtype(d) for d, code, bits in DTYPES.values() if (code, bits) == (view.dtype.code, view.dtype.bits))
-    count = int(np.prod(shape, dtype=np.int64))
-    assert managed.deleter, "an output has a deleter, always"
-    assert (view.device.device_type, view.device.device_id, view.dtype.lanes) == (CUDA, index, 1)
-    assert view.byte_offset == 0
-    assert view.ndim == 0 or view.strides, "an output's strides are explicit"
-    assert bool(view.data) == (count > 0), "an empty output has no data, any other has"
-    if count == 0:
-        return np.empty(shape, dtype)
-    assert all(n == 1 or s == c for n, s, c in zip(shape, view.strides[: view.ndim], capi.c_strides(shape)))
-    return driver.download(view.data, count * dtype.itemsize).view(dtype).reshape(shape)
+    return capi.read(tensor, (CUDA, index), driver.download)
 
 
 def take(tensor, index=0):

@@ -17,6 +17,7 @@ import numpy as np  # noqa: E402 the path comes first
 import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
+import layouts  # noqa: E402
 import kernels  # noqa: E402
 from block_model import INT4, INT8  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
@@ -24,7 +25,8 @@ from card import Card  # noqa: E402
 from codecs_c import call, one_case, random_block_options, random_options, same, strangers  # noqa: E402
 from comms import CheckedRanks, DeepSpeed, Nodes, World, reference, shards  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
-from gpu import Layout, case, check, chunk_rows, truth_of, unpackbits  # noqa: E402
+from gpu import check  # noqa: E402
+from layouts import Layout, case, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
 
 # Two threads of different warps use one place of shared memory, with nothing between them.
@@ -63,17 +65,17 @@ class Operand:
 
     def __init__(self, layout, buffer):
         self.layout, self.buffer = layout, buffer
-        inner = buffer[gpu.MARGIN : buffer.size - gpu.MARGIN]
+        inner = buffer[layouts.MARGIN : buffer.size - layouts.MARGIN]
         self.size = inner.size
         self.memory = driver.Memory(max(1, self.size))
         driver.upload(self.memory.address, inner)
-        host = buffer.ctypes.data + gpu.MARGIN
+        host = buffer.ctypes.data + layouts.MARGIN
         self.tensor = gpu.move(layout.describe(buffer), host, self.memory.address)
 
     def check(self, expected):
         found = self.layout.buffer()
-        found[gpu.MARGIN : gpu.MARGIN + self.size] = driver.download(self.memory.address, self.size)
-        gpu.assert_written(self.layout, found, expected)
+        found[layouts.MARGIN : layouts.MARGIN + self.size] = driver.download(self.memory.address, self.size)
+        layouts.assert_written(self.layout, found, expected)
 
     def __enter__(self):
         return self
@@ -93,15 +95,15 @@ def both_ways(line, rows_shift, order, rng):
     count = int(np.prod(line.shape, dtype=np.int64))
     rows = Layout("uint8", (3, capi.chunk_bytes(count, 3)), shift=rows_shift)
     if line.dtype in FLOATS:
-        function, buffer = lib.gc_pack_signs_into, gpu.random_floats(rng, line)
+        function, buffer = lib.gc_pack_signs_into, layouts.random_floats(rng, line)
         truth = not_below_zero(line.carve(buffer), line.dtype)
     else:
-        function, buffer = lib.gc_pack_chunks_into, gpu.random_truth(rng, line)
+        function, buffer = lib.gc_pack_chunks_into, layouts.random_truth(rng, line)
         truth = truth_of(line.carve(buffer))
     into(function, line, buffer, order, target=rows, expected=chunk_rows(truth, 3, order))
-    buffer = gpu.random_bytes(rng, rows)
+    buffer = layouts.random_bytes(rng, rows)
     bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order).reshape(line.shape)
-    expected = gpu.zeros_and_ones(bits, line.dtype)
+    expected = layouts.zeros_and_ones(bits, line.dtype)
     into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line, expected=expected)
 
 
@@ -109,7 +111,7 @@ def signs(line, rows_shift, order, rng):
     """Unpacked without scales, with one, and with one per chunk."""
     count = int(np.prod(line.shape, dtype=np.int64))
     rows = Layout("uint8", (3, capi.chunk_bytes(count, 3)), shift=rows_shift)
-    buffer = gpu.random_bytes(rng, rows)
+    buffer = layouts.random_bytes(rng, rows)
     bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order)
     for values in (None, [1.5], [0.5, -3.0, 1e6]) if line.dtype in FLOATS else (None,):
         each = np.float32(1) if values is None else np.array(values, np.float32)
@@ -123,27 +125,27 @@ def signs(line, rows_shift, order, rng):
 
 def votes(voters, size, shift, rng):
     rows, target = Layout("uint8", (voters, size), shift=shift), Layout("uint8", (size,), shift=shift // 2)
-    buffer = gpu.random_bytes(rng, rows)
+    buffer = layouts.random_bytes(rng, rows)
     into(lib.gc_vote_signs_into, rows, buffer, 7, target=target, expected=majority(rows.carve(buffer), 7))
 
 
 def along(shape, axis, dtype, rng):
     elements = Layout(dtype, shape)
-    buffer = gpu.random_truth(rng, elements)
-    packed = np.packbits(truth_of(elements.carve(buffer)), axis=gpu.numpy_axis(axis))
+    buffer = layouts.random_truth(rng, elements)
+    packed = np.packbits(truth_of(elements.carve(buffer)), axis=layouts.numpy_axis(axis))
     rows = Layout("uint8", packed.shape, shift=1)
     into(lib.gc_pack_bits_into, elements, buffer, axis, BIG, target=rows, expected=packed)
-    buffer = gpu.random_bytes(rng, rows)
+    buffer = layouts.random_bytes(rng, rows)
     count = int(np.prod(shape)) if axis == AXIS_NONE else shape[axis]
     bits = unpackbits(rows.carve(buffer), axis, count).reshape(shape if axis != AXIS_NONE else (count,))
     target = Layout(dtype, bits.shape)
-    expected = gpu.zeros_and_ones(bits, dtype)
+    expected = layouts.zeros_and_ones(bits, dtype)
     into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=target, expected=expected)
 
 
 def copied(source, target, rng):
     """As the library does it on the CPU."""
-    buffer = gpu.random_bytes(rng, source)
+    buffer = layouts.random_bytes(rng, source)
     src, expected = source.describe(buffer), np.empty(target.shape, target.numpy)
     src.struct.dl_tensor.device = gpu.device(0, capi.CPU)
     check(lib.gc_copy_into(src.view, capi.Tensor(expected, target.dtype).view, None))

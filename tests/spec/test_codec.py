@@ -11,6 +11,7 @@ import block_cases
 import capi
 import driver
 import gpu
+import layouts
 from block_cases import NAMES
 from block_model import INT4, INT8, MXFP4, MXFP8
 from capi import CUDA_HOST, Status
@@ -23,7 +24,7 @@ from tiers import both
 
 SEED = int(os.environ.get("CODEC_SEED", "0"))
 # Random cases of each family: on the CPU, and on the device.
-CPU_CASES = int(os.environ.get("CODEC_CASES", both(quick=300, all=3000)))
+CPU_CASES = int(os.environ.get("CODEC_CASES", both(quick=120, all=3000)))
 CASES = int(os.environ.get("CODEC_CASES", gpu.sized(card=300, quick=60, all=1000)))
 MOST = gpu.sized(card=1_000_000, quick=20_000, all=20_000)  # elements
 
@@ -36,7 +37,7 @@ def test_random_codecs_do_what_the_specification_says(place, options):
     for seed in range(SEED, SEED + cases):
         if not is_host:
             place.start_again()
-        with gpu.case(seed=seed):
+        with layouts.case(seed=seed):
             one_case(place, seed, 3000 if seed % 10 else most if seed % 100 == 50 else min(most, 100_000), options)
 
 
@@ -194,13 +195,26 @@ def test_a_codec_keeps_to_its_context(card):
         same(card.get(payload).reshape(-1), codec.model.encode([np.ones(1000, "f4")]), "payload")
 
 
+def launched():
+    """How many launches there were, on the stand-in driver."""
+    return driver.raw("fake_launches") if driver.IS_STAND_IN else 0
+
+
+# A launch takes the addresses of 448 segments (MOST_ADDRESSES in kernels/state.cuh).
+@pytest.mark.parametrize("count", gpu.sized(card=[1000], quick=[449], all=[448, 449, 897, 1000]))
 @pytest.mark.parametrize("kind", [ONEBIT, INT4])
-def test_a_thousand_segments_are_more_than_one_launch(place, kind):
+def test_more_segments_than_one_launch_has_addresses_of(place, kind, count):
     rng = np.random.default_rng(6)
-    segments = [int(n) for n in rng.integers(0, gpu.sized(card=3000, quick=30, all=30), 1000)]
+    segments = [int(n) for n in rng.integers(0, gpu.sized(card=3000, quick=30, all=30), count)]
     with Checked(place, codec=kind, segments=segments, n_chunks=3, server=2) as codec:
         for _ in range(2):
+            launches = [launched()]
             payload = codec.encode([gradient(rng, n, "float32", False) for n in segments])
+            launches.append(launched())
             codec.decode(payload, "bfloat16")
+            launches.append(launched())
             codec.reduce(np.stack([payload[2]] * 2))
             codec.compare_all()
+    if launches[0] != launches[2]:
+        expected = 1 + -(-count // 448)  # ONEBIT makes its scales by another
+        assert np.diff(launches).tolist() == [expected + (kind == ONEBIT), expected]

@@ -9,8 +9,10 @@ import pytest
 import capi
 import driver
 import gpu
+import layouts
 from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, Status, lib
-from gpu import Layout, assert_written, case, check, random_bytes, random_layout, random_shape
+from gpu import check
+from layouts import Layout, assert_written, case, random_bytes, random_layout, random_shape
 from test_copy import edges
 
 CASTS = ("bool", *INTEGERS, *FLOATS)
@@ -64,7 +66,7 @@ def place(layout, buffer, side):
     """The layout in a copy of its buffer on a side."""
     if isinstance(side, Card):
         with driver.using(driver.primary(side.device.device_id)):
-            if gpu.EXACT:
+            if layouts.EXACT:
                 side.resize(buffer.size)
             assert buffer.size <= side.size
             driver.upload(side.address, buffer)

@@ -11,6 +11,7 @@ import capi
 import dlpack
 import driver
 import gpu
+import layouts
 from capi import ALIGNMENT, BIG, CUDA, RELEASE, Managed, Versioned, byref, lib
 from capsules import LEGACY, VERSIONED, capsule_pointer, capsule_set_name
 from dlpack import capsule, exporter
@@ -89,7 +90,7 @@ def test_arrays_of_a_framework_are_packed_where_they_are(framework, dtype, form)
     for array, expected in (whole, values), (whole.T, values.T), (whole[3:, ::2], values[3:, ::2]):
         owner = framework.export(array, form)
         chunks = [gpu.take(chunk) for chunk in pack_chunks_of(owner, 3)]
-        np.testing.assert_array_equal(np.stack(chunks), gpu.chunk_rows(expected, 3))
+        np.testing.assert_array_equal(np.stack(chunks), layouts.chunk_rows(expected, 3))
         assert dlpack.form_of(owner) in (LEGACY, VERSIONED), "the capsule is not consumed"
 
 
@@ -111,7 +112,7 @@ def test_chunks_are_taken_without_a_copy_and_given_back(framework, form):
     arrays = [framework.take(capsule(chunk, form)) for chunk in chunks]
     assert [framework.pointer(array) for array in arrays] == addresses
     found = np.stack([framework.numpy(array) for array in arrays])
-    np.testing.assert_array_equal(found, gpu.chunk_rows(truth, 3))
+    np.testing.assert_array_equal(found, layouts.chunk_rows(truth, 3))
     # Back in by the framework's own capsules.
     owners = [framework.export(array, form) for array in arrays]
     out = Managed()
@@ -218,7 +219,7 @@ def test_the_last_chunk_keeps_the_allocation():
             lib.gc_tensor_free(chunk)
         driver.fill(memory.address, 0, memory.size)
         others = [pack_chunks(source, 4) for _ in range(20)]
-        np.testing.assert_array_equal(gpu.take(chunks[3]), gpu.chunk_rows(truth, 4)[3])
+        np.testing.assert_array_equal(gpu.take(chunks[3]), layouts.chunk_rows(truth, 4)[3])
         for chunk in sum(others, []):
             lib.gc_tensor_free(chunk)
 

@@ -8,6 +8,7 @@ import pytest
 import capi
 import driver
 import gpu
+import layouts
 from capi import BIG, LITTLE, byref, lib
 from gpu import check
 
@@ -39,15 +40,15 @@ def blocks(shape, items):
 def test_a_kernel_is_launched_by_name_through_the_driver(elements, order):
     function, shape = driver.kernel(driver.load(fatbin()), "gc_pack_truth_u8"), shape_here("gc_pack_truth_u8")
     truth = np.random.default_rng(elements).random(elements) < 0.5
-    expected = gpu.chunk_rows(truth, 1, order)[0]
+    expected = layouts.chunk_rows(truth, 1, order)[0]
     size = expected.size + 3  # the bytes behind the last element are zeroed
     with driver.Memory(elements) as source, driver.Memory(size + 8) as target:
         driver.upload(source.address, truth)
-        driver.fill(target.address, gpu.PATTERN, size + 8)
+        driver.fill(target.address, layouts.PATTERN, size + 8)
         arguments = [ctypes.c_uint64(n) for n in (source.address, target.address, elements, size)]
         driver.launch(function, blocks(shape, size), shape.threads, None, *arguments, ctypes.c_uint32(order))
         found = driver.download(target.address, size + 8)
-    np.testing.assert_array_equal(found, [*expected, 0, 0, 0, *[gpu.PATTERN] * 8])
+    np.testing.assert_array_equal(found, [*expected, 0, 0, 0, *[layouts.PATTERN] * 8])
 
 
 def test_a_kernel_is_launched_by_name_through_cupy(tmp_path):
@@ -56,7 +57,7 @@ def test_a_kernel_is_launched_by_name_through_cupy(tmp_path):
     path.write_bytes(fatbin())
     kernel, shape = cupy.RawModule(path=str(path)).get_function("gc_pack_truth_u8"), shape_here("gc_pack_truth_u8")
     values = cupy.random.random(1_000_003) < 0.5
-    packed = cupy.full(-(-values.size // 8), gpu.PATTERN, cupy.uint8)
+    packed = cupy.full(-(-values.size // 8), layouts.PATTERN, cupy.uint8)
     arguments = values, packed, np.uint64(values.size), np.uint64(packed.size), np.uint32(BIG)
     kernel((blocks(shape, packed.size),), (shape.threads,), arguments, shared_mem=shape.shared_bytes)
     np.testing.assert_array_equal(cupy.asnumpy(packed), np.packbits(cupy.asnumpy(values)))

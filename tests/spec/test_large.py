@@ -8,6 +8,7 @@ import pytest
 
 import capi
 import gpu
+import layouts
 import kernels
 from capi import BIG, LITTLE, lib
 from gpu import check
@@ -79,7 +80,7 @@ def packed_bits(total):
 
 
 def poisoned(shape, dtype=torch.uint8):
-    return torch.full(shape, gpu.PATTERN, dtype=torch.uint8, device="cuda").view(dtype)
+    return torch.full(shape, layouts.PATTERN, dtype=torch.uint8, device="cuda").view(dtype)
 
 
 def stream():
@@ -119,7 +120,7 @@ def test_more_than_two_to_the_32_elements_are_unpacked_to_bytes():
     dst = at(bits, "uint8", (LARGE,))
     check(lib.gc_unpack_chunks_into(at(packed, "uint8", (1, packed.numel())).view, BIG, dst.view, stream()))
     assert_bits(bits[:LARGE])
-    assert bool((bits[LARGE:] == gpu.PATTERN).all())
+    assert bool((bits[LARGE:] == layouts.PATTERN).all())
 
 
 def test_more_than_two_to_the_32_elements_are_unpacked_to_bfloat16():
@@ -155,7 +156,7 @@ def test_every_other_of_more_than_two_to_the_33_bytes_is_written():
     check(lib.gc_unpack_chunks_into(src.view, BIG, at(memory[::2], "uint8").view, stream()))
     assert_bits(memory[::2])
     for first, count in pieces(LARGE):
-        assert bool((memory[1::2][first : first + count] == gpu.PATTERN).all()), "bytes between the elements"
+        assert bool((memory[1::2][first : first + count] == layouts.PATTERN).all()), "bytes between the elements"
 
 
 ROWS, COLUMNS = 2**16 + 8, 2**16 + 3  # more than 2^32 elements
@@ -207,11 +208,11 @@ def test_few_elements_may_lie_more_than_two_to_the_32_bytes_apart():
     packed = poisoned((1, 2))
     check(lib.gc_pack_chunks_into(at(apart, "uint8").view, BIG, at(packed, "uint8").view, stream()))
     assert packed.tolist() == [[0b10110010, 0b01111010]]
-    apart.fill_(gpu.PATTERN)
+    apart.fill_(layouts.PATTERN)
     check(lib.gc_unpack_chunks_into(at(packed, "uint8").view, BIG, at(apart, "uint8").view, stream()))
     assert torch.equal(apart, bits)
-    apart.fill_(gpu.PATTERN)
-    assert bool((memory[: 2**31] == gpu.PATTERN).all()) and bool((memory[-(2**31) :] == gpu.PATTERN).all())
+    apart.fill_(layouts.PATTERN)
+    assert bool((memory[: 2**31] == layouts.PATTERN).all()) and bool((memory[-(2**31) :] == layouts.PATTERN).all())
 
 
 # --- kernels that are compiled at run time ----------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_a_kernel_goes_over_more_than_two_to_the_32_elements(start):
         i = torch.arange(first, first + count, device="cuda")
         expected = (bits_from(first, count) + 2 * (i >> 31 & 15) + 32 * (i & 7)).to(torch.uint8)
         assert torch.equal(z[start + first : start + first + count], expected), f"elements from {first} on"
-    assert bool((z[:start] == gpu.PATTERN).all()) and bool((z[start + total :] == gpu.PATTERN).all())
+    assert bool((z[:start] == layouts.PATTERN).all()) and bool((z[start + total :] == layouts.PATTERN).all())
 
 
 @pytest.mark.parametrize("turned", [False, True])

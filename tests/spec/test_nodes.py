@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import gpu
+
+import layouts
 from block_model import FORMATS, INT4, INT8, SUM
 from capi import lib
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
@@ -16,7 +18,7 @@ from nodes_model import FlatModel
 from tiers import both
 
 SEED = int(os.environ.get("NODES_SEED", "0"))
-CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=100, all=500)))
+CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=40, all=500)))
 CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=16, all=200)))
 ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
 HOST_FLAGS = (1, 1)  # callbacks take host memory
@@ -129,20 +131,20 @@ def test_random_worlds_do_what_the_specification_says(over):
     cases = CPU_CASES if isinstance(over.place, Host) else CASES
     print(f"NODES_SEED={SEED}, {cases} cases")
     for seed in range(SEED, SEED + cases):
-        with gpu.case(seed=seed, shape=SHAPES[seed % len(SHAPES)]):
+        with layouts.case(seed=seed, shape=SHAPES[seed % len(SHAPES)]):
             over.start_again()
             one_case(over, seed)
 
 
 @pytest.mark.parametrize("nodes, ranks", both(quick=[(3, 2)], all=[(2, 2), (3, 2), (2, 4), (4, 3)]))
 @pytest.mark.parametrize("codec", KEEP_NOTHING)
-def test_errors_of_all_ranks_are_the_models_over_ten_steps(over, codec, nodes, ranks):
+def test_errors_of_all_ranks_are_the_models_over_many_steps(over, codec, nodes, ranks):
     rng, segments = np.random.default_rng([codec, nodes, ranks]), [700, 0, 33, 2050]
     raw = dict(raw=[0, 0, 1, 0]) if codec in FORMATS else {}
     for error in ("float32", "bfloat16"):
         options = dict(codec=codec, segments=segments, values="float32", error=error, nonfinite=TRANSACTIONAL, **raw)
         with over.world(nodes, ranks) as world, CheckedRanks(world, over.place, **options) as checked:
-            for step in range(10):
+            for step in range(gpu.sized(card=10, quick=5, all=10)):
                 over.start_again()
                 checked.run(random_gradients(rng, nodes * ranks, options))
                 checked.commit(None if step % 4 else np.array([step == 4]))
@@ -180,6 +182,7 @@ def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
 
 # Nodes, ranks per node; None: flat.
 WORLDS = [(None, 4), (2, 2), (4, 1), (1, 4), (2, 3), (None, 6), (3, 2), (2, 2), (None, 2)]
+WORLDS = gpu.sized(card=WORLDS, quick=[(None, 4), (2, 2), (3, 2), (None, 2)], all=WORLDS)
 OF_WORLDS = dict(
     onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
     sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),

@@ -1,6 +1,8 @@
-"""Every function of bits and signs on the device against NumPy and the same library on the CPU; on a GPU also CuPy."""
+"""Every function of bits and signs against NumPy, on the CPU and on the device; on a GPU also against CuPy."""
 
+import contextlib
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,17 +11,17 @@ import capi
 import driver
 import gpu
 from capi import AXIS_NONE, BIG, COUNT_ALL, DTYPES, FLOATS, Managed, byref, lib
-from gpu import (
-    Layout, assert_written, case, check, chunk_rows, random_bytes, random_floats, random_layout, random_rows,
-    random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
+from gpu import check
+from layouts import (
+    PATTERN, HostBench, Layout, as_written, assert_written, both_ways, case, chunk_rows, numpy_axis, random_bytes,
+    random_floats, random_layout, random_rows, random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
 )  # fmt: skip
 from models import (
     ORDERS, SCALES, SIGNED, TRUTHS, UNPACKED, bit_patterns, majority, not_below_zero, scaled_signs,
 )  # fmt: skip
 
 CHUNKS = (1, 2, 3, 7, 100)
-# Of random cases: as many tests, with as many cases each.
-BLOCKS, CASES = gpu.sized(card=4, quick=1, all=4), gpu.sized(card=200, quick=25, all=50)
+BLOCKS = gpu.sized(card=4, quick=1, all=4)  # of random cases: as many tests, of bench.cases each
 
 LONG_VOTE = gpu.sized(card=20_000, quick=900, all=2000)  # bytes
 
@@ -28,7 +30,7 @@ orders = pytest.mark.parametrize("order", ORDERS, ids=ORDERS.values())
 
 
 @pytest.fixture(scope="module")
-def bench():
+def card():
     driver.use(driver.primary())
     bench = gpu.Bench()
     yield bench
@@ -36,8 +38,15 @@ def bench():
     bench.target.free()
 
 
-def seeds(block):
-    return range(block * CASES, (block + 1) * CASES)
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def bench(request):
+    return HostBench() if request.param == "cpu" else request.getfixturevalue("card")
+
+
+def seeded(bench, block):
+    """The seed and a generator for each random case of a block."""
+    for seed in range(block * bench.cases, (block + 1) * bench.cases):
+        yield seed, np.random.default_rng(seed)
 
 
 def any_order(rng):
@@ -58,34 +67,37 @@ def any_count(rng, array, axis):
     return int(rng.choice((0, total, rng.integers(-total, total + 1), rng.integers(total, total + 70))))
 
 
-def on_cpu(function, tensor, *between):
-    """The CPU's answer to the same question."""
-    out = Managed()
-    check(function(tensor.managed, *between, byref(out)))
-    return capi.take(out)
+def assert_patterns(layout, buffer, expected):
+    """assert_written() for floats whose NaNs are compared, too."""
+    twin = layout.buffer()
+    layout.carve(twin).view(f"uint{8 * expected.dtype.itemsize}")[...] = as_written(expected)
+    np.testing.assert_array_equal(buffer, twin)
 
 
 # --- random layouts ---------------------------------------------------------------------------------------------------
 
 
 @blocks
-def test_pack_chunks_into_writes_its_rows_and_nothing_else(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        source = random_layout(rng, TRUTHS, random_shape(rng))
-        buffer, order = random_truth(rng, source), any_order(rng)
-        truth = truth_of(source.carve(buffer))
-        n_chunks = any_chunks(rng, truth.size)
-        expected = chunk_rows(truth, n_chunks, order)
+@pytest.mark.parametrize("packed", ["chunks", "signs"])
+def test_chunks_and_signs_are_packed_to_rows_and_nothing_else_is_written(bench, packed, block):
+    new, into = getattr(lib, f"gc_pack_{packed}"), getattr(lib, f"gc_pack_{packed}_into")
+    for seed, rng in seeded(bench, block):
+        source = random_layout(rng, TRUTHS if packed == "chunks" else FLOATS, random_shape(rng))
+        buffer, order = (random_truth if packed == "chunks" else random_floats)(rng, source), any_order(rng)
+        array = source.carve(buffer)
+        bits = truth_of(array) if packed == "chunks" else not_below_zero(array, source.dtype)
+        n_chunks = any_chunks(rng, bits.size)
+        expected = chunk_rows(bits, n_chunks, order)
         target = random_rows(rng, expected.shape)
         with case(seed=seed, source=source, target=target, order=order):
-            assert_written(target, bench.into(lib.gc_pack_chunks_into, source, buffer, order, target=target), expected)
+            assert_written(target, bench.into(into, source, buffer, order, target=target), expected)
+            chunks = [bench.take(chunk) for chunk in bench.pack(new, source, buffer, n_chunks)]
+            np.testing.assert_array_equal(np.stack(chunks), chunk_rows(bits, n_chunks))
 
 
 @blocks
 def test_unpack_chunks_into_writes_ones_and_zeros_and_nothing_else(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
+    for seed, rng in seeded(bench, block):
         target = random_layout(rng, UNPACKED, random_shape(rng), writable=True)
         count = int(np.prod(target.shape, dtype=np.int64))
         n_chunks, order = any_chunks(rng, count), any_order(rng)
@@ -98,127 +110,107 @@ def test_unpack_chunks_into_writes_ones_and_zeros_and_nothing_else(bench, block)
 
 
 @blocks
-def test_pack_signs_into_is_not_below_zero(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        source = random_layout(rng, FLOATS, random_shape(rng))
-        buffer, order = random_floats(rng, source), any_order(rng)
-        bits = not_below_zero(source.carve(buffer), source.dtype)
-        expected = chunk_rows(bits, any_chunks(rng, bits.size), order)
-        target = random_rows(rng, expected.shape)
-        with case(seed=seed, source=source, target=target, order=order):
-            assert_written(target, bench.into(lib.gc_pack_signs_into, source, buffer, order, target=target), expected)
-
-
-@blocks
 def test_unpack_signs_into_writes_scales_and_minus_them_and_nothing_else(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
+    for seed, rng in seeded(bench, block):
         target = random_layout(rng, SIGNED, random_shape(rng), writable=True)
         count = int(np.prod(target.shape, dtype=np.int64))
         n_chunks, order = any_chunks(rng, count), any_order(rng)
         source = random_rows(rng, (n_chunks, capi.chunk_bytes(count, n_chunks)))
         buffer = random_bytes(rng, source)
         n_scales = int(rng.choice((0, 1, n_chunks))) if target.dtype in FLOATS else 0
-        each, memory, scales = np.float32(1), None, None
-        if n_scales:
-            values = rng.choice(np.concatenate([SCALES, rng.standard_normal(30, np.float32)]), n_scales)
-            shift = int(rng.integers(0, 4))
-            memory = driver.Memory(4 * n_scales + shift)
-            driver.upload(memory.address + shift, values.view(np.uint8))
-            scales = gpu.at(memory.address + shift, (n_scales,), "float32")
-            each = np.repeat(values, 8 * source.shape[1])[:count] if n_scales > 1 else values[0]
+        values = rng.choice(np.concatenate([SCALES, rng.standard_normal(30, np.float32)]), n_scales)
+        each = np.float32(1) if not n_scales else values[0] if n_scales == 1 else np.repeat(values, 8 * source.shape[1])[:count]
         bits = unpackbits(source.carve(buffer), AXIS_NONE, count, order)
         expected = scaled_signs(bits, target.dtype, each).reshape(target.shape)
-        with case(seed=seed, source=source, target=target, order=order, scales=n_scales):
+        operand = bench.operand(values, int(rng.integers(0, 4))) if n_scales else contextlib.nullcontext()
+        with case(seed=seed, source=source, target=target, order=order, scales=n_scales), operand as scales:
             # Between the source and the order, where into() has room for more arguments.
             found = bench.into(lib.gc_unpack_signs_into, source, buffer, scales and scales.view, order, target=target)
             assert_patterns(target, found, expected)
-        if memory is not None:
-            memory.free()
-
-
-def assert_patterns(layout, buffer, expected):
-    """assert_written() for floats whose NaNs are compared, too."""
-    twin = layout.buffer()
-    unsigned = f"uint{8 * expected.dtype.itemsize}"
-    layout.carve(twin).view(unsigned)[...] = np.ascontiguousarray(expected).view(unsigned)
-    np.testing.assert_array_equal(buffer, twin)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_scale_is_rounded_on_the_device_as_on_the_cpu(bench, dtype):
+def test_a_scale_is_rounded_once_and_any_nan_is_the_one(bench, dtype):
     scales = np.concatenate([SCALES, np.arange(0, 2**32, 65537, np.uint64).astype(np.uint32).view(np.float32)])
     source, target = Layout("uint8", (scales.size, 1)), Layout(dtype, (8 * scales.size,))
     buffer = random_bytes(np.random.default_rng(0), source)
     bits = unpackbits(source.carve(buffer), AXIS_NONE, 8 * scales.size, BIG)
-    with driver.Memory(scales.nbytes) as memory:
-        driver.upload(memory.address, scales.view(np.uint8))
-        view = gpu.at(memory.address, scales.shape, "float32").view
-        found = bench.into(lib.gc_unpack_signs_into, source, buffer, view, BIG, target=target)
+    with bench.operand(scales) as operand:
+        found = bench.into(lib.gc_unpack_signs_into, source, buffer, operand.view, BIG, target=target)
     assert_patterns(target, found, scaled_signs(bits, dtype, np.repeat(scales, 8)))
 
 
-@blocks
-def test_vote_signs_into_is_what_more_than_half_have(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        voters = int(rng.integers(1, rng.choice((8, 31, 200))))
-        source = random_rows(rng, (voters, int(rng.integers(0, rng.choice((70, 700, LONG_VOTE))))))
-        buffer, turn = random_bytes(rng, source), int(rng.integers(0, 2**63))
-        rows = source.carve(buffer)
+def votes(bench, rng, source, turns):
+    """Of rows near a tie, or most bits would be decided alike."""
+    buffer = random_bytes(rng, source)
+    rows = source.carve(buffer)
+    if rows.strides[0]:  # every voter has a row
         rows[1::2] = ~rows[: rows.shape[0] // 2 * 2 : 2] ^ (rng.integers(0, 256, rows[1::2].shape, np.uint8) & 0x11)
-        target = random_rows(rng, (source.shape[1],))
-        with case(seed=seed, source=source, target=target, turn=turn):
+    target = random_rows(rng, (source.shape[1],))
+    for turn in turns:
+        with case(source=source, target=target, turn=turn):
             found = bench.into(lib.gc_vote_signs_into, source, buffer, turn, target=target)
             assert_written(target, found, majority(rows, turn))
 
 
-@pytest.mark.parametrize("voters", [1000, 65_536, 70_001])
+@blocks
+def test_vote_signs_into_is_what_more_than_half_have_and_ties_go_by_turns(bench, block):
+    for seed, rng in seeded(bench, block):
+        voters = int(rng.integers(1, rng.choice((8, 31, 200))))
+        rows = random_rows(rng, (voters, int(rng.integers(0, rng.choice((70, 700, LONG_VOTE))))))
+        # With a gap behind each row, from the last row on, or one row for all voters.
+        rows = replace(rows, steps=(int(rng.choice((1, 1, 2, -1, 0))), 1))
+        with case(seed=seed):
+            votes(bench, rng, rows, [int(rng.integers(0, 2**63))])
+
+
+@pytest.mark.parametrize("voters", [63, 64, 65, 66, 127, 128, 255, 256, 1000, 65_535, 65_536, 70_001])
 def test_any_number_of_voters_is_counted_right(bench, voters):
-    rng = np.random.default_rng(voters)
-    source, target = Layout("uint8", (voters, 33)), Layout("uint8", (33,))
-    buffer = random_bytes(rng, source)
-    expected = majority(source.carve(buffer), 11)
-    assert_written(target, bench.into(lib.gc_vote_signs_into, source, buffer, 11, target=target), expected)
+    votes(bench, np.random.default_rng(voters), Layout("uint8", (voters, 33)), (0, voters - 1, 2**64 - 1))
 
 
 @blocks
-def test_pack_signs_and_unpack_signs_as_on_the_cpu(bench, block):
-    for seed in seeds(block)[:20]:
-        rng = np.random.default_rng(seed)
-        bits, n_chunks = rng.random(int(rng.integers(1, 5000))) < 0.5, int(rng.integers(1, 9))
-        gradient = np.where(bits, 1, -1).astype(np.float32)
-        with driver.Memory(gradient.nbytes) as memory:
-            driver.upload(memory.address, gradient.view(np.uint8))
-            chunks, out = (Managed * n_chunks)(), Managed()
-            check(lib.gc_pack_signs(gpu.at(memory.address, gradient.shape, "float32").managed, n_chunks, chunks))
-            for dtype in SIGNED:
-                check(lib.gc_unpack_signs(chunks, n_chunks, bits.size, capi.dldtype(dtype), byref(out)))
-                found, expected = gpu.take(out), scaled_signs(bits, dtype)
-                np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
-            np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(bits, n_chunks))
+def test_chunks_with_layouts_of_their_own_are_unpacked_to_bits_and_signs(bench, block):
+    for seed, rng in seeded(bench, block):
+        count, n_chunks = int(rng.integers(0, 20_000)), int(rng.choice((1, 2, 3, 9)))
+        sources = [random_layout(rng, ("uint8",), (capi.chunk_bytes(count, n_chunks),)) for _ in range(n_chunks)]
+        buffers = [random_bytes(rng, source) for source in sources]
+        arrays = [source.carve(buffer) for source, buffer in zip(sources, buffers)]
+        bits, dtype, out = np.unpackbits(np.concatenate(arrays))[:count], str(rng.choice(SIGNED)), Managed()
+        with case(seed=seed, sources=sources, count=count, dtype=dtype):
+            tensors = bench.sources_of(sources, buffers)
+            chunks = capi.managed_array(tensors)
+            check(lib.gc_unpack_chunks(chunks, n_chunks, count, byref(out)))
+            found = bench.take(out)
+            assert found.dtype == np.bool_
+            np.testing.assert_array_equal(found.view(np.uint8), bits)  # as bytes: a bool is 0 or 1
+            check(lib.gc_unpack_signs(chunks, n_chunks, count, capi.dldtype(dtype), byref(out)))
+            about = out.contents.dl_tensor.dtype
+            assert (about.code, about.bits, about.lanes) == (*DTYPES[dtype][1:], 1)
+            np.testing.assert_array_equal(as_written(bench.take(out)), as_written(scaled_signs(bits, dtype)))
+            assert not any(tensor.releases for tensor in tensors)
 
 
 @blocks
-def test_pack_bits_into_writes_packbits_and_nothing_else(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
+def test_pack_bits_is_packbits_and_nothing_else_is_written(bench, block):
+    for seed, rng in seeded(bench, block):
         source = random_layout(rng, TRUTHS, random_shape(rng))
         buffer, order = random_truth(rng, source), any_order(rng)
         truth = truth_of(source.carve(buffer))
         axis = any_axis(rng, truth.ndim)
-        expected = np.packbits(truth, axis=gpu.numpy_axis(axis), bitorder=ORDERS[order])
+        expected = np.packbits(truth, axis=numpy_axis(axis), bitorder=ORDERS[order])
         target = random_layout(rng, ("uint8",), expected.shape, writable=True)
         with case(seed=seed, source=source, target=target, axis=axis, order=order):
             found = bench.into(lib.gc_pack_bits_into, source, buffer, axis, order, target=target)
             assert_written(target, found, expected)
+            found = bench.new(lib.gc_pack_bits, source, buffer, axis, order)
+            assert (found.shape, found.dtype) == (expected.shape, np.uint8)
+            np.testing.assert_array_equal(found, expected)
 
 
 @blocks
-def test_unpack_bits_into_writes_unpackbits_and_nothing_else(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
+def test_unpack_bits_is_unpackbits_and_nothing_else_is_written(bench, block):
+    for seed, rng in seeded(bench, block):
         source = random_layout(rng, ("uint8",), random_shape(rng))
         buffer, order = random_bytes(rng, source), any_order(rng)
         array = source.carve(buffer)
@@ -229,109 +221,14 @@ def test_unpack_bits_into_writes_unpackbits_and_nothing_else(bench, block):
         with case(seed=seed, source=source, target=target, axis=axis, count=count, order=order):
             found = bench.into(lib.gc_unpack_bits_into, source, buffer, axis, order, target=target)
             assert_written(target, found, zeros_and_ones(expected, target.dtype))
-
-
-@blocks
-def test_pack_chunks_is_packbits_split_and_what_the_cpu_gives(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        source = random_layout(rng, TRUTHS, random_shape(rng))
-        buffer = random_truth(rng, source)
-        truth = truth_of(source.carve(buffer))
-        n_chunks = any_chunks(rng, truth.size)
-        with case(seed=seed, source=source, n_chunks=n_chunks):
-            chunks = gpu.pack_chunks(bench.place(source, buffer, bench.source), n_chunks)
-            found = np.stack([gpu.take(chunk) for chunk in chunks])
-            np.testing.assert_array_equal(found, chunk_rows(truth, n_chunks))
-            cpu = np.stack([capi.take(chunk) for chunk in capi.pack_chunks(source.describe(buffer), n_chunks)])
-            np.testing.assert_array_equal(found, cpu)
-
-
-@blocks
-def test_unpack_chunks_is_unpackbits_of_all_chunks_and_what_the_cpu_gives(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        count, n_chunks = int(rng.integers(0, 20_000)), int(rng.choice((1, 2, 3, 9)))
-        # Each chunk with a layout of its own, all in one buffer on the device.
-        sources = [random_layout(rng, ("uint8",), (capi.chunk_bytes(count, n_chunks),)) for _ in range(n_chunks)]
-        buffers = [random_bytes(rng, source) for source in sources]
-        tensors, at = [], bench.source.address
-        for source, buffer in zip(sources, buffers):
-            driver.upload(at, buffer)
-            tensors.append(gpu.move(source.describe(buffer), buffer.ctypes.data, at))
-            at += buffer.size
-        arrays = [source.carve(buffer) for source, buffer in zip(sources, buffers)]
-        expected = np.unpackbits(np.concatenate(arrays))[:count]
-        out, cpu_out = Managed(), Managed()
-        with case(seed=seed, sources=sources, count=count):
-            check(lib.gc_unpack_chunks(capi.managed_array(tensors), n_chunks, count, byref(out)))
-            found = gpu.take(out)
-            assert found.dtype == np.bool_ and not any(tensor.releases for tensor in tensors)
-            np.testing.assert_array_equal(found.view(np.uint8), expected)  # as bytes: a bool is 0 or 1
-            cpu = [source.describe(buffer) for source, buffer in zip(sources, buffers)]
-            check(lib.gc_unpack_chunks(capi.managed_array(cpu), n_chunks, count, byref(cpu_out)))
-            np.testing.assert_array_equal(found, capi.take(cpu_out))
-
-
-@blocks
-def test_pack_bits_is_packbits_and_what_the_cpu_gives(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        source = random_layout(rng, TRUTHS, random_shape(rng))
-        buffer, order = random_truth(rng, source), any_order(rng)
-        truth = truth_of(source.carve(buffer))
-        axis = any_axis(rng, truth.ndim)
-        expected = np.packbits(truth, axis=gpu.numpy_axis(axis), bitorder=ORDERS[order])
-        with case(seed=seed, source=source, axis=axis, order=order):
-            found = bench.new(lib.gc_pack_bits, source, buffer, axis, order)
-            assert (found.shape, found.dtype) == (expected.shape, np.uint8)
-            np.testing.assert_array_equal(found, expected)
-            np.testing.assert_array_equal(found, on_cpu(lib.gc_pack_bits, source.describe(buffer), axis, order))
-
-
-@blocks
-def test_unpack_bits_is_unpackbits_and_what_the_cpu_gives(bench, block):
-    for seed in seeds(block):
-        rng = np.random.default_rng(seed)
-        source = random_layout(rng, ("uint8",), random_shape(rng))
-        buffer, order = random_bytes(rng, source), any_order(rng)
-        array = source.carve(buffer)
-        axis = any_axis(rng, array.ndim)
-        count = COUNT_ALL if rng.random() < 0.5 else any_count(rng, array, axis)
-        expected = unpackbits(array, axis, count, order)
-        with case(seed=seed, source=source, axis=axis, count=count, order=order):
-            found = bench.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
-            assert (found.shape, found.dtype) == (expected.shape, np.uint8)
-            np.testing.assert_array_equal(found, expected)
-            cpu = on_cpu(lib.gc_unpack_bits, source.describe(buffer), axis, count, order)
-            np.testing.assert_array_equal(found, cpu)
+            for count in count, COUNT_ALL:
+                expected = unpackbits(array, axis, count, order)
+                found = bench.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
+                assert (found.shape, found.dtype) == (expected.shape, np.uint8)
+                np.testing.assert_array_equal(found, expected)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def packs(dtype):
-    """The function that packs a dtype, what makes a buffer of it, and what its bits are."""
-    if dtype in FLOATS:
-        return lib.gc_pack_signs_into, random_floats, lambda array: not_below_zero(array, dtype)
-    return lib.gc_pack_chunks_into, random_truth, truth_of
-
-
-def both_ways(bench, line, n_chunks, order, rng, *, row_shift=0):
-    """Packs and unpacks in a layout."""
-    function, make, bits_of = packs(line.dtype)
-    buffer = make(rng, line)
-    expected = chunk_rows(bits_of(line.carve(buffer)), n_chunks, order)
-    rows = Layout("uint8", expected.shape, shift=row_shift)
-    with case(line=line, rows=rows, order=order, way="pack"):
-        assert_written(rows, bench.into(function, line, buffer, order, target=rows), expected)
-    buffer = random_bytes(rng, rows)
-    count = int(np.prod(line.shape, dtype=np.int64))
-    bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order).reshape(line.shape)
-    with case(line=line, rows=rows, order=order, way="unpack"):
-        found = bench.into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line)
-        assert_written(line, found, zeros_and_ones(bits, line.dtype))
-
 
 POWERS = range(8, gpu.sized(card=18, quick=12, all=14))
 LENGTHS = [*range(131), *sorted({2**k + d for k in POWERS for d in (-9, -8, -1, 0, 1, 7, 8, 9)})]
@@ -347,28 +244,28 @@ def test_every_length_around_a_vector_and_a_block(bench, dtype, order):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", UNPACKED)
-def test_every_length_around_a_large_power_of_two(bench, dtype):
+def test_every_length_around_a_large_power_of_two(card, dtype):
     rng = np.random.default_rng(14)
     for count in (2**18 + 1, 2**20 - 1, 2**20, 2**22 + 1 + 8 * 257):
-        both_ways(bench, Layout(dtype, (count,)), 1, BIG, rng)
+        both_ways(card, Layout(dtype, (count,)), 1, BIG, rng)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", "int32", "uint64", "bfloat16", "float32", "float64"])
-def test_every_address_on_both_sides(bench, dtype):
+def test_every_address_on_both_sides(card, dtype):
     rng = np.random.default_rng(15)
     addresses = gpu.sized(card=range(16), quick=(0, 1, 3, 8, 15), all=range(16))
     for shift, row_shift in itertools.product(addresses, repeat=2):
         for count in (1, 130, 4099):
-            both_ways(bench, Layout(dtype, (count,), shift=shift), 1, BIG, rng, row_shift=row_shift)
+            both_ways(card, Layout(dtype, (count,), shift=shift), 1, BIG, rng, row_shift=row_shift)
 
 
 @pytest.mark.parametrize("n_chunks", [*CHUNKS, 1000])
-def test_every_number_of_chunks(bench, n_chunks):
+def test_every_number_of_chunks(card, n_chunks):
     rng = np.random.default_rng(16)
     for dtype in "bool", "int8", "float32":
         for count in (0, 1, 7, 8, 9, 63, 64, 65, 799, 800, 801, 12_345, 2**16 + 3):
             for order in ORDERS:
-                both_ways(bench, Layout(dtype, (count,)), n_chunks, order, rng, row_shift=count % 3)
+                both_ways(card, Layout(dtype, (count,)), n_chunks, order, rng, row_shift=count % 3)
 
 
 AXIS_SHAPES = [
@@ -382,19 +279,19 @@ AXIS_SHAPES += gpu.sized(
 
 @orders
 @pytest.mark.parametrize("shape", AXIS_SHAPES, ids=str)
-def test_every_axis_and_count(bench, shape, order):
+def test_every_axis_and_count(card, shape, order):
     rng = np.random.default_rng(17)
     for axis in (AXIS_NONE, *range(-max(1, len(shape)), max(1, len(shape)))):
         for dtype in "bool", "int8", "uint16", "int32", "uint64":
             source = Layout(dtype, shape)
             buffer = random_truth(rng, source)
             truth = truth_of(source.carve(buffer))
-            packed = np.packbits(truth, axis=gpu.numpy_axis(axis), bitorder=ORDERS[order])
+            packed = np.packbits(truth, axis=numpy_axis(axis), bitorder=ORDERS[order])
             target = Layout("uint8", packed.shape)
             with case(shape=shape, axis=axis, dtype=dtype):
-                found = bench.into(lib.gc_pack_bits_into, source, buffer, axis, order, target=target)
+                found = card.into(lib.gc_pack_bits_into, source, buffer, axis, order, target=target)
                 assert_written(target, found, packed)
-                np.testing.assert_array_equal(bench.new(lib.gc_pack_bits, source, buffer, axis, order), packed)
+                np.testing.assert_array_equal(card.new(lib.gc_pack_bits, source, buffer, axis, order), packed)
         source = Layout("uint8", shape)
         buffer = random_bytes(rng, source)
         array = source.carve(buffer)
@@ -404,12 +301,12 @@ def test_every_axis_and_count(bench, shape, order):
                 continue
             with case(shape=shape, axis=axis, count=count):
                 expected = unpackbits(array, axis, count, order)
-                found = bench.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
+                found = card.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
                 assert found.shape == expected.shape
                 np.testing.assert_array_equal(found, expected)
                 for dtype in "uint8", "float32", "float64":
                     target = Layout(dtype, expected.shape)
-                    found = bench.into(lib.gc_unpack_bits_into, source, buffer, axis, order, target=target)
+                    found = card.into(lib.gc_unpack_bits_into, source, buffer, axis, order, target=target)
                     assert_written(target, found, zeros_and_ones(expected, dtype))
 
 
@@ -420,18 +317,18 @@ TILES = [(3, 41, 152), (2, 9, 301), (70, 2, 40), (1, 3000, 3), (4, 5, 700)]
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64"])
 @pytest.mark.parametrize("lie", [dict(), dict(order=(2, 1, 0)), dict(steps=(1, -1, 1))], ids=["C", "turned", "backwards"])
-def test_tiles_of_every_kind_are_packed_and_unpacked_along_every_axis(bench, lie, dtype):
+def test_tiles_of_every_kind_are_packed_and_unpacked_along_every_axis(card, lie, dtype):
     rng = np.random.default_rng(18)
     for shape, axis in itertools.product(TILES, range(3)):
         elements = Layout(dtype, shape[::-1] if "order" in lie else shape, **lie)
         buffer = random_truth(rng, elements)
         packed = np.packbits(truth_of(elements.carve(buffer)), axis=axis)
         with case(shape=shape, axis=axis):
-            np.testing.assert_array_equal(bench.new(lib.gc_pack_bits, elements, buffer, axis, BIG), packed)
+            np.testing.assert_array_equal(card.new(lib.gc_pack_bits, elements, buffer, axis, BIG), packed)
             rows = Layout("uint8", packed.shape)
             buffer = random_bytes(rng, rows)
             expected = unpackbits(rows.carve(buffer), axis, elements.shape[axis])
-            found = bench.into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=elements)
+            found = card.into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=elements)
             assert_written(elements, found, zeros_and_ones(expected, dtype))
 
 
@@ -480,24 +377,24 @@ if driver.IS_STAND_IN:
 @orders
 @pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_layouts_are_packed_and_unpacked_whole(bench, name, dtype, order):
+def test_large_layouts_are_packed_and_unpacked_whole(card, name, dtype, order):
     # One chunk has no padding, three may have.
     for n_chunks in 1, 3:
-        both_ways(bench, Layout(dtype, **LARGE[name]), n_chunks, order, np.random.default_rng(5))
+        both_ways(card, Layout(dtype, **LARGE[name]), n_chunks, order, np.random.default_rng(5))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", [name for name in LARGE if len(LARGE[name]["shape"]) == 2])
-def test_large_layouts_are_packed_and_unpacked_along_an_axis(bench, name, axis):
+def test_large_layouts_are_packed_and_unpacked_along_an_axis(card, name, axis):
     rng = np.random.default_rng(8)
     elements = Layout("bool", **LARGE[name])
     buffer = random_truth(rng, elements)
     packed = np.packbits(truth_of(elements.carve(buffer)), axis=axis)
     rows = Layout("uint8", packed.shape, steps=(1, 2))
-    assert_written(rows, bench.into(lib.gc_pack_bits_into, elements, buffer, axis, BIG, target=rows), packed)
+    assert_written(rows, card.into(lib.gc_pack_bits_into, elements, buffer, axis, BIG, target=rows), packed)
     buffer = random_bytes(rng, rows)
     expected = unpackbits(rows.carve(buffer), axis, elements.shape[axis])
-    found = bench.into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=elements)
+    found = card.into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=elements)
     assert_written(elements, found, zeros_and_ones(expected, "bool"))
 
 
@@ -530,60 +427,60 @@ def test_each_special_value_has_the_sign_of_the_rule_in_every_place(bench, dtype
 
 
 @pytest.mark.parametrize("shape, axis, count", [((0,), 0, 9), ((3, 0), 1, 5), ((0, 3), 0, 17), ((0,), AXIS_NONE, 1)])
-def test_a_count_for_an_empty_tensor_gives_zeros(shape, axis, count):
-    out = Managed()
-    check(lib.gc_unpack_bits(gpu.at(None, shape).managed, axis, count, BIG, byref(out)))
+def test_a_count_for_an_empty_tensor_gives_zeros(bench, shape, axis, count):
     expected = list(shape) if axis != AXIS_NONE else [0]
     expected[0 if axis == AXIS_NONE else axis] = count
-    np.testing.assert_array_equal(gpu.take(out), np.zeros(expected, np.uint8))
+    source = Layout("uint8", shape)
+    found = bench.new(lib.gc_unpack_bits, source, source.buffer(), axis, count, BIG)
+    np.testing.assert_array_equal(found, np.zeros(expected, np.uint8))
 
 
-def test_empty_tensors_have_no_data_and_give_none():
-    chunks = gpu.pack_chunks(gpu.at(None, (3, 0), "int32"), 4)
-    assert [gpu.read(c).shape for c in chunks] == [(0,)] * 4  # read() looks that data is NULL
+def test_empty_tensors_have_no_data_and_give_none(bench):
     out = Managed()
-    check(lib.gc_unpack_chunks(capi.managed_array(chunks), 4, 0, byref(out)))
-    assert gpu.take(out).shape == (0,)
-    for chunk in chunks:
-        lib.gc_tensor_free(chunk)
+    with bench.operand(np.empty((3, 0), np.int32)) as source:
+        source.struct.dl_tensor.data = None
+        chunks = (Managed * 4)()
+        check(lib.gc_pack_chunks(source.managed, 4, chunks))
+    check(lib.gc_unpack_chunks(chunks, 4, 0, byref(out)))
+    assert [bench.take(tensor).shape for tensor in (*chunks, out)] == [(0,)] * 5  # take() looks that data is NULL
 
 
-def test_windows_that_overlap_are_read_as_they_are():
-    line = np.random.default_rng(2).integers(0, 2, 4000, np.uint8)
-    windows = np.lib.stride_tricks.sliding_window_view(line, 900)
-    with driver.Memory(line.size) as memory:
-        driver.upload(memory.address, line)
-        chunks = gpu.pack_chunks(gpu.at(memory.address, windows.shape, strides=windows.strides), 1)
-    np.testing.assert_array_equal(gpu.take(chunks[0]), np.packbits(windows))
+def strided_views():
+    """Lines of bytes, and arrays that are views of them."""
+    rng = np.random.default_rng(2)
+    line, short = rng.integers(0, 2, 4000, np.uint8), rng.integers(0, 2, 2**8, np.uint8)
+    yield line, np.lib.stride_tricks.sliding_window_view(line, 900)
+    yield short, short.reshape((1,) * 28 + (2,) * 8 + (1,) * 28).transpose(range(63, -1, -1))
+
+
+@pytest.mark.parametrize("line, array", list(strided_views()), ids=["windows that overlap", "64 dimensions"])
+def test_views_are_read_as_they_are(bench, line, array):
+    with bench.operand(line) as source:
+        dl = source.struct.dl_tensor
+        dl.ndim, dl.shape, dl.strides = array.ndim, capi.int64s(array.shape), capi.int64s(array.strides)
+        out = (Managed * 1)()
+        check(lib.gc_pack_chunks(source.managed, 1, out))
+    np.testing.assert_array_equal(bench.take(out[0]), np.packbits(array))
 
 
 def test_outputs_may_interleave_without_touching():
     # Strides of 2 and 3 over 3 and 2 elements: 0, 3, 2, 5, 4, 7. No place twice, though neither stride spans the other.
     with driver.Memory(64) as memory:
-        driver.fill(memory.address, gpu.PATTERN, 64)
+        driver.fill(memory.address, PATTERN, 64)
         driver.upload(memory.address + 32, np.array([0b10110100], np.uint8))
         dst = gpu.at(memory.address, (3, 2), strides=(2, 3))
         check(lib.gc_unpack_chunks_into(gpu.at(memory.address + 32, (1, 1)).view, BIG, dst.view, None))
         found = driver.download(memory.address, 10).tolist()
-    kept = gpu.PATTERN
+    kept = PATTERN
     assert found == [1, kept, 1, 0, 0, 1, kept, 1, kept, kept]
 
 
-def test_a_tensor_may_have_sixty_four_dimensions():
-    line = np.random.default_rng(3).integers(0, 2, 2**8, np.uint8)
-    array = line.reshape((1,) * 28 + (2,) * 8 + (1,) * 28).transpose(range(63, -1, -1))
-    with driver.Memory(line.size) as memory:
-        driver.upload(memory.address, line)
-        chunks = gpu.pack_chunks(gpu.at(memory.address, array.shape, strides=array.strides), 1)
-    np.testing.assert_array_equal(gpu.take(chunks[0]), np.packbits(array))
-
-
-def test_many_dimensions_that_do_not_merge_are_read_in_c_order(bench):
+def test_many_dimensions_that_do_not_merge_are_read_in_c_order(card):
     # Twelve dimensions in an order that leaves no two of them one: more than a kernel may have built in.
     shape = (2, 3) * 6
     order = (*range(1, 12, 2), *range(0, 12, 2))
-    both_ways(bench, Layout("int16", shape, order=order[::-1]), 2, BIG, np.random.default_rng(9))
-    both_ways(bench, Layout("bool", shape, order=order, steps=(1, -1) * 6), 2, BIG, np.random.default_rng(10))
+    both_ways(card, Layout("int16", shape, order=order[::-1]), 2, BIG, np.random.default_rng(9))
+    both_ways(card, Layout("bool", shape, order=order, steps=(1, -1) * 6), 2, BIG, np.random.default_rng(10))
 
 
 # --- CuPy -------------------------------------------------------------------------------------------------------------
@@ -602,7 +499,7 @@ def test_the_bytes_and_bits_are_those_of_cupy(count):
             check(lib.gc_pack_chunks_into(src.view, order, dst.view, stream))
             theirs = cupy.packbits(values, bitorder=ORDERS[order])
             assert bool((ours[0] == theirs).all()), (dtype, order)
-            bits = cupy.full(8 * theirs.size, gpu.PATTERN, cupy.uint8)
+            bits = cupy.full(8 * theirs.size, PATTERN, cupy.uint8)
             src, dst = gpu.at(theirs.data.ptr, (1, theirs.size)), gpu.at(bits.data.ptr, bits.shape)
             check(lib.gc_unpack_chunks_into(src.view, order, dst.view, stream))
             assert bool((bits == cupy.unpackbits(theirs, bitorder=ORDERS[order])).all()), (dtype, order)

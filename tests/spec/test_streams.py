@@ -14,6 +14,7 @@ import pytest
 import capi
 import driver
 import gpu
+import layouts
 from capi import BIG, Managed, byref, lib
 from driver import LEGACY, PER_THREAD
 from gpu import WORKS, Prepared, check
@@ -379,7 +380,7 @@ def test_calls_are_captured_by_torch():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(bits, truth.float())
-        expected = gpu.chunk_rows(truth.cpu().numpy(), 4)
+        expected = layouts.chunk_rows(truth.cpu().numpy(), 4)
         np.testing.assert_array_equal(packed.cpu().numpy(), expected)
 
 

@@ -8,10 +8,11 @@ import pytest
 import capi
 import driver
 import gpu
+import layouts
 from capi import BIG, CPU, CUDA_MANAGED, Managed, Status, byref, lib
 from gpu import WORKS, Prepared, check
 
-THREADS, ROUNDS = 8, 60
+THREADS, ROUNDS = 8, gpu.sized(card=60, quick=20, all=60)
 
 
 def together(function, count=THREADS):
@@ -70,7 +71,7 @@ def test_threads_make_and_release_outputs_of_each_other():
         driver.use(driver.primary())
         rng = np.random.default_rng(k)
         truth = rng.random(40_000 + k) < 0.5
-        rows = gpu.chunk_rows(truth, 3)
+        rows = layouts.chunk_rows(truth, 3)
         with driver.Memory(truth.size) as memory:
             driver.upload(memory.address, truth)
             source = gpu.at(memory.address, truth.shape, "bool")
@@ -123,7 +124,7 @@ def test_one_error_is_that_of_its_thread():
 
 def test_pinned_memory_is_the_cpus_work(gate):
     truth = np.random.default_rng(1).random(1000) < 0.5
-    expected = gpu.chunk_rows(truth, 2)
+    expected = layouts.chunk_rows(truth, 2)
     with driver.Memory(4096, "pinned") as memory:
         host = np.frombuffer((capi.c_uint8 * 4096).from_address(memory.address), np.uint8)
         host[:1000] = truth
@@ -143,7 +144,7 @@ def test_managed_memory_is_the_cards_work():
     if not driver.supports_managed_memory():
         pytest.skip("the device has no managed memory")
     truth = np.random.default_rng(2).random(100_003) < 0.5
-    expected = gpu.chunk_rows(truth, 2)
+    expected = layouts.chunk_rows(truth, 2)
     with driver.Memory(truth.size, "managed") as memory, driver.Memory(expected.size, "managed") as rows:
         driver.upload(memory.address, truth)
         source = gpu.at(memory.address, truth.shape, "bool", kind=CUDA_MANAGED)
@@ -197,7 +198,7 @@ def test_outputs_are_on_the_card_of_the_inputs_and_released_from_the_other():
             assert driver.current() == current
         with driver.using(driver.primary(1)):
             found = np.stack([gpu.read(chunk, 1) for chunk in chunks])
-        np.testing.assert_array_equal(found, gpu.chunk_rows(truth, 2))
+        np.testing.assert_array_equal(found, layouts.chunk_rows(truth, 2))
         with driver.using(current):
             for chunk in chunks:
                 lib.gc_tensor_free(chunk)
