@@ -8,30 +8,13 @@ import numpy as np
 import pytest
 
 import capi
-from block_cases import NAMES, ordinary
+from block_cases import NAMES
 from block_model import INT4, INT8
 from capi import lib
 from codecs_c import Checked, Host, same
 from codec_model import ONEBIT, PROPAGATE, SIGN, TRANSACTIONAL, f32
 
 HOST = Host()
-
-
-@pytest.mark.parametrize("codec", NAMES, ids=NAMES.values())
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(threads, codec):
-    rng = np.random.default_rng(threads)
-    try:
-        capi.check(lib.gc_set_threads(threads))
-        options = dict(segments=[400_003, 5, 0, 100_000], raw=[0, 1, 0, 1], n_chunks=3, server=1)
-        with Checked(HOST, codec=codec, **options) as handle:
-            for _ in range(2):
-                payload = handle.encode(ordinary(rng, handle.model))
-                handle.decode(payload, "bfloat16")
-                handle.reduce(np.stack([payload[1]] * 3))
-                handle.compare_all()
-    finally:
-        capi.check(lib.gc_set_threads(0))
 
 
 @pytest.mark.parametrize("byte", (0, 1, 0x80, 0xFF))

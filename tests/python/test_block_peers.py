@@ -86,6 +86,19 @@ class Seen:
     def write(self, rank, first, array):
         ctypes.memmove(self.buffers[rank] + first, array.ctypes.data, array.nbytes)
 
+class Begun(Seen):
+    # Both ranks have had a call with ones. The clock stands until a rank is to be lost.
+    def __init__(self, codec, error, raw):
+        fake.fake_hold_clock(1)
+        super().__init__(timeout=200)
+        handles = self.handle_of(handle(codec, [3000, 70], error, raw))
+        self.tensors = [self.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
+        self.run = lambda rank: run(handles[rank], self.tensors[rank])
+        assert each(self.run) == [0, 0]
+
+    def values(self, rank):
+        return np.concatenate(self.get(rank, self.tensors[rank]))
+
 def started(function):
     thread = threading.Thread(target=function)
     thread.start()
@@ -162,20 +175,16 @@ CODECS = [("ONEBIT", "'float32'", None), ("INT8", "'float32'", [0, 1]), ("MXFP4"
 def test_a_buffer_that_is_overwritten_within_a_call(codec, error, raw, where):
     """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
     run_seen(f"""
-fake.fake_hold_clock(1)  # until a rank is to be lost
-with Seen(timeout=200) as world:
-    handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
-    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
-    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+with Begun({codec}, {error}, {raw}) as world:
     last = int(world.heard(0).max())
-    other = started(lambda: run(handles[1], tensors[1]))
+    other = started(lambda: world.run(1))
     world.wait_for(1, 0, last + 1)
     first, end = (0, HEARD) if {where!r} == "heard" else (HEARD, world.bytes)
     world.write(0, first, noise(end - first))
     fake.fake_hold_clock({where!r} == "areas")
-    assert run(handles[0], tensors[0]) == 0
+    assert world.run(0) == 0
     other.join()
-    values = [np.concatenate(world.get(rank, tensors[rank])) for rank in range(2)]
+    values = [world.values(rank) for rank in range(2)]
     statuses = [lib.gc_comm_async_error(comm) for comm in world.comms]
     if {where!r} == "heard":
         assert np.isnan(values).all() and statuses == [Status.TIMEOUT] * 2, (values, statuses)
@@ -192,27 +201,23 @@ with Seen(timeout=200) as world:
 def test_one_exchange_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
     """Rank 1, for which the test speaks, begins a call."""
     run_seen(f"""
-fake.fake_hold_clock(1)  # until a rank is to be lost
-with Seen(timeout=200) as world:
-    handles = world.handle_of(handle({codec}, [3000, 70], None, {raw}))
-    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
-    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+with Begun({codec}, None, {raw}) as world:
     number = int(world.heard(0).max()) + 1
     if {comes!r} == "dies":
         fake.fake_hold_clock(0)
-        assert run(handles[0], tensors[0]) == 0
+        assert world.run(0) == 0
     else:
-        other = started(lambda: run(handles[0], tensors[0]))
+        other = started(lambda: world.run(0))
         world.wait_for(0, 1, number)
         # In the area of this meeting, behind rank 0's own payload.
         payload = 2 * model_of(**handle({codec}, [3000, 70], None, {raw}), n_chunks=2).stride
         world.write(0, HEARD + (2 + number % 2) * world.area + payload, noise(payload))
         world.says(1, 0, number)
         other.join()
-    values, status = np.concatenate(world.get(0, tensors[0])), lib.gc_comm_async_error(world.comms[0])
+    values, status = world.values(0), lib.gc_comm_async_error(world.comms[0])
     if {comes!r} == "dies":
         assert np.isnan(values).all() and status == Status.TIMEOUT, (values, status)
-        expect(run(handles[0], tensors[0]), Status.COMM, "broken off")
+        expect(world.run(0), Status.COMM, "broken off")
     else:
         assert not values.any() and status == Status.CORRUPT, (values, status)
 """)
@@ -221,20 +226,16 @@ with Seen(timeout=200) as world:
 @pytest.mark.parametrize("codec, error, raw", CODECS)
 def test_a_rank_that_dies_between_two_meetings_of_a_call(codec, error, raw):
     run_seen(f"""
-fake.fake_hold_clock(1)  # until a rank is to be lost
-with Seen(timeout=200) as world:
-    handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
-    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
-    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+with Begun({codec}, {error}, {raw}) as world:
     flags = world.put(0, [np.zeros(1, np.uint32)])[0]
     world.says(1, 0, int(world.heard(0).max()) + 1)
     fake.fake_hold_clock(0)
-    assert run(handles[0], tensors[0]) == 0
-    assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
+    assert world.run(0) == 0
+    assert np.isnan(world.values(0)).all()
     expect(lib.gc_comm_async_error(world.comms[0]), Status.TIMEOUT, "200 ms")
-    call("gc_allreduce_flags", handles[0], flags.view, None)
+    call("gc_allreduce_flags", world.handles[0], flags.view, None)
     assert world.get(0, [flags])[0] == NONFINITE
-    expect(run(handles[0], tensors[0]), Status.COMM, "broken off")
+    expect(world.run(0), Status.COMM, "broken off")
 """)
 
 
@@ -242,17 +243,13 @@ with Seen(timeout=200) as world:
 def test_a_rank_that_has_given_up_writes_nothing_more(codec, error, raw):
     """It gives up at the first meeting; then it reduces, but the other, who comes late, keeps what it has."""
     run_seen(f"""
-fake.fake_hold_clock(1)  # until a rank is to be lost
-with Seen(timeout=200) as world:
-    handles = world.handle_of(handle({codec}, [3000, 70], {error}, {raw}))
-    tensors = [world.put(rank, [np.ones(3000, "f4"), np.ones(70, "f4")]) for rank in range(2)]
-    assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
+with Begun({codec}, {error}, {raw}) as world:
     gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + world.area, world.area)
     world.write(1, HEARD + world.area, noise(world.area))
     before = gathered()
     fake.fake_hold_clock(0)
-    assert run(handles[0], tensors[0]) == 0
-    assert np.isnan(np.concatenate(world.get(0, tensors[0]))).all()
+    assert world.run(0) == 0
+    assert np.isnan(world.values(0)).all()
     assert gathered() == before
 """)
 

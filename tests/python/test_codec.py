@@ -1,6 +1,5 @@
 """Codecs on the CPU: what tests/spec does not have of a device, and what they refuse."""
 
-import ctypes
 import json
 import pathlib
 import re
@@ -16,7 +15,7 @@ import codec_model
 import golden
 from capi import Status, Tensor, lib, says
 from block_model import INT4, INT8
-from codec_model import MEAN, NONFINITE, ONEBIT, RMS, SIGN, TRANSACTIONAL, ZERO, narrow, widen
+from codec_model import MEAN, NONFINITE, ONEBIT, SIGN, TRANSACTIONAL, ZERO
 from tiers import both
 from codecs_c import Checked, Host, Refused, call, gradient, model_of, options_of, same, views
 
@@ -34,21 +33,6 @@ def test_the_example_by_hand():
         second = codec.encode([np.array([2, 4], "f4")]).tobytes()
         assert (struct.unpack_from("<f", second, 64)[0], second[80]) == (2.0, 0x40)
         codec.errors()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(threads):
-    rng = np.random.default_rng(threads)
-    try:
-        capi.check(lib.gc_set_threads(threads))
-        with Checked(HOST, codec=ONEBIT, segments=[1_000_003, 5, 0, 400_000], n_chunks=3, server=1) as codec:
-            for _ in range(2):
-                payload = codec.encode([gradient(rng, n, "float32", False) for n in codec.model.segments])
-                codec.decode(payload, "bfloat16")
-                codec.reduce(np.stack([payload[1]] * 3))
-                codec.compare_all()
-    finally:
-        capi.check(lib.gc_set_threads(0))
 
 
 @pytest.mark.parametrize("error", ["float32", "bfloat16"])
@@ -308,7 +292,7 @@ def test_the_golden_results_are_those_of_the_model_and_of_this_library():
     """tests/golden.rs replays the whole file."""
     of_file = [("case" + part).splitlines() for part in ("\n" + golden.PATH.read_text()).split("\ncase")[1:]]
     assert len(of_file) == golden.CASES
-    for seed in range(both(quick=10, all=golden.CASES)):
+    for seed in both(quick=[0, *range(7, 21)], all=range(golden.CASES)):  # those before 7 are large
         assert golden.Script(seed).lines == of_file[seed], f"case {seed}: golden.py writes the file anew"
 
 
@@ -319,114 +303,6 @@ def refused(status, words, name, *arguments):
     with pytest.raises(Refused) as refusal:
         call(name, *arguments)
     assert refusal.value.status == status and says(capi.last_error(), *words), capi.last_error()
-
-
-@pytest.mark.parametrize(
-    "field, value, status, words",
-    [
-        ("struct_size", 8, Status.INVALID_ARGUMENT, ["options", 8, 112]),
-        ("codec", 0, Status.INVALID_ARGUMENT, ["codec", 0]),
-        ("codec", 8, Status.INVALID_ARGUMENT, ["codec", 8]),
-        ("error", 3, Status.INVALID_ARGUMENT, ["error", 3]),
-        ("scale", -1, Status.INVALID_ARGUMENT, ["scale", -1]),
-        ("nonfinite", 3, Status.INVALID_ARGUMENT, ["nonfinite", 3]),
-        ("beta", np.inf, Status.INVALID_ARGUMENT, ["beta"]),
-        ("server", 3, Status.INVALID_ARGUMENT, ["server", 3, 2]),
-        ("n_elements", 5, Status.INVALID_ARGUMENT, ["n_elements", 5]),
-        ("values", capi.dldtype("float64"), Status.UNSUPPORTED_DTYPE, ["values", "float64"]),
-        ("results", capi.dldtype("int32"), Status.UNSUPPORTED_DTYPE, ["results", "int32"]),
-        ("n_chunks", 2**32, Status.SIZE_OVERFLOW, [2**32]),
-        ("segments", (ctypes.c_int64 * 2)(4, -1), Status.INVALID_ARGUMENT, [1, -1]),
-        ("segments", (ctypes.c_int64 * 2)(2**62, 2**62), Status.SIZE_OVERFLOW, ["segments"]),
-        ("device", capi.DLDevice(10, 0), Status.UNSUPPORTED_DEVICE, ["device", 10]),
-    ],
-)
-def test_a_descriptor_that_is_not_understood_is_refused(field, value, status, words):
-    options = options_of(codec_model.Model(ONEBIT, [10, 20], n_chunks=2), HOST.device)
-    setattr(options, field, value)
-    out = POINTER(capi.Codec)()
-    refused(status, words, "gc_codec_create", byref(options), byref(out))
-    assert not out
-
-
-def test_fields_of_a_later_version_must_be_0_and_are_told_by_their_offset():
-    options = options_of(codec_model.Model(ONEBIT, [10]), HOST.device)
-    out = POINTER(capi.Codec)()
-    options.reserved[0] = 1
-    refused(Status.INVALID_ARGUMENT, ["offset", 92], "gc_codec_create", byref(options), byref(out))
-    options.reserved[0] = 0
-    longer = ctypes.create_string_buffer(bytes(options), 128)
-    struct.pack_into("<I", longer, 0, 128)
-    as_options = ctypes.cast(longer, POINTER(capi.CodecOptions))
-    longer[120] = b"\x07"
-    refused(Status.INVALID_ARGUMENT, ["offset", 120, 7], "gc_codec_create", as_options, byref(out))
-    longer[120] = b"\0"
-    capi.check(lib.gc_codec_create(as_options, byref(out)))
-    lib.gc_codec_free(out)
-
-
-def tensors(**changed):
-    """What a good encode takes, but for what is changed."""
-    good = dict(
-        values=[HOST.put(np.ones(10, "f4")), HOST.put(np.ones((4, 5), "f4"))], factor=HOST.put(np.ones(1, "f4")),
-        payload=HOST.put(np.zeros((2, 96 + 16), np.uint8)),
-    )  # fmt: skip
-    return {**good, **changed}
-
-
-@pytest.mark.parametrize(
-    "changed, status, words",
-    [
-        ({"values": [HOST.put(np.ones(10, "f4"))]}, Status.INVALID_ARGUMENT, ["n_values", 2, 1]),
-        ({"values": [HOST.put(np.ones(10, "f4")), HOST.put(np.ones(21, "f4"))]}, Status.SHAPE_MISMATCH,
-         ["values[1]", 20, 21]),
-        ({"values": [HOST.put(np.ones(10, "f8")), HOST.put(np.ones(20, "f4"))]}, Status.UNSUPPORTED_DTYPE,
-         ["values[0]", "float64"]),
-        ({"values": [HOST.put(np.ones(10, "f4")), Tensor(np.ones((4, 10), "f4")[:, ::2])]}, Status.NOT_CONTIGUOUS,
-         ["values[1]"]),
-        ({"factor": HOST.put(np.ones(2, "f4"))}, Status.SHAPE_MISMATCH, ["value_factor", 1, 2]),
-        ({"factor": HOST.put(np.ones(1, "f8"))}, Status.UNSUPPORTED_DTYPE, ["value_factor", "float64"]),
-        ({"payload": HOST.put(np.zeros(100, np.uint8))}, Status.SHAPE_MISMATCH, ["payload", 192, 100]),
-        ({"payload": HOST.put(np.zeros(48, "f4"))}, Status.SHAPE_MISMATCH, ["payload", 192, 48]),
-    ],
-)  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused(changed, status, words):
-    what = tensors(**changed)
-    with Checked(HOST, codec=ONEBIT, segments=[10, 20], n_chunks=2) as codec:
-        if "payload" not in changed:
-            what["payload"] = HOST.put(np.full(192, 0x5A, np.uint8))
-        before = what["payload"].array.copy()
-        refused(status, words, "gc_codec_encode", codec.handle, views(what["values"]), len(what["values"]),
-                what["factor"].view, None, what["payload"].view, None)  # fmt: skip
-        same(what["payload"].array, before, "payload")
-        codec.compare_all()
-
-
-def test_memory_that_overlaps_or_is_not_aligned_is_refused():
-    memory = np.zeros(4096, np.uint8)
-    start = -memory.ctypes.data % 16
-    with Checked(HOST, codec=ONEBIT, segments=[10]) as codec:
-        payload = Tensor(memory[start + 8 : start + 8 + 96])
-        good = HOST.put(np.ones(10, "f4"))
-        refused(Status.INVALID_ARGUMENT, ["payload", 16], "gc_codec_encode", codec.handle, views([good]), 1, None, None,
-                payload.view, None)  # fmt: skip
-        over = Tensor(memory[start + 64 : start + 104].view("f4"))
-        payload = Tensor(memory[start : start + 96])
-        refused(Status.INVALID_ARGUMENT, ["payload", "values[0]"], "gc_codec_encode", codec.handle, views([over]), 1,
-                None, None, payload.view, None)  # fmt: skip
-        codec.encode([np.ones(10, "f4")])
-        payload = HOST.put(codec.encode([np.ones(10, "f4")]))
-        refused(Status.INVALID_ARGUMENT, ["mode", 2], "gc_codec_decode", codec.handle, payload.view, 1, None, 2,
-                views([good]), 1, None)  # fmt: skip
-        refused(Status.INVALID_ARGUMENT, ["divisor", -1], "gc_codec_decode", codec.handle, payload.view, -1, None, 0,
-                views([good]), 1, None)  # fmt: skip
-        refused(Status.INVALID_ARGUMENT, ["chunk", 0], "gc_codec_reduce", codec.handle, 0, payload.view, payload.view,
-                None)  # fmt: skip
-        for name in ("gc_codec_commit", "gc_codec_rollback"):
-            arguments = [None, None] if name.endswith("commit") else [None]
-            refused(Status.INVALID_ARGUMENT, ["GC_NONFINITE_TRANSACTIONAL"], name, codec.handle, *arguments)
-        server = HOST.put(np.zeros(0, "f4"))
-        refused(Status.INVALID_ARGUMENT, ["server"], "gc_codec_errors_out", codec.handle, None, server.view, None)
 
 
 def test_a_state_is_not_read_while_a_step_is_pending():
@@ -477,13 +353,6 @@ def test_two_threads_in_one_codec_are_told_apart():
         assert set(statuses) == {Status.OK, Status.BUSY}, set(statuses)
         codec.reset()
         codec.encode([np.ones(n, "f4")])
-
-
-def test_null_is_told():
-    assert lib.gc_codec_payload_bytes(None) == -1 and says(capi.last_error(), "codec", "NULL")
-    assert lib.gc_codec_state_bytes(None) == -1
-    lib.gc_codec_free(None)
-    refused(Status.INVALID_ARGUMENT, ["codec", "NULL"], "gc_codec_reset", None, None)
 
 
 def test_nothing_to_send_is_sent():

@@ -839,10 +839,7 @@ TABLE = [
             (b"u" * 100_000, "u" * 64),
         ]
     ),
-    *(
-        ("gc_builtin_kernel_shape", {"out": Out(4, struct_size=size)}, INVALID_ARGUMENT, "out", "struct_size", size, 32)
-        for size in (0, 3, 4, 24, 31, 33, 4097, 4104, 2**31, 2**32 - 1)
-    ),
+    ("gc_builtin_kernel_shape", {"out": Out(4, struct_size=24)}, INVALID_ARGUMENT, "out", "struct_size", 24, 32),
     ("gc_tensor_from_pointer", {"shape": [2**40, 2**40], "strides": None}, SIZE_OVERFLOW, "shape", 2**40),
     ("gc_tensor_from_pointer", {"shape": [5, 5], "strides": [2**62, 1]}, SIZE_OVERFLOW, 2**62),
     *(("gc_set_threads", {"n": n}, INVALID_ARGUMENT, "n", n, 1024) for n in (1025, 2**32 - 1)),
@@ -1049,7 +1046,7 @@ TABLE += [
     *(
         ("gc_comm_from_transport", {"transport": transport(**fields)}, INVALID_ARGUMENT, "transport", *words)
         for fields, *words in [
-            *(({"struct_size": size}, "struct_size", 40, size) for size in (0, 3, 4, 39, 41, 4104, 2**31)),
+            ({"struct_size": 39}, "struct_size", 40, 39),
             *(({"rank": rank, "world_size": size}, rank, size) for rank, size in [
                 (0, 0), (0, -1), (-1, 4), (4, 4), (2**31 - 1, 2**31 - 1), (-(2**31), -(2**31)),
             ]),
@@ -1106,7 +1103,7 @@ TABLE += [
         (f"gc_{name}_create", {"options": make(**fields)}, status, *words)
         for name, make in [("elementwise", elementwise_options), ("reduction", reduction_options)]
         for fields, status, *words in [
-            *(({"struct_size": size}, INVALID_ARGUMENT, "struct_size", size) for size in (0, 3, 4, 112, 119, 137, 4104, 2**31)),
+            ({"struct_size": 112}, INVALID_ARGUMENT, "struct_size", 112),
             *(({"flags": n}, INVALID_ARGUMENT, "flags", hex(n), "GC_KERNEL_NO_DISK") for n in (4, 7, 2**31)),
             ({"reserved": (c_uint64 * 4)(0, 0, 0, 1)}, INVALID_ARGUMENT, "options", "offset", 1),
             ({"inputs": b"\xff"}, INVALID_ARGUMENT, "inputs", "UTF-8"),
@@ -1170,10 +1167,7 @@ TABLE += [
     ("gc_kernel_run", {"inputs[0].device": CUDA, "outputs[0].device": CUDA}, NO_CUDA),
     # options
     ("gc_codec_create", {"options": None}, INVALID_ARGUMENT, "options", "NULL"),
-    *(
-        ("gc_codec_create", {"options": options(struct_size=size)}, INVALID_ARGUMENT, "struct_size", 112, size)
-        for size in (0, 3, 4, 104, 111, 113, 4104, 2**31)
-    ),
+    ("gc_codec_create", {"options": options(struct_size=104)}, INVALID_ARGUMENT, "struct_size", 112, 104),
     *(
         ("gc_codec_create", {"options": options(**fields)}, status, *words)
         for fields, status, *words in [

@@ -4,13 +4,10 @@ The tensor passes by the socket, and words, which no message must lie between, b
 """
 
 import ctypes
-import json
 import os
 import pathlib
-import pickle
 import socket
 import sys
-import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
@@ -263,116 +260,6 @@ def thousand_receiver(source, end, gate, device):
             if k == 10:
                 before = now
     assert now == before, f"descriptors and free memory: {before} after 10, {now} after 1,000"
-
-
-def from_torch(source, end, gate, device):
-    """PyTorch shares by its own means; what it opens there is viewed as memory of that side's device."""
-    import torch
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    tensor = torch.arange(MIB, dtype=torch.float32, device=f"cuda:{device}")
-    torch.cuda.synchronize(device)
-    text = pickle.dumps(reduce_tensor(tensor))
-    say(gate, str(len(text)))
-    gate.sendall(text)
-    hear(gate, "seen")
-    tensor.fill_(5)
-    torch.cuda.synchronize(device)
-    say(gate, "written")
-    hear(gate, "done")
-
-
-def view_of_torch(source, end, gate, device):
-    import torch
-
-    size, text = int(hear(gate)), b""
-    while len(text) < size:
-        text += gate.recv(size - len(text))
-    rebuild, arguments = pickle.loads(text)
-    # A handle is opened for one GPU: this side's, where the tensor would otherwise be of the GPU of the same number.
-    device_of_storage = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor
-    arguments = [*arguments[:device_of_storage], device, *arguments[device_of_storage + 1 :]]
-    opened = rebuild(*arguments)
-    torch.cuda.synchronize()
-    view = over(opened.data_ptr(), (MIB,), device)
-    check_view(view, gate, device)
-    lib.gc_tensor_free(view)
-    say(gate, "done")
-    del opened
-
-
-def by_itself(source, end, gate, device):
-    """The same by gc_share_send() and gc_share_receive() alone."""
-    import torch
-
-    tensor = torch.arange(MIB, dtype=torch.float32, device=f"cuda:{device}")
-    lease = send(over(tensor.data_ptr(), (MIB,), device), end)
-    hear(gate, "seen")
-    tensor.fill_(5)
-    torch.cuda.synchronize(device)
-    say(gate, "written")
-    hear(gate, "done")
-    ended(lease)
-
-
-def view_of_share(source, end, gate, device):
-    view = receive(end, device)
-    check_view(view, gate, device)
-    lib.gc_tensor_free(view)
-    say(gate, "done")
-
-
-def check_view(view, gate, device):
-    """A kernel on this device sees what is there, and what the other writes then."""
-    import cupy
-
-    dl = view.contents.dl_tensor
-    assert dl.device.device_id == device
-    with cupy.cuda.Device(device):
-        memory = cupy.cuda.UnownedMemory(dl.data, 4 * MIB, view, device)
-        array = cupy.ndarray((MIB,), cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
-        ones = cupy.zeros_like(array)
-        cupy.add(array, 1, out=ones)
-        assert bool((ones == cupy.arange(1, MIB + 1, dtype=cupy.float32)).all())
-        say(gate, "seen")
-        hear(gate, "written")
-        cupy.add(array, 1, out=ones)
-        assert bool((ones == 6).all())
-        array[:10] = 0
-        cupy.cuda.runtime.deviceSynchronize()
-
-
-def timed_sender(source, end, gate, device):
-    """1 GiB: the time to send it."""
-    address, kept = memory_of(source, 1 << 30)
-    tensor, seconds = over(address, (1 << 28,)), []
-    for _ in range(20):
-        hear(gate, "next")
-        begin = time.perf_counter()
-        lease = send(tensor, end)
-        seconds.append(time.perf_counter() - begin)
-        say(gate, "sent")
-        ended(lease)
-    print(json.dumps({"memory": source, "parts": parts_of(address, 1 << 30), "send_s": seconds}))
-
-
-def timed_receiver(source, end, gate, device):
-    """And to receive and release it, and what the GPU has less meanwhile: the tables of what is mapped take some."""
-    received, released, taken = [], [], []
-    for _ in range(20):
-        free = driver.free_bytes()
-        say(gate, "next")
-        hear(gate, "sent")
-        begin = time.perf_counter()
-        tensor = receive(end)
-        received.append(time.perf_counter() - begin)
-        taken.append(free - driver.free_bytes())
-        begin = time.perf_counter()
-        lib.gc_tensor_free(tensor)
-        released.append(time.perf_counter() - begin)
-    # The first has the driver load and try what it will need.
-    assert max(taken[1:]) <= 32 * MIB, f"{max(taken[1:])} bytes were taken"
-    print(json.dumps({"receive_s": received, "release_s": released, "taken_bytes": taken}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""All-reduces over NCCL itself: the bytes of a group on the CPU, also captured and launched again. One GPU does for
-some of it; with several, ranks are threads with a GPU each."""
+"""All-reduces over NCCL itself on streams: the bytes of a group on the CPU. One GPU does for some of it; with several, ranks
+are threads with a GPU each. tests/multi_gpu has graphs, and communicators of the caller and of PyTorch."""
 
 import ctypes
 import threading
@@ -135,71 +135,10 @@ def results_of(handle, place, values):
     return results
 
 
-def handles(world, place_of, changing=True):
-    """Values and worker error of each rank after some steps of a handle, of the same gradients if not `changing`."""
-
-    def work(rank):
-        place = place_of(rank)
-        handle = handle_of(world, rank, place.device)
-        values = [place.put(np.zeros(n, np.float32)) for n in SIZES]
-        for step in range(STEPS):
-            for n, value in zip(SIZES, values):
-                place.set(value, gradient(rank, step * changing, n))
-            call("gc_allreduce_run", handle, views(values), len(values), None, None, None)
-        return results_of(handle, place, values)
-
-    return each(world.size, work)
-
-
-def captured(world):
-    """As handles(..., changing=False), by a graph of one step that is launched again and again."""
-
-    def work(rank):
-        place = Card(rank)
-        handle = handle_of(world, rank, place.device)
-        gradients = [place.put(gradient(rank, 0, n)) for n in SIZES]
-        values = [place.put(np.zeros(n, np.float32)) for n in SIZES]
-        driver.synchronize()
-        with driver.Stream() as stream:
-            with driver.Graph(stream.handle) as graph:
-                for source, value in zip(gradients, values):
-                    to, of = value.struct.dl_tensor.data, source.struct.dl_tensor.data
-                    driver.copy(to, of, source.what.nbytes, stream.handle)
-                call("gc_allreduce_run", handle, views(values), len(values), None, None, stream.handle)
-            for _ in range(STEPS):
-                graph.replay(stream.handle)
-            stream.synchronize()
-            results = results_of(handle, place, values)
-            graph.destroy()
-        return results
-
-    return each(world.size, work)
-
-
 def compare(got, expected):
     for rank, (one, other) in enumerate(zip(got, expected)):
         for k, (a, b) in enumerate(zip(one, other)):
             same(a, b, f"array {k} of rank {rank}")
-
-
-def whole_comparison(world):
-    with Group(world.size) as group:
-        compare(handles(world, Card), handles(group, Cpu))
-        compare(captured(world), handles(group, Cpu, changing=False))
-    for comm in world.comms:
-        gpu.check(lib.gc_comm_async_error(comm))
-
-
-def test_a_world_of_one():
-    with World(1) as world:
-        whole_comparison(world)
-
-
-@pytest.mark.two_devices
-def test_a_world_of_several_cards():
-    print(f"{RANKS} cards")
-    with World(RANKS) as world:
-        whole_comparison(world)
 
 
 class NoStream:
@@ -254,31 +193,3 @@ def test_a_call_on_a_stream_does_not_wait_for_it():
             return closed
 
         assert each(2, work) == [True, True]
-
-
-@pytest.fixture(scope="module")
-def torchs():
-    """The communicator of torch.distributed, of a world of one."""
-    import torch.distributed as dist
-
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    dist.all_reduce(torch.ones(8, device="cuda"))  # before, there is none
-    torch.cuda.synchronize()
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
-    if not hasattr(backend, "_comm_ptr"):
-        pytest.skip("this torch does not show its communicator")
-    yield backend._comm_ptr()
-    dist.all_reduce(torch.ones(8, device="cuda"))  # it is still there
-    torch.cuda.synchronize()
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("flags", [0, 1])
-def test_torchs_communicator(torchs, flags):
-    class Borrowed(World):
-        def __init__(self):
-            self.size, self.comms = 1, [POINTER(Comm)()]
-            call("gc_comm_from_nccl", byref(options(comm=torchs, flags=flags)), byref(self.comms[0]))
-
-    with Borrowed() as world:
-        whole_comparison(world)

@@ -75,22 +75,6 @@ def test_a_thousand_shares_take_no_descriptor_and_no_memory(source):
     two("thousand_sender", "thousand_receiver", source)
 
 
-ON = [(0, 0), pytest.param((1, 0), marks=two_devices)]
-
-
-@pytest.mark.parametrize("devices", ON)
-@pytest.mark.parametrize("source", ["torch", "torch, expandable"])
-@pytest.mark.parametrize("sender, receiver", [("from_torch", "view_of_torch"), ("by_itself", "view_of_share")])
-def test_rank_0_views_memory_of_rank_1_on_its_own_device(sender, receiver, source, devices):
-    # What PyTorch tests of CuPy: https://github.com/pytorch/pytorch/pull/158320
-    two(sender, receiver, source, devices)
-
-
-@pytest.mark.parametrize("source", ["torch", "torch, expandable", "gc_tensor_empty"])
-def test_a_gibibyte_is_mapped_and_not_copied(source):
-    print(two("timed_sender", "timed_receiver", source))
-
-
 @pytest.mark.parametrize("kind, device", [("pinned", CUDA_HOST), ("managed", CUDA_MANAGED)])
 def test_pinned_and_managed_memory_by_its_address(kind, device):
     with driver.Memory(1000, kind) as memory:
