@@ -1,8 +1,8 @@
 #!/bin/sh
 # gradcodec.hpp in every standard from C++17, in two units of one program, with real dlpack.h files before and after it,
-# and what it costs. The examples, too. Usage: hpp.sh CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR
+# and what it costs. The examples compile in the standards after C++17. Usage: hpp.sh CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR
 # (LIBRARY_DIR has libgradcodec.so; DLPACK_DIR is what tests/dlpack/fetch.sh filled, and may be missing)
-# GRADCODEC_TESTS=quick: programs run in C++17, and compile in the other standards.
+# GRADCODEC_TESTS=quick: the program runs in C++17, and compiles in the other standards.
 set -eu
 [ $# -eq 5 ] || { echo "usage: $0 CC CXX LIBRARY_DIR WORK_DIR DLPACK_DIR" >&2; exit 2; }
 cd "$(dirname "$0")/../.."
@@ -17,25 +17,17 @@ for standard in c++17 c++20 c++23; do
         echo "SKIPPED $standard: $cxx does not know it"
         continue
     fi
-    if [ "$standard" != c++17 ] && [ "${GRADCODEC_TESTS:-quick}" = quick ]; then
+    if [ "$standard" != c++17 ]; then
         for source in tests/cpp/hpp.cpp examples_cpp/raii.cpp examples_cpp/feedback.cpp examples_cpp/kernels.cpp \
             examples_cpp/dlopen.cpp; do
             $cxx -std=$standard $flags -fsyntax-only "$source"
         done
         echo "ok compiles as $standard"
-        continue
+        [ "${GRADCODEC_TESTS:-quick}" = all ] || continue
     fi
-    $cxx -std=$standard $flags -DOTHER_UNIT -Dmain=other_main -c tests/cpp/hpp.cpp -o "$work/other.o"
+    $cxx -std=$standard $flags -O0 -DOTHER_UNIT -Dmain=other_main -c tests/cpp/hpp.cpp -o "$work/other.o"
     $cxx -std=$standard $flags tests/cpp/hpp.cpp "$work/other.o" -o "$work/hpp" $link
     echo "== hpp, $standard" && "$work/hpp"
-    $cxx -std=$standard $flags examples_cpp/raii.cpp -o "$work/raii" $link
-    echo "== examples_cpp/raii, $standard" && "$work/raii"
-    $cxx -std=$standard $flags examples_cpp/feedback.cpp -o "$work/feedback" $link
-    echo "== examples_cpp/feedback, $standard" && "$work/feedback"
-    $cxx -std=$standard $flags examples_cpp/kernels.cpp -o "$work/kernels" $link
-    echo "== examples_cpp/kernels, $standard" && "$work/kernels"
-    $cxx -std=$standard $flags examples_cpp/dlopen.cpp -o "$work/dlopen" -ldl
-    echo "== examples_cpp/dlopen, $standard" && "$work/dlopen" "$library/libgradcodec.so.0"
 done
 
 # shellcheck disable=SC2086
@@ -86,7 +78,7 @@ gradcodec::Tensor both_ways(gradcodec::Tensor tensor) {
 }
 END
             # shellcheck disable=SC2086
-            $cxx -std=$standard $flags -Itests/dlpack -isystem "$real" -c "$work/order.cpp" -o "$work/order.o" ||
+            $cxx -std=$standard $flags -O0 -Itests/dlpack -isystem "$real" -c "$work/order.cpp" -o "$work/order.o" ||
                 { echo "FAILED: $(basename "$real"), $standard: $order"; exit 1; }
         done
     done

@@ -4,6 +4,7 @@ share a GPU, held to DeepSpeed's formula in NumPy."""
 import pytest
 
 from test_codec_driver import run_codec
+from tiers import both
 
 WORLD = """
 from ctypes import POINTER
@@ -18,7 +19,7 @@ def run_comm(script, **environment):
 
 HALVES = """
 from codec_model import PROPAGATE
-from comms import CheckedRanks, random_handle
+from comms import CheckedRanks, Nodes, random_handle
 
 home = ctypes.c_void_p()
 assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
@@ -30,6 +31,9 @@ class Entered(World):
             assert fake.cuCtxPushCurrent_v2(home) == 0
             return function(rank)
         return World.each(self, run)
+
+class EnteredNodes(Nodes):
+    each, level = Entered.each, Entered
 """
 
 
@@ -81,10 +85,7 @@ def test_two_levels_on_one_card_give_the_bytes_of_the_model(ways, ranks):
     flags = tuple(int("board" in way) for way in ways.split(", "))
     run_comm(f"""
 exec({HALVES!r})
-from comms import KEEP_NOTHING, Nodes
-
-class EnteredNodes(Nodes):
-    each, level = Entered.each, Entered
+from comms import KEEP_NOTHING
 
 place, ranks = Place(), {ranks}
 size = sum(ranks)
@@ -118,22 +119,8 @@ assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), f
 
 
 def test_two_levels_are_captured_if_both_can_be():
-    run_comm("""
-from comms import Nodes
-
+    run_comm(f"exec({HALVES!r})" + """
 place, n = Place(), 500
-home = ctypes.c_void_p()
-assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
-
-class Entered(World):
-    def each(self, function):
-        def run(rank):
-            assert fake.cuCtxPushCurrent_v2(home) == 0
-            return function(rank)
-        return World.each(self, run)
-
-class EnteredNodes(Nodes):
-    each, level = Entered.each, Entered
 
 # Callbacks that take a card's memory enqueue; what is on the host waits, and ranks of a process that share a card do.
 for ways, flags, can_be in (
@@ -166,10 +153,6 @@ for ways, flags, can_be in (
 def test_between_the_launches_of_two_levels_nothing_is_freed_or_waited_for(ranks):
     run_comm(f"""
 exec({HALVES!r})
-from comms import Nodes
-
-class EnteredNodes(Nodes):
-    each, level = Entered.each, Entered
 
 place, n, size = Place(), 3000, sum({ranks})
 with EnteredNodes({ranks}, "board", "board") as world:
@@ -191,7 +174,7 @@ with EnteredNodes({ranks}, "board", "board") as world:
 """)
 
 
-@pytest.mark.parametrize("flags", [(0, 0), (1, 1)], ids=["memory of the card", "host memory"])
+@pytest.mark.parametrize("flags", both(quick=[(1, 1)], all=[(0, 0), (1, 1)]), ids=str)  # of the card, of the host
 def test_whichever_call_of_the_driver_fails_two_levels_leave_nothing(flags):
     run_comm(f"""
 from comms import Nodes
@@ -376,7 +359,7 @@ for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
 
 
 # Of three, the third may make the driver finish what one of the others forgets to wait for.
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", both(quick=[2], all=[2, 3]))
 def test_whichever_call_of_the_driver_fails_no_card_frees_what_another_still_copies(size):
     # What is freed while it is in use, or waited for when it is gone, the driver says.
     run_comm(f"""

@@ -24,7 +24,9 @@ from tiers import both
 
 place = Host()
 GRIDS = [(2, 2), (3, 2), (2, 3), (4, 4)]
-WAYS = pytest.mark.parametrize("ways", [("group", "board"), ("board", "group"), ("board", "board")], ids="-".join)
+WAYS = pytest.mark.parametrize("ways", both(
+    quick=[("group", "board"), ("board", "group")], all=[("group", "board"), ("board", "group"), ("board", "board")]
+), ids="-".join)  # fmt: skip
 
 
 def gradients_of(rng, size, options, special=False):

@@ -9,6 +9,7 @@ from ctypes.util import find_library
 import pytest
 
 from stand_in import DRIVERS, run
+from tiers import both
 
 SCRIPT = """
 import kernels
@@ -383,7 +384,9 @@ def test_denormal_constants_are_taken_whatever_the_callers_environment(tmp_path)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("capability, kind", [(75, b"\x7fELF"), (80, b"\x7fELF"), (90, b"\x7fELF"), (121, b".target sm_90")])
+@pytest.mark.parametrize("capability, kind", [
+    *((capability, b"\x7fELF") for capability in both(quick=[90], all=[75, 80, 90])), (121, b".target sm_90"),
+])  # fmt: skip
 def test_a_real_one_compiles_for_cards_that_are_not_here(tmp_path, capability, kind):
     with_nvrtc(
         f"""
