@@ -221,18 +221,6 @@ def after_fork():
         lib.gc_tensor_free(tensor)
 
 
-def addresses_of_new_tensors():
-    """How many places 200 tensors have, each made when the one before has been released. No driver of the tests' own: there
-    may be one of a few functions only."""
-    places = set()
-    for _ in range(200):
-        tensor = gpu.empty((4 << 20,))
-        places.add(gpu.view_of(tensor).data)
-        lib.gc_tensor_free(tensor)
-    gpu.check(lib.gc_trim(gpu.device()))
-    print(len(places))
-
-
 def jax():
     """In a process of its own, since JAX takes most of the GPU's memory otherwise."""
     import jax as framework

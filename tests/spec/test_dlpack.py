@@ -12,10 +12,10 @@ import dlpack
 import driver
 import gpu
 import layouts
-from capi import ALIGNMENT, BIG, CUDA, RELEASE, Managed, Versioned, byref, lib
+from capi import ALIGNMENT, BIG, RELEASE, Managed, Versioned, byref, lib
 from capsules import LEGACY, VERSIONED, capsule_pointer, capsule_set_name
 from dlpack import capsule, exporter
-from gpu import check, pack_chunks, read, view_of
+from gpu import check, pack_chunks, view_of
 
 pytestmark = pytest.mark.gpu
 
@@ -160,34 +160,6 @@ def test_memory_that_was_lent_is_let_go_by_the_last_user(framework, form):
     lent.memory.free()
 
 
-@both_forms
-def test_a_capsule_that_nobody_took_releases_once(form):
-    lent = Lent(256)
-    owner = capsule(lent.tensor((4,), "float32"), form)
-    assert lent.releases == []
-    del owner
-    assert lent.releases == [42]
-    lent.memory.free()
-
-
-def test_a_tensor_from_a_pointer_has_the_device_and_strides_that_it_was_given():
-    lent = Lent(4096)
-    values = np.random.default_rng(2).integers(0, 2, 4096, np.uint8)
-    driver.upload(lent.memory.address, values)
-    tensor = lent.tensor((30, 50), "uint8", strides=(1, 30))
-    view = view_of(tensor)
-    assert (view.device.device_type, view.device.device_id) == (CUDA, 0)
-    assert (view.data, view.strides[:2]) == (lent.memory.address, [1, 30])
-    out = (Managed * 1)()
-    check(lib.gc_pack_chunks(tensor, 1, out))
-    np.testing.assert_array_equal(gpu.take(out[0]), np.packbits(values[:1500].reshape(50, 30).T))
-    thread = threading.Thread(target=lib.gc_tensor_free, args=(tensor,))
-    thread.start()
-    thread.join()
-    assert lent.releases == [42]
-    lent.memory.free()
-
-
 def test_every_new_tensor_is_aligned_and_chunks_are_adjacent():
     with driver.Memory(2**20) as memory:
         driver.fill(memory.address, 1, memory.size)
@@ -207,34 +179,6 @@ def test_every_new_tensor_is_aligned_and_chunks_are_adjacent():
             check(make())
             assert view_of(out).data % ALIGNMENT == 0
             lib.gc_tensor_free(out)
-
-
-def test_the_last_chunk_keeps_the_allocation():
-    truth = np.random.default_rng(3).random(2**20) < 0.5
-    with driver.Memory(truth.size) as memory:
-        driver.upload(memory.address, truth)
-        source = gpu.at(memory.address, truth.shape, "bool")
-        chunks = pack_chunks(source, 4)
-        for chunk in chunks[:3]:
-            lib.gc_tensor_free(chunk)
-        driver.fill(memory.address, 0, memory.size)
-        others = [pack_chunks(source, 4) for _ in range(20)]
-        np.testing.assert_array_equal(gpu.take(chunks[3]), layouts.chunk_rows(truth, 4)[3])
-        for chunk in sum(others, []):
-            lib.gc_tensor_free(chunk)
-
-
-def test_the_versioned_form_lies_on_the_same_memory_and_comes_back():
-    tensor = gpu.empty((3, 4), "float32")
-    address, versioned, back = view_of(tensor).data, Versioned(), Managed()
-    check(lib.gc_tensor_to_versioned(tensor, byref(versioned)))
-    struct = versioned.contents
-    assert (struct.major, struct.minor, struct.flags, struct.dl_tensor.data) == (1, 0, 0, address)
-    assert (struct.dl_tensor.device.device_type, struct.dl_tensor.device.device_id) == (CUDA, 0)
-    check(lib.gc_tensor_from_versioned(versioned, byref(back)))
-    assert view_of(back).data == address
-    read(back)
-    lib.gc_tensor_free(back)
 
 
 def test_torchs_tensor_is_taken_and_let_go_on_another_thread():
