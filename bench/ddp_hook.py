@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from common import commit, parser, save
+from common import commit, parser, save, table
 
 WORLD, FIRST = 2, 20  # calls that are not counted
 CODECS = "bf16", "int8", "int4", "onebit"
@@ -129,11 +129,11 @@ def main():
         torch.multiprocessing.spawn(rank, (arguments, folder), WORLD)
         found = json.loads((pathlib.Path(folder) / "found").read_text())
     about = f"{arguments.tensors} tensors of {arguments.elements}, {WORLD} ranks, {arguments.device}"
-    print(f"{about}, us a call:\n{'':30}  median   least     C: median   least  without: median   least")
-    for name, (hook, in_c) in found.items():
-        columns = [hook] if not max(in_c) else [hook, in_c, [one - other for one, other in zip(hook, in_c)]]
-        numbers = [of(each) * 1e6 for each in columns for of in (statistics.median, min)]
-        print(f"  {name:28}" + "".join(f"{number:{width}.1f}" for number, width in zip(numbers, (8, 8, 15, 8, 17, 8))))
+    print(f"{about}, us a call:")
+    columns = [(hook, in_c, [one - other for one, other in zip(hook, in_c)]) for hook, in_c in found.values()]
+    numbers = [[f"{of(each) * 1e6:.1f}" for each in of_hook for of in (statistics.median, min)] for of_hook in columns]
+    heads = "", "median", "least", "C: median", "least", "without: median", "least"
+    table(heads, [[name, *row] for name, row in zip(found, numbers)])
     save(arguments.output, {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found})
     print(arguments.output)
 

@@ -13,7 +13,6 @@ runs it and writes build/bench/gpu.json.
 import ctypes
 import math
 import statistics
-import subprocess
 import sys
 import time
 from ctypes import c_size_t, c_uint64, c_void_p
@@ -180,16 +179,6 @@ def measured(place, work, libraries):
         ones.clear()
 
 
-def of_card(*fields):
-    """What nvidia-smi says of the first GPU, or nothing."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    except FileNotFoundError:
-        answer = ""
-    return dict(zip(fields, answer.split(", "))) if answer else {}
-
-
 def main():
     options = parser(__doc__, "gpu.json", "against", "only").parse_args()
     libraries = [Library(path) for path in (options.library, options.against) if path]
@@ -203,8 +192,7 @@ def main():
         *works.kernels(place, *(QUICK_KERNELS if quick else KERNELS)),
     ]
     name = place.np.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    card = of_card("driver_version", "clocks.sm", "clocks.mem")
-    about_run = about(libraries, of="gpu", card=name, cupy=place.np.__version__, quick=quick, **card)
+    about_run = about(libraries, of="gpu", card=name, cupy=place.np.__version__, quick=quick)
     results = {"about": about_run, "rows": [], "failed": {}, "yardstick": {"bytes": 2 * YARDSTICK_BYTES}}
     begin = time.monotonic()
     for work in rows:

@@ -4,17 +4,15 @@ build/bench/nodes.json and a table.
 
     python3 bench/nodes.py [--quick] [--library PATH] [--nodes 2] [--ranks 1] [--gbit 10 25 100] [--device cuda]
 
-Every node is a network namespace, in which its ranks run. A veth and a bridge join the nodes. tc's tbf limits both ends
-of each veth to `--gbit`; 0 sets no limit. Links carry jumbo frames of 9,000 bytes. `--delay` delays each packet out of
-a node by milliseconds, by netem, which not every kernel has. DistributedDataParallel trains a transformer: on the CPU
-over gloo, or with `--device cuda` on all GPUs, over NCCL's sockets between nodes. All namespaces lie within one of this
-process, so that nothing is left of them. This needs root, or a kernel that lets users make namespaces.
+Every node is a network namespace, in which its ranks run. A veth and a bridge join the nodes, and tc's tbf limits both
+ends of each veth. All namespaces lie within one of this process, so that nothing is left of them. This needs root, or a
+kernel that lets users make namespaces. DistributedDataParallel trains a transformer: on the CPU over gloo, or with
+`--device cuda` on all GPUs, over NCCL's sockets between nodes.
 
-`no exchange` is the step without communication. `float32` is DistributedDataParallel's own all-reduce, `bf16 hook`
-PyTorch's hook. A codec sums within nodes first where a node has several ranks; `flat` has one level. On the CPU
-contenders take turns; on GPUs they run one after the other. A turn's time is that of the slowest rank. Bytes are
-counted at eth0 of node 0, with headers and acknowledgements. If a contender fails, the others run without it. After the
-last turn all ranks must have the same weights. `floor`: the time to a step's first gradient, and the link's for the
+`float32` is DistributedDataParallel's own all-reduce, `bf16 hook` PyTorch's hook. A codec sums within nodes first where
+a node has several ranks; `flat` has one level. On the CPU contenders take turns; on GPUs they run one after the other. A
+turn's time is that of the slowest rank. Bytes are counted at eth0 of node 0, with headers and acknowledgements. After
+the last turn all ranks must have the same weights. `floor`: the time to a step's first gradient, and the link's for the
 bytes.
 """
 

@@ -261,8 +261,8 @@ def errors(model):
 
 def main():
     model = Model()
-    tables = [*(factors(model, dtype) for dtype in BYTES), *(factors_of_nodes(model, dtype) for dtype in BYTES)]
-    print("\n\n".join(markdown(*each) for each in (*tables, steps_beside())))
+    tables = factors(model, "float32"), factors_of_nodes(model, "float32"), steps_beside()
+    print("\n\n".join(markdown(*each) for each in tables))
 
 
 if __name__ == "__main__":

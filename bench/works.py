@@ -286,37 +286,30 @@ def codecs(place, sizes, segments=()):
             yield Work("codecs", kind, case, math.ceil(what.bytes * sum(of)), make)
 
 
-class Handles:
-    """A codec handle for each library, made when its first call is made."""
-
-    def __init__(self, place, what, segments):
-        self.place, self.what, self.segments, self.made = place, what, (c_int64 * len(segments))(*segments), {}
-
-    def of(self, library):
-        if library not in self.made:
-            options = c.gc_codec_options_t(ctypes.sizeof(c.gc_codec_options_t), CODECS[self.what.codec][0])
-            code, bits_of_value, _ = DTYPES[self.what.dtype]
-            options.device = c.DLDevice(self.place.device_type, 0)
-            options.values = c.DLDataType(code, bits_of_value, 1)
-            options.error, options.segments, options.n_segments = self.what.error, self.segments, len(self.segments)
-            options.n_chunks, options.server = self.what.world, self.what.world > 1
-            handle = POINTER(c.gc_codec_t)()
-            library.check(library.functions.gc_codec_create(byref(options), byref(handle)))
-            self.made[library] = handle
-        return self.made[library]
-
-    def close(self):
-        for library, handle in self.made.items():
-            library.functions.gc_codec_free(handle)
-        self.made.clear()
-
-
 def codec_of(place, what, segments, off):
-    handles = Handles(place, what, segments)
+    made, counts = {}, (c_int64 * len(segments))(*segments)
+
+    def handle(library):
+        """A codec of this library, made for its first call."""
+        if library not in made:
+            options = c.gc_codec_options_t(ctypes.sizeof(c.gc_codec_options_t), CODECS[what.codec][0])
+            code, bits_of_value, _ = DTYPES[what.dtype]
+            options.device, options.values = c.DLDevice(place.device_type, 0), c.DLDataType(code, bits_of_value, 1)
+            options.error, options.segments, options.n_segments = what.error, counts, len(segments)
+            options.n_chunks, options.server = what.world, what.world > 1
+            made[library] = POINTER(c.gc_codec_t)()
+            library.check(library.functions.gc_codec_create(byref(options), byref(made[library])))
+        return made[library]
+
+    def close():
+        while made:
+            library, each = made.popitem()
+            library.functions.gc_codec_free(each)
+
     library = place.library
     size = library.functions.gc_codec_payload_bytes
     size.restype = c_int64
-    payload_bytes = size(handles.of(library))
+    payload_bytes = size(handle(library))
     values = [place.random((n + off,), what.dtype)[off:] for n in segments]
     payload = place.empty((payload_bytes,), "uint8")
 
@@ -326,9 +319,8 @@ def codec_of(place, what, segments, off):
     of_values, of_payload, n = list_of(values), place.tensor(payload, "uint8"), len(segments)
 
     def encode(library):
-        return library.call("gc_codec_encode", handles.of(library), of_values, n, None, None, of_payload, place.stream)
+        return library.call("gc_codec_encode", handle(library), of_values, n, None, None, of_payload, place.stream)
 
-    close = handles.close
     if what.function == "encode":
         return One(encode, [payload], close=close)
     place.run(library, encode(library))
@@ -339,17 +331,14 @@ def codec_of(place, what, segments, off):
         for row in chunks:
             row[...] = payload[:stride]
         tensors = place.tensor(chunks, "uint8"), place.tensor(chunk, "uint8")
-        call = lambda library: library.call("gc_codec_reduce", handles.of(library), 0, *tensors, place.stream)  # noqa: E731
+        call = lambda library: library.call("gc_codec_reduce", handle(library), 0, *tensors, place.stream)  # noqa: E731
         return One(call, [chunk], close=close)
     results = [place.empty((m + off,), what.dtype)[off:] for m in segments]
     for result in results:
         result[...] = 0
     adds = what.function == "add"
     given = of_payload, 0, None, int(adds), list_of(results), n, place.stream
-
-    def decode(library):
-        return library.call("gc_codec_decode", handles.of(library), *given)
-
+    decode = lambda library: library.call("gc_codec_decode", handle(library), *given)  # noqa: E731
     return One(decode, [] if adds else results, close=close)
 
 
@@ -390,22 +379,17 @@ def kernels(place, n, side):
         yield Work("kernels", kind, case, moved, functools.partial(kernel_of, place, texts, axes, inputs, outputs))
 
 
-COMPILED = {}
-
-
+@functools.cache
 def compiled(library, texts, reduces):
     """A kernel of a library, kept: it is compiled once in a run."""
-    key = library, texts
-    if key not in COMPILED:
-        struct = c.gc_reduction_options_t if reduces else c.gc_elementwise_options_t
-        names = ("map", "reduce", "post_map", "identity") if reduces else ("operation",)
-        options, handle = struct(ctypes.sizeof(struct)), POINTER(c.gc_kernel_t)()
-        for name, text in zip(("inputs", "outputs", *names, "name"), (*texts, "ours")):
-            setattr(options, name, text.encode())
-        create = library.functions["gc_reduction_create" if reduces else "gc_elementwise_create"]
-        library.check(create(byref(options), byref(handle)))
-        COMPILED[key] = handle
-    return COMPILED[key]
+    struct = c.gc_reduction_options_t if reduces else c.gc_elementwise_options_t
+    names = ("map", "reduce", "post_map", "identity") if reduces else ("operation",)
+    options, handle = struct(ctypes.sizeof(struct)), POINTER(c.gc_kernel_t)()
+    for name, text in zip(("inputs", "outputs", *names, "name"), (*texts, "ours")):
+        setattr(options, name, text.encode())
+    create = library.functions["gc_reduction_create" if reduces else "gc_elementwise_create"]
+    library.check(create(byref(options), byref(handle)))
+    return handle
 
 
 def kernel_of(place, texts, axes, inputs, outputs):
