@@ -63,99 +63,35 @@ fn mask(order: BitOrder, index: usize) -> u8 {
 }
 
 #[test]
-fn packing_is_the_definition_in_every_instruction_set() {
-    for_every_case(|set, rule, order, bits, bytes| {
-        let mut src = vec![0xff; 1];
-        src.extend(&bytes[..bits * rule.size]);
-        let mut expected = vec![0; bits.div_ceil(8)];
-        (0..bits)
-            .filter(|&index| model(bytes, index, rule))
-            .for_each(|index| expected[index / 8] |= mask(order, index));
-        expected.push(0xee);
-        let mut dst = vec![0xee; 1 + expected.len()];
-        // SAFETY: the elements, and room for their bytes.
-        unsafe {
-            kernels::pack_rows(
-                Variant::packing(set, rule),
-                rule,
-                order,
-                src[1..].as_ptr(),
-                bits,
-                dst[1..].as_mut_ptr(),
-                &Rows::ONE,
-            )
-        };
-        assert_eq!(dst[1..], expected, "{} {rule:x?} {order:?} {bits}", set.name());
-    });
-}
-
-#[test]
-fn unpacking_is_the_definition_in_every_instruction_set() {
-    for_every_case(|set, rule, order, bits, bytes| {
-        let one =
-            Patterns { size: rule.size, zero: 0, one: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * rule.size)) };
-        let mut expected = Vec::new();
-        for index in 0..bits {
-            let set = bytes[index / 8] & mask(order, index) != 0;
-            expected.extend(&(if set { one.one } else { 0 }).to_le_bytes()[..rule.size]);
-        }
-        expected.push(0xee);
-        let mut dst = vec![0xee; 1 + expected.len()];
-        // SAFETY: the bytes, and room for the elements.
-        unsafe {
-            kernels::unpack_rows(
-                Variant::unpacking(set, rule.size),
-                one,
-                order,
-                bytes.as_ptr(),
-                bits,
-                dst[1..].as_mut_ptr(),
-                &Rows::ONE,
-            )
-        };
-        assert_eq!(dst[1..], expected, "{} {one:x?} {order:?} {bits}", set.name());
-    });
-}
-
-#[test]
-fn rows_are_packed_and_unpacked_each_for_itself() {
+fn rows_at_odd_addresses_are_packed_and_unpacked_by_the_definition_each_for_itself() {
     for_every_case(|set, rule, order, bits, bytes| {
         // Row j begins at element 3 * j and byte 26 * j, with an unused byte between rows.
         let size = rule.size;
         let rows = Rows { count: 3, steps: [3 * size as isize, 26] };
         let bits = bits.min(200 - 6);
-        let (mut expected, mut dst) = (vec![0xee; 3 * 26], vec![0xee; 3 * 26]);
+        let src: Vec<u8> = [0xff].iter().chain(bytes).copied().collect();
+        let (mut expected, mut dst) = (vec![0xee; 3 * 26], vec![0xee; 1 + 3 * 26]);
         for row in 0..3 {
             let ones = (0..bits).filter(|index| model(bytes, 3 * row + index, rule));
             expected[26 * row..][..bits.div_ceil(8)].fill(0);
             ones.for_each(|index| expected[26 * row + index / 8] |= mask(order, index));
         }
+        let (variant, to) = (Variant::packing(set, rule), dst[1..].as_mut_ptr());
         // SAFETY: the elements, and room for their bytes.
-        unsafe {
-            kernels::pack_rows(Variant::packing(set, rule), rule, order, bytes.as_ptr(), bits, dst.as_mut_ptr(), &rows)
-        };
-        assert_eq!(dst, expected, "{} {rule:x?} {order:?} {bits}", set.name());
+        unsafe { kernels::pack_rows(variant, rule, order, src[1..].as_ptr(), bits, to, &rows) };
+        assert_eq!(dst[1..], expected, "{} {rule:x?} {order:?} {bits}", set.name());
 
         let rows = Rows { count: 3, steps: [201 * size as isize, 26] };
-        let one = Patterns { size, zero: 0, one: 1 };
-        let (mut elements, mut model) = (vec![0xdd; 3 * 201 * size], vec![0xdd; 3 * 201 * size]);
+        let one = Patterns { size, zero: 0, one: 0x3ff0_1234_3f80_3c01 & (u64::MAX >> (64 - 8 * size)) };
+        let (mut elements, mut model) = (vec![0xdd; 1 + 3 * 201 * size], vec![0xdd; 3 * 201 * size]);
         for (row, index) in (0..3).flat_map(|row| (0..bits).map(move |index| (row, index))) {
-            let set = u64::from(expected[26 * row + index / 8] & mask(order, index) != 0);
-            model[(201 * row + index) * size..][..size].copy_from_slice(&set.to_le_bytes()[..size]);
+            let word = if expected[26 * row + index / 8] & mask(order, index) != 0 { one.one } else { 0 };
+            model[(201 * row + index) * size..][..size].copy_from_slice(&word.to_le_bytes()[..size]);
         }
+        let (variant, to) = (Variant::unpacking(set, size), elements[1..].as_mut_ptr());
         // SAFETY: the bytes, and room for the elements.
-        unsafe {
-            kernels::unpack_rows(
-                Variant::unpacking(set, rule.size),
-                one,
-                order,
-                expected.as_ptr(),
-                bits,
-                elements.as_mut_ptr(),
-                &rows,
-            )
-        };
-        assert!(elements == model, "{} {one:x?} {order:?} {bits}: unpacking", set.name());
+        unsafe { kernels::unpack_rows(variant, one, order, expected.as_ptr(), bits, to, &rows) };
+        assert!(elements[1..] == model, "{} {one:x?} {order:?} {bits}: unpacking", set.name());
     });
 }
 

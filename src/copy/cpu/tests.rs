@@ -101,13 +101,8 @@ fn write(number: Number, dtype: Dtype) -> u64 {
                 Number::Finite { negative, count, exponent } => {
                     let size = match exponent {
                         0.. if exponent < 64 => u128::from(count) << exponent,
-                        0.. => {
-                            if count == 0 {
-                                0
-                            } else {
-                                u128::MAX
-                            }
-                        }
+                        0.. if count == 0 => 0,
+                        0.. => u128::MAX,
                         -63.. => u128::from(count >> -exponent),
                         _ => 0,
                     };

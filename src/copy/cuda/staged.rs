@@ -114,6 +114,19 @@ fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
 /// From the host.
 #[inline(never)]
 unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
+    let gather = |block: &Block<'_, 2>, piece: *mut u8| {
+        // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
+        halves.gather(block, piece, |plan, data| unsafe { on_host(plan, data) });
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { through_pieces(queue, halves, staging, gather) }
+}
+
+/// Fills piece after piece, and copies each to the queue's device. `gather`: puts the elements of a block into a piece.
+unsafe fn through_pieces(
+    queue: &mut Queue, halves: &Halves, staging: &Staging, mut gather: impl FnMut(&Block<'_, 2>, *mut u8) -> Result<()>,
+) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
     let mut number = 0;
     while let Some(block) = cursor.next_block(halves.a_piece()) {
@@ -121,8 +134,7 @@ unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: O
             staging.wait(queue, number)?;
         }
         let piece = staging.piece(number);
-        // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
-        halves.gather(&block, piece, |plan, data| unsafe { on_host(plan, data) });
+        gather(&block, piece)?;
         // SAFETY: both sides are memory as the plan describes it; the piece holds the elements of the block.
         halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
         staging.record(queue, number)?;
@@ -174,24 +186,13 @@ pub unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8
 /// `from`: the source's GPU, and a stream there.
 #[inline(never)]
 unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halves, staging: &Staging) -> Result<()> {
-    let mut cursor = Cursor::starting_at(&halves.loops, 0);
-    let mut number = 0;
-    while let Some(block) = cursor.next_block(halves.a_piece()) {
-        if number >= PIECES {
-            staging.wait(queue, number)?;
-        }
-        let piece = staging.piece(number);
-        {
-            // Left before the target's context is needed again: contexts are a stack.
-            let mut other = Queue::of(from, stream)?;
-            // SAFETY: the caller's promise; pinned memory is every context's.
-            halves.gather(&block, piece, |plan, data| unsafe { with_pinned(&mut other, plan, data) })?;
-            other.wait()?;
-        }
-        // SAFETY: both sides are memory as the plan describes it; the piece holds the elements of the block.
-        halves.scatter(&block, piece, |plan, data| unsafe { with_pinned(queue, plan, data) })?;
-        staging.record(queue, number)?;
-        number += 1;
-    }
-    Ok(())
+    let gather = |block: &Block<'_, 2>, piece: *mut u8| {
+        // Left before the target's context is needed again: contexts are a stack.
+        let mut other = Queue::of(from, stream)?;
+        // SAFETY: the caller's promise; pinned memory is every context's.
+        halves.gather(block, piece, |plan, data| unsafe { with_pinned(&mut other, plan, data) })?;
+        other.wait()
+    };
+    // SAFETY: the caller's promise.
+    unsafe { through_pieces(queue, halves, staging, gather) }
 }
