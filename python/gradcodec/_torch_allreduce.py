@@ -8,8 +8,9 @@ import torch.distributed as dist
 
 from ._arguments import _arrays, _said
 from ._torch_groups import (
-    DTYPES, Group, Handle, check_tensor, check_transport, eager, kept, known_codec, process_group, seconds,
+    DTYPES, Group, Handle, check_tensor, check_transport, kept, known_codec, process_group, seconds,
 )  # fmt: skip
+from ._torch_nodes import eager
 from ._torch_steps import Compression, Unit, settings
 
 

@@ -16,8 +16,9 @@ from . import _torch_native
 from ._arguments import _said
 from ._errors import GradCodecError, Status
 from ._torch_groups import (
-    Group, Handle, agree, await_all, check_tensor, check_transport, eager, library, process_group,
+    Group, Handle, agree, await_all, check_tensor, check_transport, library, process_group,
 )  # fmt: skip
+from ._torch_nodes import eager
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 MIB = 1 << 20

@@ -7,12 +7,11 @@ import functools
 import math
 import os
 import pickle
-import sys
 import warnings
 import weakref
 from collections import OrderedDict
 from ctypes import byref, c_bool, c_int32, c_uint8
-from typing import Any, Callable, Sequence, TypeVar, cast
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
 from ._torch_nodes import (
-    Pairs, Watch, are_levels, by_pairs, describe, digest, nodes_of, over_nccl, own_node, run, warn_of_uneven,
+    Pairs, Watch, are_levels, by_pairs, describe, digest, eager, nodes_of, over_nccl, own_node, run, warn_of_uneven,
 )  # fmt: skip
 from ._torch_states import objects_of_all
 
@@ -42,23 +41,7 @@ HINT_AFTER = 30.0  # seconds until a rank says which others it waits for
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
 
 library = functools.cache(GradCodec)
-Called = TypeVar("Called", bound=Callable[..., Any])
 _c10d: Any = dist.distributed_c10d  # whose options are not all public
-
-
-def eager(function: Called) -> Called:
-    """One that torch.compile() calls and does not trace, for it cannot: as PyTorch has it for its own."""
-    disable: Any = getattr(torch, "_disable_dynamo", None)
-    if disable is None:
-        return function
-    disabled = disable(function)
-
-    @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        # Otherwise nothing is compiled, and to import that would take seconds.
-        return (disabled if "torch._dynamo" in sys.modules else function)(*arguments, **named)
-
-    return cast(Called, called)
 
 
 def known_codec(codec: Any) -> str:
@@ -296,8 +279,8 @@ class Group:
         if self.over_gpus:
             return objects_of_all(self.group, own)
         given = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
-        sizes = self._each_to_all(torch.tensor([given.numel()])).flatten().tolist()
-        room = torch.zeros(max(sizes), dtype=torch.uint8)
+        sizes = self._each_to_all(torch.tensor([given.numel()], device="cpu")).flatten().tolist()
+        room = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
         room[: given.numel()] = given
         rows = self._each_to_all(room)
         return [pickle.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes)]
@@ -422,12 +405,14 @@ class Group:
             options.asyncOp = False
         return options
 
+    @eager  # the hook in C++ calls it from code that may be compiled
     def _all_to_all(self, call: Call) -> None:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Callable[[], Any]:
             return functools.partial(self._to_all, to, given, [], [], self._of_all_to_all)
 
         self._exchange(collective, self.size * call.size, call)
 
+    @eager
     def _all_gather(self, call: Call) -> None:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Callable[[], Any]:
             return functools.partial(self._gather, to, given, self._of_gather)

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from ctypes import byref
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,23 @@ from ._errors import GradCodecError
 from ._library import GradCodec
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def eager(function: Called) -> Called:
+    """One that torch.compile() calls and does not trace, for it cannot: as PyTorch has it for its own."""
+    disable: Any = getattr(torch, "_disable_dynamo", None)
+    if disable is None:
+        return function
+    disabled = disable(function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        # Otherwise nothing is compiled, and to import that would take seconds.
+        return (disabled if "torch._dynamo" in sys.modules else function)(*arguments, **named)
+
+    return cast(Called, called)
 
 
 def own_node() -> str:
@@ -96,9 +113,11 @@ class Pairs:
         self.comm = Communicator._of(library, made, raised)
         self.comm._transport = transport
 
+    @eager  # the hook in C++ calls it from code that may be compiled
     def _all_to_all(self, call: Call) -> None:
         self._exchange(self._at(call.send, len(self._ranks) * call.size, call.device).view(-1, call.size), call)
 
+    @eager
     def _all_gather(self, call: Call) -> None:
         given = self._at(call.send, call.size, call.device).view(-1, call.size)
         self._exchange(given.expand(len(self._ranks), call.size), call)
@@ -108,7 +127,7 @@ class Pairs:
         ranks refuse. Otherwise they would wait for this rank."""
         while self.begun < exchanges:
             self.begun += 1
-            call, rows = Call(), torch.zeros(2, len(self._ranks), size, dtype=torch.uint8)
+            call, rows = Call(), torch.zeros(2, len(self._ranks), size, dtype=torch.uint8, device="cpu")
             call.started, call.ended = [], []
             with contextlib.suppress(RuntimeError):
                 own = self._own, rows[0], rows[1], self._tag, self._timeout

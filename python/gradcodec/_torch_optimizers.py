@@ -8,8 +8,9 @@ import torch.distributed as dist
 
 from ._arguments import _said
 from ._torch_groups import (
-    Group, Handle, Verdict, check_tensor, check_transport, eager, number_of, process_group,
+    Group, Handle, Verdict, check_tensor, check_transport, number_of, process_group,
 )  # fmt: skip
+from ._torch_nodes import eager
 from ._torch_states import check_optimizer, on_all_ranks
 
 Tensors = list[torch.Tensor]

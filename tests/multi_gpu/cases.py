@@ -741,11 +741,17 @@ def aborts_while_others_wait(here):
 
         main = threading.get_native_id()
 
+        def seen():
+            """Whether the main thread sleeps, and how long it has run, in seconds."""
+            state, *fields = pathlib.Path(f"/proc/self/task/{main}/stat").read_text().rpartition(")")[2].split()
+            return state == "S", (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+
         def abort():
-            asleep = 0
-            while asleep < 100:  # it may also sleep until Python lets it run
-                state = pathlib.Path(f"/proc/self/task/{main}/stat").read_text().rpartition(")")[2].split()[0]
-                asleep = asleep + 1 if state == "S" else 0
+            asleep, (_, began), now = 0, seen(), 0.0
+            # A thread that waits for a GPU sleeps, or runs all the time. It may also sleep until Python lets it run.
+            while asleep < 100 and now < began + 1:
+                sleeps, now = seen()
+                asleep = asleep + 1 if sleeps else 0
                 os.sched_yield()
             call("gc_comm_abort", comm)
 

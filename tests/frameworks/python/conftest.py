@@ -28,3 +28,11 @@ def framework(request):
     if where and not peers.has_cuda():
         pytest.skip("no CUDA device")
     return kind(*where)
+
+
+@pytest.fixture(autouse=True)
+def first_gpu():
+    """JAX leaves the GPU that it has used last as the current one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(0)

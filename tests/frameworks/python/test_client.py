@@ -508,15 +508,15 @@ def test_what_may_not_be_written_to_is_read_only(flags, refused):
 def test_an_array_of_jax_is_no_destination():
     jax = pytest.importorskip("jax")
     values, codec = np.arange(48, dtype="f4"), gradcodec.codec("int8", [48], error="none")
-    payload = np.empty(codec.payload_bytes, "u1")
-    codec.encode([jax.numpy.asarray(values)], payload)
+    payload, cpu = np.empty(codec.payload_bytes, "u1"), jax.devices("cpu")[0]
+    codec.encode([jax.device_put(values, cpu)], payload)
     for made, write in [
-        (lambda: jax.numpy.zeros(48), lambda array: codec.decode(payload, [array])),
-        (lambda: jax.numpy.zeros(6, "uint8"), lambda array: gradcodec.pack_bits_into(values > 3, array)),
-        (lambda: jax.numpy.zeros(48), lambda array: gradcodec.copy_into(values, array)),
-        (lambda: jax.numpy.zeros(codec.payload_bytes, "uint8"), lambda array: codec.encode([values], array)),
+        (np.zeros(48, "f4"), lambda array: codec.decode(payload, [array])),
+        (np.zeros(6, "u1"), lambda array: gradcodec.pack_bits_into(values > 3, array)),
+        (np.zeros(48, "f4"), lambda array: gradcodec.copy_into(values, array)),
+        (np.zeros(codec.payload_bytes, "u1"), lambda array: codec.encode([values], array)),
     ]:
-        array = made()
+        array = jax.device_put(made, cpu)
         with pytest.raises(GradCodecError, match="an array of JAX, which must not change") as error:
             write(array)
         assert error.value.status == 5 and not np.asarray(array).any()

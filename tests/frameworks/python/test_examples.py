@@ -63,6 +63,7 @@ SAYS = {
     "torch_streams.py": (["cpu: no stream; 0 of 1000003 signs wrong"],
                          ("torch", ["inside_streams: 0 signs wrong", "beside_the_current_stream: 0 signs wrong",
                                     "in_a_graph: 0 signs wrong"])),
+    "cuda_graph.py": ([], ("torch", ["ranks, int4: loss 0.", "in a graph: loss 0."])),
     "cupy_bits.py": (["numpy: int64 by its address, packed to 125 bytes"],
                      ("cupy", ["cupy: int64 by its address, packed to 125 bytes", "4 chunks of 32 bytes",
                                "on a stream: True"])),
@@ -83,7 +84,7 @@ SAYS = {
 COMPILING = {"ddp.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
 BY_MPI = {"mpi_allreduce.py"}  # tests/frameworks/native/mpi.sh runs it
 
-CARDS = {"ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # that the CUDA part needs, where it is not one
+CARDS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # if it needs several
 
 
 def test_no_example_is_forgotten():
@@ -93,7 +94,8 @@ def test_no_example_is_forgotten():
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs_and_says_what_it_should(name):
     always, on_cuda = SAYS[name]
-    module = "torch" if name.endswith("_hook.py") or name in ("diloco.py", "elastic.py") else name.split("_")[0]
+    is_torch = name.endswith("_hook.py") or name in ("cuda_graph.py", "diloco.py", "elastic.py")
+    module = "torch" if is_torch else name.split("_")[0]
     if module in ("torch", "jax", "cffi") and not has(module):
         # A machine with a GPU comes with what it has; any other is to have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")

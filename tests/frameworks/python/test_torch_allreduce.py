@@ -348,10 +348,12 @@ def a_rank_that_does_not_come_is_not_waited_for():
         if knows_the_nodes:
             all_reduce(torch.ones(8), "onebit", group=group)
         if dist.get_rank() == 0:
-            with pytest.raises(gradcodec.GradCodecError if knows_the_nodes else RuntimeError) as error:
+            # The ranks of a new timeout first find out whether NVLink links their GPUs.
+            at_once = knows_the_nodes and torch.get_default_device().type == "cpu"
+            with pytest.raises(gradcodec.GradCodecError if at_once else RuntimeError) as error:
                 all_reduce(torch.ones(8), "onebit", group=group, timeout=0.2)
-            assert ("returned 1" if knows_the_nodes else "imed out") in str(error.value)
-            assert error.value.__cause__ or not knows_the_nodes
+            assert ("returned 1" if at_once else "imed out") in str(error.value)
+            assert error.value.__cause__ or not at_once
 
 
 def peer_memory_has_room_for_the_largest_handle():

@@ -171,6 +171,16 @@ def a_value_that_is_not_finite_takes_the_round_back_on_all_ranks():
         assert diloco.rounds == 4 and all(one.isfinite().all() for one in diloco._copies)
 
 
+def the_device_of_new_tensors_is_its_own():
+    """Whatever the caller's default is."""
+    model = Model()
+    with closing(DiLoCo(model, outer=plain, sync_every=1)) as diloco:
+        move(model, 1)
+        with torch.device("meta"):
+            diloco.step()
+        assert diloco.rounds == 1 and the_same_on_all_ranks(diloco._copies)
+
+
 def a_mean_that_is_not_finite_takes_the_round_back_on_all_ranks():
     model = Model()
     with closing(DiLoCo(model, outer=plain, sync_every=1)) as diloco:
@@ -463,7 +473,7 @@ def everything(folder):
     in_turn(
         it_is_the_algorithm_of_the_papers, what_arrives_and_what_is_kept_is_what_was_moved,
         a_value_that_is_not_finite_takes_the_round_back_on_all_ranks,
-        a_mean_that_is_not_finite_takes_the_round_back_on_all_ranks,
+        the_device_of_new_tensors_is_its_own, a_mean_that_is_not_finite_takes_the_round_back_on_all_ranks,
         an_exchange_that_fails_on_one_rank_is_taken_back_on_all, a_round_that_some_ranks_have_applied_is_applied_on_all,
         a_round_that_no_rank_has_applied_is_taken_back, what_is_saved_goes_on, ranks_join_and_leave,
         ranks_out_of_step_and_other_shapes_are_said_on_all_ranks, what_is_wrong_on_one_rank_is_refused_on_all,
@@ -479,8 +489,8 @@ def test_two_ranks(group, tmp_path):
 def of_four():
     in_turn(
         it_is_the_algorithm_of_the_papers, what_arrives_and_what_is_kept_is_what_was_moved, over_nodes_of_two_ranks,
-        a_round_that_some_ranks_have_applied_is_applied_on_all, ranks_join_and_leave,
-        shards_are_exchanged_by_the_ranks_that_have_the_same,
+        the_device_of_new_tensors_is_its_own, a_round_that_some_ranks_have_applied_is_applied_on_all,
+        ranks_join_and_leave, shards_are_exchanged_by_the_ranks_that_have_the_same,
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def steps():
         compress(model, "int4", native=native)
         yield f"compress, native={native}", lambda model=model: model(torch.ones(2, 40)).sum().backward()
     sharded = torch.nn.Linear(40, 30)
-    fully_shard(sharded, reshard_after_forward=False)
+    fully_shard(sharded, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)), reshard_after_forward=False)
     shard(sharded, "int4")
     yield "shard", lambda: sharded(torch.ones(2, 40)).sum().backward()
 
@@ -154,7 +154,8 @@ class Model:
         self.input = torch.randn(5, 40) + dist.get_rank()
         self.model = torch.nn.Linear(40, 30)
         if is_sharded:
-            fully_shard(self.model, reshard_after_forward=False)
+            mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+            fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
             shard(self.model, "int8")
         else:
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)

@@ -74,7 +74,7 @@ def the_mean_is_that_of_fsdp_with_two_dimensions():
             for gradient, one in zip(backward(model, whole_numbers(step)), expected):
                 torch.testing.assert_close(gradient, one, rtol=0, atol=0)
         assert compression.taken_back == 0
-        assert compression.topology.endswith("; replicas: 1 node of 2 ranks, over gloo")
+        assert compression.topology.split("; replicas: ")[1].startswith("1 node of 2 ranks, over ")
     for codec, dtype, most in [
         ("int8", torch.bfloat16, 0.02), ("int4", torch.float32, 0.3), ("int8", torch.float16, 0.02),
     ]:  # fmt: skip
@@ -199,9 +199,11 @@ def bytes_between_replicas_are_counted():
     before, of_all = group.bytes_sent, compression.bytes_sent
     backward(model, mine(1, shapes))
     elements = sum(math.prod(shape) for shape in shapes) / 2  # of a part; each of two ranks sends half of it, twice
-    assert group.bytes_sent - before == sum(sent)
-    assert 1.03 < sum(sent) / elements < 1.04
-    within = (compression.bytes_sent - of_all - sum(sent)) / elements
+    between = group.bytes_sent - before
+    if torch.get_default_device().type == "cpu":  # on GPUs ranks write to each other's memory
+        assert between == sum(sent)
+    assert 1.03 < between / elements < 1.04
+    within = (compression.bytes_sent - of_all - between) / elements
     assert 2.25 * 1.03 < within < 2.25 * 1.04  # a gradient, and parameters twice, but the last module's, 3 of 4, once
 
 

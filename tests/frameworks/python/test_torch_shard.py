@@ -12,9 +12,14 @@ import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_groups, on_ranks, sent_by_pairs, states_of_all  # noqa: E402
 from torch.distributed._composable.replicate_with_fsdp import replicate  # noqa: E402
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: E402
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult  # noqa: E402
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import ShardPlacementResult  # noqa: E402
+except ImportError:  # this PyTorch has one mesh for each fully_shard()
+    ShardPlacementResult = None
 
 from gradcodec import GradCodecError, _torch_fsdp, _torch_groups  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
@@ -308,14 +313,15 @@ def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
 def parameters_on_several_meshes_are_refused():
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("some", "others"))
     whole = FSDPMeshInfo(dist.init_device_mesh("cpu", (4,)), shard_mesh_dim=0)
-    some = FSDPMeshInfo(mesh["some"], shard_mesh_dim=0)
-    model = torch.nn.Sequential(Linear(EVEN_OF_FOUR[:2]), Linear(EVEN_OF_FOUR[2:]))
-    first, place = model[0].weights[0], ShardPlacementResult
-    on_either = dict(shard_placement_fn=lambda one: place(Shard(0), some if one is first else whole))
-    fully_shard(model[0], mesh=whole.mesh, **on_either)
-    fully_shard(model, mesh=whole.mesh)
-    with pytest.raises(ValueError, match="model: 0: parameters on one mesh expected, got 2 meshes in one fully_shard"):
-        shard(model)
+    if ShardPlacementResult is not None:
+        some = FSDPMeshInfo(mesh["some"], shard_mesh_dim=0)
+        model = torch.nn.Sequential(Linear(EVEN_OF_FOUR[:2]), Linear(EVEN_OF_FOUR[2:]))
+        first, place = model[0].weights[0], ShardPlacementResult
+        on_either = dict(shard_placement_fn=lambda one: place(Shard(0), some if one is first else whole))
+        fully_shard(model[0], mesh=whole.mesh, **on_either)
+        fully_shard(model, mesh=whole.mesh)
+        with pytest.raises(ValueError, match="model: 0: parameters on one mesh expected, got 2 meshes in one fully_sh"):
+            shard(model)
     model = torch.nn.Sequential(Linear(EVEN_OF_FOUR[:2]), Linear(EVEN_OF_FOUR[2:]))
     fully_shard(model[0], mesh=mesh["some"])
     fully_shard(model, mesh=whole.mesh)
@@ -682,7 +688,7 @@ def a_rank_alone_says_for_which_others_it_waits():
             dist.barrier()
             call().close()  # both
         with pytest.raises(ValueError, match=r"call: '(shard|compress)\(\)' on rank 0 and '(shard|compress)\(\)' on rank 1"):
-            compress(ddp) if dist.get_rank() else shard(model)
+            compress(ddp) if dist.get_rank() else shard(model, group=dist.group.WORLD)
     finally:
         _torch_groups.HINT_AFTER = hint
 

@@ -60,7 +60,7 @@ def hooked(codec, **named):
 
 def sharded():
     model = network()
-    fully_shard(model)
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
     return model, shard(model, "int4", raw=())
 
 
