@@ -1,7 +1,6 @@
 """Cases of block codecs, the same for the CPU, for CUDA on the fake driver, and for a GPU: every byte against
 docs/NUMERICS.md 11 in NumPy. CASES has them by name; each takes a place (codecs_c)."""
 
-import ctypes
 import pathlib
 import re
 import struct
@@ -12,10 +11,8 @@ import block_model
 import capi
 from block_model import BF16, E8M0, FORMATS, INT4, INT8, MEAN, MXFP4, MXFP8, SUM, VALUES
 from capi import Status, lib
-from codec_model import CORRUPT, NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow, widen
-from codecs_c import (
-    Checked, Refused, call, gradient, model_of, options_of, same,
-)  # fmt: skip
+from codec_model import CORRUPT, NONFINITE, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow
+from codecs_c import Checked, Refused, call, gradient, model_of, same
 
 NAMES = {BF16: "bf16", MXFP8: "mxfp8", INT8: "int8", INT4: "int4", MXFP4: "mxfp4"}
 DTYPES = ("float32", "float16", "bfloat16")
@@ -128,18 +125,6 @@ def scales_of_segments_are_refused(place, codec):
         dst = place.put(np.zeros(1, f32))
         assert lib.gc_codec_scales(handle.handle, dst.view, None) == Status.INVALID_ARGUMENT
         assert capi.says(capi.last_error(), f"GC_CODEC_{NAMES[codec].upper()}")
-
-
-@each_codec
-def options_of_the_other_family_are_refused(place, codec):
-    raw = (ctypes.c_uint8 * 1)(1)
-    of_bits = (ONEBIT, "raw", raw), (SIGN, "raw", raw), (SIGN, "reduction", SUM)
-    for kind, field, value in [(codec, "scale", 1), *of_bits]:
-        options = options_of(model_of(kind, segments=[3], error=None), place.device)
-        setattr(options, field, value)
-        out = ctypes.POINTER(capi.Codec)()
-        assert lib.gc_codec_create(ctypes.byref(options), ctypes.byref(out)) == Status.INVALID_ARGUMENT and not out
-        assert capi.says(capi.last_error(), field)
 
 
 # --- every shape ------------------------------------------------------------------------------------------------------

@@ -17,15 +17,6 @@ from comms import World
 HEARD, AREA = 1024, 1 << 16
 MOST_RANKS = 64
 
-class OnCard(Place):
-    def __init__(self, card):
-        super().__init__()
-        self.device = DLDevice(CUDA, card)
-
-    def allocate(self, n_bytes):
-        self.owners.append(held(n_bytes, self.device.device_id))
-        return self.owners[-1].contents.dl_tensor.data
-
 def made_over(comms, options, devices):
     # A handle of each rank.
     made = [POINTER(AllReduce)() for _ in comms]
@@ -41,7 +32,7 @@ class Seen:
         self.area = area
         for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
             lib.gc_comm_free(comm)
-        self.places = [OnCard(card) for card in range(2)]
+        self.places = [Place(card) for card in range(2)]
         self.bytes = HEARD + 4 * area
         tensors = [place.put(np.zeros(self.bytes + 256, "u1")) for place in self.places]
         self.buffers = [-(-tensor.struct.dl_tensor.data // 256) * 256 for tensor in tensors]

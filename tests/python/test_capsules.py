@@ -191,20 +191,6 @@ def test_a_deleter_of_another_library_is_called_by_the_destructor(form):
 # --- versioned and back -----------------------------------------------------------------------------------------------
 
 
-def test_the_versioned_form_is_version_1_0_without_flags_over_the_same_memory():
-    lent, memory = Lent(), np.arange(6.0).reshape(2, 3)
-    versioned = to_versioned(lent.tensor(memory))
-    struct = versioned.contents
-    assert (struct.major, struct.minor, struct.flags) == (1, 0, 0)
-    view = struct.dl_tensor
-    assert (view.data, view.byte_offset, view.ndim) == (memory.ctypes.data, 0, 2)
-    assert (view.shape[:2], view.strides[:2]) == ([2, 3], [3, 1])
-    assert (view.dtype.code, view.dtype.bits, view.dtype.lanes) == (2, 64, 1)
-    assert (view.device.device_type, view.device.device_id) == (CPU, 0)
-    struct.deleter(versioned)
-    assert lent.releases == [42]
-
-
 def test_tensors_of_others_become_versioned_and_are_released_once():
     source = Tensor(np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::-2], byte_offset=64)
     versioned = to_versioned(source.managed)
@@ -255,16 +241,6 @@ def test_of_a_tensor_without_a_deleter_nothing_is_kept(kind):
     assert source.releases == []
 
 
-def test_a_tensor_from_a_pointer_says_its_device_as_it_was_given():
-    for device in (DLDevice(CPU, 0), DLDevice(CPU, 5), DLDevice(capi.CUDA_HOST, 3)):
-        memory, out = np.arange(3), Managed()
-        arguments = memory.ctypes.data, device, dldtype("int64"), 1, int64s([3]), None, RELEASE(), None
-        check(lib.gc_tensor_from_pointer(*arguments, byref(out)))
-        said = out.contents.dl_tensor.device
-        assert (said.device_type, said.device_id) == (device.device_type, device.device_id)
-        lib.gc_tensor_free(out)
-
-
 def test_numpys_writable_tensor_is_taken_and_its_array_let_go():
     array = np.arange(10)
     references = sys.getrefcount(array)
@@ -308,18 +284,6 @@ def test_a_tensor_from_a_pointer_needs_no_release():
     arguments = memory.ctypes.data, DLDevice(CPU, 0), dldtype("int64"), 1, int64s([3]), None, RELEASE(), None
     check(lib.gc_tensor_from_pointer(*arguments, byref(out)))
     assert take(out).tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("strides", [(8, 1), (1, 3), (-8, -1), (0, 1), (8, 2)])
-def test_a_tensor_from_a_pointer_has_the_strides_that_it_was_given(strides):
-    memory = np.arange(100)
-    lent, out = Lent(), Managed()
-    arguments = DLDevice(CPU, 0), dldtype("int64"), 2, int64s([3, 4]), int64s(strides), lent.callback, None
-    check(lib.gc_tensor_from_pointer(memory[50:].ctypes.data, *arguments, byref(out)))
-    assert out.contents.dl_tensor.strides[:2] == list(strides)
-    array = np.from_dlpack(Exporter(capsule(out, VERSIONED)))
-    expected = [[50 + i * strides[0] + j * strides[1] for j in range(4)] for i in range(3)]
-    assert array.tolist() == expected and array.strides == tuple(8 * s for s in strides)
 
 
 def test_a_release_may_happen_on_another_thread():

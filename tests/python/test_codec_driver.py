@@ -15,11 +15,11 @@ fake = driver()
 fake.fake_enter(0, 100)
 
 class Place:
-    # Memory of the stand-in's device, which is the host's. Behind each array nobody may write.
+    # Memory of a device of the stand-in, which is the host's. Behind each array nobody may write.
     device, behind = DLDevice(CUDA, 0), 64
 
-    def __init__(self):
-        self.owners = []
+    def __init__(self, card=0):
+        self.owners, self.device = [], DLDevice(CUDA, card)
 
     def release(self):
         # All that was put there.
@@ -27,7 +27,7 @@ class Place:
             lib.gc_tensor_free(self.owners.pop())
 
     def allocate(self, n_bytes):
-        self.owners.append(held(n_bytes))
+        self.owners.append(held(n_bytes, self.device.device_id))
         return self.owners[-1].contents.dl_tensor.data
 
     def put(self, array, dtype=None, aligned=True):

@@ -259,20 +259,11 @@ from capi import Comm
 fake.fake_leave()  # everybody works in the primary contexts
 rng = np.random.default_rng(5)
 
-class Card(Place):
-    # Memory of one of several.
-    def __init__(self, card):
-        super().__init__()
-        self.device = DLDevice(CUDA, card)
-        assert lib.gc_prepare(self.device) == 0
-
-    def allocate(self, n_bytes):
-        self.owners.append(held(n_bytes, self.device.device_id))
-        return self.owners[-1].contents.dl_tensor.data
-
 def cards(count):
     # Each of them reaches the memory of the others.
-    found, contexts = [Card(card) for card in range(count)], [ctypes.c_void_p() for _ in range(count)]
+    found, contexts = [Place(card) for card in range(count)], [ctypes.c_void_p() for _ in range(count)]
+    for place in found:
+        assert lib.gc_prepare(place.device) == 0
     for card, context in enumerate(contexts):
         assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + card) == 0
     for context in contexts:

@@ -165,7 +165,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float64"])
+@pytest.mark.parametrize("dtype", both(quick=["float64"], all=["uint8", "float64"]))
 @pytest.mark.parametrize("memory", ["plain", "mapped", "a copy"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_both_sides_see_the_same_elements(layout, memory, dtype):
@@ -903,18 +903,14 @@ the_driver()
 lib.gc_tensor_free(held(1))
 """
 
+# What is not of CUDA alone is in test_share.py.
 HOSTILE = [
-    (dict(length=39), [39]),
     (dict(length=152 + 8 - 1), []),
     (dict(length=2**32 - 1), [2**32 - 1]),
     (dict(length=136 + 8 * 4097), []),
-    (dict(ndim=65), [65]),
-    (dict(ndim=2**32 - 1), [2**32 - 1]),
     (dict(ndim=3), []),
     (dict(device=10), [10]),
     (dict(device=-1), []),
-    (dict(dtype=(2, 0, 1)), ["0 bits"]),
-    (dict(dtype=(2, 32, 0)), ["0 lanes"]),
     (dict(n_bytes=4 << 20 | 1), ["4194305 bytes", "2 parts"]),
     (dict(n_bytes=-1), ["-1 bytes"]),
     (dict(n_bytes=2**63 - 1), [2**63 - 1]),
@@ -922,7 +918,6 @@ HOSTILE = [
     (dict(parts=(2**63, 2**63 + (4 << 20))), ["parts of other sizes"]),
     (dict(parts=(2**64 - 1, (4 << 20) + 1)), ["parts of other sizes"]),
     (dict(parts=(4 << 20, 4 << 20)), ["parts of other sizes"]),
-    (dict(shape=(-10,)), [-10]),
     (dict(shape=(2**62,)), ["not within"]),
     (dict(shape=(2**20 + 1,)), ["not within", 4194304]),
     (dict(shape=(2**20,), offset=1), ["not within"]),
@@ -1021,25 +1016,6 @@ def test_a_handle_of_less_memory_than_is_said():
         say(end)
     two(here, there)
     """
-    shares(script)
-
-
-@pytest.mark.parametrize("then", ["nothing", "closes"])
-def test_part_of_a_message(then):
-    script = f"""
-    exec({STRANGER!r})
-    for known in range(len(message())):
-        with Stranger() as stranger:
-            if known:
-                stranger.send(message()[:known])
-            if {then!r} == "closes":
-                stranger.at.close()
-                expect(refused(stranger.end), Status.SHARE, "closed it")
-            else:
-                expect(refused(stranger.end, timeout=0), Status.TIMEOUT)
-            stranger.theirs.close()
-    """
-    script = script.replace("            stranger.theirs.close()\n", "            assert stranger.answer() == b''\n")
     shares(script)
 
 
