@@ -250,7 +250,7 @@ def test_where_freeing_does_not_wait_nothing_is_used_again():
             assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(dst), ctypes.c_void_p(stream)) == 0
             lib.gc_tensor_free(tensor)
             lib.gc_tensor_free(src)
-        assert fake.fake_allocations() >= 401 and fake.fake_frees() == 2, "the probe's alone"
+        assert fake.fake_allocations() - fake.fake_frees() == 401, "only the probe's memory, of each of its trials, is freed"
         waits = fake.fake_waits()
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what nobody uses then
         assert fake.fake_waits() > waits and fake.fake_in_use(0) == 1024
