@@ -46,7 +46,7 @@ SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0
 SHOWN = "int8", "int4", "onebit"
 # Bytes of all payloads up to which ranks of block codecs without errors exchange once: docs/NUMERICS.md, 9.
 ONCE, ONCE_OF_TWO = 2**20, 2**22
-ALONE = 45  # ms of the measured step between nodes without exchange, docs/PERFORMANCE.md
+FIRST = 16  # ms of the measured step between nodes until the first gradient is there, as bench/nodes.py measures it
 LEAST = 2**12  # elements from which on the line of one exchange is fitted: fewer take as long, or longer
 SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times that were measured
 
@@ -132,10 +132,10 @@ def measured_steps():
     return steps, others["MB that left a node"], payloads
 
 
-def step_ms(who, nodes, ranks, gbit, payloads, alone, without):
-    """A training step: `alone`: ms without exchange; `without`: ms of the measured step without a limit of the link."""
+def step_ms(who, nodes, ranks, gbit, payloads, without):
+    """A training step. `without`: ms of the measured step without a limit of the link."""
     link = 0 if gbit is None else payloads[who] * leaving(WAYS[who], nodes, ranks) * 8 / gbit
-    return alone + max(link, without - alone)
+    return max(FIRST + link, without)
 
 
 class Model:
@@ -242,8 +242,8 @@ def steps_beside():
     for name, nodes, ranks, gbit, row in steps:
         cells = []
         for who in WAYS:
-            fastest = without.get((nodes, ranks), {}).get(who, ALONE)
-            said = step_ms(who, nodes, ranks, gbit, payloads, ALONE, fastest)
+            fastest = without.get((nodes, ranks), {}).get(who, FIRST)
+            said = step_ms(who, nodes, ranks, gbit, payloads, fastest)
             cells.append(f"{said:.0f} ({100 * (said / row[who] - 1):+.0f})" if who in row else "-")
         rows.append([name, *cells])
     said = {who: payloads[who] * leaving(WAYS[who], NODES, 2) for who in WAYS}

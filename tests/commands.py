@@ -47,6 +47,7 @@ LIST = [
     ("*: make help", "in tests/packaging/readme.sh"),
     ("*: make *", "make"),
     ("docs/WHEN.md: python bench/when.py", "in tests/python/test_when.py"),
+    ("*: python3 examples/python/cuda_graph.py", "exempt: two GPUs; test_examples.py of tests/frameworks runs it"),
     ("*: python -m gradcodec.torch build", "exempt: wants PyTorch; test_torch_native.py of tests/frameworks runs it"),
     ("*: python -m gradcodec", "exempt: test_client.py of tests/python runs it, with the library of the tests"),
     # What people do who change it or release it.
