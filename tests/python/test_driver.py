@@ -187,8 +187,9 @@ def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_firs
 def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_each_and_others_nothing():
     script = """
         fake = driver()
-        lib.gc_tensor_free(held(1000))
-        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0  # how the driver frees is known from here on
+        for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
+            lib.gc_tensor_free(held(1000))
+            assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         src, dst = held(800), held(100)
         packing = byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None
         assert lib.gc_pack_chunks_into(*packing) == 0
@@ -215,8 +216,9 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
     script = """
         import threading
         fake = driver()
-        lib.gc_tensor_free(held(1000))
-        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0  # how the driver frees is known from here on
+        for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
+            lib.gc_tensor_free(held(1000))
+            assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         filler = held(15 << 30)
         for tensor in [held(240 << 20), held(240 << 20)]:
             lib.gc_tensor_free(tensor)  # pending: worth a fence, and within the bound
