@@ -11,8 +11,6 @@ import threading
 
 import pytest
 
-from tiers import both
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
 
@@ -23,7 +21,6 @@ PAYLOADS = {"int8": 1.03125, "int4": 0.5625, "onebit": 0.125}  # bytes per eleme
 VALUES = {"float32": 4, "float16": 2}
 ERRORS = {"none": 0, "float32": 1, "transactional": 2}  # how often errors are kept
 CASES = [*itertools.product(SHAPES, PAYLOADS, VALUES, ERRORS)]
-MEASURED = both(quick=CASES[::7], all=CASES)  # every 7th has each shape, codec, dtype and kind of errors
 PEERS = "peer memory within the node, of the largest handle"
 
 
@@ -88,7 +85,7 @@ def test_a_handle_takes_what_the_page_says():
     # Large blocks have mappings of their own, so that none is one that was freed before.
     about = {**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run([sys.executable, __file__], env=about, capture_output=True, text=True, check=True)
-    for case, found in zip(MEASURED, json.loads(done.stdout), strict=True):
+    for case, found in zip(CASES, json.loads(done.stdout), strict=True):
         assert found == pytest.approx(said(*case), abs=0.05), case
 
 
@@ -112,4 +109,4 @@ def test_peer_memory_is_that_of_values_and_at_most_8_mib():
 
 if __name__ == "__main__":
     threading.stack_size(1 << 18)
-    print(json.dumps([measure(*case) for case in MEASURED]))
+    print(json.dumps([measure(*case) for case in CASES]))
