@@ -242,7 +242,7 @@ def steps_beside():
     for name, nodes, ranks, gbit, row in steps:
         cells = []
         for who in WAYS:
-            fastest = without.get((nodes, ranks), {}).get(who, FIRST)
+            fastest = without.get((nodes, ranks), {}).get(who, 0)
             said = step_ms(who, nodes, ranks, gbit, payloads, fastest)
             cells.append(f"{said:.0f} ({100 * (said / row[who] - 1):+.0f})" if who in row else "-")
         rows.append([name, *cells])

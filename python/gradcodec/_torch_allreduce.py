@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _arrays, _said
+from ._torch_eager import eager
 from ._torch_groups import (
     DTYPES, Group, Handle, check_tensor, check_transport, kept, known_codec, process_group, seconds,
 )  # fmt: skip
-from ._torch_nodes import eager
 from ._torch_steps import Compression, Unit, settings
 
 

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _torch_native
 from ._arguments import _said
 from ._errors import GradCodecError, Status
+from ._torch_eager import eager
 from ._torch_groups import (
     Group, Handle, agree, await_all, check_tensor, check_transport, library, process_group,
 )  # fmt: skip
-from ._torch_nodes import eager
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 MIB = 1 << 20

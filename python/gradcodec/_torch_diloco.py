@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from ._arguments import _said
 from ._errors import GradCodecError, Status
 from ._torch_allreduce import AllReduce
+from ._torch_eager import eager
 from ._torch_groups import Group, check_tensor, process_group
-from ._torch_nodes import eager
 from ._torch_optimizers import _number
 from ._torch_states import objects_of_all
 from ._torch_steps import named, settings

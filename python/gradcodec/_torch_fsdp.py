@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from ._abi import CODECS, SIGNS
 from ._arguments import _said
+from ._torch_eager import eager
 from ._torch_groups import (
     Group, Handle, agree, await_all, check_tensor, check_transport, number_of, process_group,
 )  # fmt: skip
-from ._torch_nodes import eager
 from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 

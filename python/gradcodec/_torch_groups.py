@@ -23,8 +23,9 @@ from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
 from ._library import GradCodec
 from ._reading import _Parts
+from ._torch_eager import eager
 from ._torch_nodes import (
-    Pairs, Watch, are_levels, by_pairs, describe, digest, eager, nodes_of, over_nccl, own_node, run, warn_of_uneven,
+    Pairs, Watch, are_levels, by_pairs, describe, digest, nodes_of, over_nccl, own_node, run, warn_of_uneven,
 )  # fmt: skip
 from ._torch_states import objects_of_all
 
@@ -405,7 +406,7 @@ class Group:
             options.asyncOp = False
         return options
 
-    @eager  # the hook in C++ calls it from code that may be compiled
+    @eager  # compiled code reaches this function through the hook in C++
     def _all_to_all(self, call: Call) -> None:
         def collective(to: torch.Tensor, given: torch.Tensor) -> Callable[[], Any]:
             return functools.partial(self._to_all, to, given, [], [], self._of_all_to_all)

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from ctypes import byref
-from typing import Any, Callable, Iterator, Sequence, TypeVar, cast
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,25 +21,9 @@ from ._abi import G, Transport
 from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
 from ._library import GradCodec
+from ._torch_eager import eager
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-Called = TypeVar("Called", bound=Callable[..., Any])
-
-
-def eager(function: Called) -> Called:
-    """One that torch.compile() calls and does not trace, for it cannot: as PyTorch has it for its own."""
-    disable: Any = getattr(torch, "_disable_dynamo", None)
-    if disable is None:
-        return function
-    disabled = disable(function)
-
-    @functools.wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
-        # Otherwise nothing is compiled, and to import that would take seconds.
-        return (disabled if "torch._dynamo" in sys.modules else function)(*arguments, **named)
-
-    return cast(Called, called)
 
 
 def own_node() -> str:
@@ -113,7 +97,7 @@ class Pairs:
         self.comm = Communicator._of(library, made, raised)
         self.comm._transport = transport
 
-    @eager  # the hook in C++ calls it from code that may be compiled
+    @eager  # compiled code reaches this function through the hook in C++
     def _all_to_all(self, call: Call) -> None:
         self._exchange(self._at(call.send, len(self._ranks) * call.size, call.device).view(-1, call.size), call)
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from ._arguments import _said
+from ._torch_eager import eager
 from ._torch_groups import (
     Group, Handle, Verdict, check_tensor, check_transport, number_of, process_group,
 )  # fmt: skip
-from ._torch_nodes import eager
 from ._torch_states import check_optimizer, on_all_ranks
 
 Tensors = list[torch.Tensor]

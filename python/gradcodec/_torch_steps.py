@@ -13,8 +13,8 @@ import torch.distributed as dist
 from ._abi import SIGNS
 from ._arguments import _said
 from ._codecs import Codec
+from ._torch_eager import eager
 from ._torch_groups import ERRORS, Group, Handle, Verdict, known_codec, library, number_of
-from ._torch_nodes import eager
 from ._torch_states import FORMAT, LARGEST, LARGEST_OF_SIGNS, check_all, on_all_ranks
 
 ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors

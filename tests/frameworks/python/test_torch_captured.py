@@ -27,13 +27,9 @@ class Training:
             for one in parameters:
                 one -= 0.1 * torch.where(is_finite, one.grad, 0.0)
 
-    def forget(self):
-        for one in self.model.parameters():
-            one.grad = None
-
     def eager(self, images):
         self.images.copy_(images)
-        self.forget()
+        self.model.zero_grad()
         self.step()
 
 
@@ -50,7 +46,7 @@ def same(one, other):
 
 def replayed(codec, transport, native, steps):
     torch.manual_seed(1)
-    layers = torch.nn.Sequential(*[torch.nn.Linear(64, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 256)])
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 256))
     generator = torch.Generator(torch.get_default_device()).manual_seed(torch.distributed.get_rank())
     batches = [torch.randn(32, 64, generator=generator) for _ in range(WARM + steps)]
     if torch.distributed.get_rank() == 0:
@@ -63,7 +59,7 @@ def replayed(codec, transport, native, steps):
             captured.eager(batch)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    captured.forget()
+    captured.model.zero_grad()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         captured.step()
     with torch.cuda.stream(stream):
