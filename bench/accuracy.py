@@ -173,8 +173,7 @@ class Exchange:
         chunk = size // self.world
         self.payloads = torch.empty((self.world, self.world, chunk), dtype=torch.uint8, device=device)
         self.means = torch.empty((self.world, chunk), dtype=torch.uint8, device=device)
-        once = run.error == "none" and codec != "sign" and self.world * size <= 2**20
-        self.each = (self.world - 1) * (size if once else 2 * chunk)
+        self.each = (self.world - 1) * (size if self.codecs[0].exchanges == 1 else 2 * chunk)
 
     def parts(self, flat):
         return list(self.torch.split(flat, self.sizes))

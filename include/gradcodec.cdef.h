@@ -34,6 +34,7 @@ gc_status_t gc_decode(const DLManagedTensor *payload, DLDataType dtype, DLManage
 gc_status_t gc_codec_create(const gc_codec_options_t *options, gc_codec_t **out);
 void gc_codec_free(gc_codec_t *codec);
 int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
+int32_t gc_codec_exchanges(const gc_codec_t *codec);
 gc_status_t gc_codec_encode(gc_codec_t *codec, const DLTensor *const *values, size_t n_values, const DLTensor *value_factor, const DLTensor *error_factor, DLTensor *payload, void *stream);
 gc_status_t gc_codec_decode(gc_codec_t *codec, const DLTensor *payload, int32_t divisor, const DLTensor *factor, gc_decode_t mode, DLTensor *const *values, size_t n_values, void *stream);
 gc_status_t gc_codec_reduce(gc_codec_t *codec, size_t chunk, const DLTensor *chunks, DLTensor *dst, void *stream);

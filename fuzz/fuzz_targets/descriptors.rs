@@ -378,6 +378,7 @@ fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     // SAFETY: made above.
     unsafe {
         assert!(gc_codec_payload_bytes(codec) >= 0 && gc_codec_state_bytes(codec) >= 256);
+        assert!(matches!(gc_codec_exchanges(codec), 1 | 2));
         gc_codec_free(codec);
     }
 }

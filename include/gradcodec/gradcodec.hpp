@@ -608,6 +608,13 @@ inline int64_t codec_payload_bytes(const Codec &codec)
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return bytes;
 }
+inline int32_t codec_exchanges(const Codec &codec)
+{
+    const int32_t exchanges = gc_codec_exchanges(codec.get());
+    if (exchanges < 0)
+        detail::fail(GC_STATUS_INVALID_ARGUMENT);
+    return exchanges;
+}
 /* Factors and errors: nullptr where there are none. */
 inline void codec_encode(Codec &codec, Sources values, Source value_factor, Source error_factor, Target payload,
                          void *stream = nullptr)

@@ -44,6 +44,7 @@ typedef struct gc_api_t {
     gc_status_t (*gc_codec_create)(const gc_codec_options_t *options, gc_codec_t **out);
     void (*gc_codec_free)(gc_codec_t *codec);
     int64_t (*gc_codec_payload_bytes)(const gc_codec_t *codec);
+    int32_t (*gc_codec_exchanges)(const gc_codec_t *codec);
     gc_status_t (*gc_codec_encode)(gc_codec_t *codec, const DLTensor *const *values, size_t n_values,
         const DLTensor *value_factor, const DLTensor *error_factor, DLTensor *payload, void *stream);
     gc_status_t (*gc_codec_decode)(gc_codec_t *codec, const DLTensor *payload, int32_t divisor, const DLTensor *factor,
@@ -166,6 +167,7 @@ static inline const char *gc_load_functions(void *library, gc_api_t *api)
         {"gc_codec_create", &api->gc_codec_create},
         {"gc_codec_free", &api->gc_codec_free},
         {"gc_codec_payload_bytes", &api->gc_codec_payload_bytes},
+        {"gc_codec_exchanges", &api->gc_codec_exchanges},
         {"gc_codec_encode", &api->gc_codec_encode},
         {"gc_codec_decode", &api->gc_codec_decode},
         {"gc_codec_reduce", &api->gc_codec_reduce},

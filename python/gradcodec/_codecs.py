@@ -166,6 +166,8 @@ class Codec(_Steps):
         beta             1.0, or another factor of the carried error in each step
         n_chunks         1, or another number of chunks of a payload
         server           0: reduces no chunk; k + 1: reduces chunk k, and keeps its error
+
+    `exchanges`: how often an AllReduce with these options exchanges among `n_chunks` ranks, 1 or 2.
     """
 
     _prefix, _free = "gc_codec", "gc_codec_free"
@@ -176,6 +178,7 @@ class Codec(_Steps):
         self._own(library, made)
         self.n_chunks: int = options.n_chunks or 1
         self.payload_bytes = int(library.lib.gc_codec_payload_bytes(made))
+        self.exchanges = library._number(library.lib.gc_codec_exchanges, made)
         self.state_bytes = int(library.lib.gc_codec_state_bytes(made))
 
     def __repr__(self) -> str:

@@ -62,6 +62,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "gc_codec_create": (c_int32, [POINTER(gc_codec_options_t), POINTER(POINTER(gc_codec_t))]),
     "gc_codec_free": (None, [POINTER(gc_codec_t)]),
     "gc_codec_payload_bytes": (c_int64, [POINTER(gc_codec_t)]),
+    "gc_codec_exchanges": (c_int32, [POINTER(gc_codec_t)]),
     "gc_codec_encode": (c_int32, [POINTER(gc_codec_t), POINTER(POINTER(DLTensor)), c_size_t, POINTER(DLTensor),
     POINTER(DLTensor), POINTER(DLTensor), c_void_p]),
     "gc_codec_decode": (c_int32, [POINTER(gc_codec_t), POINTER(DLTensor), c_int32, POINTER(DLTensor), c_int32,

@@ -93,5 +93,5 @@ class Library:
         return number
 
 
-_NUMBERS = "gc_comm_rank", "gc_comm_world_size", "gc_allreduce_exchanges"  # an int32 that is no status
+_NUMBERS = "gc_comm_rank", "gc_comm_world_size", "gc_allreduce_exchanges", "gc_codec_exchanges"  # an int32 that is no status
 _STATUSES = {name for name, (result, _) in FUNCTIONS.items() if result is c_int32} - set(_NUMBERS)

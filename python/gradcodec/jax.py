@@ -35,9 +35,8 @@ jnp: Any = importlib.import_module("jax.numpy")
 lax: Any = jax.lax
 _DTYPES = "float32", "float16", "bfloat16"
 _SMALL = 1024  # elements
-# XLA's collectives exchange here, not a communicator of the library, which could be asked for these two.
+# XLA's collectives exchange here, not a communicator of the library, which could be asked for parts.
 _UNITS = dict(onebit=8, sign=8, bf16=32, mxfp8=32, int8=64, int4=32, mxfp4=32)  # elements of a byte, or of a block
-_ONE_EXCHANGE_BYTES = 1 << 20  # of all ranks' payloads, up to which all_reduce() exchanges once
 
 
 class Errors(NamedTuple):
@@ -131,7 +130,7 @@ class Codec:
         """
         leaves, chunks = self._leaves(values), _whole("n_chunks", n_chunks, 1)
         self._check_errors("worker", worker, sum(leaves.counts))
-        payload = jax.ShapeDtypeStruct((chunks, self._chunk_bytes(leaves, chunks)), jnp.uint8)
+        payload = jax.ShapeDtypeStruct((chunks, self._plan(leaves, chunks)[0]), jnp.uint8)
         about = self._about("encode", leaves, chunks)
         if not self.keeps_errors:
             (made,) = _jax_ffi.call([payload], leaves.each, about)
@@ -227,8 +226,8 @@ class Codec:
             options["error"] = "none"
         return about
 
-    def _chunk_bytes(self, leaves: _Leaves, n_chunks: int) -> int:
-        return _bytes_of(self.codec, leaves.counts, None if self.codec in SIGNS else leaves.raw, n_chunks)
+    def _plan(self, leaves: _Leaves, n_chunks: int) -> tuple[int, int]:
+        return _plan_of(self.codec, leaves.counts, None if self.codec in SIGNS else leaves.raw, n_chunks)
 
     def _check_errors(self, name: str, errors: Any, elements: int, exactly: bool = True) -> None:
         if not self.keeps_errors:
@@ -256,10 +255,11 @@ def _shape(array: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _bytes_of(name: str, counts: tuple[int, ...], raw: tuple[bool, ...] | None, n_chunks: int) -> int:
-    """Of a chunk; a codec without errors tells, since it has no memory for them."""
+def _plan_of(name: str, counts: tuple[int, ...], raw: tuple[bool, ...] | None, n_chunks: int) -> tuple[int, int]:
+    """The bytes of a chunk, and how often ranks exchange that keep no errors: of a codec without errors, since it has no
+    memory for them."""
     with _jax_ffi.library().codec(name, counts, error="none", n_chunks=n_chunks, raw=raw) as codec:
-        return codec.payload_bytes // n_chunks
+        return codec.payload_bytes // n_chunks, codec.exchanges
 
 
 def _part(name: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
@@ -293,8 +293,8 @@ def all_reduce(
     Gives the values, the same bytes on all ranks, and the new errors.
 
     Ranks exchange twice: lax.all_to_all of chunks, and lax.all_gather of what each has reduced. They exchange once, all
-    payloads by lax.all_gather, if the codec keeps nothing, is not "sign", and all payloads together have at most
-    1,048,576 bytes. Which chunk a rank reduces is decided by lax.switch, for which a GPU's host waits.
+    payloads by lax.all_gather, where an all-reduce of the library on the CPU does: payloads are small, and the codec
+    keeps nothing. Which chunk a rank reduces is decided by lax.switch, for which a GPU's host waits.
 
     ValueError: errors that are missing, or are not the codec's. TypeError: a leaf that is not float32, float16 or
     bfloat16, or has another dtype than the first one.
@@ -312,7 +312,8 @@ def all_reduce(
     worker, server = errors if errors is not None else (None, None)
     ranks = lax.axis_size(axis_name)
     payload, worker = how.encode(values, worker, ranks)
-    if not how.keeps_errors and how.codec != "sign" and ranks * payload.size <= _ONE_EXCHANGE_BYTES:
+    _, exchanges = how._plan(how._leaves(values), ranks)
+    if not how.keeps_errors and exchanges == 1:
         of_all = lax.all_gather(payload, axis_name)
         chunks = [how.reduce(k, of_all[:, k], values, n_chunks=ranks)[0] for k in range(ranks)]
         return how.decode(jnp.stack(chunks), values), None

@@ -49,11 +49,11 @@
 //! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
 //! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
 //! allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
-//! captured in a graph. All but gc_codec_payload_bytes() and gc_codec_state_bytes() use its state, so use one stream,
-//! or order the streams yourself, and the launches of graphs too. A call gives BUSY while another call on the same
-//! codec runs in another thread. If the driver fails in the middle of a call, the state is inconsistent, and all later
-//! calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its graphs will not be launched
-//! again.
+//! captured in a graph. All but gc_codec_payload_bytes(), gc_codec_exchanges() and gc_codec_state_bytes() use its
+//! state, so use one stream, or order the streams yourself, and the launches of graphs too. A call gives BUSY while
+//! another call on the same codec runs in another thread. If the driver fails in the middle of a call, the state is
+//! inconsistent, and all later calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its
+//! graphs will not be launched again.
 //!
 //! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
 //! need not be trusted: every field is compared with what this codec would have written. On the CPU a call that finds a
@@ -354,6 +354,19 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
     boundary(|| {
         // SAFETY: the caller promises a codec.
         Ok(unsafe { handle::borrow("codec", codec)? }.0.plan().payload_bytes())
+    })
+}
+
+/// How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. Over a flat communicator
+/// gc_allreduce_exchanges() gives the same. It is for programs with collectives of their own.
+///
+/// -1, and the last error: `codec` is NULL.
+#[cfg_attr(feature = "capi", unsafe(no_mangle))]
+pub unsafe extern "C" fn gc_codec_exchanges(codec: *const gc_codec_t) -> i32 {
+    boundary(|| {
+        // SAFETY: the caller promises a codec.
+        let codec = &unsafe { handle::borrow("codec", codec)? }.0;
+        Ok(if codec.plan().exchanges_once(codec.device() != Device::Cpu) { 1 } else { 2 })
     })
 }
 

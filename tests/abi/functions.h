@@ -45,6 +45,7 @@ FUNCTION(gc_decode, gc_status_t, (const DLManagedTensor *, DLDataType, DLManaged
 FUNCTION(gc_codec_create, gc_status_t, (const gc_codec_options_t *, gc_codec_t **))
 FUNCTION(gc_codec_free, void, (gc_codec_t *))
 FUNCTION(gc_codec_payload_bytes, int64_t, (const gc_codec_t *))
+FUNCTION(gc_codec_exchanges, int32_t, (const gc_codec_t *))
 FUNCTION(gc_codec_encode, gc_status_t, (gc_codec_t *, const DLTensor *const *, size_t, const DLTensor *,
                                         const DLTensor *, DLTensor *, void *))
 FUNCTION(gc_codec_decode, gc_status_t, (gc_codec_t *, const DLTensor *, int32_t, const DLTensor *, gc_decode_t,

@@ -83,6 +83,7 @@ static void codecs(void) {
     CHECK(payload_shape[0] + 16 <= (int64_t)sizeof payload_memory);
     CHECK(state_shape[0] + 16 <= (int64_t)sizeof state_memory);
     CHECK(gc_codec_payload_bytes(NULL) == -1 && strcmp(gc_last_error(), "codec: NULL") == 0);
+    CHECK(gc_codec_exchanges(NULL) == -1 && strcmp(gc_last_error(), "codec: NULL") == 0);
     CHECK(gc_codec_state_bytes(NULL) == -1 && strcmp(gc_last_error(), "codec: NULL") == 0);
     gc_codec_free(NULL);
 

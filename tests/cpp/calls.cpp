@@ -104,6 +104,7 @@ int main()
     expect([&] { gc::codec_create(options); }, "gc_codec_create(" + of_options + ", out)");
     auto codec = made<gc::Codec>();
     expect([&] { gc::codec_payload_bytes(codec); }, "gc_codec_payload_bytes(h5)");
+    expect([&] { gc::codec_exchanges(codec); }, "gc_codec_exchanges(h5)");
     expect([&] { gc::codec_encode(codec, sources, t(3), t(4), t(5), s); }, "gc_codec_encode(h5, [t1 t2], 2, t3, t4, t5, 0x7)");
     expect([&] { gc::codec_decode(codec, t(1), 6, t(4), 1, {t(2), t(3)}, s); },
            "gc_codec_decode(h5, t1, 6, t4, 1, [t2 t3], 2, 0x7)");

@@ -332,6 +332,7 @@ static void a_codec_goes_there_and_back()
     Codec moved = std::move(codec);
     HOLD(moved && !codec && status([&] { gradcodec::codec_reset(codec); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([&] { gradcodec::codec_payload_bytes(codec); }) == GC_STATUS_INVALID_ARGUMENT);
+    HOLD(status([&] { gradcodec::codec_exchanges(codec); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([&] { gradcodec::codec_state_bytes(codec); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([&] { gradcodec::codec_encode(moved, {view(first)}, nullptr, nullptr, payload); }) ==
          GC_STATUS_INVALID_ARGUMENT);

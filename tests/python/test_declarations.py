@@ -10,7 +10,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[2] / "python"))
 from gradcodec import GradCodec  # noqa: E402 the path comes first
 from gradcodec import _abi as client  # noqa: E402
 
-NUMBERS = "gc_comm_rank", "gc_comm_world_size", "gc_allreduce_exchanges"  # an int32 that is no status
+NUMBERS = "gc_comm_rank", "gc_comm_world_size", "gc_allreduce_exchanges", "gc_codec_exchanges"  # an int32 that is no status
 
 
 def test_the_client_declares_every_function_as_it_was_promised():

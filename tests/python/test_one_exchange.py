@@ -7,7 +7,7 @@ import pytest
 from block_model import BF16, FORMATS, INT4, INT8, MXFP8, SUM
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
-from codecs_c import Host, gradient, model_of, same, views
+from codecs_c import Checked, Host, gradient, model_of, same, views
 from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, once_handle, status_of, steps
 from tiers import both
 
@@ -55,7 +55,9 @@ def test_from_so_many_bytes_on_there_are_two_exchanges(codec, size):
     rng = np.random.default_rng(codec)
     with World(size, "board") as world:
         for elements, names in ((n, ["all_gather"]), (n + 4096 * size, ["all_to_all", "all_gather"])):
-            stride = model_of(**options, segments=[elements], n_chunks=size).stride
+            with Checked(place, **options, segments=[elements], n_chunks=size) as codec:
+                assert lib.gc_codec_exchanges(codec.handle) == len(names)
+            stride = codec.model.stride
             with CheckedRanks(world, place, segments=[elements], **options) as ranks:
                 world.board.calls.clear()
                 ranks.run([[gradient(rng, elements, "bfloat16", False)] for _ in range(size)])

@@ -31,6 +31,17 @@ for size in 2, 4:
 """)
 
 
+def test_two_ranks_exchange_four_times_as_many_bytes_once_as_more_ranks():
+    run_comm("""
+place = Place()
+for ranks, most in (2, 1 << 22), (3, 1 << 20):
+    for n, exchanges in (most // ranks // 2, 1), (most // ranks, 2):  # of INT8: 65 bytes or so for 64 elements
+        with codecs_c.Checked(place, codec=5, segments=[n], error=None, n_chunks=ranks) as codec:
+            assert lib.gc_codec_exchanges(codec.handle) == exchanges, (ranks, n)
+place.release()
+""")
+
+
 def test_without_room_for_whole_payloads_ranks_over_peer_memory_exchange_twice():
     run_comm(f"""
 exec({ONCE!r})

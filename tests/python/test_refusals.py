@@ -1312,6 +1312,7 @@ def test_bytes_of_the_workspace_of_no_call_are_minus_one(fault, words):
 @pytest.mark.parametrize(
     "function, what",
     [("gc_codec_payload_bytes", "codec"), ("gc_codec_state_bytes", "codec"), ("gc_allreduce_shard_elements", "allreduce"),
+     ("gc_codec_exchanges", "codec"),
      ("gc_comm_rank", "comm"), ("gc_comm_world_size", "comm"), ("gc_allreduce_exchanges", "allreduce"),
      ("gc_allreduce_sent_bytes", "allreduce"), ("gc_allreduce_parts", "allreduce")],
 )  # fmt: skip

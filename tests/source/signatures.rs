@@ -41,6 +41,7 @@ promised! {
     gc_codec_create(*const gc_codec_options_t, *mut *mut gc_codec_t) -> i32;
     gc_codec_free(*mut gc_codec_t);
     gc_codec_payload_bytes(*const gc_codec_t) -> i64;
+    gc_codec_exchanges(*const gc_codec_t) -> i32;
     gc_codec_encode(*mut gc_codec_t, *const *const DLTensor, usize, *const DLTensor, *const DLTensor,
         *mut DLTensor, *mut c_void) -> i32;
     gc_codec_decode(*mut gc_codec_t, *const DLTensor, i32, *const DLTensor, i32, *const *mut DLTensor, usize,
