@@ -542,7 +542,7 @@ ifneq ($(wildcard Cargo.toml),)
 	cp $(LIBRARY) $(DIST)/lib/ && ln -s $(SONAME) $(DIST)/lib/libgradcodec.so
 	cp -r include kernels python $(EXAMPLES_OF_ALL) bench docs Makefile *.md LICENSE LICENSE-APACHE THIRD-PARTY-NOTICES $(DIST)/
 	rm -r $(DIST)/examples/rust
-	mkdir $(DIST)/packaging && cp -r packaging/cmake packaging/gradcodec.pc.in $(DIST)/packaging/
+	mkdir $(DIST)/packaging && cp -r packaging/cmake packaging/config.py packaging/gradcodec.pc.in $(DIST)/packaging/
 	mkdir $(DIST)/tests && cp -r $(filter-out tests/%.rs $(addprefix tests/,bindgen faults loom site source),$(wildcard tests/*)) $(DIST)/tests/
 	-git describe --always --dirty --abbrev=12 '--exclude=*' > $(DIST)/COMMIT 2>/dev/null
 	find $(DIST) -name __pycache__ -prune -exec rm -r {} +
