@@ -1,10 +1,8 @@
 """The programs of docs/FRAMEWORKS.md, as printed, beside the same training without compression."""
 
-import contextlib
+import os
 import pathlib
 import re
-import sys
-import types
 
 import pytest
 
@@ -14,6 +12,7 @@ import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_ranks  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.nn.functional import mse_loss  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from gradcodec.torch import Compression  # noqa: E402
@@ -46,7 +45,7 @@ def trained_plainly(together):
     for step in range(0, len(own[0]), together):
         of_step = [one for its in own for one in its[step : step + together]]
         for images, labels in of_step:
-            (torch.nn.functional.mse_loss(model(images), labels) / len(of_step)).backward()
+            (mse_loss(model(images), labels) / len(of_step)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return model
@@ -70,7 +69,7 @@ def run(section, **names):
     model = Model()
     given = {
         "torch": torch, "model": model, "optimizer": Optimizer(model), "batches": batches(dist.get_rank()),
-        "loss": torch.nn.functional.mse_loss, "DistributedDataParallel": DistributedDataParallel, "device": "cpu",
+        "loss": mse_loss, "DistributedDataParallel": DistributedDataParallel, "device": "cpu",
         "fully_shard": fully_shard, "FSDPModule": FSDPModule, "MixedPrecisionPolicy": MixedPrecisionPolicy,
         "init_device_mesh": init_device_mesh, "ranks": dist.get_world_size(), "replicas": 2,
         "mesh": init_device_mesh("cpu", (dist.get_world_size(),)), **names,
@@ -104,98 +103,114 @@ def replicas():
     is_near(model, names["compression"], 1, 0.02)  # a part's mean is encoded, too, and the mean of that
 
 
-class Accelerator:
-    """What the program uses of Accelerate, with two passes in a step."""
-
-    def __init__(self):
-        self._passes = 0
-
-    def prepare(self, model, optimizer):
-        step, zero_grad = self._last(optimizer.step), self._last(optimizer.zero_grad)
-        return DistributedDataParallel(model), types.SimpleNamespace(step=step, zero_grad=zero_grad)
-
-    def _last(self, call):
-        return lambda: self._passes % 2 == 0 and call()
-
-    def accumulate(self, model):
-        self._passes += 1
-        return model.no_sync() if self._passes % 2 else contextlib.nullcontext()
-
-    def backward(self, loss):
-        (loss / 2).backward()
+def is_mean_and_sent_once(train):
+    """train(passes) gives a model and its Compression: trained as plainly, and with one exchange a step. What is sent
+    besides, when the training begins, is as much for any number of passes."""
+    sent = {}
+    for passes in 1, 2, 4:
+        model, compression = train(passes)
+        is_near(model, compression, passes)
+        sent[8 // passes] = compression.bytes_sent
+    assert sent[8] - sent[4] == 2 * (sent[4] - sent[2]) > 0, sent
 
 
-def accelerate():
-    model, names = run("Accelerate", accelerator=Accelerator())
-    is_near(model, names["compression"], 2)
+class OfThisRank(torch.utils.data.IterableDataset):
+    """This rank's batches, as they are."""
+
+    def __init__(self, *names):
+        self._names = names
+
+    def __iter__(self):
+        for pair in batches(dist.get_rank()):
+            yield dict(zip(self._names, pair)) if self._names else pair
 
 
-def module_of(name, **content):
-    """A module that a program imports, whether or not the package is installed."""
-    parts = name.split(".")
-    for number in range(len(parts)):
-        sys.modules[".".join(parts[: number + 1])] = types.ModuleType(parts[number])
-    vars(sys.modules[name]).update(content)
+def as_a_launcher_says():
+    own = {"RANK": dist.get_rank(), "LOCAL_RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size()}
+    os.environ.update({name: str(number) for name, number in own.items()}, MASTER_ADDR="localhost", MASTER_PORT="0")
 
 
-def trained(ddp):
-    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
-    for images, labels in batches(dist.get_rank()):
-        torch.nn.functional.mse_loss(ddp(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+def accelerate(passes):
+    from accelerate import Accelerator
+
+    accelerator, model = Accelerator(gradient_accumulation_steps=passes, cpu=True), Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    _, names = run("Accelerate", accelerator=accelerator, model=model, optimizer=optimizer)
+    return model, names["compression"]
 
 
-class Trainer:
-    """What the program uses of Trainer, which wraps the model before callbacks hear of the beginning."""
+def transformers(passes):
+    from transformers import Trainer, TrainingArguments
 
-    def __init__(self):
-        self.model, self.callbacks = Model(), []
+    class WithLoss(Model):
+        def forward(self, images, labels):
+            return {"loss": mse_loss(super().forward(images), labels)}
 
-    def add_callback(self, callback):
-        self.callbacks.append(callback())
+    class Plain(Trainer):
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader(OfThisRank("images", "labels"), batch_size=None)
 
-    def train(self):
-        self.model_wrapped = DistributedDataParallel(self.model)
-        for callback in self.callbacks:
-            callback.on_train_begin(None, None, None, model=self.model)
-        trained(self.model_wrapped)
-
-
-def trainer_of_hugging_face():
-    module_of("transformers", TrainerCallback=object)
-    trainer = Trainer()
+    model = WithLoss()
+    arguments = TrainingArguments(
+        "checkpoints", use_cpu=True, gradient_accumulation_steps=passes, max_steps=8 // passes, max_grad_norm=0,
+        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1)
+    trainer = Plain(model, arguments, train_dataset=OfThisRank(), optimizers=(optimizer, constant))
     run("Trainer of Hugging Face", trainer=trainer)
-    is_near(trainer.model, trainer.callbacks[0].compression, 1)
+    (compression,) = (own.compression for own in trainer.callback_handler.callbacks if hasattr(own, "compression"))
+    return model, compression
 
 
-class LightningTrainer:
-    def __init__(self):
-        self.callbacks, self.strategy = [], types.SimpleNamespace(model=None)
+def lightning(passes):
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    def fit(self, module):
-        self.strategy.model = DistributedDataParallel(module)
-        for callback in self.callbacks:
-            callback.on_train_start(self, module)
-        trained(self.strategy.model)
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
 
+        def training_step(self, batch, number):
+            return mse_loss(self.model(batch[0]), batch[1])
 
-def lightning():
-    module_of("lightning.pytorch.callbacks", Callback=object)
-    trainer, module = LightningTrainer(), Model()
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(OfThisRank(), batch_size=None)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    trainer = Trainer(
+        accelerator="cpu", devices=dist.get_world_size(), strategy="ddp", accumulate_grad_batches=passes, max_epochs=1,
+        plugins=[LightningEnvironment()], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    module = Module()
     run("Lightning", trainer=trainer, module=module)
-    is_near(module, trainer.callbacks[0].compression, 1)
+    return module.model, trainer.callbacks[-1].compression
+
+
+def one_exchange_a_step(train, folder):
+    os.chdir(folder)  # Trainer makes a folder for checkpoints
+    as_a_launcher_says()
+    is_mean_and_sent_once(train)
 
 
 def test_programs(tmp_path):
-    on_ranks(
-        ("gloo", "cpu", 2), in_turn, tmp_path, distributed_data_parallel, fsdp2, accelerate, trainer_of_hugging_face,
-        lightning,
-    )  # fmt: skip
+    on_ranks(("gloo", "cpu", 2), in_turn, tmp_path, distributed_data_parallel, fsdp2)
 
 
 def test_replicas(tmp_path):
     on_ranks(("gloo", "cpu", 4), in_turn, tmp_path, replicas)
+
+
+@pytest.mark.parametrize(
+    "package, train", [("accelerate", accelerate), ("transformers", transformers), ("lightning", lightning)]
+)
+def test_a_trainer_that_accumulates_passes_has_one_exchange_a_step(tmp_path, package, train):
+    pytest.importorskip(package)
+    on_ranks(("gloo", "cpu", 2), one_exchange_a_step, tmp_path, train, tmp_path)
 
 
 def test_each_program_is_run():
