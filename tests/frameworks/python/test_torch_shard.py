@@ -603,20 +603,38 @@ def parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros():
     assert worker.keys() == set("abc")
 
 
-class Block(torch.nn.Module):
+class Experts(torch.nn.Module):
+    """Fewer than there are ranks."""
+
     def __init__(self):
         super().__init__()
-        self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.up = torch.nn.Parameter(torch.randn(1, 32, 64) / 8)
+        self.down = torch.nn.Parameter(torch.randn(1, 64, 32) / 8)
 
     def forward(self, x):
-        return x + self.down(torch.nn.functional.silu(self.up(self.norm(x))))
+        return sum(torch.nn.functional.silu(x @ up) @ down for up, down in zip(self.up, self.down))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, experts):
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.experts = Experts() if experts else None
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.down(torch.nn.functional.silu(self.up(y)))
+        return x + self.experts(y) if self.experts else x
 
 
 class Transformer(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, tied):
         super().__init__()
-        self.tokens, self.layers = torch.nn.Embedding(64, 32), torch.nn.ModuleList(Block() for _ in range(2))
-        self.norm, self.output = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64)
+        self.tokens = torch.nn.Embedding(64, 32)
+        self.layers = torch.nn.ModuleList(Block(experts) for experts in (False, True))
+        self.norm, self.output = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64, bias=False)
+        if tied:
+            self.output.weight = self.tokens.weight
 
     def forward(self, tokens):
         x = self.tokens(tokens)
@@ -625,25 +643,41 @@ class Transformer(torch.nn.Module):
         return self.output(self.norm(x))
 
 
-def as_torchtitan_does(shard_it):
-    """The calls of torchtitan's apply_fsdp(): a sum over all tokens, so no division by FSDP."""
+def prefetched(modules, prefetch):
+    """Each has the next brought; modules that are sharded together are a list."""
+    for one, following in zip(modules, modules[1:]):
+        for module in one if isinstance(one, list) else [one]:
+            prefetch(module, following if isinstance(following, list) else [following])
+
+
+def as_torchtitan_does(shard_it, tied=False):
+    """The calls of torchtitan's apply_fsdp_to_decoder(): a sum over all tokens, so no division by FSDP. What is tied is
+    sharded together; experts, of which there are fewer than ranks, are cut in their second dimension."""
     torch.manual_seed(0)
-    model = Transformer()
+    model = Transformer(tied)
     mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
-    of_all = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-    fully_shard(model.tokens, reshard_after_forward=True, **of_all)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    of_all = dict(mesh=mesh, mp_policy=policy)
+    if tied:
+        fully_shard([model.tokens, model.norm, model.output], reshard_after_forward=False, **of_all)
+    else:
+        fully_shard(model.tokens, reshard_after_forward=True, **of_all)
+        fully_shard([model.norm, model.output], reshard_after_forward=False, **of_all)
     for block in model.layers:
-        fully_shard(block, reshard_after_forward=True, **of_all)
-    fully_shard([model.norm, model.output], reshard_after_forward=False, **of_all)
+        of_experts = set(block.experts.parameters()) if block.experts else set()
+        second = dict(shard_placement_fn=lambda one: Shard(1) if one in of_experts else None) if of_experts else {}
+        fully_shard(block, reshard_after_forward=True, **second, **of_all)
     fully_shard(model, **of_all)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             if not shard_it:
                 module.set_force_sum_reduction_for_comms(True)
-    model.tokens.set_modules_to_forward_prefetch([model.layers[0]])
-    model.layers[0].set_modules_to_forward_prefetch([model.layers[1]])
-    model.layers[1].set_modules_to_backward_prefetch([model.layers[0]])
+    if not tied:
+        in_order = [model.tokens, *model.layers, [model.norm, model.output]]
+        prefetched(in_order, lambda module, following: module.set_modules_to_forward_prefetch(following))
+        in_order[-1] = model.output
+        prefetched(in_order[::-1], lambda module, following: module.set_modules_to_backward_prefetch(following))
     compression = shard_it(model) if shard_it else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     gradients, losses = [], []
@@ -664,13 +698,14 @@ def as_torchtitan_does(shard_it):
 
 
 def the_calls_of_torchtitan_give_the_sum():
-    plain, losses, _ = as_torchtitan_does(None)
-    for codec, most in ("bf16", 0.01), ("int8", 0.03):
-        gradients, own, compression = as_torchtitan_does(lambda model: shard(model, codec))
-        for one, expected in zip(gradients[0], plain[0]):
-            assert (one - expected).norm() <= most * expected.norm()
-        assert all(abs(one - other) < 0.01 * other for one, other in zip(own, losses))
-        assert compression.taken_back == 0 and compression.bytes_sent > 0
+    for tied in False, True:
+        plain, losses, _ = as_torchtitan_does(None, tied)
+        for codec, most in ("bf16", 0.01), ("int8", 0.03):
+            gradients, own, compression = as_torchtitan_does(lambda model: shard(model, codec), tied)
+            for one, expected in zip(gradients[0], plain[0], strict=True):
+                assert 0 < expected.norm() and (one - expected).norm() <= most * expected.norm(), (tied, codec)
+            assert all(abs(one - other) < 0.01 * other for one, other in zip(own, losses))
+            assert compression.taken_back == 0 and compression.bytes_sent > 0
 
 
 def a_rank_alone_says_for_which_others_it_waits():
