@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ._arguments import _arrays, _said
 from ._torch_eager import eager
 from ._torch_groups import (
-    DTYPES, Group, Handle, check_tensor, check_transport, kept, known_codec, process_group, seconds,
+    DTYPES, Group, Handle, Turn, check_tensor, check_transport, kept, known_codec, process_group, seconds,
 )  # fmt: skip
 from ._torch_steps import Compression, Unit, settings
 
@@ -27,8 +27,8 @@ def _tensors(name: str, given: Any, written: bool = True) -> Sequence[torch.Tens
             and (not written or tensor.is_contiguous() or not _shares_elements(tensor))
         ):  # fmt: skip
             _refuse(name, tensors, number)
-    if tensors:
-        check_tensor(f"{name}[0]", tensors[0])  # its device, which is that of all
+    if tensors and device.type not in ("cpu", "cuda"):
+        check_tensor(f"{name}[0]", tensors[0])
     return tensors
 
 
@@ -65,7 +65,9 @@ class AllReduce(Compression):
 
     Each run() is a step. It is pending until the next one, or until commit(), rollback(), state_dict() or close(). It
     is then taken back, so that the errors are those before it, if a value was not finite on any rank or run() failed.
-    state_dict() and stats() name each tensor by its number in `like`, as a string.
+    Without errors there is nothing to take back, and `taken_back` counts the runs up to a commit() as one step.
+    state_dict() and stats() name each tensor by its number in `like`, as a string. A call works on the current stream,
+    behind the last call.
     """
 
     _kind = "AllReduce"
@@ -116,23 +118,37 @@ class AllReduce(Compression):
                 of = f"shape {list(shape)} in {dtype} on {self._group.device}"
                 got = f"{list(one.shape)} in {one.dtype} on {one.device}"
                 raise ValueError(f"tensors[{number}]: {of} expected, got {got}")
-        with self._on_stream(), torch.no_grad():
+        with self._on_stream() as stream:
             self._begin()
-            self._exchange(given)
+            self._exchange(given, stream)
             self._complete, self._measure = True, False
 
-    def _exchange(self, given: Sequence[torch.Tensor]) -> None:
+    def _on_stream(self, joined: bool = True) -> Turn:
+        """The current one, in turns with the other calls of the group."""
+        turn = self._group.turn()
+        self._stream_number = turn.stream_number
+        return turn
+
+    def _wait(self) -> None:
+        if self._group.device.type == "cuda":
+            torch.cuda.current_stream(self._group.device).synchronize()
+
+    def _begin(self) -> None:
+        """Without errors a run leaves nothing that has to end before the next one: flags add up until commit()."""
+        if self._has_errors or not self._complete:
+            super()._begin()
+        else:
+            self._group.check()
+            self._pending, self._complete = True, False
+
+    def _exchange(self, given: Sequence[torch.Tensor], stream: int) -> None:
         self._prepare()
         for unit, numbers in self._by_dtype.values():
             own = [given[number] for number in numbers]
             unit.in_step = True
             if self._measure and self.codec != "sign":
                 self._measured.update(self._losses(unit, (tensor.reshape(-1) for tensor in own)))
-            stream = self._group.begin()
-            try:
-                unit.handle.run(own)
-            finally:
-                self._group.end(stream)
+            unit.handle.run(own, stream)
 
     def _prepare(self) -> None:
         """Makes the handles, unless they are there. Every rank calls this."""
@@ -204,7 +220,10 @@ def all_reduce(
     known, wait = kept(process_group(group)), seconds(timeout)
     if not given:
         return
-    own_group = known.group(given[0].device, wait, transport, codec)
-    about = tuple([(tensor.shape, tensor.dtype) for tensor in given])
-    key = own_group.device, about, codec, op, wait, transport
-    known.handle(key, lambda: AllReduce._of(own_group, given, codec, op))._exchange(given)
+    device, about = given[0].device, tuple([(tensor.shape, tensor.dtype) for tensor in given])
+    made = known.handle(
+        (device, about, codec, op, wait, str(transport)),
+        lambda: AllReduce._of(known.group(device, wait, transport, codec), given, codec, op),
+    )
+    with made._on_stream() as stream:
+        made._exchange(given, stream)

@@ -95,7 +95,7 @@ class DiLoCo:
         self._parts = _parts([one.numel() for one in self._copies], fragments)
         make = outer or (lambda copies: torch.optim.SGD(copies, lr=0.7, momentum=0.9, nesterov=True))
         self.outer = [make(self._copies[part]) for part in self._parts]
-        self._group = Group(self._over, self._device)
+        self._group = Group(self._over, self._device, in_turns=True)
         self._group.take_own(codec)
         self._tell = self._group.told
         self._reducers = [
@@ -284,7 +284,8 @@ class DiLoCo:
         if self._unsettled is not None:
             number, self._unsettled = self._unsettled[0], None
             if rounds[self._group.rank] < newest:
-                self._reducers[number]._keep()
+                with self._reducers[number]._on_stream():
+                    self._reducers[number]._keep()
                 self._merge(number, self._alpha)
             else:
                 self._reducers[number].rollback()

@@ -111,7 +111,8 @@ def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
 
 
 class Turns:
-    """Orders the work of several streams of a GPU that use the same memory. On a CPU there is nothing to order."""
+    """Orders the work of several streams of a GPU that use the same memory. On a CPU there is nothing to order. Captured
+    work has no turn: whoever launches the graph orders it."""
 
     _last: Any = None  # the stream of end(), and what is recorded on it
     _done: Any = None
@@ -123,15 +124,29 @@ class Turns:
         stream = torch.cuda.current_stream(device)
         if self._done is None:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        elif stream != self._last:
+        elif stream != self._last and not torch.cuda.is_current_stream_capturing():
             stream.wait_event(self._done)
         return stream
 
     def end(self, stream: Any) -> None:
         """After the calls on that stream."""
-        if stream is not None:
+        if stream is not None and not torch.cuda.is_current_stream_capturing():
             self._last = stream
             self._done.record(stream)
+
+
+class Turn:
+    """The calls of one `with`, for which it gives the number of the current stream."""
+
+    def __init__(self, turns: Turns, device: torch.device) -> None:
+        self._turns, self._stream = turns, turns.begin(device)
+        self.stream_number = number_of(self._stream)
+
+    def __enter__(self) -> int:
+        return self.stream_number
+
+    def __exit__(self, *_: Any) -> None:
+        self._turns.end(self._stream)
 
 
 class Peers:
@@ -193,7 +208,7 @@ class Group:
     ) -> None:  # fmt: skip
         """`in_turns`: handles run on the caller's streams, in turns, so their peer memory is not that of the hooks."""
         self.group, self.device, self.timeout, self._tag = group, device, seconds(timeout), TAG
-        self._in_turns, self._turns = in_turns, Turns()
+        self.in_turns, self._turns = in_turns, Turns()
         self.rank, self.size, self.bytes_sent = group.rank(), group.size(), 0
         self.place = (CUDA, device.index) if device.type == "cuda" else (CPU, 0)
         kinds = dist.get_backend_config(group)
@@ -332,7 +347,7 @@ class Group:
         could = transport == "auto" and self.device.type == "cuda" and self.size <= MOST_PEERS
         if transport != "peers" and not could:
             return
-        known, key = kept(self.group).peers, (self.device, self.timeout, self._in_turns)
+        known, key = kept(self.group).peers, (self.device, self.timeout, self.in_turns)
         if known.get(key) is None and (transport == "peers" or key not in known):
             known[key] = None
             if transport == "auto" and not self.linked([[*range(self.size)]]):
@@ -451,14 +466,10 @@ class Group:
             call.ended.append(None)
         self.bytes_sent += (self.size - 1) * size
 
-    def begin(self) -> Any:
-        """The current stream, None on a CPU, for a run of a handle: a handle, and the memory that handles share, are
-        for one stream at a time."""
-        return self._turns.begin(self.device)
-
-    def end(self, stream: Any) -> None:
-        """After the run on that stream."""
-        self._turns.end(stream)
+    def turn(self) -> Turn:
+        """For calls of handles on the current stream, from now on: a handle, and the memory that handles share, are for
+        one stream at a time."""
+        return Turn(self._turns, self.device)
 
     def on_one(self, here: bool) -> bool:
         """Whether this is so on one rank at least."""
@@ -655,10 +666,10 @@ class Handle:
         device = self.group.device
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> None:
-        """On the current stream."""
+    def run(self, tensors: Sequence[torch.Tensor], stream: int) -> None:
+        """On the current stream, which has this number."""
         flat = [tensor.contiguous() for tensor in tensors]
-        self.run_within_each(flat, self._each, number_of(self.stream()))
+        self.run_within_each(flat, self._each, stream)
         torch.autograd.graph.increment_version(flat)  # a tensor that autograd has saved is refused by backward() then
         for tensor, reduced in zip(tensors, flat):
             if reduced is not tensor:
@@ -857,8 +868,9 @@ def _is_there(group: Any) -> bool:
 
 
 def kept(group: Any) -> _Kept:
-    if group not in _kept:
+    known = _kept.get(group)
+    if known is None:
         for gone in [each for each in list(_kept) if not _is_there(each)]:  # another thread may add one meanwhile
             _kept.pop(gone, None)
-        _kept[group] = _Kept(group)
-    return _kept[group]
+        _kept[group] = known = _Kept(group)
+    return known

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ._arguments import _said
 from ._torch_eager import eager
 from ._torch_groups import (
-    Group, Handle, Verdict, check_tensor, check_transport, number_of, process_group,
+    Group, Handle, Verdict, check_tensor, check_transport, process_group,
 )  # fmt: skip
 from ._torch_states import check_optimizer, on_all_ranks
 
@@ -135,14 +135,11 @@ class _OneBit(torch.optim.Optimizer):
             self._handle = Handle(self._group, "onebit", sizes, torch.float32, error="float32", transactional=True)
         handle = self._handle
         handle.rollback()  # what an exception has left
-        turn = self._group.begin()
-        try:
-            handle.run(tensors)
-        finally:
-            self._group.end(turn)
-        verdict, stream = self._verdict, number_of(handle.stream())
-        verdict.ask([handle], stream)
-        verdict.carry_out([handle], stream)
+        verdict = self._verdict
+        with self._group.turn() as stream:
+            handle.run(tensors, stream)
+            verdict.ask([handle], stream)
+            verdict.carry_out([handle], stream)
         return not verdict.undone.item()
 
     def _advance(self) -> None:

@@ -178,7 +178,7 @@ class Compression:
         self._server: Parts = {}
         self._stream: Any = None
         self._behind: Any = None
-        if group.device.type == "cuda":
+        if group.device.type == "cuda" and not group.in_turns:
             self._stream = torch.cuda.Stream(group.device)  # type: ignore[no-untyped-call]
             self._behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stream_number = number_of(self._stream)

@@ -1,6 +1,7 @@
 """gradcodec.torch.all_reduce: means and sums of tensors of all dtypes and layouts, handles that are kept, and
 what is refused."""
 
+import contextlib
 import datetime
 import subprocess
 import sys
@@ -235,6 +236,37 @@ def a_step_can_be_taken_back_and_one_inf_takes_it_back():
         reducer.run(numbers(0))
 
 
+def without_errors_the_runs_up_to_a_commit_count_as_one_step():
+    with AllReduce(numbers(0), "int8") as reducer:
+        for fills, end, count in [
+            ((torch.nan, 1, torch.nan), reducer.commit, 1), ((1,), reducer.commit, 1),
+            ((torch.nan, 1), reducer.state_dict, 2), ((1,), reducer.rollback, 3),
+        ]:  # fmt: skip
+            for fill in fills:
+                reducer.run([torch.full_like(one, fill) for one in numbers(0)])
+            end()
+            assert reducer.taken_back == count, fills
+
+
+def calls_on_several_streams_come_one_after_the_other():
+    on_gpu = torch.zeros(0).is_cuda
+    streams = [torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext() for _ in range(2)]
+    found = []
+    for used in streams[:1], streams:
+        with AllReduce(numbers(0), "int4") as reducer:
+            steps = [numbers(step) for step in range(8)]
+            if on_gpu:
+                torch.cuda.synchronize()
+            for step, tensors in enumerate(steps):
+                with used[step % len(used)]:
+                    reducer.run(tensors)
+                    all_reduce(tensors)
+            if on_gpu:
+                torch.cuda.synchronize()
+            found.append([one for tensors in steps for one in tensors])
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+
+
 def the_errors_of_a_state_go_on_in_a_world_of_any_size():
     reducer = AllReduce(numbers(0), "int4")
     reducer.run(numbers(0))
@@ -416,8 +448,9 @@ def test_all_reduce(group, tmp_path):
         group, in_turn, tmp_path, means_and_sums, blocks_lose_little, large_ones_arrive_where_they_belong,
         what_began_in_inference_mode_goes_on, it_may_be_called_in_what_is_compiled, two_threads_may_begin_at_once,
         what_arrived_and_what_is_kept_is_what_was_given, a_step_can_be_taken_back_and_one_inf_takes_it_back,
-        the_errors_of_a_state_go_on_in_a_world_of_any_size, an_all_reduce_refuses_other_tensors_and_states,
-        refusals, ranks_with_another_op_are_refused, a_timeout_of_centuries_is_no_shorter_than_others,
+        without_errors_the_runs_up_to_a_commit_count_as_one_step, calls_on_several_streams_come_one_after_the_other,
+        the_errors_of_a_state_go_on_in_a_world_of_any_size, an_all_reduce_refuses_other_tensors_and_states, refusals,
+        ranks_with_another_op_are_refused, a_timeout_of_centuries_is_no_shorter_than_others,
         the_oldest_goes_on_all_ranks, peer_memory_has_room_for_the_largest_handle,
         a_rank_that_does_not_come_is_not_waited_for,
     )  # fmt: skip
