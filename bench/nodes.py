@@ -2,18 +2,22 @@
 """A training step between nodes over links of a known rate, with gradients as they are and with each codec:
 build/bench/nodes.json and a table.
 
-    python3 bench/nodes.py [--quick] [--library PATH] [--nodes 2] [--ranks 1] [--gbit 10 25 100] [--device cuda]
+    python3 bench/nodes.py [--quick] [--library PATH] [--nodes 2] [--ranks 1] [--gbit 10 25 100] [--device cuda] [--flat]
 
 Every node is a network namespace, in which its ranks run. A veth and a bridge join the nodes, and tc's tbf limits both
 ends of each veth. All namespaces lie within one of this process, so that nothing is left of them. This needs root, or a
 kernel that lets users make namespaces. DistributedDataParallel trains a transformer: on the CPU over gloo, or with
-`--device cuda` on all GPUs, over NCCL's sockets between nodes.
+`--device cuda` on all GPUs, over NCCL's sockets between nodes. One node has no link: `--nodes 1 --gbit 0`.
 
 `float32` is DistributedDataParallel's own all-reduce, `bf16 hook` PyTorch's hook. A codec sums within nodes first where
-a node has several ranks; `flat` has one level. On the CPU contenders take turns; on GPUs they run one after the other. A
-turn's time is that of the slowest rank. Bytes are counted at eth0 of node 0, with headers and acknowledgements. After
-the last turn all ranks must have the same weights. `floor`: the time to a step's first gradient, and the link's for the
-bytes.
+a node has several ranks; with `--flat` also with one level. On the CPU contenders take turns; on GPUs they run one after
+the other, each at all rates. A turn's time is that of the slowest rank. Bytes are counted at eth0 of node 0, with
+headers and acknowledgements. After the last turn replicas must have the same weights. `floor`: the time to a step's
+first gradient, and the link's for the bytes.
+
+`--wrap fsdp2` shards the model over all ranks, `--wrap hsdp` within each node. Parameters are gathered in bfloat16 and
+gradients reduced in float32, or both in bfloat16 (`bf16 reduced`); a codec compresses gradients, `gather int8` also the
+parameters.
 """
 
 import argparse
@@ -34,8 +38,13 @@ import time
 from common import ROOT, commit, markdown, processor, save
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "onebit"
-PLAIN = "no exchange", "float32", "bf16 hook"
+PLAIN = {
+    "ddp": ("no exchange", "float32", "bf16 hook"),
+    "fsdp2": ("float32", "bf16 reduced"), "hsdp": ("float32", "bf16 reduced"),
+}  # fmt: skip
+SHARDED = "int8", "int8, gather int8", "int4, gather int8"  # codecs with --wrap fsdp2 or hsdp
 FIRST = 4  # steps of each contender that are not counted: DDP arranges its buckets after the first
+SLOW = 10  # Gbit/s below which GPUs take one step a turn, and two turns: a step of float32 takes 15 s at 1 Gbit/s
 FRAME = "9000"  # bytes of an Ethernet frame at most: jumbo frames, of which headers take 1 % and not 5 %
 STUCK = 180  # seconds after which a contender that completes no turn has failed
 INSIDE = "GRADCODEC_BENCH_INSIDE"
@@ -79,7 +88,7 @@ def connect(nodes):
     command("mount", "-t", "tmpfs", "none", "/run")
     for node in range(nodes):
         command("ip", "netns", "add", f"node{node}")
-    ends = [(f"node{node}", "eth0") for node in range(nodes)]
+    ends = [(f"/run/netns/node{node}", "eth0") for node in range(nodes)]
     made = subprocess.run(["ip", "link", "add", "bridge", "type", "bridge"], capture_output=True, text=True)
     if made.returncode == 0:
         command("ip", "link", "set", "bridge", "up")
@@ -87,7 +96,7 @@ def connect(nodes):
             port = f"port{node}"
             command("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", f"node{node}")
             command("ip", "link", "set", port, "mtu", FRAME, "master", "bridge", "up")
-            ends.append((None, port))
+            ends.append(("/proc/1/ns/net", port))  # the first process of this run
     elif nodes == 2:
         print(f"no bridge ({' '.join(made.stderr.split())}), so one veth joins both nodes", flush=True)
         command("ip", "-n", "node0", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", "node1")
@@ -106,9 +115,9 @@ def address(node):
 
 def limit(ends, gbit, delay, burst=2048):
     """Sets the rate of every link, both ways, and how long a packet takes from a node to the bridge. `burst`: KiB that pass
-    at once, at least."""
+    at once, at least. Any process of this run can call it."""
     for namespace, interface in ends:
-        tc = ["tc", *(["-n", namespace] if namespace else []), "qdisc"]
+        tc = ["nsenter", f"--net={namespace}", "tc", "qdisc"]
         subprocess.run([*tc, "del", "dev", interface, "root"], capture_output=True)  # fails where there is none yet
         above = ["root"]
         if gbit:
@@ -152,8 +161,8 @@ def sent():
     return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:")
 
 
-def model_of(torch, width, layers):
-    """A transformer over bytes, whose loss is that of predicting the next one."""
+def model_of(torch, width, layers, context=0):
+    """A transformer over bytes, whose loss is that of predicting the next one. `context`: places that have an embedding."""
     nn, functional = torch.nn, torch.nn.functional
     heads = max(1, width // 64)
 
@@ -175,9 +184,11 @@ def model_of(torch, width, layers):
             super().__init__()
             self.bytes, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
             self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
+            self.places = nn.Parameter(torch.zeros(context, width)) if context else None
 
         def forward(self, text):
-            said = self.head(self.layers(self.bytes(text[:, :-1])))
+            x = self.bytes(text[:, :-1])
+            said = self.head(self.layers(x if self.places is None else x + self.places))
             return functional.cross_entropy(said.flatten(0, 1), text[:, 1:].flatten())
 
     torch.manual_seed(1)
@@ -186,31 +197,61 @@ def model_of(torch, width, layers):
 
 class Contender:
     def __init__(self, torch, name, arguments, device):
+        import gradcodec
+
+        self.torch, self.name, self.device, self.compression = torch, name, device, None
+        self.autocasts = device.type == "cuda" and arguments.wrap == "ddp" and arguments.dtype == "float32"
+        with device:
+            model = model_of(torch, arguments.width, arguments.layers).to(getattr(torch, arguments.dtype))
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        raw = [codec_of(name) != "onebit" and (one.dim() < 2 or one.numel() < 1024) for one in model.parameters()]
+        item = next(model.parameters()).element_size()
+        self.parameters, self.payload = sum(sizes), None
+        if arguments.wrap == "ddp":
+            self.payload = {"no exchange": 0, "bf16 hook": 2}.get(name, item) * self.parameters
+            if name not in PLAIN["ddp"]:
+                options = {"raw": raw} if any(raw) else {}
+                self.payload = gradcodec.GradCodec().codec(codec_of(name), sizes, **options).payload_bytes
+        self.model = (self.replicated if arguments.wrap == "ddp" else self.sharded)(model, arguments)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+
+    def replicated(self, model, arguments):
         import gradcodec.torch
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        self.torch, self.name, self.device, self.compression = torch, name, device, None
-        model = model_of(torch, arguments.width, arguments.layers).to(device)
-        self.model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        sizes = [parameter.numel() for parameter in model.parameters()]
-        self.parameters = sum(sizes)
-        self.payload = {"no exchange": 0, "bf16 hook": 2}.get(name, 4) * self.parameters
-        if name == "bf16 hook":
-            self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-        if name not in PLAIN:
-            codec, *flat = name.split()
-            # With a rank a node "auto" has one level, too, but finds that the nodes' GPUs are in truth of one machine.
-            transport = "flat" if flat or arguments.ranks == 1 else "auto"
-            self.compression = gradcodec.torch.compress(self.model, codec, momentum=True, transport=transport)
-            raw = [codec != "onebit" and (one.dim() < 2 or one.numel() < 1024) for one in model.parameters()]
-            options = {"raw": raw} if any(raw) else {}
-            self.payload = gradcodec.GradCodec().codec(codec, sizes, **options).payload_bytes
+        model = self.torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if self.name == "bf16 hook":
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        elif self.name not in PLAIN["ddp"]:
+            transport = "flat" if self.name.endswith("flat") else transport_of(arguments)
+            self.compression = gradcodec.torch.compress(model, codec_of(self.name), momentum=True, transport=transport)
+        return model
+
+    def sharded(self, model, arguments):
+        import gradcodec.torch
+        from torch.distributed import fsdp
+
+        shape, names = (arguments.nodes, arguments.ranks), ("replicate", "shard")
+        both = self.torch.distributed.init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+        compresses, mesh, options = self.name not in PLAIN[arguments.wrap], None, {}
+        if arguments.wrap == "hsdp":
+            # Compressed, FSDP shards within the node, and shard() averages over the replicas.
+            mesh = both["shard"] if compresses else both
+            options = {"replicate_group": both.get_group("replicate")} if compresses else {}
+        reduced = self.torch.bfloat16 if self.name == "bf16 reduced" else self.torch.float32
+        policy = fsdp.MixedPrecisionPolicy(param_dtype=self.torch.bfloat16, reduce_dtype=reduced)
+        for module in (*model.layers, model):
+            fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
+        if compresses:
+            gather = "int8" if self.name.endswith("gather int8") else None
+            options |= {"gather": gather, "momentum": True, "transport": transport_of(arguments)}
+            self.compression = gradcodec.torch.shard(model, codec_of(self.name), **options)
+        return model
 
     def step(self, text):
         self.optimizer.zero_grad()
-        with self.model.no_sync() if self.name == "no exchange" else self.torch.enable_grad():
-            with self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.device.type == "cuda"):
+        with self.model.no_sync() if self.name == "no exchange" else contextlib.nullcontext():
+            with self.torch.autocast(self.device.type, self.torch.bfloat16, enabled=self.autocasts):
                 loss = self.model(text)
             loss.backward()
         self.optimizer.step()
@@ -235,60 +276,92 @@ class Contender:
         return times[0].elapsed_time(times[1]) / 1e3
 
     def digest(self):
-        """A sum over the bits of all weights."""
-        weights = [one.detach().flatten().view(self.torch.int16).long().sum() for one in self.model.parameters()]
-        return int(self.torch.stack([(number + 1) * one for number, one in enumerate(weights)]).sum())
+        """A sum over the bits of all weights of this rank."""
+        weights = [getattr(one, "_local_tensor", one).detach().flatten() for one in self.model.parameters()]
+        sums = [one.view(self.torch.int16).long().sum() for one in weights]
+        return int(self.torch.stack([(number + 1) * one for number, one in enumerate(sums)]).sum())
 
     def close(self):
         if self.compression is not None:
             self.compression.close()
 
 
+def codec_of(name):
+    return name.replace(",", "").split()[0]
+
+
+def transport_of(arguments):
+    # With a rank a node "auto" has one level, too, but finds that the nodes' GPUs are in truth of one machine.
+    is_flat = arguments.nodes > 1 and arguments.ranks == 1
+    return "nccl" if arguments.no_peers else "flat" if is_flat else "auto"
+
+
 def measure(torch, dist, names, arguments, device, progress):
-    """What was found of contenders that take turns. `progress`: called with the name of the one under way."""
+    """By rate: what one stream of TCP reaches, and what was found of contenders that take turns. `progress`: called with
+    the name of the one under way."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     generator = torch.Generator().manual_seed(arguments.rank)
     text = torch.randint(256, (arguments.batch, arguments.places + 1), generator=generator).to(device)
-    made, found = {}, {}
+    node, local = divmod(arguments.rank, arguments.ranks)
+    made, links = {}, {}
+
+    def barrier():
+        dist.all_reduce(torch.zeros(1), group=arguments.on_cpu)
+
     for name in names:
         progress(name)
         made[name] = Contender(torch, name, arguments, device)
-        found[name] = {"seconds": [], "bytes": []}
-    for turn in range(-1, arguments.turns):
-        for name, one in made.items():
-            progress(name)
-            count = FIRST if turn < 0 else arguments.steps
-            wait()
-            dist.all_reduce(torch.zeros(1))  # a barrier on the CPU
-            before, began = sent(), time.perf_counter()
-            for _ in range(count):
-                one.step(text)
-            wait()
-            seconds = torch.tensor([(time.perf_counter() - began) / count], dtype=torch.float64)
-            dist.all_reduce(seconds, dist.ReduceOp.MAX)
-            if turn >= 0:
-                found[name]["seconds"].append(seconds.item())
-                found[name]["bytes"].append((sent() - before) / count)
+    for gbit in arguments.gbit:
+        wait()
+        barrier()
+        if arguments.rank == 0:
+            limit(arguments.ends, gbit, arguments.delay)
+        barrier()
+        link = links[f"{gbit:g}"] = {"held": held(node, gbit) if local == 0 and arguments.nodes > 1 else None}
+        link["found"] = {name: {"seconds": [], "bytes": []} for name in names}
+        is_slow = device.type == "cuda" and 0 < gbit < SLOW
+        for turn in range(-1, 2 if is_slow else arguments.turns):
+            for name, one in made.items():
+                progress(name)
+                count = 1 if is_slow else arguments.steps
+                if turn < 0:
+                    count = FIRST if len(links) == 1 else 1
+                wait()
+                barrier()
+                before, began = sent(), time.perf_counter()
+                for _ in range(count):
+                    one.step(text)
+                wait()
+                seconds = torch.tensor([(time.perf_counter() - began) / count], dtype=torch.float64)
+                dist.all_reduce(seconds, dist.ReduceOp.MAX, group=arguments.on_cpu)
+                if turn >= 0:
+                    link["found"][name]["seconds"].append(seconds.item())
+                    link["found"][name]["bytes"].append((sent() - before) / count)
+    apart = {"ddp": 1, "hsdp": arguments.ranks, "fsdp2": dist.get_world_size()}[arguments.wrap]  # between equal ranks
     for name, one in made.items():
         progress(name)
         digests = [None] * dist.get_world_size()
         dist.all_gather_object(digests, one.digest(), group=arguments.on_cpu)
-        if name != "no exchange" and len(set(digests)) != 1:
+        if name != "no exchange" and digests != digests[:apart] * (len(digests) // apart):
             raise AssertionError("the weights differ between ranks")
-        if name == "no exchange":
-            found[name]["first_gradient"] = statistics.median(one.first_gradient(text) for _ in range(5))
         topology = one.compression.topology if one.compression else None
-        found[name] |= {"parameters": one.parameters, "payload": one.payload, "topology": topology}
+        about = {"parameters": one.parameters, "payload": one.payload, "topology": topology}
+        if name == "no exchange":
+            about["first_gradient"] = statistics.median(one.first_gradient(text) for _ in range(5))
+        for link in links.values():
+            link["found"][name] |= about
         one.close()
-    return found
+    return links
 
 
 def rank_main(arguments):
-    node, local = divmod(arguments.rank, arguments.ranks)
+    node = arguments.rank // arguments.ranks
     os.environ |= {
         "GRADCODEC_NODE": f"node{node}", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0",
         "NCCL_HOSTID": f"node{node}", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0",
     }  # fmt: skip
+    if arguments.no_peers:
+        os.environ["NCCL_P2P_DISABLE"] = "1"
     import torch
     import torch.distributed as dist
 
@@ -301,14 +374,15 @@ def rank_main(arguments):
         own = cpus[rank::world] or [cpus[rank % len(cpus)]]
         os.sched_setaffinity(0, own)  # also for the library's workers
         torch.set_num_threads(len(own))
-    about = {"held": held(node, arguments.gbit[0]) if local == 0 else None, "torch": torch.__version__}
+    about = {"torch": torch.__version__}
     if on_gpu:
         about |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     store = {"init_method": f"file://{arguments.to}.store", "rank": rank, "world_size": world}
     backend, more = ("cpu:gloo,cuda:nccl", {"device_id": device}) if on_gpu else ("gloo", {})
     dist.init_process_group(backend, **store, **more)
     arguments.on_cpu = dist.new_group(backend="gloo")
-    names, found, now = arguments.contenders, {}, None
+    arguments.ends = [end.split("=") for end in arguments.ends]
+    names, links, now = arguments.contenders, {}, None
 
     def progress(name):
         nonlocal now
@@ -318,13 +392,15 @@ def rank_main(arguments):
 
     try:
         for group in [[name] for name in names] if on_gpu else [names]:
-            found |= measure(torch, dist, group, arguments, device, progress)
+            for gbit, link in measure(torch, dist, group, arguments, device, progress).items():
+                before = links.setdefault(gbit, link)
+                before["found"] |= link["found"]
             gc.collect()
             if on_gpu:
                 torch.cuda.empty_cache()
             if rank == 0:
-                arguments.to.write_text(json.dumps({**about, "found": found}))
-        dist.all_reduce(torch.zeros(1))
+                arguments.to.write_text(json.dumps({gbit: {**about, **link} for gbit, link in links.items()}))
+        dist.barrier(group=arguments.on_cpu)
     except Exception as failure:
         why = " ".join(f"{type(failure).__name__}: {failure}".split())[:400]
         with contextlib.suppress(FileExistsError), open(f"{arguments.to}.failed", "x") as file:  # by the first to fail
@@ -337,11 +413,12 @@ def rank_main(arguments):
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run_ranks(arguments, gbit, names, to):
+def run_ranks(arguments, ends, names, to):
     """Runs all ranks to their end, or until one fails or none completes a turn. Returns None, or the contender that
     failed and why."""
-    own = ["--to", str(to), "--gbit", str(gbit), "--contenders", *names]
-    for name in ("nodes", "ranks", "device", "width", "layers", "batch", "places", "steps", "turns"):
+    own = ["--to", str(to), "--contenders", *names, "--gbit", *map(str, arguments.gbit), "--ends", *map("=".join, ends)]
+    own += ["--no-peers"] if arguments.no_peers else []
+    for name in ("nodes", "ranks", "device", "wrap", "dtype", "delay", "width", "layers", "batch", "places", "steps", "turns"):
         own += [f"--{name}", str(getattr(arguments, name))]
     program = [sys.executable, str(pathlib.Path(__file__).resolve()), *own]
     now = pathlib.Path(f"{to}.now")
@@ -366,29 +443,29 @@ def run_ranks(arguments, gbit, names, to):
     return None if why is None else json.loads(said.read_text()) if said.exists() else (now.read_text() or None, why)
 
 
-def measured(arguments, ends, gbit):
-    """What rank 0 found at this rate. If a contender fails, new processes measure those that are left."""
-    limit(ends, gbit, arguments.delay)
-    left = [*PLAIN, *arguments.codecs]
-    if arguments.ranks > 1:
-        left = [*PLAIN, *(name for codec in arguments.codecs for name in (codec, f"{codec} flat"))]
-    order, result = list(left), {"found": {}, "failed": {}}
+def measured(arguments, ends):
+    """What rank 0 found, by rate. If a contender fails, new processes measure those that are left."""
+    order = [*PLAIN[arguments.wrap], *arguments.codecs]
+    if arguments.flat:
+        order = [*PLAIN["ddp"], *(name for codec in arguments.codecs for name in (codec, f"{codec} flat"))]
+    left, links, failed = list(order), {}, {}
     while left:
-        to = pathlib.Path(f"/run/{gbit:g}.{len(result['failed'])}")
-        failed = run_ranks(arguments, gbit, left, to)
-        if to.exists():
-            new = json.loads(to.read_text())
-            result = {**new, "found": result["found"] | new["found"], "failed": result["failed"]}
-        if failed:
-            name, why = failed
-            if name is None or name in result["failed"]:
-                sys.exit(f"nodes.py: the ranks did not start at {gbit:g} Gbit/s: {why}")
+        to = pathlib.Path(f"/run/{len(failed)}")
+        failure = run_ranks(arguments, ends, left, to)
+        for gbit, link in json.loads(to.read_text()).items() if to.exists() else ():
+            links[gbit] = {**link, "found": links.get(gbit, {}).get("found", {}) | link["found"]}
+        if failure:
+            name, why = failure
+            if name is None or name in failed:
+                sys.exit(f"nodes.py: the ranks did not start: {why}")
             print(f"{name} failed: {why}", flush=True)
-            result["failed"][name] = why
-            result["found"].pop(name, None)
-        left = [name for name in left if name not in result["found"] and name not in result["failed"]]
-    result["found"] = {name: result["found"][name] for name in order if name in result["found"]}
-    return result
+            failed[name] = why
+        found = {name for link in links.values() for name in link["found"]}
+        left = [name for name in left if name not in found and name not in failed]
+    for link in links.values():
+        link["found"] = {name: link["found"][name] for name in order if name in link["found"]}
+        link["failed"] = failed
+    return links
 
 
 def quartiles(seconds):
@@ -397,7 +474,8 @@ def quartiles(seconds):
 
 
 def table(gbit, nodes, result):
-    found, stream = result["found"], f"one stream of TCP reaches {result.get('held', 0):.2f} Gbit/s"
+    found, held = result["found"], result["held"]
+    stream = f"one stream of TCP reaches {held:.2f} Gbit/s" if held else "one node"
     heads = ["gradients", "ms a step, median", "quartiles", "of float32's", "MB out of a node", "2 P (N-1)/N", "floor, ms"]
     rows = []
     first = found.get("no exchange", {}).get("first_gradient", 0)
@@ -405,8 +483,8 @@ def table(gbit, nodes, result):
     for name, one in found.items():
         (middle, low, high), left = quartiles(one["seconds"]), statistics.median(one["bytes"])
         cells = [f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{middle / base:.2f}" if base else "-"]
-        cells += [f"{left / 1e6:.2f}", f"{2 * one['payload'] * (nodes - 1) / nodes / 1e6:.2f}"]
-        floor = f"{left * 8 / gbit / 1e6 + 1e3 * first:.1f}" if gbit and one['payload'] else "-"
+        cells += [f"{left / 1e6:.2f}", f"{2 * one['payload'] * (nodes - 1) / nodes / 1e6:.2f}" if one["payload"] else "-"]
+        floor = f"{left * 8 / gbit / 1e6 + 1e3 * first:.1f}" if gbit and one["payload"] else "-"
         rows.append([name, *cells, floor])
     rows += [[name, "failed", *[""] * 5] for name in result["failed"]]
     return f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}\n{markdown(heads, rows)}"
@@ -417,17 +495,24 @@ def read(words):
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     parser.add_argument("--library", type=pathlib.Path, help="of the library, if not the one that the package finds")
     parser.add_argument("--device", choices=DEFAULTS, default="cpu", help="cuda: rank r runs on GPU r")
-    parser.add_argument("--nodes", type=int, choices=range(2, 9), default=2)
+    parser.add_argument("--wrap", choices=PLAIN, default="ddp", help="fsdp2: sharded over all ranks; hsdp: within nodes")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of DDP's model")
+    parser.add_argument("--flat", action="store_true", help="each codec also with one level")
+    parser.add_argument("--no-peers", action="store_true", help="no peer access between the GPUs of a node")
+    parser.add_argument("--nodes", type=int, choices=range(1, 9), default=2)
     parser.add_argument("--ranks", type=int, help="of a node: 1 on the CPU; all GPUs, divided among the nodes")
     parser.add_argument("--gbit", type=float, nargs="+", default=[10, 25, 100], help="rates, in turn; 0: no limit")
     parser.add_argument("--delay", type=float, default=0, help="ms that each way takes longer, by netem")
-    parser.add_argument("--codecs", nargs="+", choices=CODECS, help="all on the CPU; int8 and int4 on GPUs")
+    parser.add_argument("--codecs", nargs="+", choices=(*CODECS, *SHARDED[1:]), help="all on the CPU; int8 and int4 on GPUs")
     for name in ("width", "layers", "batch", "places", "steps", "turns"):
         parser.add_argument(f"--{name}", type=int, help=", ".join(f"{on}: {its[name]}" for on, its in DEFAULTS.items()))
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/nodes.json")
-    for name, options in {"rank": {"type": int}, "to": {"type": pathlib.Path}, "contenders": {"nargs": "+"}}.items():
+    own = {"rank": {"type": int}, "to": {"type": pathlib.Path}, "contenders": {"nargs": "+"}, "ends": {"nargs": "+"}}
+    for name, options in own.items():
         parser.add_argument(f"--{name}", **options, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
+    if arguments.codecs is None and arguments.wrap != "ddp":
+        arguments.codecs = SHARDED
     for name, default in DEFAULTS[arguments.device].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default[arguments.quick] if name == "turns" else default)
@@ -440,6 +525,13 @@ def read(words):
         parser.error(f"--width: a multiple of 64, or a number that its heads divide, expected, got {arguments.width}")
     if any(gbit and not 0.001 <= gbit <= 400 for gbit in arguments.gbit):
         parser.error(f"--gbit: 0, or rates from 0.001 to 400, expected, got {' '.join(map(str, arguments.gbit))}")
+    if arguments.nodes == 1 and arguments.gbit != [0]:
+        parser.error(f"--nodes 1: --gbit 0 expected, got {' '.join(map(str, arguments.gbit))}")
+    for codec in arguments.codecs:
+        if codec not in (CODECS if arguments.wrap == "ddp" else SHARDED):
+            parser.error(f"--wrap {arguments.wrap}: other --codecs expected, got '{codec}'")
+    if arguments.flat and (arguments.wrap != "ddp" or arguments.ranks == 1):
+        parser.error("--flat: --wrap ddp and more than one rank a node expected")
     if arguments.delay < 0:
         parser.error(f"--delay: 0 or more expected, got {arguments.delay:g}")
     if arguments.library and not arguments.library.exists():
@@ -468,9 +560,10 @@ def main():
         "commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name"),
         "cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0], "device": arguments.device,
         "congestion_control": pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-        "nodes": arguments.nodes, "ranks": arguments.ranks, "delay_ms": arguments.delay, "width": arguments.width,
-        "layers": arguments.layers, "batch": arguments.batch, "places": arguments.places,
+        "delay_ms": arguments.delay,
     }  # fmt: skip
+    for name in ("nodes", "ranks", "wrap", "dtype", "no_peers", "width", "layers", "batch", "places"):
+        about[name] = getattr(arguments, name)
     cpus, load, world = about["cpus"], about["load_before"], arguments.nodes * arguments.ranks
     print(f"{arguments.nodes} nodes x {arguments.ranks} ranks on {cpus} CPUs of {about['processor']}, "
           f"frames of {FRAME} bytes, {about['congestion_control']}, delay {arguments.delay:g} ms, "
@@ -478,17 +571,16 @@ def main():
     if load > 0.5 or cpus < 2 * world:
         why = f"a rank has fewer than two CPUs, or other programs run (the load is {load:.1f})"
         print(f"A TRIAL: {why}; the quartiles show how much that disturbs", flush=True)
-    ends, links = connect(arguments.nodes), {}
-    for gbit in arguments.gbit:
-        links[f"{gbit:g}"] = result = measured(arguments, ends, gbit)
-        if len(links) == 1:
-            on = f"{world} x {result['gpu']}, NCCL {result['nccl']}, " if "gpu" in result else ""
-            size = max((one["parameters"] for one in result["found"].values()), default=0)
-            print(f"{on}torch {result.get('torch')}; a transformer of {size:,} weights in float32, "
-                  f"{arguments.batch} x {arguments.places} bytes a step and rank")  # fmt: skip
-            print(next((one["topology"] for one in result["found"].values() if one["topology"]), "no codec ran"))
-        print(table(gbit, arguments.nodes, result), flush=True)
-        save(arguments.output, {**about, "links": links})
+    links = measured(arguments, connect(arguments.nodes))
+    save(arguments.output, {**about, "links": links})
+    any_link = next(iter(links.values()))
+    on = f"{world} x {any_link['gpu']}, NCCL {any_link['nccl']}, " if "gpu" in any_link else ""
+    size = max((one["parameters"] for one in any_link["found"].values()), default=0)
+    print(f"{on}torch {any_link['torch']}; a transformer of {size:,} weights in {arguments.dtype}, {arguments.wrap}, "
+          f"{arguments.batch} x {arguments.places} bytes a step and rank")  # fmt: skip
+    print(next((one["topology"] for one in any_link["found"].values() if one["topology"]), "no codec ran"))
+    for gbit, link in links.items():
+        print(table(float(gbit), arguments.nodes, link))
     print(f"\n{arguments.output}")
     if any(result["failed"] for result in links.values()):
         sys.exit(1)

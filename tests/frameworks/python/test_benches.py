@@ -1,4 +1,4 @@
-"""bench/cpu.py, allreduce_perf.py, training_step.py and ddp_hook.py on the CPU: each runs to its end and has every row."""
+"""bench/cpu.py, allreduce_perf.py, training_step.py, convergence.py and ddp_hook.py on the CPU: each runs to its end and has every row."""
 
 import json
 import os
@@ -45,6 +45,18 @@ def test_all_reduces_are_measured_by_codec_and_dtype_on_every_rank(tmp_path):
         assert set(row["seconds"]) == names and not row["failures"]
         assert {len(of["eager"]) for of in row["seconds"].values()} == {3}
     assert not results["failed"] and "eager: us a call (times NCCL)" in text
+
+
+def test_convergence_is_rehearsed_over_gloo_and_a_run_that_is_there_is_not_run_again(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 1000)
+    options = ["--text", str(tmp_path / "text"), "--size", "tiny", "--device", "cpu", "--ranks", "2", "--only"]
+    results, _ = run("convergence.py", tmp_path / "of.json", *options, "int8")
+    (tmp_path / "temporary").rmdir()
+    results, text = run("convergence.py", tmp_path / "of.json", *options, "int8", "FSDP2 int8, gather int8")
+    assert [one["run"] for one in results["results"]] == ["int8", "FSDP2 int8, gather int8"]
+    for one in results["results"]:
+        assert one["curve"][0][2] > one["curve"][-1][2] > one["loss"] - 0.01 and one["taken_back"] == 0
+    assert "int8, seed 0: loss" not in text.split("FSDP2")[0] and text.count("| int8 |") == 1
 
 
 def test_a_training_step_is_rehearsed_over_gloo(tmp_path):

@@ -58,13 +58,23 @@ def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, node
 
 
 def test_a_node_of_two_ranks_sends_one_payload_and_without_levels_more(allowed, tmp_path):
-    link, done = run(tmp_path / "nodes.json", "--ranks", "2", "--codecs", "int4")
+    link, done = run(tmp_path / "nodes.json", "--ranks", "2", "--codecs", "int4", "--flat")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 nodes of 2 ranks: sums within a node over gloo" in done.stdout
     two_level, flat = (link["found"][name] for name in ("int4", "int4 flat"))
     assert two_level["payload"] == flat["payload"]
     sent = [statistics.median(one["bytes"]) / one["payload"] for one in (two_level, flat)]
     assert 1 < sent[0] < 1.1 and 1.5 < sent[1] < 2.2  # 2 (N-1)/N payloads; with headers, and padding of parts
+
+
+def test_sharded_models_send_fewer_bytes_with_codes_and_replicas_stay_equal(allowed, tmp_path):
+    """Replicas with other weights would fail the run."""
+    link, done = run(tmp_path / "nodes.json", "--ranks", "2", "--wrap", "hsdp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    per_weight = {name: statistics.median(one["bytes"]) / one["parameters"] for name, one in link["found"].items()}
+    # What crosses is the all-reduce between replicas: in a ring of two a rank sends its payload once, with headers.
+    assert 4 < per_weight["float32"] < 4.4 and 2 < per_weight["bf16 reduced"] < 2.2
+    assert 1 < per_weight["int8, gather int8"] < 1.2 and 0.5 < per_weight["int4, gather int8"] < 0.8
 
 
 def test_a_contender_that_fails_is_named_and_the_others_run(allowed, tmp_path):
@@ -107,7 +117,10 @@ def test_nothing_is_left_of_a_run_that_is_killed(allowed):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (["--nodes", "1"], "argument --nodes: invalid choice: 1"),
+        (["--nodes", "9"], "argument --nodes: invalid choice: 9"),
+        (["--nodes", "1"], "--nodes 1: --gbit 0 expected, got 10 25 100"),
+        (["--wrap", "hsdp", "--codecs", "int4"], "--wrap hsdp: other --codecs expected, got 'int4'"),
+        (["--flat"], "--flat: --wrap ddp and more than one rank a node expected"),
         (["--ranks", "0"], "--ranks: 1 or more expected, got 0"),
         (["--gbit", "-1"], "--gbit: 0, or rates from 0.001 to 400, expected, got -1.0"),
         (["--delay", "-1"], "--delay: 0 or more expected, got -1"),
