@@ -12,6 +12,7 @@ run beside it, with so many of them that they take as long.
 
 `loss`: the small transformer of bench/accuracy.py reads the source text of Python's own library, without a limit of the
 rate: the loss does not depend on the link. All contenders have the same batches, divided among the ranks, and AdamW.
+With `--device cuda` rank r trains on GPU r, over NCCL.
 """
 
 import argparse
@@ -141,17 +142,17 @@ def losses(a, torch, dist):
     for seed in range(a.seeds):
         for name in CONTENDERS:
             generator = torch.Generator().manual_seed(seed)
-            model = of.module(torch, generator)
+            model = of.module(torch, generator, a.device)
             adam = functools.partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=accuracy.DECAY)
             one = Contender(name, model, adam, a.sync_every)
             for step in range(1, task.steps + 1):
                 for each in one.optimizer.param_groups:
                     each["lr"] = task.rates["adamw"] * accuracy.rate_of(step, task.steps)
-                one.step(text.batch(task.batch, generator).chunk(dist.get_world_size())[a.rank])
+                one.step(text.batch(task.batch, generator).chunk(dist.get_world_size())[a.rank].to(a.device))
                 if one.diloco is not None:
                     one.diloco.step()
             with torch.no_grad():
-                found[name].append(statistics.fmean(model(text.judged(task.batch, n)).item() for n in range(16)))
+                found[name].append(statistics.fmean(model(text.judged(task.batch, n).to(a.device)).item() for n in range(16)))
             if a.rank == 0:
                 print(f"seed {seed}, {name}: {found[name][-1]:.4f}", flush=True)
                 a.to.write_text(json.dumps(found))
@@ -164,7 +165,11 @@ def rank_main(a):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{a.to}.store", rank=a.rank, world_size=a.nodes)
+    backend = "gloo"
+    if a.device == "cuda":
+        torch.cuda.set_device(a.rank)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, init_method=f"file://{a.to}.store", rank=a.rank, world_size=a.nodes)
     found = (links if a.part == ["links"] else losses)(a, torch, dist)
     dist.barrier()
     if a.rank == 0:
@@ -178,6 +183,7 @@ def rank_main(a):
 def run_ranks(a, part, to):
     interface = "eth0" if part == "links" else "lo"
     own = [sys.executable, __file__, "--to", str(to), "--part", part, "--interface", interface]
+    own += ["--device", a.device if part == "loss" else "cpu"]
     for name in ("nodes", "steps", "exchanges", "width", "layers", "size", "seeds", "train", "sync_every"):
         own += [f"--{name.replace('_', '-')}", str(getattr(a, name))]
     ranks = []
@@ -218,6 +224,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--size", choices=accuracy.SIZES, default="small", help="of the transformer that is judged")
     parser.add_argument("--output", type=pathlib.Path, default=nodes.ROOT / "build/bench/diloco.json")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the loss")
     for name, kind in ("rank", int), ("to", pathlib.Path), ("interface", str):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     a = parser.parse_args()
