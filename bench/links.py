@@ -1,6 +1,6 @@
 """A training step of 315 million weights on four GPUs, by link: build/bench/links.json and a table.
 
-    python3 bench/links.py --library lib/libgradcodec.so.0 [--only "2 x 2"]
+    python3 bench/links.py --library lib/libgradcodec.so.0 [--only "2 x 2" "4 x 1"]
 
 Each part is a run of bench/nodes.py, in which the four GPUs stand for one, two or four nodes. `1 x 4` is one node of
 four GPUs: over NVLink, and without peer access between GPUs. DistributedDataParallel is the default; FSDP2 shards over
@@ -18,7 +18,7 @@ import tempfile
 from common import ROOT, markdown, save
 
 RATES = "10", "25", "50", "100"
-# What nodes.py is given. Rates come in this order because the first one's step takes less than the ranks' patience.
+# What nodes.py is given. The first rate of each is not a slow one: more steps are taken there before those that count.
 PARTS = {
     "1 x 4, NVLink": ["--nodes", "1", "--gbit", "0"],
     "1 x 4, no peer access": ["--nodes", "1", "--gbit", "0", "--no-peers"],
@@ -59,16 +59,17 @@ def tables(parts):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=pathlib.Path, help="of the library, if not the one that the package finds")
-    parser.add_argument("--only", metavar="PREFIX", default="", help="parts whose names begin so")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/links.json")
     options = parser.parse_args()
     parts = json.loads(options.output.read_text()) if options.output.exists() else {}
     program = [sys.executable, str(ROOT / "bench/nodes.py"), "--device", "cuda", "--quick"]
     program += ["--library", str(options.library)] if options.library else []
     failed = False
-    for part, words in PARTS.items():
-        if part in parts or not part.startswith(options.only):
+    for part in options.only:
+        if part in parts:
             continue
+        words = PARTS[part]
         with tempfile.TemporaryDirectory() as folder:
             to = pathlib.Path(folder) / "nodes.json"
             done = subprocess.run([*program, *words, *([] if "--wrap" in words else CODECS), "--output", str(to)])
