@@ -120,10 +120,11 @@ def a_step_sends_these_bytes_per_parameter():
 
 
 def losses_are_near_where_parameters_are_gathered_by_int8():
-    _, plain, _ = as_torchtitan_does(None)
-    gradients, losses, compression = as_torchtitan_does(lambda model: shard(model, "int8", gather="int8"))
-    assert all(0 < abs(one - other) < 0.01 * other for one, other in zip(losses, plain))
-    assert compression.taken_back == 0
+    for tied in False, True:
+        _, plain, _ = as_torchtitan_does(None, tied)
+        _, losses, compression = as_torchtitan_does(lambda model: shard(model, "int8", gather="int8"), tied)
+        assert all(0 < abs(one - other) < 0.01 * other for one, other in zip(losses, plain)), tied
+        assert compression.taken_back == 0
 
 
 def what_cannot_be_gathered_is_refused():
