@@ -481,7 +481,7 @@ multi-gpu: $(LIBRARY)
 
 #### Measure
 
-.PHONY: accuracy allreduce-perf bench bench-ddp-hook compare compare-gpu first-step gpu-bench nodes plot training-step
+.PHONY: accuracy allreduce-perf bench bench-ddp-hook compare compare-gpu first-step gpu-bench nodes plot training-step links convergence
 ## Bits, copies and codecs on the CPU beside loops, memcpy and NumPy: build/bench/cpu.json. BENCH="--quick --only codecs".
 bench: $(LIBRARY) $(VENV)/ready
 	$(VENV)/bin/python bench/cpu.py --library $(LIBRARY) $(BENCH)
@@ -519,6 +519,14 @@ first-step:
 ## A training step between nodes by codec and link (needs `make peers`): build/bench/nodes.json. DEVICE=cuda: on GPUs.
 nodes: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/nodes.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
+
+## A training step of 315 million weights on four GPUs, by link, codec and sharding: build/bench/links.json.
+links: $(LIBRARY)
+	$(PYTHON) bench/links.py --library $(LIBRARY) $(BENCH)
+
+## Loss of 126 million weights by codec, on four GPUs. TEXT: a file of at least 300 MB: build/bench/convergence.json.
+convergence: $(LIBRARY)
+	$(PYTHON) bench/convergence.py --library $(LIBRARY) --text $(TEXT) $(BENCH)
 
 ## Training over links of 0.1 and 1 Gbit/s, with an exchange every step or seldom (needs `make peers`): build/bench/diloco.json.
 slow-links: $(LIBRARY) $(VENV)-peers/ready

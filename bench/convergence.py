@@ -1,7 +1,8 @@
 """Loss of a transformer of 126 million weights by codec, on all GPUs: build/bench/convergence.json and a table.
 
-    python3 bench/convergence.py --library lib/libgradcodec.so.0 --text FILE [--only int8 float32]
-    python3 bench/convergence.py --library lib/libgradcodec.so.0 --text FILE --size tiny --device cpu    a rehearsal
+    python3 bench/convergence.py --text FILE --of FOLDER          writes the C sources below FOLDER, up to 305 MB, to FILE
+    python3 bench/convergence.py --text FILE --library lib/libgradcodec.so.0 [--only int8 float32]
+    python3 bench/convergence.py --text FILE --library lib/libgradcodec.so.0 --size tiny --device cpu         a rehearsal
 
 FILE is read byte for byte; its last twentieth is kept for the end. docs/CODECS.md says which text was read. A process a
 GPU, DistributedDataParallel, AdamW with bfloat16 autocast, one learning rate for all. All runs of a seed have the same
@@ -12,6 +13,7 @@ level; `2 x 2` stands for two nodes of two GPUs, whose links are not limited. A 
 import argparse
 import contextlib
 import datetime
+import hashlib
 import math
 import os
 import pathlib
@@ -38,6 +40,23 @@ RUNS = {
     "FSDP2 int8, gather int8": Run("int8", 0, "fsdp2"),
 }  # fmt: skip
 SECONDS = 500  # of a run at most
+
+
+def collect(folder, most=305_000_000, largest=400_000):
+    """The C sources below a folder, in an order that does not depend on their names, without generated registers."""
+    generated = "drivers/gpu/drm/amd/include", "drivers/gpu/drm/amd/display/dc/dml"
+    names = sorted(
+        (str(file.relative_to(folder)) for file in folder.rglob("*.[ch]") if file.is_file() and not file.is_symlink()),
+        key=lambda name: hashlib.sha256(name.encode()).digest(),
+    )
+    text = bytearray()
+    for name in names:
+        content = (folder / name).read_bytes()
+        if not name.startswith(generated) and len(content) <= largest:
+            if len(text) + len(content) > most:
+                break
+            text += content
+    return text
 
 
 def begin(torch, model, task, seed):
@@ -141,7 +160,8 @@ def table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="of the library")
+    parser.add_argument("--library", help="the library's file")
+    parser.add_argument("--of", type=pathlib.Path, metavar="FOLDER", help="only writes the text")
     parser.add_argument("--text", type=pathlib.Path, required=True, help="what is learnt")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal over gloo")
     parser.add_argument("--size", choices=SIZES, default="full")
@@ -150,6 +170,10 @@ def main():
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/convergence.json")
     options = parser.parse_args()
+    if options.of:
+        return options.text.write_bytes(collect(options.of))
+    if not options.library:
+        parser.error("--library expected")
     os.environ |= {"GRADCODEC_LIBRARY": os.path.abspath(options.library), "NCCL_NVLS_ENABLE": "0"}
     from ranks import RankError, Ranks
 
@@ -173,7 +197,7 @@ def main():
         save(options.output, document)
         print(f"{name}, seed {options.seed}: loss {found['loss']:.4f}, {found['ms']:.0f} ms a step", flush=True)
     print(f"\n{table(document['results'])}")
-    sys.exit(failed)
+    return sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 
 import when
 from when import DOCS, FULL, size, table_of
@@ -75,14 +76,14 @@ def powers(first, last, step=10):
 
 
 def link():
-    header, rows = table_of("PERFORMANCE.md", "link", "no exchange")
-    rows = [row for row in rows if row[0].endswith("Gbit/s")]
+    header, rows = table_of("PERFORMANCE.md", "nodes and link", "MXFP8")
+    measured = {float(gbit[1]): row for row in rows if (gbit := re.match(r"2 nodes x 2 GPUs, ([\d.]+) Gbit/s", row[0]))}
     lines = {
-        name: [(float(row[0].split()[0]), float(row[header.index(name)])) for row in rows]
-        for name in ("float32", "bf16", "int8", "int4", "onebit", "no exchange")
+        name: [(gbit, float(row[header.index(name)])) for gbit, row in sorted(measured.items())]
+        for name in ("NCCL", "PyTorch's bf16 hook", "INT8", "INT4", "no exchange")
     }
-    x = [(rate, f"{rate:g}") for rate, _ in lines["float32"]]
-    return chart("A training step of 3.3 million weights by link", "Gbit/s", "ms a step", lines, x, powers(50, 400, 2))
+    title = "A training step of 315 million weights, two nodes of two GPUs"
+    return chart(title, "Gbit/s between nodes", "ms a step", lines, powers(1, 100), powers(16, 16384, 4))
 
 
 def allreduce():

@@ -17,8 +17,8 @@ Between N nodes of R GPUs, W = N R, with a link of B bytes a second each way for
     flat         a + k * n + n * sent * leaving / (share * B)                            R (N - 1) / N + (W - 1) / W
     compressed   a + k * n + n * sent * leaving / (share * B) + within                   2 (N - 1) / N
 
-`within`: n * (size + sent) * (R - 1) / R over NVLink. A training step takes as long as without exchange, and the longer
-of two times: that of its bytes on the link, and what its exchanges took without a limit of the link.
+`within`: n * (size + sent) * (R - 1) / R over NVLink. A training step takes the longer of two times: that of its bytes
+on the link, from the first gradient on, and that of the measured step over the fastest link.
 """
 
 import itertools
@@ -46,7 +46,7 @@ SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0
 SHOWN = "int8", "int4", "onebit"
 # Bytes of all payloads up to which ranks of block codecs without errors exchange once: docs/NUMERICS.md, 9.
 ONCE, ONCE_OF_TWO = 2**20, 2**22
-FIRST = 16  # ms of the measured step between nodes until the first gradient is there, as bench/nodes.py measures it
+FIRST = 14  # ms of the measured step between nodes until the first gradient is there, as bench/nodes.py measures it
 LEAST = 2**12  # elements from which on the line of one exchange is fitted: fewer take as long, or longer
 SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times that were measured
 
@@ -55,10 +55,11 @@ OVER = " over NCCL"
 NODES, GPUS = 2, (1, 4, 8)  # nodes of the tables, and GPUs of a node
 NODE_LINKS = [("InfiniBand NDR, 400 Gbit/s", 50e9)]
 NODE_LINKS += [(f"Ethernet, {gbit} Gbit/s", gbit / 8 * 1e9) for gbit in (100, 25, 10)]
-# How the columns of the measured steps travel: NCCL in a ring, PyTorch's hook in NCCL's tree, as the bytes show.
-WAYS = {"NCCL": "ring", "PyTorch's bf16 hook": "tree", "INT8 flat": "flat", "INT8": "levels", "INT4 flat": "flat",
-        "INT4": "levels"}  # fmt: skip
+# How the columns of the measured steps travel: NCCL in a ring, PyTorch's hook in NCCL's tree, as the bytes show. In
+# bfloat16 both are NCCL's ring.
+WAYS = {"NCCL": "ring", "PyTorch's bf16 hook": "tree", "INT8": "levels", "MXFP8": "levels", "INT4": "levels"}
 
+Step = namedtuple("Step", "name dtype nodes ranks gbit ms")  # `nodes` of so many `ranks`; `ms`: of each contender
 Line = namedtuple("Line", "least slope")  # seconds however little, and seconds for each byte or element
 
 
@@ -114,28 +115,32 @@ def leaving(way, nodes, ranks):
 
 
 def measured_steps():
-    """The measured steps between nodes: of each row its name, its nodes, the GPUs of each, Gbit/s (None: no limit) and
-    {who: ms}. And the bytes that left a node, and those of payloads, in MB."""
-    header, rows = table_of("PERFORMANCE.md", "nodes and link", "INT8 flat")
+    """The measured steps between nodes, the bytes that left a node, and those of payloads, in MB."""
+    header, rows = table_of("PERFORMANCE.md", "nodes and link", "MXFP8")
     steps, others = [], {}
     for name, *cells in rows:
-        numbers = {who: float(cell) for who, cell in zip(header[1:], cells)}
-        if shape := re.match(r"(\d+) nodes x (\d+) GPUs?, (?:([\d.]+) Gbit/s|no limit)", name):
+        numbers = {who: float(cell) for who, cell in zip(header[1:], cells) if who in WAYS}
+        if shape := re.search(r"(\d+) nodes x (\d+) GPUs, ([\d.]+) Gbit/s", name):
             nodes, ranks, gbit = shape.groups()
-            steps.append((name.partition(":")[0], int(nodes), int(ranks), gbit and float(gbit), numbers))
+            dtype = "bfloat16" if name.startswith("bfloat16") else "float32"
+            steps.append(Step(name.partition(", TCP")[0], dtype, int(nodes), int(ranks), float(gbit), numbers))
         else:
             others[name.split(",")[0]] = numbers
     payloads = {who: total * NODES / (2 * (NODES - 1)) for who, total in others["2 P (N - 1) / N"].items()}
     header, rows = table_of("PERFORMANCE.md", "shape", "INT4")
     name, *cells = next(row for row in rows if row[0].endswith("10 Gbit/s"))
-    steps.append((name, 2, 1, 10.0, {who: float(cell) for who, cell in zip(header[1:], cells)}))
+    steps.append(Step(name, "float32", 2, 1, 10.0, {who: float(cell) for who, cell in zip(header[1:], cells)}))
     return steps, others["MB that left a node"], payloads
 
 
-def step_ms(who, nodes, ranks, gbit, payloads, without):
-    """A training step. `without`: ms of the measured step without a limit of the link."""
-    link = 0 if gbit is None else payloads[who] * leaving(WAYS[who], nodes, ranks) * 8 / gbit
-    return max(FIRST + link, without)
+def step_ms(step, who, steps, payloads):
+    """What the model says of a step."""
+    way, payload = WAYS[who], payloads[who]
+    if step.dtype == "bfloat16" and way != "levels":
+        way, payload = "ring", payloads["NCCL"] / 2
+    alike = [one for one in steps if (one.dtype, one.nodes, one.ranks) == (step.dtype, step.nodes, step.ranks)]
+    fastest = max(alike, key=lambda one: one.gbit).ms[who] if len(alike) > 1 else 0
+    return max(FIRST + payload * leaving(way, step.nodes, step.ranks) * 8 / step.gbit, fastest)
 
 
 class Model:
@@ -237,15 +242,11 @@ def steps_beside():
     many per cent it is off."""
     steps, left, payloads = measured_steps()
     header = ["model, and per cent off", *WAYS]
-    without = {(nodes, ranks): row for _, nodes, ranks, gbit, row in steps if gbit is None}
     rows = []
-    for name, nodes, ranks, gbit, row in steps:
-        cells = []
-        for who in WAYS:
-            fastest = without.get((nodes, ranks), {}).get(who, 0)
-            said = step_ms(who, nodes, ranks, gbit, payloads, fastest)
-            cells.append(f"{said:.0f} ({100 * (said / row[who] - 1):+.0f})" if who in row else "-")
-        rows.append([name, *cells])
+    for step in steps:
+        said = {who: step_ms(step, who, steps, payloads) for who in WAYS if who in step.ms}
+        cells = (f"{said[who]:.0f} ({100 * (said[who] / step.ms[who] - 1):+.0f})" if who in said else "-" for who in WAYS)
+        rows.append([step.name, *cells])
     said = {who: payloads[who] * leaving(WAYS[who], NODES, 2) for who in WAYS}
     cells = [f"{said[who]:.0f} ({100 * (said[who] / left[who] - 1):+.1f})" for who in WAYS]
     return header, [*rows, ["MB that left a node, 2 x 2", *cells]]

@@ -78,7 +78,8 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
         sizes[name.strip("`").removeprefix("GC_CODEC_").lower()] = float(size)
     link, *_ = [row for row in rows("docs/PERFORMANCE.md", "| nodes and link |") if row[0] == "2 nodes x 2 GPUs, 10 Gbit/s"]
     head = (ROOT / "docs/PERFORMANCE.md").read_text(encoding="utf-8").split("| nodes and link |")[1].split("\n")[0]
-    measured = dict(zip([cell.strip() for cell in head.strip("| ").split("|")], map(float, link[1:])))
+    head = [cell.strip() for cell in head.strip("| ").split("|")]
+    measured = dict(zip(head, map(float, link[1:])))
     found = set()
     for name, size, _, speed in rows("README.md", "speed-up at 10 Gbit/s"):
         codec = name.strip("*`")
@@ -88,9 +89,23 @@ def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
         found |= {codec} if took else set()
     assert found == {"float32", "int8", "int4"}
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    times = re.search(r"float32 takes ([\d,]+) ms, PyTorch's bfloat16 hook (\d+), INT8 (\d+) and INT4 (\d+)", text).groups()
-    who = "NCCL", "PyTorch's bf16 hook", "INT8", "INT4"
-    assert [float(time.replace(",", "")) for time in times] == [measured[name] for name in who]
+    hook = re.search(r"PyTorch's bfloat16 hook takes (\d+) ms at 10 Gbit/s", text)[1]
+    assert float(hook) == measured["PyTorch's bf16 hook"]
+    steps = {name: dict(zip(head, map(float, cells))) for name, *cells in rows("docs/PERFORMANCE.md", "| nodes and link |")}
+    in_page = {
+        "one machine with NVLink": "1 node x 4 GPUs, NVLink", "one machine without peer": "1 node x 4 GPUs, no peer access",
+        "two nodes, Ethernet of 25": "2 nodes x 2 GPUs, 25 Gbit/s", "two nodes, Ethernet of 10": "2 nodes x 2 GPUs, 10 Gbit/s",
+    }  # fmt: skip
+    for name, nccl, own, _ in rows("README.md", "| your GPUs |"):
+        step = next((steps[place] for begin, place in in_page.items() if name.startswith(begin)), None)
+        numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d,]+) ms", f"{nccl} {own}")]
+        if step:
+            assert numbers == [step[who] for who in ("NCCL", "INT8", "INT4")][: len(numbers)], name
+        else:  # the row of slow links, in seconds
+            slow = steps["2 nodes x 2 GPUs, 1 Gbit/s"]
+            assert (nccl, own) == (f"{slow['NCCL'] / 1e3:.0f} s", f"`int4` {slow['INT4'] / 1e3:.1f} s")
+    larger = re.search(r"126 million weights after 1,500 steps, one seed: float32 ([\d.]+), INT8 ([\d.]+)\.", text).groups()
+    assert larger == tuple(f"{float(row[-1]):.3f}" for row in rows("docs/CODECS.md", "at the end, more text"))
     losses = re.search(r"float32 ([\d.]+), INT8 ([\d.]+), INT4 ([\d.]+)\.", text).groups()
     expected = {
         sent.split(", ")[-1]: loss
