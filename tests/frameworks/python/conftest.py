@@ -9,6 +9,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "examples" / "python"), str(ROOT / "python")]
+sys.path.append(str(ROOT / "tests" / "python"))  # for tiers.py
 # For the examples, which are programs of their own.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
 if not os.environ.get("GRADCODEC_LIBRARY"):

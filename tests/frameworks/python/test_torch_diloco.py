@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from gradcodec import GradCodecError, _torch_groups
 from gradcodec.torch import DiLoCo
 from ranks import in_turn, on_groups, on_ranks
+from tiers import both
 
 SHAPES = {"a": (6, 5), "b": (31,), "c": (3, 4), "d": (40,)}
 
@@ -568,7 +569,7 @@ def check_what_survives(diloco, before):
         np.testing.assert_allclose(now.ravel(), values([total])[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("deaths", [[6, 2, 4]])
+@pytest.mark.parametrize("deaths", both(quick=[[6, 2, 4]], all=[[6, 2, 4], *([n % 9, n % 7, n % 5] for n in range(16))]))
 def test_survivors_of_ranks_that_die_within_exchanges_lose_nothing(deaths, tmp_path):
     """Of w ranks each sends w - 1 messages of chunks and as many of means, and then says how it went. Of four ranks, after
     two messages: two of the others have all chunks, and the third has not."""
