@@ -29,7 +29,8 @@ from common import ROOT, markdown, save
 
 # --- what is run ------------------------------------------------------------------------------------------------------
 
-Run = namedtuple("Run", "optimizer codec error world")
+# `gather`: the codec that FSDP gathers parameters in; with "int8, layers" the embeddings and the last matrix stay exact.
+Run = namedtuple("Run", "optimizer codec error world gather", defaults=["none"])
 
 # Those of block codecs that arrive as they are, first without errors.
 BLOCKS = [("bf16", "none"), ("mxfp8", "none"), ("int8", "none"), ("int8", "float32"), ("int4", "none"),
@@ -45,6 +46,7 @@ RUNS = [
     *(Run(optimizer, *codec, world) for world in (2, 8) for optimizer, *codec in [
         ("adamw", *PLAIN), ("adamw", "int8", "none"), ("adamw", "int4", "none"), ("adamw", "int4", "float32"),
         ("1-bit adam", "onebit", "float32"), ("lion", "sign", "none")]),
+    *(Run("adamw", *PLAIN, 4, gather) for gather in ("int8", "mxfp8", "int8, layers")),
 ]  # fmt: skip
 
 # Steps, examples of a batch (all ranks together), the learning rate of each optimizer, and Adam's epsilon.
@@ -197,6 +199,28 @@ class Exchange:
             codec.close()
 
 
+class Gather:
+    """The weights with which all ranks compute, of exact ones."""
+
+    def __init__(self, library, torch, run, model, device):
+        self.torch, self.codec = torch, None
+        if run.gather == "none":
+            return
+        codec, *layers = run.gather.split(", ")
+        raw = [len(shape) < 2 or (layers and "." not in name) for name, shape in model.shapes.items()]
+        self.sizes = [math.prod(shape) for shape in model.shapes.values()]
+        self.codec = library.codec(codec, self.sizes, error="none", device=device, raw=list(map(bool, raw)))
+        self.payload = torch.empty(self.codec.payload_bytes, dtype=torch.uint8, device=device)
+
+    def __call__(self, x):
+        if self.codec is None:
+            return x
+        self.codec.encode(list(self.torch.split(x, self.sizes)), self.payload)
+        decoded = self.torch.empty_like(x)
+        self.codec.decode(self.payload, list(self.torch.split(decoded, self.sizes)))
+        return decoded
+
+
 class Optimizer:
     """One step on `x`, all weights as one vector, given the ranks' gradients, [W, n]."""
 
@@ -332,9 +356,9 @@ def train(torch, library, stack, data, task, run, seed):
     shapes = list(stack.model.shapes.values())
     plain = Exchange(library, torch, run, shapes, stack.device)
     sent = plain if run.codec == "float32" else Exchange(library, torch, run, shapes, stack.device, run.codec)
-    optimizer = Optimizer(torch, run, x, task, plain, sent)
+    optimizer, gathered = Optimizer(torch, run, x, task, plain, sent), Gather(library, torch, run, stack.model, stack.device)
     for step in range(1, task.steps + 1):
-        stack.take(x)
+        stack.take(gathered(x))
         stack.learn(data.batch(task.batch, generator))
         optimizer.step(step, task.rates[run.optimizer] * rate_of(step, task.steps), stack.gradients)
     stack.take(x)
@@ -361,7 +385,7 @@ def show(document):
         rows.append([*run, *numbers, len(of), f"{of[0]['bytes'] / 1e6:,.1f}"])
     if rows:
         print(f"\n{document['results'][0]['parameters']:,} parameters, {document['task']}\n")
-        heads = ["optimizer", "codec", "errors", "ranks", "loss", "lowest to highest", "seeds", "MB sent by a rank"]
+        heads = ["optimizer", "codec", "errors", "ranks", "gathered", "loss", "lowest to highest", "seeds", "MB sent by a rank"]
         print(markdown(heads, rows, left=3))
 
 
@@ -383,6 +407,7 @@ def main():
     parser.add_argument("--size", choices=SIZES, help="full where torch has a GPU, otherwise small")
     parser.add_argument("--device", help="cpu or cuda:0; the GPU where there is one")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="of a run, if not those of the size")
     parser.add_argument("--only", default="", help="runs whose name has these words: 'adamw int4'")
     parser.add_argument("--rate", type=float, help="another learning rate, to find one")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/bench/accuracy.json")
@@ -398,9 +423,12 @@ def main():
     device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     size = options.size or ("small" if device == "cpu" else "full")
     where = torch.cuda.get_device_name() if device != "cpu" else "CPU"
-    document = kept_or_new(options.out, {"size": size, "device": where, "torch": torch.__version__, "rate": options.rate})
+    document = kept_or_new(options.out, {"size": size, "device": where, "torch": torch.__version__, "rate": options.rate,
+                                          "steps": options.steps})  # fmt: skip
     done = {(one["seed"], *(one[name] for name in Run._fields)) for one in document["results"]}
     task = SIZES[size]
+    if options.steps:
+        task = task._replace(steps=options.steps)
     if options.rate:
         task = task._replace(rates=dict.fromkeys(task.rates, options.rate))
     model, data = Transformer(task), Text(torch, task)
@@ -409,7 +437,7 @@ def main():
     for seed in range(options.seeds):
         stack = None
         for run in RUNS:
-            title = f"{run.optimizer} {run.codec} errors={run.error} ranks={run.world}"
+            title = f"{run.optimizer} {run.codec} errors={run.error} ranks={run.world} gathered={run.gather}"
             if (seed, *run) in done or not all(word in title for word in options.only.split()):
                 continue
             if stack is None or stack.world != run.world:
