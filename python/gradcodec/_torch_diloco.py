@@ -42,16 +42,17 @@ class DiLoCo:
     `model`: its parameters that require grad now, in float32, float16 or bfloat16, on one device; all take the values
     of the group's rank 0. Buffers stay each rank's own. `outer`: a function that makes an optimizer of a list of
     tensors, called once per fragment; None: SGD with lr 0.7 and Nesterov momentum of 0.9. `fragments`: at most as many
-    as parameters and as inner steps in a round; parameters are divided in their order, in parts of about equal size.
-    `delay`: inner steps, below sync_every / fragments, that run beside the exchange. `alpha`: 0 to 1. `codec`, `error`:
-    as in AllReduce. `group`: None: the default one. For FSDP2's sharded parameters it is required: the ranks that have
-    the same shard, which decide on a round for that shard alone. A wrong argument on one rank is refused on all.
+    as parameters and as `sync_every`; parameters are divided in their order, in parts of about equal size. `delay`:
+    inner steps, below sync_every / fragments, that run beside the exchange. `alpha`: 0 to 1. `codec`, `error`: as in
+    AllReduce. `group`: None: the default one. For FSDP2's sharded parameters it is required: the ranks that have the
+    same shard. They decide on a round for that shard alone, so one shard may take back a round that another applies. A
+    wrong argument on one rank is refused on all.
 
     *Rounds.* A round is the exchange of one fragment. `steps`, `rounds` and `taken_back` count inner steps, rounds that
     were applied, and rounds that were taken back. A round is taken back on all ranks alike, so that copies, momentum
     and errors are those before it, and local parameters stay:
 
-    - if a parameter is not finite on one rank. That rank takes the global copy, with a warning;
+    - if a parameter is not finite on one rank. That rank takes the global copy of all parameters, with a warning;
     - if the mean is not finite;
     - if the exchange fails on one rank. Then step() raises GradCodecError on all ranks, and training can go on;
     - if ranks are not at the same inner step. Then step() raises on all ranks.
@@ -59,7 +60,7 @@ class DiLoCo:
     If ranks cannot agree on how a round has ended, because one is lost, step() raises what torch.distributed raises.
     The round is then *unsettled*: it may be applied on some ranks only. Before the next round, and in
     load_state_dict(), ranks compare `rounds`. Those behind take the global copy and the momentum of one that is ahead,
-    and commit the errors of that round; what they have moved since then is lost. If no rank is ahead, the round is
+    and keep the errors that this round left; what they have moved since then is lost. If no rank is ahead, the round is
     taken back.
 
     *Threads.* With `delay` a thread of this object exchanges, over a communicator that nothing else uses, and on CUDA
