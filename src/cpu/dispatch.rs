@@ -5,8 +5,6 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use crate::dlpack::rules::BitRule;
-
 /// The instruction sets, in the order of the tables of [`multiversion`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
@@ -87,8 +85,8 @@ impl InstructionSet {
     }
 }
 
-/// The types of elements that functions are compiled for: `BoolByte`, `u16`, `u32`, `u64`; `u8`.
-pub const TYPES: usize = 5;
+/// The types of elements that functions are compiled for: `u8`, `u16`, `u32`, `u64`.
+pub const TYPES: usize = 4;
 
 /// Which of the compiled functions to call: for an instruction set that this processor has, and a type of element.
 #[derive(Clone, Copy)]
@@ -98,16 +96,9 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// For packing by a rule. `set` is one of [`InstructionSet::available`].
+    /// For elements of `size` bytes: 1, 2, 4 or 8. `set` is one of [`InstructionSet::available`].
     #[inline(always)]
-    pub fn packing(set: InstructionSet, rule: BitRule) -> Self {
-        let variant = Self::unpacking(set, rule.size);
-        if rule.size == 1 && (rule.first_zero, rule.span) != (0, 0) { Self { element: 4, ..variant } } else { variant }
-    }
-
-    /// For unpacking to elements of `size` bytes: 1, 2, 4 or 8.
-    #[inline(always)]
-    pub fn unpacking(set: InstructionSet, size: usize) -> Self {
+    pub fn new(set: InstructionSet, size: usize) -> Self {
         Self { set, element: size.trailing_zeros() as usize }
     }
 
@@ -144,15 +135,15 @@ macro_rules! multiversion {
         /// That of the generic function; the variant is of such elements, and of a set that this processor has.
         #[inline(always)]
         pub unsafe fn $name(variant: $crate::cpu::dispatch::Variant, $($argument: $type),*) {
-            use $crate::cpu::{dispatch::{SETS, TYPES}, simd::{BoolByte, Element, Simd}};
+            use $crate::cpu::{dispatch::{SETS, TYPES}, simd::{Element, Simd}};
             multiversion!(@compile [T: Element] [Simd<T>] ($($argument: $type),*) () ($($generic)::+));
             type Compiled = unsafe fn($($type),*);
             static TABLE: [[Compiled; TYPES]; SETS] = [
-                [portable::<BoolByte>, portable::<u16>, portable::<u32>, portable::<u64>, portable::<u8>],
+                [portable::<u8>, portable::<u16>, portable::<u32>, portable::<u64>],
                 #[cfg(target_arch = "x86_64")]
-                [avx2::<BoolByte>, avx2::<u16>, avx2::<u32>, avx2::<u64>, avx2::<u8>],
+                [avx2::<u8>, avx2::<u16>, avx2::<u32>, avx2::<u64>],
                 #[cfg(target_arch = "x86_64")]
-                [avx512::<BoolByte>, avx512::<u16>, avx512::<u32>, avx512::<u64>, avx512::<u8>],
+                [avx512::<u8>, avx512::<u16>, avx512::<u32>, avx512::<u64>],
             ];
             // SAFETY: the conditions of the generic function hold, and the processor has the variant's instructions.
             unsafe { variant.of(&TABLE)($($argument),*) }

@@ -117,7 +117,7 @@ pub unsafe fn move_all(set: InstructionSet, size: usize, dst: *mut u8, src: *con
 /// # Safety
 /// `set` is there; the plane's elements can be read from `src` on, written from `dst` on, and do not overlap.
 pub unsafe fn move_plane(set: InstructionSet, size: usize, dst: *mut u8, src: *const u8, plane: &Plane) {
-    let variant = Variant::unpacking(set, size);
+    let variant = Variant::new(set, size);
     // SAFETY: the elements of the plane can be read and written, and the processor has the instructions.
     unsafe {
         match size {

@@ -6,8 +6,6 @@
 mod across;
 mod flat;
 mod kernels;
-#[cfg(test)]
-mod tests;
 mod tiled;
 
 use std::ops::Range;
@@ -48,13 +46,13 @@ const fn stream_unpacked(size: usize) -> i64 {
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
 pub fn pack(plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) {
-    let job = Job::new(plan, Variant::packing(InstructionSet::chosen(), rule), src.data(), dst.data());
+    let job = Job::new(plan, Variant::new(InstructionSet::chosen(), plan.size), src.data(), dst.data());
     job.pack(rule);
 }
 
 /// Writes the bits in the bytes of `src` to the elements of `dst`. `plan` was made from these two views.
 pub fn unpack(plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) {
-    let job = Job::new(plan, Variant::unpacking(InstructionSet::chosen(), plan.size), dst.data(), src.data());
+    let job = Job::new(plan, Variant::new(InstructionSet::chosen(), plan.size), dst.data(), src.data());
     job.unpack(|_| (patterns, i64::MAX));
 }
 
@@ -62,7 +60,7 @@ pub fn unpack(plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>
 pub fn unpack_chunks(
     plan: &BitPlan, groups: i64, patterns: impl Fn(i64) -> Patterns + Sync, src: &View<'_>, dst: &View<'_>,
 ) {
-    let job = Job::new(plan, Variant::unpacking(InstructionSet::chosen(), plan.size), dst.data(), src.data());
+    let job = Job::new(plan, Variant::new(InstructionSet::chosen(), plan.size), dst.data(), src.data());
     job.unpack(|group| (patterns(group / groups), (group / groups + 1) * groups));
 }
 

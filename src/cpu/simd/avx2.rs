@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BoolByte, Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
+use super::{Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
 
 /// AVX2.
 pub struct Avx2;
@@ -37,6 +37,9 @@ trait Lanes256: Element {
     unsafe fn is_zero(zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
         // SAFETY: the processor has AVX2.
         unsafe {
+            if Self::SIZE == 1 {
+                return Self::equal(elements, _mm256_setzero_si256());
+            }
             // There is no unsigned compare: what is not above the span is the smaller of the two.
             let offsets = Self::subtract(elements, zeros.first.splat());
             Self::equal(Self::smaller(offsets, zeros.span.splat()), offsets)
@@ -44,17 +47,14 @@ trait Lanes256: Element {
     }
 }
 
-/// The instructions for elements of a width: `splat` takes the integer that the closure makes of an element.
+/// The instructions for elements of a width: `$splat` takes a signed integer.
 macro_rules! lanes {
-    ($(
-        $t:ty: |$element:ident| $integer:expr, $splat:ident $subtract:ident $smaller:ident $equal:ident, {$($own:item)*}
-    )*) => {$(
+    ($($t:ty: $integer:ty, $splat:ident $subtract:ident $smaller:ident $equal:ident;)*) => {$(
         impl Lanes256 for $t {
             #[inline(always)]
             unsafe fn splat(self) -> __m256i {
-                let $element = self;
                 // SAFETY: the processor has AVX2.
-                unsafe { $splat($integer) }
+                unsafe { $splat(self as $integer) }
             }
             #[inline(always)]
             unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i {
@@ -71,21 +71,13 @@ macro_rules! lanes {
                 // SAFETY: the processor has AVX2.
                 unsafe { $equal(one, other) }
             }
-            $($own)*
         }
     )*};
 }
 lanes! {
-    u8: |element| element as i8, _mm256_set1_epi8 _mm256_sub_epi8 _mm256_min_epu8 _mm256_cmpeq_epi8, {}
-    u16: |element| element as i16, _mm256_set1_epi16 _mm256_sub_epi16 _mm256_min_epu16 _mm256_cmpeq_epi16, {}
-    u32: |element| element as i32, _mm256_set1_epi32 _mm256_sub_epi32 _mm256_min_epu32 _mm256_cmpeq_epi32, {}
-    BoolByte: |element| element.0 as i8, _mm256_set1_epi8 _mm256_sub_epi8 _mm256_min_epu8 _mm256_cmpeq_epi8, {
-        #[inline(always)]
-        unsafe fn is_zero(_zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
-            // SAFETY: the processor has AVX2.
-            unsafe { Self::equal(elements, _mm256_setzero_si256()) }
-        }
-    }
+    u8: i8, _mm256_set1_epi8 _mm256_sub_epi8 _mm256_min_epu8 _mm256_cmpeq_epi8;
+    u16: i16, _mm256_set1_epi16 _mm256_sub_epi16 _mm256_min_epu16 _mm256_cmpeq_epi16;
+    u32: i32, _mm256_set1_epi32 _mm256_sub_epi32 _mm256_min_epu32 _mm256_cmpeq_epi32;
 }
 
 /// The second vector where `mask` has ones in every bit of a lane, the first where it has none.
@@ -98,14 +90,9 @@ unsafe fn select(mask: __m256i, [zeros, ones]: [__m256i; 2]) -> __m256i {
     unsafe { _mm256_xor_si256(zeros, _mm256_and_si256(mask, _mm256_xor_si256(zeros, ones))) }
 }
 
-/// Elements of a byte.
-trait Byte256: Lanes256 {}
-impl Byte256 for u8 {}
-impl Byte256 for BoolByte {}
-
-impl<T: Byte256> Simd<T> for Avx2 {
+impl Simd<u8> for Avx2 {
     #[inline(always)]
-    unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<T>, src: *const u8) -> u64 {
+    unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<u8>, src: *const u8) -> u64 {
         let mut bits = 0;
         for part in 0..2 {
             // SAFETY: the vector lies within the 64 elements.
@@ -115,7 +102,7 @@ impl<T: Byte256> Simd<T> for Avx2 {
                     let reversed = _mm256_broadcastsi128_si256(_mm_loadu_si128(REVERSED.as_ptr().cast()));
                     elements = _mm256_shuffle_epi8(elements, reversed);
                 }
-                _mm256_movemask_epi8(T::is_zero(zeros, elements))
+                _mm256_movemask_epi8(u8::is_zero(zeros, elements))
             };
             bits |= u64::from(mask as u32) << (part * 32);
         }
@@ -123,7 +110,7 @@ impl<T: Byte256> Simd<T> for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8) {
+    unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<u8>, bits: u64, dst: *mut u8) {
         for part in 0..2 {
             // SAFETY: the vector lies within the room for 64 elements.
             unsafe {

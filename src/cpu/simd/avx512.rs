@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BoolByte, Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
+use super::{Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
 
 /// AVX-512 F and BW, and BMI2.
 pub struct Avx512;
@@ -52,23 +52,27 @@ trait Lanes512: Element {
     #[inline(always)]
     unsafe fn ones(zeros: ZeroRange<Self>, elements: __m512i) -> u64 {
         // SAFETY: the processor has AVX-512.
-        unsafe { Self::above(Self::subtract(elements, zeros.first.splat()), zeros.span.splat()) }
+        unsafe {
+            if Self::SIZE == 1 {
+                return Self::meet(elements, elements);
+            }
+            Self::above(Self::subtract(elements, zeros.first.splat()), zeros.span.splat())
+        }
     }
 }
 
-/// The instructions for elements of a width, whose lanes have a mask of type `$mask`: `splat` takes the integer that the
-/// closure makes of an element.
+/// The instructions for elements of a width, whose lanes have a mask of type `$mask`: `$splat` takes a signed
+/// integer.
 macro_rules! lanes {
     ($(
-        $t:ty: |$element:ident| $integer:expr, $mask:ty,
-        $splat:ident $load:ident $store:ident $subtract:ident $above:ident $meet:ident $select:ident, {$($own:item)*}
+        $t:ty: $integer:ty, $mask:ty,
+        $splat:ident $load:ident $store:ident $subtract:ident $above:ident $meet:ident $select:ident;
     )*) => {$(
         impl Lanes512 for $t {
             #[inline(always)]
             unsafe fn splat(self) -> __m512i {
-                let $element = self;
                 // SAFETY: the processor has AVX-512.
-                unsafe { $splat($integer) }
+                unsafe { $splat(self as $integer) }
             }
             #[inline(always)]
             unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i {
@@ -101,32 +105,22 @@ macro_rules! lanes {
                 // SAFETY: the processor has AVX-512.
                 unsafe { $select(zeros, lanes as $mask, ones) }
             }
-            $($own)*
         }
     )*};
 }
 lanes! {
-    u8: |element| element as i8, __mmask64,
+    u8: i8, __mmask64,
     _mm512_set1_epi8 _mm512_maskz_loadu_epi8 _mm512_mask_storeu_epi8 _mm512_sub_epi8 _mm512_cmpgt_epu8_mask
-    _mm512_test_epi8_mask _mm512_mask_mov_epi8, {}
-    u16: |element| element as i16, __mmask32,
+    _mm512_test_epi8_mask _mm512_mask_mov_epi8;
+    u16: i16, __mmask32,
     _mm512_set1_epi16 _mm512_maskz_loadu_epi16 _mm512_mask_storeu_epi16 _mm512_sub_epi16 _mm512_cmpgt_epu16_mask
-    _mm512_test_epi16_mask _mm512_mask_mov_epi16, {}
-    u32: |element| element as i32, __mmask16,
+    _mm512_test_epi16_mask _mm512_mask_mov_epi16;
+    u32: i32, __mmask16,
     _mm512_set1_epi32 _mm512_maskz_loadu_epi32 _mm512_mask_storeu_epi32 _mm512_sub_epi32 _mm512_cmpgt_epu32_mask
-    _mm512_test_epi32_mask _mm512_mask_mov_epi32, {}
-    u64: |element| element as i64, __mmask8,
+    _mm512_test_epi32_mask _mm512_mask_mov_epi32;
+    u64: i64, __mmask8,
     _mm512_set1_epi64 _mm512_maskz_loadu_epi64 _mm512_mask_storeu_epi64 _mm512_sub_epi64 _mm512_cmpgt_epu64_mask
-    _mm512_test_epi64_mask _mm512_mask_mov_epi64, {}
-    BoolByte: |element| element.0 as i8, __mmask64,
-    _mm512_set1_epi8 _mm512_maskz_loadu_epi8 _mm512_mask_storeu_epi8 _mm512_sub_epi8 _mm512_cmpgt_epu8_mask
-    _mm512_test_epi8_mask _mm512_mask_mov_epi8, {
-        #[inline(always)]
-        unsafe fn ones(_zeros: ZeroRange<Self>, elements: __m512i) -> u64 {
-            // SAFETY: the processor has AVX-512.
-            unsafe { Self::meet(elements, elements) }
-        }
-    }
+    _mm512_test_epi64_mask _mm512_mask_mov_epi64;
 }
 
 impl<T: Lanes512> Simd<T> for Avx512 {
