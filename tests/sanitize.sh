@@ -212,6 +212,12 @@ if [ -x build/venv/bin/python ]; then
         tests/spec/test_codec.py -k "(block_codecs or random) and cuda"
     step "kernels of bits, signs and copies" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
         tests/spec/test_parity.py tests/spec/test_copies.py -k "any_layout or ((nothing_else or vote_signs) and cuda)"
+    for set in portable avx2 avx512; do # the best one stands for a set that the processor lacks
+        step "bits and signs on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+            tests/spec/test_parity.py -k "(nothing_else or vote_signs) and cpu"
+        step "copies on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+            tests/python/test_copy.py -k nowhere_else
+    done
 else
     skip "kernels of codecs" "no build/venv: make test-python makes it"
 fi

@@ -7,8 +7,6 @@
 //! time: gathered as by a copy, cast, and scattered as by a copy.
 
 mod casts;
-#[cfg(test)]
-mod tests;
 
 use std::{iter, mem::MaybeUninit, ops::Range, ptr};
 
@@ -30,7 +28,7 @@ use super::plan::{Conversion, CopyPlan};
 use casts::{BLOCK, Cast};
 
 /// Bytes of both sides that are worth waking another thread for, and that a part has at least, as in `bits`.
-const BYTES_A_THREAD: i64 = if cfg!(test) { 64 << 10 } else { 4 << 20 };
+const BYTES_A_THREAD: i64 = 4 << 20;
 const BYTES_A_PART: i64 = BYTES_A_THREAD / 4;
 
 /// Copies the elements of `src` to those of `dst`. `plan` was made of these two.

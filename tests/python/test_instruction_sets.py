@@ -1,0 +1,28 @@
+"""Tests of bits, signs and copies on the CPU with each other instruction set: a process chooses one once, and all other
+tests here take the best. tests/golden.rs has the codecs."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tiers import both
+
+TESTS = pathlib.Path(__file__).resolve().parent.parent
+CHOSEN = both(
+    quick=[("python/test_copy.py", "nowhere_else or numpy_says"), ("spec/test_parity.py", "cpu and not length")],
+    all=[
+        ("python/test_copy.py", "nowhere_else or numpy_says"), ("spec/test_parity.py", "cpu and not length"),
+        ("spec/test_parity.py", "cpu and length"), ("python/test_bits.py", "not large"), ("python/test_copy.py", "large"),
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tests, chosen", CHOSEN)
+@pytest.mark.parametrize("name", ["portable", "avx2"])
+def test_each_set_gives_the_results_of_the_models(name, tests, chosen):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS / tests, "-k", chosen]
+    done = subprocess.run(command, env={**os.environ, "GRADCODEC_CPU": name}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
