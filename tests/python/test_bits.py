@@ -39,14 +39,6 @@ def test_large_matrices_are_packed_and_unpacked_in_c_order(dtype, lie):
     both_ways(HostBench(), Layout(dtype, (1031, 2053), **lie), 2, BIG, np.random.default_rng(5))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int16"])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("shape", both(quick=[(19, 67, 131)], all=[(19, 67, 131), (5, 33, 18, 70), (3, 64, 129, 16)]))
-def test_dimensions_in_any_order_are_read_and_written_in_c_order(shape, order, dtype):
-    for axes in itertools.permutations(range(len(shape))):
-        both_ways(HostBench(), Layout(dtype, shape, order=axes), 3, order, np.random.default_rng(6))
-
-
 # Of some 5,000 elements: more than pass through the stack at once.
 @pytest.mark.parametrize("inner", [*range(1, 20), 31, 33, 57, 58, 63, 64, 65])
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from block_model import BF16, FORMATS, INT4, INT8, MEAN, SUM
-from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow
+from codec_model import ONEBIT, f32, narrow
 from codecs_c import same
 from nodes_model import FlatModel, NodesModel, world_model
 
@@ -73,30 +73,6 @@ def test_what_arrives_and_what_is_kept_are_the_sum_of_the_gradients(codec, nodes
         assert np.abs(given - arrived - kept(world)[0]).max() < 4e-6
 
 
-WORLDS = [(1, 4), (2, 2), (4, 1), (1, 4), (2, 3), (1, 6)]
-
-
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("reduction", [MEAN, SUM])
-def test_what_is_kept_stays_constant_from_world_to_world(codec, reduction):
-    rng, segments = np.random.default_rng(codec), [300, 0, 7, 1000]
-    options = dict(reduction=reduction, **({"raw": [0, 0, 1, 0]} if codec in FORMATS else {}))
-    before = None
-    for nodes, ranks in WORLDS:
-        world = world_model(nodes, ranks, codec=codec, segments=segments, **options)
-        if before is not None:
-            workers = np.stack([model.errors(0) for model in before.models])
-            server = np.zeros(sum(segments), f32)
-            for model in before.models:
-                server[model.shard_places()] = model.errors(1)
-            world.errors_in(workers, server)
-            assert np.abs(kept(world)[0] - kept(before)[0]).max() < 1e-5
-            assert np.abs(kept(world)[0]).max() > 1e-4
-        for _ in range(3):
-            world.run([[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(nodes * ranks)])
-        before = world
-
-
 @pytest.mark.parametrize("codec", FORMATS)
 def test_a_sum_where_one_rank_of_each_node_has_numbers_is_the_flat_sum_of_those(codec):
     rng, segments = np.random.default_rng(1), [400, 33]
@@ -106,40 +82,6 @@ def test_a_sum_where_one_rank_of_each_node_has_numbers_is_the_flat_sum_of_those(
     found = NodesModel(2, 2, **options).run([gradients[0], zeros, gradients[1], zeros])
     for one, other in zip(found[0], FlatModel(2, **options).run(gradients)[0]):
         same(one, other, "values")
-
-
-@pytest.mark.parametrize("policy", [PROPAGATE, ZERO, TRANSACTIONAL])
-@pytest.mark.parametrize("wrong", ["gradient", "factor", "sum"])
-def test_what_is_not_finite_is_flagged_on_all_ranks(policy, wrong):
-    segments = [100, 5]
-    for codec in CODECS:
-        world = NodesModel(2, 3, codec=codec, segments=segments, nonfinite=policy)
-        gradients = [[np.full(n, 3e38 if wrong == "sum" else 1, f32) for n in segments] for _ in range(6)]
-        if wrong == "gradient":
-            gradients[4][0][70] = np.nan
-        world.run(gradients, [None, np.inf, *[None] * 4] if wrong == "factor" else None)
-        assert [model.flags for model in world.models] == [NONFINITE] * 6
-        for model in world.models:
-            model.commit()
-        if policy == TRANSACTIONAL:
-            assert [model.flags for model in world.models] == [NONFINITE | TAKEN_BACK] * 6
-            assert not any(model.errors(which).any() for model in world.models for which in (0, 1))
-
-
-@pytest.mark.parametrize("step, sender, receiver", [
-    ("values", 1, 0), ("encoded", 2, 0), ("reduced", 3, 1), ("gathered", 0, 1)
-])  # fmt: skip
-def test_a_wrong_header_is_corrupt_on_the_ranks_that_can_know(step, sender, receiver):
-    world = NodesModel(2, 2, codec=INT8, segments=[1000], nonfinite=TRANSACTIONAL)
-
-    def before(name, one, other, data):
-        return bytes([data[0] ^ 1]) + data[1:] if (name, one, other) == (step, sender, receiver) else data
-
-    world.before = before
-    found = world.run([[np.ones(1000, f32)]] * 4)
-    told = {"values": range(4), "encoded": range(4), "reduced": [0, 1], "gathered": [1]}[step]
-    assert [model.flags for model in world.models] == [CORRUPT if rank in told else 0 for rank in range(4)]
-    assert [values is None for values in found] == [rank in told for rank in range(4)]
 
 
 def test_pieces_of_short_segments_fit_a_block():

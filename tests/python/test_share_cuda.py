@@ -351,32 +351,6 @@ def test_a_copy_shows_nothing_else_and_needs_nobody():
     shares(script)
 
 
-def test_a_copy_of_any_strides_is_compact():
-    script = """
-    whole = np.arange(12 * 10, dtype="f4").reshape(12, 10)
-    cases = [np.s_[:, ::2], np.s_[::-1], np.s_[3:7, 1:]]
-    def here(end):
-        memory = on_card(whole)
-        for case in [*cases, None]:
-            part = whole.T if case is None else whole[case]
-            view = over(memory.struct.dl_tensor.data + part.ctypes.data - whole.ctypes.data, part)
-            check(lib.gc_share_send(view.managed, end.fileno(), COPY, 0, None))
-        hear(end)
-    def there(end):
-        for case in [*cases, None]:
-            part = whole.T if case is None else whole[case]
-            tensor = receive(end)
-            dl = tensor.contents.dl_tensor
-            strides = [part[0].size, 1]
-            assert [dl.strides[k] for k in range(2)] == strides, strides
-            assert (from_card(tensor, part.shape, "f4") == part).all()
-            lib.gc_tensor_free(tensor)
-        say(end)
-    two(here, there)
-    """
-    shares(script)
-
-
 def test_unfinished_work_is_waited_for_on_both_sides():
     # The driver says what is shared or unmapped while work on it is unfinished.
     script = """

@@ -259,57 +259,6 @@ def test_every_address_on_both_sides(card, dtype):
             both_ways(card, Layout(dtype, (count,), shift=shift), 1, BIG, rng, row_shift=row_shift)
 
 
-@pytest.mark.parametrize("n_chunks", [*CHUNKS, 1000])
-def test_every_number_of_chunks(card, n_chunks):
-    rng = np.random.default_rng(16)
-    for dtype in "bool", "int8", "float32":
-        for count in (0, 1, 7, 8, 9, 63, 64, 65, 799, 800, 801, 12_345, 2**16 + 3):
-            for order in ORDERS:
-                both_ways(card, Layout(dtype, (count,)), n_chunks, order, rng, row_shift=count % 3)
-
-
-AXIS_SHAPES = [
-    (), (0,), (1,), (9,), (3, 0), (0, 3), (8, 8), (7, 9), (64, 65), (257, 31), (31, 257), (1000, 3), (3, 1000),
-    (5, 6, 7), (3, 4, 5, 6), (2, 3, 1, 4, 5),
-]  # fmt: skip
-AXIS_SHAPES += gpu.sized(
-    card=[(16, 1024), (1023, 129), (33, 17, 65), (2, 257, 130), (130, 2, 257)], quick=[(5, 17, 33)], all=[(5, 17, 33), (33, 17, 65)]
-)
-
-
-@orders
-@pytest.mark.parametrize("shape", AXIS_SHAPES, ids=str)
-def test_every_axis_and_count(card, shape, order):
-    rng = np.random.default_rng(17)
-    for axis in (AXIS_NONE, *range(-max(1, len(shape)), max(1, len(shape)))):
-        for dtype in "bool", "int8", "uint16", "int32", "uint64":
-            source = Layout(dtype, shape)
-            buffer = random_truth(rng, source)
-            truth = truth_of(source.carve(buffer))
-            packed = np.packbits(truth, axis=numpy_axis(axis), bitorder=ORDERS[order])
-            target = Layout("uint8", packed.shape)
-            with case(shape=shape, axis=axis, dtype=dtype):
-                found = card.into(lib.gc_pack_bits_into, source, buffer, axis, order, target=target)
-                assert_written(target, found, packed)
-                np.testing.assert_array_equal(card.new(lib.gc_pack_bits, source, buffer, axis, order), packed)
-        source = Layout("uint8", shape)
-        buffer = random_bytes(rng, source)
-        array = source.carve(buffer)
-        total = 8 * (array.size if axis == AXIS_NONE else array.shape[axis] if array.ndim else 1)
-        for count in sorted({0, 1, 5, total - 3, total, total + 1, total + 100, -1, -total, COUNT_ALL}):
-            if count != COUNT_ALL and count < -total:
-                continue
-            with case(shape=shape, axis=axis, count=count):
-                expected = unpackbits(array, axis, count, order)
-                found = card.new(lib.gc_unpack_bits, source, buffer, axis, count, order)
-                assert found.shape == expected.shape
-                np.testing.assert_array_equal(found, expected)
-                for dtype in "uint8", "float32", "float64":
-                    target = Layout(dtype, expected.shape)
-                    found = card.into(lib.gc_unpack_bits_into, source, buffer, axis, order, target=target)
-                    assert_written(target, found, zeros_and_ones(expected, dtype))
-
-
 # Shapes in memory whose tiles are of several kinds: words of four bools, lines that are not a multiple of four, more lines
 # than a tile has, long lines, and narrow ones.
 TILES = [(3, 41, 152), (2, 9, 301), (70, 2, 40), (1, 3000, 3), (4, 5, 700)]
