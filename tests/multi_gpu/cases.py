@@ -24,7 +24,7 @@ from block_model import INT4, INT8
 from capi import EXCHANGE, AllReduce, CodecOptions, Comm, Managed, NcclOptions, PeersOptions, Transport, lib
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
-from comms import DeepSpeedRank, World, reference, shards
+from comms import World
 from nccl import Nccl
 from nodes_model import world_model
 
@@ -471,39 +471,6 @@ def digest_of_handle(comm, place, rank, world, n, steps):
         digest = hashlib.sha256(place.get(tensor)).hexdigest()
         place.clear()
     return digest
-
-
-# --- the plain form ---------------------------------------------------------------------------------------------------
-
-
-def plain_inputs(n, step, rank):
-    buffer = np.random.default_rng([n, step, rank]).standard_normal(n).astype(np.float32)
-    if step == 2 and rank == 0 and n:
-        buffer[n // 3] = np.inf
-    return buffer
-
-
-def steps_with_errors(comm, place, rank, world, n, steps):
-    """By step the values, and the errors of worker and server, which are arrays between the steps."""
-    shard, found = shards(n, world)[rank], []
-    errors = [np.zeros(n, np.float32), np.zeros(shard.stop - shard.start, np.float32)]
-    with DeepSpeedRank(comm, rank, world, n, place, place.stream, place.wait) as one:
-        for step in range(steps):
-            found.append(one.step(plain_inputs(n, step, rank), *errors))
-            errors = found[-1][1:]
-    place.clear()
-    gpu.check(lib.gc_comm_async_error(comm))
-    return found
-
-
-def expected_with_errors(world, n, steps):
-    workers = [np.zeros(n, np.float32)] * world
-    servers = [np.zeros(s.stop - s.start, np.float32) for s in shards(n, world)]
-    found = []
-    for step in range(steps):
-        out, workers, servers = reference([plain_inputs(n, step, rank) for rank in range(world)], workers, servers)
-        found.append([[out, workers[rank], servers[rank]] for rank in range(world)])
-    return [[step[rank] for step in found] for rank in range(world)]
 
 
 # --- in a process each ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import cases
 import driver
 from block_model import INT4, INT8
 from capi import Comm, Status, lib
-from cases import Case, compare, expected_of_handle, expected_with_errors
+from cases import Case, compare, expected_of_handle
 from codec_model import SIGN
 from codecs_c import Refused
 from comms import World
@@ -51,12 +51,6 @@ def test_a_handle(group_size, place, case):
         compare(each(world, place, cases.steps_of_handle, case), expected_of_handle(group_size, case))
 
 
-@pytest.mark.parametrize("n", [0, 7, 8193, 1_000_003])
-def test_the_plain_form(group_size, place, n):
-    with World(group_size) as world:
-        compare(each(world, place, cases.steps_with_errors, n, 4), expected_with_errors(group_size, n, 4))
-
-
 @pytest.fixture
 def peers(group_size, pytestconfig):
     if not pytestconfig.cards:
@@ -68,11 +62,6 @@ def peers(group_size, pytestconfig):
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: f"{case.codec}, {case.values}")
 def test_a_handle_over_the_memory_of_peers(peers, place, case):
     compare(each(peers, place, cases.steps_of_handle, case), expected_of_handle(peers.size, case))
-
-
-@pytest.mark.parametrize("n", [0, 7, 8193, 1_000_003])
-def test_the_plain_form_over_the_memory_of_peers(peers, place, n):
-    compare(each(peers, place, cases.steps_with_errors, n, 4), expected_with_errors(peers.size, n, 4))
 
 
 def test_large_tensors_are_those_of_a_group_on_the_cpu(group_size, place, pytestconfig):
@@ -91,7 +80,7 @@ def test_a_rank_that_is_freed_fails_the_others(group_size, place, pytestconfig):
                 leave(world, rank)
                 return None
             try:
-                cases.steps_with_errors(world.comms[rank], place(rank), rank, group_size, 8193, 1)
+                cases.steps_of_handle(world.comms[rank], place(rank), rank, group_size, cases.ONE)
             except Refused as refusal:
                 return refusal.status, lib.gc_comm_async_error(world.comms[rank])
             finally:

@@ -5,7 +5,7 @@ import pytest
 import cases
 from block_model import INT4, INT8
 from capi import Status
-from cases import Case, alternating_on_the_host, compare, expected_of_handle, expected_with_errors, on_rank
+from cases import Case, alternating_on_the_host, compare, expected_of_handle, on_rank
 from codec_model import NONFINITE, SIGN, TRANSACTIONAL
 from test_processes import KINDS, name
 
@@ -42,13 +42,6 @@ def test_memory_that_others_map(peers, pytestconfig, source):
             pytest.skip("NCCL is older than 2.29: its host functions do not say where the windows of others are")
         for of_each in zip(*found):
             compare(of_each, expected_of_handle(ranks.world, case))
-
-
-@pytest.mark.parametrize("way", OVER)
-@pytest.mark.parametrize("n", [7, 100_000, 1_000_003])
-def test_the_plain_form(peers, way, n):
-    ranks = peers.get()
-    compare(ranks.call(on_rank, "cuda", way, cases.steps_with_errors, n, 4), expected_with_errors(ranks.world, n, 4))
 
 
 GRAPHS = [

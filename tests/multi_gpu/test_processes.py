@@ -5,7 +5,7 @@ import pytest
 import cases
 from block_cases import NAMES
 from block_model import INT4, INT8
-from cases import Case, compare, expected_of_handle, expected_with_errors, on_rank
+from cases import Case, compare, expected_of_handle, on_rank
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL
 from comms import World
 
@@ -38,8 +38,6 @@ def test_every_communicator_gives_the_bytes_of_the_model(ranks, on, over):
     usable(ranks, over)
     case = Case()
     compare(ranks.call(on_rank, on, over, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
-    plain = ranks.call(on_rank, on, over, cases.steps_with_errors, 8193, 4)
-    compare(plain, expected_with_errors(ranks.world, 8193, 4))
 
 
 def test_two_levels(ranks, on, usual):
@@ -52,11 +50,6 @@ def test_two_levels(ranks, on, usual):
 @pytest.mark.parametrize("case", KINDS, ids=name)
 def test_a_handle(ranks, on, usual, case):
     compare(ranks.call(on_rank, on, usual, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
-
-
-@pytest.mark.parametrize("n", [0, 7, 100_000, 1_000_003])
-def test_the_plain_form(ranks, on, usual, n):
-    compare(ranks.call(on_rank, on, usual, cases.steps_with_errors, n, 4), expected_with_errors(ranks.world, n, 4))
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(ranks, on, usual):

@@ -16,7 +16,7 @@ from ctypes import POINTER, c_int, c_uint8, c_void_p
 
 from capi import AllReduce, CodecOptions, Comm, NcclOptions
 from codecs_c import Host, Refused, call, same, views
-from comms import DeepSpeedRank, World, handle_on, reference, run_on, shards
+from comms import World, handle_on, run_on
 
 fake = driver()
 assert fake.cuInit(0) == 0
@@ -158,23 +158,6 @@ with Own({size}) as world:
     assert nccl.fake_nccl_communicators() == {size}
 assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (0, {size}, 0)
 """, FAKE_NCCL_POLLS=polls)
-
-
-def test_a_step_is_deepspeeds_formula():
-    run_ranks("""
-n, size = 5003, 3
-zeros = [np.zeros(n, "f4")] * size, [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]
-def rank_of(rank):
-    with DeepSpeedRank(world.comms[rank], rank, size, n, Card(rank)) as one:
-        return one.step(inputs(size, n)[rank], *(errors[rank] for errors in zeros))
-with Own(size) as world:
-    got = world.each(rank_of)
-out, workers, servers = reference(inputs(size, n), *zeros)
-for rank, (buffer, worker, server) in enumerate(got):
-    same(buffer, out, "buffer")
-    same(worker, workers[rank], "worker error")
-    same(server, servers[rank], "server error")
-""")
 
 
 @pytest.mark.parametrize("polls", [0, 5])

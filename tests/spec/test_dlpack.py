@@ -1,8 +1,4 @@
-"""Tensors of PyTorch, CuPy and JAX in, tensors of ours out to them, without a copy; and who releases what."""
-
-import ctypes
-import gc
-import threading
+"""Tensors of PyTorch, CuPy and JAX in, tensors of ours out to them, without a copy."""
 
 import numpy as np
 import pytest
@@ -12,8 +8,8 @@ import dlpack
 import driver
 import gpu
 import layouts
-from capi import ALIGNMENT, BIG, RELEASE, Managed, Versioned, byref, lib
-from capsules import LEGACY, VERSIONED, capsule_pointer, capsule_set_name
+from capi import ALIGNMENT, Managed, byref, lib
+from capsules import LEGACY, VERSIONED
 from dlpack import capsule, exporter
 from gpu import check, pack_chunks, view_of
 
@@ -60,24 +56,6 @@ class CuPy(Torch):
 
 
 frameworks = pytest.mark.parametrize("framework", [Torch, CuPy])
-
-
-class Lent:
-    """Device memory lent to the library; `releases` holds the context of every call back."""
-
-    def __init__(self, size):
-        self.releases, self.memory = [], driver.Memory(size)
-        self.callback = RELEASE(self.releases.append)
-
-    def tensor(self, shape, dtype, strides=None, context=42):
-        out = Managed()
-        check(
-            lib.gc_tensor_from_pointer(
-                self.memory.address, gpu.device(), capi.dldtype(dtype), len(shape), capi.int64s(shape),
-                capi.int64s(strides) if strides else None, self.callback, context, byref(out),
-            )
-        )  # fmt: skip
-        return out
 
 
 @both_forms
@@ -137,71 +115,6 @@ def test_an_empty_tensor_is_written_by_a_framework_and_keeps_its_address(framewo
     assert framework.pointer(array) == address
     driver.synchronize()
     np.testing.assert_array_equal(driver.download(address, values.nbytes), values.reshape(-1).view(np.uint8))
-
-
-@both_forms
-@frameworks
-def test_memory_that_was_lent_is_let_go_by_the_last_user(framework, form):
-    framework, lent = framework(), Lent(4096)
-    driver.upload(lent.memory.address, np.arange(1024, dtype=np.int32))
-    owner = capsule(lent.tensor((10, 3), "int32", strides=(3, 1)), form)
-    array = framework.take(owner)
-    assert framework.pointer(array) == lent.memory.address
-    np.testing.assert_array_equal(framework.numpy(array), np.arange(30).reshape(10, 3))
-    del owner
-    assert lent.releases == []
-    piece = array[2:4]
-    del array
-    gc.collect()
-    assert lent.releases == []
-    del piece
-    gc.collect()
-    assert lent.releases == [42]
-    lent.memory.free()
-
-
-def test_every_new_tensor_is_aligned_and_chunks_are_adjacent():
-    with driver.Memory(2**20) as memory:
-        driver.fill(memory.address, 1, memory.size)
-        for count in (1, 7, 100, 4097, 2**20):
-            for n_chunks in (1, 2, 3, 7, 100):
-                chunks = pack_chunks(gpu.at(memory.address, (count,), "bool"), n_chunks)
-                first, size = view_of(chunks[0]).data, capi.chunk_bytes(count, n_chunks)
-                assert first % ALIGNMENT == 0
-                assert [view_of(chunk).data - first for chunk in chunks] == [k * size for k in range(n_chunks)]
-                for chunk in reversed(chunks):
-                    lib.gc_tensor_free(chunk)
-        out = Managed()
-        for make in (
-            lambda: lib.gc_unpack_bits(gpu.at(memory.address, (100,)).managed, 0, 77, BIG, byref(out)),
-            lambda: lib.gc_pack_bits(gpu.at(memory.address, (100,)).managed, 0, BIG, byref(out)),
-        ):
-            check(make())
-            assert view_of(out).data % ALIGNMENT == 0
-            lib.gc_tensor_free(out)
-
-
-def test_torchs_tensor_is_taken_and_let_go_on_another_thread():
-    torch = pytest.importorskip("torch")
-    array = torch.arange(1000, device="cuda", dtype=torch.uint8) % 3
-    expected = np.packbits(array.cpu().numpy())
-    torch.cuda.synchronize()
-    owner = array.__dlpack__(stream=1, max_version=(1, 0))
-    if dlpack.form_of(owner) is VERSIONED:
-        tensor = Managed()
-        struct = ctypes.cast(capsule_pointer(owner, VERSIONED), Versioned)
-        check(lib.gc_tensor_from_versioned(struct, byref(tensor)))
-        capsule_set_name(owner, b"used_dltensor_versioned")
-    else:
-        tensor = ctypes.cast(capsule_pointer(owner, LEGACY), Managed)
-        capsule_set_name(owner, b"used_dltensor")
-    del owner, array
-    out = (Managed * 1)()
-    check(lib.gc_pack_chunks(tensor, 1, out))
-    thread = threading.Thread(target=lib.gc_tensor_free, args=(tensor,))
-    thread.start()
-    thread.join()
-    np.testing.assert_array_equal(gpu.take(out[0]), expected)
 
 
 def test_arrays_of_jax_go_in_and_chunks_come_out():

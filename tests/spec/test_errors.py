@@ -132,17 +132,6 @@ def test_a_refusal_changes_nothing(name, stream):
         assert np.array_equal(driver.download(work.target.address, work.out_size), work.work.target.buffer())
 
 
-def test_success_leaves_the_last_error_alone():
-    assert lib.gc_prepare(gpu.device(97)) == Status.UNSUPPORTED_DEVICE
-    words = last_error()
-    with Prepared("pack_chunks") as work:
-        check(work.call(None))
-        for chunk in gpu.pack_chunks(work.src, 3):
-            lib.gc_tensor_free(chunk)
-        work.check()
-    assert last_error() == words
-
-
 def test_a_pending_error_of_the_caller_is_not_taken_for_ours():
     # A driver call of the caller that fails leaves nothing behind that a call of ours would report.
     assert driver.raw("cuMemFree_v2", ctypes.c_uint64(0x1234)) != 0

@@ -111,14 +111,6 @@ def test_preparing_twice_and_at_once_is_fine():
     assert driver.current() == driver.primary()
 
 
-def test_one_error_is_that_of_its_thread():
-    def work(k):
-        with pytest.raises(AssertionError, match=f"axis: {k + 50} "):
-            check(lib.gc_pack_bits(gpu.at(0x10000, (8, 8)).managed, k + 50, BIG, byref(Managed())))
-
-    together(work)
-
-
 # --- kinds of memory --------------------------------------------------------------------------------------------------
 
 
