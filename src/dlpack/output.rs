@@ -426,14 +426,6 @@ mod tests {
     use super::*;
     use crate::ffi::name::Name;
 
-    unsafe extern "C" fn count(context: *mut c_void) {
-        boundary(|| {
-            // SAFETY: the test below passes the address of a counter.
-            unsafe { (*context.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed) };
-            Ok(())
-        });
-    }
-
     fn described<M: ManagedTensorBase>(tensor: *mut M) -> Described<'static> {
         // SAFETY: a tensor of ours, whose lengths live until it is released or taken.
         unsafe { Described::from_dlpack(&Name::new("test"), (*tensor).tensor()).unwrap() }
@@ -449,40 +441,6 @@ mod tests {
             let versioned = to_versioned(&described(tensor), tensor).unwrap().into_raw().next().unwrap();
             from_versioned(&described(versioned), versioned).unwrap().into_raw().next().unwrap()
         }
-    }
-
-    #[test]
-    fn a_million_changes_of_form_are_one_release_on_a_small_stack() {
-        let released = AtomicUsize::new(0);
-        let work = || {
-            let context = ptr::from_ref(&released).cast_mut().cast();
-            let mut byte = 1u8;
-            let mut length = 1;
-            let tensor_of_byte = DLTensor {
-                data: ptr::from_mut(&mut byte).cast(),
-                device: Device::Cpu.to_dlpack(),
-                ndim: 1,
-                dtype: Dtype::U8.to_dlpack(),
-                shape: &mut length,
-                strides: ptr::null_mut(),
-                byte_offset: 0,
-            };
-            // SAFETY: the description is that of `byte`.
-            let lent = unsafe { Described::from_dlpack(&Name::new("test"), &tensor_of_byte).unwrap() };
-            let outputs = from_pointer(&lent, Release { function: Some(count), context }).unwrap();
-            let mut tensor = outputs.into_raw().next().unwrap();
-            for _ in 0..1_000_000 {
-                tensor = there_and_back(tensor);
-            }
-            assert_eq!(data(tensor), tensor_of_byte.data.cast());
-            assert_eq!(released.load(Ordering::Relaxed), 0);
-            // SAFETY: ours, and not used afterwards.
-            unsafe { release(tensor) };
-        };
-        std::thread::scope(|scope| {
-            std::thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, work).unwrap().join().unwrap();
-        });
-        assert_eq!(released.load(Ordering::Relaxed), 1);
     }
 
     #[test]

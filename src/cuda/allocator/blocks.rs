@@ -467,15 +467,10 @@ impl List {
 mod tests {
     use super::*;
 
+    /// Of a device. It stays for ever, and in a static: what looks for leaks sees that it is meant to.
     fn of_device() -> &'static Cache {
-        of_device_with(1 << 30)
-    }
-
-    /// Of a device with so many bytes. It stays for ever, and in a static: what looks for leaks sees that it is meant
-    /// to.
-    fn of_device_with(bytes: usize) -> &'static Cache {
         static CACHES: Mutex<Vec<&'static Cache>> = Mutex::new(Vec::new());
-        let cache: &Cache = Box::leak(Box::new(Cache::of_device(bytes)));
+        let cache: &Cache = Box::leak(Box::new(Cache::of_device(1 << 30)));
         CACHES.lock().unwrap().push(cache);
         cache
     }
@@ -531,55 +526,6 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_has_is_not_used_again_and_freed_once_it_returned() {
-        let home = of_device();
-        for (address, is_released_first) in [(4096, true), (8192, false)] {
-            let mut owner = Some(live_block(home, 7, address, 1024));
-            assert_eq!([home.export(address), home.export(address)], [Some(7); 2]);
-            if is_released_first {
-                owner = None;
-                assert_eq!(home.export(address), Some(7), "a third, while it is exported");
-                home.returned(address, 7);
-            }
-            home.returned(address, 7);
-            home.take_pending(7).make_ready();
-            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_largest(7).is_none());
-            assert!(home.take_retired(7).is_none(), "one has it still");
-            home.returned(address, 8); // of a context that is gone
-            assert!(home.take_retired(7).is_none(), "one has it still");
-            home.returned(address, 7);
-            drop(owner);
-            assert!(taken(home, 7, 1000, 1024).is_none() && home.take_retired(8).is_none());
-            assert!(home.may_have_retired());
-            drop(home.take_retired(7).unwrap()); // which the driver has not freed
-            assert!(home.may_have_retired());
-            let mut freed = home.take_retired(7).unwrap();
-            assert_eq!(freed.largest().unwrap().address, address);
-            freed.forget(address);
-            drop(freed);
-            assert!(home.take_retired(7).is_none() && !home.may_have_retired());
-            assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
-        }
-        released(home, 7, 4096, 1024); // what comes to lie there is a block like others
-        home.take_pending(7).make_ready();
-        assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
-    }
-
-    #[test]
-    fn memory_of_others_that_is_given_away_leaves_nothing_behind() {
-        let home = of_device();
-        let others = (0..10_000).map(|index| index << 21);
-        assert!(others.clone().all(|address| home.export(address).is_none()));
-        // Some of it is freed, and ours comes to lie there, before it is returned: that has nothing to do with ours.
-        let owner = live_block(home, 7, 3 << 21, 1024);
-        assert_eq!(home.lock().live.len(), 1);
-        drop(owner);
-        assert!(home.lock().live.is_empty() && !home.may_have_retired());
-        home.take_pending(7).make_ready();
-        assert_eq!(taken(home, 7, 1000, 1024), Some(3 << 21));
-    }
-
-    #[test]
     fn a_block_that_was_lent_in_a_context_that_is_gone_is_not_the_one_that_lies_there_now() {
         let home = of_device();
         let gone = live_block(home, 7, 4096, 1024);
@@ -623,52 +569,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_released_is_pending_until_it_is_ready() {
-        let home = of_device();
-        released(home, 7, 4096, 1024);
-        assert!(taken(home, 7, 1000, 1024).is_none());
-        home.take_pending(7).make_ready();
-        assert!(taken(home, 8, 1000, 1024).is_none(), "of another context");
-        assert!(taken(home, 7, 1025, 1088).is_none(), "too small");
-        assert!(taken(home, 7, 500, 512).is_none(), "too large");
-        assert_eq!(taken(home, 7, 1000, 1024), Some(4096));
-        assert!(taken(home, 7, 1000, 1024).is_none());
-    }
-
-    #[test]
     fn blocks_that_were_taken_and_not_freed_are_pending_again() {
         let home = of_device();
         released(home, 7, 4096, 1024);
         drop(home.take_pending(7));
         drop(home.take_largest(7));
         assert_eq!(addresses(home, 7), [4096]);
-    }
-
-    #[test]
-    fn the_largest_goes_first_wherever_it_is() {
-        let home = of_device();
-        for (address, capacity) in [(0x10000, 512), (0x20000, 8192), (0x30000, 4096)] {
-            released(home, 7, address, capacity);
-        }
-        home.take_pending(7).make_ready();
-        for (address, capacity) in [(0x40000, 6144), (0x50000, 1024)] {
-            released(home, 7, address, capacity);
-        }
-        released(home, 8, 0x60000, 1 << 20);
-        assert_eq!(addresses(home, 7), [0x20000, 0x40000, 0x30000, 0x50000, 0x10000]);
-        assert_eq!(addresses(home, 8), [0x60000]);
-        assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn the_bound_is_a_share_of_the_card() {
-        let home = of_device_with(64 << 30);
-        released(home, 7, 1 << 32, 2 << 30);
-        assert!(!home.is_beyond_bound());
-        released(home, 7, 1 << 40, 512);
-        assert!(home.is_beyond_bound());
-        assert_eq!(addresses(home, 7).len(), 2);
-        assert!(!home.is_beyond_bound());
     }
 
     #[test]
@@ -683,20 +589,5 @@ mod tests {
         home.lock().forget_gone(home, 9, 0x10800, 0x1000);
         assert_eq!((addresses(home, 7), addresses(home, 8)), (vec![], vec![0x20000]));
         assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn who_finds_nothing_waits_for_those_who_have_blocks_out() {
-        let home = of_device();
-        assert!(!home.wait_for_others());
-        released(home, 7, 4096, 1024);
-        let pending = home.take_pending(7);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| home.wait_for_others());
-            // Whether it waits already or comes when the blocks are back: it returns.
-            pending.make_ready();
-            waiting.join().unwrap();
-        });
-        assert!(taken(home, 7, 1000, 1024).is_some());
     }
 }
