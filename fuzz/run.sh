@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 seconds=${1:-60} seed=${2:-0}
-targets="descriptors model large payloads shares kernels"
+targets="descriptors model payloads shares kernels"
 command -v xz >/dev/null || { echo "FAILED: the corpora are .tar.xz archives, and there is no xz (xz-utils) here"; exit 1; }
 for target in $targets; do
     corpus=../build/fuzz/$target/corpus archive=corpus/$target.tar.xz
@@ -37,7 +37,7 @@ for target in $targets; do
     folder=../build/fuzz/$target
     cargo fuzz build "$target" >"$log" 2>&1 || { cat "$log"; echo "FAILED $target: it does not build"; exit 1; }
     for set in "${sets[@]}"; do
-        # Half a minute is a lot for an input, also for a large one on a machine that does other things.
+        # Half a minute is a lot for an input, also on a machine that does other things.
         if ! GRADCODEC_CPU=$set cargo fuzz run "$target" "$folder/found" "$folder/corpus" -- \
             -max_total_time="$seconds" -seed="$seed" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 \
             >"$log" 2>&1; then

@@ -215,6 +215,8 @@ if [ -x build/venv/bin/python ]; then
     for set in portable avx2 avx512; do # the best one stands for a set that the processor lacks
         step "bits and signs on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/spec/test_parity.py -k "(nothing_else or vote_signs) and cpu"
+        step "large results on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+            tests/python/test_bits.py -k "large_tensors or caches"
         step "copies on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/python/test_copy.py -k nowhere_else
     done

@@ -33,6 +33,23 @@ def test_large_tensors_are_packed_and_unpacked_whole(dtype):
     both_ways(HostBench(), line, 3, LITTLE, np.random.default_rng(11))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_results_are_written_past_the_caches_and_nowhere_else(dtype, threads, set_threads):
+    set_threads(threads)
+    size = np.dtype(dtype).itemsize
+    memory, bits = np.empty((72 << 20) + 128, np.uint8), np.random.default_rng(8).integers(0, 256, (1, (9 << 20) // size), np.uint8)
+    first = 64 - memory.ctypes.data % 64  # stores past the caches want aligned vectors
+    elements = memory[first : first + (72 << 20)].view(dtype)
+    for order, name in ORDERS.items():
+        memory[:], packed = PATTERN, np.full_like(bits, PATTERN)
+        check(lib.gc_unpack_chunks_into(Tensor(bits).view, order, Tensor(elements).view, None))
+        assert np.array_equal(elements, np.unpackbits(bits, bitorder=name))
+        assert (memory[:first] == PATTERN).all() and (memory[first + (72 << 20) :] == PATTERN).all()
+        check(lib.gc_pack_chunks_into(Tensor(elements).view, order, Tensor(packed).view, None))
+        assert np.array_equal(packed, bits)
+
+
 @pytest.mark.parametrize("lie", [dict(order=(1, 0)), dict(steps=(-1, -1))], ids=["transposed", "backwards"])
 @pytest.mark.parametrize("dtype", ["bool", "int32", "float64"])
 def test_large_matrices_are_packed_and_unpacked_in_c_order(dtype, lie):

@@ -188,23 +188,6 @@ def test_values_that_share_a_byte_are_found_in_any_order(place):
         assert status == Status.INVALID_ARGUMENT and says(capi.last_error(), f"values[{other}]", f"values[{place}]", "intersect")
 
 
-def test_errors_in_are_rounded_and_carried():
-    rng = np.random.default_rng(4)
-    for dtype in ("float32", "bfloat16"):
-        with Checked(HOST, codec=ONEBIT, segments=[10, 2000], error=dtype, n_chunks=2, server=1) as codec:
-            codec.encode([gradient(rng, n, "float32", False) for n in codec.model.segments])
-            worker = rng.standard_normal(2010).astype(np.float32)
-            server = rng.standard_normal(codec.model.errors(1).size).astype(np.float32)
-            call("gc_codec_errors_in", codec.handle, HOST.put(worker).view, HOST.put(server).view, None)
-            model = codec.model
-            zeros = [np.float32(0)] * 2
-            model.worker = [codec_model.rounded(e, dtype) for e in np.split(worker, [10])], zeros
-            cuts = np.cumsum([kept.size for kept in model.reducer[0]])[:-1]
-            model.reducer = [codec_model.rounded(e, dtype) for e in np.split(server, cuts)], zeros, 0
-            codec.state()
-            codec.errors()
-
-
 # A byte of a payload of 100, 0 and 100 elements in two chunks, what it becomes, and what the refusal says of it.
 CHANGES = [
     (0, ord("X"), "magic"), (3, 0, "magic"), (4, 2, "version 0x1"), (5, 1, "version"),
@@ -316,20 +299,6 @@ def test_a_state_is_not_read_while_a_step_is_pending():
         ]:  # fmt: skip
             refused(Status.INVALID_ARGUMENT, ["pending"], name, codec.handle, *arguments, None)
         codec.commit()
-        codec.compare_all()
-
-
-def test_a_step_that_was_not_finite_is_taken_back():
-    with Checked(HOST, codec=ONEBIT, segments=[10], nonfinite=TRANSACTIONAL) as codec:
-        codec.encode([np.arange(10, dtype="f4")])
-        codec.commit()
-        codec.encode([np.full(10, np.nan, "f4")])
-        codec.commit()
-        assert codec.flags() == NONFINITE | codec_model.TAKEN_BACK
-        codec.compare_all()
-        codec.encode([np.arange(10, dtype="f4")])
-        codec.encode([np.arange(10, dtype="f4")])  # commits the one before
-        codec.rollback()
         codec.compare_all()
 
 

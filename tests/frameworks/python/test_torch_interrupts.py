@@ -5,7 +5,6 @@ import os
 import random
 import signal
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,15 +13,14 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from ranks import on_ranks  # noqa: E402
 
-import gradcodec  # noqa: E402
 from gradcodec import _torch_groups  # noqa: E402
 from gradcodec.torch import AllReduce, OneBitSGD, all_reduce, compress, shard  # noqa: E402
 
 
 STEPS = 2500 if os.environ.get("GRADCODEC_TESTS") == "all" else 25
 
-# Where a handler does not raise: in itself, where Python ignores what is raised (`remove` is weakref's), and in Client's
-# functions and around them, which a communicator does not call a second time.
+# Where a handler does not raise: in itself, where Python ignores what is raised (`remove` is weakref's), and in a
+# communicator's functions and around them, which it does not call a second time.
 SPARED = {"handle", "arm", "__del__", "remove", "perform", "all_to_all", "all_gather"}
 
 
@@ -185,33 +183,6 @@ class Optimizer:
         return self.weights.detach().clone()
 
 
-class Client:
-    """Without gradcodec.torch: a communicator of two functions of Python."""
-
-    def __init__(self):
-        def all_to_all(to, room):
-            dist.all_to_all_single(torch.from_numpy(np.asarray(room)), torch.from_numpy(np.asarray(to)))
-
-        def all_gather(to, room):
-            dist.all_gather_into_tensor(torch.from_numpy(np.asarray(room)), torch.from_numpy(np.asarray(to)))
-
-        rank, world = dist.get_rank(), dist.get_world_size()
-        self.comm = gradcodec.GradCodec().communicator(rank, world, all_to_all, all_gather)
-        self.allreduce = self.comm.allreduce("int8", [1000], error="none")
-        self.values = np.zeros(1000, np.float32)
-
-    def step(self):
-        self.values[:] = 1 + 2 * dist.get_rank()
-        try:
-            self.allreduce.run([self.values])
-        except gradcodec.GradCodecError as failure:  # of an Exception in a function; others are raised themselves
-            assert isinstance(failure.__cause__, ValueError)
-            raise failure.__cause__
-
-    def result(self):
-        return torch.from_numpy(self.values.copy())
-
-
 def interrupted_steps(make):
     """After a step that raised on any rank all of them begin anew, as DistributedDataParallel requires it."""
     stepper, failed = None, torch.ones(1)
@@ -233,7 +204,7 @@ def interrupted_steps(make):
 
 
 def each_entry_point_is_interrupted():
-    for make in (lambda: Model(is_sharded=False)), (lambda: Model(is_sharded=True)), Optimizer, Client:
+    for make in (lambda: Model(is_sharded=False)), (lambda: Model(is_sharded=True)), Optimizer:
         interrupted_steps(make)
 
 
