@@ -2,7 +2,6 @@
 
 import ctypes
 
-import numpy as np
 import pytest
 
 import capi
@@ -105,31 +104,6 @@ def test_memory_that_is_kept_for_reuse_does_not_starve_an_allocation():
             big = gpu.empty((GIB,))
             lib.gc_tensor_free(big)
     check(lib.gc_trim(gpu.device()))
-
-
-REFUSALS = {
-    "dst too short": (lambda src, dst: dst.shape.__setitem__(1, dst.shape[1] - 1), Status.SHAPE_MISMATCH),
-    "dst not contiguous": (lambda src, dst: dst.strides.__setitem__(1, 2), Status.NOT_CONTIGUOUS),
-    "dst is float": (lambda src, dst: setattr(dst, "dtype", capi.dldtype("float32")), Status.UNSUPPORTED_DTYPE),
-    "src is float": (lambda src, dst: setattr(src, "dtype", capi.dldtype("float32")), Status.UNSUPPORTED_DTYPE),
-    "src without memory": (lambda src, dst: setattr(src, "data", None), Status.INVALID_ARGUMENT),
-    "dst over src": (lambda src, dst: setattr(dst, "data", src.data), Status.INVALID_ARGUMENT),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_changes_nothing(name, stream):
-    spoil, expected = REFUSALS[name]
-    with Prepared("pack_chunks") as work:
-        strides = capi.c_strides(work.expected.shape)
-        work.dst.struct.dl_tensor.strides = capi.int64s(strides)
-        before = driver.download(work.source.address, work.size)
-        spoil(work.src.struct.dl_tensor, work.dst.struct.dl_tensor)
-        for handle in None, stream:
-            assert work.call(handle) == expected, last_error()
-        driver.synchronize()
-        assert np.array_equal(driver.download(work.source.address, work.size), before)
-        assert np.array_equal(driver.download(work.target.address, work.out_size), work.work.target.buffer())
 
 
 def test_a_pending_error_of_the_caller_is_not_taken_for_ours():
