@@ -239,7 +239,7 @@ def test_what_has_no_tensor_goes_to_the_stream_of_the_last_that_had_one(said):
         codec.commit(kind(3))
 
     _, lines = said(calls)
-    assert [line.split()[-1] for line in lines[3:9]] == ["0x1)", "0x63)", "0x63)", "0x37)", "0x7)", "0x37)"], lines
+    assert [line.split()[-1] for line in lines[4:10]] == ["0x1)", "0x63)", "0x63)", "0x37)", "0x7)", "0x37)"], lines
 
 
 def test_a_call_within_a_call_does_not_disturb_it(said):
