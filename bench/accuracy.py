@@ -207,9 +207,9 @@ class Gather:
         if run.gather == "none":
             return
         codec, *layers = run.gather.split(", ")
-        raw = [len(shape) < 2 or (layers and "." not in name) for name, shape in model.shapes.items()]
+        raw = [len(shape) < 2 or (bool(layers) and "." not in name) for name, shape in model.shapes.items()]
         self.sizes = [math.prod(shape) for shape in model.shapes.values()]
-        self.codec = library.codec(codec, self.sizes, error="none", device=device, raw=list(map(bool, raw)))
+        self.codec = library.codec(codec, self.sizes, error="none", device=device, raw=raw)
         self.payload = torch.empty(self.codec.payload_bytes, dtype=torch.uint8, device=device)
 
     def __call__(self, x):

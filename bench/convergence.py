@@ -11,7 +11,6 @@ level; `2 x 2` stands for two nodes of two GPUs, whose links are not limited. A 
 """
 
 import argparse
-import contextlib
 import datetime
 import hashlib
 import math
@@ -43,7 +42,7 @@ SECONDS = 500  # of a run at most
 
 
 def collect(folder, most=305_000_000, largest=400_000):
-    """The C sources below a folder, in an order that does not depend on their names, without generated registers."""
+    """The C sources below a folder, ordered by the SHA-256 of their paths, without generated registers."""
     generated = "drivers/gpu/drm/amd/include", "drivers/gpu/drm/amd/display/dc/dml"
     names = sorted(
         (str(file.relative_to(folder)) for file in folder.rglob("*.[ch]") if file.is_file() and not file.is_symlink()),
@@ -142,7 +141,7 @@ def train(here, on, task, run, seed, text):
     taken_back = optimizer.taken_back if run.codec == "onebit" else compression and compression.taken_back
     found = {"curve": curve, "loss": judge(task.judged[1]), "parameters": parameters, "taken_back": taken_back or 0}
     found |= {"ms": 1e3 * statistics.median(times), "topology": compression.topology if compression else None}
-    with contextlib.suppress(AttributeError):
+    if compression:
         compression.close()
     return {**found, "gpu": torch.cuda.get_device_name() if on == "cuda" else "CPU", "torch": torch.__version__}
 
@@ -196,8 +195,9 @@ def main():
         document["results"].append({"run": name, "seed": options.seed, **found})
         save(options.output, document)
         print(f"{name}, seed {options.seed}: loss {found['loss']:.4f}, {found['ms']:.0f} ms a step", flush=True)
-    print(f"\n{table(document['results'])}")
-    return sys.exit(failed)
+    if document["results"]:
+        print(f"\n{table(document['results'])}")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

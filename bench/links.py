@@ -69,10 +69,10 @@ def main():
     for part in options.only:
         if part in parts:
             continue
-        words = PARTS[part]
+        words = PARTS[part] if "--wrap" in PARTS[part] else [*PARTS[part], *CODECS]
         with tempfile.TemporaryDirectory() as folder:
             to = pathlib.Path(folder) / "nodes.json"
-            done = subprocess.run([*program, *words, *([] if "--wrap" in words else CODECS), "--output", str(to)])
+            done = subprocess.run([*program, *words, "--output", str(to)])
             failed |= done.returncode != 0
             if to.exists():
                 parts[part] = json.loads(to.read_text())

@@ -11,16 +11,11 @@ import pytest
 from tiers import both
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
-CHOSEN = both(
-    quick=[("python/test_copy.py", "nowhere_else or numpy_says"), ("spec/test_parity.py", "cpu and not length")],
-    all=[
-        ("python/test_copy.py", "nowhere_else or numpy_says"), ("spec/test_parity.py", "cpu and not length"),
-        ("spec/test_parity.py", "cpu and length"), ("python/test_bits.py", ""), ("python/test_copy.py", "large"),
-    ],
-)  # fmt: skip
+QUICK = [("python/test_copy.py", "nowhere_else or numpy_says"), ("spec/test_parity.py", "cpu and not length")]
+MORE = [("spec/test_parity.py", "cpu and length"), ("python/test_bits.py", ""), ("python/test_copy.py", "large")]
 
 
-@pytest.mark.parametrize("tests, chosen", CHOSEN)
+@pytest.mark.parametrize("tests, chosen", both(quick=QUICK, all=QUICK + MORE))
 @pytest.mark.parametrize("name", ["portable", "avx2"])
 def test_each_set_gives_the_results_of_the_models(name, tests, chosen):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS / tests, "-k", chosen]

@@ -467,7 +467,7 @@ impl List {
 mod tests {
     use super::*;
 
-    /// Of a device. It stays for ever, and in a static: what looks for leaks sees that it is meant to.
+    /// Of a device. It is never freed. A static keeps it reachable, so a leak checker does not report it.
     fn of_device() -> &'static Cache {
         static CACHES: Mutex<Vec<&'static Cache>> = Mutex::new(Vec::new());
         let cache: &Cache = Box::leak(Box::new(Cache::of_device(1 << 30)));

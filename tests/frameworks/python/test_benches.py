@@ -1,4 +1,5 @@
-"""bench/cpu.py, allreduce_perf.py, training_step.py, convergence.py and ddp_hook.py on the CPU: each runs to its end and has every row."""
+"""bench/cpu.py, allreduce_perf.py, training_step.py, convergence.py and ddp_hook.py on the CPU: each runs to its end
+and has every row."""
 
 import json
 import os

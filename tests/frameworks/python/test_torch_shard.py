@@ -644,7 +644,7 @@ class Transformer(torch.nn.Module):
 
 
 def prefetched(modules, prefetch):
-    """Each has the next brought; modules that are sharded together are a list."""
+    """Sets each module to prefetch the next one; modules that are sharded together are a list."""
     for one, following in zip(modules, modules[1:]):
         for module in one if isinstance(one, list) else [one]:
             prefetch(module, following if isinstance(following, list) else [following])
