@@ -379,8 +379,8 @@ peers: $(PEERS_READY)
 ## With PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if there is one.
 test-peers: $(TEST_LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	$(TESTED) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
-	    $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/native
-	$(TESTED) $(PEERS) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python
+	    $(PEERS) -m pytest -q -rsfE -p no:cacheprovider tests/frameworks/native
+	$(TESTED) $(PEERS) -m pytest -q -rsfE -p no:cacheprovider tests/frameworks/python
 	sh tests/frameworks/native/headers.sh $(PEERS) "$(CXX)" $(TEST_LIB) $(BUILD)/tests/peers
 	sh tests/frameworks/native/nvcc.sh $(PEERS) "$(CXX)" $(TEST_LIB) $(BUILD)/tests/nvcc
 	sh tests/packaging/cmake.sh $(BUILD)/tests/cmake $(TEST_LIB) $(PEERS)
@@ -456,12 +456,12 @@ test-fatbin: $(KERNEL_VENV)/ready
 
 ## The links of the reference site, and each of its pages in Chromium, as wide as a phone; the search.
 test-site: site
-	$(SITE_VENV)/bin/python -m pytest -q -rs -p no:cacheprovider tests/site
+	$(SITE_VENV)/bin/python -m pytest -q -rsfE -p no:cacheprovider tests/site
 
 .PHONY: gpu-test multi-gpu
 ## All tests that need a GPU, with the python3 that has NumPy, pytest, PyTorch and CuPy; compute-sanitizer; test-peers.
 gpu-test: $(LIBRARY)
-	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/spec
+	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) $(PYTHON) -m pytest -q -rsfE -p no:cacheprovider tests/spec
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/spec/sanitize.sh $(PYTHON)
 	$(MAKE) --no-print-directory test-peers TEST_LIB=$(LIB)
 
@@ -471,9 +471,9 @@ gpu-test: $(LIBRARY)
 multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
 multi-gpu: $(LIBRARY)
 	@export GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) failed=; \
-	$(PYTHON) -m pytest -rs -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/spec -m two_devices || failed="$$failed tests/spec"; \
-	$(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/frameworks/python \
+	$(PYTHON) -m pytest -rsfE -p no:cacheprovider tests/multi_gpu $(ON) || failed="$$failed tests/multi_gpu"; \
+	$(PYTHON) -m pytest -q -rsfE -p no:cacheprovider tests/spec -m two_devices || failed="$$failed tests/spec"; \
+	$(PYTHON) -m pytest -q -rsfE -p no:cacheprovider tests/frameworks/python \
 	    -k "another_device or torch_allreduce or torch_compress or torch_shard" || \
 	    failed="$$failed tests/frameworks/python"; \
 	$(PYTHON) bench/allreduce_perf.py --library $(LIBRARY) $(ON) $(BENCH) || failed="$$failed bench/allreduce_perf.py"; \

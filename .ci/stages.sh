@@ -6,6 +6,11 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 touch "$logs/not_run" "$logs/outcomes" "$logs/failed"
 
+why() { # NAME LOG: what failed by pytest's names and assertions, and the end of the output
+    echo "FAILED $1:"
+    { grep -E '^(FAILED|ERROR|E  ) ' "$2" | tail -n 30; tail -n 15 "$2"; } | cut -c 1-300
+}
+
 stage() { # NAME COMMAND...
     local log outcome=passed start=$SECONDS
     log=$(mktemp "$logs/XXXXXX")
@@ -16,7 +21,7 @@ stage() { # NAME COMMAND...
         echo "== $1: $outcome, $((SECONDS - start)) s"
         cat "$log"
         echo "$outcome $1" >>"$logs/outcomes"
-        [ $outcome = passed ] || { echo "FAILED $1:"; tail -n 15 "$log" | cut -c 1-300; } >>"$logs/failed"
+        [ $outcome = passed ] || why "$1" "$log" >>"$logs/failed"
         grep -E 'NOT RUN, because|^SKIPPED[: ][^[]' "$log" | sort -u | sed "s|^|$1: |" >>"$logs/not_run"
     } 9>"$logs/lock"
 }
