@@ -7,11 +7,11 @@ NumPy's DLPack; `read` copies a tensor of the library back in the same way.
 
 import ctypes
 import enum
+import importlib.util
 import os
 import pathlib
 import re
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32
-from ctypes import c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p  # noqa: F401
 
 import numpy as np
 
@@ -48,259 +48,27 @@ READ_ONLY_FLAG = 1
 ALIGNMENT = 256
 
 
-class DLDevice(ctypes.Structure):
-    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
-
-    def __repr__(self):
-        return f"device({self.device_type}, {self.device_id})"
-
-
-class DLDataType(ctypes.Structure):
-    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
-
-    def __repr__(self):
-        return f"dtype({self.code}, {self.bits}, {self.lanes})"
-
-
-class DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("device", DLDevice),
-        ("ndim", c_int32),
-        ("dtype", DLDataType),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    ]
-
-
-class DLManagedTensor(ctypes.Structure):
-    pass
-
-
-class DLManagedTensorVersioned(ctypes.Structure):
-    pass
-
-
-DELETER = ctypes.CFUNCTYPE(None, POINTER(DLManagedTensor))
-DELETER_VERSIONED = ctypes.CFUNCTYPE(None, POINTER(DLManagedTensorVersioned))
-RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
-
-DLManagedTensor._fields_ = [("dl_tensor", DLTensor), ("manager_ctx", c_void_p), ("deleter", DELETER)]
-DLManagedTensorVersioned._fields_ = [
-    ("major", c_uint32),
-    ("minor", c_uint32),
-    ("manager_ctx", c_void_p),
-    ("deleter", DELETER_VERSIONED),
-    ("flags", c_uint64),
-    ("dl_tensor", DLTensor),
-]
-
-
-class KernelShape(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("threads", c_uint32),
-        ("items_per_block", c_uint32),
-        ("shared_bytes", c_uint32),
-        ("cluster", c_uint32),
-        ("reserved", c_uint32 * 3),
-    ]
-
-
-KernelShape.__name__ = "gc_kernel_shape_t"  # as functions.h has it
-
-
-class CodecOptions(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("codec", c_int32),
-        ("device", DLDevice),
-        ("values", DLDataType),
-        ("results", DLDataType),
-        ("error", c_int32),
-        ("scale", c_int32),
-        ("nonfinite", c_int32),
-        ("beta", c_float),
-        ("segments", POINTER(c_int64)),
-        ("n_segments", c_size_t),
-        ("n_elements", c_int64),
-        ("n_chunks", c_size_t),
-        ("server", c_uint64),
-        ("raw", POINTER(c_uint8)),
-        ("reduction", c_int32),
-        ("reserved", c_uint32 * 5),
-    ]
-
-
-CodecOptions.__name__ = "gc_codec_options_t"
-
-
-class Codec(ctypes.Structure):
-    """Opaque."""
-
-
-Codec.__name__ = "gc_codec_t"
-
-EXCHANGE = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, DLDevice, c_void_p)
-
-
-class Transport(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("rank", c_int32),
-        ("world_size", c_int32),
-        ("flags", c_uint32),
-        ("ctx", c_void_p),
-        ("all_to_all", EXCHANGE),
-        ("all_gather", EXCHANGE),
-    ]
-
-
-class NcclOptions(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("comm", c_void_p), ("dl_handle", c_void_p),
-                ("timeout_ms", c_uint32), ("reserved", c_uint32)]
-
-
-NcclOptions.__name__ = "gc_nccl_options_t"
-
-
-class PeersOptions(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("rank", c_int32),
-        ("world_size", c_int32),
-        ("timeout_ms", c_uint32),
-        ("device", DLDevice),
-        ("bytes", c_size_t),
-        ("buffers", POINTER(c_void_p)),
-    ]
-
-
-PeersOptions.__name__ = "gc_peers_options_t"
-
-
-class Comm(ctypes.Structure):
-    """Opaque."""
-
-
-class AllReduce(ctypes.Structure):
-    """Opaque."""
-
-
-class Part(ctypes.Structure):
-    _fields_ = [("segment", c_int64), ("first", c_int64), ("count", c_int64)]
-
-
-Part.__name__ = "gc_part_t"
-
-
-class Share(ctypes.Structure):
-    """Opaque."""
-
-
-class Kernel(ctypes.Structure):
-    """Opaque."""
-
-
-class ElementwiseOptions(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("inputs", c_char_p),
-        ("outputs", c_char_p),
-        ("operation", c_char_p),
-        ("name", c_char_p),
-        ("preamble", c_char_p),
-        ("loop_prep", c_char_p),
-        ("after_loop", c_char_p),
-        ("options", POINTER(c_char_p)),
-        ("n_options", c_size_t),
-        ("nvrtc", c_void_p),
-        ("reserved", c_uint64 * 4),
-    ]
-
-
-class ReductionOptions(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("inputs", c_char_p),
-        ("outputs", c_char_p),
-        ("map", c_char_p),
-        ("reduce", c_char_p),
-        ("post_map", c_char_p),
-        ("identity", c_char_p),
-        ("name", c_char_p),
-        ("reduce_type", c_char_p),
-        ("preamble", c_char_p),
-        ("options", POINTER(c_char_p)),
-        ("n_options", c_size_t),
-        ("nvrtc", c_void_p),
-        ("reserved", c_uint64 * 4),
-    ]
-
-
-class RunOptions(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("size", c_int64),
-        ("axes", POINTER(c_int32)),
-        ("n_axes", c_size_t),
-        ("workspace", POINTER(DLTensor)),
-        ("capability", c_int32),
-        ("reserved0", c_uint32),
-        ("reserved", c_uint64 * 3),
-    ]
-
-
-Kernel.__name__, RunOptions.__name__ = "gc_kernel_t", "gc_run_options_t"
-ElementwiseOptions.__name__, ReductionOptions.__name__ = "gc_elementwise_options_t", "gc_reduction_options_t"
-Share.__name__ = "gc_share_t"
-Transport.__name__, Comm.__name__, AllReduce.__name__ = "gc_transport_t", "gc_comm_t", "gc_allreduce_t"
-
-Managed = POINTER(DLManagedTensor)
-Versioned = POINTER(DLManagedTensorVersioned)
-View = POINTER(DLTensor)
-
-NUMBERS = {
-    "int": c_int, "int32_t": c_int32, "uint8_t": c_uint8, "uint32_t": c_uint32, "uint64_t": c_uint64,
-    "int64_t": c_int64, "size_t": c_size_t,
-    "gc_status_t": c_int32, "gc_bit_order_t": c_int32, "gc_decode_t": c_int32, "float": c_float,
-}  # fmt: skip
-STRUCTS = (
-    DLDevice, DLDataType, DLTensor, DLManagedTensor, DLManagedTensorVersioned, KernelShape, CodecOptions, Codec,
-    Transport, NcclOptions, PeersOptions, Comm, AllReduce, Part, Share, Kernel, ElementwiseOptions, ReductionOptions,
-    RunOptions,
-)  # fmt: skip
-
-
-def signatures(structs, callback):
-    """The return type and the arguments of every function in tests/abi/functions.h, with these ctypes structures."""
-    known = {"void": None, "void *": c_void_p, "char *": c_char_p, "void (*)(void *)": callback, **NUMBERS}
-    known.update((struct.__name__, struct) for struct in structs)
-
-    def of(text):
-        text = " ".join(re.sub(r"\b(const|struct)\b", "", text).split()).replace("* *", "**")
-        if text in known:
-            return known[text]
-        if not text.endswith("*"):
-            raise ValueError(f"tests/abi/functions.h: what {text!r} is to ctypes is not in tests/python/capi.py")
-        return POINTER(of(text[:-1]))
-
-    promises = pathlib.Path(__file__).parents[1].joinpath("abi", "functions.h").read_text()
-    return {
-        name: (of(result), *(of(part) for part in re.split(r",(?![^()]*\))", parameters) if part != "void"))
-        for name, result, parameters in re.findall(r"^FUNCTION\((\w+), (.*?), \((.*?)\)\)$", promises, re.M | re.S)
-    }
-
-
-# gc_capsule_destructor wants the GIL, which CDLL gives up: only its address is of use.
-SIGNATURES = signatures(STRUCTS, RELEASE)
+# Of the Python client, which is not imported for them: test_declarations.py holds them to tests/abi/functions.h.
+_spec = importlib.util.spec_from_file_location(
+    "_declarations", pathlib.Path(__file__).parents[2] / "python" / "gradcodec" / "_declarations.py"
+)
+declared = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(declared)
+
+DLDevice, DLDataType, DLTensor = declared.DLDevice, declared.DLDataType, declared.DLTensor
+DLManagedTensor, DLManagedTensorVersioned = declared.DLManagedTensor, declared.DLManagedTensorVersioned
+CodecOptions, Codec, KernelShape = declared.gc_codec_options_t, declared.gc_codec_t, declared.gc_kernel_shape_t
+Transport, NcclOptions, PeersOptions = declared.gc_transport_t, declared.gc_nccl_options_t, declared.gc_peers_options_t
+Comm, AllReduce, Part, Share = declared.gc_comm_t, declared.gc_allreduce_t, declared.gc_part_t, declared.gc_share_t
+ElementwiseOptions, ReductionOptions = declared.gc_elementwise_options_t, declared.gc_reduction_options_t
+Kernel, RunOptions = declared.gc_kernel_t, declared.gc_run_options_t
+EXCHANGE = dict(Transport._fields_)["all_to_all"]
+DELETER = RELEASE = ctypes.CFUNCTYPE(None, c_void_p)
+
+Managed, Versioned, View = POINTER(DLManagedTensor), POINTER(DLManagedTensorVersioned), POINTER(DLTensor)
 
 lib = ctypes.CDLL(os.environ.get("GRADCODEC_LIBRARY", "libgradcodec.so.0"))
-for _name, (_result, *_arguments) in SIGNATURES.items():
+for _name, (_result, _arguments) in declared.FUNCTIONS.items():
     _function = getattr(lib, _name)
     _function.restype, _function.argtypes = _result, _arguments
 
@@ -380,11 +148,15 @@ class Tensor:
                 strides=None if strides is None else int64s(strides),
                 byte_offset=byte_offset,
             ),
-            None,
-            DELETER(lambda _, releases=self.releases: releases.append(1)),
         )
-
+        self.release_to(lambda _, releases=self.releases: releases.append(1))
         self.struct.array = array  # pointers to the struct keep it, too
+
+    def release_to(self, function):
+        """Its deleter; None: it has none."""
+        self.deleter = DELETER(function) if function else None
+        self.struct.deleter = ctypes.cast(self.deleter, c_void_p) if function else None
+        self.struct.kept = self.deleter
 
     @property
     def managed(self):
@@ -398,17 +170,13 @@ class Tensor:
 class VersionedTensor:
     """The same in DLPack's versioned form; here a release is for the test to expect."""
 
+    release_to = Tensor.release_to
+
     def __init__(self, array, *, version=(1, 0), flags=0):
         self.described = Tensor(array)
-        self.array = array
-        self.releases = []
-        self.struct = DLManagedTensorVersioned(
-            *version,
-            None,
-            DELETER_VERSIONED(lambda _, releases=self.releases: releases.append(1)),
-            flags,
-            self.described.struct.dl_tensor,
-        )
+        self.array, self.releases = array, []
+        self.struct = DLManagedTensorVersioned(version, None, None, flags, self.described.struct.dl_tensor)
+        self.release_to(lambda _, releases=self.releases: releases.append(1))
 
     @property
     def managed(self):

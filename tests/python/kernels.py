@@ -44,7 +44,7 @@ def of_cupy(array):
         array.data.ptr, capi.DLDevice(CUDA, array.device.id), array.ndim, capi.dldtype(array.dtype.name),
         capi.int64s(array.shape), capi.int64s([step // array.itemsize for step in array.strides]), 0,
     )  # fmt: skip
-    tensor.struct = capi.DLManagedTensor(dl, None, capi.DELETER())
+    tensor.struct = capi.DLManagedTensor(dl)
     return tensor
 
 

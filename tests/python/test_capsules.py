@@ -167,7 +167,7 @@ def test_the_destructor_leaves_capsules_of_other_names_alone(name):
 @both_forms
 def test_the_destructor_leaves_tensors_without_a_deleter_alone(form):
     source = (Tensor if form is LEGACY else VersionedTensor)(np.zeros(4))
-    source.struct.deleter = type(source.struct.deleter)()
+    source.release_to(None)
     owner = capsule_new(ctypes.addressof(source.struct), form, DESTRUCTOR)
     del owner
     assert source.releases == []
@@ -222,12 +222,11 @@ def test_a_tensor_may_change_its_form_many_times():
 def test_of_a_tensor_without_a_deleter_nothing_is_kept(kind):
     array = np.arange(4)
     source = kind(array)
-    kind_of_deleter = type(source.struct.deleter)
-    source.struct.deleter = kind_of_deleter()
+    source.release_to(None)
     taken = to_versioned(source.managed) if kind is Tensor else from_versioned(source.managed)
     # The struct is gone, and something else, which must not be taken for a deleter, lies there now.
     ctypes.memset(ctypes.addressof(source.struct), 0, ctypes.sizeof(source.struct))
-    source.struct.deleter = kind_of_deleter(lambda _: source.releases.append(1))
+    source.release_to(lambda _: source.releases.append(1))
     tensor = from_versioned(taken) if kind is Tensor else taken
     np.testing.assert_array_equal(read(tensor), array)
     lib.gc_tensor_free(tensor)
@@ -268,7 +267,7 @@ def test_the_release_gets_its_context_once():
     first, second = (lent.tensor(memory, context=context) for context in (7, 8))
     lib.gc_tensor_free(second)
     assert lent.releases == [8]
-    first.contents.deleter(first)
+    capi.DELETER(first.contents.deleter)(first)
     assert lent.releases == [8, 7]
 
 
@@ -291,7 +290,7 @@ def test_a_release_may_happen_on_another_thread():
 def test_freeing_nothing_is_nothing():
     lib.gc_tensor_free(None)
     source = Tensor(np.zeros(4))
-    source.struct.deleter = capi.DELETER()
+    source.release_to(None)
     lib.gc_tensor_free(source.managed)
     assert source.releases == []
 

@@ -65,7 +65,8 @@ def test_every_dtype_goes_from_a_pointer_to_the_versioned_form_and_back(code, bi
     expected = dtype, (CPU, 0), (3, 5), (-7, 3), (1 << 40, 0)
     assert said(lent.out.contents.dl_tensor) == expected
     versioned = to_versioned(lent.out)
-    assert (versioned.contents.major, versioned.contents.minor, versioned.contents.flags) == (1, minor, 0)
+    version = versioned.contents.version
+    assert (version.major, version.minor, versioned.contents.flags) == (1, minor, 0)
     assert said(versioned.contents.dl_tensor) == expected
     legacy = from_versioned(versioned)
     assert said(legacy.contents.dl_tensor) == expected and lent.releases == []
@@ -100,7 +101,7 @@ def test_numpy_gets_its_complex_numbers_back():
     versioned = to_versioned(lent.out)
     address = versioned.contents.dl_tensor.data
     assert np.frombuffer(ctypes.string_at(address, array.nbytes), array.dtype).tolist() == array.ravel().tolist()
-    versioned.contents.deleter(versioned)
+    lib.gc_tensor_free_versioned(versioned)
     assert lent.releases == [42]
 
 

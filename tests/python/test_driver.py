@@ -12,12 +12,11 @@ from stand_in import run
 def test_without_a_driver_that_loads_cuda_is_unavailable_and_the_cpu_works(tmp_path):
     # Found first, also on a machine that has a driver.
     (tmp_path / "libcuda.so.1").write_text("not a library")
-    script = """
+    run("""
         expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, "libcuda.so.1")
         expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.DRIVER_UNAVAILABLE, "libcuda.so.1")
         assert pack(capi.Tensor(np.ones(8, np.uint8)).managed)[0] == 0
-    """
-    run(script, driver=tmp_path)
+    """, driver=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +33,12 @@ def test_without_a_driver_that_loads_cuda_is_unavailable_and_the_cpu_works(tmp_p
     ],
 )
 def test_a_driver_that_will_not_do(environment, status, words):
-    script = f"""
+    run(f"""
         for _ in range(2):
             expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.{status}, *{words})
         out = Managed()
         assert lib.gc_pack_chunks(capi.Tensor(np.ones(8, np.uint8)).managed, 1, byref(out)) == 0
-    """
-    run(script, **environment)
+    """, **environment)
 
 
 def test_a_driver_without_the_functions_of_12_0_is_too_old():
@@ -48,17 +46,16 @@ def test_a_driver_without_the_functions_of_12_0_is_too_old():
 
 
 def test_a_driver_that_recovers_is_used():
-    script = """
+    run("""
         fail(cuInit=802)
         expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, 802)
         fail()
         lib.gc_tensor_free(held(100))
-    """
-    run(script)
+    """)
 
 
 def test_the_context_is_the_callers_if_it_is_on_the_device():
-    script = """
+    run("""
         fake = driver()
         src = held(800, 1)
         assert (fake.fake_retained(0), fake.fake_retained(1), fake.fake_depth()) == (0, 1, 0)
@@ -73,21 +70,7 @@ def test_the_context_is_the_callers_if_it_is_on_the_device():
         fake.fake_enter(0, 101)
         lib.gc_tensor_free(held(100, 0))
         assert fake.fake_allocations() == before + 1
-    """
-    run(script)
-
-
-def test_into_neither_waits_nor_allocates():
-    script = """
-        fake = driver()
-        src, dst = held(800), held(100)
-        assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
-        before = fake.fake_waits(), fake.fake_allocations(), fake.fake_frees()
-        for _ in range(100):
-            assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None) == 0
-        assert (fake.fake_waits(), fake.fake_allocations(), fake.fake_frees()) == before
-    """
-    run(script)
+    """)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +82,7 @@ def test_into_neither_waits_nor_allocates():
     ],
 )
 def test_a_call_of_ours_is_few_calls_of_the_driver(place, simple, into):
-    script = f"""
+    run(f"""
         fake = driver()
         assert fake.fake_calls() == 0
         lib.gc_tensor_free(held(100))
@@ -121,23 +104,21 @@ def test_a_call_of_ours_is_few_calls_of_the_driver(place, simple, into):
             fake.fake_finish()
         assert counts["simple"] <= {simple} and counts["into"] <= {into}, counts
         assert counts["stream"] <= 3 and counts["empty"] == 0, counts
-    """
-    run(script)
+    """)
 
 
 def test_an_empty_tensor_makes_no_context():
-    script = """
+    run("""
         fake = driver()
         status, tensor = empty(0)
         assert status == 0 and pack(tensor)[0] == 0
         assert fake.fake_retained(0) == 0
         expect(empty(0, 2)[0], Status.UNSUPPORTED_DEVICE, "cuda:2")
-    """
-    run(script)
+    """)
 
 
 def test_released_memory_is_used_again_after_a_fence_and_not_before():
-    script = """
+    run("""
         fake = driver()
         addresses = set()
         for _ in range(31):  # fewer than are worth a fence
@@ -155,20 +136,18 @@ def test_released_memory_is_used_again_after_a_fence_and_not_before():
         allocations = fake.fake_allocations()
         lib.gc_tensor_free(held(300 << 20))
         assert fake.fake_allocations() == allocations + 1, "a fence allocates and frees; the tensor took what was there"
-    """
-    run(script)
+    """)
 
 
 def test_a_fence_that_finds_no_memory_gives_back_what_is_pending():
-    script = """
+    run("""
         lib.gc_tensor_free(held(300 << 20))
         lib.gc_tensor_free(held(300 << 20))
-    """
-    run(script, FAKE_MEMORY=300 << 20)
+    """, FAKE_MEMORY=300 << 20)
 
 
 def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_first():
-    script = """
+    run("""
         fake = driver()
         in_use = lambda: fake.fake_in_use(0)
         sizes = [64 << 20, 700 << 20, 3 << 20, 600 << 20, 800 << 20, 500 << 20]
@@ -180,12 +159,11 @@ def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_firs
         # Of 64 GiB the bound is 2 GiB: the largest alone was beyond it.
         assert in_use() == sum(sizes) - (800 << 20) + 1024, in_use() >> 20
         lib.gc_tensor_free(small)
-    """
-    run(script)
+    """)
 
 
 def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_each_and_others_nothing():
-    script = """
+    run("""
         fake = driver()
         for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
             lib.gc_tensor_free(held(1000))
@@ -208,12 +186,11 @@ def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_e
             assert fake.fake_frees() - frees <= 9, "one for a fence"
             left.append(fake.fake_in_use(0) >> 30)
         assert left == [12, 4, 1, 1, 1], left  # 2 GiB and the small blocks would be beyond the bound
-    """
-    run(script)
+    """)
 
 
 def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_hands():
-    script = """
+    run("""
         import threading
         fake = driver()
         for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
@@ -237,12 +214,11 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
         assert len(made) == 2
         for tensor in (filler, *made):
             lib.gc_tensor_free(tensor)
-    """
-    run(script, FAKE_MEMORY=16 << 30)
+    """, FAKE_MEMORY=16 << 30)
 
 
 def test_where_freeing_does_not_wait_nothing_is_used_again():
-    script = """
+    run("""
         fake = driver()
         addresses = [held(1000).contents.dl_tensor.data]  # stays
         for _ in range(200):
@@ -256,12 +232,11 @@ def test_where_freeing_does_not_wait_nothing_is_used_again():
         waits = fake.fake_waits()
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what nobody uses then
         assert fake.fake_waits() > waits and fake.fake_in_use(0) == 1024
-    """
-    run(script, FAKE_FREE=0)
+    """, FAKE_FREE=0)
 
 
 def test_a_thread_that_stalls_does_not_pass_for_one_that_waits():
-    script = """
+    run("""
         fake = driver()
         for _ in range(2):  # what is unclear is asked again
             lib.gc_tensor_free(held(300 << 20))
@@ -271,12 +246,11 @@ def test_a_thread_that_stalls_does_not_pass_for_one_that_waits():
             assert fake.fake_in_use(0) >= 600 << 20, "nothing is used again"
             assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()
             assert fake.fake_in_use(0) == 0
-    """
-    run(script, FAKE_FREE=13)  # milliseconds: longer than the work of every trial
+    """, FAKE_FREE=13)  # milliseconds: longer than the work of every trial
 
 
 def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
-    script = """
+    run("""
         fake = driver()
         launches = []
         for context in (100, 101):
@@ -289,12 +263,11 @@ def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
         # Three trials at least; where the machine was slow, some more.
         assert launches[0] >= 3 and launches[1] == launches[0] and launches[2] >= launches[0] + 3, launches
         assert launches[3] == launches[2], "once a context"
-    """
-    run(script)
+    """)
 
 
 def test_memory_that_is_kept_in_one_context_is_not_for_another():
-    script = """
+    run("""
         fake = driver()
         fake.fake_enter(0, 100)
         for tensor in [held(300 << 20) for _ in range(3)]:
@@ -308,12 +281,11 @@ def test_memory_that_is_kept_in_one_context_is_not_for_another():
         tensors += [held(300 << 20), held(300 << 20)]
         assert fake.fake_allocations() == allocations + 1, "which are still there"
         assert len({tensor.contents.dl_tensor.data for tensor in tensors}) == 4
-    """
-    run(script)
+    """)
 
 
 def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken():
-    script = """
+    run("""
         fake = driver()
         fake.fake_enter(0, 100)
         for tensor in [held(100 << 20) for _ in range(10)]:
@@ -325,12 +297,11 @@ def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken()
             lib.gc_tensor_free(tensor)
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         assert fake.fake_in_use(0) == 0
-    """
-    run(script)
+    """)
 
 
 def test_a_thread_that_waits_for_a_device_holds_up_no_other():
-    script = """
+    run("""
         import threading
         fake = driver()
         lib.gc_tensor_free(held(300 << 20))
@@ -349,22 +320,20 @@ def test_a_thread_that_waits_for_a_device_holds_up_no_other():
         thread.join()
         for tensor in (other, same, *done):
             lib.gc_tensor_free(tensor)
-    """
-    run(script)
+    """)
 
 
 def test_trimming_a_device_that_was_never_used_takes_nothing():
-    script = """
+    run("""
         fake = driver()
         lib.gc_tensor_free(held(1000, 0))
         assert lib.gc_trim(DLDevice(CUDA, 1)) == 0 and fake.fake_retained(1) == 0
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0 and fake.fake_in_use(0) == 0
-    """
-    run(script)
+    """)
 
 
 def test_kernels_that_are_not_there_leave_nothing_loaded():
-    script = """
+    run("""
         fake = driver()
         for _ in range(3):
             fail(cuLibraryGetKernel=500)
@@ -372,8 +341,7 @@ def test_kernels_that_are_not_there_leave_nothing_loaded():
             assert fake.fake_libraries() == 0
         fail()
         assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0 and fake.fake_libraries() == 7, "all modules"
-    """
-    run(script)
+    """)
 
 
 @pytest.mark.parametrize(
@@ -385,18 +353,17 @@ def test_kernels_that_are_not_there_leave_nothing_loaded():
 )
 def test_a_card_without_machine_code_and_without_a_compiler_is_told_so(code, words):
     # Some drivers compile where a library is loaded, others where a kernel comes into a context.
-    script = f"""
+    run(f"""
         for call in "cuLibraryLoadData", "cuKernelGetFunction", "cuFuncGetAttribute":
             fail(**{{call: {code}}})
             expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.CUDA, call, {code}, *{words})
         fail()
         assert lib.gc_prepare(DLDevice(CUDA, 0)) == 0
-    """
-    run(script)
+    """)
 
 
 def test_a_family_is_loaded_once_and_put_into_each_context_when_it_is_first_used_there():
-    script = """
+    run("""
         fake = driver()
         counts = []
         for id in 100, 101:
@@ -411,24 +378,22 @@ def test_a_family_is_loaded_once_and_put_into_each_context_when_it_is_first_used
             fake.fake_leave()
         assert fake.fake_last_launch() == b"gc_pack_truth_u8"
         assert counts[0] > counts[2] > 14 and counts[1] == counts[3] <= 3, counts
-    """
-    run(script)
+    """)
 
 
 def test_memory_that_is_kept_is_given_back_when_there_is_none_left():
-    script = """
+    run("""
         fake = driver()
         lib.gc_tensor_free(held(900_000))
         tensor = held(600_000)
         expect(empty(2 << 20)[0], Status.OUT_OF_MEMORY, "cuMemAlloc", 2 << 20, "cuda:0", "CUDA_ERROR_OUT_OF_MEMORY")
         lib.gc_tensor_free(tensor)
         lib.gc_tensor_free(held(1000_000))
-    """
-    run(script, FAKE_MEMORY=1 << 20)
+    """, FAKE_MEMORY=1 << 20)
 
 
 def test_memory_that_the_device_does_not_give_back_is_an_error_once_and_not_lost():
-    script = """
+    run("""
         fake = driver()
         lib.gc_tensor_free(held(1000))
         fail(cuMemFree_v2=999)
@@ -436,22 +401,20 @@ def test_memory_that_the_device_does_not_give_back_is_an_error_once_and_not_lost
         fail()
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         assert fake.fake_in_use(0) == 0
-    """
-    run(script)
+    """)
 
 
 def test_tensors_may_be_alive_when_the_process_ends():
-    script = """
+    run("""
         import atexit
         late = held(1000)
         fail(cuMemFree_v2=4, cuCtxGetId=4)  # the driver is on its way out
         atexit.register(lib.gc_tensor_free, late)
-    """
-    run(script)
+    """)
 
 
 def test_a_forked_child_gets_a_status():
-    script = """
+    run("""
         tensor = held(1000)
         child = os.fork()
         if child == 0:
@@ -462,57 +425,4 @@ def test_a_forked_child_gets_a_status():
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         lib.gc_tensor_free(tensor)
-    """
-    run(script)
-
-
-EVENTS = """
-fake = driver()
-fake.fake_use.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-assert fake.cuInit(0) == 0
-fake.fake_enter(0, 100)
-streams, event = [ctypes.c_void_p(fake.fake_stream_here()) for _ in range(2)], ctypes.c_void_p()
-assert fake.cuEventCreate(byref(event), 2) == 0
-"""
-
-
-def test_whoever_waits_for_an_event_of_the_stand_in_finds_done_what_was_before_it():
-    run(EVENTS + """
-early, late, both = [held(1000).contents.dl_tensor.data for _ in range(3)]
-
-def use(stream, memory, first=0, last=1000):
-    assert fake.fake_use(memory + first, last - first, 1, streams[stream]) == 0
-
-for wait in lambda: fake.cuStreamWaitEvent(streams[1], event, 0), lambda: fake.cuEventSynchronize(event):
-    use(0, early)
-    use(0, both, 0, 600)
-    assert fake.cuEventRecord(event, streams[0]) == 0
-    use(0, late)
-    use(0, both, 400, 1000)
-    assert fake.fake_pending() == 3
-    assert wait() == 0
-    assert fake.fake_pending() == 2
-    assert fake.cuStreamQuery(streams[0]) == 600, "not ready"
-    use(1, early)
-    use(1, both, 0, 400)
-    for stream in streams:
-        assert fake.cuStreamSynchronize(stream) == 0 == fake.cuStreamQuery(stream)
-    assert fake.fake_pending() == 0
-# What was used again after the event is not done.
-use(0, late)
-assert fake.cuEventRecord(event, streams[0]) == 0
-use(0, late)
-assert wait() == 0 and fake.fake_pending() == 1
-fake.fake_finish()
-""")
-
-
-@pytest.mark.parametrize("call", ["cuEventRecord(event, None)", "cuStreamWaitEvent(streams[0], event, 0)",
-                                  "cuEventSynchronize(event)", "cuEventDestroy_v2(event)"])  # fmt: skip
-def test_the_stand_in_refuses_an_event_that_was_destroyed(call):
-    said = "libcuda: an event that was destroyed\n"
-    with pytest.raises(AssertionError, match=f"^{said}"):
-        run(EVENTS + f"""
-assert fake.cuEventDestroy_v2(event) == 0 and fake.fake_events() == 0
-assert fake.{call} == 400 and fake.fake_events() == 0
-""")
+    """)

@@ -387,7 +387,7 @@ def set_field(tensor, field, value):
     elif field == "device":
         view.device = DLDevice(value, 0)
     elif field in ("version", "flags"):
-        setattr(tensor.struct, {"version": "major"}.get(field, field), value)
+        setattr(*(tensor.struct.version, "major") if field == "version" else (tensor.struct, field), value)
     else:
         setattr(view, field, int64s(value) if isinstance(value, tuple) else value)
 
@@ -432,7 +432,7 @@ def marshal(function, arguments):
             case _:
                 return value
 
-    return [as_c(value, kind) for value, kind in zip(arguments.values(), capi.SIGNATURES[function][1:], strict=True)]
+    return [as_c(value, kind) for value, kind in zip(arguments.values(), capi.declared.FUNCTIONS[function][1], strict=True)]
 
 
 def tensors_in(arguments):
@@ -1211,7 +1211,7 @@ def is_sentence(text):
 def test_the_calls_of_the_table_are_good_without_a_fault(function):
     arguments = CALLS[function]()
     check(getattr(lib, function)(*marshal(function, arguments)))
-    for value, kind in zip(arguments.values(), capi.SIGNATURES[function][1:], strict=True):
+    for value, kind in zip(arguments.values(), capi.declared.FUNCTIONS[function][1], strict=True):
         made = getattr(kind, "_type_", None)
         if isinstance(value, Out) and (free := FREES.get(getattr(made, "_type_", None))):
             for out in value.memory:
@@ -1243,7 +1243,7 @@ def test_a_refusal_says_what_was_wrong_and_changes_nothing(row):
 
 def pointers_of(function):
     """The arguments that point to something which needs an alignment: handles, descriptors, options, outputs."""
-    kinds = dict(zip(CALLS[function](), capi.SIGNATURES[function][1:], strict=True))
+    kinds = dict(zip(CALLS[function](), capi.declared.FUNCTIONS[function][1], strict=True))
     return [name for name, kind in kinds.items() if hasattr(kind, "contents") and ctypes.alignment(kind._type_) > 1]
 
 
@@ -1254,7 +1254,7 @@ def test_a_pointer_that_is_not_aligned_is_refused(function, name):
     index = list(arguments).index(name)
     address = ctypes.cast(marshalled[index], ctypes.c_void_p).value
     assert address is not None
-    marshalled[index] = ctypes.cast(address + 1, capi.SIGNATURES[function][1:][index])
+    marshalled[index] = ctypes.cast(address + 1, capi.declared.FUNCTIONS[function][1][index])
     assert getattr(lib, function)(*marshalled) == INVALID_ARGUMENT
     assert name in last_error() and "aligned" in last_error(), last_error()
 

@@ -8,12 +8,12 @@ from tiers import both
 
 SHARES = r'''
 import pathlib, resource, signal, socket, struct, threading, traceback
-from capi import CPU, Share, c_strides, check, shape_of
+import sharing
+from capi import Share, c_strides, check, shape_of
+from sharing import COPY, GRANULE, HOST, LAYOUTS, LONG, card_message, expect, managed, send
 from ctypes import c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-HOST, CARD, OTHER = DLDevice(CPU, 0), DLDevice(CUDA, 0), DLDevice(CUDA, 1)
-COPY, LONG, MIB = 1, 60_000, 1 << 20
-GRANULE = 2 * MIB
+CARD, OTHER = DLDevice(CUDA, 0), DLDevice(CUDA, 1)
 
 class Properties(ctypes.Structure):
     _fields_ = [("type", c_uint), ("types", c_uint), ("where", c_uint), ("device", c_int), ("rest", c_void_p * 2)]
@@ -76,18 +76,11 @@ def span(tensor):
     memory = (ctypes.c_uint8 * (high - low)).from_address(dl.data + low)
     return np.ndarray(shape, dtype, memory, -low, strides)
 
-def send(tensor, to, flags=0, timeout=LONG):
-    lease = ctypes.POINTER(Share)()
-    tensor = tensor.managed if isinstance(tensor, capi.Tensor) else tensor
-    check(lib.gc_share_send(tensor, to.fileno(), flags, timeout, byref(lease)))
-    return lease
-
 def not_sent(tensor, code, *words, flags=0):
     one, other = socket.socketpair()
     with one, other:
         lease = ctypes.POINTER(Share)()
-        tensor = tensor.managed if isinstance(tensor, capi.Tensor) else tensor
-        expect(lib.gc_share_send(tensor, one.fileno(), flags, 0, byref(lease)), code, *words)
+        expect(lib.gc_share_send(managed(tensor), one.fileno(), flags, 0, byref(lease)), code, *words)
         assert not lease
         other.setblocking(False)
         try:
@@ -95,16 +88,11 @@ def not_sent(tensor, code, *words, flags=0):
         except BlockingIOError:
             pass
 
-def receive(at, device=CARD, timeout=LONG):
-    out = Managed()
-    check(lib.gc_share_receive(at.fileno(), device, timeout, byref(out)))
-    return out
+def receive(at, device=CARD):
+    return sharing.receive(at, device)
 
-def refused(at, device=CARD, timeout=LONG):
-    out = Managed()
-    status = lib.gc_share_receive(at.fileno(), device, timeout, byref(out))
-    assert not out
-    return status
+def refused(at, device=CARD):
+    return sharing.refused(at, device)
 
 def ended(lease, timeout=LONG):
     check(lib.gc_share_wait(lease, timeout))
@@ -154,27 +142,18 @@ def shares(script, **environment):
     run(f"exec({SHARES!r})\n" + __import__("textwrap").dedent(script), **environment)
 
 
-LAYOUTS = {
-    "compact": "whole",
-    "transposed": "whole.transpose(2, 0, 1)",
-    "every other": "whole[::2, :, 1::3]",
-    "reversed": "whole[::-1, ::-2]",
-    "broadcast": "np.broadcast_to(whole[:, :1, :1], whole.shape)",
-    "empty": "whole[:, 3:3]",
-    "one element": "whole[1, 2, 3:4].reshape(())",
-}
-
-
-@pytest.mark.parametrize("dtype", both(quick=["float64"], all=["uint8", "float64"]))
-@pytest.mark.parametrize("memory", ["plain", "mapped", "a copy"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_both_sides_see_the_same_elements(layout, memory, dtype):
-    script = f"""
-    memory, dtype, flags = {memory!r}, {dtype!r}, COPY if {memory!r} == "a copy" else 0
-    whole = np.random.default_rng(3).integers(0, 255, (6, 7, 10)).astype(dtype)
-    sent = {LAYOUTS[layout]}
-    whole, memory_of_it = np.arange(whole.size).reshape(whole.shape), whole
-    reached, whole = ({LAYOUTS[layout]}).reshape(-1), memory_of_it
+# Each layout, each kind of memory, and each kind with elements that do not lie side by side, and with none.
+@pytest.mark.parametrize(
+    "layout, memory",
+    [("compact", "plain"), ("transposed", "mapped"), ("every other", "a copy"), ("reversed", "plain"), ("reversed", "a copy"),
+     ("broadcast", "mapped"), ("broadcast", "a copy"), ("empty", "plain"), ("empty", "mapped"), ("empty", "a copy"),
+     ("one element", "plain")],
+)  # fmt: skip
+def test_both_sides_see_the_same_elements(layout, memory):
+    shares(f"""
+    memory, view, flags = {memory!r}, LAYOUTS[{layout!r}], COPY if {memory!r} == "a copy" else 0
+    whole = np.random.default_rng(3).integers(0, 255, (6, 7, 10)).astype("f8")
+    sent, reached = view(whole), view(np.arange(whole.size).reshape(whole.shape)).reshape(-1)
     def here(end):
         if memory == "mapped":
             address = Mapped([GRANULE] * 2).address + GRANULE - 256  # over the boundary
@@ -184,11 +163,11 @@ def test_both_sides_see_the_same_elements(layout, memory, dtype):
         offset = sent.ctypes.data - whole.ctypes.data if sent.size else 0
         lease = send(over(address + offset, sent), end, flags)
         hear(end, b"read")
-        np.frombuffer((ctypes.c_uint8 * whole.nbytes).from_address(address), dtype)[:] = 77
+        np.frombuffer((ctypes.c_uint8 * whole.nbytes).from_address(address), "f8")[:] = 77
         say(end, b"written")
         hear(end, b"written too")
-        seen = np.frombuffer(ctypes.string_at(address, whole.nbytes), dtype)
-        expected = np.full(whole.size, 77, dtype)
+        seen = np.frombuffer(ctypes.string_at(address, whole.nbytes), "f8")
+        expected = np.full(whole.size, 77.0)
         if not flags:
             expected[reached] = 78
         np.testing.assert_array_equal(seen, expected)
@@ -215,12 +194,11 @@ def test_both_sides_see_the_same_elements(layout, memory, dtype):
         lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_elements_of_less_than_a_byte_and_of_several_lanes():
-    script = """
+    shares("""
     text = np.random.default_rng(4).integers(0, 255, 24).astype(np.uint8)
     cases = [(capi.DLDataType(1, 4, 1), (3, 5), None), (capi.DLDataType(2, 16, 3), (4,), None),
              (capi.DLDataType(1, 4, 1), (2, 2), (4, 1)), (capi.DLDataType(17, 4, 2), (9,), None)]
@@ -246,13 +224,12 @@ def test_elements_of_less_than_a_byte_and_of_several_lanes():
                 assert ctypes.string_at(view.data, n_bytes) == text[:n_bytes].tobytes()
                 lib.gc_tensor_free(tensor)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 @pytest.mark.parametrize("parts", [2, 253, 254, 600])
 def test_a_tensor_over_many_parts(parts):
-    script = f"""
+    shares(f"""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     step = GRANULE // 4
@@ -279,12 +256,11 @@ def test_a_tensor_over_many_parts(parts):
         lib.gc_tensor_free(tensor)
         assert in_use() == before
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_more_parts_than_a_message_has():
-    script = """
+    shares("""
     the_driver()
     memory = Mapped([GRANULE] * 4097)
     whole = np.broadcast_to(np.uint8(0), (4097 * GRANULE,))
@@ -293,12 +269,11 @@ def test_more_parts_than_a_message_has():
     before = in_use()
     not_sent(tensor, Status.SHARE, 4096, "GC_SHARE_COPY")
     assert in_use() == before
-    """
-    shares(script)
+    """)
 
 
 def test_memory_that_cannot_be_given_away():
-    script = """
+    shares("""
     the_driver()
     tensor = held(1000)
     address = tensor.contents.dl_tensor.data
@@ -325,12 +300,11 @@ def test_memory_that_cannot_be_given_away():
     lib.gc_tensor_free(tensor)
     check(lib.gc_trim(CARD))
     assert in_use()[1:] == (0, 0, 0)
-    """
-    shares(script)
+    """)
 
 
 def test_a_copy_shows_nothing_else_and_needs_nobody():
-    script = """
+    shares("""
     def here(end):
         tensor = on_card(np.arange(1000, dtype="f4"))
         fake.fake_kind(tensor.struct.dl_tensor.data, 1)  # of a pool, even
@@ -347,13 +321,13 @@ def test_a_copy_shows_nothing_else_and_needs_nobody():
         assert in_use()[1:] == (0, 0, 0)
         say(end)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
-def test_unfinished_work_is_waited_for_on_both_sides():
+@pytest.mark.parametrize("environment", [{}, {"FAKE_FREE": 0}], ids=str)
+def test_unfinished_work_is_waited_for_on_both_sides(environment):
     # The driver says what is shared or unmapped while work on it is unfinished.
-    script = """
+    shares("""
     def here(end):
         tensor = held(1000)
         mapped = Mapped([GRANULE])
@@ -371,13 +345,11 @@ def test_unfinished_work_is_waited_for_on_both_sides():
             lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
-    """
-    shares(script)
-    shares(script, FAKE_FREE=0)
+    """, **environment)
 
 
 def test_a_device_of_another_type_or_that_is_not_there():
-    script = """
+    shares("""
     def here(end):
         mapped = Mapped([GRANULE] * 300)
         for tensor in held(100), over(mapped.address, np.ones(300 * GRANULE // 8)):
@@ -395,13 +367,13 @@ def test_a_device_of_another_type_or_that_is_not_there():
         expect(refused(end), Status.INVALID_ARGUMENT, "cuda:0", "cpu")
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
+@pytest.mark.parametrize("environment", [{}, {"FAKE_PEERS": 0}], ids=str)
 @pytest.mark.parametrize("first", [0, 1, 5])
-def test_devices_that_are_numbered_otherwise_there(first):
-    script = f"""
+def test_devices_that_are_numbered_otherwise_there(first, environment):
+    shares(f"""
     def here(end):
         mapped = Mapped([GRANULE] * 2, device=1)
         for tensor in held(100, 1), over(mapped.address, np.ones(9), 1):
@@ -427,13 +399,11 @@ def test_devices_that_are_numbered_otherwise_there(first):
                 lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there, dict(FAKE_FIRST="{first}"))
-    """
-    shares(script)
-    shares(script, FAKE_PEERS=0)
+    """, **environment)
 
 
 def test_an_allocation_is_opened_once():
-    script = """
+    shares("""
     def here(end):
         memory = held(8000)
         address = memory.contents.dl_tensor.data
@@ -455,12 +425,11 @@ def test_an_allocation_is_opened_once():
             lib.gc_tensor_free(receive(end))
         assert fake.fake_opened() == 0
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_threads_that_open_and_release_the_same_allocation():
-    script = """
+    shares("""
     def here(end):
         memory = held(8000)
         leases = [send(memory, end) for _ in range(100)]
@@ -476,14 +445,13 @@ def test_threads_that_open_and_release_the_same_allocation():
                 thread.join()
             assert fake.fake_opened() == 0
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 @pytest.mark.parametrize("code, is_kept", [(900, True), (700, False)])
 def test_what_cannot_be_waited_for_stays_mapped_until_the_process_ends(code, is_kept):
     # As when a stream of the context captures, or when the context is lost.
-    script = f"""
+    shares(f"""
     is_kept = {is_kept}
     def here(end):
         mapped = Mapped([GRANULE])
@@ -510,12 +478,11 @@ def test_what_cannot_be_waited_for_stays_mapped_until_the_process_ends(code, is_
         say(gate)
         hear(gate)
     two(here, there, {{"FAKE_FAILURES": "cuCtxSynchronize={code}"}})
-    """
-    shares(script, FAKE_FREE=0)
+    """, FAKE_FREE=0)
 
 
 def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_again():
-    script = """
+    shares("""
     def here(end):
         memory = held(1 << 20)
         address = memory.contents.dl_tensor.data
@@ -559,12 +526,11 @@ def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_
             lib.gc_tensor_free(tensor)
         lib.gc_tensor_free(receive(end))
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_a_lease_that_is_refused_or_given_up():
-    script = """
+    shares("""
     def here(end):
         for asks in False, True:
             memory, lease = held(1 << 20), ctypes.POINTER(Share)()
@@ -588,12 +554,11 @@ def test_a_lease_that_is_refused_or_given_up():
             say(gate)
         lib.gc_tensor_free(receive(end))
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_memory_of_others_is_left_alone():
-    script = """
+    shares("""
     import ctypes
     def here(end):
         held(1)
@@ -608,41 +573,11 @@ def test_memory_of_others_is_left_alone():
     def there(end):
         lib.gc_tensor_free(receive(end))
     two(here, there)
-    """
-    shares(script)
-
-
-@pytest.mark.parametrize("memory", ["the same", "new", "mapped", "a copy"])
-def test_a_thousand_shares_leave_nothing_behind(memory):
-    script = f"""
-    memory = {memory!r}
-    def here(end):
-        same, mapped, seen = on_card(np.ones(500)), Mapped([GRANULE] * 3), set()
-        for k in range(1000):
-            tensor = held(4000) if memory == "new" else same
-            if memory == "mapped":
-                tensor = over(mapped.address + GRANULE - 8, np.ones(GRANULE // 8 + 2))
-            lease = send(tensor, end, COPY if memory == "a copy" else 0)
-            if memory == "new":
-                lib.gc_tensor_free(tensor)
-            ended(lease)
-            if k >= 10:
-                seen.add((in_use(), fake.fake_in_use(0)))
-        assert len(seen) == 1, seen
-    def there(end):
-        seen = set()
-        for k in range(1000):
-            lib.gc_tensor_free(receive(end))
-            if k >= 10:
-                seen.add((in_use(), fake.fake_in_use(0)))
-        assert len(seen) == 1, seen
-    two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_a_tensor_that_comes_back_to_its_process():
-    script = """
+    shares("""
     the_driver()
     one, other = socket.socketpair()
     memory, mapped = on_card(np.arange(100.0)), Mapped([GRANULE] * 2)
@@ -685,12 +620,11 @@ def test_a_tensor_that_comes_back_to_its_process():
     mine.close(), one.close(), other.close()
     mapped.free()
     assert in_use()[1:] == (0, 0, 0) and fake.fake_in_use(0) == 512, "what Mapped has made first"
-    """
-    shares(script)
+    """)
 
 
 def test_a_tensor_that_comes_back_with_a_socket_that_was_answered_is_a_strangers():
-    script = """
+    shares("""
     the_driver()
     one, other = socket.socketpair()
     memory = on_card(np.arange(100.0))
@@ -701,12 +635,11 @@ def test_a_tensor_that_comes_back_with_a_socket_that_was_answered_is_a_strangers
     expect(refused(other), Status.SHARE, "cuIpcOpenMemHandle")
     os.close(numbers[0])
     ended(lease, 0)
-    """
-    shares(script)
+    """)
 
 
 def test_a_tensor_that_came_back_stays_though_somebody_answers_for_it():
-    script = """
+    shares("""
     the_driver()
     one, other = socket.socketpair()
     memory = held(1 << 20)
@@ -728,12 +661,11 @@ def test_a_tensor_that_came_back_stays_though_somebody_answers_for_it():
         lib.gc_tensor_free(tensor)
     check(lib.gc_trim(CARD))
     assert fake.fake_in_use(0) == 0
-    """
-    shares(script)
+    """)
 
 
 def test_a_forked_child_closes_nothing():
-    script = """
+    shares("""
     def here(end):
         memory = on_card(np.arange(10.0))
         mapped = Mapped([GRANULE])
@@ -766,13 +698,12 @@ def test_a_forked_child_closes_nothing():
             lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 @pytest.mark.parametrize("when", ["before it has taken it", "while it has it"])
 def test_a_receiver_that_dies(when):
-    script = f"""
+    shares(f"""
     def here(end):
         mapped, leases = Mapped([GRANULE] * 3), []
         before = in_use()
@@ -796,12 +727,11 @@ def test_a_receiver_that_dies(when):
         hear(gate)
         os._exit(0)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 def test_a_sender_that_dies():
-    script = """
+    shares("""
     def here(end):
         os.waitpid(pid, 0)
     one, other = socket.socketpair()
@@ -823,55 +753,29 @@ def test_a_sender_that_dies():
             lib.gc_tensor_free(receive(other))
     expect(refused(other), Status.SHARE, "closed it")
     assert in_use()[1:] == (0, 0, 0)
-    """
-    shares(script)
+    """)
 
 
 # --- what a stranger sends --------------------------------------------------------------------------------------------
 
 STRANGER = r"""
-def message(shape=(10,), strides=(1,), n_bytes=2 * GRANULE, dtype=(2, 32, 1), device=2, offset=0, handle=b"", uuid=None,
-            parts=(GRANULE, GRANULE), ndim=None, length=None):
-    ndim = len(shape) if ndim is None else ndim
-    length = 32 + 16 * len(shape) + 88 + 8 * len(parts) if length is None else length
-    uuid = b"stand-in card \0\0" if uuid is None else uuid
-    return (struct.pack("=4sIIIiBBHq", b"GCSH", 1, length, ndim, device, *dtype, n_bytes)
-            + struct.pack(f"={len(shape)}q", *shape) + struct.pack(f"={len(strides)}q", *strides)
-            + struct.pack("=Q64s16s", offset, handle, uuid) + struct.pack(f"={len(parts)}Q", *parts))
-
 def part(size=GRANULE, name="stand-in part 0 1"):
     file = os.memfd_create(name)
     os.truncate(file, size)
     return file
 
-class Stranger:
-    def __init__(self):
-        (self.at, self.end), (self.mine, self.theirs) = socket.socketpair(), socket.socketpair()
-
+class Stranger(sharing.Stranger):
     def __enter__(self):
         self.before = in_use()
         return self
 
     def send(self, text, files=None):
-        files = [part(), part()] if files is None else files
-        for begin in range(0, max(1, len(files) + 1), 250):
-            numbers = [*files, self.theirs.fileno()][begin : begin + 250]
-            last = begin + 250 > len(files)
-            socket.send_fds(self.at, [text if last else text[:1]], numbers)
-            text = text[1:]
-        for file in set(files):
-            os.close(file)
-
-    def answer(self):
-        self.theirs.close()
-        return self.mine.recv(10)
+        super().send(text, [part(), part()] if files is None else files)
 
     def __exit__(self, *_):
-        ends = self.at, self.end, self.mine, self.theirs
-        closed = sum(end.fileno() < 0 for end in ends)
+        closed = sum(end.fileno() < 0 for end in (self.at, self.end, self.mine, self.theirs))
         assert in_use() == (self.before[0] - closed, *self.before[1:]), descriptors()
-        for end in ends:
-            end.close()
+        super().__exit__()
 
 the_driver()
 lib.gc_tensor_free(held(1))
@@ -908,17 +812,17 @@ HOSTILE = [
 
 
 def test_messages_that_do_not_hold_together():
-    script = f"""
+    shares(f"""
     exec({STRANGER!r})
     for fields in dict(), dict(strides=(-1,), offset=36), dict(shape=(2**40,), strides=(0,)), dict(shape=(), strides=()):
         with Stranger() as stranger:
-            stranger.send(message(**fields))
+            stranger.send(card_message(**fields))
             tensor = receive(stranger.end)
             assert fake.fake_reservations() == 1
             lib.gc_tensor_free(tensor)
             assert stranger.answer() == b"\\0"
     with Stranger() as stranger:
-        stranger.send(message(shape=(0,), n_bytes=0, parts=()), [])
+        stranger.send(card_message(shape=(0,), n_bytes=0, parts=()), [])
         tensor = receive(stranger.end)
         assert not tensor.contents.dl_tensor.data
         lib.gc_tensor_free(tensor)
@@ -926,7 +830,7 @@ def test_messages_that_do_not_hold_together():
     calls = fake.fake_calls()
     for fields, words in {HOSTILE!r}:
         with Stranger() as stranger:
-            stranger.send(message(**fields))
+            stranger.send(card_message(**fields))
             stranger.at.close()
             status = refused(stranger.end)
             assert status in (Status.CORRUPT, Status.SHARE), (fields, status, last_error())
@@ -934,12 +838,11 @@ def test_messages_that_do_not_hold_together():
             assert all(str(word) in last_error() for word in words), (fields, last_error())
             assert stranger.answer() == b""
     assert fake.fake_calls() == calls, "the driver was not asked"
-    """
-    shares(script)
+    """)
 
 
 def test_descriptors_and_handles_that_are_not_what_they_should_be():
-    script = f"""
+    shares(f"""
     exec({STRANGER!r})
     for what, files, status, words in (
         ("none", lambda: [], Status.CORRUPT, ["1 descriptors", "3 expected"]),
@@ -959,21 +862,20 @@ def test_descriptors_and_handles_that_are_not_what_they_should_be():
             resource.setrlimit(resource.RLIMIT_NOFILE, (12_000, hard))
         with Stranger() as stranger:
             stranger.at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            stranger.send(message(), files())
+            stranger.send(card_message(), files())
             expect(refused(stranger.end), status, *words)
             # What came as the socket to answer on was one, where there were as many as there should be.
             assert stranger.answer() == (bytes([status]) if status == Status.SHARE else b""), what
     for handle in b"", b"x" * 64, b"stand-in" + bytes(56), b"stand-in" + struct.pack("=iiiQQ", 1, 0, 0, 0, 100):
         with Stranger() as stranger:
-            stranger.send(message(parts=(), n_bytes=100, handle=handle), [])
+            stranger.send(card_message(parts=(), n_bytes=100, handle=handle), [])
             expect(refused(stranger.end), Status.SHARE, "cuIpcOpenMemHandle", "100 bytes")
             assert stranger.answer() == bytes([Status.SHARE])
-    """
-    shares(script)
+    """)
 
 
 def test_a_handle_of_less_memory_than_is_said():
-    script = f"""
+    shares(f"""
     def here(end):
         lease = send(on_card(np.ones(100, "f4")), end)
         expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "GC_STATUS_CORRUPT")
@@ -984,13 +886,12 @@ def test_a_handle_of_less_memory_than_is_said():
         text, files, *_ = socket.recv_fds(end, 10_000, 10)
         handle = text[32 + 16 + 8 : 32 + 16 + 8 + 64]
         with Stranger() as stranger:
-            socket.send_fds(stranger.at, [message(parts=(), n_bytes=1001, handle=handle, shape=(1,))], files)
+            socket.send_fds(stranger.at, [card_message(parts=(), n_bytes=1001, handle=handle, shape=(1,))], files)
             expect(refused(stranger.end), Status.CORRUPT, 1001, "489 are not there")
         os.close(files[0])
         say(end)
     two(here, there)
-    """
-    shares(script)
+    """)
 
 
 # --- a driver that fails ----------------------------------------------------------------------------------------------
