@@ -1,6 +1,6 @@
 #!/bin/sh
-# man.sh: prints gradcodec.7, the manual page. It takes the day from CHANGELOG.md, the description from the header, the
-# table of functions from docs/API.md, and the variables from docs/ENVIRONMENT.md. `make install` runs it: it needs
+# man.sh: prints gradcodec.7, the manual page. It takes the day from CHANGELOG.md, the description and the first sentence
+# about each function from the header, and the variables from docs/ENVIRONMENT.md. `make install` runs it: it needs
 # nothing but awk.
 set -eu
 cd "$(dirname "$0")/.."
@@ -44,7 +44,7 @@ FILENAME ~ /gradcodec\.h$/ && /^\/\* gradcodec.h, version/ {
     print ".TH GRADCODEC 7 \"" day "\" \"gradcodec " version "\""
 }
 # The text at the top of the header: one line, an empty one, and a paragraph.
-FILENAME ~ /gradcodec\.h$/ && /^\/\*$/ { about = 1; next }
+FILENAME ~ /gradcodec\.h$/ && /^\/\*$/ && !functions { about = 1; next }
 about == 1 {
     said = tolower(substr($0, 4, 1)) substr($0, 5)
     sub(/\.$/, "", said)
@@ -57,27 +57,36 @@ about == 1 {
 }
 about == 2 { about = 3; next }
 about == 3 && /^ \*$/ {
-    about = 0
     print ".PP\nThe manual is"
     print ".I gradcodec.h\nitself: it says of each function what it does, what its parameters are, and what can go wrong. Its"
     print "folder is what"
     print ".B pkg-config \\-\\-variable=includedir gradcodec\nprints. Documents and examples are in"
     print ".IR share/doc ;\n.I docs/API.md\nthere has the rules for all functions. In the sources"
     print ".B make site\nmakes web pages of all of them, with a search."
-    nextfile
+    print ".SH FUNCTIONS"
+    about = 0
+    functions = 1
+    next
 }
 about == 3 { print roff(substr($0, 4)) }
 
-FILENAME ~ /API\.md$/ && /^<!-- functions/ { table = 1; print ".SH FUNCTIONS"; next }
-table && /^<!-- \/functions/ { table = 0; nextfile }
-table && /^\| [A-Z]/ { split($0, cells, / *\| */); print ".SS " cells[2] }
-table && /^\| `/ {
-    split($0, cells, / *\| */)
-    name = substr(cells[2], 2, length(cells[2]) - 2)
-    said = substr($0, index($0, "` | ") + 4)
-    sub(/ \|$/, "", said)
-    gsub(/\\\|/, "|", said)
-    entry()
+# A section of the header has its title in capitals. A comment begins with two stars.
+functions && FILENAME ~ /gradcodec\.h$/ {
+    if (/^ \* [A-Z][A-Z -]*$/)
+        print ".SS " substr($0, 4)
+    if (/^\/\*\*/)
+        said = ""
+    if (/^(\/\*\*| \*)/) {
+        sub(/^(\/\*\*| \*) */, "")
+        sub(/ *\*?\/$/, "")
+        said = said (said == "" ? "" : " ") $0
+    } else if (!/^typedef/ && /^[a-z]/ && match($0, /gc_[a-z0-9_]+\(/)) {
+        name = substr($0, RSTART, RLENGTH - 1)
+        match(said, /\.( |$)/)
+        said = substr(said, 1, RSTART)
+        entry()
+    }
+    next
 }
 
 FILENAME ~ /ENVIRONMENT\.md$/ && /^## / {
@@ -98,4 +107,4 @@ END {
     print ".BR gc_build_info ()\nsays: version, commit, instruction set, and the CUDA driver, NCCL and NVRTC of the process."
     print ".SH SEE ALSO\n.BR pkg-config (1);\n.B gradcodec-config \\-\\-help\nin the Python package."
 }
-' CHANGELOG.md include/gradcodec.h docs/API.md docs/ENVIRONMENT.md
+' CHANGELOG.md include/gradcodec.h docs/ENVIRONMENT.md

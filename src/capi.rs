@@ -67,9 +67,9 @@
 //! *Threads.* Any thread may call any function at any time on different objects. A second call on a codec, communicator
 //! or all-reduce that another thread is using gives BUSY.
 //!
-//! docs/API.md has a table of all functions and the rules that hold for each of them: which tensors are accepted,
-//! errors, threads and forks, CUDA contexts, streams, graphs and device memory. docs/GLOSSARY.md explains the words.
-//! docs/NUMERICS.md says what is computed, to the last bit.
+//! docs/API.md has the rules that hold for all functions: which tensors are accepted, errors, threads and forks, CUDA
+//! contexts, streams, graphs and device memory. docs/GLOSSARY.md explains the words. docs/NUMERICS.md says what is
+//! computed, to the last bit.
 
 pub use crate::{
     about::api::*,

@@ -37,7 +37,7 @@ LIST = [
     ("*: make multi-gpu*", "exempt: several GPUs; tests/multi_gpu is run with --device cpu"),
     ("*: make bench*", "exempt: measures for an hour; test_benches.py runs the programs"),
     *((f"*: make {name}*", "exempt: several GPUs, and measures")
-      for name in ("allreduce-perf", "convergence", "links", "training-step", "compare")),
+      for name in ("allreduce-perf", "convergence", "links", "training-step")),
     ("*: make nodes*", "exempt: measures; test_nodes_bench.py runs the program with a small model"),
     ("*: make slow-links*", "exempt: measures; test_nodes_bench.py runs the program with a small model"),
     ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
