@@ -15,6 +15,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), o
 if not os.environ.get("GRADCODEC_LIBRARY"):
     in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
     os.environ["GRADCODEC_LIBRARY"] = str(next((path for path in in_tree if path.exists()), in_tree[0]))
+# OpenMP's threads spin at barriers: on a busy machine two of them took ten times as long as one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the GPU for itself
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  # the CPU as four devices
 if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
