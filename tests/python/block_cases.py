@@ -8,7 +8,6 @@ import struct
 import numpy as np
 
 import block_model
-import capi
 from block_model import BF16, E8M0, FORMATS, INT4, INT8, MEAN, MXFP4, MXFP8, SUM, VALUES
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, TAKEN_BACK, TRANSACTIONAL, ZERO, f32, narrow
@@ -68,65 +67,6 @@ def the_example_of_the_page(place, codec):
         same(handle.decode(payload)[0], values, "values")
 
 
-@each_codec
-def bytes_per_element_are_those_of_the_table(place, codec):
-    """Of whole blocks, but for the header; and the states that gc_codec_state_bytes() tells of."""
-    n, expected = 64 * 1024, {BF16: 2, MXFP8: 1.03125, INT8: 1.03125, INT4: 0.5625, MXFP4: 0.53125}[codec]
-    for error, size in ((None, 0), ("float32", 4), ("bfloat16", 2)):
-        options = dict(codec=codec, error=error, segments=[n, 1025, 500, 0], raw=[0, 0, 1, 0], n_chunks=2, server=1)
-        with Checked(place, **options) as handle:
-            units = [64, 2, 0, *(-(-part // 1024) for part in handle.model.part_sizes()[:2])]
-            assert lib.gc_codec_state_bytes(handle.handle) == 256 + 1024 * size * sum(units)
-    with Checked(place, codec=codec, error=None, segments=[n]) as handle:
-        assert (lib.gc_codec_payload_bytes(handle.handle) - 64) / n == expected
-
-
-@each_codec
-def what_is_sent_and_what_is_kept_are_together_what_was_there(place, codec):
-    """As numbers, exactly: float64 holds the sum. And what is sent is as near as the header says."""
-    c = all_magnitudes(codec, 3)
-    with Checked(place, codec=codec, segments=[c.size]) as handle:
-        v = handle.decode(handle.encode([c]))[0].astype(np.float64)
-        handle.compare_all()
-        same(v + handle.model.errors(0) + 0.0, c.astype(np.float64) + 0.0, "the sum")
-    blocks = c.reshape(-1, FORMATS[codec].block).astype(np.float64)
-    largest, off = np.abs(blocks).max(axis=1, keepdims=True), np.abs(v.reshape(blocks.shape) - blocks)
-    of_itself, of_largest = {
-        BF16: (2.0**-8, 2.0**-33), MXFP8: (1 / 16, 1 / 229_000), INT8: (0, 1 / 252), INT4: (0, 1 / 13), MXFP4: (1 / 4, 1 / 12),
-    }[codec]  # fmt: skip
-    bound = np.maximum(of_itself * np.abs(blocks), of_largest * largest)
-    assert (off <= bound)[largest[:, 0] >= 2.0**-100].all()
-
-
-@each_codec
-def small_elements_far_from_large_ones_arrive(place, codec):
-    """What Adam needs, and a scale for all does not do."""
-    g = np.where(np.arange(640) < 64, f32(1000), f32(1e-6)).astype(f32)
-    with Checked(place, codec=codec, segments=[g.size], error=None) as handle:
-        got = handle.decode(handle.encode([g]))[0]
-        assert np.abs(got / g - 1).max() < 0.2
-
-
-@each_codec
-def errors_add_up_over_steps(place, codec):
-    rng, n, steps = np.random.default_rng(1), 1027, 20
-    with Checked(place, codec=codec, segments=[n]) as handle:
-        given, sent = np.zeros(n), np.zeros(n)
-        for _ in range(steps):
-            g = rng.standard_normal(n).astype(f32)
-            given += g
-            sent += handle.decode(handle.encode([g]))[0]
-        assert np.abs(given - sent - handle.model.errors(0)).max() < steps * 8 * 2.0**-24
-
-
-@each_codec
-def scales_of_segments_are_refused(place, codec):
-    with Checked(place, codec=codec, segments=[3]) as handle:
-        dst = place.put(np.zeros(1, f32))
-        assert lib.gc_codec_scales(handle.handle, dst.view, None) == Status.INVALID_ARGUMENT
-        assert capi.says(capi.last_error(), f"GC_CODEC_{NAMES[codec].upper()}")
-
-
 # --- every shape ------------------------------------------------------------------------------------------------------
 
 SHAPES = [
@@ -178,14 +118,6 @@ def decoded_values_are_divided_multiplied_and_added(place, codec):
                     handle.decode(payload, dtype, divisor, factor)
                 handle.decode(payload, "float32", divisor, factor, add=True)
                 handle.flags()
-
-
-@each_codec
-def beyond_float16_a_finite_value_is_the_largest(place, codec):
-    with Checked(place, codec=codec, segments=[3, 2], raw=[0, 1], error=None) as handle:
-        got = handle.decode(handle.encode([f32([1e6, -1e6, 1]), f32([1e6, -65520])]), "float16")
-        assert got[0][:2].tolist() == [65504, -65504] and got[1].tolist() == [65504, -65504]
-        assert handle.flags() == 0
 
 
 @each_codec
@@ -366,22 +298,6 @@ def a_header_with_one_bit_changed_is_corrupt(place, codec):
         changed[1, 28] |= NONFINITE  # what the sender met
         handle.decode(changed)
         assert handle.flags() == NONFINITE
-
-
-@each_codec
-def payloads_of_another_codec_are_corrupt(place, codec):
-    """The same counts with another codec, another raw segment, other dtypes or another number of chunks."""
-    base = dict(codec=codec, segments=[40, 40], raw=[0, 1], error=None)
-    others = [dict(raw=[1, 0]), dict(raw=None), dict(values="float16"), dict(results="bfloat16"), dict(n_chunks=2)]
-    with Checked(place, **base, server=0) as handle:
-        stride = handle.model.stride
-        for other in others + [dict(codec=other) for other in NAMES if other != codec]:
-            stranger = model_of(**{**base, **other})
-            sent = np.resize(stranger.encode([narrow(np.ones(40, f32), stranger.values)] * 2), stride).reshape(1, -1)
-            assert handle.model.is_corrupt(sent[0], 0)
-            handle.decode(sent)
-            handle.reduce(sent)
-        handle.compare_all()
 
 
 @each_codec

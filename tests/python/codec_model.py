@@ -76,13 +76,6 @@ def scale_of(c, rule):
         return canonical(np.asarray(f32(mean if rule == MEAN else np.sqrt(mean))))[()]
 
 
-def fed_back(g, e):
-    """DeepSpeed's formula for a step of a worker, on float32: the bits, the scale and the new error."""
-    c = g + e
-    s = scale_of(c, RMS)
-    return bit(c), s, c - s * sigma(c)
-
-
 @dataclass
 class Handle:
     """What the models of all codecs have in common: how a step ends, the two halves of a reduce, flags."""

@@ -388,11 +388,14 @@ class CheckedRanks:
 
 
 def parts_of(handle, rank, which):
-    """(segment, first, count) of each piece that gc_allreduce_parts() names."""
+    """(segment, first, count) of each piece that gc_allreduce_parts() names: as many as there is room for."""
     count = lib.gc_allreduce_parts(handle, rank, which, None, 0)
-    pieces = (Part * max(count, 1))()
-    assert lib.gc_allreduce_parts(handle, rank, which, pieces, count) == count, last_error()
-    return [(piece.segment, piece.first, piece.count) for piece in pieces[:count]]
+    for room in max(0, count - 1), count:
+        pieces = (Part * (count + 1))(*[Part(-7, -7, -7)] * (count + 1))
+        assert lib.gc_allreduce_parts(handle, rank, which, pieces, room) == count, last_error()
+        found = [(piece.segment, piece.first, piece.count) for piece in pieces]
+        assert set(found[room:]) == {(-7, -7, -7)}, "written behind the room"
+    return found[:count]
 
 
 BITS = ONEBIT, ONEBIT, SIGN

@@ -195,24 +195,6 @@ def test_an_abort_beside_the_release_of_all_that_it_reaches():
             ranks.__exit__()
 
 
-def test_errors_of_a_world_that_never_was():
-    """Its shapes are refused if no world can have them. Otherwise its numbers are taken, for nobody can know."""
-    with World(2) as world, CheckedRanks(world, place, **OPTIONS) as ranks:
-        ranks.run(gradients(2))
-        ranks.commit()
-        for worker, server in ((0, 100), None), ((3, 99), None), ((3, 100, 1), None), (None, (99,)), (None, (101,)):
-            given = [None if shape is None else Tensor(np.ones(shape, f32)) for shape in (worker, server)]
-            for rank in range(2):
-                views_of = [None if one is None else one.view for one in given]
-                status, sentence = status_of(lib.gc_allreduce_errors_in, ranks.handles[rank], *views_of, None)
-                assert status == Status.SHAPE_MISMATCH and "expected" in sentence, (status, sentence)
-        ranks.errors()  # as they were
-        rng = np.random.default_rng(1)
-        ranks.errors_in(rng.standard_normal((7, 100)).astype(f32), rng.standard_normal(100).astype(f32))
-        ranks.errors()
-        ranks.run(gradients(2, 2))
-
-
 # --- what is left behind ----------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,22 @@ def test_integer_blocks_are_within_half_a_step_of_what_they_stand_for(codec, mos
 
 
 @CODECS
+def test_what_is_sent_and_what_is_kept_are_together_what_was_there(codec):
+    """As numbers, exactly: float64 holds the sum. And what is sent is as near as the header says."""
+    c = all_magnitudes(codec, 3)
+    model = BlockModel(codec, [c.size])
+    v = model.decode(model.encode([c]))[0].astype(np.float64)
+    np.testing.assert_array_equal(v + model.errors(0), c.astype(np.float64))
+    blocks = c.reshape(-1, block_model.FORMATS[codec].block).astype(np.float64)
+    largest, off = np.abs(blocks).max(axis=1, keepdims=True), np.abs(v.reshape(blocks.shape) - blocks)
+    of_itself, of_largest = {
+        BF16: (2.0**-8, 2.0**-33), MXFP8: (1 / 16, 1 / 229_000), INT8: (0, 1 / 252), INT4: (0, 1 / 13), MXFP4: (1 / 4, 1 / 12),
+    }[codec]  # fmt: skip
+    bound = np.maximum(of_itself * np.abs(blocks), of_largest * largest)
+    assert (off <= bound)[largest[:, 0] >= 2.0**-100].all()
+
+
+@CODECS
 @pytest.mark.parametrize("dtype", ("float32", "float16", "bfloat16"))
 @pytest.mark.parametrize("error", ("float32", "bfloat16", None))
 def test_errors_are_rounded_once(codec, dtype, error):

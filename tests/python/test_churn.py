@@ -27,7 +27,7 @@ PROGRAM = ROOT / "tests/churn/churn.py"
 
 def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
     transports = ["sockets", "nodes", "group", "hierarchical", "nccl", "peers"]
-    steps, session = both(quick=30, all=900) * len(transports), both(quick=10, all=30)  # each codec is in turn
+    steps, session = both(quick=18, all=900) * len(transports), both(quick=6, all=30)  # each codec is in turn
     about = ["--steps", str(steps), "--session", str(session)]
     done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +42,7 @@ def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
 @pytest.mark.parametrize("devices", both(quick=[6], all=[1, 6]))
 def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(devices):
     """tests/multi_gpu/test_deaths.py on a GPU."""
-    about = ["--over", "peers", "--processes", "--devices", str(devices), "--steps", str(both(quick=15, all=90))]
+    about = ["--over", "peers", "--processes", "--devices", str(devices), "--steps", str(both(quick=10, all=90))]
     done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     deaths, = map(int, re.findall(r"^peers: \d+ steps, (\d+) deaths, \d+ joins, 0 hangs, 0 wrong bits;", done.stdout))

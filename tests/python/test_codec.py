@@ -35,27 +35,10 @@ def test_the_example_by_hand():
         codec.errors()
 
 
-@pytest.mark.parametrize("error", ["float32", "bfloat16"])
-def test_many_steps_of_error_feedback_add_up(error):
-    """What was sent and what is still carried is what there was: the point of it all, up to float32's rounding."""
-    rng = np.random.default_rng(1)
-    n, steps = 4099, 50
-    with Checked(HOST, codec=ONEBIT, segments=[n], error=error) as codec:
-        given, sent = np.zeros(n), np.zeros(n)
-        for _ in range(steps):
-            g = rng.standard_normal(n).astype(np.float32)
-            given += g
-            sent += codec.decode(codec.encode([g]))[0]
-        left = codec.model.errors(0)
-        # Each step rounds c, whose size is a few units, to 24 or 8 bits.
-        bound = steps * 8 * (2.0**-24 if error == "float32" else 2.0**-8)
-        assert np.abs(given - sent - left).max() < bound
-
-
 def test_sums_of_units_are_added_in_the_order_of_the_specification():
     # 1 and 2^-24 lie between two float32; 2^-53 is lost beside them, and two of them that were added before are not.
     units, rng, scales = 256, np.random.default_rng(5), set()
-    for trial in range(100):
+    for trial in range(25):
         g = np.zeros((units, 1024), np.float32)
         g[rng.choice(units, 4, replace=False), rng.integers(0, 1024, 4)] = 1, 2.0**-24, 2.0**-53, 2.0**-53
         expected = codec_model.scale_of(g.reshape(-1), MEAN)
@@ -64,22 +47,6 @@ def test_sums_of_units_are_added_in_the_order_of_the_specification():
         same(payload[0, 64:68], np.array([expected], np.float32).view(np.uint8), f"scale of trial {trial}")
         scales.add(expected)
     assert len(scales) == 2, "either happens"
-
-
-def test_a_codec_with_float32_errors_is_deepspeeds_formula_byte_for_byte():
-    rng = np.random.default_rng(5)
-    n = 20_003
-    e = np.zeros(n, np.float32)
-    with Checked(HOST, codec=ONEBIT, segments=[n], n_chunks=2) as codec:
-        for _ in range(30):
-            g = (rng.standard_normal(n) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
-            payload = codec.encode([g])
-            bits, scale, e = codec_model.fed_back(g, e)
-            rows = np.packbits(np.pad(bits, (0, 2 * 8 * codec.model.chunk_bytes - n))).reshape(2, -1)
-            for k in range(2):
-                same(payload[k, codec.model.head :][: rows.shape[1]], rows[k], f"bits of chunk {k}")
-                same(payload[k, 64:68], np.array([scale], np.float32).view(np.uint8), "scale")
-            same(codec.model.errors(0), e, "error")
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------
@@ -170,9 +137,9 @@ def test_a_reduce_that_met_a_corrupt_chunk_has_begun_a_step():
             same(HOST.get(kept), state, "state")
 
 
-@pytest.mark.parametrize("place", [0, 500, 999])
+@pytest.mark.parametrize("place", [0, 50, 99])
 def test_values_that_share_a_byte_are_found_in_any_order(place):
-    count, rng = 1000, np.random.default_rng(place)
+    count, rng = 100, np.random.default_rng(place)
     with Checked(HOST, codec=ONEBIT, segments=[8] * count) as codec:
         payload = HOST.put(codec.encode([np.ones(8, "f4")] * count))
         memory = np.zeros((count, 8), np.float32)
@@ -275,7 +242,7 @@ def test_the_golden_results_are_those_of_the_model_and_of_this_library():
     """tests/golden.rs replays the whole file."""
     of_file = [("case" + part).splitlines() for part in ("\n" + golden.PATH.read_text()).split("\ncase")[1:]]
     assert len(of_file) == golden.CASES
-    for seed in both(quick=[0, *range(7, 21)], all=range(golden.CASES)):  # those before 7 are large
+    for seed in both(quick=range(7, 15), all=range(golden.CASES)):  # those before 7 are large
         assert golden.Script(seed).lines == of_file[seed], f"case {seed}: golden.py writes the file anew"
 
 
@@ -312,7 +279,7 @@ def test_two_threads_in_one_codec_are_told_apart():
         def work():
             payload = HOST.put(np.zeros(lib.gc_codec_payload_bytes(codec.handle), np.uint8))
             begin.wait()
-            for _ in range(200):
+            for _ in range(50):
                 status = lib.gc_codec_encode(codec.handle, views([g]), 1, None, None, payload.view, None)
                 statuses.append(status)
 
@@ -322,12 +289,3 @@ def test_two_threads_in_one_codec_are_told_apart():
         assert set(statuses) == {Status.OK, Status.BUSY}, set(statuses)
         codec.reset()
         codec.encode([np.ones(n, "f4")])
-
-
-def test_nothing_to_send_is_sent():
-    for segments in ([], [0], [0, 0]):
-        with Checked(HOST, codec=ONEBIT, segments=segments, n_chunks=2, server=1) as codec:
-            payload = codec.encode([np.zeros(0, "f4")] * len(segments))
-            codec.decode(payload)
-            codec.reduce(np.stack([payload[1]] * 2))
-            codec.compare_all()

@@ -56,31 +56,6 @@ def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
 
 
 @BOTH
-@pytest.mark.parametrize("where, value", [
-    *(("buffer", value) for value in (np.inf, -np.inf, np.nan, 3e38)), ("worker error", 3e38), ("server error", 3e38)
-])  # fmt: skip
-def test_what_is_not_finite_on_one_rank_leaves_the_errors_of_all_alone(where, value, over):
-    rng = np.random.default_rng(3)
-    for size in (1, 2, 4):
-        with World(size, over) as world, DeepSpeed(world, 1500, place) as ranks:
-
-            def numbers():
-                buffers, workers = ([rng.standard_normal(1500).astype(f32) for _ in range(size)] for _ in "bw")
-                return buffers, workers, [rng.standard_normal(s.stop - s.start).astype(f32) for s in shards(1500, size)]
-
-            lists = numbers()
-            # 3e38 is finite, its square is not.
-            lists[("buffer", "worker error", "server error").index(where)][size - 1][5] = value
-            values, *errors = ranks.step(*lists)
-            all_same(errors, lists[1:], f"{size} ranks")
-            assert np.isnan(values).all()
-            assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.OK] * size
-            lists = numbers()  # the next step is as if that had not been
-            out, *errors = reference(*lists)
-            all_same(ranks.step(*lists), ([out] * size, *errors), f"{size} ranks, afterwards")
-
-
-@BOTH
 @pytest.mark.parametrize("family", OF_FAMILIES)
 def test_an_error_that_is_not_finite_is_zero_and_takes_no_step_back(family, over):
     rng, segments = np.random.default_rng(4), [100, 0, 1500, 70]
@@ -111,120 +86,24 @@ def test_each_half_is_one_exchange_and_none_of_a_rank_that_is_alone():
             assert [name for name, *_ in world.board.calls] == expected
 
 
-@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
-@pytest.mark.parametrize(
-    "spoil, statuses",
-    [
-        (lambda world: tampered(world, 1, another_version), [Status.CORRUPT] * 3),
-        (lambda world: tampered(world, 1, only_for_rank_0), [Status.CORRUPT, Status.OK, Status.OK]),
-        (lambda world: fail_in("all_to_all")(world), [Status.COMM] * 3),
-    ],
-    ids=["another version", "only for rank 0", "all_to_all"],
-)
-def test_a_first_half_that_fails_leaves_the_shard_and_can_be_taken_back(spoil, statuses, codec):
-    rng, segments, error = np.random.default_rng(14), [1000, 50], "float32" if codec == ONEBIT else None
-    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
-    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
-        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
-        ranks.all_gather(ranks.reduce_scatter(gradients))
-        ranks.commit()
-        ranks.flags()
-        put = [[place.put(g) for g in each] for each in gradients]
-        shards = [place.put(np.full(model.shard_elements(), 7, f32)) for model in ranks.models]
-        sound = world.board.before, world.board.answer
-        spoil(world)
-        results = world.each(lambda rank: status_of(
-            lib.gc_allreduce_reduce_scatter, ranks.handles[rank], views(put[rank]), 2, None, None, shards[rank].view,
-            None,
-        ))  # fmt: skip
-        assert [status for status, _ in results] == statuses, results
-        for rank, (model, shard, status) in enumerate(zip(ranks.models, shards, statuses)):
-            if status != Status.OK:
-                same(place.get(shard), np.full(shard.array.size, 7, f32), "a shard of a half that failed")
-                assert lib.gc_comm_async_error(world.comms[rank]) == status
-            model.flags |= CORRUPT if status == Status.CORRUPT else 0
-            model.pending[0] = model.worker  # a step there is, whatever is in it
-        # Nobody has given up: the second half of what a rank has, and then another step.
-        world.board.before, world.board.answer = sound
-        ranks.all_gather([place.get(shard) for shard in shards])
-        ranks.rollback()
-        ranks.flags()
-        ranks.errors()
-        ranks.run(gradients)
-        ranks.commit()
-        ranks.errors()
-
-
-@pytest.mark.parametrize("codec", [ONEBIT, SIGN])
-@pytest.mark.parametrize(
-    "status, spoil",
-    [
-        (Status.CORRUPT, lambda world: marked(world, 1)),
-        (Status.COMM, lambda world: fail_in("all_gather")(world)),
-    ],
-    ids=["a chunk", "all_gather"],
-)
-def test_a_second_half_that_fails_leaves_values_and_can_be_taken_back(status, spoil, codec):
-    rng, segments, error = np.random.default_rng(15), [1000, 50], "float32" if codec == ONEBIT else None
-    options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
-    with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
-        gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
-        shards = ranks.reduce_scatter(gradients)
-        put = [[place.put(g) for g in each] for each in gradients]
-        given = [place.put(shard) for shard in shards]
-        sound = world.board.before, world.board.answer
-        spoil(world)
-        results = world.each(lambda rank: status_of(
-            lib.gc_allreduce_all_gather, ranks.handles[rank], given[rank].view, views(put[rank]), 2, None
-        ))  # fmt: skip
-        assert [got for got, _ in results] == [status] * 3, results
-        for rank, (model, each) in enumerate(zip(ranks.models, put)):
-            for got, e in zip(each, gradients[rank]):
-                same(place.get(got), e, "values of a half that failed")
-            model.flags |= CORRUPT if status == Status.CORRUPT else 0
-            model.pending[1] = model.reducer
-        ranks.rollback()
-        ranks.flags()
-        ranks.errors()
-        world.board.before, world.board.answer = sound
-        ranks.all_gather(ranks.reduce_scatter(gradients))  # also the turn of votes is as it was
-        ranks.commit()
-        ranks.errors()
-
-
-def marked(world, rank):
-    """What rank `rank` sends to all in the second exchange is of another version."""
-
-    def before(name, sender, sent):
-        chunk = bytearray(sent)
-        chunk[4] += name == "all_gather" and sender == rank
-        return bytes(chunk)
-
-    world.board.before = before
-
-
 # --- steps of a handle ------------------------------------------------------------------------------------------------
 
 
 BASE = dict(codec=ONEBIT, n_elements=100)
-OTHERS = dict(
-    codec=dict(codec=SIGN, error=2), values=dict(values=capi.dldtype("float16")), error=dict(error=1),
-    scale=dict(scale=1),
-    nonfinite=dict(nonfinite=1), beta=dict(beta=0.5), n_elements=dict(n_elements=101),
-    segments=dict(segments=capi.int64s((40, 60)), n_segments=2, n_elements=0),
-)  # fmt: skip
-
-
-SENTENCES = dict(
-    codec="codec {} expected, got {}", values="values {} expected, got {}", error="error {} expected, got {}",
-    scale="scale {} expected, got {}", nonfinite="nonfinite {} expected, got {}", beta="beta {} expected, got {}",
-    n_elements="{} elements expected, got {}", segments="{} segments expected, got {}",
-)  # fmt: skip
-DIFFERENCES = dict(
-    codec=("GC_CODEC_ONEBIT", "GC_CODEC_SIGN"), values=("float32", "float16"),
-    error=("GC_ERROR_FLOAT32", "GC_ERROR_BFLOAT16"), scale=("GC_SCALE_RMS", "GC_SCALE_MEAN"),
-    nonfinite=("GC_NONFINITE_PROPAGATE", "GC_NONFINITE_ZERO"), beta=(1, 0.5), n_elements=(100, 101), segments=(1, 2),
-)  # fmt: skip
+OF_BLOCKS = dict(codec=INT8, segments=capi.int64s((40, 60)), n_segments=2)
+OTHERS = [
+    (BASE, dict(codec=SIGN, error=2), "codec {} expected, got {}", "GC_CODEC_ONEBIT", "GC_CODEC_SIGN"),
+    (BASE, dict(values=capi.dldtype("float16")), "values {} expected, got {}", "float32", "float16"),
+    (BASE, dict(error=1), "error {} expected, got {}", "GC_ERROR_FLOAT32", "GC_ERROR_BFLOAT16"),
+    (BASE, dict(scale=1), "scale {} expected, got {}", "GC_SCALE_RMS", "GC_SCALE_MEAN"),
+    (BASE, dict(nonfinite=1), "nonfinite {} expected, got {}", "GC_NONFINITE_PROPAGATE", "GC_NONFINITE_ZERO"),
+    (BASE, dict(beta=0.5), "beta {} expected, got {}", 1, 0.5),
+    (BASE, dict(n_elements=101), "{} elements expected, got {}", 100, 101),
+    (BASE, dict(segments=capi.int64s((40, 60)), n_segments=2, n_elements=0), "{} segments expected, got {}", 1, 2),
+    (OF_BLOCKS, dict(codec=INT4), "codec {} expected, got {}", "GC_CODEC_INT8", "GC_CODEC_INT4"),
+    (OF_BLOCKS, dict(reduction=1), "reduction {} expected, got {}", "GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"),
+    (OF_BLOCKS, dict(raw=(ctypes.c_uint8 * 2)(0, 1)), "its segments have other counts of elements, or others are raw", "", ""),
+]
 
 
 def created(world, each):
@@ -243,38 +122,22 @@ def created(world, each):
 
 
 @BOTH
-@pytest.mark.parametrize("field", OTHERS)
-def test_ranks_with_other_options_get_no_handle_and_then_one(field, over):
+@pytest.mark.parametrize("base, other, sentence, here, there", OTHERS, ids=lambda value: str(value) if isinstance(value, str) else "")
+def test_ranks_with_other_options_get_no_handle_and_then_one(base, other, sentence, here, there, over):
     with World(3, over) as world:
-        results = created(world, [BASE, BASE, {**BASE, **OTHERS[field]}])
+        results = created(world, [base, base, {**base, **other}])
         assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
         # The others name the rank that differs; it names the first that differs from it.
-        here, there = DIFFERENCES[field]
-        for (_, sentence), rank in zip(results, (2, 2, 0)):
+        for (_, told), rank in zip(results, (2, 2, 0)):
             expected, got = (here, there) if rank == 2 else (there, here)
-            assert sentence == f"handle: rank {rank}: " + SENTENCES[field].format(expected, got)
-        assert created(world, [{**BASE, **OTHERS[field]}] * 3) == [(Status.OK, "")] * 3
+            assert told == f"handle: rank {rank}: " + sentence.format(expected, got)
+        assert created(world, [{**base, **other}] * 3) == [(Status.OK, "")] * 3
 
 
-@BOTH
-@pytest.mark.parametrize(
-    "other, sentence",
-    [
-        (dict(codec=INT4), "codec GC_CODEC_INT8 expected, got GC_CODEC_INT4"),
-        (dict(reduction=1), "reduction GC_REDUCTION_MEAN expected, got GC_REDUCTION_SUM"),
-        (dict(raw=(ctypes.c_uint8 * 2)(0, 1)), "its segments have other counts of elements, or others are raw"),
-    ],
-    ids=["codec", "reduction", "raw"],
-)
-def test_ranks_with_other_options_of_a_block_codec_get_no_handle(other, sentence, over):
-    base = dict(codec=INT8, segments=capi.int64s((40, 60)), n_segments=2)
-    with World(2, over) as world:
-        results = created(world, [base, {**base, **other}])
-        assert results[0] == (Status.INVALID_ARGUMENT, f"handle: rank 1: {sentence}")
-        assert results[1][0] == Status.INVALID_ARGUMENT
-        # No byte but 0 is another than 1.
+def test_any_byte_but_0_is_raw():
+    with World(2) as world:
         same_raw = [dict(raw=(ctypes.c_uint8 * 2)(0, byte)) for byte in (1, 0xFF)]
-        assert created(world, [{**base, **one} for one in same_raw]) == [(Status.OK, "")] * 2
+        assert created(world, [{**OF_BLOCKS, **one} for one in same_raw]) == [(Status.OK, "")] * 2
 
 
 @BOTH
@@ -423,45 +286,75 @@ def fail_in(name):
     return lambda world: setattr(world.board, "answer", lambda called, rank: 7 if called == name else 0)
 
 
+def marked(world, rank):
+    """What rank `rank` sends to all in the second exchange is of another version."""
+
+    def before(name, sender, sent):
+        chunk = bytearray(sent)
+        chunk[4] += name == "all_gather" and sender == rank
+        return bytes(chunk)
+
+    world.board.before = before
+
+
 @pytest.mark.parametrize("codec", [ONEBIT, SIGN])
 @pytest.mark.parametrize(
-    "status, spoil",
+    "step, statuses, spoil",
     [
-        (Status.CORRUPT, lambda world: tampered(world, 1, another_version)),
-        (Status.CORRUPT, lambda world: tampered(world, 1, another_count)),
-        (Status.CORRUPT, lambda world: tampered(world, 1, only_for_rank_0)),
-        (Status.COMM, fail_in("all_to_all")),
-        (Status.COMM, fail_in("all_gather")),
+        ("run", [Status.CORRUPT] * 3, lambda world: tampered(world, 1, another_version)),
+        ("run", [Status.CORRUPT] * 3, lambda world: tampered(world, 1, another_count)),
+        ("run", [Status.CORRUPT] * 3, lambda world: tampered(world, 1, only_for_rank_0)),
+        ("run", [Status.COMM] * 3, fail_in("all_to_all")),
+        ("run", [Status.COMM] * 3, fail_in("all_gather")),
+        ("reduce_scatter", [Status.CORRUPT] * 3, lambda world: tampered(world, 1, another_version)),
+        ("reduce_scatter", [Status.CORRUPT, Status.OK, Status.OK], lambda world: tampered(world, 1, only_for_rank_0)),
+        ("reduce_scatter", [Status.COMM] * 3, fail_in("all_to_all")),
+        ("all_gather", [Status.CORRUPT] * 3, lambda world: marked(world, 1)),
+        ("all_gather", [Status.COMM] * 3, fail_in("all_gather")),
     ],
-    ids=["another version", "another count", "only for rank 0", "all_to_all", "all_gather"],
 )
-def test_a_step_of_a_handle_that_fails_can_be_taken_back(status, spoil, codec):
+def test_a_step_or_a_half_that_fails_writes_nothing_and_can_be_taken_back(step, statuses, spoil, codec):
     rng, segments, error = np.random.default_rng(10), [1000, 50], "float32" if codec == ONEBIT else None
     options = dict(codec=codec, segments=segments, error=error, nonfinite=TRANSACTIONAL)
     with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
         gradients = [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(3)]
-        ranks.run(gradients)
-        ranks.commit()
-        assert ranks.flags() == [0] * 3
+        shards = ranks.reduce_scatter(gradients)
+        if step != "all_gather":
+            ranks.all_gather(shards)
+            ranks.commit()
+        ranks.flags()
         put = [[place.put(g) for g in each] for each in gradients]
+        own = [place.put(shard) for shard in shards]
         sound = world.board.before, world.board.answer
         spoil(world)
-        results = world.each(lambda rank: status_of(
-            lib.gc_allreduce_run, ranks.handles[rank], views(put[rank]), 2, None, None, None
-        ))  # fmt: skip
-        assert [got for got, _ in results] == [status] * 3, results
-        for each, before in zip(put, gradients):
-            for got, e in zip(each, before):
-                same(place.get(got), e, "values of a step that failed")
-        for comm in world.comms:
-            assert lib.gc_comm_async_error(comm) == status and says(last_error(), "rank")
-        for model in ranks.models:
+
+        def call(rank):
+            handle, values = ranks.handles[rank], views(put[rank])
+            if step == "run":
+                return status_of(lib.gc_allreduce_run, handle, values, 2, None, None, None)
+            if step == "reduce_scatter":
+                return status_of(lib.gc_allreduce_reduce_scatter, handle, values, 2, None, None, own[rank].view, None)
+            return status_of(lib.gc_allreduce_all_gather, handle, own[rank].view, values, 2, None)
+
+        results = world.each(call)
+        assert [status for status, _ in results] == statuses, results
+        for rank, (model, status) in enumerate(zip(ranks.models, statuses)):
+            for got, e in zip((*put[rank], own[rank]), (*gradients[rank], shards[rank])):
+                if status != Status.OK:
+                    same(place.get(got), e, "values and shard of a call that failed")
+            if status != Status.OK:
+                assert lib.gc_comm_async_error(world.comms[rank]) == status and says(last_error(), "rank")
             model.flags |= CORRUPT if status == Status.CORRUPT else 0
-            model.pending[0] = model.worker  # a step there is, whatever is in it
+            # A step there is, whatever is in it.
+            which, half = (1, model.reducer) if step == "all_gather" else (0, model.worker)
+            model.pending[which] = half
+        # Nobody has given up: the second half of what a rank has, and then another step.
+        world.board.before, world.board.answer = sound
+        if step == "reduce_scatter":
+            ranks.all_gather([place.get(shard) for shard in own])
         ranks.rollback()
         ranks.flags()
         ranks.errors()
-        world.board.before, world.board.answer = sound
         ranks.run(gradients)  # also the turn of votes is as it was
         ranks.commit()
         ranks.errors()

@@ -95,16 +95,6 @@ def test_data_and_offset_are_one_only_where_data_is_an_address(device, data, off
     assert source.releases == [1]
 
 
-def test_numpy_gets_its_complex_numbers_back():
-    array = np.arange(6).reshape(2, 3) * (1 + 2j)
-    lent = Lent((5, 128, 1), shape=(2, 3), address=array.ctypes.data)
-    versioned = to_versioned(lent.out)
-    address = versioned.contents.dl_tensor.data
-    assert np.frombuffer(ctypes.string_at(address, array.nbytes), array.dtype).tolist() == array.ravel().tolist()
-    lib.gc_tensor_free_versioned(versioned)
-    assert lent.releases == [42]
-
-
 @pytest.mark.parametrize(
     "dtype, shape, strides, status",
     [

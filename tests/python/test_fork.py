@@ -12,7 +12,7 @@ import numpy as np
 from capi import AllReduce, Codec, CodecOptions, Status, Tensor, last_error, lib
 from codec_model import ONEBIT, f32
 from codecs_c import call, views
-from comms import World, is_asleep
+from comms import World
 
 SENTENCE = "was made before the process was forked"
 

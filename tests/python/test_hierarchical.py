@@ -3,6 +3,7 @@ and what becomes of ranks that disagree, fail or are freed. tests/spec/test_node
 
 import contextlib
 import ctypes
+import itertools
 import threading
 from ctypes import POINTER, byref, c_int64
 
@@ -15,60 +16,17 @@ from capi import AllReduce, CodecOptions, Comm, Status, last_error, lib, says
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, f32
 from codecs_c import Host, gradient, same, views
 from comms import (
-    KEEP_NOTHING, SEGMENTS, CheckedRanks, DeepSpeed, Nodes, World, handle_on, of_family, parts_of, reference, run_on,
-    shards, status_of,
+    KEEP_NOTHING, SEGMENTS, CheckedRanks, Nodes, World, handle_on, of_family, parts_of, run_on, status_of,
 )  # fmt: skip
-from test_comm import BASE, all_same, created
-from test_nodes_model import OF_EXAMPLE, example
+from test_comm import BASE, created
 from tiers import both
 
 place = Host()
 GRIDS = [(2, 2), (3, 2), (2, 3), (4, 4)]
-WAYS = pytest.mark.parametrize("ways", both(
-    quick=[("group", "board"), ("board", "group")], all=[("group", "board"), ("board", "group"), ("board", "board")]
-), ids="-".join)  # fmt: skip
 
 
 def gradients_of(rng, size, options, special=False):
     return [[gradient(rng, n, options.get("values", "float32"), special) for n in options["segments"]] for _ in range(size)]
-
-
-@WAYS
-@pytest.mark.parametrize("ranks", [[2], [4], [1, 1], [1, 1, 1]], ids=str)
-def test_steps_of_one_level_are_deepspeeds_formula_to_the_bit(ranks, ways):
-    size = sum(ranks)
-    rng = np.random.default_rng(ranks)
-    with Nodes(ranks, *ways) as world:
-        for n in (40_003, 0, 1, 7, 1025, 1023):
-            found = expected = [None, [np.zeros(n, f32)] * size, [np.zeros(s.stop - s.start, f32) for s in shards(n, size)]]
-            with DeepSpeed(world, n, place) as steps:
-                for step in range(3):
-                    buffers = [rng.standard_normal(n).astype(f32) for _ in range(size)]
-                    out, *errors = reference(buffers, *expected[1:])
-                    found, expected = steps.step(buffers, *found[1:]), ([out] * size, *errors)
-                    all_same(found, expected, f"{n} elements, step {step}")
-
-
-@WAYS
-@pytest.mark.parametrize("nodes, ranks", both(quick=[(3, 2)], all=GRIDS))
-def test_halves_with_the_same_shard_are_a_run(nodes, ranks, ways):
-    rng = np.random.default_rng([nodes, ranks])
-    for codec in KEEP_NOTHING:
-        options = dict(codec=codec, segments=[300, 0, 1025], error="float32", nonfinite=TRANSACTIONAL)
-        with (
-            Nodes([ranks] * nodes, *ways) as world,
-            CheckedRanks(world, place, **options) as whole,
-            CheckedRanks(world, place, **options) as halves,
-        ):
-            for step in range(3):
-                gradients = gradients_of(rng, world.size, options)
-                expected = whole.run(gradients)
-                for one, other in zip(halves.all_gather(halves.reduce_scatter(gradients)), expected):
-                    same(one, other, f"step {step}")
-            for ranks_of in (whole, halves):
-                ranks_of.commit()
-            for one, other in zip(whole.errors(), halves.errors()):
-                same(one, other, "errors")
 
 
 # --- what ranks send, and which elements are whose --------------------------------------------------------------------
@@ -81,21 +39,23 @@ def places_of(pieces, segments):
     return np.concatenate([np.zeros(0, int), *each])
 
 
-@pytest.mark.parametrize("nodes, ranks", GRIDS)
+@pytest.mark.parametrize("nodes, ranks", [(1, 1), (1, 3), *both(quick=GRIDS[:3], all=GRIDS)])
 def test_parts_are_those_of_the_specification(nodes, ranks):
     rng = np.random.default_rng([nodes, ranks])
-    for codec in (ONEBIT, INT8, INT4):
+    for codec in (ONEBIT, INT8, INT4, *([SIGN] if nodes == 1 else [])):
         for segments in (*SEGMENTS, [1, 1, 1, 64, 64], [33, 0, 130, 2]):
-            of_codec = of_family(rng, codec, segments)
+            of_codec = dict(error=None if codec == SIGN else "float32", **of_family(rng, codec, segments))
+            everything = np.arange(sum(segments))
             with Nodes([ranks] * nodes, "group", "group") as world, CheckedRanks(
                 world, place, codec=codec, segments=segments, **of_codec
             ) as checked:
                 for handle in checked.handles[: both(quick=2, all=16)]:
                     for rank, model in enumerate(checked.models):
-                        same(places_of(parts_of(handle, rank, 0), segments), model.worker_places(), f"part of rank {rank}")
+                        own = everything if nodes == 1 else model.worker_places()
+                        same(places_of(parts_of(handle, rank, 0), segments), own, f"part of rank {rank}")
                         same(places_of(parts_of(handle, rank, 1), segments), model.shard_places(), f"shard of rank {rank}")
-                everything = np.concatenate([places_of(parts_of(handle, rank, 1), segments) for rank in range(world.size)])
-                assert sorted(everything) == list(range(sum(segments)))
+                found = np.concatenate([places_of(parts_of(handle, rank, 1), segments) for rank in range(world.size)])
+                assert sorted(found) == everything.tolist()
 
 
 class Sent:
@@ -122,9 +82,10 @@ def is_once(model):
     return model.step_3.error is None and model.nodes == 2 and payloads <= 1 << 20
 
 
-@pytest.mark.parametrize("nodes, ranks", GRIDS)
-@pytest.mark.parametrize("error", [None, "float32"])
-@pytest.mark.parametrize("codec", KEEP_NOTHING)
+@pytest.mark.parametrize("codec, error, nodes, ranks", both(
+    quick=[*itertools.product(KEEP_NOTHING, [None, "float32"], [2], [2]), (ONEBIT, "float32", 3, 2), (INT4, None, 2, 3)],
+    all=[(codec, error, *grid) for codec in KEEP_NOTHING for error in (None, "float32") for grid in GRIDS],
+))  # fmt: skip
 def test_what_every_step_sends_is_the_models_to_the_byte(codec, error, nodes, ranks):
     rng = np.random.default_rng([codec, nodes, ranks])
     for segments in ([1000, 0, 33, 640], [1, 1, 64, 64], [3, 4]):
@@ -163,16 +124,6 @@ def test_what_every_step_sends_is_the_models_to_the_byte(codec, error, nodes, ra
                 crossed = (nodes - 1) * sum(len(data) // (nodes if name == "all_to_all" else 1) for name, data in sent.between[rank])
                 assert between.value == crossed
                 assert total == crossed + (ranks - 1) * (model.block_bytes + model.gathered_bytes)
-
-
-def test_the_example_of_the_page_crosses_the_wire():
-    block, chunk, gradients, values = example()
-    with Nodes([2, 2], "board", "board") as world, CheckedRanks(world, place, **OF_EXAMPLE) as checked:
-        sent = Sent(world)
-        for one, expected in zip(checked.run(gradients, [None, 0.5, None, None]), values):
-            same(one, expected, "values")
-        assert sent.within[1][0][1][:96] == block
-        assert sent.within[0][1][1][:112] == chunk
 
 
 def test_the_first_half_flags_the_ranks_of_the_part_alone_and_the_second_all():
@@ -292,7 +243,7 @@ class Parts(Nodes):
         return self.each(one)
 
 
-@pytest.mark.parametrize("ranks", [[2, 1], [1, 2], [3, 2], [2, 2, 1], [5, 3]], ids=str)
+@pytest.mark.parametrize("ranks", [[2, 1], [1, 2], [2, 2, 1]], ids=str)
 @pytest.mark.parametrize("alone", [False, True])
 def test_nodes_with_different_numbers_of_ranks(ranks, alone):
     """Every rank is told the two numbers, whether those without a partner pass NULL or a world of their own."""
@@ -331,14 +282,14 @@ def without(world, numbers, nodes):
     return parts
 
 
-@pytest.mark.parametrize("numbers", [(0,), (1,), (2,), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("numbers", [(0,), (1, 2)], ids=str)
 def test_ranks_without_an_inter_node_on_every_node_are_refused_everywhere(numbers):
     with Parts([3, 3]) as world:
         words = dict.fromkeys(range(6), (f"rank {numbers[0]}", "no inter_node"))
         all_refused(world, words, without(world, numbers, (0, 1)))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 2])
 def test_one_rank_without_an_inter_node_is_told_to_its_node_and_no_rank_gets_a_communicator(number):
     """The ranks with its number on other nodes wait for it, as long as their transport does."""
     with Parts([3, 3]) as world:

@@ -8,7 +8,7 @@ from block_model import BF16, FORMATS, INT4, INT8, MXFP8, SUM
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Checked, Host, gradient, model_of, same, views
-from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, once_handle, status_of, steps
+from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, status_of, steps
 from tiers import both
 
 place = Host()

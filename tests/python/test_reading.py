@@ -16,8 +16,7 @@ from ctypes import PYFUNCTYPE, c_int, c_int32, c_int64, c_void_p, py_object
 import numpy as np
 import pytest
 
-import test_calls
-from test_calls import Array, client, gradcodec, recorder, said  # noqa: F401 fixtures
+from test_calls import Array, client, recorder, said  # noqa: F401 fixtures
 
 from gradcodec import CPU, CUDA, GradCodec, GradCodecError, _reading
 
@@ -383,15 +382,6 @@ def test_every_dtype_is_what_it_is(library, no_capsules, dtype):
     assert np.from_dlpack(library.tensor_to_device(source, (CPU, 0))).dtype == source.dtype
 
 
-def test_outputs_of_numpy_may_have_any_strides(library, no_capsules):
-    target = np.zeros((4, 6), "f4")
-    for view in target[::-1, ::2], target.T[1::2], target[3:, :1]:
-        target[:] = 0
-        source = np.arange(1, view.size + 1, dtype="f4").reshape(view.shape)
-        library.copy_into(source, view)
-        assert np.array_equal(view, source) and np.count_nonzero(target) == view.size
-
-
 def test_what_only_dlpack_can_or_refuses_goes_there(library):
     deep = BASE.reshape((1,) * 6 + BASE.shape)  # nine dimensions
     assert np.array_equal(np.from_dlpack(library.pack_signs(deep, 1)[0]), np.packbits(BASE >= 0))
@@ -413,17 +403,6 @@ def test_read_only_outputs_are_refused_however_they_are_read(library):
         with pytest.raises(GradCodecError, match="dst: read-only") as error:
             library.pack_signs_into(BASE, rows)
         assert error.value.status == 5 and (rows == 7).all()
-
-
-def test_a_codec_reads_lists_of_arrays(library, no_capsules):
-    values = [np.full((k % 5, 3), 1.0 + k, "f4") for k in range(100)]
-    codec = library.codec(1, [value.size for value in values])
-    memory = np.zeros(codec.payload_bytes + 16, "u1")
-    payload = memory[-memory.ctypes.data % 16 :][: codec.payload_bytes]
-    codec.encode(values, payload)
-    results = [np.zeros(value.size, "f4") for value in values]
-    codec.decode(payload, results)
-    assert all(np.array_equal(result, value.ravel()) for result, value in zip(results, values))
 
 
 def test_threads_read_at_the_same_time(library):
@@ -472,10 +451,6 @@ def test_many_types_do_not_pile_up(said):
         kind = of.type()
         said(lambda g: g.copy_into(kind(1), kind(2))) if k % 100 == 0 else _reading._kind(kind)
     assert len(_reading._KINDS) <= _reading._MOST_KINDS
-
-
-def test_this_file_reads_what_the_other_does():
-    assert test_calls.gradcodec is gradcodec
 
 
 def test_parts_of_a_tensor_are_where_it_lies_now():

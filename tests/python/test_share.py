@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import capi
-from capi import CPU, DLDevice, Managed, Status, check, last_error, lib
+from capi import CPU, Managed, Status, check, last_error, lib
 from sharing import HOST, LAYOUTS, LONG, SEALS, Stranger, expect, host_message, sealed
 import sharing
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import capi
-from block_model import BF16, FORMATS, INT4, INT8, MXFP4
-from capi import Part, lib
+from block_model import BF16, INT8, MXFP4
+from capi import lib
 from codec_model import ONEBIT, SIGN
 from codecs_c import Host, gradient
 from comms import CheckedRanks, Nodes, World, is_once
 from test_codec_driver import PLACE
 from stand_in import run
 
-WORKER, SHARD = 0, 1
+SHARD = 1
 MIB = 1 << 20
 place = Host()
 
@@ -81,58 +81,6 @@ def test_a_rank_of_two_levels_sends_what_it_says_within_and_between_nodes(ranks,
             else:
                 assert said(handle)[::2] == (within + between, len(world.intra[node].board.calls) // ranks[0] + times), rank
             assert lib.gc_comm_rank(world.comms[rank]) == rank and lib.gc_comm_world_size(world.comms[rank]) == sum(ranks)
-
-
-def parts(handle, rank, which):
-    count = lib.gc_allreduce_parts(handle, rank, which, None, 0)
-    assert count >= 0, capi.last_error()
-    pieces = (Part * (count + 1))(*[Part(-7, -7, -7)] * (count + 1))
-    assert lib.gc_allreduce_parts(handle, rank, which, pieces, count) == count
-    found = [(piece.segment, piece.first, piece.count) for piece in pieces]
-    assert found.pop() == (-7, -7, -7), "written behind the room"
-    if count > 1:  # as many as there is room for
-        few = (Part * count)(*[Part(-7, -7, -7)] * count)
-        assert lib.gc_allreduce_parts(handle, rank, which, few, count - 1) == count
-        got = [(piece.segment, piece.first, piece.count) for piece in few]
-        assert got == [*found[:-1], (-7, -7, -7)]
-    return found
-
-
-def shard(codec, sizes, raw, rank, world):
-    """docs/NUMERICS.md 9 and 11: chunk `rank` of the bytes of bits, or of the blocks, and of the raw elements."""
-    unit = FORMATS[codec].block if codec in FORMATS else 8
-    found, places = [], [0, 0]
-    widths = [1 if each else unit for each in raw]
-    counts = [-(-size // width) for size, width in zip(sizes, widths)]
-    shares = [-(-sum(n for n, each in zip(counts, raw) if bool(each) == kind) // world) for kind in (False, True)]
-    for segment, (size, width, count, each) in enumerate(zip(sizes, widths, counts, raw)):
-        at, share = places[bool(each)], shares[bool(each)]
-        first = max(0, rank * share - at) * width
-        last = min(size, max(0, min(count, (rank + 1) * share - at)) * width)
-        if first < last:
-            found.append((segment, first, last - first))
-        places[bool(each)] += count
-    return found
-
-
-@pytest.mark.parametrize("codec", [ONEBIT, SIGN, INT8, INT4])
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_parts_are_those_of_the_specification(codec, size):
-    rng = np.random.default_rng([codec, size])
-    for _ in range(6):
-        sizes = [int(n) for n in rng.integers(0, 300, rng.integers(1, 6))]
-        raw = [int(each) for each in rng.integers(0, 2, len(sizes))] if codec in FORMATS else [0] * len(sizes)
-        more = dict(raw=raw) if codec in FORMATS else {}
-        error = None if codec == SIGN else "float32"
-        with World(size) as world, CheckedRanks(world, place, codec=codec, error=error, segments=sizes, **more) as ranks:
-            whole = [(segment, 0, n) for segment, n in enumerate(sizes) if n]
-            for handle in ranks.handles:
-                for rank in range(size):
-                    assert parts(handle, rank, SHARD) == shard(codec, sizes, raw, rank, size)
-                    assert parts(handle, rank, WORKER) == whole
-            for rank, handle in enumerate(ranks.handles):
-                mine = parts(handle, rank, SHARD)
-                assert sum(count for *_, count in mine) == lib.gc_allreduce_shard_elements(handle)
 
 
 def test_parts_say_busy_while_a_call_is_under_way():
