@@ -197,13 +197,13 @@ fault("kernels: float64 to bfloat16 is rounded twice", "wrong bits", "kernels/co
       "to_bf16(to_odd(double_of(v)))", "to_bf16(__double2float_rn(double_of(v)))", COPIED)
 fault("kernels: the bytes of the third chunk go to the second's rank", "wrong order of ranks", "kernels/step.cuh",
       "tile.chunk + later, copy)", "tile.chunk + (later != 0), copy)",
-      spec("test_peers_cases", "over_callbacks", ""))
+      spec("test_peers_cases", "those_of_the_model", ""))
 fault("kernels: blocks of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks_emit.cuh",
       "target.base(blocks.places.first + piece.later, copy,", "target.base(blocks.places.first, copy,",
-      spec("test_peers_cases", "over_callbacks", ""))
+      spec("test_peers_cases", "those_of_the_model", ""))
 fault("kernels: raw elements of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks.cuh",
       "target.base(places.first + later, copy, chunk)", "target.base(places.first, copy, chunk)",
-      spec("test_peers_cases", "over_callbacks", ""))
+      spec("test_peers_cases", "those_of_the_model", ""))
 fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kernels/state.cuh",
       "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", CODECS)
 fault("kernels: of many payloads the first are not in the sum", "payload lost", "kernels/reduce.cuh",

@@ -252,14 +252,16 @@ class DeepSpeed:
 class CheckedRanks:
     """A handle on every rank of a world, and a model for each. The models exchange in Python; every byte is compared.
 
-    `options`: those of a model, without chunks. `model`: of the whole world, which is flat or has nodes."""
+    `place`: of all ranks, or a list with one for each; so are streams. `options`: those of a model, without chunks.
+    `model`: of the whole world, which is flat or has nodes."""
 
-    def __init__(self, world, place, **options):
-        self.world, self.place = world, place
+    def __init__(self, world, place, streams=None, **options):
+        self.world, self.streams = world, streams or [None] * world.size
+        self.places = place if isinstance(place, list) else [place] * world.size
         self.model = world_model(*getattr(world, "shape", (1, world.size)), **options)
         self.models = self.model.models
         self.handles = [POINTER(AllReduce)() for _ in self.models]
-        each = [options_of(model_of(**options), place.device) for _ in self.models]
+        each = [options_of(model_of(**options), place.device) for place in self.places]
         for rank, one in enumerate(each):
             one.server, one.n_chunks = 0, [0, world.size][rank % 2]
         self.all("gc_allreduce_create", lambda rank: (world.comms[rank], byref(each[rank]), byref(self.handles[rank])))
@@ -276,15 +278,23 @@ class CheckedRanks:
     def all(self, name, arguments):
         self.world.each(lambda rank: call(name, *arguments(rank)))
 
+    def each(self, name, arguments):
+        """A call on the handle and the stream of each rank."""
+        self.all(name, lambda rank: (self.handles[rank], *arguments(rank), self.streams[rank]))
+
+    def put(self, arrays, aligned=True):
+        """[rank][segment], in memory's dtype."""
+        dtype = self.models[0].values
+        return [
+            [place.put(one, dtype_name(one, dtype), aligned) for one in of_rank]
+            for place, of_rank in zip(self.places, arrays)
+        ]
+
     def run(self, gradients, value_factor=None, error_factor=None, aligned=True):
         """[rank][segment], in memory's dtype. A factor: one for all ranks, or a list with one for each. Gives what values became on
         every rank, by segment."""
-        dtype, place = self.models[0].values, self.place
-        put = [[place.put(g, dtype_name(g, dtype), aligned) for g in each] for each in gradients]
-        factors = self.factors(value_factor, error_factor)
-        self.all("gc_allreduce_run", lambda rank: (
-            self.handles[rank], views(put[rank]), len(put[rank]), *factors[rank], None
-        ))  # fmt: skip
+        put, factors = self.put(gradients, aligned), self.factors(value_factor, error_factor)
+        self.each("gc_allreduce_run", lambda rank: (views(put[rank]), len(put[rank]), *factors[rank]))
         return self.decoded(put, self.reduced(gradients, value_factor, error_factor))
 
     def reduced(self, gradients, *factors):
@@ -296,7 +306,8 @@ class CheckedRanks:
         put = []
         for numbers in given:
             numbers = numbers if isinstance(numbers, list) else [numbers] * self.world.size
-            put.append([None if one is None else self.place.put(np.array([one], f32)) for one in numbers])
+            both = zip(self.places, numbers)
+            put.append([None if one is None else place.put(np.array([one], f32)) for place, one in both])
         self.kept_factors = put
         return [[or_null(one) for one in of_rank] for of_rank in zip(*put)]
 
@@ -308,21 +319,19 @@ class CheckedRanks:
         """Compares values with what the models make of reduced chunks."""
         for rank, expected in enumerate(self.model.finished(reduced)):
             for index, (got, e) in enumerate(zip(put[rank], expected)):
-                same(self.place.get(got), e, f"rank {rank}, values[{index}]")
+                same(self.places[rank].get(got), e, f"rank {rank}, values[{index}]")
         return expected
 
     def reduce_scatter(self, gradients, value_factor=None, error_factor=None, aligned=True):
         """The first half of `run`. Gives the shard of each rank."""
-        dtype, place = self.models[0].values, self.place
-        put = [[place.put(g, dtype_name(g, dtype), aligned) for g in each] for each in gradients]
-        to = [place.put(np.full(model.shard_elements(), 7, f32), None, aligned) for model in self.models]
-        factors = self.factors(value_factor, error_factor)
-        self.all("gc_allreduce_reduce_scatter", lambda rank: (
-            self.handles[rank], views(put[rank]), len(put[rank]), *factors[rank], to[rank].view, None
+        put, factors, both = self.put(gradients, aligned), self.factors(value_factor, error_factor), zip(self.places, self.models)
+        to = [place.put(np.full(model.shard_elements(), 7, f32), None, aligned) for place, model in both]
+        self.each("gc_allreduce_reduce_scatter", lambda rank: (
+            views(put[rank]), len(put[rank]), *factors[rank], to[rank].view
         ))  # fmt: skip
         chunks = self.exchanged(gradients, value_factor, error_factor)
         shards = [model.mean(of_rank, False) for model, of_rank in zip(self.models, chunks)]
-        for rank, (one, expected) in enumerate(zip(to, shards)):
+        for rank, (place, one, expected) in enumerate(zip(self.places, to, shards)):
             same(place.get(one), expected, f"shard of rank {rank}")
             for index, (value, g) in enumerate(zip(put[rank], gradients[rank])):
                 same(place.get(value), g, f"rank {rank}, values[{index}], which are only read")
@@ -330,38 +339,35 @@ class CheckedRanks:
 
     def all_gather(self, shards, aligned=True):
         """The second half. Gives what values became on every rank, by segment."""
-        dtype, place = self.models[0].values, self.place
-        sevens = [narrow(np.full(n, 7, f32), dtype) for n in self.models[0].segments]
-        put = [[place.put(x, dtype_name(x, dtype), aligned) for x in sevens] for _ in self.models]
-        given = [place.put(shard, None, aligned) for shard in shards]
-        self.all("gc_allreduce_all_gather", lambda rank: (
-            self.handles[rank], given[rank].view, views(put[rank]), len(put[rank]), None
-        ))  # fmt: skip
-        for rank, (one, shard) in enumerate(zip(given, shards)):
+        sevens = [narrow(np.full(n, 7, f32), self.models[0].values) for n in self.models[0].segments]
+        put = self.put([sevens] * self.world.size, aligned)
+        given = [place.put(shard, None, aligned) for place, shard in zip(self.places, shards)]
+        self.each("gc_allreduce_all_gather", lambda rank: (given[rank].view, views(put[rank]), len(put[rank])))
+        for rank, (place, one, shard) in enumerate(zip(self.places, given, shards)):
             same(place.get(one), shard, f"shard of rank {rank}, which is only read")
         return self.decoded(put, [model.encode_shard(shard) for model, shard in zip(self.models, shards)])
 
     def commit(self, skip=None):
-        put = None if skip is None else self.place.put(np.atleast_1d(skip))
-        self.all("gc_allreduce_commit", lambda rank: (self.handles[rank], or_null(put), None))
+        put = [None if skip is None else place.put(np.atleast_1d(skip)) for place in self.places]
+        self.each("gc_allreduce_commit", lambda rank: (or_null(put[rank]),))
         for model in self.models:
             model.commit(bool(skip is not None and np.atleast_1d(skip)[0] != 0))
 
     def rollback(self):
-        self.all("gc_allreduce_rollback", lambda rank: (self.handles[rank], None))
+        self.each("gc_allreduce_rollback", lambda _: ())
         for model in self.models:
             model.commit(True)
 
     def reset(self):
-        self.all("gc_allreduce_reset", lambda rank: (self.handles[rank], None))
+        self.each("gc_allreduce_reset", lambda _: ())
         for model in self.models:
             model.reset()
 
     def flags(self):
         """Of each rank."""
-        dsts = [self.place.put(np.full(1, 0x77, np.uint32)) for _ in self.models]
-        self.all("gc_allreduce_flags", lambda rank: (self.handles[rank], dsts[rank].view, None))
-        got = [int(self.place.get(dst)[0]) for dst in dsts]
+        dsts = [place.put(np.full(1, 0x77, np.uint32)) for place in self.places]
+        self.each("gc_allreduce_flags", lambda rank: (dsts[rank].view,))
+        got = [int(place.get(dst)[0]) for place, dst in zip(self.places, dsts)]
         assert got == [model.flags for model in self.models]
         for model in self.models:
             model.flags = 0
@@ -369,21 +375,21 @@ class CheckedRanks:
 
     def errors(self):
         """Those of all workers, [rank, n], and of all reducers, as errors_in() takes them: in the order of elements."""
-        each = [[self.place.put(np.full(m.errors(k).size, 7, f32)) for k in (0, 1)] for m in self.models]
-        self.all("gc_allreduce_errors_out", lambda rank: (self.handles[rank], *(e.view for e in each[rank]), None))
-        for rank, (model, (worker, server)) in enumerate(zip(self.models, each)):
-            same(self.place.get(worker), model.errors(0), f"rank {rank}: worker's errors")
-            same(self.place.get(server), model.errors(1), f"rank {rank}: server's errors")
-        workers, servers = zip(*each)
-        reducers = np.zeros(sum(self.models[0].segments), f32)
-        for model, one in zip(self.models, servers):
-            reducers[model.shard_places()] = self.place.get(one)
-        return np.stack([self.place.get(w) for w in workers]), reducers
+        both = [*zip(self.places, self.models)]
+        each = [[place.put(np.full(model.errors(k).size, 7, f32)) for k in (0, 1)] for place, model in both]
+        self.each("gc_allreduce_errors_out", lambda rank: [one.view for one in each[rank]])
+        workers, reducers = [], np.zeros(sum(self.models[0].segments), f32)
+        for rank, ((place, model), (worker, server)) in enumerate(zip(both, each)):
+            workers.append(place.get(worker))
+            reducers[model.shard_places()] = got = place.get(server)
+            same(workers[-1], model.errors(0), f"rank {rank}: worker's errors")
+            same(got, model.errors(1), f"rank {rank}: server's errors")
+        return np.stack(workers), reducers
 
     def errors_in(self, workers, server):
         """Of a world of as many ranks as `workers` has rows; None: not that."""
-        put = [None if one is None else self.place.put(one) for one in (workers, server)]
-        self.all("gc_allreduce_errors_in", lambda rank: (self.handles[rank], *map(or_null, put), None))
+        put = [[None if one is None else place.put(one) for one in (workers, server)] for place in self.places]
+        self.each("gc_allreduce_errors_in", lambda rank: map(or_null, put[rank]))
         self.model.errors_in(workers, server)
 
 
@@ -409,9 +415,9 @@ def of_family(rng, codec, segments):
     return dict(scale=int(rng.choice([RMS, MEAN])), reduction=int(rng.integers(0, 2)) if codec == ONEBIT else 0)
 
 
-def random_handle(rng, codecs=(*BITS, *FORMATS)):
-    codec = int(rng.choice(codecs))
-    dtype, segments = str(rng.choice(["float32", "float16", "bfloat16"])), list(SEGMENTS[rng.integers(0, len(SEGMENTS))])
+def random_handle(rng, codecs=(*BITS, *FORMATS), segments=None):
+    codec, dtype = int(rng.choice(codecs)), str(rng.choice(["float32", "float16", "bfloat16"]))
+    segments = list(SEGMENTS[rng.integers(0, len(SEGMENTS))]) if segments is None else segments
     options = of_family(rng, codec, segments)
     return dict(
         codec=codec, segments=segments, values=dtype, results=dtype,

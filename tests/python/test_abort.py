@@ -266,7 +266,7 @@ else:
 before = nccl.fake_nccl_communicators()
 comm, n = world.comms[0], 100
 made, what = POINTER(AllReduce)(), CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, 0), n_elements=n)
-values, handles = Card(0).put(np.ones(n, "f4")), world.each(lambda rank: handle_on(world.comms[rank], n, DLDevice(CUDA, rank)))
+values, handles = Place().put(np.ones(n, "f4")), world.each(lambda rank: handle_on(world.comms[rank], n, DLDevice(CUDA, rank)))
 run = lambda: run_on(handles[0], values)[0]
 if {what == "a creation"}:
     work = lambda: lib.gc_allreduce_create(comm, byref(what), byref(made))
@@ -358,7 +358,8 @@ def numbers():
 
 def once():
     with Own(2) as world:
-        values, handles = Card(0).put(np.ones(100, "f4")), world.each(
+        place = Place()
+        values, handles = place.put(np.ones(100, "f4")), world.each(
             lambda rank: handle_on(world.comms[rank], 100, DLDevice(CUDA, rank)))
         work = lambda: run_on(handles[0], values)[0]
         calls = nccl.fake_nccl_calls()
@@ -368,7 +369,7 @@ def once():
         assert lib.gc_comm_abort(world.comms[1]) == 0
         for handle in handles:
             lib.gc_allreduce_free(handle)
-        Card(0).free(values)
+        place.release()
 
 once()
 pool = len(os.listdir("/proc/self/task")) - 1 - nccl.fake_nccl_communicators()

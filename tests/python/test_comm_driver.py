@@ -9,7 +9,7 @@ from tiers import both
 WORLD = """
 from ctypes import POINTER
 from capi import AllReduce, CodecOptions
-from comms import DeepSpeed, World, handle_on, reference, run_on, shards
+from comms import World, handle_on, run_on
 """
 
 
@@ -18,7 +18,6 @@ def run_comm(script, **environment):
 
 
 HALVES = """
-from codec_model import PROPAGATE
 from comms import CheckedRanks, Nodes, random_handle
 
 home = ctypes.c_void_p()
@@ -212,42 +211,36 @@ def test_ranks_on_streams_of_their_own_take_what_was_sent_in_their_turn(half, si
     # The driver does nothing before it is waited for: a rank that goes on too early has sent something else by then.
     run_comm(f"""
 exec({HALVES!r})
-from codec_model import PROPAGATE
-from peer_cases import Side
-from codecs_c import Host
-
 place, rng, size, n = Place(), np.random.default_rng(4), {size}, 3000
-options = dict(codec=ONEBIT, segments=[n], values="float32", results="float32", error="float32", scale=RMS,
-               nonfinite=PROPAGATE, beta=1.0)
 streams = [ctypes.c_void_p(fake.fake_stream_here()) for _ in range(size)]
-own = [shard.stop - shard.start for shard in shards(n, size)]
-gradients = [[rng.standard_normal(n).astype("f4") for _ in range(size)] for _ in range(3)]
-shards = [[rng.standard_normal(count).astype("f4") for count in own] for _ in range(3)]
+with Entered(size, "group") as world, CheckedRanks(world, place, streams, codec=ONEBIT, segments=[n]) as ranks:
+    gradients = [[[rng.standard_normal(n).astype("f4")] for _ in range(size)] for _ in range(3)]
+    shards = [[rng.standard_normal(model.shard_elements()).astype("f4") for model in ranks.models] for _ in range(3)]
+    values = [[place.put(g[0]) for g in of_step] for of_step in gradients]
+    parts = [[place.put(shard) for shard in of_step] for of_step in shards]
 
-def steps(side):
-    # Three in a row, of each rank in its own thread; what came out of each.
-    values = [[side.place.put(x) for x in of_step] for of_step in gradients]
-    parts = [[side.place.put(x) for x in of_step] for of_step in shards]
-    def run(rank):
+    def steps(rank):
+        # Three in a row, of each rank in its own thread.
         for of_values, of_parts in zip(values, parts):
-            given, handle, part = views([of_values[rank]]), side.handles[rank], of_parts[rank].view
+            given, handle, part = views([of_values[rank]]), ranks.handles[rank], of_parts[rank].view
             if {half!r} == "run":
-                call("gc_allreduce_run", handle, given, 1, None, None, side.streams[rank])
+                call("gc_allreduce_run", handle, given, 1, None, None, streams[rank])
             elif {half!r} == "reduce_scatter":
-                call("gc_allreduce_reduce_scatter", handle, given, 1, None, None, part, side.streams[rank])
+                call("gc_allreduce_reduce_scatter", handle, given, 1, None, None, part, streams[rank])
             else:
-                call("gc_allreduce_all_gather", handle, part, given, 1, side.streams[rank])
-    side.world.each(run)
-    return [side.place.get(one) for of_step in (*values, *parts) for one in of_step]
+                call("gc_allreduce_all_gather", handle, part, given, 1, streams[rank])
 
-with Entered(size, "group") as group, World(size, "board") as board:
-    with Side(group, place, options, streams) as side, Side(board, Host(), options) as other:
-        expected = steps(other)
-        fake.fake_late(1)
-        found = steps(side)
-        fake.fake_late(0)
-        for number, (one, right) in enumerate(zip(found, expected, strict=True)):
-            same(one, right, f"step {{number // size % 3}}, rank {{number % size}}")
+    fake.fake_late(1)
+    world.each(steps)
+    fake.fake_late(0)
+    for number in range(3):
+        if {half!r} == "reduce_scatter":
+            for rank, expected in enumerate(ranks.model.reduce_scatter(gradients[number])):
+                same(place.get(parts[number][rank]), expected, f"step {{number}}, shard of rank {{rank}}")
+            continue
+        model, given = ranks.model, gradients[number] if {half!r} == "run" else shards[number]
+        for rank, (expected,) in enumerate((model.run if {half!r} == "run" else model.all_gather)(given)):
+            same(place.get(values[number][rank]), expected, f"step {{number}}, rank {{rank}}")
 """)
 
 
