@@ -37,18 +37,40 @@ def in_turn(*functions):
         function()
 
 
+def gathered(thing):
+    """What each rank gives, by rank."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, thing)
+    return found
+
+
+def same(one, other):
+    """Whether tensors, and lists and dicts of them, have the same elements, wherever they are."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def same_on_all(tensors):
+    own, *others = gathered([one.detach().cpu() for one in tensors])
+    return all(same(own, other) for other in others)
+
+
 def states_of_all(state):
     """The states of all ranks, in host memory."""
     own = {name: errors.cpu() for name, errors in state["worker"].items()}
     server = {name: [(first, part.cpu()) for first, part in parts] for name, parts in state["server"].items()}
-    states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, {**state, "worker": own, "server": server})
-    return states
+    return gathered({**state, "worker": own, "server": server})
 
 
-def kept_by_all(state):
-    """The errors of all ranks together, in the units of the mean, by parameter: what each has not sent yet."""
-    total = {name: errors / dist.get_world_size() for name, errors in state["worker"].items()}
+def kept_by_all(state, op="mean"):
+    """The errors of all ranks together, in the units of the mean or the sum, by parameter: what each has not sent yet."""
+    world = dist.get_world_size() if op == "mean" else 1
+    total = {name: errors / world for name, errors in state["worker"].items()}
     for name, parts in state["server"].items():
         for first, part in parts:
             total[name][first : first + part.numel()] += part

@@ -2,7 +2,6 @@
 parameters, steps that are taken back, checkpoints, and what is refused."""
 
 import copy
-import inspect
 import io
 import os
 import pathlib
@@ -17,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import kept_by_all, on_groups, on_ranks  # noqa: E402
+from ranks import gathered, in_turn, kept_by_all, on_groups, on_ranks, same, same_on_all  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
@@ -54,10 +53,10 @@ class Linear(torch.nn.Module):
         return sum((weight * gradient).sum() for weight, gradient in zip(self.weights, gradients))
 
 
-# Those that carry errors: none travels as it is, some do, and all of fewer than 1,024 elements.
+# Those that carry errors: no parameter travels as it is, or some do, by name or by a function.
 CARRYING = {
-    "onebit": {}, "int4": {"raw": ()}, "mxfp4": {"raw": ["weights.1", "weights.3"], "error": "bfloat16"},
-    "int8": {"raw": lambda name, parameter: parameter.dim() == 3, "error": "float32"}, "mxfp8": {"error": "float32"},
+    "onebit": {}, "mxfp4": {"raw": ["weights.1", "weights.3"], "error": "bfloat16"},
+    "int8": {"raw": lambda name, parameter: parameter.dim() == 3, "error": "float32"},
 }  # fmt: skip
 
 
@@ -92,28 +91,6 @@ def mine(step):
 
 def tolerance(codec):
     return 2e-2 if CARRYING[codec].get("error") == "bfloat16" else 1e-4
-
-
-def copied(state):
-    """As a checkpoint has it."""
-    return copy.deepcopy(state)
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one.cpu(), other.cpu())
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
-def of_all(state):
-    """The tensors are on the devices of their ranks."""
-    states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, state)
-    return states
 
 
 def carried(states):
@@ -154,16 +131,16 @@ def nothing_is_lost_when_buckets_are_arranged_anew(codec):
                 total += gradient / (1 if sum_of is received else 2)
         arrangements.add(tuple(bucket.names for bucket in compression._exchanges.values()))
     assert len(arrangements) > 1
-    for one, other, left in zip(given, received, carried(of_all(compression.state_dict()))):
+    for one, other, left in zip(given, received, carried(gathered(compression.state_dict()))):
         torch.testing.assert_close(other.cpu() + left.view_as(other), one.cpu(), rtol=0, atol=tolerance(codec))
-    assert max(left.abs().max() for left in carried(of_all(compression.state_dict()))) > 0.005
+    assert max(left.abs().max() for left in carried(gathered(compression.state_dict()))) > 0.005
 
 
 def one_inf_takes_the_step_back_in_every_bucket_on_every_rank(codec):
     model, compression = hooked(codec)
     for step in range(3):
         backward(model, mine(step))
-    before = copied(compression.state_dict())
+    before = copy.deepcopy(compression.state_dict())
     for step, (number, value) in enumerate([(0, torch.inf), (4, torch.nan)]):
         gradients = mine(3)
         if dist.get_rank() == 1:
@@ -190,34 +167,17 @@ def one_inf_takes_the_step_back_in_every_bucket_on_every_rank(codec):
     assert compression.taken_back == 5 and not same(compression.state_dict(), before)
 
 
-def no_codec_hides_a_value_that_is_not_finite():
-    for codec in "sign", "bf16", "mxfp8", "int8":  # CARRYING has the others
-        for value in torch.inf, torch.nan:
-            model, _ = hooked(codec)
-            gradients = mine(3)
-            if dist.get_rank() == 1:
-                gradients[0].view(-1)[2] = value
-            assert not backward(model, gradients)[0].isfinite().all()
-
-
-class Broken(torch.autograd.Function):
-    @staticmethod
-    def forward(_, tensor):
-        return tensor.clone()
-
-    @staticmethod
-    def backward(*_):
-        raise OSError("the disk is full")
-
-
 def a_pass_that_broke_off_is_taken_back():
     model, compression = hooked()
     for step in range(3):
         backward(model, mine(step))
-    before, sent = copied(compression.state_dict()), compression.bytes_sent
-    first = next(iter(model.module.weights))
-    gradients, model.module.forward = mine(3), None
-    last_to_come = Broken.apply(first)
+    before, sent = copy.deepcopy(compression.state_dict()), compression.bytes_sent
+    gradients, last_to_come = mine(3), next(iter(model.module.weights)) * 1.0
+
+    def fail(_):
+        raise OSError("the disk is full")
+
+    last_to_come.register_hook(fail)
     model.module.forward = lambda given: (last_to_come * given[0]).sum() + sum(
         (weight * gradient).sum() for weight, gradient in zip([*model.module.weights][1:], given[1:])
     )
@@ -231,23 +191,23 @@ def what_is_saved_goes_on(codec):
     model, compression = hooked(codec)
     for step in range(3):
         backward(model, mine(step))
-    state = copied(compression.state_dict())
+    state = copy.deepcopy(compression.state_dict())
     assert (state["rank"], state["world_size"]) == (dist.get_rank(), dist.get_world_size())
     expected = [backward(model, mine(step)) for step in (3, 4)]
-    given = copied(state)
+    given = copy.deepcopy(state)
     compression.load_state_dict(given)
     assert same(compression.state_dict(), state)  # though no bucket has it yet
     for each in given, compression.state_dict():  # neither is what is kept
         for errors in *each["worker"].values(), *(part for parts in each["server"].values() for _, part in parts):
             errors.zero_()
     assert same(expected, [backward(model, mine(step)) for step in (3, 4)])
-    compression.load_state_dict(of_all(state))
+    compression.load_state_dict(gathered(state))
     assert same(expected, [backward(model, mine(step)) for step in (3, 4)])
     # Another model begins with other buckets: nothing is lost, but some of it is reduced elsewhere.
     other, again = hooked(codec)
     again.load_state_dict(state)
     zeros = backward(other, [torch.zeros(shape) for shape in SHAPES])
-    left, total = carried(of_all(again.state_dict())), carried(of_all(state))
+    left, total = carried(gathered(again.state_dict())), carried(gathered(state))
     for sent, now, then in zip(zeros, left, total):
         torch.testing.assert_close(sent.view(-1).cpu() + now, then, rtol=0, atol=tolerance(codec))
 
@@ -255,13 +215,13 @@ def what_is_saved_goes_on(codec):
 def the_errors_of_another_world_are_taken(codec):
     model, compression = hooked(codec)
     backward(model, mine(0))
-    states = of_all(compression.state_dict())
-    three = [{**copied(states[rank % 2]), "rank": rank, "world_size": 3} for rank in range(3)]
+    states = gathered(compression.state_dict())
+    three = [{**copy.deepcopy(states[rank % 2]), "rank": rank, "world_size": 3} for rank in range(3)]
     three[2]["server"] = {}
     total = carried(three)
     compression.load_state_dict(three[::-1])
     sent = backward(model, [torch.zeros(shape) for shape in SHAPES])
-    for one, now, then in zip(sent, carried(of_all(compression.state_dict())), total):
+    for one, now, then in zip(sent, carried(gathered(compression.state_dict())), total):
         torch.testing.assert_close(one.view(-1).cpu() + now, then, rtol=0, atol=tolerance(codec))
 
 
@@ -294,27 +254,6 @@ def join_divides_by_the_ranks_of_the_start():
         if dist.get_rank() == 1:  # whose second step is alone
             for gradient, given in zip(arrived, of_one_magnitude(1)):
                 assert torch.equal(gradient, factor * given)
-
-
-def parameters_without_gradients_are_left_alone():
-    plain = Linear()
-    plain.weights[2].requires_grad_(False)
-    used = [0, 1, 4]
-    plain.forward = lambda gradients: sum((plain.weights[k] * gradients[k]).sum() for k in used)
-    model = DistributedDataParallel(plain, bucket_cap_mb=0.002, find_unused_parameters=True)
-    compression = compress(model, "onebit", momentum=True)
-    for step in range(4):
-        used[:] = [0, 1, 4] if step < 2 else [1, 3]  # which is another set from one step to the next
-        gradients = of_one_magnitude(step)
-        model.zero_grad()
-        model(gradients).backward()
-        for k, weight in enumerate(model.module.weights):
-            if k in used:
-                torch.testing.assert_close(weight.grad, gradients[k], rtol=0, atol=0)
-            else:
-                assert weight.grad is None or not weight.grad.any()
-    assert compression.taken_back == 0
-    assert sorted(compression.state_dict()["worker"]) == [f"weights.{k}" for k in (0, 1, 3, 4)]
 
 
 def parameters_that_are_ignored_may_be_of_any_kind():
@@ -361,15 +300,14 @@ def what_began_in_inference_mode_goes_on():
         assert compression.taken_back == before + 1
 
 
-def what_arrived_is_clipped_alike_on_all_ranks(codec):
-    model, _ = hooked(codec)
+def what_arrived_is_clipped_alike_on_all_ranks():
+    model, _ = hooked("int8")
     for step in range(2):
         backward(model, mine(step))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         clipped = [weight.grad for weight in model.module.weights]
         assert norm > 0.5 and torch.stack([one.norm() for one in clipped]).norm().item() == pytest.approx(0.5, rel=1e-3)
-        own = [norm, *clipped]
-        assert all(same(other, own) for other in of_all(own))
+        assert same_on_all([norm, *clipped])
 
 
 def errors_follow_the_scale_of_a_scaler(codec):
@@ -395,7 +333,7 @@ def errors_follow_the_scale_of_a_scaler(codec):
         worker = {name: errors / scale for name, errors in state["worker"].items()}
         server = {name: [(first, part / scale) for first, part in its] for name, its in state["server"].items()}
         other, again = hooked(codec)
-        again.load_state_dict(copied(state))
+        again.load_state_dict(copy.deepcopy(state))
         arrived.append(backward(other, mine(5)))
         assert again.state_dict()["scale"] is None
         runs.append((arrived, worker, server))
@@ -422,6 +360,10 @@ def names_are_those_of_the_module_itself():
     model = DistributedDataParallel(torch.compile(torch.nn.Sequential(torch.nn.Linear(4, 3)), backend="eager"))
     compression = compress(torch.compile(model, backend="eager"), "onebit", momentum=True)
     assert sorted(compression._sizes) == ["0.bias", "0.weight"]
+    both = torch.nn.Module()
+    both.weight, both.module = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Linear(4, 4)
+    compression = compress(DistributedDataParallel(both), "onebit", momentum=True)
+    assert sorted(compression._sizes) == ["bias", "module.weight", "weight"]
 
 
 def a_step_may_be_compiled_as_a_whole():
@@ -527,7 +469,7 @@ def errors_of_a_parameter_that_no_rank_uses_are_kept(codec):
                 if parameter.grad is not None:
                     total[name] += parameter.grad.view(-1)
         if step == 9:  # also of what is aside
-            compression.load_state_dict(copied(compression.state_dict()))
+            compression.load_state_dict(copy.deepcopy(compression.state_dict()))
     assert compression.taken_back == 2
     for name, errors in kept_by_all(compression.state_dict()).items():
         torch.testing.assert_close(got[name] + errors, wanted[name], rtol=0, atol=1e-4)
@@ -556,24 +498,6 @@ def copies_of_a_model_have_no_hook_and_may_get_one():
             compression.close()
 
 
-def a_parameter_beside_a_child_called_module_keeps_its_name():
-    class Both(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.module = torch.nn.Parameter(torch.ones(40, 40)), torch.nn.Linear(40, 40)
-
-        def forward(self, given):
-            return self.module(given @ self.weight)
-
-    model = DistributedDataParallel(Both())
-    compression = compress(model, "int4", raw=["module.weight"], error="float32")
-    for _ in range(2):
-        model(torch.ones(3, 40)).sum().backward()
-    state = compression.state_dict()
-    assert state["worker"].keys() == {"weight", "bias"}
-    compression.load_state_dict(state)
-
-
 def a_failed_exchange_is_raised():
     model, compression = hooked(transport=dist.get_backend())
     backward(model, mine(0))
@@ -591,12 +515,12 @@ def a_failed_exchange_is_raised():
     assert compression.taken_back == 1
 
 
-def transports_give_the_same_bytes(codec):
+def transports_give_the_same_bytes():
     if torch.get_default_device().type == "cpu":
         return  # which has one
     found = []
     for transport in dist.get_backend(), "peers", "auto":
-        model, compression = hooked(codec, transport=transport)
+        model, compression = hooked("mxfp4", transport=transport)
         found.append([backward(model, mine(step)) for step in range(3)])
         assert compression.bytes_sent > 0 and bool(compression._group.peers) == (transport != dist.get_backend())
     assert same(found[0], found[1]) and same(found[0], found[2])
@@ -701,15 +625,15 @@ def a_static_graph_and_dtypes_that_differ():
         assert compression.taken_back == 0
 
 
-def hooks_of_ranks_may_differ(codec):
+def hooks_of_ranks_may_differ():
     both = []
     for native in HOOK["native"], dist.get_rank() == 0:
         outer, HOOK["native"] = HOOK["native"], native
-        model, compression = hooked(codec)
+        model, compression = hooked("mxfp4")
         HOOK["native"] = outer
         found = [backward(model, mine(step)) for step in range(3)]
         found.append(backward(model, [gradient * torch.inf for gradient in mine(3)])[:0])
-        both.append([*found, backward(model, mine(4)), copied(compression.state_dict()), compression.taken_back])
+        both.append([*found, backward(model, mine(4)), copy.deepcopy(compression.state_dict()), compression.taken_back])
     assert same(*both)
 
 
@@ -750,48 +674,40 @@ def what_ranks_must_agree_on_is_compared():
     HOOK.update(outer)
 
 
-SAMPLES = [
-    the_programs_of_documents_run_as_printed,
-    gradients_are_those_of_plain_training_but_for_rounding,
-    what_is_of_one_magnitude_comes_back, nothing_is_lost_when_buckets_are_arranged_anew,
-    one_inf_takes_the_step_back_in_every_bucket_on_every_rank, no_codec_hides_a_value_that_is_not_finite,
-    a_pass_that_broke_off_is_taken_back,
-    what_is_saved_goes_on, the_errors_of_another_world_are_taken, passes_without_synchronization_only_add_up,
-    join_divides_by_the_ranks_of_the_start, parameters_without_gradients_are_left_alone, parameters_that_are_ignored_may_be_of_any_kind,
-    parameters_may_be_frozen_in_between, what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
-    errors_follow_the_scale_of_a_scaler, once_closed_it_averages_plainly_and_makes_room,
-    errors_are_float32_where_that_is_not_the_default, a_step_may_be_compiled_as_a_whole,
-    names_are_those_of_the_module_itself, errors_of_a_parameter_that_no_rank_uses_are_kept, copies_of_a_model_have_no_hook_and_may_get_one,
-    a_parameter_beside_a_child_called_module_keeps_its_name, refusals, a_failed_exchange_is_raised, transports_give_the_same_bytes,
-    what_pytorch_has_ended_is_not_used, a_step_like_the_one_before_takes_one_way,
-    a_static_graph_and_dtypes_that_differ, hooks_of_ranks_may_differ, a_model_keeps_its_first_hook,
-    what_ranks_must_agree_on_is_compared,
+# Of each kind of codec, and of one.
+OF_CODECS = [
+    nothing_is_lost_when_buckets_are_arranged_anew, one_inf_takes_the_step_back_in_every_bucket_on_every_rank,
+    what_is_saved_goes_on, the_errors_of_another_world_are_taken, errors_follow_the_scale_of_a_scaler,
+    errors_of_a_parameter_that_no_rank_uses_are_kept,
+]  # fmt: skip
+OF_ONE = [
+    the_programs_of_documents_run_as_printed, gradients_are_those_of_plain_training_but_for_rounding,
+    what_is_of_one_magnitude_comes_back, a_pass_that_broke_off_is_taken_back,
+    passes_without_synchronization_only_add_up, join_divides_by_the_ranks_of_the_start,
+    parameters_that_are_ignored_may_be_of_any_kind, parameters_may_be_frozen_in_between,
+    what_began_in_inference_mode_goes_on, what_arrived_is_clipped_alike_on_all_ranks,
+    once_closed_it_averages_plainly_and_makes_room, errors_are_float32_where_that_is_not_the_default,
+    a_step_may_be_compiled_as_a_whole, names_are_those_of_the_module_itself,
+    copies_of_a_model_have_no_hook_and_may_get_one, refusals, a_failed_exchange_is_raised,
+    transports_give_the_same_bytes, what_pytorch_has_ended_is_not_used, a_static_graph_and_dtypes_that_differ,
+    hooks_of_ranks_may_differ, a_model_keeps_its_first_hook, what_ranks_must_agree_on_is_compared,
 ]  # fmt: skip
 
 
-def everything(hook):
+def everything():
+    """All by the hook in Python for each bucket, and by that in C++ for several together; then the two others."""
     warnings.simplefilter("error", UserWarning)
-    HOOK.clear()
-    HOOK.update(HOOKS[hook])
-    for function in SAMPLES:
-        for codec in CARRYING if inspect.signature(function).parameters else [None]:
-            print(function.__name__, codec, flush=True)  # which pytest shows if it fails
-            function(*filter(None, [codec]))
+    for hook, is_whole in ("python", True), ("c++, larger", True), ("c++", False), ("python, larger", False):
+        HOOK.clear()
+        HOOK.update(HOOKS[hook])
+        codecs = CARRYING if is_whole else ["mxfp4"]
+        for function in OF_CODECS if is_whole else OF_CODECS[:2]:
+            for codec in codecs:
+                print(hook, function.__name__, codec, flush=True)  # which pytest shows if it fails
+                function(codec)
+        in_turn(*(OF_ONE if is_whole else []), a_step_like_the_one_before_takes_one_way)
 
 
-def a_group_of_other_ranks_is_refused():
-    first, second = dist.new_group([0, 1]), dist.new_group([0, 2])
-    if dist.get_rank() == 0:
-        model = DistributedDataParallel(torch.nn.Linear(3, 3), process_group=first, init_sync=False)
-        with pytest.raises(ValueError, match=r"group: the ranks of the model expected, list \[0, 1\], got list \[0, 2\]"):
-            compress(model, group=second)
-
-
-def test_a_group_of_other_ranks_is_refused(tmp_path):
-    on_ranks(("gloo", "cpu", 3), a_group_of_other_ranks_is_refused, tmp_path)
-
-
-@pytest.mark.parametrize("hook", HOOKS)
 @on_groups(2)
-def test_compress(group, hook, tmp_path):
-    on_ranks(group, everything, tmp_path, hook)
+def test_compress(group, tmp_path):
+    on_ranks(group, everything, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import in_turn, on_groups, on_ranks, sent_by_pairs  # noqa: E402
+from ranks import in_turn, on_groups, on_ranks, same_on_all, sent_by_pairs  # noqa: E402
 from test_torch_shard import NODES, SHAPES, as_torchtitan_does, backward, mine, whole  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 
@@ -70,9 +70,7 @@ def are_gathered(codec, dtype, **options):
         assert all(len(module.seen) == 2 for module in model) and len(seen) == len(SHAPES)
         for one, other in zip(seen, expected):
             assert one.dtype is dtype and torch.equal(one, other), (codec, dtype, number)
-        everywhere = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, [one.cpu() for one in seen])
-        assert all(torch.equal(one, other) for its in everywhere for one, other in zip(its, everywhere[0]))
+        assert same_on_all(seen)
     assert not all(torch.equal(one, other.to(dtype)) for one, other in zip(expected, masters)) or codec == "bf16"
     for one, other in zip(masters, model.parameters()):
         assert torch.equal(one, whole(other))  # the optimizer's are exact
@@ -80,9 +78,8 @@ def are_gathered(codec, dtype, **options):
 
 
 def parameters_are_gathered_by_a_codec():
-    for codec in "int8", "mxfp8", "bf16", "int4", "mxfp4":
-        for dtype in None, torch.bfloat16, torch.float16:
-            model, compression = are_gathered(codec, dtype)
+    for codec, dtype in ("bf16", None), ("int8", torch.bfloat16), ("mxfp4", torch.float16):
+        model, compression = are_gathered(codec, dtype)
     compression.close()
     model(mine(0))
     for module in model:
@@ -109,7 +106,7 @@ def a_step_sends_these_bytes_per_parameter():
     """As if a rank sent to itself, too: with float32 reduction and bfloat16 parameters 8 without compression."""
     world, shapes = dist.get_world_size(), [(64, 512)] * 2 + [(256, 256)] * 3
     elements = sum(math.prod(shape) for shape in shapes)
-    for codec, gather, most in ("int8", None, 1.04), ("int8", "int8", 3.11), ("int4", "int8", 2.63), ("bf16", "bf16", 6.01):
+    for codec, gather, most in ("int8", None, 1.04), ("int4", "int8", 2.63):
         model = watched(torch.bfloat16, shapes=shapes)
         compression = shard(model, codec, gather=gather)
         backward(model, mine(0, shapes))
@@ -120,11 +117,10 @@ def a_step_sends_these_bytes_per_parameter():
 
 
 def losses_are_near_where_parameters_are_gathered_by_int8():
-    for tied in False, True:
-        _, plain, _ = as_torchtitan_does(None, tied)
-        _, losses, compression = as_torchtitan_does(lambda model: shard(model, "int8", gather="int8"), tied)
-        assert all(0 < abs(one - other) < 0.01 * other for one, other in zip(losses, plain)), tied
-        assert compression.taken_back == 0
+    _, plain, _ = as_torchtitan_does(None)  # which prefetches parameters
+    _, losses, compression = as_torchtitan_does(lambda model: shard(model, "int8", gather="int8"))
+    assert all(0 < abs(one - other) < 0.01 * other for one, other in zip(losses, plain))
+    assert compression.taken_back == 0
 
 
 def what_cannot_be_gathered_is_refused():
@@ -146,13 +142,12 @@ def over_nodes_parameters_are_gathered_by_a_codec():
     with sent_by_pairs() as sent:
         for node in NODES:
             os.environ["GRADCODEC_NODE"] = str(node(dist.get_rank()))
-            for codec, dtype in ("int8", torch.bfloat16), ("int4", None):
-                model, compression = are_gathered(codec, dtype)
-                assert compression.topology.startswith("2 nodes of 2 ranks: sums within")
-                before, begun = len(sent), compression.bytes_sent
-                backward(model, mine(1))
-                if torch.get_default_device().type == "cpu":
-                    assert compression.bytes_sent - begun == sum(sent[before:]) > 0
+            model, compression = are_gathered("int8", torch.bfloat16)
+            assert compression.topology.startswith("2 nodes of 2 ranks: sums within")
+            before, begun = len(sent), compression.bytes_sent
+            backward(model, mine(1))
+            if torch.get_default_device().type == "cpu":
+                assert compression.bytes_sent - begun == sum(sent[before:]) > 0
 
 
 def what_fsdp_cuts_within_a_node_is_gathered_there_as_it_is():

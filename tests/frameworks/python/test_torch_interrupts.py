@@ -1,7 +1,6 @@
-"""Signals whose handlers raise, at random moments of exchanges: each exchange still takes place, and the call raises what
-the handler raised."""
+"""Signals whose handlers raise, at random moments of exchanges: each exchange still takes place, and the call raises
+what the handler raised."""
 
-import os
 import random
 import signal
 
@@ -17,8 +16,6 @@ from gradcodec import _torch_groups  # noqa: E402
 from gradcodec.torch import AllReduce, OneBitSGD, all_reduce, compress, shard  # noqa: E402
 
 
-STEPS = 2500 if os.environ.get("GRADCODEC_TESTS") == "all" else 25
-
 # Where a handler does not raise: in itself, where Python ignores what is raised (`remove` is weakref's), and in a
 # communicator's functions and around them, which it does not call a second time.
 SPARED = {"handle", "arm", "__del__", "remove", "perform", "all_to_all", "all_gather"}
@@ -31,8 +28,8 @@ class Interrupt(BaseException):
 class Signals:
     """SIGALRM again and again. Its handler raises within exchanges alone: elsewhere a rank would skip its call."""
 
-    def __init__(self, longest, within="_call_with"):
-        self.longest, self.within, self.raised, self.on = longest, within, [], True
+    def __init__(self, longest):
+        self.longest, self.raised, self.on = longest, [], True
         signal.signal(signal.SIGALRM, self.handle)
         self.arm()
 
@@ -45,7 +42,7 @@ class Signals:
             names.append(frame.f_code.co_name)
             frame = frame.f_back
         self.arm()
-        if self.on and self.within in names[1:] and not SPARED & {*names}:
+        if self.on and "_call_with" in names[1:] and not SPARED & {*names}:
             kind = (KeyboardInterrupt, SystemExit, Interrupt, ValueError)[len(self.raised) % 4]
             self.raised.append(kind(len(self.raised)))
             raise self.raised[-1]
@@ -68,9 +65,7 @@ def called(signals, call):
     return 0
 
 
-def interrupted(codec, elements, calls, longest, by_pairs):
-    if by_pairs:
-        _torch_groups.BY_PAIRS = 1
+def interrupted(codec, elements, calls, longest):
     rank, values = dist.get_rank(), torch.empty(elements)
     handle = AllReduce(values, codec)
     given = [torch.full_like(values, 2.0**step * (1 + 2 * rank)) for step in range(11)]
@@ -87,29 +82,6 @@ def interrupted(codec, elements, calls, longest, by_pairs):
     signals.stop()
     assert raised > calls // 100, raised
     print(f"rank {rank}: {2 * calls} calls, {len(signals.raised)} signals, {raised} calls raised", flush=True)
-
-
-@pytest.mark.parametrize(
-    "codec, elements, calls, longest, by_pairs",
-    [("int8", 1000, 300, 1e-3, False), ("bf16", 200_000, 100, 2e-3, False), ("int8", 3000, 200, 2e-3, True)],
-)
-def test_an_exchange_ends_in_spite_of_a_signal(codec, elements, calls, longest, by_pairs, tmp_path):
-    on_ranks(("gloo", "cpu", 2), interrupted, tmp_path, codec, elements, calls, longest, by_pairs)
-
-
-class Late:
-    """Raises an Interrupt as soon as the exchange has ended, where only the next instruction of Python sees it."""
-
-    def __init__(self):
-        self.on, exchange = False, _torch_groups.Group._exchange
-
-        def exchanged(*given):
-            exchange(*given)
-            if self.on:
-                self.on = False
-                raise Interrupt
-
-        _torch_groups.Group._exchange = exchanged
 
 
 def steps():
@@ -129,84 +101,33 @@ def steps():
     yield "shard", lambda: sharded(torch.ones(2, 40)).sum().backward()
 
 
-def raised_by_each_entry_point():
-    late = Late()
+def each_entry_point_raises_what_a_handler_raised():
+    """As soon as the exchange has ended, where only the next instruction of Python sees it."""
+    exchange, raises = _torch_groups.Group._exchange, []
+
+    def exchanged(*given):
+        exchange(*given)
+        if raises:
+            raise raises.pop()
+
+    _torch_groups.Group._exchange = exchanged
     for name, step in steps():
         for _ in range(3):
             step()
-        late.on = True
+        raises.append(Interrupt)
         with pytest.raises(Interrupt):
             step()
-        assert not late.on, name
+        assert not raises, name
 
 
-def test_each_entry_point_raises_what_a_handler_raised(tmp_path):
-    on_ranks(("gloo", "cpu", 2), raised_by_each_entry_point, tmp_path)
+def everything():
+    interrupted("int8", 1000, 300, 1e-3)
+    interrupted("bf16", 200_000, 100, 2e-3)
+    by_pairs, _torch_groups.BY_PAIRS = _torch_groups.BY_PAIRS, 1
+    interrupted("int8", 3000, 200, 2e-3)
+    _torch_groups.BY_PAIRS = by_pairs
+    each_entry_point_raises_what_a_handler_raised()
 
 
-class Model:
-    """A layer whose gradients are averaged, and a step that makes them."""
-
-    def __init__(self, is_sharded):
-        torch.manual_seed(0)
-        self.input = torch.randn(5, 40) + dist.get_rank()
-        self.model = torch.nn.Linear(40, 30)
-        if is_sharded:
-            mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-            fully_shard(self.model, mesh=mesh, reshard_after_forward=False)
-            shard(self.model, "int8")
-        else:
-            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
-            compress(self.model, "int8", native=False)
-
-    def step(self):
-        self.model.zero_grad()
-        self.model(self.input).sum().backward()
-
-    def result(self):
-        grads = [parameter.grad for parameter in self.model.parameters()]
-        return torch.cat([getattr(grad, "_local_tensor", grad).flatten() for grad in grads])
-
-
-class Optimizer:
-    def __init__(self):
-        self.weights = torch.nn.Parameter(torch.zeros(500))
-        self.weights.grad = torch.full((500,), 1.0 + dist.get_rank())
-        self.optimizer = OneBitSGD([self.weights], lr=0.5, momentum=0)
-
-    def step(self):
-        with torch.no_grad():
-            self.weights.zero_()
-        self.optimizer.step()
-
-    def result(self):
-        return self.weights.detach().clone()
-
-
-def interrupted_steps(make):
-    """After a step that raised on any rank all of them begin anew, as DistributedDataParallel requires it."""
-    stepper, failed = None, torch.ones(1)
-    signals = Signals(2e-3, within="_statuses")  # within an exchange
-    random.seed(dist.get_rank())
-    for _ in range(STEPS):
-        signals.on = False
-        dist.all_reduce(failed)
-        if failed.item():
-            stepper = make()
-            for _ in range(3):  # handles are made, and DistributedDataParallel makes its buckets anew
-                stepper.step()
-            expected = stepper.result()
-        signals.on = True
-        failed.fill_(called(signals, stepper.step))
-        assert failed.item() or torch.equal(stepper.result(), expected)
-    signals.stop()
-    print(f"{STEPS} steps, {len(signals.raised)} signals", flush=True)
-
-
-def each_entry_point_is_interrupted():
-    for make in (lambda: Model(is_sharded=False)), (lambda: Model(is_sharded=True)), Optimizer:
-        interrupted_steps(make)
-
-
-def test_steps_are_right_or_raise_whenever_a_signal_arrives(tmp_path):
-    on_ranks(("gloo", "cpu", 2), each_entry_point_is_interrupted, tmp_path)
+def test_calls_are_right_or_raise_whenever_a_signal_arrives(tmp_path):
+    on_ranks(("gloo", "cpu", 2), everything, tmp_path)

@@ -3,7 +3,6 @@ what ranks end with, and errors when parts change their owners. Nodes are preten
 
 import copy
 import os
-import time
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from gradcodec import GradCodecError, Status, _torch_groups, _torch_nodes
-from gradcodec.torch import AllReduce, OneBitAdam, OneBitSGD, all_reduce, compress
-from ranks import in_turn, on_groups, on_ranks, states_of_all
+from gradcodec.torch import OneBitAdam, OneBitSGD, all_reduce, compress
+from ranks import in_turn, kept_by_all, on_groups, on_ranks, same_on_all, states_of_all
 
 
 def of_node(per_node):
@@ -45,13 +44,6 @@ def exact(model, step):
     return own
 
 
-def check_alike(tensors):
-    for tensor in tensors:
-        everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(everywhere, tensor)
-        assert all(torch.equal(one, everywhere[0]) for one in everywhere), "ranks differ"
-
-
 def apart(some, others):
     return max(float((one - other).norm() / other.norm()) for one, other in zip(some, others))
 
@@ -64,7 +56,7 @@ def a_step_sums_within_nodes_first():
     assert compression.topology_ranks == [[0, 1], [2, 3]]
     assert compression.topology.startswith("2 nodes of 2 ranks: sums within a node"), compression.topology
     found = gradients_of(model, 0)
-    check_alike(found)
+    assert same_on_all(found)
     assert apart(found, expected) < 0.02
     handle = next(iter(compression._units())).handle.steps
     assert 0 < handle.sent_between_nodes < handle.sent_bytes
@@ -92,23 +84,10 @@ def what_arrived_and_what_is_kept_are_the_gradients():
         for total, one in zip(arrived, gradients_of(model, number)):
             total += one
 
-    def kept():
-        state = compression.state_dict()
-        rows = {name: errors.clone() for name, errors in state["worker"].items()}
-        for errors in rows.values():
-            dist.all_reduce(errors)
-            errors /= dist.get_world_size()
-        for name in names:  # a rank may have no part of one
-            whole = torch.zeros_like(rows[name])
-            for first, part in state["server"].get(name, []):
-                whole[first : first + part.numel()] = part
-            dist.all_reduce(whole)
-            rows[name] += whole
-        return [rows[name] for name in names]
-
     def check(what):
-        for name, total, one, error in zip(names, sent, arrived, kept()):
-            assert torch.allclose(total, one + error.view_as(one), rtol=1e-4, atol=1e-4), (what, name)
+        kept = kept_by_all(compression.state_dict())
+        for name, total, one in zip(names, sent, arrived):
+            assert torch.allclose(total, one + kept[name].view_as(one), rtol=1e-4, atol=1e-4), (what, name)
 
     for number in range(3):  # buckets are arranged anew after the first
         step(number)
@@ -139,13 +118,12 @@ def a_state_of_other_nodes_is_refused_alone():
     flat.load_state_dict({**old, "format": 1})
 
 
-def nodes_of_different_sizes_have_one_level():
-    os.environ["GRADCODEC_NODE"] = "large" if dist.get_rank() < 3 else "small"
-    model = model_of()
-    with pytest.warns(UserWarning, match="nodes of 3, 1 ranks"):
-        compression = compress(model, "int8")
-    assert "one level" in compression.topology
-    check_alike(gradients_of(model, 0))
+def a_group_of_other_ranks_is_refused():
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 2])
+    if dist.get_rank() == 0:
+        model = DDP(torch.nn.Linear(3, 3), process_group=first, init_sync=False)
+        with pytest.raises(ValueError, match=r"group: the ranks of the model expected, list \[0, 1\], got list \[0, 2\]"):
+            compress(model, group=second)
 
 
 def signs_have_one_level():
@@ -153,10 +131,10 @@ def signs_have_one_level():
     model = model_of()
     compression = compress(model, "sign")
     assert "one level" in compression.topology
-    check_alike(gradients_of(model, 0))
+    assert same_on_all(gradients_of(model, 0))
 
 
-def four_of_six_compress_and_all_make_a_group():
+def four_of_five_compress_and_all_make_a_group():
     """compress() makes no process group: one that some ranks made alone would make this one hang."""
     of_node(2)
     group = dist.new_group([0, 1, 2, 3])
@@ -168,12 +146,12 @@ def four_of_six_compress_and_all_make_a_group():
             gradients_of(model, step)
         all_reduce(torch.ones(8), group=group)
     one = torch.ones(1)
-    dist.all_reduce(one, group=dist.new_group([*range(6)]))
-    assert one.item() == 6
+    dist.all_reduce(one, group=dist.new_group([*range(5)]))
+    assert one.item() == 5
 
 
 def test_a_group_of_all_ranks_can_be_made_after_some_of_them_compressed(tmp_path):
-    on_ranks(("gloo", "cpu", 6), four_of_six_compress_and_all_make_a_group, tmp_path)
+    on_ranks(("gloo", "cpu", 5), four_of_five_compress_and_all_make_a_group, tmp_path)
 
 
 def tensors_of(step, rank=None):
@@ -189,11 +167,11 @@ def mean_of(step):
 def all_reduce_sums_within_nodes_first():
     of_node(2)
     group = dist.new_group([0, 1, 2, 3])
-    for codec, op, most in ("int8", "mean", 0.02), ("int8", "sum", 0.02), ("bf16", "mean", 0.01), ("onebit", "sum", 1):
+    for codec, op, most in ("int8", "mean", 0.02), ("onebit", "sum", 1):
         tensors, flat = tensors_of(0), tensors_of(0)
         all_reduce(tensors, codec, op=op, group=group)
         all_reduce(flat, codec, op=op, group=group, transport="flat")
-        check_alike(tensors)
+        assert same_on_all(tensors)
         for one, other, exact in zip(tensors, flat, mean_of(0)):
             exact = exact * (4 if op == "sum" else 1)
             assert one.numel() == 0 or (one - exact).norm() < most * exact.norm(), (codec, op)
@@ -220,40 +198,6 @@ def all_reduce_warns_once_of_nodes_of_different_sizes():
     assert len(warned) == 1 and (tensor == 2.5).all()
 
 
-def what_an_all_reduce_keeps_is_what_has_not_arrived():
-    of_node(2)
-    for op, factor in ("mean", 1), ("sum", 4):
-        reducer, rows = AllReduce(tensors_of(0), "int4", op=op), {}
-        assert reducer.topology_ranks == [[0, 1], [2, 3]] and reducer.topology.startswith("2 nodes of 2 ranks: sums")
-        given, arrived = ([torch.zeros_like(one) for one in tensors_of(0)] for _ in range(2))
-        for step in range(3):
-            tensors = tensors_of(step)
-            reducer.run(tensors)
-            check_alike(tensors)
-            for total, one, others, exact in zip(arrived, tensors, given, mean_of(step)):
-                total += one
-                others += factor * exact
-            states = states_of_all(reducer.state_dict())
-            if step == 1:  # a world of one level takes them, and this one again
-                reducer.close()
-                reducer = AllReduce(tensors_of(0), "int4", op=op, transport="flat")
-                reducer.load_state_dict(states)
-        for number, (total, others) in enumerate(zip(arrived, given)):
-            rows = sum(state["worker"][str(number)] for state in states) * (factor / 4)
-            for state in states:
-                for first, part in state["server"].get(str(number), []):
-                    rows[first : first + part.numel()] += part
-            left = rows.to(total.device).view(total.shape)
-            torch.testing.assert_close(total + left, others, rtol=1e-4, atol=1e-4)
-        tensors = tensors_of(5)
-        if dist.get_rank() == 3:
-            tensors[2][0] = torch.nan
-        reducer.run(tensors)
-        reducer.commit()
-        assert reducer.taken_back == 1
-        reducer.close()
-
-
 def optimizers_sum_within_nodes_first():
     of_node(2)
     for make in lambda p, **how: OneBitSGD(p, 0.1, **how), lambda p, **how: OneBitAdam(p, 0.1, warmup_steps=1, **how):
@@ -268,17 +212,17 @@ def optimizers_sum_within_nodes_first():
                 optimizer.step()
             assert optimizer.taken_back == 1
             assert (optimizer._group.levels is not None) == (transport == "auto")
-            check_alike([weight.detach()])
+            assert same_on_all([weight.detach()])
             weights[transport] = weight.detach()
         assert not torch.equal(weights["auto"], weights["flat"])  # encoded once for each node, not for each rank
 
 
 def rank_1_dies(step):
-    """As it begins exchange number `step` of four: within step 1, at the end of step 2, within step 3 or 4. Each wait of
-    the others ends within the timeout of 2 s."""
+    """As it begins exchange number `step` of four: at the end of step 2, or within step 4. The others raise within their
+    own timeout: a wait of the process group would last 30 minutes."""
     of_node(2)
     model = model_of()
-    compression = compress(model, "int4", raw=[], timeout=2)
+    compression = compress(model, "int4", raw=[], timeout=30)
     for number in range(3):  # DDP arranges its buckets after the first
         gradients_of(model, number)
     before, exchange, exchanges = compression.state_dict(), _torch_nodes.Pairs._exchange, []
@@ -289,14 +233,15 @@ def rank_1_dies(step):
             os._exit(0)
         return exchange(self, *arguments)
 
-    _torch_nodes.Pairs._exchange, begun = dies, time.monotonic()
+    _torch_nodes.Pairs._exchange = dies
     try:
         gradients_of(model, 3)
         failed = False
     except (GradCodecError, RuntimeError) as failure:
         assert "all_to_all" in str(failure) or "all_gather" in str(failure), failure
+        assert "1800000ms" not in str(failure), failure
         failed = True
-    assert time.monotonic() - begun < 2 * 4 and dist.get_rank() != 1
+    assert dist.get_rank() != 1
     assert failed or (step == 4 and dist.get_rank() in (2, 3))  # which need nothing more of it
     compression.rollback()
     after = compression.state_dict()
@@ -313,24 +258,18 @@ def rank_1_dies(step):
     os._exit(0)  # a barrier would not end
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize("step", [2, 4])  # tests/churn/steps.py has all of them
 def test_a_rank_that_dies_is_not_waited_for_longer_than_the_timeout(step, tmp_path):
     on_ranks(("gloo", "cpu", 4), rank_1_dies, tmp_path, step)
 
 
 @on_groups(4)
-def test_all_reduce_and_optimizers_over_nodes(group, tmp_path):
-    on_ranks(
-        group, in_turn, tmp_path, all_reduce_sums_within_nodes_first, what_an_all_reduce_keeps_is_what_has_not_arrived,
-        optimizers_sum_within_nodes_first, all_reduce_warns_once_of_nodes_of_different_sizes,
-    )  # fmt: skip
-
-
-@on_groups(4)
-def test_compress_over_nodes(group, tmp_path):
+def test_over_nodes(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, a_step_sums_within_nodes_first, what_arrived_and_what_is_kept_are_the_gradients,
-        a_state_of_other_nodes_is_refused_alone, nodes_of_different_sizes_have_one_level, signs_have_one_level,
+        a_state_of_other_nodes_is_refused_alone, a_group_of_other_ranks_is_refused, signs_have_one_level,
+        all_reduce_sums_within_nodes_first, optimizers_sum_within_nodes_first,
+        all_reduce_warns_once_of_nodes_of_different_sizes,
     )  # fmt: skip
 
 

@@ -61,13 +61,12 @@ def same_everywhere(tensors):
 
 
 def sgd_trains_as_well_as_with_float32():
-    for rate in 0.05, 0.1:
-        plain, _ = train(lambda p, rate=rate: torch.optim.SGD(p, rate, 0.9), 150, plain=True)
-        one_bit, optimizer = train(lambda p, rate=rate: OneBitSGD(p, rate, 0.9), 150)
-        assert one_bit < 1.2 * plain + 0.01, (rate, one_bit, plain)
-        ring = 150 * 4 * sum(parameter.numel() for parameter in network().parameters())
-        assert 0 < optimizer.bytes_sent < ring / 12  # a 32nd, and headers
-        assert optimizer.taken_back == 0
+    plain, _ = train(lambda p: torch.optim.SGD(p, 0.1, 0.9), 150, plain=True)
+    one_bit, optimizer = train(lambda p: OneBitSGD(p, 0.1, 0.9), 150)
+    assert one_bit < 1.2 * plain + 0.01, (one_bit, plain)
+    ring = 150 * 4 * sum(parameter.numel() for parameter in network().parameters())
+    assert 0 < optimizer.bytes_sent < ring / 12  # a 32nd, and headers
+    assert optimizer.taken_back == 0
 
 
 def adam_trains_as_well_as_with_float32():
@@ -83,13 +82,13 @@ def the_warm_up_is_adamw():
 
 
 def one_inf_leaves_one_step_out_on_all_ranks():
-    for make, at in (lambda p: OneBitSGD(p, 0.1), 25), (lambda p: OneBitAdam(p, 2e-3, warmup_steps=30), 25), (
-        lambda p: OneBitAdam(p, 2e-3, warmup_steps=30), 50
-    ):  # fmt: skip
+    """Adam's in the warm-up and after it."""
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=256.0)
+    adam = lambda p: OneBitAdam(p, 2e-3, warmup_steps=30)  # noqa: E731
+    for make, at, scaled_by in (lambda p: OneBitSGD(p, 0.1), 25, scaler), (adam, 25, None), (adam, 50, None):
         without, _ = train(make, 80, left_out=at)
-        for scaler in None, torch.amp.GradScaler(torch.get_default_device().type, init_scale=256.0):
-            loss, optimizer = train(make, 80, scaler=scaler, overflow=at)
-            assert optimizer.taken_back == 1 and loss == pytest.approx(without, rel=1e-5), (loss, without)
+        loss, optimizer = train(make, 80, scaler=scaled_by, overflow=at)
+        assert optimizer.taken_back == 1 and loss == pytest.approx(without, rel=1e-5), (loss, without)
 
 
 def the_state_is_float32_where_that_is_not_the_default():
@@ -266,17 +265,14 @@ def refusals():
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
 
 
-SAMPLES = [
-    refusals, parameters_without_a_gradient_count_as_zero, elements_without_a_variance_are_left_alone,
-    what_was_saved_goes_on, a_saved_variance_that_float16_does_not_have_goes_on, frozen_parameters_stay_as_they_are,
-    the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw,
-    sgd_trains_as_well_as_with_float32,
-    adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
-    epsilon_bounds_a_step_where_the_variance_is_tiny, a_step_may_be_compiled,
-    a_state_of_another_shape_is_refused_on_all_ranks,
-]  # fmt: skip
-
-
 @on_groups(2)
 def test_optimizers(group, tmp_path):
-    on_ranks(group, in_turn, tmp_path, *SAMPLES)
+    on_ranks(
+        group, in_turn, tmp_path, refusals, parameters_without_a_gradient_count_as_zero,
+        elements_without_a_variance_are_left_alone, what_was_saved_goes_on,
+        a_saved_variance_that_float16_does_not_have_goes_on, frozen_parameters_stay_as_they_are,
+        the_state_is_float32_where_that_is_not_the_default, the_warm_up_is_adamw, sgd_trains_as_well_as_with_float32,
+        adam_trains_as_well_as_with_float32, one_inf_leaves_one_step_out_on_all_ranks,
+        epsilon_bounds_a_step_where_the_variance_is_tiny, a_step_may_be_compiled,
+        a_state_of_another_shape_is_refused_on_all_ranks,
+    )  # fmt: skip

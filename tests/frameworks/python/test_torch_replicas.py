@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from ranks import in_turn, on_groups, on_ranks  # noqa: E402
-from test_torch_shard import Linear, divide_by, same  # noqa: E402
+from ranks import gathered, in_turn, on_groups, on_ranks, same  # noqa: E402
+from test_torch_shard import Linear, divide_by  # noqa: E402
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: E402
 
 from gradcodec.torch import shard  # noqa: E402
@@ -67,7 +67,7 @@ def whole_numbers(step):
 
 
 def the_mean_is_that_of_fsdp_with_two_dimensions():
-    for factor in None, 1.0, 2.0, 8.0:  # 2: FSDP calls that the mean of a replica
+    for factor in None, 2.0, 8.0:  # 2: FSDP calls that the mean of a replica
         model, compression = compressed("bf16", factor=factor, raw=())
         for step in range(2):
             expected = reduced_plainly(whole_numbers(step), factor)
@@ -75,16 +75,11 @@ def the_mean_is_that_of_fsdp_with_two_dimensions():
                 torch.testing.assert_close(gradient, one, rtol=0, atol=0)
         assert compression.taken_back == 0
         assert compression.topology.split("; replicas: ")[1].startswith("1 node of 2 ranks, over ")
-    for codec, dtype, most in [
-        ("int8", torch.bfloat16, 0.02), ("int4", torch.float32, 0.3), ("int8", torch.float16, 0.02),
-    ]:  # fmt: skip
-        model, compression = compressed(codec, dtype=dtype, raw=(), gather="int8")
-        for gradient, one in zip(backward(model, mine(0)), reduced_plainly(mine(0))):
-            assert (gradient - one).norm() < most * one.norm(), codec
-        everywhere = [None] * 4
-        dist.all_gather_object(everywhere, [weight.grad.to_local().cpu() for weight in model.parameters()])
-        for part in 0, 1:
-            assert all(torch.equal(one, other) for one, other in zip(everywhere[part], everywhere[2 + part]))
+    model, compression = compressed("int8", dtype=torch.float16, raw=(), gather="int8")
+    for gradient, one in zip(backward(model, mine(0)), reduced_plainly(mine(0))):
+        assert (gradient - one).norm() < 0.02 * one.norm()
+    everywhere = gathered([weight.grad.to_local().cpu() for weight in model.parameters()])
+    assert same(everywhere[:2], everywhere[2:])
 
 
 def after_close_replicas_are_averaged_plainly():
@@ -142,22 +137,21 @@ def nothing_is_lost_but_what_is_carried():
 
 
 def errors_stay_when_a_parameter_is_frozen_in_between():
-    for codec in "int4", "onebit":
-        model, compression = compressed(codec, raw=() if codec == "int4" else None, momentum=True)
-        frozen = list(model.parameters())[-1]
-        given, received = ([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
-        received = [total.chunk(2)[meshes()["part"].get_local_rank()].clone() for total in received]
-        for step in range(8):
-            frozen.requires_grad_(step not in (2, 3, 5))
-            model.zero_grad()
-            model(mine(step)).backward()
-            for one, total, gradient, arrived in zip(model.parameters(), given, mine(step), received):
-                if one.requires_grad:
-                    total += gradient
-                    arrived += one.grad.to_local()
-            if step in (3, 6):
-                compression.load_state_dict(copy.deepcopy(compression.state_dict()))
-        arrived_and_carried(model, compression, given, received)
+    model, compression = compressed("int4", raw=())
+    frozen = list(model.parameters())[-1]
+    given, received = ([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
+    received = [total.chunk(2)[meshes()["part"].get_local_rank()].clone() for total in received]
+    for step in range(8):
+        frozen.requires_grad_(step not in (2, 3, 5))
+        model.zero_grad()
+        model(mine(step)).backward()
+        for one, total, gradient, arrived in zip(model.parameters(), given, mine(step), received):
+            if one.requires_grad:
+                total += gradient
+                arrived += one.grad.to_local()
+        if step in (3, 6):
+            compression.load_state_dict(copy.deepcopy(compression.state_dict()))
+    arrived_and_carried(model, compression, given, received)
 
 
 def one_nan_takes_the_step_back_on_all_replicas():
@@ -184,24 +178,11 @@ def bytes_between_replicas_are_counted():
     shapes = [(64, 512)] * 2 + [(256, 256)] * 3
     model, compression = compressed("int8", shapes=shapes, gather="int8")
     backward(model, mine(0, shapes))
-    group, sent = compression._replicas, []
-    to_all, gather = group._to_all, group._gather
-
-    def to_all_counted(to, given, *others):
-        sent.append(given.nbytes // 2)
-        return to_all(to, given, *others)
-
-    def gather_counted(to, given, *others):
-        sent.append(given.nbytes)
-        return gather(to, given, *others)
-
-    group._to_all, group._gather = to_all_counted, gather_counted
+    group = compression._replicas
     before, of_all = group.bytes_sent, compression.bytes_sent
     backward(model, mine(1, shapes))
     elements = sum(math.prod(shape) for shape in shapes) / 2  # of a part; each of two ranks sends half of it, twice
     between = group.bytes_sent - before
-    if torch.get_default_device().type == "cpu":  # on GPUs ranks write to each other's memory
-        assert between == sum(sent)
     assert 1.03 < between / elements < 1.04
     within = (compression.bytes_sent - of_all - between) / elements
     assert 2.25 * 1.03 < within < 2.25 * 1.04  # a gradient, and parameters twice, but the last module's, 3 of 4, once

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from ranks import kept_by_all, on_ranks  # noqa: E402
+from ranks import gathered, in_turn, kept_by_all, on_ranks, same  # noqa: E402
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -145,21 +145,6 @@ def damaged(state, other, draw):
     return f"{path} bit {bit}", put(state, path, lambda one: tensor)
 
 
-def equal(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (dict, list, tuple)):
-        keys = one.keys() if isinstance(one, dict) else range(len(one))
-        return len(one) == len(other) and all(equal(one[key], other[key]) for key in keys)
-    return one == other
-
-
-def gathered(thing):
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, thing)
-    return found
-
-
 def damage(kind):
     warnings.simplefilter("ignore")
     (step, keeper), draw, refused = KINDS[kind](), random.Random(kind), 0
@@ -183,10 +168,10 @@ def damage(kind):
         assert outcomes[0] == outcomes[1], (what, failure)
         if failure is not None:
             refused += 1
-            assert equal(before, keeper.state_dict()), what
+            assert same(before, keeper.state_dict()), what
         for number in range(2):
             here, there = gathered(step(10 + number))
-            assert equal(here, there) and all(one.isfinite().all() for one in here), (what, failure)
+            assert same(here, there) and all(one.isfinite().all() for one in here), (what, failure)
             if not is_optimizer:
                 keeper.commit()
         # A momentum of another magnitude takes the weights anywhere, on all ranks alike.
@@ -196,30 +181,27 @@ def damage(kind):
     print(f"{kind}: {refused} of {CASES} refused", flush=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_state_is_refused_before_anything_has_changed_or_does_no_harm(kind, tmp_path):
-    on_ranks(("gloo", "cpu", 2), damage, tmp_path, kind)
+def damage_to_each():
+    for kind in KINDS:
+        damage(kind)
 
 
-def checkpointed(folder):
+def test_a_damaged_state_is_refused_before_anything_has_changed_or_does_no_harm(tmp_path):
+    on_ranks(("gloo", "cpu", 2), damage_to_each, tmp_path)
+
+
+def a_mixture_of_all_ranks_errors_is_refused(folder):
+    """Every rank has saved its own by one name."""
     step, compression = KINDS["compress"]()
     for number in range(3):
         step(number)
-    state, rank = copy.deepcopy(compression.state_dict()), dist.get_rank()
-    for name, is_right in ("errors", False), (f"errors of rank {rank}", True):
-        checkpoint = f"{folder}/{'own' if is_right else 'same'}"
-        dcp.save({name: state}, checkpoint_id=checkpoint)
-        loaded = {name: put_zeros(state)}
-        dcp.load(loaded, checkpoint_id=checkpoint)
-        step(3)
-        if is_right:
-            compression.load_state_dict(loaded[name])
-            assert equal(compression.state_dict(), state)
-        else:  # a mixture of all ranks' errors
-            before = copy.deepcopy(compression.state_dict())
-            with pytest.raises(ValueError, match="of rank . of 2, and this is rank|refused on rank"):
-                compression.load_state_dict(loaded[name])
-            assert equal(compression.state_dict(), before)
+    state = copy.deepcopy(compression.state_dict())
+    dcp.save({"errors": state}, checkpoint_id=f"{folder}/mixture")
+    loaded = {"errors": put_zeros(state)}
+    dcp.load(loaded, checkpoint_id=f"{folder}/mixture")
+    with pytest.raises(ValueError, match="of rank . of 2, and this is rank|refused on rank"):
+        compression.load_state_dict(loaded["errors"])
+    assert same(compression.state_dict(), state)
 
 
 def goes_on_from_a_checkpoint(folder):
@@ -237,7 +219,7 @@ def goes_on_from_a_checkpoint(folder):
             loaded = {name: new.state_dict()}  # of which only what it has is loaded
             dcp.load(loaded, checkpoint_id=f"{folder}/{kind}")
             new.load_state_dict(loaded[name])
-            assert equal(new.state_dict(), state), (kind, steps)
+            assert same(new.state_dict(), state), (kind, steps)
 
 
 def a_step_that_fails_at_once_leaves_the_loaded_errors():
@@ -262,11 +244,7 @@ def a_step_that_fails_at_once_leaves_the_loaded_errors():
             with pytest.raises(OSError, match="a rank is gone"):
                 step(2)
             group.over_all = over_all
-            assert equal(compression.state_dict(), state), (kind, at)
-
-
-def test_a_step_that_fails_at_once_leaves_the_loaded_errors(tmp_path):
-    on_ranks(("gloo", "cpu", 2), a_step_that_fails_at_once_leaves_the_loaded_errors, tmp_path)
+            assert same(compression.state_dict(), state), (kind, at)
 
 
 def optimizers_go_on_from_a_checkpoint(folder):
@@ -283,12 +261,8 @@ def optimizers_go_on_from_a_checkpoint(folder):
         loaded = get_optimizer_state_dict(other, new)  # by the names of parameters
         dcp.load(loaded, checkpoint_id=f"{folder}/{kind.__name__}")
         set_optimizer_state_dict(other, new, loaded)
-        assert equal(new.state_dict()["state"], optimizer.state_dict()["state"])
+        assert same(new.state_dict()["state"], optimizer.state_dict()["state"])
         assert all(map(torch.equal, before, other.parameters()))
-
-
-def test_optimizers_go_on_from_a_distributed_checkpoint(tmp_path):
-    on_ranks(("gloo", "cpu", 2), optimizers_go_on_from_a_checkpoint, tmp_path, str(tmp_path))
 
 
 def put_zeros(state):
@@ -298,15 +272,7 @@ def put_zeros(state):
     return state
 
 
-def test_a_distributed_checkpoint_keeps_all_ranks_errors_or_is_refused(tmp_path):
-    on_ranks(("gloo", "cpu", 2), checkpointed, tmp_path, str(tmp_path))
-
-
-def test_a_new_run_goes_on_from_a_distributed_checkpoint(tmp_path):
-    on_ranks(("gloo", "cpu", 2), goes_on_from_a_checkpoint, tmp_path, str(tmp_path))
-
-
-def dropped():
+def errors_that_are_not_kept_are_dropped_with_a_warning():
     step, compression = KINDS["compress"]()
     for number in range(3):
         step(number)
@@ -319,10 +285,6 @@ def dropped():
     with pytest.warns(UserWarning, match="errors of 1 parameters, such as '0.weight', are dropped"):
         partly.load_state_dict(state)
     assert partly.state_dict()["worker"].keys() == {"0.bias", "1.weight", "1.bias"}
-
-
-def test_errors_that_are_not_kept_are_dropped_with_a_warning(tmp_path):
-    on_ranks(("gloo", "cpu", 2), dropped, tmp_path)
 
 
 class Turned(torch.nn.Module):
@@ -341,6 +303,8 @@ def convolutions(is_last):
 
 
 def layouts(make, shape):
+    """Errors are in the order of elements, whatever the strides of parameters."""
+
     def made(kind, hook=True):
         torch.manual_seed(0)
         model = DistributedDataParallel(make(kind))
@@ -371,6 +335,14 @@ def layouts(make, shape):
                     assert kind != saved or torch.equal(arrived[name], on[name])
 
 
-@pytest.mark.parametrize("make, shape", [(convolutions, (2, 8, 8, 8)), (Turned, (8, 40))])
-def test_errors_are_in_the_order_of_elements(make, shape, tmp_path):
-    on_ranks(("gloo", "cpu", 2), layouts, tmp_path, make, shape)
+def everything(folder):
+    a_mixture_of_all_ranks_errors_is_refused(folder)
+    goes_on_from_a_checkpoint(folder)
+    optimizers_go_on_from_a_checkpoint(folder)
+    in_turn(a_step_that_fails_at_once_leaves_the_loaded_errors, errors_that_are_not_kept_are_dropped_with_a_warning)
+    layouts(convolutions, (2, 8, 8, 8))
+    layouts(Turned, (8, 40))
+
+
+def test_states_in_checkpoints_and_of_other_models(tmp_path):
+    on_ranks(("gloo", "cpu", 2), everything, tmp_path, str(tmp_path))
