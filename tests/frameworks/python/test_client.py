@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import os
-import pickle
 import socket
 import re
 import subprocess
@@ -13,22 +12,9 @@ import numpy as np
 import pytest
 
 import gradcodec as client
-from gradcodec import BIG, CPU, CUDA, LITTLE, Communicator, GradCodec, GradCodecError
+from gradcodec import CPU, CUDA, Communicator, GradCodecError
 from gradcodec._abi import LEGACY, VERSIONED
-from peers import (
-    ROOT,
-    Exporter,
-    Jax,
-    Lent,
-    Made,
-    OldExporter,
-    Torch,
-    chunk_rows,
-    frameworks,
-    gradcodec,
-    has_cuda,
-    NumPy,
-)
+from peers import ROOT, Exporter, Jax, Lent, Made, OldExporter, Torch, chunk_rows, frameworks, gradcodec
 
 CLIENT = ROOT / "python" / "gradcodec"
 RNG = np.random.default_rng(0)
@@ -78,41 +64,6 @@ def test_chunks_of_a_framework_and_back(framework):
 
 
 @frameworks()
-@pytest.mark.parametrize("order", [BIG, LITTLE])
-def test_bits_along_an_axis_and_back(framework, order):
-    name = {BIG: "big", LITTLE: "little"}[order]
-    for axis in 0, 1, -1, client.AXIS_NONE:
-        packed = gradcodec.pack_bits(framework.array(TRUTH), axis, order)
-        expected = np.packbits(TRUTH, axis=None if axis == client.AXIS_NONE else axis, bitorder=name)
-        assert packed.shape == expected.shape
-        packed = framework.take(packed)
-        np.testing.assert_array_equal(framework.numpy(packed), expected)
-        if axis in (0, 1):
-            back = framework.take(gradcodec.unpack_bits(packed, axis, 40, order))
-            np.testing.assert_array_equal(framework.numpy(back), np.unpackbits(expected, axis, 40, name))
-
-
-@frameworks(NumPy, Torch)
-def test_into_memory_of_a_framework(framework):
-    values, count = framework.array(VALUES), VALUES.size
-    rows = framework.array(np.full((5, gradcodec.chunk_bytes(count, 5)), 0xA5, np.uint8))
-    for order, name in (BIG, "big"), (LITTLE, "little"):
-        gradcodec.pack_signs_into(values, rows, order)
-        np.testing.assert_array_equal(framework.numpy(rows), chunk_rows(TRUTH, 5, name))
-        gradcodec.pack_chunks_into(framework.array(~TRUTH), rows, order=order)
-        np.testing.assert_array_equal(framework.numpy(rows), chunk_rows(~TRUTH, 5, name))
-        signs = framework.array(np.full_like(VALUES, 7))
-        gradcodec.unpack_chunks_into(rows, signs, order)
-        np.testing.assert_array_equal(framework.numpy(signs), ~TRUTH)
-        columns = framework.array(np.zeros((12, 256), np.uint8))
-        gradcodec.pack_bits_into(framework.array(TRUTH), columns, 0, order)
-        np.testing.assert_array_equal(framework.numpy(columns), np.packbits(TRUTH, 0, name))
-        bits = framework.array(np.zeros((70, 256), np.int64))
-        gradcodec.unpack_bits_into(columns, bits, axis=0, order=order)
-        np.testing.assert_array_equal(framework.numpy(bits), TRUTH[:70])
-
-
-@frameworks()
 def test_inputs_are_read_where_they_are(framework):
     array = framework.array(VALUES)
     for seen in (array, array.T, array[3:, ::2]) if framework.writes else (array,):
@@ -136,13 +87,12 @@ def test_outputs_stay_where_they_are(framework):
 
 
 @frameworks()
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32"])
-def test_an_empty_tensor_of_every_dtype(framework, dtype):
-    tensor = gradcodec.tensor_empty([64, 2, 3], dtype, framework.device)
-    if dtype == "bfloat16" and not isinstance(framework, (Torch, Jax)):
-        return  # the others have none
-    array = framework.take(tensor)
-    assert dtype in str(array.dtype) and tuple(array.shape) == (64, 2, 3)
+def test_an_empty_tensor_of_every_dtype(framework):
+    for dtype in "bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32":
+        if dtype == "bfloat16" and not isinstance(framework, (Torch, Jax)):
+            continue  # the others have none
+        array = framework.take(gradcodec.tensor_empty([64, 2, 3], dtype, framework.device))
+        assert dtype in str(array.dtype) and tuple(array.shape) == (64, 2, 3)
 
 
 def test_tensors_of_the_library_go_in_again():
@@ -151,14 +101,6 @@ def test_tensors_of_the_library_go_in_again():
     rows = gradcodec.tensor_empty((4, chunks[0].shape[0]), "uint8")
     gradcodec.pack_signs_into(VALUES, rows)
     np.testing.assert_array_equal(np.from_dlpack(rows), np.stack([np.from_dlpack(chunk) for chunk in chunks]))
-
-
-def test_scalars_and_empty_arrays():
-    assert gradcodec.tensor_empty((), "uint8").shape == ()
-    assert np.from_dlpack(gradcodec.pack_bits(np.array(True))).tolist() == [128]
-    (chunk,) = gradcodec.pack_chunks(np.empty((0, 3), bool), 1)
-    assert (chunk.shape, chunk.address) == ((0,), 0)
-    assert np.from_dlpack(chunk).size == 0
 
 
 # --- who releases what ------------------------------------------------------------------------------------------------
@@ -186,7 +128,7 @@ def test_memory_that_was_taken_is_released_by_its_last_user(framework):
     assert lent.releases == [42]
 
 
-@pytest.mark.parametrize("asked", [None, {}, {"max_version": (1, 0)}, {"max_version": (0, 8)}, {"max_version": (1, 3)}])
+@pytest.mark.parametrize("asked", [None, {}, {"max_version": (1, 0)}])
 def test_what_nobody_took_is_released_once(asked):
     lent = Lent(np.zeros(4))
     tensor = lent.tensor()
@@ -295,20 +237,6 @@ def test_inputs_are_let_go_when_the_call_fails(name, exporter):
     assert len(floats.releases) == 4 and len(other.releases) == 1
 
 
-def test_arrays_have_no_more_references_afterwards():
-    truth, values = TRUTH.copy(), VALUES.copy()
-    rows = np.zeros((2, BYTES // 2), np.uint8)
-    before = [sys.getrefcount(array) for array in (truth, values, rows)]
-    for _ in range(10):
-        gradcodec.pack_chunks(truth, 2)
-        gradcodec.pack_signs_into(values, rows)
-        gradcodec.unpack_chunks_into(rows, values)
-        with pytest.raises(GradCodecError):
-            gradcodec.pack_signs_into(truth, rows)
-    gc.collect()
-    assert [sys.getrefcount(array) for array in (truth, values, rows)] == before
-
-
 def test_many_calls_leave_nothing_behind():
     wide = np.ones(2**20, bool)
 
@@ -332,31 +260,6 @@ def test_many_calls_leave_nothing_behind():
 def resident_bytes():
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_the_interpreter_may_end_with_tensors_in_all_states():
-    program = f"""
-import sys
-sys.path.insert(0, {str(CLIENT.parent)!r})
-import numpy
-import gradcodec as client
-codec = client.GradCodec()
-truth = numpy.ones(10_000, bool)
-held = codec.pack_chunks(truth, 4)
-array = numpy.from_dlpack(held[0])
-asked = held[1].__dlpack__(), held[2].__dlpack__(max_version=(1, 0))
-class Cycle: pass
-cycle = Cycle(); cycle.itself, cycle.tensor, sys.kept = cycle, codec.pack_bits(truth), codec.pack_bits(truth).__dlpack__()
-del client
-for module in [name for name in sys.modules if name.partition(".")[0] == "gradcodec"]:
-    del sys.modules[module]
-if {has_cuda()}:
-    on_cuda = [codec.tensor_empty((8,), "int8", (2, 0)) for _ in range(3)]
-    asked_on_cuda = on_cuda[1].__dlpack__(), on_cuda[2].__dlpack__(max_version=(1, 0))
-print("done")
-"""
-    child = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True)
-    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")
 
 
 def test_a_capsule_outlives_the_module():
@@ -516,30 +419,6 @@ def test_a_tensor_that_autograd_has_saved_counts_as_changed_once_it_is_written_t
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_has_a_status_and_the_librarys_sentence():
-    for call, status, words in (
-        (lambda: gradcodec.pack_chunks(TRUTH, 0), 1, "n_chunks"),
-        (lambda: gradcodec.unpack_chunks([], 8), 1, "n_chunks"),
-        (lambda: gradcodec.pack_bits(TRUTH, 2), 1, "axis: 2"),
-        (lambda: gradcodec.pack_bits(TRUTH, order=9), 1, "order"),
-        (lambda: gradcodec.chunk_bytes(-1, 1), 1, "-1"),
-        (lambda: gradcodec.chunk_bytes(1, 0), 1, "n_chunks"),
-        (lambda: gradcodec.pack_bits(VALUES), 2, "float32"),
-        (lambda: gradcodec.tensor_empty((1,), "float32", (10, 0)), 3, "10"),
-        (lambda: gradcodec.unpack_chunks([np.zeros(2, np.uint8)], 400), 4, "50"),
-        (lambda: gradcodec.pack_chunks_into(TRUTH, np.zeros((BYTES, 2), np.uint8).T[:1]), 6, "dst"),
-        (lambda: gradcodec.tensor_empty((2**62, 2**62), "int8"), 7, ""),
-        (lambda: gradcodec.set_threads(1025), 1, "1025"),
-        (lambda: gradcodec.builtin_kernels("bit"), 1, "bits"),
-        (lambda: gradcodec.builtin_kernel_shape("gc_unpack_u8", 70), 3, "7.5"),
-    ):
-        with pytest.raises(GradCodecError) as error:
-            call()
-        assert (error.value.status, words in str(error.value)) == (status, True), error.value
-        name = client.Status(status).name
-        assert str(error.value) == f"{gradcodec.lib.gc_last_error().decode()} ({name})"
-
-
 ROWS = np.zeros((1, BYTES), np.uint8)
 
 
@@ -555,71 +434,45 @@ def shared(g):
 
 
 @pytest.mark.parametrize("call, kind, words", [
-    (lambda g: g.pack_chunks([True], 1), TypeError, "src: an array .* expected, got list .*; numpy.asarray"),
     (lambda g: g.pack_signs(np.float32(3), 1), TypeError, "src: an array .* expected, got float32 .*; numpy.asarray"),
-    (lambda g: g.pack_bits(None), TypeError, "src: an array .* expected, got None$"),
-    (lambda g: g.pack_signs_into(VALUES, [0] * 4), TypeError, "dst: an array .* expected, got list"),
     (lambda g: g.unpack_signs_into(ROWS, VALUES.copy(), 0.5), TypeError, "scales: an array .* got float 0.5"),
     (lambda g: g.unpack_chunks(None, 8), TypeError, "chunks: a sequence of arrays expected, got None"),
     (lambda g: g.unpack_chunks([ROWS[0], 7], 8), TypeError, r"chunks\[1\]: an array .* got int 7"),
     (lambda g: g.unpack_chunks(g.pack_bits(TRUTH), 8), TypeError, "chunks: a sequence of arrays expected, got Tensor"),
     (lambda g: g.pack_chunks(TRUTH, -1), ValueError, "n_chunks: at least 0 expected, got -1"),
     (lambda g: g.pack_signs(VALUES, 4.0), TypeError, "n_chunks: a whole number expected, got float 4.0"),
-    (lambda g: g.pack_signs(VALUES, "4"), TypeError, "n_chunks: a whole number expected, got str '4'"),
-    (lambda g: g.chunk_bytes(1e3, 4), TypeError, "n_elements: a whole number"),
-    (lambda g: g.chunk_bytes(8, -1), ValueError, "n_chunks: at least 0 expected, got -1"),
     (lambda g: g.chunk_bytes(2**63, 1), ValueError, "n_elements: at most 9223372036854775807 expected"),
     (lambda g: g.pack_bits(TRUTH, 2**31), ValueError, "axis: at most 2147483647"),
     (lambda g: g.pack_bits(TRUTH, order="little"), TypeError, "order: BIG or LITTLE expected, got str 'little'"),
     (lambda g: g.unpack_signs([ROWS[0]], 8, "float"), ValueError, "dtype: one of int8, .* expected, got str 'float'"),
     (lambda g: g.tensor_empty(7, "int8"), TypeError, "shape: a sequence of whole numbers expected, got int 7"),
     (lambda g: g.tensor_empty([7, 0.5], "int8"), TypeError, r"shape\[1\]: a whole number expected, got float 0.5"),
-    (lambda g: g.tensor_empty([7], "int8", "cuda"), ValueError, "device: 'cpu' or one as 'cuda:0' expected, got str 'cuda'"),
     (lambda g: g.pack_signs_into(VALUES, ROWS, stream="main"), TypeError, "stream: None, a number, .* got str 'main'"),
     (lambda g: g.vote_signs_into(ROWS, ROWS[0], -1), ValueError, "turn: at least 0 expected, got -1"),
-    (lambda g: g.set_threads(-1), ValueError, "n: at least 0 expected, got -1"),
     (lambda g: g.codec(1, 1000), TypeError, "segments: a sequence of whole numbers expected, got int 1000"),
     (lambda g: g.codec(1, [1000], nonfinit=1), TypeError, "unexpected keyword argument 'nonfinit'"),
-    (lambda g: g.codec(1, [8]).encode(VALUES[0, 0], ROWS), TypeError, "values: a sequence of arrays expected"),
     (lambda g: g.codec(1, [8]).encode([None, 3], ROWS), TypeError, "values: an array .* got int 3"),
-    (lambda g: g.codec(1, [8], error=1.0), TypeError, "error: a whole number expected, got float 1.0"),
-    (lambda g: g.codec(1, [8], scale=np.float32(1)), TypeError, "scale: a whole number expected, got float32"),
-    (lambda g: g.codec(1, [8], n_chunks=True), TypeError, "n_chunks: a whole number expected, got bool True"),
     (lambda g: g.codec(1, [8], server=2**64), ValueError, f"server: at most {2**64 - 1} expected, got {2**64}"),
     (lambda g: g.codec(1, [8], beta="0.9"), TypeError, "beta: a number expected, got str '0.9'"),
     (lambda g: g.codec(1, [8], beta=-1e39), OverflowError, r"beta: at most 3.4e38, .* got -1e\+39"),
-    (lambda g: g.pack_chunks(TRUTH, np.True_), TypeError, "n_chunks: a whole number expected, got bool"),
-    (lambda g: g.pack_signs_into(VALUES, ROWS, stream=-1), ValueError, "stream: at least 0 expected, got -1"),
     (lambda g: g.pack_signs_into(VALUES, ROWS, stream=2**64), ValueError, "stream: at most 18446744073709551615"),
     (lambda g: g.pack_signs_into(VALUES, ROWS, stream=True), TypeError, "stream: None, a number, .* got bool True"),
-    (lambda g: g.group(2.0), TypeError, "world_size: a whole number expected, got float 2.0"),
-    (lambda g: g.nccl(8, dl_handle=-1), ValueError, "dl_handle: at least 0 expected, got -1"),
     (lambda g: g.nccl_world("x" * 128, 0, 1, 0), TypeError, "of_all: bytes expected, got .xxx"),
     (lambda g: g.nccl_world(bytes(127), 0, 1, 0), ValueError, "of_all: the 128 bytes of nccl_id.. expected, got 127"),
     (lambda g: g.peers(0, [-8], 8, 0), ValueError, r"buffers\[0\]: at least 0 expected, got -8"),
     (lambda g: Communicator(g, 2**32, 1, None, None), ValueError, "rank: at most 2147483647 expected, got 4294967296"),
     (lambda g: g.builtin_kernels(7), TypeError, "family: a str expected, got int 7"),
-    (lambda g: g.elementwise("T x", "T y", 7), TypeError, "operation: a str expected, got int 7"),
     (lambda g: g.elementwise("T x", "T y", "y = x;\0 + 1"), ValueError, "operation: a str without NUL expected, .* at 6"),
     (lambda g: g.elementwise("T x", "T y", "y = x", options="-DX"), TypeError, "options: a sequence of str expected"),
     (lambda g: g.elementwise("T x", "T y", "y = x", options=[7]), TypeError, r"options\[0\]: a str expected, got int"),
     (lambda g: g.elementwise("T x", "T y", "y = x", flags=2**32), ValueError, "flags: at most 4294967295 expected"),
-    (lambda g: g.elementwise("T x", "T y", "y = x", nvrtc=-1), ValueError, "nvrtc: at least 0 expected, got -1"),
-    (lambda g: g.elementwise("T x", "T y", "y = x", n_options=9), TypeError, "unexpected keyword argument 'n_options'"),
-    (lambda g: sums(g)(7, [ROWS]), TypeError, "inputs: a sequence of arrays expected, got int 7"),
-    (lambda g: sums(g)([VALUES], None), TypeError, "outputs: a sequence of arrays expected, got None"),
     (lambda g: sums(g)([2**64], [ROWS]), OverflowError, "18446744073709551616 is neither an int64 nor a uint64"),
     (lambda g: sums(g)([VALUES], [ROWS], axes=2**32), ValueError, "axes: at most 2147483647 expected, got 4294967296"),
-    (lambda g: sums(g)([VALUES], [ROWS], axes=1.0), TypeError, "axes: a whole number expected, got float 1.0"),
     (lambda g: sums(g)([VALUES], [ROWS], axes=[0, 2**32]), ValueError, r"axes\[1\]: at most 2147483647 expected"),
-    (lambda g: sums(g)([VALUES], [ROWS], axes=[True]), TypeError, r"axes\[0\]: a whole number expected, got bool True"),
     (lambda g: sums(g).prepare([VALUES], [ROWS], size=2**63), ValueError, "size: at most 9223372036854775807"),
     (lambda g: sums(g).prepare([VALUES], [ROWS], capability=2**32 + 90), ValueError, "capability: at most 2147483647"),
-    (lambda g: sums(g).workspace_bytes([VALUES], [ROWS], capability=9.0), TypeError, "capability: a whole number"),
     (lambda g: shared(g).wait(2**32), ValueError, "timeout_ms: at most 2147483647 expected, got 4294967296"),
     (lambda g: shared(g).wait(-(2**32)), ValueError, "timeout_ms: at least -2147483648 expected, got -4294967296"),
-    (lambda g: shared(g).wait(0.5), TypeError, "timeout_ms: a whole number expected, got float 0.5"),
-    (lambda g: shared(g).wait(True), TypeError, "timeout_ms: a whole number expected, got bool True"),
 ])  # fmt: skip
 def test_what_cannot_be_an_argument_is_said_by_its_name(call, kind, words):
     with pytest.raises(kind, match=words):
@@ -686,57 +539,3 @@ def test_every_public_method_says_what_it_does():
     # What calls a Kernel says for all of them what its arguments are.
     silent = [f"{owner.__name__}.{name}" for owner, name, member in methods if not member.__doc__]
     assert {name for name in silent if not name.startswith("Kernel.")} == set()
-
-
-def test_an_error_travels_between_processes():
-    with pytest.raises(GradCodecError) as error:
-        gradcodec.pack_bits(VALUES)
-    copy = pickle.loads(pickle.dumps(error.value))
-    assert (copy.status, str(copy)) == (error.value.status, str(error.value))
-
-
-def test_without_a_device_cuda_is_refused():
-    script = f"""
-import sys; sys.path.insert(0, {str(CLIENT.parent)!r})
-from gradcodec import CUDA, GradCodec, GradCodecError
-gradcodec = GradCodec()
-for call in gradcodec.prepare, gradcodec.trim, lambda device: gradcodec.tensor_empty((1,), "int8", device):
-    try:
-        call((CUDA, 0))
-        print("not refused")
-    except GradCodecError as error:
-        print(error.status)
-"""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # of a driver that is there: it shows no device
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() in (["3"] * 3, ["20"] * 3), done.stdout
-
-
-# --- the rest ---------------------------------------------------------------------------------------------------------
-
-
-def test_devices_workers_and_kernels():
-    gradcodec.prepare((CPU, 0))
-    gradcodec.trim((CPU, 0))
-    for n in 1, 2, 0:
-        gradcodec.set_threads(n)
-        np.testing.assert_array_equal(np.from_dlpack(gradcodec.pack_bits(TRUTH)), np.packbits(TRUTH))
-    assert gradcodec.builtin_kernels("bits").startswith(b"\x50\xed\x55\xba")  # a fatbin
-    shape = gradcodec.builtin_kernel_shape("gc_unpack_u8", 75)
-    assert shape.threads % 32 == 0 and shape.items_per_block > 0
-
-
-@frameworks(Torch, device=CUDA)
-def test_a_stream_waits_for_what_the_current_one_has_enqueued(framework):
-    torch = framework.module
-    side, expected = torch.cuda.Stream(), chunk_rows(TRUTH, 1)
-    source = framework.array(np.zeros_like(VALUES))
-    fresh, rows = framework.array(VALUES), framework.array(np.zeros((1, BYTES), np.uint8))
-    matrix = torch.randn(4096, 4096, device="cuda") / 64
-    torch.cuda.synchronize()
-    for _ in range(20):
-        matrix = torch.tanh(matrix @ matrix)  # milliseconds, so that who does not wait comes too early
-    source.copy_(fresh)
-    gradcodec.pack_signs_into(source, rows, stream=side)
-    torch.cuda.current_stream().wait_stream(side)
-    np.testing.assert_array_equal(framework.numpy(rows), expected)

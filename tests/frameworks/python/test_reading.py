@@ -66,17 +66,20 @@ def test_tensors_are_read_without_a_capsule(no_capsules, name):
     check_packed(VIEWS[name])
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_tensors_are_read_either_way(ways, name):
-    check_packed(VIEWS[name])
+def test_tensors_are_read_by_capsules(monkeypatch):
+    monkeypatch.setattr(_reading, "_KINDS", {})
+    monkeypatch.setattr(_reading, "_functions", lambda of: None)
+    for view in VIEWS.values():
+        check_packed(view)
 
 
 @needs_table
-@pytest.mark.parametrize("dtype", "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split())
-def test_every_dtype_is_what_it_is(no_capsules, dtype):
-    source, target = torch.tensor([0, 1, 3, 100]).to(getattr(torch, dtype)), torch.zeros(4, 3, dtype=getattr(torch, dtype))
-    gradcodec.copy_into(source, target[:, 1])
-    assert torch.equal(target[:, 1], source) and not target[:, ::2].any()
+def test_every_dtype_is_what_it_is(no_capsules):
+    for name in "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split():
+        dtype = getattr(torch, name)
+        source, target = torch.tensor([0, 1, 3, 100]).to(dtype), torch.zeros(4, 3, dtype=dtype)
+        gradcodec.copy_into(source, target[:, 1])
+        assert torch.equal(target[:, 1], source) and not target[:, ::2].any(), name
 
 
 def test_complex_numbers_are_copied_and_conjugated_ones_refused(ways):
@@ -195,32 +198,6 @@ def test_within_vmap_a_tensor_is_refused():
 def test_a_subclass_that_answers_for_itself_is_asked(ways):
     with pytest.raises(KeyError, match="not for you"):
         gradcodec.pack_signs_into(torch.randn(8).as_subclass(Function), torch.zeros(1, 1, dtype=torch.uint8))
-
-
-def test_two_frameworks_in_one_call(ways):
-    array, tensor = VALUES.numpy(), torch.zeros(1, 120, dtype=torch.uint8)
-    gradcodec.pack_signs_into(array, tensor)
-    np.testing.assert_array_equal(tensor.numpy(), chunk_rows(array >= 0, 1))
-    codec = gradcodec.codec(1, [960] * 3)
-    memory = np.zeros(codec.payload_bytes + 16, np.uint8)
-    payload = memory[-memory.ctypes.data % 16 :][: codec.payload_bytes]
-    codec.encode([array, VALUES, array], payload)
-    results = torch.zeros(960), np.zeros(960, "f4"), torch.zeros(6, 10, 16)
-    codec.decode(payload, results)
-    assert np.array_equal(results[0].numpy(), results[1]) and np.array_equal(results[1], results[2].numpy().ravel())
-    assert np.array_equal(np.sign(results[1]), np.where(array.ravel() >= 0, 1, -1))
-
-
-def test_a_list_of_tensors_and_parameters_is_read(ways):
-    values = [torch.full((k % 7, 2), 1.0 + k) for k in range(60)]
-    values[5], values[6] = torch.nn.Parameter(values[5]), values[6].as_subclass(Plain)
-    codec = gradcodec.codec(1, [value.numel() for value in values])
-    memory = torch.zeros(codec.payload_bytes + 16, dtype=torch.uint8)
-    payload = memory[-memory.data_ptr() % 16 :][: codec.payload_bytes]
-    codec.encode(values, payload)
-    results = [torch.zeros(value.shape) for value in values]
-    codec.decode(payload, results)
-    assert all(torch.equal(result, value.detach()) for result, value in zip(results, values))
 
 
 def test_nothing_is_kept_of_a_call(ways):
