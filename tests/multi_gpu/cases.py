@@ -9,7 +9,6 @@ import hashlib
 import os
 import pathlib
 import signal
-import socket
 import threading
 import time
 from ctypes import POINTER, byref, c_uint8, c_void_p
@@ -21,7 +20,8 @@ import capi
 import driver
 import gpu
 from block_model import INT4, INT8
-from capi import EXCHANGE, AllReduce, CodecOptions, Comm, Managed, NcclOptions, PeersOptions, Transport, lib
+from capi import EXCHANGE, AllReduce, CodecOptions, Comm, NcclOptions, PeersOptions, Transport, lib
+from card import Card
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
 from comms import World
@@ -45,31 +45,23 @@ class OnHost(Host):
         pass
 
 
-class OnCard:
+class OnCard(Card):
     """Memory of a GPU, and a stream there. The GPU is current in this thread from here on."""
 
     def __init__(self, index):
         assert index < driver.device_count()  # which initializes the driver in a new process
         driver.use(driver.primary(index))
-        self.index, self.device, self.memory = index, gpu.device(index), []
-        self.own = driver.Stream()
+        super().__init__(exact=True, index=index)
+        self.index, self.own = index, driver.Stream()
         self.stream = self.own.handle
 
     def put(self, array, dtype=None):
-        memory = driver.Memory(max(1, array.nbytes))
-        self.memory.append(memory)
-        tensor = gpu.at(memory.address, array.shape, dtype or array.dtype.name, index=self.index)
+        tensor = super().put(array, dtype)
         tensor.what = array
-        self.set(tensor, array)
         return tensor
 
     def set(self, tensor, array):
         driver.upload(tensor.struct.dl_tensor.data, array)
-
-    def get(self, tensor):
-        driver.synchronize()
-        what = tensor.what
-        return driver.download(tensor.struct.dl_tensor.data, what.nbytes).view(what.dtype).reshape(what.shape)
 
     def wait(self):
         self.own.synchronize()
@@ -77,8 +69,7 @@ class OnCard:
     def clear(self):
         """What was put is not used any more."""
         driver.synchronize()
-        while self.memory:
-            self.memory.pop().free()
+        self.start_again()
 
 
 def place_of(here, on):
@@ -215,69 +206,6 @@ def over_mapped_peers(here, patience=PATIENCE, room=ROOM):
     return over_buffers(here, buffers, size, patience)
 
 
-def sockets_to_all(here):
-    """A connected Unix socket to every other rank, by rank."""
-    path, sockets = os.path.join(here.folder, "rank-{}").format, [None] * here.world
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path(here.rank))
-        listening.listen(here.world)
-        here.gather()
-        for other in range(here.rank + 1, here.world):
-            sockets[other] = socket.socket(socket.AF_UNIX)
-            sockets[other].connect(path(other))
-            sockets[other].sendall(bytes([here.rank]))
-        for _ in range(here.rank):
-            connection, _ = listening.accept()
-            sockets[connection.recv(1)[0]] = connection
-    os.unlink(path(here.rank))
-    return sockets
-
-
-def over_shared_peers(here):
-    """Tensors of the library, which gc_share_send() and gc_share_receive() show to the other ranks."""
-    place, size = place_of(here, "cuda"), room_for(ROOM, here.world)
-    own = Managed()
-    call("gc_tensor_empty", place.device, capi.dldtype("uint8"), 1, capi.int64s((size,)), byref(own))
-    address = own.contents.dl_tensor.data
-    driver.fill(address, 0, size)
-    buffers, sockets = [], sockets_to_all(here)
-    for other in sockets:
-        if other is not None:
-            call("gc_share_send", own, other.fileno(), 0, 20_000, None)  # which stays to the end of the process
-    for other in sockets:
-        if other is None:
-            buffers.append(address)
-            continue
-        theirs = Managed()
-        call("gc_share_receive", other.fileno(), place.device, 20_000, byref(theirs))
-        buffers.append(theirs.contents.dl_tensor.data + theirs.contents.dl_tensor.byte_offset)
-        here.kept.setdefault("memory", []).append(theirs)
-        other.close()
-    return over_buffers(here, buffers, size)
-
-
-def over_symmetric_memory(here):
-    """That of PyTorch, which maps it for all ranks of a process group."""
-    import torch
-    import torch.distributed as dist
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    place, size = place_of(here, "cuda"), room_for(ROOM, here.world)
-    torch.cuda.set_device(place.index)
-    if not dist.is_initialized():
-        # Ranks that share a GPU it takes for a mistake, unless it is told so.
-        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        store = dist.FileStore(os.path.join(here.folder, "symmetric"), here.world)
-        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.world)
-    own = symmetric_memory.empty(size, dtype=torch.uint8, device=torch.device("cuda", place.index)).zero_()
-    torch.cuda.synchronize()
-    mapped = symmetric_memory.rendezvous(own, dist.group.WORLD)
-    offset = own.data_ptr() - mapped.buffer_ptrs[here.rank]  # alike on all ranks
-    assert 0 <= offset and offset + size <= mapped.buffer_size, (offset, size, mapped.buffer_size)
-    here.kept.setdefault("memory", []).append((own, mapped))
-    return over_buffers(here, [address + offset for address in mapped.buffer_ptrs], size)
-
-
 def over_windows(here):
     """Windows of NCCL 2.29 or later: before, only kernels could ask where those of others are. None without them."""
     import torch  # noqa: F401 as above
@@ -301,8 +229,6 @@ def over_windows(here):
 OVER = {
     "peers": over_peers,
     "mapped peers": over_mapped_peers,
-    "shared": over_shared_peers,
-    "symmetric memory": over_symmetric_memory,
     "windows": over_windows,
     "pipes": over_pipes,
     "staged pipes": lambda here: over_pipes(here, HOST),
@@ -452,12 +378,28 @@ def graph_of_handle(comm, place, rank, world, case):
 
 
 def steps_over_source(here, over, case):
-    """As steps_of_handle() and as graph_of_handle(), over memory that another library has mapped; None without that."""
+    """As steps_of_handle() and as graph_of_handle(), over memory that NCCL has mapped; None without that."""
     place, comm = place_of(here, "cuda"), comm_of(here, over)
     if comm is None:
         return None
     found = [function(comm, place, here.rank, here.world, case) for function in (steps_of_handle, graph_of_handle)]
     return found
+
+
+def is_held_back(comm, place, rank, world):
+    """Whether a call on a stream returns while the stream waits for the host."""
+    gate = driver.Gate()
+    with Handle(comm, place, rank, world, ONE) as handle:
+        tensors = handle.put(ONE.gradients(0, rank, world))
+        handle.run(tensors)  # NCCL connects
+        place.wait()
+        gate.close(place.stream)
+        handle.run(tensors)
+        held = not driver.Event(place.stream).done()
+        gate.open()
+        place.wait()
+        place.clear()
+    return held
 
 
 def digest_of_handle(comm, place, rank, world, n, steps):
@@ -572,16 +514,6 @@ def a_rank_does_not_come(here):
     steps = steps_of_handle(after, place, here.rank, here.world, ONE)
     lib.gc_comm_free(after)
     return waits, steps
-
-
-def ranks_with_other_options(here, on, over):
-    """The status of making a handle of which rank 0 has another size than the others."""
-    place = place_of(here, on)
-    options = CodecOptions(
-        struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=place.device, n_elements=100 + (here.rank == 0)
-    )
-    handle = POINTER(AllReduce)()
-    return lib.gc_allreduce_create(comm_of(here, over), byref(options), byref(handle)), capi.last_error()
 
 
 # --- peer memory ------------------------------------------------------------------------------------------------------

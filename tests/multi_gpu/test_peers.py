@@ -28,16 +28,13 @@ def test_halves_and_handles_that_are_made_between_them(peers, case):
     compare(ranks.call(on_rank, "cuda", "peers", cases.halves_of_handle, case), expected_of_handle(ranks.world, case))
 
 
-@pytest.mark.parametrize("source", ["shared", "symmetric memory", "windows"])
-def test_memory_that_others_map(peers, pytestconfig, source):
-    """gc_share, PyTorch's symmetric memory and windows of NCCL give gc_comm_from_peers() its buffers."""
-    if source == "windows" and pytestconfig.cards < 2:
+def test_memory_that_nccl_maps(peers, pytestconfig):
+    """examples/python/peers.py has memory of gc_share and PyTorch's symmetric memory."""
+    if pytestconfig.cards < 2:
         pytest.skip("two cards needed for NCCL, one found")
-    if source == "symmetric memory":
-        pytest.importorskip("torch.distributed._symmetric_memory", reason="a PyTorch without symmetric memory")
     ranks = peers.get()
     for case in Case(), Case("bfloat16", None, SIGN):
-        found = ranks.call(cases.steps_over_source, source, case)
+        found = ranks.call(cases.steps_over_source, "windows", case)
         if found == [None] * ranks.world:
             pytest.skip("NCCL is older than 2.29: its host functions do not say where the windows of others are")
         for of_each in zip(*found):

@@ -76,6 +76,12 @@ def test_a_graph_launched_again_and_again(ranks, on, over, case):
     compare(ranks.call(on_rank, on, over, cases.graph_of_handle, case), expected_of_handle(ranks.world, case))
 
 
+def test_a_call_on_a_stream_does_not_wait_for_it(ranks, on, usual):
+    if on == "cpu":
+        pytest.skip("no card: no stream")
+    assert ranks.call(on_rank, on, usual, cases.is_held_back) == [True] * ranks.world
+
+
 def test_a_captured_step_that_is_not_finite_is_taken_back(ranks, on, usual):
     if on == "cpu":
         pytest.skip("no card: nothing to capture")

@@ -1,12 +1,10 @@
 """The processes themselves: whoever fails, exits or does not come is named, and nobody waits for ever."""
 
 import ctypes
-import multiprocessing.context
 import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import threading
 
 import pytest
@@ -74,20 +72,3 @@ def test_ranks_end_when_their_parent_is_killed():
     parent.kill()
     assert parent.communicate(timeout=60)[0] == ""
     assert len(folders) == 1 and not os.path.exists(folders.pop())
-
-
-def test_nothing_stays_when_a_process_does_not_start(tmp_path, monkeypatch):
-    process = multiprocessing.context.SpawnProcess
-    start, started = process.start, []
-
-    def second_fails(self):
-        if started:
-            raise OSError("no more processes")
-        start(self)
-        started.append(self)
-
-    monkeypatch.setattr(process, "start", second_fails)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(OSError, match="no more processes"):
-        Ranks(3)
-    assert not started[0].is_alive() and not list(tmp_path.iterdir())

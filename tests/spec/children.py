@@ -1,6 +1,5 @@
 """What tests do in a process of its own: `python children.py NAME ARGUMENTS...`; success is 0 and a silent stderr."""
 
-import atexit
 import ctypes
 import os
 import pathlib
@@ -16,7 +15,6 @@ import numpy as np  # noqa: E402 the path comes first
 import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
-import layouts  # noqa: E402
 from capi import BIG, Managed, Status, byref, lib  # noqa: E402
 
 
@@ -87,18 +85,6 @@ def outputs():
 
 def exit_with_outputs_alive():
     sys.modules["kept alive"] = outputs()
-
-
-def exit_without_python():
-    """No Python cleans up, but the libraries' own ends run."""
-    outputs()
-    sys.stdout.flush()
-    ctypes.CDLL(None).exit(0)
-
-
-def release_in_atexit():
-    made = outputs()
-    atexit.register(lambda: [lib.gc_tensor_free(tensor) for tensor in made])
 
 
 def release_after_python():
@@ -219,27 +205,6 @@ def after_fork():
     assert os.waitpid(child, 0)[1] == 0
     for tensor in kept:
         lib.gc_tensor_free(tensor)
-
-
-def jax():
-    """In a process of its own, since JAX takes most of the GPU's memory otherwise."""
-    import jax as framework
-    import jax.numpy as jnp
-
-    import dlpack
-
-    truth = np.random.default_rng(0).random((96, 1024)) < 0.5  # chunks of 4096 bytes: JAX wants memory aligned
-    array = jnp.asarray(truth.astype(np.uint8))
-    array.block_until_ready()
-    capsule = array.__dlpack__(stream=1)
-    out = (Managed * 3)()
-    gpu.check(lib.gc_pack_chunks(dlpack.managed(capsule), 3, out))
-    expected = layouts.chunk_rows(truth, 3)
-    for k in range(3):
-        address = gpu.view_of(out[k]).data
-        taken = framework.dlpack.from_dlpack(dlpack.exporter(dlpack.capsule(out[k], dlpack.LEGACY)))
-        assert taken.unsafe_buffer_pointer() == address
-        np.testing.assert_array_equal(np.asarray(taken), expected[k])
 
 
 if __name__ == "__main__":

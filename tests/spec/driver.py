@@ -143,19 +143,6 @@ def own_context(device=0):
         use(before)
 
 
-@contextlib.contextmanager
-def green_context(device=0):
-    """A context of some of a GPU's processors (here all of them), which may be current to one thread at a time."""
-    resource, description, context = ctypes.create_string_buffer(1024), c_void_p(), c_void_p()
-    call("cuDeviceGetDevResource", handle_of(device), resource, 1)  # processors
-    call("cuDevResourceGenerateDesc", byref(description), resource, 1)
-    call("cuGreenCtxCreate", byref(context), description, handle_of(device), 1)
-    try:
-        yield context
-    finally:
-        call("cuGreenCtxDestroy", context)
-
-
 def synchronize():
     call("cuCtxSynchronize")
 
@@ -163,16 +150,14 @@ def synchronize():
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def free_bytes():
-    free, total = c_size_t(), c_size_t()
-    call("cuMemGetInfo_v2", byref(free), byref(total))
-    return free.value
+def free_bytes(of=0):
+    free_and_total = c_size_t(), c_size_t()
+    call("cuMemGetInfo_v2", *map(byref, free_and_total))
+    return free_and_total[of].value
 
 
 def total_bytes():
-    free, total = c_size_t(), c_size_t()
-    call("cuMemGetInfo_v2", byref(free), byref(total))
-    return total.value
+    return free_bytes(1)
 
 
 class Memory:

@@ -188,20 +188,10 @@ WORKS = {
         lambda src, dst, stream: lib.gc_pack_signs_into(src, BIG, dst, stream),
         Layout("float32", SIDES), random_floats, _packed, lambda array: chunk_rows(not_below_zero(array, "float32"), 3),
     ),
-    "pack_signs, backwards": Work(
-        lambda src, dst, stream: lib.gc_pack_signs_into(src, BIG, dst, stream),
-        Layout("bfloat16", SIDES, steps=(1, -1)), random_floats, _packed,
-        lambda array: chunk_rows(not_below_zero(array, "bfloat16"), 3),
-    ),
     "pack_bits": Work(
         lambda src, dst, stream: lib.gc_pack_bits_into(src, 0, BIG, dst, stream),
         Layout("int16", SIDES), random_truth, Layout("uint8", (-(-SIDES[0] // 8), SIDES[1])),
         lambda array: np.packbits(truth_of(array), axis=0),
-    ),
-    "pack_bits, last axis": Work(
-        lambda src, dst, stream: lib.gc_pack_bits_into(src, -1, BIG, dst, stream),
-        Layout("bool", SIDES), random_truth, Layout("uint8", (SIDES[0], -(-SIDES[1] // 8))),
-        lambda array: np.packbits(truth_of(array), axis=1),
     ),
     "unpack_bits": Work(
         lambda src, dst, stream: lib.gc_unpack_bits_into(src, 1, LITTLE, dst, stream),

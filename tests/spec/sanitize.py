@@ -22,8 +22,8 @@ import kernels  # noqa: E402
 from block_model import INT4, INT8  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
-from codecs_c import call, one_case, random_block_options, random_options, same, strangers  # noqa: E402
-from comms import CheckedRanks, DeepSpeed, Nodes, World, reference, shards  # noqa: E402
+from codecs_c import one_case, random_block_options, random_options, strangers  # noqa: E402
+from comms import CheckedRanks, Nodes, World  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
 from gpu import check  # noqa: E402
 from layouts import Layout, case, chunk_rows, truth_of, unpackbits  # noqa: E402
@@ -213,8 +213,7 @@ def everything():
             np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(truth, 3))
     check(lib.gc_trim(gpu.device()))
     codecs()
-    ranks()
-    halves()
+    group()
     peers()
     compiled()
 
@@ -251,29 +250,6 @@ def codecs():
         card.start_again()
 
 
-def ranks():
-    """Four ranks on the GPU, a stream each."""
-    card, size = Card(1 << 20, exact=True), 4
-    streams = [driver.Stream() for _ in range(size)]
-    rng = np.random.default_rng(4)
-    with World(size) as world:
-        for n in 20_003, 5, 8192:
-            found = expected = [None, [np.zeros(n, "f4")] * size, [np.zeros(s.stop - s.start, "f4") for s in shards(n, size)]]
-            with DeepSpeed(world, n, card, [stream.handle for stream in streams], driver.synchronize) as each:
-                for step in range(3):
-                    buffers = [rng.standard_normal(n).astype("f4") for _ in range(size)]
-                    if step == 1:
-                        buffers[2][n // 2] = np.nan
-                    out, *errors = reference(buffers, *expected[1:])
-                    found, expected = each.step(buffers, *found[1:]), ([out] * size, *errors)
-                    for name, one, other in zip(("buffer", "worker error", "server error"), found, expected):
-                        for rank in range(size):
-                            same(one[rank], other[rank], name)
-            card.start_again()
-    for stream in streams:
-        stream.destroy()
-
-
 class OnCard(World):
     """Whose threads have the GPU's context: to ask for the current one where there is none is an error to the tool."""
 
@@ -289,8 +265,8 @@ class NodesOnCard(Nodes):
     each, level = OnCard.each, OnCard
 
 
-def halves():
-    """Of an all-reduce, with shards that end with their memory, aligned and not."""
+def group():
+    """An all-reduce, and its halves with shards that end with their memory, aligned and not."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(5)
     for kind, size, segments in (
         (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]), (INT8, 1, [8192, 3, 1030]),
@@ -302,6 +278,7 @@ def halves():
                 gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(size)]
                 shards = ranks.reduce_scatter(gradients, aligned=step != 1)
                 ranks.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=step != 1)
+                ranks.run(gradients)
                 ranks.errors()
         card.start_again()
 

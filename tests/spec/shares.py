@@ -194,16 +194,6 @@ def not_sender(source, end, gate, device):
     status = lib.gc_share_send(tensor, end.fileno(), 0, 0, None)
     assert status == Status.SHARE and "GC_SHARE_COPY" in capi.last_error(), (status, capi.last_error())
     print(capi.last_error())
-    copy_sender(tensor, address, end, gate)
-
-
-def copies(source, end, gate, device):
-    address, kept = memory_of(source, 4 * MIB)
-    driver.upload(address, np.arange(MIB, dtype="f4"))
-    copy_sender(over(address, (MIB,)), address, end, gate)
-
-
-def copy_sender(tensor, address, end, gate):
     check(lib.gc_share_send(tensor, end.fileno(), COPY, PATIENCE, None))
     driver.fill(address, 0, 4 * MIB)
     say(gate, "sent")

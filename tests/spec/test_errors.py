@@ -90,22 +90,6 @@ def test_the_simple_tier_runs_out_of_memory_and_goes_on():
     assert before - driver.free_bytes() <= 16 * 2**20
 
 
-def test_memory_that_is_kept_for_reuse_does_not_starve_an_allocation():
-    # The library keeps a large output for reuse; another size that needs the room gets it.
-    check(lib.gc_trim(gpu.device()))
-    with driver.Memory(GIB // 8) as packed:
-        driver.fill(packed.address, 0xFF, packed.size)
-        with driver.Memory(driver.free_bytes() - 3 * GIB // 2):
-            for parts in (8, 7, 6, 8):
-                out, source = Managed(), gpu.at(packed.address, (packed.size * parts // 8,))
-                check(lib.gc_unpack_bits(source.managed, AXIS_NONE, capi.COUNT_ALL, BIG, byref(out)))
-                driver.synchronize()
-                lib.gc_tensor_free(out)
-            big = gpu.empty((GIB,))
-            lib.gc_tensor_free(big)
-    check(lib.gc_trim(gpu.device()))
-
-
 def test_a_pending_error_of_the_caller_is_not_taken_for_ours():
     # A driver call of the caller that fails leaves nothing behind that a call of ours would report.
     assert driver.raw("cuMemFree_v2", ctypes.c_uint64(0x1234)) != 0

@@ -51,18 +51,6 @@ def test_a_kernel_is_launched_by_name_through_the_driver(elements, order):
     np.testing.assert_array_equal(found, [*expected, 0, 0, 0, *[layouts.PATTERN] * 8])
 
 
-def test_a_kernel_is_launched_by_name_through_cupy(tmp_path):
-    cupy = pytest.importorskip("cupy")
-    path = tmp_path / "gradcodec.fatbin"
-    path.write_bytes(fatbin())
-    kernel, shape = cupy.RawModule(path=str(path)).get_function("gc_pack_truth_u8"), shape_here("gc_pack_truth_u8")
-    values = cupy.random.random(1_000_003) < 0.5
-    packed = cupy.full(-(-values.size // 8), layouts.PATTERN, cupy.uint8)
-    arguments = values, packed, np.uint64(values.size), np.uint64(packed.size), np.uint32(BIG)
-    kernel((blocks(shape, packed.size),), (shape.threads,), arguments, shared_mem=shape.shared_bytes)
-    np.testing.assert_array_equal(cupy.asnumpy(packed), np.packbits(cupy.asnumpy(values)))
-
-
 def test_every_promised_kernel_loads_and_has_a_shape():
     module = driver.load(fatbin())
     for name in KERNELS:

@@ -96,24 +96,6 @@ def test_more_than_two_to_the_32_bools_are_packed(n_chunks):
     assert_packed(packed.view(-1), LARGE)
 
 
-def test_more_than_two_to_the_32_bools_are_packed_by_the_simple_tier():
-    truth = poisoned((LARGE,), torch.bool)
-    fill_with_bits(truth)
-    torch.cuda.synchronize()
-    chunks = gpu.pack_chunks(at(truth, "bool"), 2)
-    size = capi.chunk_bytes(LARGE, 2)
-    packed = torch.empty(2 * size, dtype=torch.uint8, device="cuda")
-    both = gpu.at(gpu.view_of(chunks[0]).data, (2, size))
-    bits = poisoned((LARGE,), torch.uint8)
-    check(lib.gc_unpack_chunks_into(both.view, BIG, at(bits, "uint8").view, stream()))
-    gpu.driver.copy(packed.data_ptr(), gpu.view_of(chunks[0]).data, 2 * size, gpu.driver.LEGACY)
-    torch.cuda.synchronize()
-    for chunk in chunks:
-        lib.gc_tensor_free(chunk)
-    assert_packed(packed, LARGE)
-    assert_bits(bits)
-
-
 def test_more_than_two_to_the_32_elements_are_unpacked_to_bytes():
     packed = packed_bits(LARGE)
     bits = poisoned((LARGE + 64,))
@@ -121,14 +103,6 @@ def test_more_than_two_to_the_32_elements_are_unpacked_to_bytes():
     check(lib.gc_unpack_chunks_into(at(packed, "uint8", (1, packed.numel())).view, BIG, dst.view, stream()))
     assert_bits(bits[:LARGE])
     assert bool((bits[LARGE:] == layouts.PATTERN).all())
-
-
-def test_more_than_two_to_the_32_elements_are_unpacked_to_bfloat16():
-    packed = packed_bits(LARGE)
-    bits = torch.empty(LARGE, dtype=torch.bfloat16, device="cuda")
-    src = at(packed, "uint8", (1, packed.numel()))
-    check(lib.gc_unpack_chunks_into(src.view, BIG, at(bits, "bfloat16").view, stream()))
-    assert_bits(bits)
 
 
 def test_more_than_two_to_the_32_signs_are_packed():
@@ -255,21 +229,6 @@ def test_a_kernel_broadcasts_to_more_than_two_to_the_32_elements(turned):
     for first in range(0, ROWS, 2**11):
         rows = slice(first, first + 2**11)
         assert torch.equal(z[rows], x[rows] + row + column[rows]), f"rows from {first} on"
-
-
-def test_a_kernel_goes_over_nested_loops_of_more_than_two_to_the_31_rounds():
-    """Backwards, so element by element, and broadcast to two rows."""
-    many = 2**31 + 16
-    x, z = torch.empty(many, dtype=torch.uint8, device="cuda"), poisoned((2, many))
-    fill_with_bits(x)
-    backwards = gpu.at(x.data_ptr() + many - 1, (many,), "uint8", strides=(-1,))
-    row = torch.tensor([[3], [5]], dtype=torch.uint8, device="cuda")
-    add = kernels.elementwise("uint8 x, uint8 y", "uint8 z", "z = x + y", "backwards")
-    run_compiled(add, [backwards, at(row, "uint8")], [at(z, "uint8")])
-    for first, count in pieces(many):
-        expected = x[many - first - count : many - first].flip(0)
-        for k in 0, 1:
-            assert torch.equal(z[k, first : first + count], expected + row[k]), f"row {k} from {first} on"
 
 
 @pytest.mark.parametrize("columns", [1, 3])

@@ -174,64 +174,6 @@ def test_making_and_releasing_again_and_again_takes_no_more_memory_and_trim_give
     maker.memory.free()
 
 
-def test_memory_of_all_sizes_comes_back():
-    rng = np.random.default_rng(1)
-    check(lib.gc_trim(gpu.device()))
-    before, alive = driver.free_bytes(), []
-    with driver.Memory(64 * MIB) as memory:
-        driver.fill(memory.address, 1, memory.size)
-        for _ in range(600):
-            count = int(2 ** rng.uniform(0, 26))
-            chunks = gpu.pack_chunks(gpu.at(memory.address, (count,), "bool"), 2)
-            assert gpu.read(chunks[0])[0] == 255 << (8 - min(8, count)) & 255
-            alive.extend(chunks)
-            while len(alive) > 20:
-                lib.gc_tensor_free(alive.pop(int(rng.integers(0, len(alive)))))
-        for chunk in alive:
-            lib.gc_tensor_free(chunk)
-    check(lib.gc_trim(gpu.device()))
-    assert before - driver.free_bytes() <= SLACK
-
-
-def test_what_is_kept_is_a_share_of_the_gpu_after_a_call_that_returns_a_tensor():
-    check(lib.gc_trim(gpu.device()))
-    with gpu.Prepared("pack_chunks") as work:
-        before, bound = driver.free_bytes(), driver.total_bytes() // 32
-        tensors = [gpu.empty((bound // 2,)) for _ in range(8)]
-        for tensor in tensors:
-            lib.gc_tensor_free(tensor)
-        assert before - driver.free_bytes() >= 4 * bound, "a release calls no driver"
-        check(work.call(None))
-        driver.synchronize()
-        work.check()
-        assert before - driver.free_bytes() >= 4 * bound, "nor does a launch free"
-        lib.gc_tensor_free(gpu.empty((1,)))
-        assert before - driver.free_bytes() <= bound + SLACK
-    check(lib.gc_trim(gpu.device()))
-
-
-def test_threads_at_the_edge_of_memory_are_not_refused_what_another_has_in_its_hands():
-    check(lib.gc_trim(gpu.device()))
-    room, errors = 3 << 30, []
-    with driver.Memory(driver.free_bytes() - room):
-
-        def make_and_release(seed):
-            rng = np.random.default_rng(seed)
-            try:
-                for _ in range(100):
-                    lib.gc_tensor_free(gpu.empty((int(rng.integers(100, 1000)) * MIB,)))
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=make_and_release, args=(seed,)) for seed in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        check(lib.gc_trim(gpu.device()))
-    assert not errors, errors
-
-
 def test_trim_leaves_what_is_in_use_alone(gate):
     maker = Maker("pack_chunks")
     kept = maker.make(1)
@@ -331,19 +273,6 @@ def test_a_release_needs_no_context_and_changes_none():
     maker.memory.free()
 
 
-def test_a_release_may_come_after_the_stream_that_used_the_output():
-    maker = Maker("pack_chunks")
-    out = maker.make(1)
-    with driver.Stream() as stream, driver.Memory(maker.size) as copied:
-        driver.copy(copied.address, gpu.view_of(out).data, maker.size, stream.handle)
-        stream.synchronize()
-    maker.free(out)
-    again = maker.make(0)
-    assert (driver.download(gpu.view_of(again).data, maker.size) == 0).all()
-    maker.free(again)
-    maker.memory.free()
-
-
 @pytest.mark.parametrize("alive", [False, True], ids=["released before", "released after"])
 def test_outputs_of_a_context_that_is_destroyed_are_let_go_quietly(alive):
     kept = []
@@ -362,8 +291,7 @@ def test_outputs_of_a_context_that_is_destroyed_are_let_go_quietly(alive):
 
 @pytest.mark.parametrize(
     "name",
-    ["exit_with_outputs_alive", "exit_without_python", "release_in_atexit", "release_after_python",
-     "exit_while_threads_work", "after_fork"],
+    ["exit_with_outputs_alive", "release_after_python", "exit_while_threads_work", "after_fork"],
 )  # fmt: skip
 def test_a_process_ends_well(name):
     gpu.run_child(name)

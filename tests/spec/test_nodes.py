@@ -18,8 +18,9 @@ from nodes_model import FlatModel
 from tiers import both
 
 SEED = int(os.environ.get("NODES_SEED", "0"))
-CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=40, all=500)))
+CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=16, all=500)))
 CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=16, all=200)))
+BOARD_CASES = gpu.sized(card=100, quick=6, all=200)  # over callbacks, which are slow
 ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
 HOST_FLAGS = (1, 1)  # callbacks take host memory
 # What connects the ranks of a node, and the nodes.
@@ -129,33 +130,37 @@ def one_case(way, seed):
 @pytest.mark.parametrize("over", WAYS, indirect=True)
 def test_random_worlds_do_what_the_specification_says(over):
     cases = CPU_CASES if isinstance(over.place, Host) else CASES
+    cases = min(cases, BOARD_CASES) if "board" in over.over else cases
     print(f"NODES_SEED={SEED}, {cases} cases")
-    for seed in range(SEED, SEED + cases):
+    for case in range(cases):
+        seed = SEED + (case * 7 if "board" in over.over else case)  # of 16 shapes other ones
         with layouts.case(seed=seed, shape=SHAPES[seed % len(SHAPES)]):
             over.start_again()
             one_case(over, seed)
 
 
 @pytest.mark.parametrize("nodes, ranks", both(quick=[(3, 2)], all=[(2, 2), (3, 2), (2, 4), (4, 3)]))
-@pytest.mark.parametrize("codec", KEEP_NOTHING)
-def test_errors_of_all_ranks_are_the_models_over_many_steps(over, codec, nodes, ranks):
+@pytest.mark.parametrize("codec, error", both(
+    quick=[(ONEBIT, "bfloat16"), (INT4, "float32")],
+    all=[(codec, error) for codec in KEEP_NOTHING for error in ("float32", "bfloat16")],
+))  # fmt: skip
+def test_errors_of_all_ranks_are_the_models_over_many_steps(over, codec, error, nodes, ranks):
     rng, segments = np.random.default_rng([codec, nodes, ranks]), [700, 0, 33, 2050]
     raw = dict(raw=[0, 0, 1, 0]) if codec in FORMATS else {}
-    for error in ("float32", "bfloat16"):
-        options = dict(codec=codec, segments=segments, values="float32", error=error, nonfinite=TRANSACTIONAL, **raw)
-        with over.world(nodes, ranks) as world, CheckedRanks(world, over.place, **options) as checked:
-            for step in range(gpu.sized(card=10, quick=5, all=10)):
-                over.start_again()
-                checked.run(random_gradients(rng, nodes * ranks, options))
-                checked.commit(None if step % 4 else np.array([step == 4]))
-                checked.errors()
-            assert set(checked.flags()) == {TAKEN_BACK}
+    options = dict(codec=codec, segments=segments, values="float32", error=error, nonfinite=TRANSACTIONAL, **raw)
+    with over.world(nodes, ranks) as world, CheckedRanks(world, over.place, **options) as checked:
+        for step in range(gpu.sized(card=10, quick=5, all=10)):
+            over.start_again()
+            checked.run(random_gradients(rng, nodes * ranks, options))
+            checked.commit(None if step % 4 else np.array([step == 4]))
+            checked.errors()
+        assert set(checked.flags()) == {TAKEN_BACK}
 
 
 # --- one level --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nodes, ranks", [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)])
+@pytest.mark.parametrize("nodes, ranks", both(quick=[(1, 2), (2, 1)], all=[(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]))
 def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
     """The model is that of a flat world; so are exchanges, bytes, parts."""
     rng, size = np.random.default_rng([nodes, ranks]), nodes * ranks
@@ -198,8 +203,10 @@ def kept(workers, server, size, is_sum):
     return workers.astype(np.float64).sum(axis=0) / (1 if is_sum else size) + server
 
 
-@pytest.mark.parametrize("error", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", OF_WORLDS)
+@pytest.mark.parametrize("family, error", both(
+    quick=[("onebit", "bfloat16"), ("int8", "float32"), ("mean", "float32"), ("sum", "bfloat16")],
+    all=[(family, error) for family in OF_WORLDS for error in ROUNDING],
+))  # fmt: skip
 def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
     rng, segments, before = np.random.default_rng(6), [100, 0, 1500, 70], None
     options = dict(segments=segments, values="float32", error=error, **OF_WORLDS[family])

@@ -114,23 +114,6 @@ def test_preparing_twice_and_at_once_is_fine():
 # --- kinds of memory --------------------------------------------------------------------------------------------------
 
 
-def test_pinned_memory_is_the_cpus_work(gate):
-    truth = np.random.default_rng(1).random(1000) < 0.5
-    expected = layouts.chunk_rows(truth, 2)
-    with driver.Memory(4096, "pinned") as memory:
-        host = np.frombuffer((capi.c_uint8 * 4096).from_address(memory.address), np.uint8)
-        host[:1000] = truth
-        source = gpu.at(memory.address, (1000,), "bool", kind=capi.CUDA_HOST)
-        target = gpu.at(memory.address + 2000, expected.shape, kind=capi.CUDA_HOST)
-        with driver.Stream() as stream, gate.closed(stream.handle):
-            check(lib.gc_pack_chunks_into(source.view, BIG, target.view, stream.handle))
-            found = host[2000 : 2000 + expected.size].copy()  # at once: a stream is ignored
-        np.testing.assert_array_equal(found.reshape(expected.shape), expected)
-        chunks = gpu.pack_chunks(source, 2)
-        np.testing.assert_array_equal(np.stack([capi.take(chunk) for chunk in chunks]), expected)  # they say CPU
-        del host
-
-
 @pytest.mark.gpu
 def test_managed_memory_is_the_cards_work():
     if not driver.supports_managed_memory():
