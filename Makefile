@@ -433,9 +433,8 @@ test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
 CHURN = $(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $(VENV)/bin/python tests/churn
 .PHONY: churn
 # SEED: draws what happens; the same faults come at the same bytes.
-## How long waits last after an abort; ranks that die, hang, leave and join, beside a model: `make churn MINUTES=60`.
+## Ranks that die, hang, leave and join, beside a model: `make churn MINUTES=60`.
 churn: $(TEST_LIBRARY) $(VENV)/ready $(firstword $(DRIVERS)) $(firstword $(NCCLS))
-	$(CHURN)/waits.py
 	$(CHURN)/steps.py
 	$(CHURN)/churn.py --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
 
