@@ -11,23 +11,16 @@ SEEN = """
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8
 from capi import AllReduce, PeersOptions
 from codec_model import NONFINITE, PROPAGATE, TRANSACTIONAL, ZERO
-from codecs_c import Host, gradient, model_of, options_of
-from comms import World
+from codecs_c import gradient, model_of, options_of
+from comms import CheckedRanks, World
 
 HEARD, AREA = 1024, 1 << 16
 MOST_RANKS = 64
 
-def made_over(comms, options, devices):
-    # A handle of each rank.
-    made = [POINTER(AllReduce)() for _ in comms]
-    given = [options_of(model_of(**options, n_chunks=2, server=rank), device) for rank, device in enumerate(devices)]
-    for one in given:
-        one.server = 0
-    each(lambda rank: call("gc_allreduce_create", comms[rank], byref(given[rank]), byref(made[rank])))
-    return made
-
 # Areas: of all to all, of what all gather, and two in turn of payloads that are exchanged once.
 class Seen:
+    size, each = 2, World.each
+
     def __init__(self, timeout=60_000, area=AREA):
         self.area = area
         for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
@@ -52,7 +45,10 @@ class Seen:
             lib.gc_comm_free(comm)
 
     def handle_of(self, options):
-        made = made_over(self.comms, options, [DLDevice(CUDA, rank) for rank in range(2)])
+        # A handle of each rank.
+        made = [POINTER(AllReduce)() for _ in self.comms]
+        given = [options_of(model_of(**options, n_chunks=2), place.device) for place in self.places]
+        each(lambda rank: call("gc_allreduce_create", self.comms[rank], byref(given[rank]), byref(made[rank])))
         self.handles += made
         return made
 
@@ -109,12 +105,11 @@ def run(one, tensors):
 
 
 def run_seen(script):
-    run_ranks(f"import os\nexec({SEEN!r})\n" + script)
+    run_ranks(f"import contextlib, os\nexec({SEEN!r})\n" + script)
 
 
 # The larger ones are of what only two ranks exchange once, if there are no errors.
-@pytest.mark.parametrize("n, room", [(400, 1 << 16), (1_000_000, 1 << 24)])
-@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+@pytest.mark.parametrize("numbers, n, room", [((0, 0), 1_000_000, 1 << 24), ((0, 1), 400, 1 << 16)])
 def test_ranks_that_disagree_are_told_in_what_and_go_on(numbers, n, room):
     run_seen(f"""
 numbers, n = {numbers}, {n}
@@ -250,39 +245,32 @@ with Begun({codec}, {error}, {raw}) as world:
 def test_graphs_are_captured_once_and_replayed_between_calls_of_other_sizes(codec, error, raw):
     run_seen(f"""
 times, rng = {both(quick=12, all=100)}, np.random.default_rng(5)
-shapes = [[3000, 70], [9, 1025]], [[500, 2500]]
-with Seen() as world, World(2, "board") as board:
-    cases, host = [handle({codec}, sizes, {error}, {raw}) for group in shapes for sizes in group], Host()
-    handles = [world.handle_of(case) for case in cases]
-    others = [made_over(board.comms, case, [host.device] * 2) for case in cases]
-    tensors = [[world.put(rank, [np.zeros(n, "f4") for n in case["segments"]]) for rank in range(2)] for case in cases]
+shapes = [3000, 70], [9, 1025], [500, 2500]
+with Seen() as world, contextlib.ExitStack() as stack:
+    cases = [handle({codec}, sizes, {error}, {raw}) for sizes in shapes]
+    made = [stack.enter_context(CheckedRanks(world, world.places, **case)) for case in cases]
+    tensors = [[world.put(rank, [np.zeros(n, "f4") for n in sizes]) for rank in range(2)] for sizes in shapes]
     graphs = []
-    for index in range(len(shapes[0])):
+    for ranks, values in zip(made[:2], tensors):
         graphs.append([])
         for rank in range(2):
             fake.fake_record()
-            call("gc_allreduce_run", handles[index][rank], views(tensors[index][rank]), 2, None, None, None)
-            graphs[index].append(ctypes.c_void_p(fake.fake_recorded()))
+            call("gc_allreduce_run", ranks.handles[rank], views(values[rank]), 2, None, None, None)
+            graphs[-1].append(ctypes.c_void_p(fake.fake_recorded()))
     for number in range(times):
         k = number % 3
-        given = [[rng.standard_normal(n).astype("f4") for n in cases[k]["segments"]] for _ in range(2)]
-        for rank in range(2):
-            for tensor, array in zip(tensors[k][rank], given[rank]):
+        given = [[rng.standard_normal(n).astype("f4") for n in shapes[k]] for _ in range(2)]
+        if k == len(graphs):
+            made[k].run(given)
+            continue
+        for of_rank, arrays in zip(tensors[k], given):
+            for tensor, array in zip(of_rank, arrays):
                 ctypes.memmove(tensor.struct.dl_tensor.data, array.ctypes.data, array.nbytes)
-        if k < len(graphs):
-            each(lambda rank: fake.fake_replay(graphs[k][rank]))
-        else:
-            assert each(lambda rank: run(handles[k][rank], tensors[k][rank])) == [0, 0]
-        expected = [[host.put(array) for array in of_rank] for of_rank in given]
-        board.each(lambda rank: call("gc_allreduce_run", others[k][rank], views(expected[rank]), 2, None, None, None))
-        for rank in range(2):
-            for got, right in zip(world.get(rank, tensors[k][rank]), expected[rank]):
-                same(got, host.get(right), f"call {{number}}, rank {{rank}}")
+        each(lambda rank: fake.fake_replay(graphs[k][rank]))
+        made[k].decoded(tensors[k], made[k].reduced(given))
     assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0, 0]
     for one in (one for each_rank in graphs for one in each_rank):
         fake.fake_forget(one)
-    for one in (one for made in others for one in made):
-        lib.gc_allreduce_free(one)
 """)
 
 
@@ -303,12 +291,10 @@ with Seen(area=1 << 21) as world:
 """)
 
 
-@pytest.mark.parametrize("values", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "codec, error, n, launches",
-    [("INT8", "float32", 3000, 1), ("MXFP4", "bfloat16", 3000, 1), ("INT8", "float32", 30_000, 5),
-     ("ONEBIT", "float32", 3000, 5)],
-)  # fmt: skip
+@pytest.mark.parametrize("values, codec, error, n, launches", [
+    ("float32", "INT8", "float32", 3000, 1), ("bfloat16", "MXFP4", "bfloat16", 3000, 1),
+    ("bfloat16", "INT8", "float32", 30_000, 5), ("float32", "ONEBIT", "float32", 3000, 5),
+])  # fmt: skip
 def test_two_exchanges_are_one_launch_where_each_tile_has_a_block(codec, error, n, launches, values):
     """A tile is 8192 elements, and the driver's GPU has room for three blocks. Otherwise: encode, reduce and decode, and
     a meeting behind the first two, which ONEBIT has in the launches that make its scales."""
@@ -323,34 +309,25 @@ with Seen() as world:
 """)
 
 
-@pytest.mark.parametrize("values", ["float32", "bfloat16"])
-@pytest.mark.parametrize("codec, nonfinite", [("INT8", "TRANSACTIONAL"), ("MXFP4", "ZERO"), ("BF16", "PROPAGATE")])
-def test_two_exchanges_of_one_launch_keep_the_errors_of_a_group_on_the_cpu(codec, nonfinite, values):
+@pytest.mark.parametrize("codec, nonfinite, values", [
+    ("INT8", "TRANSACTIONAL", "float32"), ("MXFP4", "ZERO", "bfloat16"), ("BF16", "PROPAGATE", "float32"),
+])  # fmt: skip
+def test_two_exchanges_of_one_launch_keep_the_errors_of_the_model(codec, nonfinite, values):
     """What one call keeps the next one sends; a step that met what is not finite is taken back; all ranks hear of it."""
     run_seen(f"""
-with Seen() as world, World(2, "board") as board:
-    case = dict(handle({codec}, [8000, 70, 4000], "float32", [0, 1, 0]), values={values!r}, results={values!r})
-    case |= dict(nonfinite={nonfinite})
-    handles, host, rng = world.handle_of(case), Host(), np.random.default_rng(3)
-    others = made_over(board.comms, case, [host.device] * 2)
+case = dict(handle({codec}, [8000, 70, 4000], "float32", [0, 1, 0]), values={values!r}, results={values!r})
+case |= dict(nonfinite={nonfinite})
+with Seen() as world, CheckedRanks(world, world.places, **case) as ranks:
+    rng = np.random.default_rng(3)
     for number in range(8):
         given = [[gradient(rng, n, {values!r}, False) for n in case["segments"]] for _ in range(2)]
         if number == 5:
             given[1][2][7] = dict(float32=np.inf, bfloat16=0x7f80)[{values!r}]
-        put = [[world.places[rank].put(array, {values!r}) for array in given[rank]] for rank in range(2)]
-        expected = [[host.put(array, {values!r}) for array in of_rank] for of_rank in given]
-        assert each(lambda rank: run(handles[rank], put[rank])) == [0, 0]
-        board.each(lambda rank: call("gc_allreduce_run", others[rank], views(expected[rank]), 3, None, None, None))
-        for rank, place in enumerate(world.places):
-            flags = [one.put(np.zeros(1, np.uint32)) for one in (place, host)]
-            for handle, told in zip((handles[rank], others[rank]), flags):
-                call("gc_allreduce_flags", handle, told.view, None)
-            got, right = place.get(flags[0])[0], host.get(flags[1])[0]
-            assert got == right and (got or number != 5), (number, got, right)
-            for got, right in zip(world.get(rank, put[rank]), expected[rank]):
-                same(got, host.get(right), f"call {{number}}, rank {{rank}}")
-    for one in others:
-        lib.gc_allreduce_free(one)
+        ranks.run(given)
+        if {nonfinite} == TRANSACTIONAL:
+            ranks.commit()
+        assert all(ranks.flags()) == (number == 5)
+        ranks.errors()
 """)
 
 
@@ -382,32 +359,23 @@ with Seen() as world:
 """)
 
 
-@pytest.mark.parametrize("values", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("seed", range(both(quick=2, all=8)))
+@pytest.mark.parametrize("seed, values", both(
+    quick=enumerate(["float32", "bfloat16", "float16"]),
+    all=[(seed, dtype) for seed in range(8) for dtype in ("float32", "bfloat16", "float16")],
+))  # fmt: skip
 def test_calls_of_one_exchange_and_of_two_take_turns(seed, values):
-    """The areas of each are free when it comes, whatever came before: the bytes of a group on the CPU."""
+    """The areas of each are free when it comes, whatever came before: the bytes of the model."""
     run_seen(f"""
-rng, host = np.random.default_rng({seed}), Host()
+rng = np.random.default_rng({seed})
 segments = [[25_000, 1, 900], [40] * 20, [3000, 70], [8191]]
-with Seen() as world, World(2, "board") as board:
+with Seen() as world, contextlib.ExitStack() as stack:
     cases = [handle(INT8, segments[0], None, [0, 0, 1]), handle(MXFP4, segments[1], None),
              handle(BF16, segments[2], "float32"), handle(ONEBIT, segments[3], None), handle(MXFP8, [20_001], None)]
-    for case in cases:
-        case |= dict(values={values!r}, results={values!r})
-    handles = [world.handle_of(case) for case in cases]
-    others = [made_over(board.comms, case, [host.device] * 2) for case in cases]
+    cases = [dict(case, values={values!r}, results={values!r}) for case in cases]
+    made = [stack.enter_context(CheckedRanks(world, world.places, **case)) for case in cases]
     for number in range(15):
         k, aligned = int(rng.integers(len(cases))), bool(rng.random() < 0.5)
         given = [[gradient(rng, n, {values!r}, number % 5 == 4) for n in cases[k]["segments"]] for _ in range(2)]
-        put = [[world.places[rank].put(array, {values!r}, aligned) for array in given[rank]] for rank in range(2)]
-        expected = [[host.put(array, {values!r}) for array in of_rank] for of_rank in given]
-        assert each(lambda rank: run(handles[k][rank], put[rank])) == [0, 0]
-        board.each(lambda rank: call("gc_allreduce_run", others[k][rank], views(expected[rank]),
-                                     len(expected[rank]), None, None, None))
-        for rank in range(2):
-            for got, right in zip(world.get(rank, put[rank]), expected[rank]):
-                same(got, host.get(right), f"call {{number}} of case {{k}}, rank {{rank}}")
+        made[k].run(given, aligned=aligned)
     assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0, 0]
-    for one in (one for made in others for one in made):
-        lib.gc_allreduce_free(one)
 """)
