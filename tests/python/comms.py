@@ -147,11 +147,11 @@ class Nodes(World):
 
     level = World
 
-    def __init__(self, ranks, intra="group", inter="board", flags=(0, 0), room=1 << 20, devices=(0,)):
+    def __init__(self, ranks, intra="group", inter="board", flags=(0, 0), room=1 << 20, devices=(0,), timeout=60_000):
         self.size, self.shape = sum(ranks), (len(ranks), ranks[0])
         self.places = [(node, place) for node, count in enumerate(ranks) for place in range(count)]
-        self.intra = [self.level(count, intra, flags[0], room, devices) for count in ranks]
-        self.inter = [self.level(len(ranks), inter, flags[1], room, devices) for _ in range(min(ranks))]
+        self.intra = [self.level(count, intra, flags[0], room, devices, timeout) for count in ranks]
+        self.inter = [self.level(len(ranks), inter, flags[1], room, devices, timeout) for _ in range(min(ranks))]
         self.comms = (POINTER(Comm) * self.size)()
         self.each(self.join)
 
@@ -324,8 +324,9 @@ class CheckedRanks:
 
     def reduce_scatter(self, gradients, value_factor=None, error_factor=None, aligned=True):
         """The first half of `run`. Gives the shard of each rank."""
-        put, factors, both = self.put(gradients, aligned), self.factors(value_factor, error_factor), zip(self.places, self.models)
-        to = [place.put(np.full(model.shard_elements(), 7, f32), None, aligned) for place, model in both]
+        put, factors = self.put(gradients, aligned), self.factors(value_factor, error_factor)
+        sevens = [np.full(model.shard_elements(), 7, f32) for model in self.models]
+        to = [place.put(array, None, aligned) for place, array in zip(self.places, sevens)]
         self.each("gc_allreduce_reduce_scatter", lambda rank: (
             views(put[rank]), len(put[rank]), *factors[rank], to[rank].view
         ))  # fmt: skip

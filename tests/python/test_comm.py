@@ -102,7 +102,7 @@ OTHERS = [
     (BASE, dict(segments=capi.int64s((40, 60)), n_segments=2, n_elements=0), "{} segments expected, got {}", 1, 2),
     (OF_BLOCKS, dict(codec=INT4), "codec {} expected, got {}", "GC_CODEC_INT8", "GC_CODEC_INT4"),
     (OF_BLOCKS, dict(reduction=1), "reduction {} expected, got {}", "GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"),
-    (OF_BLOCKS, dict(raw=(ctypes.c_uint8 * 2)(0, 1)), "its segments have other counts of elements, or others are raw", "", ""),
+    (OF_BLOCKS, dict(raw=(ctypes.c_uint8 * 2)(0, 1)), "its segments have other counts of elements, or others are raw", 0, 0),
 ]
 
 
@@ -122,7 +122,7 @@ def created(world, each):
 
 
 @BOTH
-@pytest.mark.parametrize("base, other, sentence, here, there", OTHERS, ids=lambda value: str(value) if isinstance(value, str) else "")
+@pytest.mark.parametrize("base, other, sentence, here, there", OTHERS)
 def test_ranks_with_other_options_get_no_handle_and_then_one(base, other, sentence, here, there, over):
     with World(3, over) as world:
         results = created(world, [base, base, {**base, **other}])

@@ -99,7 +99,7 @@ def test_tiles_of_rows_columns_and_what_is_transposed():
         return lambda a: np.ascontiguousarray(a.transpose(axes)).transpose(order)
     for shape, ways in [
         ((131, 259), [transposed(1, 0)]), ((64, 96), [transposed(1, 0)]), ((1000, 9), [transposed(1, 0)]),
-        ((9, 1000), [transposed(1, 0)]), ((2000, 5), [transposed(1, 0)]), ((5, 2000), [transposed(1, 0)]),
+        ((5, 2000), [transposed(1, 0)]),
         ((3, 70, 77), [transposed(0, 2, 1), transposed(1, 2, 0), transposed(2, 1, 0)]),
         ((5, 3, 65, 67), [transposed(1, 0, 3, 2), transposed(3, 1, 0, 2)]),
     ]:
@@ -134,7 +134,7 @@ def test_tiles_of_rows_columns_and_what_is_transposed():
 def test_every_type_letters_and_scalars():
     run("""
     kernel = elementwise("T x, T y", "T z", "z = x + y", "add")
-    for dtype in "?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8":
+    for dtype in DTYPES:
         x, y = integers(70, dtype=dtype, low=0), integers(70, dtype=dtype, low=0)
         z = np.zeros(70, dtype)
         kernel([x, y], [z])
@@ -157,7 +157,9 @@ def test_every_type_letters_and_scalars():
     x, z = np.array([0, 1, 2, 255], "u1").view("?"), np.zeros(4, "?")
     flag([x, scalar(300, "i4") if False else scalar(1, "i4")], [z])
     same(z, [False, True, True, True])
-    """.replace("capi_bf16(", "(lambda a: on_card(a, dtype='bfloat16'))("))
+    """.replace("capi_bf16(", "(lambda a: on_card(a, dtype='bfloat16'))(").replace("DTYPES", repr(both(
+        quick=["?", "i1", "u4", "f2"], all=["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
+    ))))
 
 
 def test_raw_parameters_loops_and_outputs_that_stay():
@@ -280,7 +282,7 @@ def test_short_rows_one_after_the_other():
     mean = reduction("T x", "float64 y", "x", "a + b", "y = a / _in_ind.size() * _out_ind.size()", "0", "mean",
         reduce_type="double")
     for rows, columns in (1, 3), (2, 3), (1000, 3), (257, 5), (129, 17), (500, 7), (300, 31), (20, 257):
-        for dtype in "u1", "i2", "f4", "f8":
+        for dtype in "u1", "f8":
             x = integers(rows, columns, dtype=dtype, low=0, high=9)
             w = integers(rows, columns, dtype="i4", low=1, high=3)
             y, at = np.zeros(rows, dtype), np.zeros(rows, "i8")
@@ -444,22 +446,6 @@ def test_what_does_not_fit_is_refused_and_nothing_is_launched():
     """)
 
 
-def test_a_file_that_was_missing_is_read_when_it_is_there(tmp_path):
-    """The source is what it was, but what is compiled is not."""
-    header = tmp_path / "offset.h"
-    run(f"""
-    kernel = elementwise("T x", "T z", "z = x + OFFSET", "offset", preamble='#include "{header}"')
-    x, z = normal(5), np.zeros(5, "f4")
-    for _ in range(2):
-        refuses(26, "offset.h", kernel, [x], [z])
-    with open({str(header)!r}, "w") as file:
-        file.write("#define OFFSET 3\\n")
-    kernel([x], [z])
-    same(z, x + np.float32(3))
-    """)
-
-
-
 FORMS = """
     f = lambda *shape, dtype="f4": np.zeros(shape, dtype)
     bf = lambda *shape: on_card(np.zeros(shape, "u2"), dtype="bfloat16")
@@ -494,7 +480,7 @@ FORMS = """
 def test_a_real_nvrtc_compiles_every_form(capability):
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     every = ["?", *(f"{kind}{k}" for kind in "iu" for k in (1, 2, 4, 8)), "f2", "f4", "f8"]
-    types = both(quick=["?", "i1", "f2"], all=every)
+    types = both(quick=["?", "f2"], all=every)
     run(FORMS.replace("CAPABILITY", str(capability)).replace("TYPES", repr(types)), nvrtc=REAL)
 
 

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, DLDataType, DLDevice, Managed, Tensor, check, lib, take
+from layouts import HostBench, assert_written, case, random_bytes, random_layout, random_shape
 from tiers import both
 
 CASTS = ("bool", *INTEGERS, *FLOATS)
@@ -139,101 +140,22 @@ def test_casts_are_what_numpy_says_or_the_header(source, target):
     assert np.array_equal(apart[:, 1].view(as_bits), expected.view(as_bits)) and not apart[:, 0].any()
 
 
-def compact(shape, dtype):
-    return np.zeros(shape, dtype)
-
-
-def transposed(shape, dtype):
-    return np.zeros(shape[::-1], dtype).T
-
-
-def every_other(shape, dtype):
-    return np.zeros([2 * size for size in shape], dtype)[(..., *[slice(None, None, 2)] * len(shape))]
-
-
-def last_of_three(shape, dtype):
-    return np.zeros((*shape, 3), dtype)[..., 2]
-
-
-def backwards(shape, dtype):
-    return np.zeros(shape, dtype)[(..., *[slice(None, None, -1)] * len(shape))]
-
-
-def half_backwards(shape, dtype):
-    return transposed(shape, dtype)[..., ::-1] if shape else np.zeros(shape, dtype)
-
-
-def middle(shape, dtype):
-    return np.zeros([size + 3 for size in shape], dtype)[(..., *(slice(1, size + 1) for size in shape))]
-
-
-def swapped(shape, dtype):
-    """The first two dimensions the other way around, the last as it is."""
-    return np.zeros((*shape[1::-1], *shape[2:]), dtype).swapaxes(0, 1) if len(shape) > 1 else np.zeros(shape, dtype)
-
-
-LAYOUTS = (compact, transposed, every_other, last_of_three, backwards, half_backwards, middle, swapped)
-SHAPES = (
-    (), (1,), (7,), (1000,), (0,), (5, 0, 3), (3, 5), (64, 48), (33, 130), (4, 1, 9), (5, 17, 9), (40, 3, 50),
-    (2, 3, 2, 3, 2, 3),
-)
-WIDTHS = ("bool", "int16", "float32", "complex64")
-
-
-NOISE = np.random.default_rng(1).integers(0, 256, 1 << 16, np.uint8)
-
-
-def noise(array, first=0):
-    """Fills an array, and all memory that it is a part of, with any bytes."""
-    base = array
-    while base.base is not None:
-        base = base.base
-    base = base.reshape(-1).view(np.uint8)
-    base[...] = np.resize(NOISE[first:], base.size)
-    return base
-
-
-@pytest.mark.parametrize("to", LAYOUTS, ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("of_source", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_elements_go_where_numpy_puts_them_and_nowhere_else(of_source, to):
-    for shape in SHAPES:
-        for name in (*WIDTHS, "complex128"):
-            src, dst = of_source(shape, name), to(shape, name)
-            noise(src)
-            if 0 in shape:
-                memory = before = None
-            else:
-                memory = noise(dst, 2)
-                before = memory.copy()
-            view = Tensor(src, "bool"), Tensor(dst, "bool")
-            for side in view:
-                dtype = DTYPES.get(name, (None, 5, 128))
-                side.struct.dl_tensor.dtype = DLDataType(dtype[1], dtype[2], 1)
-            check(lib.gc_copy_into(view[0].view, view[1].view, None))
-            if memory is None:
-                continue
-            result, memory[...] = memory.copy(), before
-            bits = np.dtype((np.void, src.itemsize))  # NumPy, too, takes them as they are
-            np.lib.stride_tricks.as_strided(dst.view(bits), dst.shape, dst.strides)[...] = src.view(bits)
-            assert result.tobytes() == memory.tobytes(), (shape, name)
-
-
-@pytest.mark.parametrize("to", LAYOUTS, ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("of_source", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_casts_go_where_numpy_puts_them_and_nowhere_else(of_source, to):
-    for shape in SHAPES:
-        for source, target in (("float32", "float16"), ("uint8", "int64"), ("float64", "uint8"), ("float16", "int32")):
-            src, dst = of_source(shape, source), to(shape, target)
-            src[...] = np.arange(src.size).reshape(shape) % 251
-            if 0 in shape:
-                copy_into(src, dst)
-                continue
-            memory = noise(dst, 2)
-            before = memory.copy()
-            copy_into(src, dst)
-            result, memory[...] = memory.copy(), before
-            np.copyto(dst, src, casting="unsafe")
-            assert result.tobytes() == memory.tobytes(), (shape, source, target)
+@pytest.mark.parametrize("block", range(4))
+def test_elements_go_where_numpy_puts_them_and_nowhere_else(block):
+    count, bench = both(quick=150, all=1500), HostBench()
+    for seed in range(block * count, (block + 1) * count):
+        rng = np.random.default_rng(seed)
+        shape = random_shape(rng)
+        source = random_layout(rng, (*CASTS, "complex64"), shape)
+        as_it_is = source.dtype == "complex64" or rng.random() < 0.5
+        targets = [source.dtype] if as_it_is else [name for name in CASTS if name != "bfloat16"]  # whose formula is slow
+        target, buffer = random_layout(rng, targets, shape, writable=True), random_bytes(rng, source)
+        with case(seed=seed, source=source, target=target):
+            elements = source.carve(buffer)
+            found = bench.into(lib.gc_copy_into, source, buffer, target=target)
+            assert_written(target, found, cast(elements.reshape((1, *shape)), source.dtype, target.dtype)[0])
+            compact = bench.new(lib.gc_tensor_to_device, source, buffer, DLDevice(CPU, 0))
+            assert compact.shape == shape and compact.tobytes() == elements.tobytes()
 
 
 @pytest.mark.parametrize("size", (3, 6, 12, 24, 40))
@@ -267,14 +189,6 @@ def test_the_source_is_broadcast_as_by_numpy(source, target, dtypes):
         expected[...] = src
         copy_into(src, dst)
         assert np.array_equal(dst, expected)
-
-
-def test_strides_of_sizes_of_one_mean_nothing():
-    src, dst = np.arange(12, dtype=np.float32).reshape(3, 1, 4), np.zeros((1, 3, 1, 4), np.float32)
-    wild = 2**62 + 1
-    tensors = Tensor(src, strides=(4, wild, 1)), Tensor(dst, strides=(-wild, 4, wild, 1))
-    check(lib.gc_copy_into(tensors[0].view, tensors[1].view, None))
-    assert np.array_equal(dst[0], src)
 
 
 @pytest.mark.parametrize("bits, shape", [(4, (7, 3)), (1, (1000,)), (12, (5, 3)), (4, ()), (4, (0, 3))])
@@ -320,7 +234,7 @@ LARGE = [(1 << 22,), (3001, 1501), (7, 1 << 19), (1 << 19, 7), (130, 170, 190)]
 
 
 @pytest.mark.parametrize(
-    "shape, threads", both(quick=[(shape, 3) for shape in LARGE[1::3]], all=itertools.product(LARGE, (1, 3)))
+    "shape, threads", both(quick=[(LARGE[1], 3)], all=itertools.product(LARGE, (1, 3)))
 )
 def test_large_copies_are_shared_out_right(shape, threads):
     check(lib.gc_set_threads(threads))
@@ -349,21 +263,6 @@ def test_the_very_same_elements_stay_as_they_are():
         copy_into(array, array)
         copy_into(array, array, ("int32", "uint32"))  # the same bytes
     assert np.array_equal(memory, np.arange(60).reshape(6, 10))
-
-
-@pytest.mark.parametrize("name", [*CASTS, "complex64"])
-@pytest.mark.parametrize("of_source", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_a_copy_on_the_cpu_is_compact(name, of_source):
-    for shape in ((), (5, 0), (3, 4, 5)):
-        src = of_source(shape, of(name))
-        noise(src)
-        described = Tensor(src, name)
-        out = Managed()
-        check(lib.gc_tensor_to_device(described.managed, DLDevice(CPU, 0), byref(out)))
-        assert not described.releases
-        dtype = out.contents.dl_tensor.dtype
-        assert (dtype.code, dtype.bits, dtype.lanes) == (*DTYPES[name][1:], 1)
-        assert take(out).tobytes() == src.tobytes()
 
 
 def test_memory_of_cuda_host_is_memory_of_the_cpu():

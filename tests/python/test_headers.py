@@ -3,54 +3,14 @@ tests/frameworks/headers has NVIDIA's and CuPy's own headers."""
 
 import textwrap
 
-import pytest
-
 from test_compiled import GCC, REAL, run
 
-# What CCCL, cuda_awbarrier_helpers.h and CuPy's carray.cuh declare, as NVRTC reads them.
-LIKE_NVIDIAS = """
-typedef signed char int8_t;
-typedef unsigned short uint16_t;
-typedef signed long long int64_t;
-typedef unsigned long long uint64_t;
-typedef uint64_t uintptr_t;
-namespace cuda { namespace std { using ::int64_t; using ::uint64_t; } }
-struct Indexer { int64_t size; };
-struct Raw {}; struct Loop {}; struct Element {};
-template <typename T> struct Vector { T of; };
-template <typename T> __device__ T load(const T *x) { return *x; }
-"""
-LIKE_CUPYS = "#pragma once\nclass bfloat16;\nclass float16;\nstruct Holder { float16 *of; bfloat16 *of_other; };\n"
-LIKE_CUPYS_FLOATS = """#pragma once
-#include "cupy/carray.cuh"
-class {name} {{
-    unsigned short bits;
-public:
-    __device__ {name}() {{}}
-    __device__ {name}(float x) : bits(x > 0) {{}}
-    __device__ operator float() const {{ return bits; }}
-    enum {{ is_cupys = 1 }};
-}};
-"""
-
-
-@pytest.fixture
-def headers(tmp_path):
-    (tmp_path / "cupy").mkdir()
-    (tmp_path / "like_nvidias.h").write_text(LIKE_NVIDIAS)
-    (tmp_path / "cupy" / "carray.cuh").write_text(LIKE_CUPYS)
-    for name in "float16", "bfloat16":
-        (tmp_path / "cupy" / f"{name}.cuh").write_text(LIKE_CUPYS_FLOATS.format(name=name))
-    return tmp_path
-
-
-def prepared(script, headers=""):
+def prepared(script):
     """Compiled by a real NVRTC."""
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     run(
         f"""
     f = lambda *shape, dtype="f4": np.zeros(shape, dtype)
-    INCLUDE = ["-I{headers}"]
     def prepare(kernel, inputs, outputs):
         try:
             kernel.prepare(inputs, outputs, capability=90)
@@ -61,25 +21,6 @@ def prepared(script, headers=""):
     """
         + textwrap.indent(textwrap.dedent(script), "    "),
         nvrtc=REAL,
-    )
-
-
-def test_what_headers_declare_is_not_declared_again(headers):
-    prepared(
-        """
-        uses = "__device__ int64_t f(const int64_t *x) { cuda::std::uint64_t y = uint64_t(1); return x[0] + y; }"
-        for preamble in '#include "like_nvidias.h"\\n', '#include <cupy/carray.cuh>\\n#include "like_nvidias.h"\\n':
-            prepare(elementwise("T x, raw int64 y", "T z", "cuda::std::int64_t k = f(&y[i]); const int64_t *p = &k; z = x + *p + u",
-                "k", preamble=preamble + uses, loop_prep="const uint64_t u = int8_t(n)", options=INCLUDE),
-                [f(3), f(3, dtype="i8")], [f(3)])
-        prepare(reduction("T x", "int64 y", "int64_t(x)", "a + b", "y = a", "0", "k", preamble='#include "like_nvidias.h"',
-            reduce_type="int64_t", options=INCLUDE), [f(3)], [f(dtype="i8")])
-        # CuPy's classes take the place of ours, where its headers may be included.
-        floats = "static_assert(float16::is_cupys && bfloat16::is_cupys, \\"\\"); z = x + y"
-        prepare(elementwise("float16 x, bfloat16 y", "float16 z", floats, "k", preamble="#include <cupy/carray.cuh>",
-            options=INCLUDE), [f(3, dtype="f2"), on_card(f(3, dtype="u2"), dtype="bfloat16")], [f(3, dtype="f2")])
-        """,
-        headers,
     )
 
 

@@ -4,7 +4,6 @@ being compiled: with an NVRTC that compiles nothing (tests/fakes/nvrtc/libnvrtc.
 import os
 import pathlib
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -265,7 +264,7 @@ def test_somebody_elses_directory_is_left_alone(place):
     assert (place.compiled(), place.entries()) == (1, [])
 
 
-@pytest.mark.parametrize("folder", ["/proc/gradcodec", "/dev/null", "/dev/null/cache", "/sys"])
+@pytest.mark.parametrize("folder", ["/proc/gradcodec", "/dev/null/cache"])
 def test_a_directory_that_cannot_be_written_to(place, folder):
     for _ in range(2):
         place.run(GRADCODEC_CACHE_DIR=folder)
@@ -292,17 +291,6 @@ def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
         assert (done.stdout, done.stderr) == (f"{secure} \n", "")
         assert place.compiled() == 1
         assert len(place.entries() if place.folder.exists() else []) == entries
-
-
-def test_a_disk_that_is_full(place):
-    """As far as this process is concerned: no file of it may have more than 100 bytes."""
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
-    place.folder.mkdir(mode=0o700)
-    place.run("prepare()", limit=limit, FAKE_NVRTC_LOG=None, PYTHONDONTWRITEBYTECODE=1)
-    assert place.entries() == []
 
 
 def test_a_limit_of_a_files_size_ends_no_process(place):

@@ -1,7 +1,6 @@
 """What is handed out of the CUDA kernels, where there may be no GPU: tests/spec/test_image.py launches them."""
 
 import ctypes
-import io
 import pathlib
 import re
 import struct
@@ -69,48 +68,3 @@ def test_a_shape_is_complete_on_every_card_from_7_5_on(capability):
     assert shape.threads % 32 == 0 and 0 < shape.threads <= 1024
     assert 0 < shape.items_per_block < 2**20 and shape.shared_bytes <= 48 << 10 and shape.cluster == 1
     assert list(shape.reserved) == [0, 0, 0]
-
-
-def lz4(data, size):
-    """A block of LZ4."""
-    data, out = io.BytesIO(data), bytearray()
-
-    def more(count):
-        byte = 255 if count == 15 else 0
-        while byte == 255:
-            byte = data.read(1)[0]
-            count += byte
-        return count
-
-    while token := data.read(1):
-        out += data.read(more(token[0] >> 4))
-        if distance := int.from_bytes(data.read(2), "little"):
-            for _ in range(more(token[0] & 15) + 4):
-                out.append(out[-distance])
-    assert len(out) == size
-    return bytes(out)
-
-
-def shared_memory(family, wanted):
-    """Bytes of shared memory of each kernel of a family: the size of its section in the machine code for a capability."""
-    image = (KERNELS / "fatbin" / f"{family}.fatbin").read_bytes()
-    at = 16
-    while at < len(image):
-        kind, _, header, size, packed, _, _, capability = struct.unpack_from("<HHIQIIII", image, at)
-        (whole,) = struct.unpack_from("<Q", image, at + 56)
-        if (kind, capability) == (MACHINE_CODE, wanted):
-            code = lz4(image[at + header :][:packed], whole)
-            first, (count, names) = struct.unpack_from("<Q", code, 0x28)[0], struct.unpack_from("<HH", code, 0x3C)
-            sections = [struct.unpack_from("<IIQQQQ", code, first + 64 * k) for k in range(count)]
-            for name, _, _, _, _, bytes_ in sections:
-                text = code[sections[names][4] + name :].split(b"\0", 1)[0].decode()
-                if text.startswith(".nv.shared."):
-                    yield text.removeprefix(".nv.shared."), bytes_
-        at += header + size
-
-
-@pytest.mark.parametrize("family, kernel", [("onebit", "gc_onebit_reduce_f32"), ("blocks", "gc_blocks_reduce"), ("copy", "gc_copy_transposed_u32")])
-def test_two_blocks_of_each_kernel_have_room_in_the_shared_memory_of_7_5(family, kernel):
-    shared = dict(shared_memory(family, 75))
-    assert shared[kernel] > 0
-    assert max(shared.values()) <= (64 << 10) // 2, shared

@@ -9,7 +9,6 @@ from ctypes.util import find_library
 import pytest
 
 from stand_in import DRIVERS, run
-from tiers import both
 
 SCRIPT = """
 import kernels
@@ -237,7 +236,7 @@ def test_an_nvrtc_that_is_too_old_says_so(version, words):
     with_nvrtc(f"refused({UNAVAILABLE}, {words!r})", FAKE_NVRTC_VERSION=version, GRADCODEC_NVRTC=named("fake_nvrtc"))
 
 
-@pytest.mark.parametrize("version", ["11.2", "12.9", "13.5", "14.0"])
+@pytest.mark.parametrize("version", ["11.2", "14.0"])
 def test_newer_ones_are_taken(version):
     with_nvrtc("prepare()", FAKE_NVRTC_VERSION=version)
 
@@ -379,24 +378,5 @@ def test_denormal_constants_are_taken_whatever_the_callers_environment(tmp_path)
         """,
         driver="nothing",
         FOLDER=tmp_path,
-        GRADCODEC_NVRTC=REAL[-1] if REAL else "",
-    )
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("capability, kind", [
-    *((capability, b"\x7fELF") for capability in both(quick=[90], all=[75, 80, 90])), (121, b".target sm_90"),
-])  # fmt: skip
-def test_a_real_one_compiles_for_cards_that_are_not_here(tmp_path, capability, kind):
-    with_nvrtc(
-        f"""
-        kernel = elementwise("float32 x, float32 y", "float32 z", "if (x - 2 > y) {{ z = x * y; }} else {{ z = x + y; }}")
-        x = np.zeros((2, 3), "f4")
-        kernel.prepare([x, x[0]], [x.copy()], capability={capability})
-        (code,) = kernels.codes()
-        assert {kind!r} in code
-        """,
-        driver="nothing",
-        GRADCODEC_CACHE_DIR=tmp_path / "cache",
         GRADCODEC_NVRTC=REAL[-1] if REAL else "",
     )

@@ -137,38 +137,6 @@ for codec in 1, 5:
 """)
 
 
-def test_whichever_call_of_the_driver_fails_a_handle_that_exchanges_once_leaves_nothing():
-    run_comm(f"""
-exec({ONCE!r})
-from capi import AllReduce, CodecOptions
-place = Place()
-assert lib.gc_prepare(place.device) == 0
-for codec in 1, 5:
-    with World(2) as world:
-        def create(handles):
-            def of_rank(rank):
-                what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=codec, n_elements=3000, error=2,
-                                    device=place.device)
-                return lib.gc_allreduce_create(world.comms[rank], byref(what), byref(handles[rank]))
-            return world.each(of_rank)
-        failures = 0
-        for number in range(10_000):
-            handles, used = [ctypes.POINTER(AllReduce)() for _ in range(2)], fake.fake_in_use(0)
-            fake.fake_fail_call(number, 700)
-            statuses = create(handles)
-            fake.fake_fail_call(-1, 0)
-            if statuses == [0, 0]:
-                break
-            failures += 1
-            assert all(statuses) and not any(handles), (number, statuses)
-            assert fake.fake_in_use(0) == used and not fake.fake_events(), number
-        assert failures > 20, failures
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
-    place.release()
-""")
-
-
 def test_a_call_that_is_refused_over_two_levels_takes_part_in_nothing():
     """Over peer memory ranks would have met it before: then they would take its next call for this one."""
     run_comm(f"""

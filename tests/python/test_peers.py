@@ -116,29 +116,6 @@ nothing_is_left()
 """)
 
 
-@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_a_rank_that_does_not_come_is_waited_for_so_long(numbers):
-    run_ranks(f"""
-numbers = {numbers}
-comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
-place, handles = Place(), handles_on(comms, numbers, 1000)
-values = place.put(np.ones(1000, "f4"))
-status, _ = run_on(handles[0], values)
-if numbers == (0, 0):  # which wait on the host
-    expect(status, Status.TIMEOUT, "1 of 2 ranks", "200 ms")
-else:
-    assert status == 0
-    assert np.isnan(place.get(values)).all()
-expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT, "rank 0", "200 ms")
-expect(run_on(handles[0], values)[0], Status.COMM, "broken off")
-expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
-for handle in handles:
-    lib.gc_allreduce_free(handle)
-for comm in comms:
-    lib.gc_comm_free(comm)
-""")
-
-
 def test_after_a_reset_that_failed_nothing_is_sent_and_a_later_one_lets_go_on():
     run_ranks("""
 from comms import CheckedRanks, World
@@ -160,29 +137,11 @@ with World(2, "peers") as world, CheckedRanks(world, place := Place(), codec=ONE
 """)
 
 
-# Of two levels, one of them peers that do not wait for long.
-LATE = """
-from codec_model import NONFINITE, PROPAGATE, Model
-from codecs_c import options_of
-from capi import AllReduce
-from comms import Nodes, World
-
-patience = 200  # milliseconds
-
-class Late(World):
-    def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,)):
-        super().__init__(world, over, flags, room, devices, timeout=patience)
-
-class LateNodes(Nodes):
-    level = Late
-"""
-
-
 def test_over_two_a_late_rank_of_the_same_node_is_a_timeout():
     run_ranks(f"""
-exec({LATE!r})
-patience = 1000  # on the host, whose clock no test holds: the ranks are to find each other meanwhile
-with LateNodes([3], "peers", "group") as world:
+from comms import Nodes
+# On the host, whose clock no test holds: the ranks are to find each other meanwhile.
+with Nodes([3], "peers", "group", timeout=1000) as world:
     place = Place()
     handles = world.each(lambda rank: handle_on(world.comms[rank], 1000, place.device))
     values = place.put(np.ones(1000, "f4"))
@@ -224,17 +183,20 @@ for size in needed, needed - 1:
 
 
 # Without errors ranks exchange once.
-@pytest.mark.parametrize("codec, raw, error", [("ONEBIT", None, "float32"), ("INT8", [0, 0], "float32"),
-                                               ("MXFP4", [1, 0], "bfloat16"), ("INT8", [0, 1], None)])  # fmt: skip
-@pytest.mark.parametrize("levels", [1, 2])
-@pytest.mark.parametrize("half", [False, True], ids=["run", "first half"])
+@pytest.mark.parametrize("half, levels, codec, raw, error", [
+    (half, 1 + (half == (codec == "INT8")), codec, raw, error) for half in (False, True) for codec, raw, error in [
+        ("ONEBIT", None, "float32"), ("INT8", [0, 0], "float32"), ("MXFP4", [1, 0], "bfloat16"), ("INT8", [0, 1], None)]
+])  # fmt: skip
 def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(half, levels, codec, raw, error):
     run_ranks(f"""
-exec({LATE!r})
 from block_model import INT8, MXFP4
-from codecs_c import model_of
+from capi import AllReduce
+from codec_model import NONFINITE, PROPAGATE
+from codecs_c import model_of, options_of
+from comms import Nodes, World
 fake.fake_hold_clock(1)  # until rank 1 is to come too late
-world = Late(2, "peers", devices=(0, 1)) if {levels} == 1 else LateNodes([2], "peers", "group", devices=(0, 1))
+peers = dict(devices=(0, 1), timeout=200)
+world = World(2, "peers", **peers) if {levels} == 1 else Nodes([2], "peers", "group", **peers)
 with world:
     place, handles = Place(), [POINTER(AllReduce)() for _ in range(2)]
     options = dict(codec={codec}, segments=[1000, 70], values="float32", results="float32", error={error!r},
@@ -308,7 +270,7 @@ assert not name and any(b"Launch" in one for one in broken_off), (name, broken_o
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_memory_stays_that_others_may_write_to_after_this_rank_gave_up(numbers):
+def test_a_rank_that_does_not_come_is_waited_for_so_long_and_memory_stays_that_it_may_write_to(numbers):
     run_ranks(f"""
 numbers = {numbers}
 for card in numbers:
@@ -319,7 +281,14 @@ own = fake.fake_in_use(0)
 comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
 handles = handles_on(comms, numbers, 1000)
 status, _ = run_on(handles[0], values)
-assert status == (Status.TIMEOUT if numbers == (0, 0) else 0)  # on one card ranks wait on the host
+if numbers == (0, 0):  # which wait on the host
+    expect(status, Status.TIMEOUT, "1 of 2 ranks", "200 ms")
+else:
+    assert status == 0
+    assert np.isnan(place.get(values)).all()
+expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT, "rank 0", "200 ms")
+expect(run_on(handles[0], values)[0], Status.COMM, "broken off")
+expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
 for handle in handles:
     lib.gc_allreduce_free(handle)
 for comm in comms:

@@ -1171,6 +1171,13 @@ TABLE += [
             *(({"device": DLDevice(device, 0)}, NO_CUDA) for device in (CUDA, CUDA_MANAGED)),
         ]
     ),
+    # one tensor in one call
+    *(("gc_encode", {"values.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "values", dtype) for dtype in ("int32", "float64")),
+    *(("gc_encode", {"codec": n}, INVALID_ARGUMENT, "codec", n) for n in (-1, 0, 8, 2**31 - 1)),
+    *(("gc_decode", {"dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "dtype", dtype) for dtype in ("float64", "uint8")),
+    ("gc_decode", {"payload.dtype": dldtype("int8")}, UNSUPPORTED_DTYPE, "payload", "int8"),
+    *(("gc_decode", {"payload.shape": shape}, SHAPE_MISMATCH, "payload") for shape in ((), (2, 56))),
+    ("gc_decode", {"payload.strides": (2,)}, NOT_CONTIGUOUS, "payload"),
     # numbers of what is not there
     ("gc_chunk_bytes", {"n_chunks": 0}, -1, "n_chunks", 0),
     *(("gc_chunk_bytes", {"n_elements": n}, -1, "n_elements", n) for n in (-5, -(2**63))),

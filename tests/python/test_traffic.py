@@ -11,7 +11,7 @@ from block_model import BF16, INT8, MXFP4
 from capi import lib
 from codec_model import ONEBIT, SIGN
 from codecs_c import Host, gradient
-from comms import CheckedRanks, Nodes, World, is_once
+from comms import CheckedRanks, World, is_once
 from test_codec_driver import PLACE
 from stand_in import run
 
@@ -63,24 +63,6 @@ def test_a_rank_that_is_alone_sends_nothing():
     with World(1) as world, CheckedRanks(world, place, codec=INT8, error=None, segments=[1000]) as ranks:
         assert said(ranks.handles[0]) == (0, -1, 2)
         assert (lib.gc_comm_rank(world.comms[0]), lib.gc_comm_world_size(world.comms[0])) == (0, 1)
-
-
-@pytest.mark.parametrize("ranks", [[2, 2], [3, 3, 3], [4, 4], [1, 1], [3]], ids=str)
-@pytest.mark.parametrize("options", [FLAT[0][0], FLAT[2][0]], ids=["once", "twice"])
-def test_a_rank_of_two_levels_sends_what_it_says_within_and_between_nodes(ranks, options):
-    with Nodes(ranks, "board", "board") as world, CheckedRanks(world, place, **options) as checked:
-        for each in world.intra + world.inter:
-            each.board.calls.clear()
-        step(checked, options)
-        for rank, handle in enumerate(checked.handles):
-            node, number = world.places[rank]
-            within, _ = counted(world.intra[node].board, number)
-            between, times = counted(world.inter[number].board, node)
-            if len(ranks) > 1 and ranks[0] > 1:
-                assert said(handle) == (within + between, between, times), rank
-            else:
-                assert said(handle)[::2] == (within + between, len(world.intra[node].board.calls) // ranks[0] + times), rank
-            assert lib.gc_comm_rank(world.comms[rank]) == rank and lib.gc_comm_world_size(world.comms[rank]) == sum(ranks)
 
 
 def test_parts_say_busy_while_a_call_is_under_way():

@@ -49,21 +49,6 @@ def test_the_page_says_how_far_the_model_is_off_the_measured_steps_between_nodes
     assert len(left) == len(off["MB that left a node, 2 x 2"]) == 5
 
 
-def test_what_leaves_a_node_is_counted_by_hand():
-    """Two nodes of two ranks, eight elements: which numbers cross from one node to the other."""
-    nodes, ranks, elements = 2, 2, 8
-    world, node = nodes * ranks, lambda rank: rank // ranks
-    crossing = lambda moves: sum(count for source, to, count in moves if (node(source), node(to)) == (0, 1))  # noqa: E731
-    ring = [(rank, (rank + 1) % world, elements / world) for rank in range(world) for _ in range(world - 1)]
-    pairs = [(one, other, elements / world) for one in range(world) for other in range(world) if one != other]
-    levels = [move for move in pairs if (move[0] - move[1]) % ranks == 0]
-    assert when.leaving("ring", nodes, ranks) == 2 * crossing(ring) / elements
-    assert when.leaving("flat", nodes, ranks) == (crossing(pairs) + crossing(ring)) / elements
-    assert when.leaving("levels", nodes, ranks) == 2 * crossing(levels) / elements
-    for way in ("ring", "tree", "flat", "levels"):
-        assert when.leaving(way, 4, 1) == 1.5
-
-
 def test_between_nodes_the_page_compares_with_nccl_for_1_4_and_8_gpus_per_node(model):
     page = " ".join((ROOT / "docs/WHEN.md").read_text(encoding="utf-8").split())
     least = {1: "3.8", 4: "3.8 to 6.7", 8: "3.7 to 7.2"}
@@ -75,18 +60,6 @@ def test_between_nodes_the_page_compares_with_nccl_for_1_4_and_8_gpus_per_node(m
             times += [f"{one / own:.2g}" for one in plain]
         assert said.split(" to ")[0] == min(times) and said.split(" to ")[-1] in (max(times), min(times)), times
         assert f"{said} with {ranks} GPU" in page, (ranks, said)
-
-
-def test_a_line_is_fitted_through_points_of_one():
-    least, slope = when.fitted({n: 20e-6 + 4e-12 * n for n in (2**20, 2**24, 2**28)})
-    assert least == pytest.approx(20e-6) and slope == pytest.approx(4e-12)
-
-
-def test_ranks_exchange_once_below_a_mebibyte_of_all_payloads_and_two_below_four():
-    assert when.once("bf16", 2**20 - 1) and not when.once("bf16", 2**20)  # 2 ranks, 2 bytes
-    assert when.once("bf16", 2**17 - 1, world=4) and not when.once("bf16", 2**17, world=4)
-    assert when.once("int8 over NCCL", 2**20) and not when.once("int8", 2**18, world=4)
-    assert not when.once("onebit", 1) and not when.once("int8 errors", 1)
 
 
 def test_over_nvlink_the_model_is_what_it_was_fitted_to(model):
