@@ -216,7 +216,7 @@ if [ -x build/venv/bin/python ]; then
         step "bits and signs on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/spec/test_parity.py -k "(nothing_else or vote_signs) and cpu"
         step "large results on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
-            tests/python/test_bits.py -k "large_tensors or caches"
+            tests/python/test_bits.py -k "workers or caches"
         step "copies on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/python/test_copy.py -k nowhere_else
     done

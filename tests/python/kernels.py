@@ -11,7 +11,7 @@ import numpy as np
 import capi
 from capi import CUDA, ElementwiseOptions, Kernel, ReductionOptions, RunOptions, Tensor, View, last_error, lib
 
-KEEPDIMS, FMAD, NO_DISK = 1, 1, 2
+KEEPDIMS, NO_DISK = 1, 2
 
 
 class Refused(Exception):

@@ -2,7 +2,6 @@
 short runs, numbers of threads, and memory that only the CPU has."""
 
 import ctypes
-import itertools
 
 import numpy as np
 import pytest
@@ -11,10 +10,13 @@ from hypothesis import strategies as st
 
 import capi
 from capi import (
-    AXIS_NONE, BIG, COUNT_ALL, CUDA_HOST, DTYPES, LITTLE, Managed, Tensor, byref, check, lib, pack_chunks, take,
+    BIG, COUNT_ALL, CUDA_HOST, DTYPES, LITTLE, Managed, Tensor, byref, check, lib, pack_chunks, take,
 )  # fmt: skip
-from layouts import PATTERN, HostBench, Layout, both_ways, chunk_rows
-from models import ORDERS, UNPACKED
+from layouts import (
+    PATTERN, HostBench, Layout, assert_written, both_ways, case, chunk_rows, random_bytes, random_truth, truth_of,
+    zeros_and_ones,
+)  # fmt: skip
+from models import ORDERS
 from tiers import both
 
 
@@ -26,15 +28,13 @@ def test_chunk_bytes_is_the_formula(n_elements, n_chunks):
     assert lib.gc_chunk_bytes(n_elements, n_chunks) == capi.chunk_bytes(n_elements, n_chunks)
 
 
-# What several threads have parts of.
-@pytest.mark.parametrize("dtype", UNPACKED)
-def test_large_tensors_are_packed_and_unpacked_whole(dtype):
-    line = Layout(dtype, ((9 << 20) // np.dtype(DTYPES[dtype][0]).itemsize + 13,), shift=1)
-    both_ways(HostBench(), line, 3, LITTLE, np.random.default_rng(11))
+@pytest.fixture
+def set_threads():
+    yield lambda n: check(lib.gc_set_threads(n))
+    check(lib.gc_set_threads(0))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype, threads", [("uint8", 3), ("uint16", 1), ("int64", 3)])
 def test_large_results_are_written_past_the_caches_and_nowhere_else(dtype, threads, set_threads):
     set_threads(threads)
     size = np.dtype(dtype).itemsize
@@ -50,42 +50,41 @@ def test_large_results_are_written_past_the_caches_and_nowhere_else(dtype, threa
         assert np.array_equal(packed, bits)
 
 
-@pytest.mark.parametrize("lie", [dict(order=(1, 0)), dict(steps=(-1, -1))], ids=["transposed", "backwards"])
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float64"])
-def test_large_matrices_are_packed_and_unpacked_in_c_order(dtype, lie):
-    both_ways(HostBench(), Layout(dtype, (1031, 2053), **lie), 2, BIG, np.random.default_rng(5))
+def along_axes(bench, line, order, rng):
+    """Packs and unpacks in a layout along each axis."""
+    for axis in range(len(line.shape)):
+        buffer = random_truth(rng, line)
+        expected = np.packbits(truth_of(line.carve(buffer)), axis, ORDERS[order])
+        with case(line=line, axis=axis, order=order):
+            assert np.array_equal(bench.new(lib.gc_pack_bits, line, buffer, axis, order), expected)
+            rows = Layout("uint8", expected.shape)
+            buffer = random_bytes(rng, rows)
+            bits = np.unpackbits(rows.carve(buffer), axis, line.shape[axis], ORDERS[order])
+            found = bench.into(lib.gc_unpack_bits_into, rows, buffer, axis, order, target=line)
+            assert_written(line, found, zeros_and_ones(bits, line.dtype))
 
 
 # Of some 5,000 elements: more than pass through the stack at once.
-@pytest.mark.parametrize("inner", [*range(1, 20), 31, 33, 57, 58, 63, 64, 65])
-@pytest.mark.parametrize("dtype", ["bool", "int8", "int32"])
+@pytest.mark.parametrize("inner", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 57, 63, 64, 65])
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
 def test_narrow_dimensions_are_packed_and_unpacked_along_every_axis(dtype, inner):
     rng = np.random.default_rng(inner)
     for middle in 2, 7, 8, 9, 17, 64:
-        memory = rng.integers(0, 2, (5000 // (middle * inner) + 1, middle, inner + 3)).astype(DTYPES[dtype][0])
-        for elements in memory[:, :, :inner].copy(), memory[:, :, 3:], memory[::-1, :, :inner]:
-            for axis, order in itertools.product(range(3), ORDERS):
-                expected = np.packbits(elements.view(np.uint8) if dtype == "bool" else elements, axis, ORDERS[order])
-                written = np.full_like(expected, PATTERN)
-                check(lib.gc_pack_bits_into(Tensor(elements, dtype).view, axis, order, Tensor(written).view, None))
-                assert np.array_equal(written, expected), (middle, axis)
-                target = np.full_like(memory, 1)
-                unpacked = target[:, :, 3:]
-                check(lib.gc_unpack_bits_into(Tensor(expected).view, axis, order, Tensor(unpacked, dtype).view, None))
-                assert np.array_equal(unpacked, elements != 0), (middle, axis)
-                assert (target[:, :, :3] == 1).all(), (middle, axis)
+        shape = 5000 // (middle * inner) + 1, middle, inner
+        for order, more in (BIG, {}), (LITTLE, dict(row=3)), (LITTLE, dict(row=3, steps=(-1, 1, 1))):
+            along_axes(HostBench(), Layout(dtype, shape, **more), order, rng)
 
 
-# Where runs of a few elements lie: of so many rows of so many, the shape of the memory and the view of it.
+# Where runs of a few elements lie, of so many rows of so many.
 SHORT_RUNS = {
-    "of wider rows": (lambda rows, run: (rows, run + 3), lambda memory, run: memory[:, 1 : run + 1]),
-    "of far wider rows": (lambda rows, run: (rows, run + 90), lambda memory, run: memory[::-1, :run]),
-    "backwards": (lambda rows, run: (rows, run), lambda memory, run: memory[:, ::-1]),
-    "every third": (lambda rows, run: (rows, 3 * run + 1), lambda memory, run: memory[:, : 3 * run : 3]),
-    "of planes": (lambda rows, run: (rows // 5, 7, run + 2), lambda memory, run: memory[:, :5, :run]),
-    "transposed": (lambda rows, run: (run, rows), lambda memory, run: memory.T),
-    "transposed in planes": (lambda rows, run: (rows // 20, run, 20), lambda memory, run: memory.transpose(0, 2, 1)),
-    "turned round": (lambda rows, run: (3, run, 4, rows // 9, 2), lambda memory, run: memory.transpose(2, 4, 3, 0, 1)),
+    "of wider rows": lambda rows, run: dict(shape=(rows, run), row=3),
+    "of far wider rows": lambda rows, run: dict(shape=(rows, run), row=90, steps=(-1, 1)),
+    "backwards": lambda rows, run: dict(shape=(rows, run), steps=(1, -1)),
+    "every third": lambda rows, run: dict(shape=(rows, run), steps=(1, 3), row=1),
+    "of planes": lambda rows, run: dict(shape=(rows // 5, 5, run), steps=(1, 2, 1), row=2),
+    "transposed": lambda rows, run: dict(shape=(rows, run), order=(1, 0)),
+    "transposed in planes": lambda rows, run: dict(shape=(rows // 20, 20, run), order=(0, 2, 1)),
+    "turned round": lambda rows, run: dict(shape=(4, 2, rows // 9, 3, run), order=(3, 4, 0, 2, 1)),
 }
 
 
@@ -93,91 +92,34 @@ SHORT_RUNS = {
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64"])
 def test_short_runs_are_flattened_and_written_in_c_order(dtype, where):
     rng = np.random.default_rng(7)
-    shape, view = SHORT_RUNS[where]
     for run in [*range(2, 23), 31, 32, 33, 63, 64, 65, 128, 129]:
-        memory = rng.integers(0, 2, shape(3000 // run + 20, run)).astype(DTYPES[dtype][0])
-        elements = view(memory, run)
-        for chunks, order in itertools.product((1, 3), ORDERS):
-            expected = chunk_rows(elements != 0, chunks, order)
-            written = np.full_like(expected, PATTERN)
-            check(lib.gc_pack_chunks_into(Tensor(elements, dtype).view, order, Tensor(written).view, None))
-            assert np.array_equal(written, expected), (run, chunks)
-            target = np.full_like(memory, 3 if dtype != "bool" else 1)
-            wanted = target.copy()
-            view(wanted, run)[...] = elements
-            check(lib.gc_unpack_chunks_into(Tensor(expected).view, order, Tensor(view(target, run), dtype).view, None))
-            assert np.array_equal(target, wanted), (run, chunks)
+        line = Layout(dtype, **SHORT_RUNS[where](3000 // run + 20, run))
+        for chunks, order in (1, BIG), (3, LITTLE):
+            both_ways(HostBench(), line, chunks, order, rng)
 
 
 # Enough for four workers, who get 4 MiB of elements each. Odd sizes: where one worker's part ends and the next begins
-# lies at any place of a row, of a byte and of a vector.
-# name: for about n elements, the shape of the memory that they are in; and how they lie there.
+# lies at any place of a row, of a byte and of a vector. For about n elements, how they lie.
 LARGE = {
-    "in one piece": (lambda n: (n + 13,), lambda memory: memory),
-    "rows of a wider matrix": (lambda n: (n // 4099 + 1, 4111), lambda memory: memory[:, 5:-7]),
-    "transposed": (lambda n: (n // 4099 + 1, 4099), lambda memory: memory.T),
-    "few long rows": (lambda n: (67, n // 67 | 1), lambda memory: memory),
-    "every other column, from the end": (lambda n: (n // 1001 + 1, 2 * 1001), lambda memory: memory[:, ::-2]),
+    "in one piece": lambda n: dict(shape=(n + 13,), shift=1),
+    "rows of a wider matrix": lambda n: dict(shape=(n // 4099 + 1, 4099), row=12),
+    "transposed": lambda n: dict(shape=(4099, n // 4099 + 1), order=(1, 0)),
+    "few long rows": lambda n: dict(shape=(67, n // 67 | 1)),
+    "every other column, from the end": lambda n: dict(shape=(n // 1001 + 1, 1001), steps=(1, -2)),
 }
 
 
-@pytest.fixture
-def set_threads():
-    yield lambda n: check(lib.gc_set_threads(n))
-    check(lib.gc_set_threads(0))
-
-
-@pytest.mark.parametrize("dtype", both(quick=["int32"], all=["bool", "int32"]))
-@pytest.mark.parametrize("layout, axis", [("in one piece", AXIS_NONE), *both(
-    quick=[(layout, axis) for k, layout in enumerate(list(LARGE)[1:]) for axis in (AXIS_NONE, k % 2)],
-    all=[(layout, axis) for layout in list(LARGE)[1:] for axis in (AXIS_NONE, 0, 1)],
-)])  # fmt: skip
-def test_any_number_of_workers_gives_the_same_bits(layout, dtype, axis, set_threads):
-    memory_shape, lie = LARGE[layout]
-    shape = memory_shape((17 << 20) // np.dtype(dtype).itemsize)
-    rng = np.random.default_rng(17)
-    memory = rng.integers(0, 256, int(np.prod(shape)), np.uint8).reshape(shape)
-    memory = np.where(memory < 128, 0, memory.astype(np.uint8 if dtype == "bool" else np.int32) << (dtype != "bool"))
-    target = np.empty_like(memory)
-    source, unpacked = Tensor(lie(memory), dtype), Tensor(lie(target), dtype)
-    truth = lie(memory) != 0
-
-    for order in ORDERS:
-        if axis == AXIS_NONE:
-            expected = chunk_rows(truth, 3, order)
-            written = np.empty_like(expected)
-        else:
-            expected = np.packbits(truth, axis=axis, bitorder=ORDERS[order])
-            written = np.empty((expected.shape[0], 2 * expected.shape[1]), np.uint8)[:, ::2]
-        bits, bytes_in = Tensor(written), Tensor(expected)
-        twin = np.full_like(memory, PATTERN)
-        lie(twin)[...] = truth
-
-        for n_threads in (1, 3) if order == BIG else (2, 4):
-            set_threads(n_threads)
-            written[...] = PATTERN
-            target[...] = PATTERN
-            out = Managed()
-            if axis == AXIS_NONE:
-                check(lib.gc_pack_chunks_into(source.view, order, bits.view, None))
-                check(lib.gc_unpack_chunks_into(bytes_in.view, order, unpacked.view, None))
-            else:
-                check(lib.gc_pack_bits_into(source.view, axis, order, bits.view, None))
-                check(lib.gc_unpack_bits_into(bytes_in.view, axis, order, unpacked.view, None))
-            assert np.array_equal(written, expected), f"{n_threads} threads, order {order}"
-            assert np.array_equal(target, twin), f"{n_threads} threads, order {order}"
-
-            if axis != AXIS_NONE:
-                check(lib.gc_pack_bits(source.managed, axis, order, byref(out)))
-                assert np.array_equal(take(out), expected), f"{n_threads} threads, order {order}"
-                count = truth.shape[axis]
-                check(lib.gc_unpack_bits(bytes_in.managed, axis, count, order, byref(out)))
-                assert np.array_equal(take(out), truth), f"{n_threads} threads, order {order}"
-            elif order == BIG:
-                chunks = pack_chunks(source, 3)
-                check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, truth.size, byref(out)))
-                assert np.array_equal(np.stack([take(c) for c in chunks]), expected), f"{n_threads} threads"
-                assert np.array_equal(take(out), truth.reshape(-1)), f"{n_threads} threads"
+@pytest.mark.parametrize("layout, dtype", [
+    ("in one piece", "bool"), *((layout, "int32") for layout in LARGE), ("transposed", "float64"),
+])  # fmt: skip
+def test_any_number_of_workers_gives_the_same_bits(layout, dtype, set_threads):
+    rng, bench = np.random.default_rng(17), HostBench()
+    line = Layout(dtype, **LARGE[layout]((17 << 20) // np.dtype(DTYPES[dtype][0]).itemsize))
+    for n_threads in both(quick=(3,), all=(1, 2, 3, 4)):
+        set_threads(n_threads)
+        both_ways(bench, line, 3, n_threads % 2, rng)
+        if len(line.shape) > 1 and dtype == "int32":
+            along_axes(bench, line, n_threads % 2, rng)
 
 
 @pytest.mark.parametrize("shape, axis", [((0, *(2,) * 63), 0), ((*(2,) * 63, 0), 63), ((2**62, 2**62, 0, 5), 2)])

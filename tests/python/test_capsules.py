@@ -9,7 +9,6 @@ import gc
 import itertools
 import os
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -38,13 +37,7 @@ class Lent:
 
     def __init__(self):
         self.releases = []
-        self.threads = []
-
-        def release(context):
-            self.releases.append(context)
-            self.threads.append(threading.get_ident())
-
-        self.callback = RELEASE(release)
+        self.callback = RELEASE(self.releases.append)
 
     def tensor(self, array, *, dtype=None, context=42, strides=None):
         out = Managed()
@@ -278,15 +271,6 @@ def test_a_tensor_from_a_pointer_needs_no_release():
     assert take(out).tolist() == [0, 1, 2]
 
 
-def test_a_release_may_happen_on_another_thread():
-    lent, memory = Lent(), np.zeros(3)
-    tensor = lent.tensor(memory)
-    thread = threading.Thread(target=lib.gc_tensor_free, args=(tensor,))
-    thread.start()
-    thread.join()
-    assert lent.releases == [42] and lent.threads != [threading.get_ident()]
-
-
 def test_freeing_nothing_is_nothing():
     lib.gc_tensor_free(None)
     source = Tensor(np.zeros(4))
@@ -321,19 +305,6 @@ def test_chunks_go_in_any_order_and_the_last_one_keeps_the_memory(n_chunks, chun
             scribble(n_chunks * chunk_size, kept)
         for tensor in kept:
             lib.gc_tensor_free(tensor)
-
-
-def test_chunks_go_on_threads_of_their_own():
-    truth = np.random.default_rng(9).random(4096) < 0.5
-    for _ in range(50):
-        chunks = pack_chunks(Tensor(truth), 4)
-        threads = [threading.Thread(target=lib.gc_tensor_free, args=(c,)) for c in chunks[1:]]
-        for thread in threads:
-            thread.start()
-        np.testing.assert_array_equal(read(chunks[0]), np.packbits(truth)[:128])
-        for thread in threads:
-            thread.join()
-        lib.gc_tensor_free(chunks[0])
 
 
 def test_outputs_outlive_their_inputs():

@@ -273,7 +273,7 @@ def test_the_sum_of_floats_does_not_depend_on_where_they_lie():
     """)
 
 
-def test_short_rows_one_after_the_other():
+def test_short_rows_one_after_the_other_long_ones_and_columns():
     run("""
     first = reduction("T x, U w", "T y, int64 at", "best<T>(x * w, _J)",
         "b.x > a.x || b.x == a.x && b.at < a.at ? b : a", "y = a.x; at = a.at", name="argmax", reduce_type="best<T>",
@@ -281,7 +281,7 @@ def test_short_rows_one_after_the_other():
         "__device__ best(T x, long long at) : x(x), at(at) {} };")
     mean = reduction("T x", "float64 y", "x", "a + b", "y = a / _in_ind.size() * _out_ind.size()", "0", "mean",
         reduce_type="double")
-    for rows, columns in (1, 3), (2, 3), (1000, 3), (257, 5), (129, 17), (500, 7), (300, 31), (20, 257):
+    for rows, columns in (1, 3), (2, 3), (1000, 3), (257, 5), (129, 17), (500, 7), (300, 31), (20, 257), (50, 3000):
         for dtype in "u1", "f8":
             x = integers(rows, columns, dtype=dtype, low=0, high=9)
             w = integers(rows, columns, dtype="i4", low=1, high=3)
@@ -289,36 +289,11 @@ def test_short_rows_one_after_the_other():
             first([x, w], [y, at], axes=1)
             same(y, (x * w).max(axis=1))
             same(at, (x * w).argmax(axis=1))
+            first([x.T, w.T], [y, at], axes=0)
+            same(at, (x * w).argmax(axis=1))
             m = np.zeros((rows, 1))
             mean([x], [m], axes=-1, keepdims=True)
             same(m[:, 0], x.sum(axis=1, dtype="f8") / (rows * columns) * rows)
-    """)
-
-
-def test_reductions_of_other_types_and_several_outputs():
-    run("""
-    mean = reduction("T x", "float64 y", "x", "a + b", "y = a / n", "0", "mean", reduce_type="double")
-    x = integers(200, 1001, dtype="u1", low=0, high=255)
-    for axis in 0, 1:
-        y = np.zeros(x.shape[1 - axis])
-        mean([x], [y], axes=axis)
-        same(y, x.sum(axis=axis) / x.shape[axis])
-    argmax = reduction("T x", "T y, int64 at", "best<T>(x, _J)", "a.x < b.x || (a.x == b.x && a.at > b.at) ? b : a",
-        "y = a.x; at = a.at", name="argmax", reduce_type="best<T>", preamble='''
-        template <typename T> struct best {
-            T x; long long at;
-            __device__ best() {} __device__ best(T x, long long at) : x(x), at(at) {}
-        };''')
-    x = integers(50, 3000, low=0, high=500)
-    for axis in 0, 1:
-        y, at = np.zeros(x.shape[1 - axis], "f4"), np.zeros(x.shape[1 - axis], "i8")
-        argmax([x], [y, at], axes=axis)
-        same(y, x.max(axis=axis))
-        same(at, x.argmax(axis=axis))
-    dot = reduction("float16 x, bfloat16 y", "float32 z", "x * y", "a + b", "z = a", "0", "dot")
-    x, y, z = integers(40, 33, dtype="f2", low=-8, high=8), bfloat16(integers(33, low=-8, high=8)), np.zeros(40, "f4")
-    dot([x, on_card(y, dtype="bfloat16")], [z], axes=1)
-    same(z, (x.astype("f4") * from_bfloat16(y)).sum(axis=1))
     """)
 
 

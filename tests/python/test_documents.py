@@ -72,50 +72,6 @@ def test_losses_for_whoever_decides_are_those_that_were_measured():
     assert len(losses) > 15 and losses - measured == set()
 
 
-def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
-    sizes = {"float32": 4.0}
-    for name, _, size, *_ in rows("docs/CODECS.md", "sends"):
-        sizes[name.strip("`").removeprefix("GC_CODEC_").lower()] = float(size)
-    link, *_ = [row for row in rows("docs/PERFORMANCE.md", "| nodes and link |") if row[0] == "2 nodes x 2 GPUs, 10 Gbit/s"]
-    head = (ROOT / "docs/PERFORMANCE.md").read_text(encoding="utf-8").split("| nodes and link |")[1].split("\n")[0]
-    head = [cell.strip() for cell in head.strip("| ").split("|")]
-    measured = dict(zip(head, map(float, link[1:])))
-    found = set()
-    for name, size, _, speed in rows("README.md", "speed-up at 10 Gbit/s"):
-        codec = name.strip("*`")
-        assert float(size) == pytest.approx(sizes[codec], abs=0.01), name
-        took = measured["NCCL" if codec == "float32" else codec.upper()] if speed != "-" else None
-        assert took is None or re.findall(r"[\d.]+", speed)[0] == f"{measured['NCCL'] / took:.1f}", name
-        found |= {codec} if took else set()
-    assert found == {"float32", "int8", "int4"}
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    hook = re.search(r"PyTorch's bfloat16 hook takes (\d+) ms at 10 Gbit/s", text)[1]
-    assert float(hook) == measured["PyTorch's bf16 hook"]
-    steps = {name: dict(zip(head, map(float, cells))) for name, *cells in rows("docs/PERFORMANCE.md", "| nodes and link |")}
-    in_page = {
-        "one machine with NVLink": "1 node x 4 GPUs, NVLink", "one machine whose": "1 node x 4 GPUs, no peer access",
-        "two nodes of two GPUs, Ethernet of 25": "2 nodes x 2 GPUs, 25 Gbit/s",
-        "two nodes of two GPUs, Ethernet of 10": "2 nodes x 2 GPUs, 10 Gbit/s",
-    }  # fmt: skip
-    for name, nccl, own, _ in rows("README.md", "| your GPUs |"):
-        step = next((steps[place] for begin, place in in_page.items() if name.startswith(begin)), None)
-        numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d,]+) ms", f"{nccl} {own}")]
-        if step:
-            assert numbers == [step[who] for who in ("NCCL", "INT8", "INT4")][: len(numbers)], name
-        elif "measured" not in own:  # the row of slow links, in seconds
-            slow = steps["2 nodes x 2 GPUs, 1 Gbit/s"]
-            assert (nccl, own) == (f"{slow['NCCL'] / 1e3:.0f} s", f"`int4` {slow['INT4'] / 1e3:.1f} s")
-    larger = re.search(r"126 million weights after 1,500 steps, one seed: float32 ([\d.]+), INT8 ([\d.]+)\.", text).groups()
-    assert larger == tuple(f"{float(row[-1]):.3f}" for row in rows("docs/CODECS.md", "at the end, more text"))
-    losses = re.search(r"float32 ([\d.]+), INT8 ([\d.]+), INT4 ([\d.]+)\.", text).groups()
-    expected = {
-        sent.split(", ")[-1]: loss
-        for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
-        if optimizer == "AdamW" and (errors == "kept" or "INT4" not in sent)
-    }
-    assert losses == tuple(expected[codec] for codec in ("float32", "INT8", "INT4"))
-
-
 @pytest.mark.skipif(not (ROOT / "Cargo.toml").exists(), reason="the tree of `make dist` has no sources")
 def test_there_is_one_description_of_the_project():
     (about,) = re.findall(r'(?m)^description = "(.*)"', (ROOT / "Cargo.toml").read_text(encoding="utf-8"))

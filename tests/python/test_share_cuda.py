@@ -448,39 +448,6 @@ def test_threads_that_open_and_release_the_same_allocation():
     """)
 
 
-@pytest.mark.parametrize("code, is_kept", [(900, True), (700, False)])
-def test_what_cannot_be_waited_for_stays_mapped_until_the_process_ends(code, is_kept):
-    # As when a stream of the context captures, or when the context is lost.
-    shares(f"""
-    is_kept = {is_kept}
-    def here(end):
-        mapped = Mapped([GRANULE])
-        leases = [send(tensor, end) for tensor in (held(1000), over(mapped.address, np.ones(9)))]
-        hear(gate)
-        for lease in leases:
-            if is_kept:
-                expect(lib.gc_share_wait(lease, 0), Status.TIMEOUT, "not released")
-            else:
-                check(lib.gc_share_wait(lease, 0))
-        say(gate)
-        for lease in leases:
-            if is_kept:
-                expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "ended without")
-            lib.gc_share_free(lease)
-    def there(end):
-        for _ in range(2):
-            tensor = receive(end)
-            address = tensor.contents.dl_tensor.data
-            assert not is_kept or fake.fake_use(address, 72, 1, fake.fake_stream(0)) == 0
-            lib.gc_tensor_free(tensor)
-            assert not is_kept or len(ctypes.string_at(address, 72)) == 72
-        assert in_use()[1:] == ((1, 1, 1) if is_kept else (0, 0, 0))
-        say(gate)
-        hear(gate)
-    two(here, there, {{"FAKE_FAILURES": "cuCtxSynchronize={code}"}})
-    """, FAKE_FREE=0)
-
-
 def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_again():
     shares("""
     def here(end):
