@@ -93,21 +93,6 @@ def every_shape_in_every_number_of_chunks(place, codec):
 
 
 @each_codec
-def every_dtype_with_every_other(place, codec):
-    rng = np.random.default_rng(7)
-    for values in DTYPES:
-        for results in DTYPES:
-            for error in ("float32", "bfloat16", None):
-                options = dict(values=values, results=results, error=error, beta=0.95, n_chunks=2, server=1)
-                with Checked(place, codec=codec, segments=[100, 3], raw=[0, 1], **options) as handle:
-                    for factors in ((None, None), (0.5, 3.0)):
-                        payload = handle.encode(ordinary(rng, handle.model), *factors)
-                        handle.decode(payload, results)
-                        handle.reduce(payload[1:2])
-                        handle.compare_all()
-
-
-@each_codec
 def decoded_values_are_divided_multiplied_and_added(place, codec):
     rng = np.random.default_rng(8)
     with Checked(place, codec=codec, segments=[77, 9], raw=[0, 1], n_chunks=2) as handle:
@@ -450,24 +435,3 @@ def errors_come_in_rounded_and_finite(place, codec):
         else:
             raise AssertionError("errors were taken by a codec that keeps none")
         handle.errors()
-
-
-@each_codec
-def steps_are_committed_and_taken_back(place, codec):
-    rng = np.random.default_rng(16)
-    options = dict(codec=codec, segments=[300, 9, 40], raw=[0, 1, 0], nonfinite=TRANSACTIONAL, n_chunks=2, server=0)
-    with Checked(place, **options) as handle:
-        for end in ("commit", "rollback", "skip", "nothing", "reset"):
-            for which in ("both", "encode", "reduce"):
-                if which != "reduce":
-                    payload = handle.encode(ordinary(rng, handle.model))
-                if which != "encode":
-                    handle.reduce(np.stack([payload[0]] * 2))
-                if end == "skip":
-                    handle.commit(np.array([True]))
-                elif end != "nothing":
-                    getattr(handle, end)()
-                if end != "nothing":
-                    handle.compare_all()
-        handle.commit()
-        handle.compare_all()

@@ -1,4 +1,4 @@
-"""Worlds of ranks, one thread each, and DeepSpeed's compressed all-reduce in NumPy, which they are compared with."""
+"""Worlds of ranks, one thread each, and handles on all of them beside the models that they are compared with."""
 
 import ctypes
 import threading
@@ -9,38 +9,10 @@ import numpy as np
 from block_model import FORMATS, INT4, INT8, SUM
 from capi import CUDA, EXCHANGE, AllReduce, CodecOptions, Comm, DLDevice, Part, Transport, last_error, lib
 from codec_model import (
-    MEAN, NONFINITE, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32, narrow, scale_of, sigma,
+    MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32, narrow,
 )  # fmt: skip
 from codecs_c import call, dtype_name, gradient, model_of, options_of, or_null, same, views
 from nodes_model import world_model
-
-
-def shards(n, world):
-    """The elements of each rank's shard, as slices."""
-    s = 8 * -(-(-(-n // 8)) // world)
-    return [slice(min(n, k * s), min(n, (k + 1) * s)) for k in range(world)]
-
-
-def reference(buffers, workers, servers):
-    """CONTRACT: buffers and worker errors of all ranks, server errors of the shards' elements. Gives the new ones.
-
-    One array for all buffers, which end the same; errors are as they were if anything is not finite."""
-    world, n = len(buffers), buffers[0].size
-    with np.errstate(all="ignore"):
-        c = [b + e for b, e in zip(buffers, workers)]
-        s = [scale_of(x, RMS) for x in c]
-        q = [f32(x / f32(world)) for x in s]
-        d, t = [], []
-        for k, shard in enumerate(shards(n, world)):
-            total = np.zeros(shard.stop - shard.start, f32)
-            for r in range(world):
-                total = total + q[r] * sigma(c[r][shard])
-            d.append(total + servers[k])
-            t.append(scale_of(d[k], RMS))
-        if not np.isfinite(s + t).all():
-            return np.full(n, np.uint32(0x7FC00000).view(f32)), workers, servers
-        out = np.concatenate([t[k] * sigma(d[k]) for k in range(world)]) if n else np.zeros(0, f32)
-        return out, [x - y * sigma(x) for x, y in zip(c, s)], [x - y * sigma(x) for x, y in zip(d, t)]
 
 
 class Board:
@@ -193,60 +165,6 @@ def handle_on(comm, n, device=DLDevice(1, 0), **options):
 def run_on(handle, tensor, stream=None):
     """One run of such a handle: the status, and the last error of this thread."""
     return status_of(lib.gc_allreduce_run, handle, views([tensor]), 1, None, None, stream)
-
-
-class DeepSpeedRank:
-    """DeepSpeed's compressed all-reduce on one rank, as docs/ALLREDUCE.md makes it of a handle: the two errors are arrays of
-    the caller, which go in before a step and come out after it. If a value is not finite on any rank, the step is taken back
-    on all of them, and the errors stay as they were. Every rank creates one. `wait`: waits for the stream."""
-
-    def __init__(self, comm, rank, world, n, place, stream=None, wait=lambda: None):
-        self.shard, self.n, self.place, self.stream, self.wait = shards(n, world)[rank], n, place, stream, wait
-        self.handle = handle_on(comm, n, place.device, nonfinite=TRANSACTIONAL)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        lib.gc_allreduce_free(self.handle)
-
-    def step(self, buffer, worker, server):
-        """Values, worker errors, and the server errors of this shard's elements. Returns the new ones."""
-        place, handle, stream, servers = self.place, self.handle, self.stream, np.zeros(self.n, f32)
-        servers[self.shard] = server
-        arrays = buffer, worker.reshape(1, self.n), servers, np.full(self.n, 7, f32), np.full(server.size, 7, f32)
-        values, given, given_servers, kept, shard = (place.put(array) for array in arrays)
-        flags = place.put(np.zeros(1, np.uint32))
-        call("gc_allreduce_errors_in", handle, given.view, given_servers.view, stream)
-        call("gc_allreduce_run", handle, views([values]), 1, None, None, stream)
-        call("gc_allreduce_commit", handle, None, stream)
-        call("gc_allreduce_errors_out", handle, kept.view, shard.view, stream)
-        call("gc_allreduce_flags", handle, flags.view, stream)
-        self.wait()
-        found, kept, shard = (place.get(one).copy() for one in (values, kept, shard))
-        if place.get(flags)[0] & NONFINITE:
-            found = np.full(self.n, np.uint32(0x7FC00000).view(f32))
-        return [found, kept, shard]
-
-
-class DeepSpeed:
-    """The same on every rank of a world; arrays by rank."""
-
-    def __init__(self, world, n, place, streams=None, wait=lambda: None):
-        self.world, streams = world, streams or [None] * world.size
-        self.ranks = world.each(
-            lambda rank: DeepSpeedRank(world.comms[rank], rank, world.size, n, place, streams[rank], wait)
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for rank in self.ranks:
-            rank.__exit__()
-
-    def step(self, *lists):
-        return [list(one) for one in zip(*self.world.each(lambda rank: self.ranks[rank].step(*(x[rank] for x in lists))))]
 
 
 class CheckedRanks:

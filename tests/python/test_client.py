@@ -312,15 +312,9 @@ def test_a_kernel_is_prepared(gradcodec, monkeypatch):
     assert step.log() == "step(1): warning: odd"
     monkeypatch.setenv("FAKE_NVRTC_FAILURES", "nvrtcCompileProgram=6")
     step.prepare([x, 0.5], [y], capability=90)  # was compiled before
-    for call in (
-        lambda: step.prepare([x, 0.5], [y], capability=80),  # yet to be compiled
-        lambda: step.prepare([x, x[:1, :2]], [y], capability=90),
-        lambda: step([x, 0.5], [y]),
-        lambda: gradcodec.elementwise("T x", "T", ""),
-    ):
-        with pytest.raises(RuntimeError) as raised:
-            call()
-        assert raised.value.status in (26, 4, 3, 1), raised.value
+    with pytest.raises(RuntimeError) as raised:
+        step.prepare([x, 0.5], [y], capability=80)  # yet to be compiled
+    assert raised.value.status == 26, raised.value
 
     sums = gradcodec.reduction("T x", "T y", "x", "a + b", "y = a", "0", preamble="int q;")
     many, y = np.zeros((2, 1 << 20), "f4"), np.zeros((2, 1), "f4")

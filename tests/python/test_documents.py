@@ -3,7 +3,6 @@
 import importlib.util
 import pathlib
 import re
-import subprocess
 
 import pytest
 
@@ -70,23 +69,6 @@ def test_losses_for_whoever_decides_are_those_that_were_measured():
     measured = set(re.findall(r"\d\.\d+", (ROOT / "docs/CODECS.md").read_text(encoding="utf-8")))
     losses = {loss for row in rows("docs/CHOOSING.md", "measured loss") for loss in re.findall(r"\d\.\d+", row[-1])}
     assert len(losses) > 15 and losses - measured == set()
-
-
-@pytest.mark.skipif(not (ROOT / "Cargo.toml").exists(), reason="the tree of `make dist` has no sources")
-def test_there_is_one_description_of_the_project():
-    (about,) = re.findall(r'(?m)^description = "(.*)"', (ROOT / "Cargo.toml").read_text(encoding="utf-8"))
-    begins = {
-        "README.md": f"# GradCodec\n\n**{about}.**\n",
-        "include/gradcodec.h": f"\n/*\n * {about}.\n *\n",
-        "packaging/gradcodec.pc.in": f"\nDescription: {about}\n",
-        "python/gradcodec/__init__.py": f'"""{about}.\n',
-        # These take it from Cargo.toml, or from the header.
-        "packaging/wheel.py": '"summary": re.search(r\'^description = "(.*)"\', manifest, re.M)[1]',
-        "packaging/debian.sh": "about=$(sed -n 's/^description = ",
-    }
-    assert [name for name, text in begins.items() if text not in (ROOT / name).read_text(encoding="utf-8")] == []
-    page = subprocess.run(["sh", ROOT / "docs/man.sh"], capture_output=True, text=True, check=True).stdout
-    assert f"gradcodec \\- {about[0].lower()}{about[1:]}\n" in page
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from ctypes import POINTER, byref
 
 import numpy as np
 
-from capi import AllReduce, Codec, CodecOptions, Status, Tensor, last_error, lib
+from capi import Codec, CodecOptions, Status, Tensor, last_error, lib
 from codec_model import ONEBIT, f32
-from codecs_c import call, views
-from comms import World
+from codecs_c import call
+from comms import World, handle_on, run_on
 
 SENTENCE = "was made before the process was forked"
 
@@ -36,14 +36,8 @@ def in_child(function):
     return text
 
 
-def handle_on(comm, n=64):
-    options, handle = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, n_elements=n), POINTER(AllReduce)()
-    call("gc_allreduce_create", comm, byref(options), byref(handle))
-    return handle
-
-
-def run(handle, n=64):
-    return lib.gc_allreduce_run(handle, views([Tensor(np.ones(n, f32))]), 1, None, None, None)
+def run(handle):
+    return run_on(handle, Tensor(np.ones(64, f32)))[0]
 
 
 def refused(*calls):
@@ -52,7 +46,7 @@ def refused(*calls):
 
 def test_a_group_in_the_middle_of_a_call():
     with World(2) as world:
-        handles = world.each(lambda rank: handle_on(world.comms[rank]))
+        handles = world.each(lambda rank: handle_on(world.comms[rank], 64))
         def run_first():
             while run(handles[0]) == Status.BUSY:  # with the call below that asks for it
                 pass
@@ -70,7 +64,7 @@ def test_a_group_in_the_middle_of_a_call():
                 lib.gc_allreduce_free(handle)
                 lib.gc_comm_free(comm)
             with World(2) as new:
-                made = new.each(lambda rank: handle_on(new.comms[rank]))
+                made = new.each(lambda rank: handle_on(new.comms[rank], 64))
                 return found, new.each(lambda rank: run(made[rank]))
 
         assert in_child(child) == str(([(True, True)] * 4, [0, 0]))

@@ -118,6 +118,8 @@ def test_an_all_reduce_goes_on_when_its_communicator_is_closed():
 def test_a_tensor_that_was_taken_outlives_its_close():
     tensor = library.pack_bits(np.ones(64, bool))
     array = np.from_dlpack(tensor)
+    with pytest.raises(BufferError, match="was taken before"):
+        np.from_dlpack(tensor)
     tensor.close()
     gc.collect()
     assert array.tolist() == [255] * 8
@@ -207,23 +209,6 @@ def test_an_error_names_its_status():
     assert again.status is Status.INVALID_ARGUMENT
     unknown = GradCodecError("of a later version", 77)
     assert unknown.status == 77 and not isinstance(unknown.status, Status) and str(unknown) == "of a later version"
-
-
-def test_what_a_transport_raises_stands_in_the_last_line():
-    def broken(send, receive):
-        raise ConnectionError("the network is gone " * 100)
-
-    with pytest.raises(GradCodecError, match="returned 1: ConnectionError: the network is gone") as error:
-        library.communicator(0, 2, broken, broken).allreduce(1, [8])
-    assert error.value.status is Status.COMM and len(str(error.value)) <= 500
-    assert isinstance(error.value.__cause__, ConnectionError)
-
-
-def test_a_tensor_that_was_taken_says_so():
-    tensor = library.pack_bits(np.ones(8, bool))
-    np.from_dlpack(tensor)
-    with pytest.raises(BufferError, match="was taken before"):
-        np.from_dlpack(tensor)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
