@@ -531,9 +531,9 @@ convergence: $(LIBRARY)
 slow-links: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/diloco.py --library $(LIBRARY) $(BENCH)
 
-## A training step on all GPUs, by codec and transport: build/bench/training_step.json. DEVICE=cpu rehearses.
+## A step of three models on the GPUs of one node, by codec and transport: build/bench/training_step.json.
 training-step: $(LIBRARY)
-	$(PYTHON) bench/training_step.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
+	$(PYTHON) bench/links.py --library $(LIBRARY) --only models --output $(BUILD)/bench/training_step.json $(BENCH)
 
 ## The pictures of docs/, from the tables in docs/PERFORMANCE.md and docs/CODECS.md.
 plot:

@@ -1,10 +1,13 @@
-"""A training step of 315 million weights on four GPUs, by link: build/bench/links.json and a table.
+"""Training steps on GPUs, by link or by model: runs of bench/nodes.py, build/bench/links.json and a table.
 
     python3 bench/links.py --library lib/libgradcodec.so.0 [--only "2 x 2" "4 x 1"]
+    python3 bench/links.py --library lib/libgradcodec.so.0 --only models [--hooks 25 100]
 
-Each part is a run of bench/nodes.py, in which the four GPUs stand for one, two or four nodes. `1 x 4` is one node of
-four GPUs: over NVLink, and without peer access between GPUs. DistributedDataParallel is the default; FSDP2 shards over
-all GPUs and HSDP within each node. A part that the JSON file has is not run again.
+Of 315 million weights four GPUs stand for one, two or four nodes. `1 x 4` is one node of four GPUs: over NVLink, and
+without peer access between GPUs. DistributedDataParallel is the default; FSDP2 shards over all GPUs and HSDP within each
+node. `models` are three models within one node, in float32 and in bfloat16: with few sequences (`large`) the host takes
+longer to enqueue a step than the GPUs to compute it, with many (`busy`) the GPUs take longer. A part that the JSON file
+has is not run again.
 """
 
 import argparse
@@ -29,47 +32,58 @@ PARTS = {
     "2 x 2, HSDP": ["--gbit", "10", "25", "--wrap", "hsdp"],
 }
 CODECS = ["--codecs", "int8", "mxfp8", "int4"]  # of DistributedDataParallel
+NODE = ["--nodes", "1", "--gbit", "0", "--steps", "5", "--turns", "7", "--codecs", "int8", "int4", "--dtype"]
+SHAPES = {"small": ["--width", "384", "--layers", "6", "--batch", "8", "--places", "256"],
+          "large": ["--batch", "8", "--places", "256"], "busy": ["--places", "256"]}  # fmt: skip
+MODELS = {f"{name}, {dtype}": [*NODE, dtype, *shape] for name, shape in SHAPES.items() for dtype in ("float32", "bfloat16")}
 
 
 def ms(link, name):
     one = link["found"].get(name)
-    return f"{1e3 * statistics.median(one['seconds']):.0f}" if one else "-"
+    return f"{1e3 * statistics.median(one['seconds']):.1f}" if one else "-"
 
 
 def tables(parts):
-    """One of DistributedDataParallel and one of the sharded models, with ms a step and MB that left node 0 in it."""
-    heads = {
-        "ddp": ["no exchange", "float32", "bf16 hook", "int8", "mxfp8", "int4"],
-        "sharded": ["float32", "bf16 reduced", "int8", "int8, gather int8", "int4, gather int8"],
-    }
-    rows = {"ddp": [], "sharded": []}
+    """One of DistributedDataParallel by link, one of sharded models, and one of the models of a node, with ms a step and
+    MB that left node 0 in it."""
+    kinds = {}
     for part, about in parts.items():
-        kind = "ddp" if about["wrap"] == "ddp" else "sharded"
-        links = sorted(about["links"].items(), key=lambda link: -float(link[0]))
-        for gbit, link in links:
-            at = f", {gbit} Gbit/s" + (f" (TCP: {link['held']:.1f})" if link["held"] else "") if float(gbit) else ""
-            rows[kind].append([part + at, *(ms(link, name) for name in heads[kind])])
-        last = links[-1][1]["found"]
-        if about["nodes"] > 1:
-            left = (f"{statistics.median(last[name]['bytes']) / 1e6:.0f}" for name in heads[kind])
-            rows[kind].append([f"{part}, MB out of a node", *left])
-    return "\n\n".join(markdown(["nodes x GPUs, link; ms a step", *heads[kind]], rows[kind]) for kind in rows if rows[kind])
+        kind = "models" if part in MODELS else "ddp" if about["wrap"] == "ddp" else "sharded"
+        kinds.setdefault(kind, {})[part] = about
+    found = []
+    for of_kind in kinds.values():
+        names = dict.fromkeys(name for one in of_kind.values() for link in one["links"].values() for name in link["found"])
+        rows = []
+        for part, about in of_kind.items():
+            links = sorted(about["links"].items(), key=lambda link: -float(link[0]))
+            for gbit, link in links:
+                at = f", {gbit} Gbit/s" + (f" (TCP: {link['held']:.1f})" if link["held"] else "") if float(gbit) else ""
+                rows.append([part + at, *(ms(link, name) for name in names)])
+            last = links[-1][1]["found"]
+            if about["nodes"] > 1:
+                left = (f"{statistics.median(last[name]['bytes']) / 1e6:.0f}" if name in last else "-" for name in names)
+                rows.append([f"{part}, MB out of a node", *left])
+        found.append(markdown(["ms a step", *names], rows))
+    return "\n\n".join(found)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=pathlib.Path, help="of the library, if not the one that the package finds")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--only", nargs="+", choices=[*PARTS, "models"], default=list(PARTS), metavar="PART")
+    parser.add_argument("--hooks", nargs="*", metavar="MiB", help="as nodes.py takes it, of the models")
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/links.json")
     options = parser.parse_args()
     parts = json.loads(options.output.read_text()) if options.output.exists() else {}
     program = [sys.executable, str(ROOT / "bench/nodes.py"), "--device", "cuda", "--quick"]
     program += ["--library", str(options.library)] if options.library else []
+    hooks = [] if options.hooks is None else ["--hooks", *options.hooks]
+    asked = {name: [*words, *([] if "--wrap" in words else CODECS)] for name, words in PARTS.items() if name in options.only}
+    asked |= {name: [*words, *hooks] for name, words in MODELS.items() if "models" in options.only}
     failed = False
-    for part in options.only:
+    for part, words in asked.items():
         if part in parts:
             continue
-        words = PARTS[part] if "--wrap" in PARTS[part] else [*PARTS[part], *CODECS]
         with tempfile.TemporaryDirectory() as folder:
             to = pathlib.Path(folder) / "nodes.json"
             done = subprocess.run([*program, *words, "--output", str(to)])

@@ -3,17 +3,19 @@
 build/bench/nodes.json and a table.
 
     python3 bench/nodes.py [--quick] [--library PATH] [--nodes 2] [--ranks 1] [--gbit 10 25 100] [--device cuda] [--flat]
+    python3 bench/nodes.py --nodes 1 --gbit 0 [--device cuda] [--hooks 25 100]
 
 Every node is a network namespace, in which its ranks run. A veth and a bridge join the nodes, and tc's tbf limits both
 ends of each veth. All namespaces lie within one of this process, so that nothing is left of them. This needs root, or a
 kernel that lets users make namespaces. DistributedDataParallel trains a transformer: on the CPU over gloo, or with
-`--device cuda` on all GPUs, over NCCL's sockets between nodes. One node has no link: `--nodes 1 --gbit 0`.
+`--device cuda` on all GPUs, over NCCL's sockets between nodes. One node has no link, and needs no namespace.
 
 `float32` is DistributedDataParallel's own all-reduce, `bf16 hook` PyTorch's hook. A codec sums within nodes first where
-a node has several ranks; with `--flat` also with one level. On the CPU contenders take turns; on GPUs they run one after
-the other, each at all rates. A turn's time is that of the slowest rank. Bytes are counted at eth0 of node 0, with
-headers and acknowledgements. After the last turn replicas must have the same weights. `floor`: the time to a step's
-first gradient, and the link's for the bytes.
+a node has several ranks; with `--flat` also with one level, and on GPUs of one node also over NCCL. With `--hooks` INT8
+has its hook in Python and in C++, with each bucket alone (0 MiB) and with exchanges of so many MiB. Contenders take
+turns; on GPUs of several nodes they run one after the other, each at all rates. A turn's time is that of the slowest
+rank. Bytes are counted at eth0 of node 0, with headers and acknowledgements. After the last turn replicas must have the
+same weights. `floor`: the time to a step's first gradient, and the link's for the bytes.
 
 `--wrap fsdp2` shards the model over all ranks, `--wrap hsdp` within each node. Parameters are gathered in bfloat16 and
 gradients reduced in float32, or both in bfloat16 (`bf16 reduced`); a codec compresses gradients, `gather int8` also the
@@ -33,6 +35,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from common import ROOT, commit, markdown, processor, save
@@ -155,10 +158,10 @@ def held(node, gbit):
     return None
 
 
-def sent():
-    """Bytes that have left this namespace's eth0."""
+def sent(nodes):
+    """Bytes that have left this namespace's eth0; 0 of one node."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
-    return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:")
+    return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:") if nodes > 1 else 0
 
 
 def model_of(torch, width, layers, context=0):
@@ -223,8 +226,12 @@ class Contender:
         if self.name == "bf16 hook":
             model.register_comm_hook(None, default_hooks.bf16_compress_hook)
         elif self.name not in PLAIN["ddp"]:
-            transport = "flat" if self.name.endswith("flat") else transport_of(arguments)
-            self.compression = gradcodec.torch.compress(model, codec_of(self.name), momentum=True, transport=transport)
+            words, options = self.name.split(), {"momentum": True, "transport": transport_of(arguments)}
+            if words[-1] in ("flat", "nccl"):
+                options["transport"] = words[-1]
+            elif words[-1] == "MiB":
+                options |= {"native": words[1] == "C++", "exchange_mib": float(words[2])}
+            self.compression = gradcodec.torch.compress(model, words[0], **options)
         return model
 
     def sharded(self, model, arguments):
@@ -328,7 +335,7 @@ def measure(torch, dist, names, arguments, device, progress):
                     count = FIRST if len(links) == 1 else 1
                 wait()
                 barrier()
-                before, began = sent(), time.perf_counter()
+                before, began = sent(arguments.nodes), time.perf_counter()
                 for _ in range(count):
                     one.step(text)
                 wait()
@@ -336,7 +343,7 @@ def measure(torch, dist, names, arguments, device, progress):
                 dist.all_reduce(seconds, dist.ReduceOp.MAX, group=arguments.on_cpu)
                 if turn >= 0:
                     link["found"][name]["seconds"].append(seconds.item())
-                    link["found"][name]["bytes"].append((sent() - before) / count)
+                    link["found"][name]["bytes"].append((sent(arguments.nodes) - before) / count)
     apart = {"ddp": 1, "hsdp": arguments.ranks, "fsdp2": dist.get_world_size()}[arguments.wrap]  # between equal ranks
     for name, one in made.items():
         progress(name)
@@ -356,8 +363,9 @@ def measure(torch, dist, names, arguments, device, progress):
 
 def rank_main(arguments):
     node = arguments.rank // arguments.ranks
+    interface = "eth0" if arguments.nodes > 1 else "lo"
     os.environ |= {
-        "GRADCODEC_NODE": f"node{node}", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0",
+        "GRADCODEC_NODE": f"node{node}", "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface,
         "NCCL_HOSTID": f"node{node}", "NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_NVLS_ENABLE": "0",
     }  # fmt: skip
     if arguments.no_peers:
@@ -391,7 +399,7 @@ def rank_main(arguments):
             pathlib.Path(f"{arguments.to}.now").write_text(name)
 
     try:
-        for group in [[name] for name in names] if on_gpu else [names]:
+        for group in [[name] for name in names] if on_gpu and arguments.nodes > 1 else [names]:
             for gbit, link in measure(torch, dist, group, arguments, device, progress).items():
                 before = links.setdefault(gbit, link)
                 before["found"] |= link["found"]
@@ -423,10 +431,10 @@ def run_ranks(arguments, ends, names, to):
     program = [sys.executable, str(pathlib.Path(__file__).resolve()), *own]
     now = pathlib.Path(f"{to}.now")
     now.write_text("")
-    ranks = [
-        subprocess.Popen(["nsenter", f"--net=/run/netns/node{rank // arguments.ranks}", *program, "--rank", str(rank)])
-        for rank in range(arguments.nodes * arguments.ranks)
-    ]
+    ranks = []
+    for rank in range(arguments.nodes * arguments.ranks):
+        within = ["nsenter", f"--net=/run/netns/node{rank // arguments.ranks}"] if arguments.nodes > 1 else []
+        ranks.append(subprocess.Popen([*within, *program, "--rank", str(rank)]))
     why, statuses = None, [None]
     while None in statuses and not why:
         time.sleep(0.05)
@@ -443,14 +451,19 @@ def run_ranks(arguments, ends, names, to):
     return None if why is None else json.loads(said.read_text()) if said.exists() else (now.read_text() or None, why)
 
 
-def measured(arguments, ends):
+def measured(arguments, ends, folder):
     """What rank 0 found, by rate. If a contender fails, new processes measure those that are left."""
     order = [*PLAIN[arguments.wrap], *arguments.codecs]
-    if arguments.flat:
-        order = [*PLAIN["ddp"], *(name for codec in arguments.codecs for name in (codec, f"{codec} flat"))]
+    has_peers = arguments.nodes == 1 and arguments.device == "cuda" and not arguments.no_peers
+    again = "flat" if arguments.flat else "nccl" if has_peers else None
+    if again and arguments.wrap == "ddp":
+        order = [*PLAIN["ddp"], *(name for codec in arguments.codecs for name in (codec, f"{codec} {again}"))]
+    if arguments.hooks is not None:
+        sizes = [(language, mib) for language in ("Python", "C++") for mib in (0, *arguments.hooks)]
+        order = [*PLAIN["ddp"], *(f"int8 {language} {mib:g} MiB" for language, mib in sizes)]
     left, links, failed = list(order), {}, {}
     while left:
-        to = pathlib.Path(f"/run/{len(failed)}")
+        to = pathlib.Path(folder) / str(len(failed))
         failure = run_ranks(arguments, ends, left, to)
         for gbit, link in json.loads(to.read_text()).items() if to.exists() else ():
             links[gbit] = {**link, "found": links.get(gbit, {}).get("found", {}) | link["found"]}
@@ -498,6 +511,7 @@ def read(words):
     parser.add_argument("--wrap", choices=PLAIN, default="ddp", help="fsdp2: sharded over all ranks; hsdp: within nodes")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of DDP's model")
     parser.add_argument("--flat", action="store_true", help="each codec also with one level")
+    parser.add_argument("--hooks", type=float, nargs="*", metavar="MiB", help="INT8 by the hook's language and exchanges")
     parser.add_argument("--no-peers", action="store_true", help="no peer access between the GPUs of a node")
     parser.add_argument("--nodes", type=int, choices=range(1, 9), default=2)
     parser.add_argument("--ranks", type=int, help="of a node: 1 on the CPU; all GPUs, divided among the nodes")
@@ -507,7 +521,7 @@ def read(words):
     for name in ("width", "layers", "batch", "places", "steps", "turns"):
         parser.add_argument(f"--{name}", type=int, help=", ".join(f"{on}: {its[name]}" for on, its in DEFAULTS.items()))
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/nodes.json")
-    own = {"rank": {"type": int}, "to": {"type": pathlib.Path}, "contenders": {"nargs": "+"}, "ends": {"nargs": "+"}}
+    own = {"rank": {"type": int}, "to": {"type": pathlib.Path}, "contenders": {"nargs": "+"}, "ends": {"nargs": "*"}}
     for name, options in own.items():
         parser.add_argument(f"--{name}", **options, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -521,8 +535,6 @@ def read(words):
     for name in ("ranks", "width", "layers", "batch", "places", "steps", "turns"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name}: 1 or more expected, got {getattr(arguments, name)}")
-    if arguments.width > 64 and arguments.width % (arguments.width // 64):
-        parser.error(f"--width: a multiple of 64, or a number that its heads divide, expected, got {arguments.width}")
     if any(gbit and not 0.001 <= gbit <= 400 for gbit in arguments.gbit):
         parser.error(f"--gbit: 0, or rates from 0.001 to 400, expected, got {' '.join(map(str, arguments.gbit))}")
     if arguments.nodes == 1 and arguments.gbit != [0]:
@@ -532,8 +544,6 @@ def read(words):
             parser.error(f"--wrap {arguments.wrap}: other --codecs expected, got '{codec}'")
     if arguments.flat and (arguments.wrap != "ddp" or arguments.ranks == 1):
         parser.error("--flat: --wrap ddp and more than one rank a node expected")
-    if arguments.delay < 0:
-        parser.error(f"--delay: 0 or more expected, got {arguments.delay:g}")
     if arguments.library and not arguments.library.exists():
         parser.error(f"--library: there is no {arguments.library}")
     if arguments.rank is None and arguments.device == "cuda" and gpus() < arguments.nodes * arguments.ranks:
@@ -551,7 +561,7 @@ def main():
     arguments = read(None)
     if arguments.rank is not None:
         return rank_main(arguments)
-    if INSIDE not in os.environ:
+    if arguments.nodes > 1 and INSIDE not in os.environ:
         enter()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
     if arguments.library:
@@ -571,7 +581,8 @@ def main():
     if load > 0.5 or cpus < 2 * world:
         why = f"a rank has fewer than two CPUs, or other programs run (the load is {load:.1f})"
         print(f"A TRIAL: {why}; the quartiles show how much that disturbs", flush=True)
-    links = measured(arguments, connect(arguments.nodes))
+    with tempfile.TemporaryDirectory() as folder:
+        links = measured(arguments, connect(arguments.nodes) if arguments.nodes > 1 else [], folder)
     save(arguments.output, {**about, "links": links})
     any_link = next(iter(links.values()))
     on = f"{world} x {any_link['gpu']}, NCCL {any_link['nccl']}, " if "gpu" in any_link else ""
