@@ -244,7 +244,7 @@ def main():
     for part in a.part:
         for gbit in a.gbit if part == "links" else [None]:
             if gbit is not None:
-                nodes.limit(ends, gbit, 0, burst=256)  # less than 4 bits per weight take
+                nodes.limit(ends, gbit, burst=256)  # less than 4 bits per weight take
             its = run_ranks(a, part, pathlib.Path(f"/run/{part}-{gbit}"))
             found.update({"losses": its} if gbit is None else {"links": {**found["links"], f"{gbit:g}": its}})
             if gbit is not None:

@@ -80,9 +80,7 @@ def enter():
 def command(*words):
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        missing = "this kernel has no netem, so --delay cannot be given: " if "netem" in words else ""
-        sys.exit(f"nodes.py: {missing}{' '.join(words)}: {said}")
+        sys.exit(f"nodes.py: {' '.join(words)}: {' '.join(done.stderr.split())}")
 
 
 def connect(nodes):
@@ -116,20 +114,15 @@ def address(node):
     return f"10.0.0.{node + 1}"
 
 
-def limit(ends, gbit, delay, burst=2048):
-    """Sets the rate of every link, both ways, and how long a packet takes from a node to the bridge. `burst`: KiB that pass
-    at once, at least. Any process of this run can call it."""
+def limit(ends, gbit, burst=2048):
+    """Sets the rate of every link, both ways. `burst`: KiB that pass at once, at least. Any process of this run can call
+    it."""
     for namespace, interface in ends:
         tc = ["nsenter", f"--net={namespace}", "tc", "qdisc"]
         subprocess.run([*tc, "del", "dev", interface, "root"], capture_output=True)  # fails where there is none yet
-        above = ["root"]
         if gbit:
-            at_once = f"{max(burst, int(25.6 * gbit))}kb"
-            rate = "tbf", "rate", f"{gbit:g}gbit", "burst", at_once, "latency", "50ms"
+            rate = "tbf", "rate", f"{gbit:g}gbit", "burst", f"{max(burst, int(25.6 * gbit))}kb", "latency", "50ms"
             command(*tc, "add", "dev", interface, "root", "handle", "1:", *rate)
-            above = ["parent", "1:1"]
-        if delay and interface == "eth0":
-            command(*tc, "add", "dev", interface, *above, "netem", "delay", f"{delay}ms")
 
 
 # --- a rank -----------------------------------------------------------------------------------------------------------
@@ -158,7 +151,7 @@ def held(node, gbit):
     return None
 
 
-def sent(nodes):
+def sent(nodes=2):
     """Bytes that have left this namespace's eth0; 0 of one node."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:") if nodes > 1 else 0
@@ -322,7 +315,7 @@ def measure(torch, dist, names, arguments, device, progress):
         wait()
         barrier()
         if arguments.rank == 0:
-            limit(arguments.ends, gbit, arguments.delay)
+            limit(arguments.ends, gbit)
         barrier()
         link = links[f"{gbit:g}"] = {"held": held(node, gbit) if local == 0 and arguments.nodes > 1 else None}
         link["found"] = {name: {"seconds": [], "bytes": []} for name in names}
@@ -426,7 +419,7 @@ def run_ranks(arguments, ends, names, to):
     failed and why."""
     own = ["--to", str(to), "--contenders", *names, "--gbit", *map(str, arguments.gbit), "--ends", *map("=".join, ends)]
     own += ["--no-peers"] if arguments.no_peers else []
-    for name in ("nodes", "ranks", "device", "wrap", "dtype", "delay", "width", "layers", "batch", "places", "steps", "turns"):
+    for name in ("nodes", "ranks", "device", "wrap", "dtype", "width", "layers", "batch", "places", "steps", "turns"):
         own += [f"--{name}", str(getattr(arguments, name))]
     program = [sys.executable, str(pathlib.Path(__file__).resolve()), *own]
     now = pathlib.Path(f"{to}.now")
@@ -516,7 +509,6 @@ def read(words):
     parser.add_argument("--nodes", type=int, choices=range(1, 9), default=2)
     parser.add_argument("--ranks", type=int, help="of a node: 1 on the CPU; all GPUs, divided among the nodes")
     parser.add_argument("--gbit", type=float, nargs="+", default=[10, 25, 100], help="rates, in turn; 0: no limit")
-    parser.add_argument("--delay", type=float, default=0, help="ms that each way takes longer, by netem")
     parser.add_argument("--codecs", nargs="+", choices=(*CODECS, *SHARDED[1:]), help="all on the CPU; int8 and int4 on GPUs")
     for name in ("width", "layers", "batch", "places", "steps", "turns"):
         parser.add_argument(f"--{name}", type=int, help=", ".join(f"{on}: {its[name]}" for on, its in DEFAULTS.items()))
@@ -570,13 +562,12 @@ def main():
         "commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name"),
         "cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0], "device": arguments.device,
         "congestion_control": pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-        "delay_ms": arguments.delay,
     }  # fmt: skip
     for name in ("nodes", "ranks", "wrap", "dtype", "no_peers", "width", "layers", "batch", "places"):
         about[name] = getattr(arguments, name)
     cpus, load, world = about["cpus"], about["load_before"], arguments.nodes * arguments.ranks
     print(f"{arguments.nodes} nodes x {arguments.ranks} ranks on {cpus} CPUs of {about['processor']}, "
-          f"frames of {FRAME} bytes, {about['congestion_control']}, delay {arguments.delay:g} ms, "
+          f"frames of {FRAME} bytes, {about['congestion_control']}, "
           f"commit {about['commit']}, {about['date']}", flush=True)  # fmt: skip
     if load > 0.5 or cpus < 2 * world:
         why = f"a rank has fewer than two CPUs, or other programs run (the load is {load:.1f})"
