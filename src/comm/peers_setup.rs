@@ -22,7 +22,9 @@ use super::{
     buffers::InExchanges,
     communicator::Communicator,
     record::{self, Bytes, Record, Records, Subject},
-    transport::{Buffer, Identity, MOST_RANKS, Mapped, Peers, Rendezvous, check_buffer_bytes, ordinal_of, timeout},
+    transport::{
+        Buffer, Identity, MOST_RANKS, Mapped, Peers, Rendezvous, check_buffer_bytes, ordinal_of, ranks_of, timeout,
+    },
 };
 
 const NOTHING: Bytes = [0; record::BYTES];
@@ -66,6 +68,7 @@ struct Opening {
 
 impl Opening {
     fn new(device: Device, bytes: i64, world: usize) -> Result<Self> {
+        let world = ranks_of(i32::try_from(world).unwrap_or(i32::MAX))?;
         let (ordinal, bytes) = (ordinal_of(device)?, check_buffer_bytes("bytes", bytes, world)?);
         let buffer = Buffer::new(ordinal, bytes)?;
         let identity = buffer.identity()?;

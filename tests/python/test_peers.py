@@ -12,11 +12,11 @@ from comms import handle_on, run_on
 
 fake.fake_leave()  # everybody works in the primary contexts
 
-def each(function):
-    found = [None, None]
+def each(function, ranks=2):
+    found = [None] * ranks
     def run(rank):
         found[rank] = function(rank)
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -54,6 +54,19 @@ def handles_on(comms, numbers, n):
 
 def run_ranks(script, **environment):
     run_codec(f"exec({RANKS!r})\n" + script, **environment)
+
+
+def test_more_ranks_than_kernels_have_places_for_are_refused_and_the_bootstrap_still_works():
+    run_ranks("""
+group = (POINTER(Comm) * 65)()
+assert lib.gc_comm_group(65, group) == 0
+def open(rank):
+    comm = POINTER(Comm)()
+    return lib.gc_comm_open_peers(group[rank], DLDevice(CUDA, 0), 1 << 20, 0, byref(comm)), last_error()
+for _ in range(2):
+    assert set(each(open, 65)) == {(Status.INVALID_ARGUMENT, "world_size: 65; 1 to 64 expected")}
+nothing_is_left()
+""")
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
