@@ -34,7 +34,7 @@ impl<T> Lock<T> {
     pub fn enter(&self) -> Result<Entered<'_, T>> {
         let what = self.what;
         match self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Ok(Entered(self)),
+            Ok(_) => Ok(Entered { lock: self, was_panicking: thread::panicking() }),
             Err(BROKEN_OFF) => Err(error!(Panic, "{what}: an earlier call on it was broken off")),
             Err(_) => Err(error!(Busy, "{what}: another thread's call on it is under way")),
         }
@@ -42,7 +42,11 @@ impl<T> Lock<T> {
 }
 
 /// A call that is in.
-pub struct Entered<'a, T>(&'a Lock<T>);
+pub struct Entered<'a, T> {
+    lock: &'a Lock<T>,
+    /// A destructor may call while its thread unwinds: only a panic of this call breaks it off.
+    was_panicking: bool,
+}
 
 // SAFETY: it is shared as the reference to the value that it gives.
 unsafe impl<T: Sync> Sync for Entered<'_, T> {}
@@ -52,21 +56,21 @@ impl<T> Deref for Entered<'_, T> {
 
     fn deref(&self) -> &T {
         // SAFETY: this is the only call that is in, and it borrows itself.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Entered<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this is the only call that is in, and it borrows itself mutably.
-        unsafe { &mut *self.0.value.get() }
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
 impl<T> Drop for Entered<'_, T> {
     fn drop(&mut self) {
-        let state = if thread::panicking() { BROKEN_OFF } else { FREE };
-        self.0.state.store(state, Ordering::Release);
+        let state = if thread::panicking() && !self.was_panicking { BROKEN_OFF } else { FREE };
+        self.lock.state.store(state, Ordering::Release);
     }
 }
 
@@ -91,5 +95,22 @@ mod tests {
         }));
         assert!(broken_off.is_err());
         assert_eq!(lock.enter().err().unwrap().status, Status::Panic);
+    }
+
+    #[test]
+    fn a_call_of_a_thread_that_unwinds_already_is_not_broken_off() {
+        struct Calls<'a>(&'a Lock<i32>);
+        impl Drop for Calls<'_> {
+            fn drop(&mut self) {
+                *self.0.enter().unwrap() += 1;
+            }
+        }
+        let lock = Lock::new("thing", 1);
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _calls = Calls(&lock);
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(*lock.enter().unwrap(), 2);
     }
 }
