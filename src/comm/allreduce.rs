@@ -99,7 +99,7 @@ impl Program {
     fn phases(&self) -> Phases {
         match self {
             Self::Twice | Self::FusedTwice => Phases::Both,
-            Self::Once(_) => Phases::AllGather,
+            Self::Once(_) => Phases::AllGather, // its only exchange
             Self::FusedOnce => Phases::Once,
         }
     }
@@ -144,7 +144,8 @@ impl AllReduce {
         check_results(descriptor)?;
         let block = if nodes == 1 || ranks == 1 {
             let plan = Descriptor { n_chunks: ranks * nodes, server: 0, ..*descriptor }.plan()?;
-            if plan.exchanges_once(true) { plan.payload_bytes() } else { plan.stride() }
+            let once = plan.exchanges_once(true) && plan.has_one_shot_kernel();
+            if once { plan.payload_bytes() } else { plan.stride() }
         } else {
             let whole = plan_of_node(descriptor, ranks)?;
             NodePlan::new(&whole, nodes, 0)?.largest_block()
@@ -420,9 +421,8 @@ impl<'a> Steps<'a> {
         if let Program::Once(reducers) = program {
             let payloads = self.encode_for_all(values, factors)?;
             let reduced = self.buffers.payload(); // in place of this rank's own
-            let done = reducers.reduce(&payloads, &reduced, self.stream);
-            if done.is_err() {
-                self.end(done)?;
+            if let Err(failure) = reducers.reduce(&payloads, &reduced, self.stream) {
+                self.end(Err(failure))?;
             }
             return Ok(reduced);
         }

@@ -88,7 +88,7 @@ def buffer_bytes(codec, elements, world, error):
     capi.check(lib.gc_codec_create(byref(options), byref(handle)))
     payload = lib.gc_codec_payload_bytes(handle)
     lib.gc_codec_free(handle)
-    once = error == 2 and codec != SIGN and world > 1 and world * payload <= (4 * MIB if world == 2 else MIB)
+    once = error == 2 and codec not in (ONEBIT, SIGN) and world > 1 and world * payload <= (4 * MIB if world == 2 else MIB)
     return lib.gc_allreduce_peers_bytes(byref(options), world, 1), payload, once
 
 
