@@ -2,7 +2,7 @@
 //!
 //! The product is `libgradcodec.so` with `include/gradcodec.h`; [`capi`] holds its functions under the same names.
 //!
-//! A folder is a room, for one feature, and uses only rooms that stand before it here:
+//! Each folder is one feature, and uses only folders that are listed before it:
 //!
 //! - `ffi`: errors, panics, handles, borrowed arguments, libraries found at run time.
 //! - `dlpack`: tensors in and out.
@@ -12,7 +12,7 @@
 //! - `about`: the version, and the text for bug reports.
 //! - [`capi`]: all exported functions.
 //!
-//! Inside a room `api` has its exported functions, `ops` checks and chooses the device, `plan` says where elements and
+//! Inside a folder `api` has its exported functions, `ops` checks and chooses the device, `plan` says where elements and
 //! their bits lie, and `cpu` and `cuda` do the work.
 
 #[cfg(not(panic = "unwind"))]
@@ -26,7 +26,8 @@ mod bits;
 ///
 /// # Safety
 /// Of each that is unsafe: its pointers are as its text describes them, `struct_size` bytes of options are readable, and
-/// nothing else uses the memory that is written to until the work is done. What one wants besides stands there.
+/// nothing else uses the memory that is written to until the work is done. A function that requires
+/// more says so in its own text.
 pub mod capi;
 mod codec;
 mod comm;

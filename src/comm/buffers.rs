@@ -22,21 +22,22 @@ use super::{
 /// field of the same struct, and goes first; where nothing ends it the memory is kept until the process ends.
 pub struct InExchanges<T> {
     value: ManuallyDrop<T>,
-    may_hang: bool,
+    /// The value is not dropped.
+    is_kept: bool,
 }
 
 impl<T> InExchanges<T> {
     pub fn new(value: T) -> Self {
-        Self { value: ManuallyDrop::new(value), may_hang: false }
+        Self { value: ManuallyDrop::new(value), is_kept: false }
     }
 
     pub fn keep_if(&mut self, may_hang: bool) {
-        self.may_hang = may_hang;
+        self.is_kept = may_hang;
     }
 
     /// Once the exchanges are done.
     pub fn into_inner(mut self) -> T {
-        self.may_hang = true;
+        self.is_kept = true;
         // SAFETY: taken once, here: what is left is not dropped.
         unsafe { ManuallyDrop::take(&mut self.value) }
     }
@@ -52,7 +53,7 @@ impl<T> Deref for InExchanges<T> {
 
 impl<T> Drop for InExchanges<T> {
     fn drop(&mut self) {
-        if !self.may_hang {
+        if !self.is_kept {
             // SAFETY: dropped once, here, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }

@@ -170,7 +170,7 @@ impl Context {
             // SAFETY: a stream that is alive; the place outlives the call.
             let code = unsafe { get_device(stream.cast(), &mut handle) };
             self.driver.check(code, format_args!("cuStreamGetDevice"))?;
-            return self.is_on(handle);
+            return self.remember_device(handle);
         }
         self.make_current()?;
         let found = self.ask_for_device();
@@ -184,11 +184,11 @@ impl Context {
         // SAFETY: what the driver writes to is a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetDevice"))?;
-        self.is_on(handle)
+        self.remember_device(handle)
     }
 
-    /// Remembers the device that this context is on; tells its number.
-    fn is_on(&self, handle: CUdevice) -> Result<usize> {
+    /// Remembers the device that this context is on, and returns its number.
+    fn remember_device(&self, handle: CUdevice) -> Result<usize> {
         let ordinal = self.driver.devices.iter().position(|device| device.handle == handle).ok_or_else(|| {
             error!(InvalidArgument, "stream: it is on a device, {handle}, that the driver did not show")
         })?;

@@ -51,7 +51,7 @@ impl EventHandle {
     /// The event is alive, and of the context that the queue works in.
     pub unsafe fn record(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
-        let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
+        let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
         // SAFETY: the event is alive, as the caller promises; so is the stream.
         let code = unsafe { (driver.functions.cuEventRecord)(self.as_ptr(), stream) };
         driver.check(code, format_args!("cuEventRecord on {}", queue.device))
@@ -63,7 +63,7 @@ impl EventHandle {
     /// The event is alive; it may be of any context.
     pub unsafe fn hold_up(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
-        let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
+        let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
         // SAFETY: the event is alive, as the caller promises; so is the stream.
         let code = unsafe { (driver.functions.cuStreamWaitEvent)(stream, self.as_ptr(), 0) };
         driver.check(code, format_args!("cuStreamWaitEvent on {}", queue.device))

@@ -38,7 +38,7 @@ impl Queue {
         // SAFETY: `ready` put the kernel into this context, which is current or the stream's own; the arguments are as
         // the caller promises.
         unsafe { self.enqueue(function, kernel.name, grid, arguments)? };
-        kernel.is_in(self.context()?.id);
+        kernel.note_loaded_in(self.context()?.id);
         Ok(())
     }
 
@@ -68,7 +68,7 @@ impl Queue {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: grid.shared_bytes,
-            hStream: stream.as_ptr().cast(),
+            hStream: stream.as_raw().cast(),
             attrs: &mut early,
             numAttrs: 1,
         };
@@ -77,7 +77,7 @@ impl Queue {
             unsafe { (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
         let name = kernel.name.to_string_lossy();
         driver.check(code, format_args!("cuLaunchKernelEx of {name} on {}", self.device))?;
-        kernel.is_in(self.context()?.id);
+        kernel.note_loaded_in(self.context()?.id);
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Queue {
                 1,
                 1,
                 grid.shared_bytes,
-                self.stream.as_ptr().cast(),
+                self.stream.as_raw().cast(),
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
             )

@@ -54,8 +54,8 @@ impl Kernel {
         handle.ok_or_else(|| error!(Cuda, "{} is launched before its module is loaded", self.name.to_string_lossy()))
     }
 
-    /// Remembers that it was launched in a context, and so is there.
-    pub fn is_in(&self, context: u64) {
+    /// Remembers that the kernel is loaded in a context.
+    pub fn note_loaded_in(&self, context: u64) {
         if self.contexts.recall(context).is_none() {
             self.contexts.remember(context, 0);
         }
@@ -175,7 +175,8 @@ modules! {
         }
     }
 
-    /// The kernels of kernels/onebit.cu. Counted in blocks, but for one.
+    /// The kernels of kernels/onebit.cu: those of ONEBIT and SIGN, and those that every codec uses, of state, errors,
+    /// addresses and sums within a node. Counted in blocks, but for one.
     ONEBIT: Onebit, ONEBIT_MODULE in "onebit" {
         internal {
             /// By values (float32, 16 bits of either dtype), and in each by errors (float32, bfloat16, none).
@@ -323,7 +324,7 @@ impl Queue {
         self.load(module)?;
         for kernel in module.kernels() {
             self.load_function(kernel)?;
-            kernel.is_in(context);
+            kernel.note_loaded_in(context);
         }
         Ok(())
     }

@@ -97,7 +97,7 @@ impl Queue {
     /// Both sides are such memory of so many bytes, and stay until the stream has done it.
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         self.context()?.make_current()?;
-        let (driver, stream) = (self.device.driver, self.stream.as_ptr().cast());
+        let (driver, stream) = (self.device.driver, self.stream.as_raw().cast());
         // SAFETY: both sides have this many bytes and stay until the stream is done, as the caller promises; the stream
         // is alive.
         let code = unsafe { (driver.functions.cuMemcpyAsync)(to as u64, from as u64, bytes, stream) };
@@ -110,7 +110,7 @@ impl Queue {
     /// It has so many bytes, and stays until the stream has done it.
     pub unsafe fn clear(&mut self, at: *mut u8, bytes: usize) -> Result<()> {
         self.context()?.make_current()?;
-        let (driver, stream) = (self.device.driver, self.stream.as_ptr().cast());
+        let (driver, stream) = (self.device.driver, self.stream.as_raw().cast());
         // SAFETY: so many bytes of the device, as the caller promises; the stream is alive.
         let code = unsafe { (driver.functions.cuMemsetD8Async)(at as u64, 0, bytes, stream) };
         driver.check(code, format_args!("cuMemsetD8Async of {bytes} bytes on {}", self.device))
@@ -122,7 +122,7 @@ impl Queue {
         let (driver, mut status) = (self.device.driver, 0 as c_int);
         // SAFETY: the stream is alive; the enum is an int to the driver, which writes it.
         let code = unsafe {
-            (driver.functions.cuStreamIsCapturing)(self.stream.as_ptr().cast(), ptr::from_mut(&mut status).cast())
+            (driver.functions.cuStreamIsCapturing)(self.stream.as_raw().cast(), ptr::from_mut(&mut status).cast())
         };
         driver.check(code, format_args!("cuStreamIsCapturing on {}", self.device))?;
         Ok(status != 0)
@@ -132,7 +132,7 @@ impl Queue {
     pub fn is_done(&mut self) -> Result<bool> {
         self.current()?;
         // SAFETY: the stream is alive, as the caller promised.
-        match unsafe { (self.device.driver.functions.cuStreamQuery)(self.stream.as_ptr().cast()) } {
+        match unsafe { (self.device.driver.functions.cuStreamQuery)(self.stream.as_raw().cast()) } {
             NOT_READY => Ok(false),
             code => self.device.driver.check(code, format_args!("cuStreamQuery on {}", self.device)).map(|()| true),
         }
@@ -150,7 +150,7 @@ impl Queue {
     pub fn wait_for_all(&mut self) -> Result<()> {
         self.current()?;
         // SAFETY: the stream is alive, as the caller promised.
-        let code = unsafe { (self.device.driver.functions.cuStreamSynchronize)(self.stream.as_ptr().cast()) };
+        let code = unsafe { (self.device.driver.functions.cuStreamSynchronize)(self.stream.as_raw().cast()) };
         self.device.driver.check(code, format_args!("cuStreamSynchronize on {}", self.device))
     }
 }

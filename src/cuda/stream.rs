@@ -15,13 +15,8 @@ impl Stream {
         Self(stream)
     }
 
-    /// As the caller names it.
+    /// The handle, for the driver, NCCL and callbacks: all of them know NULL, 1 and 2.
     pub fn as_raw(self) -> *mut c_void {
-        self.0
-    }
-
-    /// A CUstream for the driver, which knows the small numbers too.
-    pub fn as_ptr(self) -> *mut c_void {
         self.0
     }
 

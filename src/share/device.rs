@@ -261,19 +261,20 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
     let Held { memory, answers, process } = *unsafe { Box::from_raw(held.cast::<Held>()) };
     // SAFETY: `into_tensor` was given the descriptor for this alone, and it is open.
     let answers = unsafe { Descriptor::of(answers) };
-    // A forked child closes nothing, for this process may still use it, and has no driver to ask.
+    // In a forked child the driver does not work, and the parent may use the memory: only the child's copy of the socket
+    // is closed.
     if process != process::id() {
         mem::forget(memory);
     } else if memory.is_none_or(Imported::release) {
         socket::answer(answers.number(), RELEASED);
     } else {
-        mem::forget(answers); // the sender hears when this process ends
+        mem::forget(answers); // left open: the sender's wait ends when this process ends
     }
 }
 
-/// What this process knows of memory that it has sent, if a tensor comes back to it. The socket for the answer tells: what
-/// a message says of where it comes from, anybody can say. Whoever has that socket can answer on it, too, while the tensor
-/// that came back is in use: so this is lent the memory itself, before the entry can go.
+/// What this process knows of memory that it has sent, if a tensor comes back to it. The socket for the answer identifies
+/// the tensor, because a message's own claims are not trusted. The peer may answer while the tensor is in use here, so this
+/// takes a loan of its own before the entry can be removed.
 fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Lent, u64)>> {
     let travels = Identity::of(answers.number())?;
     let table = table();

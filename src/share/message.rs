@@ -119,7 +119,7 @@ impl Message {
     pub fn receive(incoming: &mut Incoming, mut wants_parts: bool) -> Result<Self> {
         let mut parts: Vec<u64> = Vec::new();
         if wants_parts && parts.try_reserve_exact(MOST_PARTS).is_err() {
-            incoming.is_short_of_memory();
+            incoming.refuse_for_memory();
             wants_parts = false;
         }
         let mut header = [0; HEADER];

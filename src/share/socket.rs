@@ -279,8 +279,8 @@ impl Incoming {
         }
     }
 
-    /// A list of what comes could not be allocated: the message is refused when all of it has come.
-    pub fn is_short_of_memory(&mut self) {
+    /// Refuses the message, once all of it has arrived, because a list for it could not be allocated.
+    pub fn refuse_for_memory(&mut self) {
         self.has_room = false;
     }
 

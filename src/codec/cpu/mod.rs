@@ -65,7 +65,7 @@ pub struct Codec {
     flags: u32,
     since_commit: u32,
     /// The flags of the values of the next encode before they were summed up.
-    found: u32,
+    before_encode: u32,
     /// Of the last encode.
     scales: Vec<f32>,
     worker_tiles: Tiles,
@@ -101,7 +101,7 @@ impl Codec {
             begun: false,
             flags: 0,
             since_commit: 0,
-            found: 0,
+            before_encode: 0,
             scales,
             worker_tiles,
             server_tiles,
@@ -120,9 +120,9 @@ impl Codec {
         self.since_commit |= flags;
     }
 
-    /// Flags that the next encode adds to its own.
-    pub fn find(&mut self, flags: u32) {
-        self.found |= flags;
+    /// Adds flags to those of the next encode.
+    pub fn add_to_next_encode(&mut self, flags: u32) {
+        self.before_encode |= flags;
     }
 
     /// Takes over the flags of a codec that decodes for this one.

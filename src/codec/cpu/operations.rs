@@ -31,8 +31,8 @@ impl Codec {
             self.commit(Skip::Never)?;
         }
         let family = self.family;
-        let flags =
-            flag_of(family.encode(self, plan, values, factors.map(factor), payload)) | mem::take(&mut self.found);
+        let flags = flag_of(family.encode(self, plan, values, factors.map(factor), payload))
+            | mem::take(&mut self.before_encode);
         // What is corrupt has no other flag.
         let flags = if flags & CORRUPT != 0 { CORRUPT } else { flags };
         for chunk in 0..plan.n_chunks {

@@ -84,7 +84,7 @@ impl NodeSums {
         check_elements(sums, self.plan.own_part().elements)?;
         match &mut codec.enter()?.backend {
             Backend::Cpu(codec) => {
-                codec.find(cpu::nodes::sum(&self.plan, received, sums));
+                codec.add_to_next_encode(cpu::nodes::sum(&self.plan, received, sums));
                 Ok(())
             }
             Backend::Cuda(codec) => cuda::nodes::sum(&mut codec.queue(stream)?, &self.plan, codec, received, sums),

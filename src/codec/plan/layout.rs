@@ -12,7 +12,8 @@ use crate::ffi::error::Result;
 
 use super::sizes::{ALIGNMENT, HEADER, align, too_large};
 
-/// The two families of codecs. Only the code that creates a codec and the checks of its options ask for the family.
+/// The two families of codecs. The header, the checks of options and the choice of a backend ask for it; elsewhere the
+/// numbers of [`Format`] say what differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// A bit per element, and a scale per segment: ONEBIT and SIGN.

@@ -22,8 +22,9 @@
 //! A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps
 //! nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA
 //! between two ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces
-//! them itself, to the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does what the buffers have
-//! no room for: gc_allreduce_peers_bytes() counts it in. The halves are an exchange each.
+//! them itself, to the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does a call for
+//! whose payloads the buffers are too small; gc_allreduce_peers_bytes() includes the room for one exchange. The halves
+//! are an exchange each.
 //!
 //! The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
 //! Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
@@ -78,7 +79,7 @@ pub struct gc_allreduce_t(AllReduce);
 /// - GC_STATUS_INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer memory with
 ///   too little room (gc_allreduce_peers_bytes()).
 /// - GC_STATUS_COMM: an exchange failed.
-/// - GC_STATUS_BUSY: another call is running on this all-reduce.
+/// - GC_STATUS_BUSY: another call is running on this communicator.
 ///
 /// A failure on one rank fails all, except BUSY and a NULL `comm`: then the others keep waiting.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -282,8 +283,8 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
     })
 }
 
-/// The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the signs
-/// and the scales of all ranks' shards. All ranks end with the same bytes.
+/// The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the decoded
+/// shards of all ranks. All ranks end with the same bytes.
 ///
 /// `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
 /// The server's error is added first, and the error of this compression is the next one. Values that are not finite

@@ -16,9 +16,10 @@
 //!
 //! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
 //! communicator use the same buffers, one after the other, so they are as large as the largest call needs: the maximum
-//! of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be launched repeatedly, also with calls of other sizes between the launches. A
-//! call on another stream runs after the call before it, but the launches of graphs are for you to order. All of them
-//! must be done, on every rank, before an all-reduce is created: its creation is a barrier on a stream of its own.
+//! of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be launched
+//! repeatedly, also with calls of other sizes between the launches. A call on another stream runs after the call before
+//! it, but the launches of graphs are for you to order. All of them must be done, on every rank, before an all-reduce is
+//! created: its creation is a barrier on a stream of its own.
 //!
 //! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If one
 //! does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets GC_FLAG_NONFINITE,

@@ -1,6 +1,6 @@
 //! Ways to the other ranks, a file each behind `trait Transport`: `callbacks` of the caller, `group` for threads of one
 //! process, `nccl` (by `nccl_library`), `peers` for ranks that reach each other's memory (`peer_buffers`; `rendezvous`
-//! where they share a GPU). Nothing outside of this folder asks which one it has.
+//! where they share a GPU). Outside this folder only one question is asked: whether a transport has `Fused` exchanges.
 
 mod callbacks;
 mod exchange;

@@ -196,7 +196,7 @@ unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]
 unsafe fn copy_from_peer(queue: &mut Queue, source: Device, places: [*mut u8; 2], bytes: usize) -> Result<()> {
     let from = primary(source)?;
     let to = queue.current()?.handle_now()?;
-    let (driver, stream) = (queue.device.driver, queue.stream.as_ptr().cast());
+    let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
     let [to_address, from_address] = places.map(|place| place.addr() as u64);
     // SAFETY: the caller's promise; both contexts and the stream are alive.
     let code = unsafe { (driver.functions.cuMemcpyPeerAsync)(to_address, to, from_address, from, bytes, stream) };

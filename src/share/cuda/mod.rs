@@ -362,7 +362,7 @@ impl Imported {
             return false;
         }
         if let Memory::Opened(opened) = &memory
-            && opened.is_last()
+            && opened.release_one()
         {
             self.home.give_back(self.device, || {
                 // SAFETY: opened in this context, which is current, and in no tensor any more.

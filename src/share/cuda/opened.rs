@@ -70,8 +70,8 @@ impl Opened {
         Ok(memory(address))
     }
 
-    /// One user less: whether it was the last, who closes it.
-    pub(super) fn is_last(&self) -> bool {
+    /// Drops one user. Returns whether it was the last one, which then closes the memory.
+    pub(super) fn release_one(&self) -> bool {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = open.iter().position(|known| known.memory == *self) else { return false };
         open[at].tensors -= 1;
