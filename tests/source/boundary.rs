@@ -100,7 +100,6 @@ const PLACES: [(&str, &[(&str, &str)]); 6] = [
         &[
             ("gc_last_error", "refuses nothing"),
             ("gc_capsule_destructor", "returns nothing: tests/python/test_capsules.py looks at what it does"),
-            ("gc_tensor_free_versioned", "returns nothing"),
             ("gc_comm_from_nccl", "wants NCCL: tests/python/test_nccl.py"),
             ("gc_comm_nccl_id", "wants NCCL"),
             ("gc_comm_from_nccl_id", "wants NCCL"),
