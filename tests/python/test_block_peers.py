@@ -108,51 +108,6 @@ def run_seen(script):
     run_ranks(f"import contextlib, os\nexec({SEEN!r})\n" + script)
 
 
-# The larger ones are of what only two ranks exchange once, if there are no errors.
-@pytest.mark.parametrize("numbers, n, room", [((0, 0), 1_000_000, 1 << 24), ((0, 1), 400, 1 << 16)])
-def test_ranks_that_disagree_are_told_in_what_and_go_on(numbers, n, room):
-    run_seen(f"""
-numbers, n = {numbers}, {n}
-comms = [comm for _, _, comm in opened(cards(*numbers), ({room},) * 2)]
-raw = lambda *which: (ctypes.c_uint8 * 2)(*which)
-base = dict(codec=INT8, segments=capi.int64s((n, 600)), n_segments=2)
-
-def created(options):
-    def create(rank):
-        made, one = POINTER(AllReduce)(), capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions),
-                                                            device=DLDevice(CUDA, numbers[rank]), **options[rank])
-        status = lib.gc_allreduce_create(comms[rank], byref(one), byref(made))
-        assert bool(made) == (status == 0)
-        sentence = last_error() if status else ""
-        lib.gc_allreduce_free(made)
-        return status, sentence
-    return each(create)
-
-for other, expected, got in (
-    (dict(codec=INT4), "codec GC_CODEC_INT8", "GC_CODEC_INT4"),
-    (dict(codec=ONEBIT), "codec GC_CODEC_INT8", "GC_CODEC_ONEBIT"),
-    (dict(reduction=1), "reduction GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"),
-    # With errors ranks would exchange twice, and without once.
-    (dict(error=0), "error GC_ERROR_NONE", "GC_ERROR_FLOAT32"),
-    (dict(segments=capi.int64s((n, 601))), f"{{n + 600}} elements", f"{{n + 601}}"),
-):
-    first = dict(base, error=2)
-    told = created([first, {{**first, **other}}])
-    assert told[0] == (Status.INVALID_ARGUMENT, f"handle: rank 1: {{expected}} expected, got {{got}}"), told
-    name = expected.rpartition(" ")[2] if "GC_" in expected else f"{{n + 600}}"
-    assert told[1][0] == Status.INVALID_ARGUMENT and told[1][1].endswith(f"expected, got {{name}}"), told
-for which in ((None, raw(1, 0)), (raw(0, 1), raw(1, 0))):
-    for error in 0, 2:
-        told = created([{{**base, "error": error, **(dict(raw=one) if one else {{}})}} for one in which])
-        words = "handle: rank {{}}: its segments have other counts of elements, or others are raw"
-        assert told == [(Status.INVALID_ARGUMENT, words.format(1 - rank)) for rank in range(2)], told
-assert created([{{**base, "raw": raw(0, 1)}}] * 2) == [(0, "")] * 2
-assert [lib.gc_comm_async_error(comm) for comm in comms] == [0, 0]
-for comm in comms:
-    lib.gc_comm_free(comm)
-""")
-
-
 CODECS = [("ONEBIT", "'float32'", None), ("INT8", "'float32'", [0, 1]), ("MXFP4", "'bfloat16'", [0, 0])]
 
 

@@ -73,45 +73,28 @@ with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as r
 """)
 
 
-# Ranks of each node.
-@pytest.mark.parametrize(
-    "ways, ranks",
-    [("'peers', 'group'", [2, 2]), ("'peers', 'board'", [2, 2]), ("'peers', 'board'", [3, 3]), ("'group', 'peers'", [2, 2]),
-     ("'peers', 'peers'", [2, 2]), ("'board', 'board'", [2, 2]), ("'peers', 'board'", [1, 1]), ("'peers', 'group'", [2])],
-)  # fmt: skip
-def test_two_levels_on_one_card_give_the_bytes_of_the_model(ways, ranks):
-    # A board takes host memory: flags 1.
-    flags = tuple(int("board" in way) for way in ways.split(", "))
+# What connects the ranks of a node, and the nodes; ranks of each node.
+@pytest.mark.parametrize("ways, ranks", [("'peers', 'group'", [2, 2]), ("'peers', 'board'", [3, 3]), ("'peers', 'peers'", [2, 2])])
+def test_two_levels_need_no_more_peer_memory_than_the_header_says(ways, ranks):
+    flags = tuple(int("board" in way) for way in ways.split(", "))  # a board takes host memory
     run_comm(f"""
 exec({HALVES!r})
-from comms import KEEP_NOTHING
+from comms import KEEP_NOTHING, steps
 
 place, ranks = Place(), {ranks}
-size = sum(ranks)
 
 def room_of(options):
-    # As the header says it: within a node, and of one level. Parts between nodes need less than all of it.
+    # Within a node, and of one level. Parts between nodes need less than all of it.
     given = codecs_c.options_of(codecs_c.model_of(**options), place.device)
-    worlds = (ranks[0], len(ranks)), (size, 1), (len(ranks), 1)
+    worlds = (ranks[0], len(ranks)), (sum(ranks), 1), (len(ranks), 1)
     return max(lib.gc_allreduce_peers_bytes(byref(given), each, nodes) for each, nodes in worlds)
 
 for seed in range(2):
     rng = np.random.default_rng([seed, *ranks])
     options = random_handle(rng, KEEP_NOTHING)
-    dtype, segments, transactional = options["values"], options["segments"], options["nonfinite"] == TRANSACTIONAL
-    with EnteredNodes(ranks, {ways}, {flags}, room_of(options)) as world, \\
-            CheckedRanks(world, place, **options) as checked:
-        for step in range(4):
-            gradients = [[gradient(rng, n, dtype, step == 1) for n in segments] for _ in range(sum(ranks))]
-            if step % 2:
-                checked.all_gather(checked.reduce_scatter(gradients))
-            else:
-                checked.run(gradients)
-            if transactional:
-                checked.commit()
-            checked.flags()
-            checked.errors()
-        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0] * size
+    with EnteredNodes(ranks, {ways}, {flags}, room_of(options)) as world, CheckedRanks(world, place, **options) as checked:
+        steps(rng, checked, options)
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [0] * sum(ranks)
     place.release()
 assert not fake.fake_events() and not fake.fake_pinned(), (fake.fake_events(), fake.fake_pinned())
 """)
