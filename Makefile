@@ -296,7 +296,7 @@ test-headers: $(BUILD)/dlpack/.ready
 # gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
 test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/.ready)
 	$(begin)
-	sh tests/cpp/hpp.sh "$(CC)" "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
+	sh tests/cpp/hpp.sh "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
 	GRADCODEC_CACHE=0 $(PYTHON) tests/commands.py examples_cpp $(TEST_LIB) $(BUILD)/commands/examples_cpp
 else
 test-headers test-cpp:

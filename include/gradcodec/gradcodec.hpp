@@ -1,6 +1,6 @@
 /*
  * gradcodec.h for C++17 and later: owners instead of gc_tensor_free(), exceptions instead of statuses, views of memory
- * of yours. Header-only; a program links the same library as a C program, and the calls cost what they cost there.
+ * of yours. Header-only; a program links the same library as a C program.
  *
  *     #include <gradcodec/gradcodec.hpp>
  *     #include <iostream>
