@@ -1,4 +1,5 @@
-"""gradcodec/device.cuh in kernels of users' own: those of kernels/README.md compile, for GPUs of every level."""
+"""gradcodec/device.cuh in kernels of users' own: those of kernels/README.md and of examples/python/cupy_kernels.py compile,
+for GPUs of every level."""
 
 import ctypes
 import os
@@ -10,11 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 REAL = os.environ.get("GRADCODEC_REAL_NVRTC", "")
 KERNELS = re.findall(r"RawKernel\(r'''(.*?)'''", (ROOT / "kernels/README.md").read_text(), re.S)
+KERNELS += re.findall(r'SOURCE = r"""(.*?)"""', (ROOT / "examples/python/cupy_kernels.py").read_text(), re.S)
 
 
 @pytest.mark.parametrize("level", (75, 90))
-@pytest.mark.parametrize("source", KERNELS, ids=("signs", "blocks"))
-def test_the_kernels_of_the_document_compile(source, level):
+@pytest.mark.parametrize("source", KERNELS, ids=("signs", "blocks", "example"))
+def test_the_kernels_of_the_documents_compile(source, level):
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     builtins = next(Path(REAL).parent.glob("libnvrtc-builtins.so.*"))
     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # which NVRTC looks for by name

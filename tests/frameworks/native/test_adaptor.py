@@ -125,14 +125,6 @@ def test_what_is_shared_and_cannot_be_torch_s_is_released(adaptor, sockets):
     adaptor.share_free(number)
 
 
-def test_a_backward_pass_is_told_of_what_was_written(adaptor, device):
-    factor, x = torch.ones(8, device=device), torch.ones(8, device=device, requires_grad=True)
-    y = (x * factor).sum()
-    adaptor.unpack_chunks_into(torch.zeros(1, 1, dtype=torch.uint8, device=device), 0, factor)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward()
-
-
 def test_a_call_that_is_refused_leaves_the_version_and_the_elements(adaptor, device):
     factor, x = torch.ones(9, device=device), torch.ones(9, device=device, requires_grad=True)
     y = (x * factor).sum()

@@ -12,21 +12,13 @@ N_CHUNKS = (1, 3, 8)
 
 
 @pytest.mark.parametrize("layout", model.LAYOUTS)
-@pytest.mark.parametrize("dtype", model.FLOATS, ids=str)
-def test_signs_are_those_of_numpy(ops, device, dtype, layout):
-    x = model.floats(dtype, device, layout)
+def test_signs_and_truths_are_those_of_numpy(ops, device, layout):
+    x, y = model.floats(torch.bfloat16, device, layout), model.integers(torch.int16, device, layout)
     for n_chunks in N_CHUNKS:
         packed = ops.pack_signs(x, n_chunks)
         assert packed.device == x.device and packed.dtype == torch.uint8 and packed.is_contiguous()
         assert model.same(packed, model.chunks(model.signs(x), n_chunks))
-
-
-@pytest.mark.parametrize("layout", model.LAYOUTS)
-@pytest.mark.parametrize("dtype", model.TRUTHS, ids=str)
-def test_truths_are_those_of_numpy(ops, device, dtype, layout):
-    x = model.integers(dtype, device, layout)
-    for n_chunks in N_CHUNKS:
-        assert model.same(ops.pack_truth(x, n_chunks), model.chunks(model.truths(x), n_chunks))
+        assert model.same(ops.pack_truth(y, n_chunks), model.chunks(model.truths(y), n_chunks))
 
 
 @pytest.mark.parametrize("dtype", (*model.TRUTHS, *model.FLOATS), ids=str)
@@ -53,14 +45,6 @@ def test_opcheck(ops, device, requires_grad):
         (ops.unpack, (ops.pack_signs(x[:0], 4), [0], torch.bool)),
     ):
         torch.library.opcheck(op.default, arguments)
-
-
-def test_shapes_without_memory_are_those_with(ops):
-    for n in (0, 1, 8, 9, 999):
-        for n_chunks in N_CHUNKS:
-            real = ops.pack_truth(torch.zeros(n, dtype=torch.bool), n_chunks)
-            assert ops.pack_truth(torch.zeros(n, dtype=torch.bool, device="meta"), n_chunks).shape == real.shape
-            assert ops.unpack(real.to("meta"), [n], torch.float16).shape == (n,)
 
 
 def chain(x):
@@ -181,15 +165,3 @@ def test_another_device_than_the_current(ops, cuda):
         assert packed.device == x.device and torch.cuda.current_device() == 0
     torch.cuda.synchronize("cuda:1")
     assert model.same(packed, model.chunks(model.signs(x), 1))
-
-
-def test_a_graph_feeds_errors_back_from_replay_to_replay(ops, adaptor, cuda):
-    adaptor.prepare(torch.device(cuda, 0))
-    x, errors = torch.zeros(1 << 16, device=cuda), torch.zeros(2, 1 << 16, device=cuda)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = fed_back(x, errors[0])
-    for seed in range(3):
-        x.copy_(torch.randn(1 << 16, generator=torch.Generator().manual_seed(seed)))
-        graph.replay()
-        assert all(map(torch.equal, captured, fed_back(x, errors[1]))) and torch.equal(*errors)

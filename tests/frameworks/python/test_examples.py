@@ -1,8 +1,5 @@
 """Every Python example as a program: it ends well, says what it should and nothing else, and skips CUDA aloud or not."""
 
-import ctypes
-import glob
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -28,26 +25,22 @@ def cards_of_torch():
 
 # What must be printed: always; then with the framework's CUDA part, and what says that it was left out.
 SAYS = {
-    "arrays.py": (["numpy: asarray of a transposed array: 16 MiB moved, ", "numpy: astype float32 to float16: 12 MiB moved, ",
-                   "-inf, nan] are [1, -1, 2147483647, -2147483648, 0]"],
-                  ("cupy", ["cupy: asarray: 8 MiB moved, ", "cupy: astype float32 to float16, transposed: 12 MiB moved, ",
-                            "cupy: asnumpy: 8 MiB moved, "])),
+    "arrays.py": (["numpy: asarray of a transposed array: 16 MiB moved, ", "-inf, nan] are [1, -1, 2147483647, -2147483648, 0]"],
+                  ("cupy", ["cupy: asarray: 8 MiB moved, ", "cupy: asnumpy: 8 MiB moved, "])),
     "block_codecs.py": (["w1: off by 0.003", "b1: off by 0.00000", "944 of payload", "int8 0.0"], None),
     "cffi_bits.py": (["1000 bytes of bool in 128", "as it was: True", "refused: dst: 4 chunks of 32 bytes"], None),
     "codec_numpy.py": (["NumPy and the library read the same", "refused: "], None),
-    "ddp_hook.py": (["gloo, 4 ranks, plain DDP: loss ", "of the bytes of float32", "gloo: within 5 %: True",
-                     "gloo, int4: one Inf, one step left out, loss as before: True"],
+    "ddp_hook.py": (["gloo: within 5 %: True", "gloo, int4: one Inf, one step left out, loss as before: True"],
                     ("torch", ["nccl: within 5 %: True"])),
     "deepspeed.py": (["all ranks have the same weights: True", "it ends with the same bytes: True",
                       "leaves the errors of all as they were: True"], None),
     "diloco.py": (["gradients of every step in float32: loss 0.1", "4 bits per weight every 20 steps: loss 0.1",
                    "1/138 of the bytes", "a loss of at most 1.1 times that: True"], None),
-    "elastic.py": (["gloo, 4 ranks: loss ", "a process lost in step 26: 4 ranks, loss ", "gloo: the same losses as without: True",
-                    "2 nodes of 2 ranks: sums within a node", "1 node of 2 ranks, over gloo",
-                    "a node lost in step 26: 2 ranks, loss ", "within 5 % of the loss without: True"],
+    "elastic.py": (["a process lost in step 26: 4 ranks, loss ", "gloo: the same losses as without: True",
+                    "2 nodes of 2 ranks: sums within a node", "a node lost in step 26: 2 ranks, loss ",
+                    "within 5 % of the loss without: True"],
                    ("torch", ["nccl: the same losses as without: True", "peers: the same losses as without: True"])),
-    "fsdp_hook.py": (["gloo, 4 ranks, plain FSDP: loss ", "of the bytes of float32", "gloo: within 5 %: True"],
-                     ("torch", ["nccl: within 5 %: True"])),
+    "fsdp_hook.py": (["gloo: within 5 %: True"], ("torch", ["nccl: within 5 %: True"])),
     "numpy_ctypes.py": (["4 chunks of 32 bytes", "as they were: True", "(40, 25) to (40, 4)", "unpacked: True",
                          "refused, status 1: axis: 2"], None),
     "numpy_ctypes_legacy.py": (["5 chunks of 25 bytes, writable: False", "from a read-only array: True",
@@ -55,9 +48,8 @@ SAYS = {
     "peers.py": ([], ("torch", ["of_the_library: ", "of_symmetric_memory: ", "of_shares: ", "as before: True"])),
     "share.py": (["numpy there: 1000000 elements, their sum 1000000", "numpy here: their sum is now 1000000"],
                  ("cupy", ["cupy there: 1000000 elements, their sum 1000000", "torch here: their sum is now 2000000"])),
-    "torch_bits.py": (["cpu: 4000 bytes of torch.float32 to 128", "cpu: chunks of torch.uint8, not copied: True",
-                       "cpu: refused: "],
-                      ("torch", ["cuda:0: 4000 bytes", "cuda:0: chunks of torch.uint8, not copied: True"])),
+    "torch_bits.py": (["cpu: chunks of torch.uint8, not copied: True", "cpu: refused: "],
+                      ("torch", ["cuda:0: chunks of torch.uint8, not copied: True"])),
     "torch_feedback.py": (["cpu: one bit: loss ", "960 bytes of payload", "cpu: one bit trains as well: True"],
                           ("torch", ["cuda: one bit: loss ", "cuda: one bit trains as well: True"])),
     "torch_streams.py": (["cpu: no stream; 0 of 1000003 signs wrong"],
@@ -65,19 +57,15 @@ SAYS = {
                                     "in_a_graph: 0 signs wrong"])),
     "cuda_graph.py": ([], ("torch", ["ranks, int4: loss 0.", "in a graph: loss 0."])),
     "cupy_bits.py": (["numpy: int64 by its address, packed to 125 bytes"],
-                     ("cupy", ["cupy: int64 by its address, packed to 125 bytes", "4 chunks of 32 bytes",
-                               "on a stream: True"])),
-    "compiled_kernels.py": ([], ("cupy", ["x of shape (2, 3), y of shape (3): True", "three steps of Adam in place: True",
-                                          "softmax over axis 1 of (17, 1000): True"])),
+                     ("cupy", ["cupy: int64 by its address, packed to 125 bytes", "on a stream: True"])),
+    "compiled_kernels.py": ([], ("cupy", ["three steps of Adam in place: True", "softmax over axis 1 of (17, 1000): True"])),
     "cupy_kernels.py": (["bytes of kernels for all GPUs", "gc_unpack_u8 on 9.0: blocks of "],
                         ("cupy", ["epilogue: True; applied in a prologue: True", "feedback is a codec's: True",
                                   "launched by name: True"])),
     "jax_codec.py": (["cpu, 4 ranks: float32: loss 0.0", "cpu, 4 ranks: int8: loss 0.0", "cpu, 4 ranks: int4: loss 0.0"],
                      ("jax", [": int4: loss 0.0", "within 5 %: True"])),
-    "jax_bits.py": (["cpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",
-                     "cpu: unpacked, as they were: True"],
-                    ("jax", ["gpu: 32768 bytes of gradient, 4 chunks of 256 bytes, not copied: True",
-                             "gpu: unpacked, as they were: True"])),
+    "jax_bits.py": (["4 chunks of 256 bytes, not copied: True", "cpu: unpacked, as they were: True"],
+                    ("jax", ["gpu: unpacked, as they were: True"])),
 }  # fmt: skip
 
 # They compile a source of examples_cpp first; tests/frameworks/native and tests/packaging/cmake.sh run them.
@@ -99,7 +87,7 @@ def test_an_example_runs_and_says_what_it_should(name):
     if module in ("torch", "jax", "cffi") and not has(module):
         # A machine with a GPU comes with what it has; any other is to have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")
-    child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True, timeout=600)
+    child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True)
     assert child.returncode == 0, child.stdout + child.stderr
     if module != "jax" and not has_cuda():  # JAX warns of what it finds or does not find, others where there is a GPU
         assert child.stderr == ""
@@ -124,42 +112,3 @@ def test_an_example_without_its_framework_says_so(module, tmp_path):
             continue
         child = subprocess.run([sys.executable, "-B", str(path)], capture_output=True, text=True, env=environment)
         assert (child.returncode, child.stderr) == (0, "") and "SKIPPED: no " in child.stdout
-
-
-# --- the kernels of cupy_kernels.py, compiled where there is no GPU -------------------------------------------------------
-
-
-def nvrtc():
-    """That of NVIDIA's package or of a toolkit."""
-    paths = glob.glob("/usr/local/cuda*/lib64/libnvrtc*.so.*")
-    for found in importlib.metadata.distributions():
-        if (found.metadata["Name"] or "").startswith("nvidia-cuda-nvrtc"):
-            paths = [str(file.locate()) for file in found.files or []] + paths
-    # NVRTC looks for its companion by name, and finds it when it is loaded already.
-    builtins = [path for path in paths if re.search(r"/libnvrtc-builtins\.so\.[\d.]+$", path)]
-    libraries = [path for path in paths if re.search(r"/libnvrtc\.so\.\d+$", path)]
-    if not builtins or not libraries:
-        return None
-    ctypes.CDLL(builtins[0], mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(libraries[0])
-
-
-@pytest.mark.parametrize("capability", [75, 90])
-def test_the_kernels_of_the_example_compile(capability):
-    import cupy_kernels
-
-    lib = nvrtc()
-    if lib is None:
-        pytest.skip("no NVRTC here")
-    program, log = ctypes.c_void_p(), ctypes.create_string_buffer(65536)
-    source = cupy_kernels.SOURCE.encode()
-    assert lib.nvrtcCreateProgram(ctypes.byref(program), source, b"example.cu", 0, None, None) == 0
-    options = [b"--std=c++14", b"-I" + str(ROOT / "include").encode(), b"-arch=compute_%d" % capability]
-    status = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-    lib.nvrtcGetProgramLog(program, log)
-    assert status == 0 and log.value == b"", log.value.decode()
-    size = ctypes.c_size_t()
-    lib.nvrtcGetPTXSize(program, ctypes.byref(size))
-    ptx = ctypes.create_string_buffer(size.value)
-    lib.nvrtcGetPTX(program, ptx)
-    assert re.findall(rb"\.entry (\w+)", ptx.value) == [b"momentum", b"descend", b"feedback"]

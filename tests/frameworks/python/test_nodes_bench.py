@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 from gradcodec import _torch_native  # noqa: E402 after the check
 
 PROGRAM = [sys.executable, str(ROOT / "bench/nodes.py"), "--width", "64", "--layers", "1", "--steps", "2"]
+PATIENCE = 1200  # seconds until a program counts as one that hangs; a busy machine takes minutes
 # Of float32's bytes in a small model, whose vectors travel as they are: at most, where there are two exchanges.
 MOST = {"bf16 hook": 0.55, "bf16": 0.55, "mxfp8": 0.32, "int8": 0.32, "int4": 0.2, "mxfp4": 0.2, "onebit": 0.06}
 
@@ -30,7 +31,7 @@ def networks():
 def allowed():
     """Skips where the machine has no means, or does not let this user make a network."""
     done = subprocess.run([*PROGRAM, "--turns", "1", "--codecs", "bf16", "--gbit", "1", "--output", "/dev/null"],
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
+                          capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
     if "want root" in done.stderr or "iproute2" in done.stderr:
         pytest.skip(done.stderr.strip())
 
@@ -39,44 +40,23 @@ def run(output, *options, **more):
     """The result at 0.2 Gbit/s, and what was printed."""
     before = networks()
     words = [*PROGRAM, "--turns", "2", "--gbit", "0.2", "--width", "256", "--output", str(output), *options]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, **more)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, **more)
     assert networks() == before
     assert output.exists(), done.stdout + done.stderr
     return json.loads(output.read_text())["links"]["0.2"], done
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, nodes, tmp_path):
-    link, done = run(tmp_path / "nodes.json", "--nodes", str(nodes))
+def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, tmp_path):
+    link, done = run(tmp_path / "nodes.json", "--nodes", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 0 < link["held"] < 1, "a veth without a rate has several times as much"
     sent = {name: statistics.median(one["bytes"]) for name, one in link["found"].items()}
     assert {name for name, each in sent.items() if each > MOST.get(name, 1) * sent["float32"]} == set()
     parameters = link["found"]["float32"]["parameters"]
-    assert sent["float32"] > 2 * (nodes - 1) / nodes * 4 * parameters  # a ring, and headers
+    assert sent["float32"] > 2 * 2 / 3 * 4 * parameters  # a ring, and headers
     assert sent["no exchange"] < sent["onebit"]
     assert {len(one["seconds"]) for one in link["found"].values()} == {2}
     assert all(f"| {name} | " in done.stdout for name in sent)
-
-
-def test_a_node_of_two_ranks_sends_one_payload_and_without_levels_more(allowed, tmp_path):
-    link, done = run(tmp_path / "nodes.json", "--ranks", "2", "--codecs", "int4", "--flat")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 nodes of 2 ranks: sums within a node over gloo" in done.stdout
-    two_level, flat = (link["found"][name] for name in ("int4", "int4 flat"))
-    assert two_level["payload"] == flat["payload"]
-    sent = [statistics.median(one["bytes"]) / one["payload"] for one in (two_level, flat)]
-    assert 1 < sent[0] < 1.1 and 1.5 < sent[1] < 2.2  # 2 (N-1)/N payloads; with headers, and padding of parts
-
-
-def test_sharded_models_send_fewer_bytes_with_codes_and_replicas_stay_equal(allowed, tmp_path):
-    """Replicas with other weights would fail the run."""
-    link, done = run(tmp_path / "nodes.json", "--ranks", "2", "--wrap", "hsdp")
-    assert done.returncode == 0, done.stdout + done.stderr
-    per_weight = {name: statistics.median(one["bytes"]) / one["parameters"] for name, one in link["found"].items()}
-    # What crosses is the all-reduce between replicas: in a ring of two a rank sends its payload once, with headers.
-    assert 4 < per_weight["float32"] < 4.4 and 2 < per_weight["bf16 reduced"] < 2.2
-    assert 1 < per_weight["int8, gather int8"] < 1.2 and 0.5 < per_weight["int4, gather int8"] < 0.8
 
 
 def test_one_node_needs_no_network_and_has_the_hook_in_both_languages(tmp_path):
@@ -91,29 +71,6 @@ def test_one_node_needs_no_network_and_has_the_hook_in_both_languages(tmp_path):
     assert {(len(one["seconds"]), *one["bytes"]) for one in found.values()} == {(2, 0, 0)}
 
 
-def test_a_contender_that_fails_is_named_and_the_others_run(allowed, tmp_path):
-    """On rank 1 gradcodec.torch.compress() refuses int8."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        f"sys.path.insert(0, {str(ROOT / 'python')!r})\n"
-        "if '--rank' in sys.orig_argv and sys.orig_argv[-1] == '1':\n"
-        "    import gradcodec.torch as client\n"
-        "    real = client.compress\n"
-        "    def compress(model, codec, **more):\n"
-        "        if codec == 'int8':\n"
-        "            raise RuntimeError('no int8 on this rank')\n"
-        "        return real(model, codec, **more)\n"
-        "    client.compress = compress\n"
-    )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    options = ["--codecs", "int8", "bf16"]
-    link, done = run(tmp_path / "nodes.json", *options, env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 1
-    assert link["failed"] == {"int8": "rank 1: RuntimeError: no int8 on this rank"}
-    assert list(link["found"]) == ["no exchange", "float32", "bf16 hook", "bf16"]
-    assert "| int8 | failed |" in done.stdout
-
-
 def test_nothing_is_left_of_a_run_that_is_killed(allowed):
     before = networks()
     endless = [*PROGRAM, "--turns", "100000", "--gbit", "1"]
@@ -121,50 +78,22 @@ def test_nothing_is_left_of_a_run_that_is_killed(allowed):
     try:
         assert run.stdout.readline().startswith(b"2 nodes x 1 ranks")
         run.kill()
-        run.communicate(timeout=60)  # which the last process of the run ends
+        run.communicate(timeout=PATIENCE)  # which the last process of the run ends
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
     assert networks() == before
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--nodes", "9"], "argument --nodes: invalid choice: 9"),
-        (["--nodes", "1"], "--nodes 1: --gbit 0 expected, got 10 25 100"),
-        (["--wrap", "hsdp", "--codecs", "int4"], "--wrap hsdp: other --codecs expected, got 'int4'"),
-        (["--flat"], "--flat: --wrap ddp and more than one rank a node expected"),
-        (["--ranks", "0"], "--ranks: 1 or more expected, got 0"),
-        (["--gbit", "-1"], "--gbit: 0, or rates from 0.001 to 400, expected, got -1.0"),
-        (["--turns", "-1"], "--turns: 1 or more expected, got -1"),
-        (["--codecs", "int5"], "argument --codecs: invalid choice: 'int5'"),
-        (["--library", "/none"], "--library: there is no /none"),
-        (["--device", "cuda", "--ranks", "64"], "--device cuda: 128 GPUs expected, got "),
-    ],
-)
-def test_what_is_refused_is_said(options, words):
-    done = subprocess.run([*PROGRAM, *options], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and words in done.stderr.splitlines()[-1], done.stderr
-
-
-@pytest.mark.parametrize(
-    "programs, words",
-    [
-        ({"unshare": 0, "mount": 0, "ip": 0}, "there is no tc here; ip and tc are in the package iproute2"),
-        (
-            {"unshare": 1, "mount": 0, "ip": 0, "tc": 0, "nsenter": 0},
-            "want root, or a kernel that lets users make them: not allowed",
-        ),
-    ],
-)
-def test_a_machine_without_the_means_is_told_in_a_sentence(programs, words, tmp_path):
-    for name, status in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho not allowed >&2\nexit {status}\n")
+def test_a_machine_without_the_means_is_told_in_a_sentence(tmp_path):
+    for name in "unshare", "mount", "ip", "tc", "nsenter":
+        (tmp_path / name).write_text("#!/bin/sh\necho not allowed >&2\nexit 1\n")
         (tmp_path / name).chmod(0o755)
     alone = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(PROGRAM, env=alone, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
+    for words in "want root, or a kernel that lets users make them: not allowed", "there is no tc here; ip and tc are in":
+        done = subprocess.run(PROGRAM, env=alone, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and words in done.stderr, done.stderr
+        (tmp_path / "tc").unlink(missing_ok=True)
 
 
 def test_training_over_slow_links_is_measured(allowed, tmp_path):
@@ -173,7 +102,7 @@ def test_training_over_slow_links_is_measured(allowed, tmp_path):
     sizes = ["--width", "128", "--layers", "2", "--steps", "2", "--exchanges", "2", "--gbit", "0.1", "--size", "tiny"]
     sizes += ["--train", "4", "--sync-every", "2", "--seeds", "1", "--output", str(tmp_path / "diloco.json")]
     words = [sys.executable, str(ROOT / "bench/diloco.py"), *sizes]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert networks() == before
     found = json.loads((tmp_path / "diloco.json").read_text())
