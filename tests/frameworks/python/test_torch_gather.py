@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import test_torch_shard  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from ranks import in_turn, on_groups, on_ranks, same_on_all, sent_by_pairs  # noqa: E402
 from test_torch_shard import NODES, SHAPES, as_torchtitan_does, backward, mine, whole  # noqa: E402
@@ -164,8 +165,11 @@ def test_gather(group, tmp_path):
 
 
 @on_groups(4)
-def test_gather_over_nodes(group, tmp_path):
+def test_shard_and_gather_of_four(group, tmp_path):
     on_ranks(
-        group, in_turn, tmp_path, over_nodes_parameters_are_gathered_by_a_codec,
-        what_fsdp_cuts_within_a_node_is_gathered_there_as_it_is,
+        group, in_turn, tmp_path, test_torch_shard.over_nodes_what_is_of_one_magnitude_comes_back,
+        test_torch_shard.over_nodes_nothing_is_lost_whatever_the_nodes_become,
+        over_nodes_parameters_are_gathered_by_a_codec, what_fsdp_cuts_within_a_node_is_gathered_there_as_it_is,
+        test_torch_shard.parameters_on_several_meshes_are_refused,
+        test_torch_shard.with_tensor_parallelism_gradients_are_those_of_the_data_ranks,
     )  # fmt: skip

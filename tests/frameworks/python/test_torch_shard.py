@@ -620,12 +620,3 @@ def test_shard(group, tmp_path):
         parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros, the_calls_of_torchtitan_give_the_sum,
         a_rank_alone_says_for_which_others_it_waits, refusals,
     )  # fmt: skip
-
-
-@on_groups(4)
-def test_shard_of_four(group, tmp_path):
-    on_ranks(
-        group, in_turn, tmp_path, over_nodes_what_is_of_one_magnitude_comes_back,
-        over_nodes_nothing_is_lost_whatever_the_nodes_become, parameters_on_several_meshes_are_refused,
-        with_tensor_parallelism_gradients_are_those_of_the_data_ranks,
-    )  # fmt: skip

@@ -146,6 +146,7 @@ def damaged(state, other, draw):
 
 
 def damage(kind):
+    """A damaged state is refused before anything has changed, or does no harm."""
     warnings.simplefilter("ignore")
     (step, keeper), draw, refused = KINDS[kind](), random.Random(kind), 0
     is_optimizer = kind.startswith("OneBit")
@@ -179,15 +180,6 @@ def damage(kind):
         assert len(set(gathered(int(keeper.taken_back)))) == 1, what
     assert CASES / 4 < refused < CASES
     print(f"{kind}: {refused} of {CASES} refused", flush=True)
-
-
-def damage_to_each():
-    for kind in KINDS:
-        damage(kind)
-
-
-def test_a_damaged_state_is_refused_before_anything_has_changed_or_does_no_harm(tmp_path):
-    on_ranks(("gloo", "cpu", 2), damage_to_each, tmp_path)
 
 
 def a_mixture_of_all_ranks_errors_is_refused(folder):
@@ -342,7 +334,9 @@ def everything(folder):
     in_turn(a_step_that_fails_at_once_leaves_the_loaded_errors, errors_that_are_not_kept_are_dropped_with_a_warning)
     layouts(convolutions, (2, 8, 8, 8))
     layouts(Turned, (8, 40))
+    for kind in KINDS:
+        damage(kind)
 
 
-def test_states_in_checkpoints_and_of_other_models(tmp_path):
+def test_states(tmp_path):
     on_ranks(("gloo", "cpu", 2), everything, tmp_path, str(tmp_path))
