@@ -15,7 +15,6 @@ def from_python(name, result, *arguments):
 capsule_new = from_python("PyCapsule_New", ctypes.py_object, c_void_p, c_char_p, c_void_p)
 capsule_pointer = from_python("PyCapsule_GetPointer", c_void_p, ctypes.py_object, c_char_p)
 capsule_is_valid = from_python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, c_char_p)
-capsule_set_name = from_python("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, c_char_p)
 
 
 class Exporter:

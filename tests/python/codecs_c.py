@@ -4,7 +4,6 @@ A `Place` puts NumPy's arrays where a codec works and brings them back. `Checked
 model of docs/NUMERICS.md: each of its methods calls both and compares every byte.
 """
 
-import copy
 import ctypes
 import itertools
 from ctypes import POINTER, byref, c_int64, c_uint8
@@ -363,43 +362,6 @@ def one_case(place, seed, most, options_of_case=random_options):
             other.model.worker, other.model.reducer = model.worker, model.reducer
             other.state()
     return options
-
-
-# --- steps that are pending -------------------------------------------------------------------------------------------
-
-
-def skips(place, codecs=(ONEBIT,)):
-    """A step is taken back by any scalar but 0, which -0.0 is and 256 is not, though its lowest byte is."""
-    for skip in (np.bool_(0), np.bool_(1), np.int32(0), np.int32(256), np.int32(-(2**31)), np.float32(0.0),
-                 np.float32(-0.0), np.float32(1e-45), np.float32(np.nan)):  # fmt: skip
-        for kind in codecs:
-            with Checked(place, codec=kind, segments=[10], nonfinite=TRANSACTIONAL) as codec:
-                codec.encode([np.arange(10, dtype="f4")])
-                codec.commit(skip)
-                codec.compare_all()
-
-
-def a_state_between_steps(place, kind=ONEBIT):
-    """A state is refused while a reduce is pending; taken later, it stays, whatever was pending before."""
-    with Checked(place, codec=kind, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
-        payload = codec.encode([np.arange(-30, 70, dtype="f4")])
-        codec.commit()
-        state, halves = place.put(codec.state()), copy.deepcopy((codec.model.worker, codec.model.reducer))
-        codec.reduce(payload[:1])
-        try:
-            call("gc_codec_state_in", codec.handle, state.view, None)
-            raise AssertionError("a state was taken while a step was pending")
-        except Refused as refusal:
-            assert refusal.status == Status.INVALID_ARGUMENT, capi.last_error()
-        codec.commit()
-        codec.compare_all()
-        call("gc_codec_state_in", codec.handle, state.view, None)
-        codec.model.worker, codec.model.reducer = halves
-        codec.commit()  # nothing is pending
-        codec.compare_all()
-        codec.reduce(payload[:1])
-        codec.commit()
-        codec.compare_all()
 
 
 # --- strangers --------------------------------------------------------------------------------------------------------

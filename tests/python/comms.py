@@ -358,10 +358,6 @@ def is_once(size, options):
     return size > 1 and small and options["error"] is None and options["codec"] != SIGN
 
 
-def once_handle(rng):
-    return {**random_handle(rng, KEEP_NOTHING), "error": None}
-
-
 def steps(rng, ranks, options, count=4):
     """Calls of all kinds, each of which is compared with the models."""
     dtype, segments, size = options["values"], options["segments"], ranks.world.size
@@ -403,31 +399,3 @@ OF_FAMILIES = dict(
     onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
     sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),
 )  # fmt: skip
-
-
-def errors_go_on(place, old, new, error, family, world_of=None):
-    """Errors of `old` ranks, taken over by `new` ones."""
-    world_of, rng, segments = world_of or World, np.random.default_rng(6), [100, 0, 1500, 70]
-    options = dict(segments=segments, error=error, **OF_FAMILIES[family])
-
-    def gradients(size):
-        return [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(size)]
-
-    with world_of(old) as world, CheckedRanks(world, place, **options) as ranks:
-        for _ in range(3):
-            ranks.run(gradients(old))
-        workers, server = ranks.errors()
-    with world_of(new) as world, CheckedRanks(world, place, **options) as ranks:
-        ranks.run(gradients(new))  # whose errors are forgotten
-        ranks.errors_in(workers, server)
-        got_workers, got_server = ranks.errors()
-        if error == "float32":
-            same(got_server, server, "the server's errors, cut anew")
-            expected = np.stack([ranks.model.of_rows(workers, rank) for rank in range(new)])
-            same(got_workers, expected, "the workers' errors")
-        ranks.run(gradients(new))
-        ranks.errors()
-        kept = ranks.errors()[0]
-        ranks.errors_in(None, server)
-        if error == "float32":
-            same(ranks.errors()[0], kept, "the workers' errors, where only the server's come in")

@@ -1,8 +1,6 @@
 """Bits on the CPU: what tests/spec/test_parity.py does not have of a device. Large tensors, shapes that are narrow or in
 short runs, numbers of threads, and memory that only the CPU has."""
 
-import ctypes
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -10,13 +8,13 @@ from hypothesis import strategies as st
 
 import capi
 from capi import (
-    BIG, COUNT_ALL, CUDA_HOST, DTYPES, LITTLE, Managed, Tensor, byref, check, lib, pack_chunks, take,
+    BIG, COUNT_ALL, DTYPES, FLOATS, LITTLE, Managed, Tensor, byref, check, lib, pack_chunks, take,
 )  # fmt: skip
 from layouts import (
-    PATTERN, HostBench, Layout, assert_written, both_ways, case, chunk_rows, random_bytes, random_truth, truth_of,
+    PATTERN, HostBench, Layout, as_written, assert_written, both_ways, case, random_bytes, random_truth, truth_of,
     zeros_and_ones,
 )  # fmt: skip
-from models import ORDERS
+from models import ORDERS, SIGNED, majority, scaled_signs
 from tiers import both
 
 
@@ -141,16 +139,6 @@ def test_inputs_without_a_deleter_are_inputs():
     assert [take(c).tolist() for c in pack_chunks(source, 1)] == [[255, 255]]
 
 
-def test_pinned_host_memory_is_the_cpus_work():
-    truth = np.random.default_rng(4).random(100) < 0.5
-    source = Tensor(truth, device=CUDA_HOST)
-    chunks = [take(c) for c in pack_chunks(source, 2)]  # read() looks that they say CPU
-    np.testing.assert_array_equal(np.stack(chunks), chunk_rows(truth, 2))
-    target = np.zeros((2, 7), np.uint8)
-    check(lib.gc_pack_chunks_into(source.view, BIG, Tensor(target).view, None))
-    np.testing.assert_array_equal(target, chunk_rows(truth, 2))
-
-
 def test_outputs_may_interleave_without_touching():
     # Strides of 2 and 3 over 3 and 2 elements: 0, 3, 2, 5, 4, 7. No place twice, though neither stride spans the other.
     source, memory = Tensor(np.array([[0b10110100]], np.uint8)), np.full(10, PATTERN, np.uint8)
@@ -177,7 +165,39 @@ def test_one_buffer_may_hold_both_sides_next_to_each_other():
     assert memory.tolist() == [1] * 64 + [255] * 8 + [1] * 64
 
 
-def test_the_stream_is_ignored_for_cpu_tensors():
-    source, target = np.ones(8, bool), np.zeros((1, 1), np.uint8)
-    check(lib.gc_pack_chunks_into(Tensor(source).view, BIG, Tensor(target).view, ctypes.c_void_p(0xDEAD)))
-    assert target[0, 0] == 255
+# --- signs and votes that several threads share -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, n_chunks", [*zip(SIGNED, [1, 3, 7, 1, 3, 7, 1, 3])])
+def test_large_tensors_are_worked_on_by_several_threads_with_the_same_result(dtype, n_chunks):
+    n = 3_000_003
+    rng = np.random.default_rng(n_chunks)
+    source = rng.integers(0, 256, (n_chunks, capi.chunk_bytes(n, n_chunks)), np.uint8)
+    scales = rng.standard_normal(n_chunks, np.float32) if dtype in FLOATS else None
+    for target in (np.zeros(n, DTYPES[dtype][0]), np.zeros((2, n), DTYPES[dtype][0]).T[:, 1]):
+        check(
+            lib.gc_unpack_signs_into(
+                Tensor(source).view, scales is not None and Tensor(scales).view or None, BIG,
+                Tensor(target, dtype).view, None,
+            )
+        )  # fmt: skip
+        bits = np.unpackbits(source.reshape(-1))[:n]
+        each = np.repeat(scales, 8 * source.shape[1])[:n] if scales is not None else 1
+        np.testing.assert_array_equal(as_written(target), as_written(scaled_signs(bits, dtype, each)))
+
+
+def ballots(rng, voters, size):
+    """Rows near a tie, or most bits would be decided alike, with a gap behind each."""
+    memory = rng.integers(0, 256, voters * (size + 3), np.uint8).reshape(voters, size + 3)
+    array = memory[:, :size]
+    noise = rng.integers(0, 256, (3, voters, size), np.uint8)
+    array[:] = array[0] ^ (np.arange(voters) % 2 * 255).astype(np.uint8)[:, None] ^ (noise[0] & noise[1] & noise[2])
+    return array
+
+
+@pytest.mark.parametrize("voters", [2, 3, 16, 70])
+def test_a_large_vote_is_shared_by_threads_with_the_same_result(voters):
+    array = ballots(np.random.default_rng(voters), voters, 700_001)
+    target = np.zeros(700_001, np.uint8)
+    check(lib.gc_vote_signs_into(Tensor(array).view, 5, Tensor(target).view, None))
+    np.testing.assert_array_equal(target, majority(array, 5))

@@ -292,10 +292,3 @@ def test_every_function_of_the_client_is_here():
         names = {name for each in own.__mro__[:-1] for name in public(each)}
         # save() reads what it is given, which is nothing here; close() is in test_client.py.
         assert names - {"save", "close"} <= set(methods), kind
-
-
-def test_arrays_are_asked_for_on_the_stream_of_the_call(said):
-    arrays = [Array(number) for number in range(1, 7)]
-    said(lambda g: g.copy_into(*arrays[:2], 7))
-    _, lines = said(lambda g: g.codec(1, [8]).encode([arrays[2]], arrays[3], arrays[4], arrays[5], 7))
-    assert [array.streams for array in arrays] == [[7]] * 6

@@ -15,7 +15,7 @@ from block_model import INT4, INT8
 from capi import AllReduce, CodecOptions, Comm, Status, Tensor, last_error, lib, says
 from codec_model import CORRUPT, NONFINITE, ONEBIT, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, f32, scale_of, sigma
 from codecs_c import Host, call, gradient, same, views
-from comms import OF_FAMILIES, Board, CheckedRanks, World, handle_on, run_on, status_of
+from comms import OF_FAMILIES, CheckedRanks, World, handle_on, run_on, status_of
 from tiers import both
 
 place = Host()
@@ -175,34 +175,6 @@ def test_a_rank_whose_options_are_refused_makes_all_fail(refused, words, over):
         for rank in (0, 2):
             assert says(results[rank][1], "rank 1") and "could not create" in results[rank][1], results[rank]
         assert created(world, [BASE] * 3) == [(Status.OK, "")] * 3
-
-
-def misplaced(*places):
-    """Statuses and sentences of creation by ranks that take these to be their numbers and the sizes of their worlds."""
-    board = Board(len(places))
-    world = World.__new__(World)
-    world.size, world.comms = len(places), (POINTER(Comm) * len(places))()
-    world.transports = [board.transport(rank) for rank in range(len(places))]
-    with world:
-        for rank, (transport, place_of_rank) in enumerate(zip(world.transports, places)):
-            transport.rank, transport.world_size = place_of_rank
-            comm = POINTER(Comm)()
-            call("gc_comm_from_transport", byref(transport), byref(comm))
-            world.comms[rank] = comm
-        return created(world, [BASE] * len(places))
-
-
-def test_two_ranks_with_one_number_are_found_at_creation():
-    found = misplaced((0, 2), (0, 2))
-    assert found == [(Status.INVALID_ARGUMENT, "communicator: rank 1: rank 1 expected, got 0")] * 2
-    found = misplaced((1, 3), (1, 3), (2, 3))
-    assert found == [(Status.INVALID_ARGUMENT, "communicator: rank 0: rank 0 expected, got 1")] * 3
-
-
-def test_ranks_of_worlds_of_other_sizes_are_found_at_creation():
-    found = misplaced((0, 2), (1, 3))
-    assert found[0] == (Status.INVALID_ARGUMENT, "communicator: rank 1: world size 2 expected, got 3")
-    assert found[1] == (Status.INVALID_ARGUMENT, "communicator: rank 0: world size 3 expected, got 2")
 
 
 def test_ranks_that_say_the_number_of_chunks_agree_with_those_that_do_not():

@@ -58,19 +58,6 @@ def test_every_test_that_a_document_names_is_there():
     assert [(file, name) for file, name in sorted(named) if f"def {name}(" not in files[file]] == []
 
 
-def rows(page, head):
-    """The cells of a page's first table that has this in its head."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    table = next(each for each in re.findall(r"(?m)(?:^\|.*\n)+", text) if head in each.partition("\n")[0])
-    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
-
-
-def test_losses_for_whoever_decides_are_those_that_were_measured():
-    measured = set(re.findall(r"\d\.\d+", (ROOT / "docs/CODECS.md").read_text(encoding="utf-8")))
-    losses = {loss for row in rows("docs/CHOOSING.md", "measured loss") for loss in re.findall(r"\d\.\d+", row[-1])}
-    assert len(losses) > 15 and losses - measured == set()
-
-
 @pytest.fixture
 def commands():
     """tests/commands.py, which has the list of what runs the commands of documents and examples."""

@@ -48,20 +48,6 @@ def test_texts_that_do_not_compile_are_named_with_their_line():
         """)
 
 
-def test_a_million_characters_are_code_like_any_other():
-    prepared("""
-        k = lambda operation, **more: elementwise("T x", "T z", operation, "k", **more)
-        prepare(k("z = x;" + " " * 500000 + "\\n" * 500000), [f(3)], [f(3)])
-        fails("operation(500001): error", k("z = x;" + "\\n" * 500000 + " " * 500000 + "q"))
-        fails("operation(1): error", k("q" * 1000000))
-        fails("preamble(1): error", k("", preamble="} " * 500000))
-        million = "x" * 1000000
-        for words, how in [("inputs: ", dict(inputs="T " + million[:-2] + "-")), ("name: ", dict(name=million + "-"))]:
-            options = dict(dict(inputs="T x", name="k"), **how)
-            refuses(1, words, elementwise, options["inputs"], "T z", "", options["name"])
-        """)
-
-
 def test_a_parameter_called_n_an_empty_operation_and_a_size_beside_an_output():
     run("""
     for inputs, operation, loop_prep, n in [

@@ -8,27 +8,8 @@ from test_nccl import run_ranks
 ONCE = f"""
 exec({HALVES!r})
 from codec_model import CORRUPT
-from comms import changed, is_once, once_handle, steps
+from comms import changed
 """
-
-
-def test_a_block_codec_takes_three_launches_on_one_card():
-    run_comm(f"""
-exec({ONCE!r})
-place, sizes = Place(), [3000, 7, 0, 500]
-for size in 2, 4:
-    for codec, raw in ((5, None), (3, [0, 1, 0, 0]), (6, [1, 0, 0, 1])):
-        with Entered(size, "board") as world, CheckedRanks(world, place, codec=codec, segments=sizes, error=None,
-                                                           raw=raw) as ranks:
-            gradients = [[np.ones(n, "f4") for n in sizes] for _ in range(size)]
-            ranks.run(gradients)
-            put = [[place.put(g) for g in each] for each in gradients]
-            before = fake.fake_launches()
-            world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), len(sizes),
-                                         None, None, None))
-            assert fake.fake_launches() - before == 3 * size
-    place.release()
-""")
 
 
 def test_two_ranks_exchange_four_times_as_many_bytes_once_as_more_ranks():

@@ -12,8 +12,6 @@ from capi import lib
 from codec_model import ONEBIT, SIGN
 from codecs_c import Host, gradient
 from comms import CheckedRanks, World, is_once
-from test_codec_driver import PLACE
-from stand_in import run
 
 SHARD = 1
 MIB = 1 << 20
@@ -106,23 +104,3 @@ def test_peer_buffers_are_as_large_as_the_header_says(codec, error, world):
             assert got <= 16 * MIB + 2048
         seen.add((once, payload > 4 * MIB))
     assert (False, True) in seen or codec == ONEBIT
-
-
-def test_traffic_over_peer_memory():
-    run(
-        PLACE
-        + """
-from ctypes import byref, c_int64
-from comms import CheckedRanks, World
-
-def said(handle):
-    between = c_int64(-7)
-    sent = lib.gc_allreduce_sent_bytes(handle, byref(between))
-    return sent, between.value, lib.gc_allreduce_exchanges(handle)
-
-for options, expected in [(dict(codec=5, error=None), 1), (dict(codec=5, error="float32"), 2), (dict(codec=1, error=None), 2)]:
-    with World(2, "peers") as world, CheckedRanks(world, Place(), segments=[1000], **options) as ranks:
-        stride = ranks.models[0].stride
-        assert [said(handle) for handle in ranks.handles] == [(2 * stride, -1, expected)] * 2, (options, stride)
-"""
-    )

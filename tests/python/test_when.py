@@ -60,11 +60,3 @@ def test_between_nodes_the_page_compares_with_nccl_for_1_4_and_8_gpus_per_node(m
             times += [f"{one / own:.2g}" for one in plain]
         assert said.split(" to ")[0] == min(times) and said.split(" to ")[-1] in (max(times), min(times)), times
         assert f"{said} with {ranks} GPU" in page, (ranks, said)
-
-
-def test_over_nvlink_the_model_is_what_it_was_fitted_to(model):
-    many = when.FULL
-    for codec in when.SENT:
-        said = model.compressed(codec, many, 2, when.NVLINK, "float32")
-        assert said == pytest.approx(model.between_two(codec, "float32", many))
-    assert model.plain(many, 2, when.NVLINK, "bfloat16") == pytest.approx(model.between_two("NCCL", "bfloat16", many))

@@ -14,7 +14,7 @@ from card import Card
 from codec_model import NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, Refused, call, gradient, same, views
 from comms import (
-    OF_FAMILIES, CheckedRanks, World, errors_go_on, is_once, of_family, once_handle, random_handle, steps,
+    KEEP_NOTHING, OF_FAMILIES, CheckedRanks, World, is_once, of_family, random_handle, steps,
 )  # fmt: skip
 from tiers import both
 
@@ -251,8 +251,31 @@ def test_an_infinity_on_one_rank_takes_the_step_back_on_all(over, codec):
 ))  # fmt: skip
 @pytest.mark.parametrize("family", OF_FAMILIES)
 def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
-    place, world_of = over
-    errors_go_on(place, old, new, error, family, world_of)
+    """Errors of `old` ranks, taken over by `new` ones."""
+    (place, world_of), rng, segments = over, np.random.default_rng(6), [100, 0, 1500, 70]
+    options = dict(segments=segments, error=error, **OF_FAMILIES[family])
+
+    def gradients(size):
+        return [[rng.standard_normal(n).astype(f32) for n in segments] for _ in range(size)]
+
+    with world_of(old) as world, CheckedRanks(world, place, **options) as ranks:
+        for _ in range(3):
+            ranks.run(gradients(old))
+        workers, server = ranks.errors()
+    with world_of(new) as world, CheckedRanks(world, place, **options) as ranks:
+        ranks.run(gradients(new))  # whose errors are forgotten
+        ranks.errors_in(workers, server)
+        got_workers, got_server = ranks.errors()
+        if error == "float32":
+            same(got_server, server, "the server's errors, cut anew")
+            expected = np.stack([ranks.model.of_rows(workers, rank) for rank in range(new)])
+            same(got_workers, expected, "the workers' errors")
+        ranks.run(gradients(new))
+        ranks.errors()
+        kept = ranks.errors()[0]
+        ranks.errors_in(None, server)
+        if error == "float32":
+            same(ranks.errors()[0], kept, "the workers' errors, where only the server's come in")
 
 
 @pytest.mark.parametrize("policy", [PROPAGATE, ZERO, TRANSACTIONAL])
@@ -278,7 +301,7 @@ def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(over, policy):
 def test_the_bytes_of_one_exchange_are_those_of_two(over, size, seed):
     place, world_of = over
     rng = np.random.default_rng([seed, size])
-    options = once_handle(rng)
+    options = {**random_handle(rng, KEEP_NOTHING), "error": None}
     assert is_once(size, options)
     with world_of(size) as world, CheckedRanks(world, place, **options) as ranks:
         steps(rng, ranks, options)
