@@ -1,5 +1,5 @@
-"""Block codecs over peer memory, on a driver without hardware: ranks that disagree, ranks that are lost or write garbage, and
-graphs that are replayed."""
+"""Block codecs over peer memory, on a driver without hardware: ranks that are lost or write garbage, and graphs that are
+replayed."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 """The compressed all-reduces on CUDA, on a driver that runs the kernels themselves on the host, lane by lane: ranks that
-share a GPU, held to DeepSpeed's formula in NumPy."""
+share a GPU, and calls of the driver that fail."""
 
 import pytest
 
