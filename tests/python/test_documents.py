@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import re
+import subprocess
 
 import pytest
 
@@ -56,6 +57,80 @@ def test_every_test_that_a_document_names_is_there():
     assert len(named) >= 10
     files = {file: (ROOT / file).read_text(encoding="utf-8") for file, _ in named}
     assert [(file, name) for file, name in sorted(named) if f"def {name}(" not in files[file]] == []
+
+
+def rows(page, head):
+    """The cells of a page's first table that has this in its head."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    table = next(each for each in re.findall(r"(?m)(?:^\|.*\n)+", text) if head in each.partition("\n")[0])
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_losses_for_whoever_decides_are_those_that_were_measured():
+    measured = set(re.findall(r"\d\.\d+", (ROOT / "docs/CODECS.md").read_text(encoding="utf-8")))
+    losses = {loss for row in rows("docs/CHOOSING.md", "measured loss") for loss in re.findall(r"\d\.\d+", row[-1])}
+    assert len(losses) > 15 and losses - measured == set()
+
+
+def test_the_readme_has_the_sizes_of_codecs_and_the_speeds_that_were_measured():
+    sizes = {"float32": 4.0}
+    for name, _, size, *_ in rows("docs/CODECS.md", "sends"):
+        sizes[name.strip("`").removeprefix("GC_CODEC_").lower()] = float(size)
+    link, *_ = [row for row in rows("docs/PERFORMANCE.md", "| nodes and link |") if row[0] == "2 nodes x 2 GPUs, 10 Gbit/s"]
+    head = (ROOT / "docs/PERFORMANCE.md").read_text(encoding="utf-8").split("| nodes and link |")[1].split("\n")[0]
+    head = [cell.strip() for cell in head.strip("| ").split("|")]
+    measured = dict(zip(head, map(float, link[1:])))
+    found = set()
+    for name, size, _, speed in rows("README.md", "speed-up at 10 Gbit/s"):
+        codec = name.strip("*`")
+        assert float(size) == pytest.approx(sizes[codec], abs=0.01), name
+        took = measured["NCCL" if codec == "float32" else codec.upper()] if speed != "-" else None
+        assert took is None or re.findall(r"[\d.]+", speed)[0] == f"{measured['NCCL'] / took:.1f}", name
+        found |= {codec} if took else set()
+    assert found == {"float32", "int8", "int4"}
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    hook = re.search(r"PyTorch's bfloat16 hook takes (\d+) ms at 10 Gbit/s", text)[1]
+    assert float(hook) == measured["PyTorch's bf16 hook"]
+    steps = {name: dict(zip(head, map(float, cells))) for name, *cells in rows("docs/PERFORMANCE.md", "| nodes and link |")}
+    in_page = {
+        "one machine with NVLink": "1 node x 4 GPUs, NVLink", "one machine whose": "1 node x 4 GPUs, no peer access",
+        "two nodes of two GPUs, Ethernet of 25": "2 nodes x 2 GPUs, 25 Gbit/s",
+        "two nodes of two GPUs, Ethernet of 10": "2 nodes x 2 GPUs, 10 Gbit/s",
+    }  # fmt: skip
+    for name, nccl, own, _ in rows("README.md", "| your GPUs |"):
+        step = next((steps[place] for begin, place in in_page.items() if name.startswith(begin)), None)
+        numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d,]+) ms", f"{nccl} {own}")]
+        if step:
+            assert numbers == [step[who] for who in ("NCCL", "INT8", "INT4")][: len(numbers)], name
+        elif "measured" not in own:  # the row of slow links, in seconds
+            slow = steps["2 nodes x 2 GPUs, 1 Gbit/s"]
+            assert (nccl, own) == (f"{slow['NCCL'] / 1e3:.0f} s", f"`int4` {slow['INT4'] / 1e3:.1f} s")
+    larger = re.search(r"126 million weights after 1,500 steps, one seed: float32 ([\d.]+), INT8 ([\d.]+)\.", text).groups()
+    assert larger == tuple(f"{float(row[-1]):.3f}" for row in rows("docs/CODECS.md", "at the end, more text"))
+    losses = re.search(r"float32 ([\d.]+), INT8 ([\d.]+), INT4 ([\d.]+)\.", text).groups()
+    expected = {
+        sent.split(", ")[-1]: loss
+        for optimizer, sent, errors, loss, *_ in rows("docs/CODECS.md", "loss, mean of three seeds")
+        if optimizer == "AdamW" and (errors == "kept" or "INT4" not in sent)
+    }
+    assert losses == tuple(expected[codec] for codec in ("float32", "INT8", "INT4"))
+
+
+@pytest.mark.skipif(not (ROOT / "Cargo.toml").exists(), reason="the tree of `make dist` has no sources")
+def test_there_is_one_description_of_the_project():
+    (about,) = re.findall(r'(?m)^description = "(.*)"', (ROOT / "Cargo.toml").read_text(encoding="utf-8"))
+    begins = {
+        "README.md": f"# GradCodec\n\n**{about}.**\n",
+        "include/gradcodec.h": f"\n/*\n * {about}.\n *\n",
+        "packaging/gradcodec.pc.in": f"\nDescription: {about}\n",
+        "python/gradcodec/__init__.py": f'"""{about}.\n',
+        # These take it from Cargo.toml, or from the header.
+        "packaging/wheel.py": '"summary": re.search(r\'^description = "(.*)"\', manifest, re.M)[1]',
+        "packaging/debian.sh": "about=$(sed -n 's/^description = ",
+    }
+    assert [name for name, text in begins.items() if text not in (ROOT / name).read_text(encoding="utf-8")] == []
+    page = subprocess.run(["sh", ROOT / "docs/man.sh"], capture_output=True, text=True, check=True).stdout
+    assert f"gradcodec \\- {about[0].lower()}{about[1:]}\n" in page
 
 
 @pytest.fixture
