@@ -314,3 +314,16 @@ def test_a_tensor_of_no_dimensions_needs_no_shape():
     arguments = DLDevice(CPU, 0), dldtype("float64"), 0, None, None, lent.callback, 42
     check(lib.gc_tensor_from_pointer(memory.ctypes.data, *arguments, byref(out)))
     assert take(out) == 2.5 and lent.releases == [42]
+
+
+def test_all_outputs_are_aligned():
+    out, source = Managed(), Tensor(np.ones((3, 50), np.uint8))
+    for call in (
+        lambda: lib.gc_pack_bits(source.managed, 1, 0, byref(out)),
+        lambda: lib.gc_unpack_bits(source.managed, 0, 17, 0, byref(out)),
+        lambda: lib.gc_unpack_chunks(capi.managed_array([Tensor(np.ones(50, np.uint8))]), 1, 399, byref(out)),
+    ):
+        for _ in range(5):
+            check(call())
+            assert out.contents.dl_tensor.data % ALIGNMENT == 0
+            lib.gc_tensor_free(out)

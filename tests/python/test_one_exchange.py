@@ -6,7 +6,7 @@ import pytest
 
 from block_model import FORMATS, INT4, INT8, MXFP8
 from capi import Status, lib
-from codec_model import CORRUPT, ONEBIT, PROPAGATE, TRANSACTIONAL, f32
+from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, TRANSACTIONAL, ZERO, f32
 from codecs_c import Checked, Host, gradient, model_of, same, views
 from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, status_of, steps
 from tiers import both
@@ -81,6 +81,16 @@ def test_what_is_sent_is_the_payload_of_a_codec():
         ranks.run(gradients)
         for rank, one in enumerate(sent):
             same(one, model_of(**options, n_chunks=3).encode(gradients[rank]), f"what rank {rank} sends")
+
+
+@pytest.mark.parametrize("codec", KEEP_NOTHING)
+def test_what_one_rank_has_sent_as_zero_is_told_on_all(codec):
+    """By the header alone: what arrives is finite."""
+    with World(3) as world, CheckedRanks(world, place, codec=codec, segments=[300, 2000], error=None, nonfinite=ZERO) as ranks:
+        gradients = [[np.ones(n, f32) for n in (300, 2000)] for _ in range(3)]
+        gradients[1][1][-1] = np.inf
+        ranks.run(gradients)
+        assert ranks.flags() == [NONFINITE] * 3
 
 
 @pytest.mark.parametrize("of_chunk", [None, 0, 2])

@@ -977,12 +977,12 @@ def there(end):
         number = fake.fake_left()
         fake.fake_fail_call(-1, 0)
         out_of = receive(end)
-        held_open = in_use()[0]
+        before = in_use()
         fake.fake_fail_call(number, CODE)
         lib.gc_tensor_free(out_of)
-        # What could not be waited for stays, with the socket to answer on.
-        if in_use()[0] == held_open:
-            assert CODE != 700
+        # What could not be waited for stays mapped, with the socket to answer on.
+        if in_use()[0] == before[0]:
+            assert CODE != 700 and in_use() == before, (in_use(), before)
             kept.append(fake.fake_failed_call().decode())
             say(gate, b"kept")
         else:

@@ -169,6 +169,7 @@ def test_shard_and_gather_of_four(group, tmp_path):
     on_ranks(
         group, in_turn, tmp_path, test_torch_shard.over_nodes_what_is_of_one_magnitude_comes_back,
         test_torch_shard.over_nodes_nothing_is_lost_whatever_the_nodes_become,
+        test_torch_shard.over_nodes_one_nan_takes_the_step_back_on_every_rank,
         over_nodes_parameters_are_gathered_by_a_codec, what_fsdp_cuts_within_a_node_is_gathered_there_as_it_is,
         test_torch_shard.parameters_on_several_meshes_are_refused,
         test_torch_shard.with_tensor_parallelism_gradients_are_those_of_the_data_ranks,

@@ -345,6 +345,23 @@ def over_nodes_nothing_is_lost_whatever_the_nodes_become():
             compression.close()
 
 
+def over_nodes_one_nan_takes_the_step_back_on_every_rank():
+    """The first half tells it to the ranks of its part alone; all of them have to agree."""
+    os.environ["GRADCODEC_NODE"] = str(NODES[0](dist.get_rank()))
+    model = sharded(shapes=EVEN_OF_FOUR)
+    compression = shard(model, "onebit", momentum=True)
+    for step in range(2):
+        backward(model, mine(step, EVEN_OF_FOUR))
+    before = copy.deepcopy(compression.state_dict())
+    for rank, at in (1, 0), (2, -1), (3, 40):  # of parts of different ranks
+        gradients = mine(2, EVEN_OF_FOUR)
+        if dist.get_rank() == rank:
+            gradients[4].view(-1)[at] = torch.nan
+        backward(model, gradients)
+        assert same(compression.state_dict()["worker"], before["worker"])
+    assert compression.taken_back == 3
+
+
 def refusals():
     model = sharded()
     compression = shard(model, "onebit", momentum=True)
