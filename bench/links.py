@@ -48,7 +48,7 @@ def tables(parts):
     MB that left node 0 in it."""
     kinds = {}
     for part, about in parts.items():
-        kind = "models" if part in MODELS else "ddp" if about["wrap"] == "ddp" else "sharded"
+        kind = "hooks" if ", hooks" in part else "models" if part in MODELS else "ddp" if about["wrap"] == "ddp" else "sharded"
         kinds.setdefault(kind, {})[part] = about
     found = []
     for of_kind in kinds.values():
@@ -78,8 +78,9 @@ def main():
     program = [sys.executable, str(ROOT / "bench/nodes.py"), "--device", "cuda", "--quick"]
     program += ["--library", str(options.library)] if options.library else []
     hooks = [] if options.hooks is None else ["--hooks", *options.hooks]
+    also = "" if options.hooks is None else " ".join([", hooks", *options.hooks])  # parts with contenders of their own
     asked = {name: [*words, *([] if "--wrap" in words else CODECS)] for name, words in PARTS.items() if name in options.only}
-    asked |= {name: [*words, *hooks] for name, words in MODELS.items() if "models" in options.only}
+    asked |= {name + also: [*words, *hooks] for name, words in MODELS.items() if "models" in options.only}
     failed = False
     for part, words in asked.items():
         if part in parts:

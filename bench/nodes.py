@@ -536,6 +536,8 @@ def read(words):
             parser.error(f"--wrap {arguments.wrap}: other --codecs expected, got '{codec}'")
     if arguments.flat and (arguments.wrap != "ddp" or arguments.ranks == 1):
         parser.error("--flat: --wrap ddp and more than one rank a node expected")
+    if arguments.hooks is not None and arguments.wrap != "ddp":
+        parser.error("--hooks: --wrap ddp expected")
     if arguments.library and not arguments.library.exists():
         parser.error(f"--library: there is no {arguments.library}")
     if arguments.rank is None and arguments.device == "cuda" and gpus() < arguments.nodes * arguments.ranks:
