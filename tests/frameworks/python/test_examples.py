@@ -87,7 +87,8 @@ def test_an_example_runs_and_says_what_it_should(name):
     if module in ("torch", "jax", "cffi") and not has(module):
         # A machine with a GPU comes with what it has; any other is to have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")
-    child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True)
+    # One that hangs is named: none takes a tenth of that, also on a busy machine.
+    child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True, timeout=1800)
     assert child.returncode == 0, child.stdout + child.stderr
     if module != "jax" and not has_cuda():  # JAX warns of what it finds or does not find, others where there is a GPU
         assert child.stderr == ""
