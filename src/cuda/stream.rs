@@ -15,7 +15,7 @@ impl Stream {
         Self(stream)
     }
 
-    /// The handle, for the driver, NCCL and callbacks: all of them know NULL, 1 and 2.
+    /// The handle, for the driver, NCCL and callbacks: all of them take NULL, 1 and 2.
     pub fn as_raw(self) -> *mut c_void {
         self.0
     }

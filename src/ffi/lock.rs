@@ -44,7 +44,8 @@ impl<T> Lock<T> {
 /// A call that is in.
 pub struct Entered<'a, T> {
     lock: &'a Lock<T>,
-    /// A destructor may call while its thread unwinds: only a panic of this call breaks it off.
+    /// A destructor may call while its thread unwinds, and that panic is not one of this call. As with std's Mutex, a
+    /// panic within such a call is not noticed.
     was_panicking: bool,
 }
 

@@ -272,8 +272,8 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
     }
 }
 
-/// What this process knows of memory that it has sent, if a tensor comes back to it. The socket for the answer identifies
-/// the tensor, because a message's own claims are not trusted. The peer may answer while the tensor is in use here, so this
+/// The entry of memory that this process has sent, if a tensor over it was sent back. The socket for the answer identifies
+/// the memory, because a message's own claims are not trusted. The peer may answer while the tensor is in use here, so this
 /// takes a loan of its own before the entry can be removed.
 fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Lent, u64)>> {
     let travels = Identity::of(answers.number())?;

@@ -12,7 +12,7 @@ use crate::ffi::error::Result;
 
 use super::sizes::{ALIGNMENT, HEADER, align, too_large};
 
-/// The two families of codecs. The header, the checks of options and the choice of a backend ask for it; elsewhere the
+/// The two families of codecs. The header, the checks of options and the choice of a backend use it; elsewhere the
 /// numbers of [`Format`] say what differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
