@@ -48,8 +48,7 @@ def tables(parts):
     MB that left node 0 in it."""
     kinds = {}
     for part, about in parts.items():
-        kind = "hooks" if ", hooks" in part else "models" if part in MODELS else "ddp" if about["wrap"] == "ddp" else "sharded"
-        kinds.setdefault(kind, {})[part] = about
+        kinds.setdefault(about["table"], {})[part] = about
     found = []
     for of_kind in kinds.values():
         names = dict.fromkeys(name for one in of_kind.values() for link in one["links"].values() for name in link["found"])
@@ -77,12 +76,18 @@ def main():
     parts = json.loads(options.output.read_text()) if options.output.exists() else {}
     program = [sys.executable, str(ROOT / "bench/nodes.py"), "--device", "cuda", "--quick"]
     program += ["--library", str(options.library)] if options.library else []
-    hooks = [] if options.hooks is None else ["--hooks", *options.hooks]
-    also = "" if options.hooks is None else " ".join([", hooks", *options.hooks])  # parts with contenders of their own
-    asked = {name: [*words, *([] if "--wrap" in words else CODECS)] for name, words in PARTS.items() if name in options.only}
-    asked |= {name + also: [*words, *hooks] for name, words in MODELS.items() if "models" in options.only}
+    # Of each part what nodes.py is given, and the table that it is in.
+    asked = {}
+    for part, words in PARTS.items():
+        if part in options.only:
+            is_sharded = "--wrap" in words
+            asked[part] = [*words, *([] if is_sharded else CODECS)], "sharded" if is_sharded else "links"
+    if "models" in options.only:
+        hooks = [] if options.hooks is None else ["--hooks", *options.hooks]
+        table = " ".join(["models", *hooks])
+        asked |= {" ".join([part, *hooks]): ([*words, *hooks], table) for part, words in MODELS.items()}
     failed = False
-    for part, words in asked.items():
+    for part, (words, table) in asked.items():
         if part in parts:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +95,7 @@ def main():
             done = subprocess.run([*program, *words, "--output", str(to)])
             failed |= done.returncode != 0
             if to.exists():
-                parts[part] = json.loads(to.read_text())
+                parts[part] = {**json.loads(to.read_text()), "table": table}
                 save(options.output, parts)
     print(f"\n{tables(parts)}")
     if failed:

@@ -151,10 +151,10 @@ def held(node, gbit):
     return None
 
 
-def sent(nodes=2):
-    """Bytes that have left this namespace's eth0; 0 of one node."""
+def sent():
+    """Bytes that have left this namespace's eth0."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
-    return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:") if nodes > 1 else 0
+    return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:")
 
 
 def model_of(torch, width, layers, context=0):
@@ -224,7 +224,7 @@ class Contender:
                 options["transport"] = words[-1]
             elif words[-1] == "MiB":
                 options |= {"native": words[1] == "C++", "exchange_mib": float(words[2])}
-            self.compression = gradcodec.torch.compress(model, words[0], **options)
+            self.compression = gradcodec.torch.compress(model, codec_of(self.name), **options)
         return model
 
     def sharded(self, model, arguments):
@@ -300,6 +300,7 @@ def measure(torch, dist, names, arguments, device, progress):
     """By rate: what one stream of TCP reaches, and what was found of contenders that take turns. `progress`: called with
     the name of the one under way."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    left = sent if arguments.nodes > 1 else lambda: 0
     generator = torch.Generator().manual_seed(arguments.rank)
     text = torch.randint(256, (arguments.batch, arguments.places + 1), generator=generator).to(device)
     node, local = divmod(arguments.rank, arguments.ranks)
@@ -328,7 +329,7 @@ def measure(torch, dist, names, arguments, device, progress):
                     count = FIRST if len(links) == 1 else 1
                 wait()
                 barrier()
-                before, began = sent(arguments.nodes), time.perf_counter()
+                before, began = left(), time.perf_counter()
                 for _ in range(count):
                     one.step(text)
                 wait()
@@ -336,7 +337,7 @@ def measure(torch, dist, names, arguments, device, progress):
                 dist.all_reduce(seconds, dist.ReduceOp.MAX, group=arguments.on_cpu)
                 if turn >= 0:
                     link["found"][name]["seconds"].append(seconds.item())
-                    link["found"][name]["bytes"].append((sent(arguments.nodes) - before) / count)
+                    link["found"][name]["bytes"].append((left() - before) / count)
     apart = {"ddp": 1, "hsdp": arguments.ranks, "fsdp2": dist.get_world_size()}[arguments.wrap]  # between equal ranks
     for name, one in made.items():
         progress(name)
