@@ -1,4 +1,4 @@
-"""Ranks that exit or do not come: the others get a status, and go on."""
+"""Ranks that exit or are missing: the others get a status, and go on."""
 
 import pytest
 

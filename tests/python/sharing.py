@@ -92,7 +92,7 @@ class Stranger:
             end.close()
 
     def send(self, text, files):
-        """The files are closed; behind them comes the socket to answer on."""
+        """The files are closed. The socket to answer on is sent last."""
         numbers = [*files, self.theirs.fileno()]
         for begin in range(0, len(numbers), 250):
             last = begin + 250 >= len(numbers)

@@ -84,7 +84,7 @@ def test_what_is_sent_is_the_payload_of_a_codec():
 
 
 @pytest.mark.parametrize("codec", KEEP_NOTHING)
-def test_what_one_rank_has_sent_as_zero_is_told_on_all(codec):
+def test_what_one_rank_has_sent_as_zero_is_flagged_on_all(codec):
     """By the header alone: what arrives is finite."""
     with World(3) as world, CheckedRanks(world, place, codec=codec, segments=[300, 2000], error=None, nonfinite=ZERO) as ranks:
         gradients = [[np.ones(n, f32) for n in (300, 2000)] for _ in range(3)]

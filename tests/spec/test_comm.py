@@ -275,7 +275,7 @@ def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
         kept = ranks.errors()[0]
         ranks.errors_in(None, server)
         if error == "float32":
-            same(ranks.errors()[0], kept, "the workers' errors, where only the server's come in")
+            same(ranks.errors()[0], kept, "the workers' errors, where only the server's are put in")
 
 
 @pytest.mark.parametrize("policy", [PROPAGATE, ZERO, TRANSACTIONAL])

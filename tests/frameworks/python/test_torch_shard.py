@@ -346,7 +346,7 @@ def over_nodes_nothing_is_lost_whatever_the_nodes_become():
 
 
 def over_nodes_one_nan_takes_the_step_back_on_every_rank():
-    """The first half tells it to the ranks of its part alone; all of them have to agree."""
+    """The first half flags it on the ranks of its part alone; all ranks have to agree."""
     os.environ["GRADCODEC_NODE"] = str(NODES[0](dist.get_rank()))
     model = sharded(shapes=EVEN_OF_FOUR)
     compression = shard(model, "onebit", momentum=True)
@@ -523,7 +523,7 @@ class Experts(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """As much of one as FSDP sees: layers, one of experts, between embeddings."""
+    """The parts of one that matter to FSDP: layers, one of experts, between embeddings."""
 
     def __init__(self, tied):
         super().__init__()
