@@ -740,6 +740,9 @@ gc_status_t gc_comm_abort(gc_comm_t *comm);
  * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
  * remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
  * too.
+ *
+ * NCCL destroys a communicator when all ranks of the node do. The last release waits for that for one second at most,
+ * then a thread of the library does.
  */
 void gc_comm_free(gc_comm_t *comm);
 

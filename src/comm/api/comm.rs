@@ -266,6 +266,9 @@ pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
 /// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
 /// remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
 /// too.
+///
+/// NCCL destroys a communicator when all ranks of the node do. The last release waits for that for one second at most,
+/// then a thread of the library does.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
     boundary(|| {

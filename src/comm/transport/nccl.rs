@@ -6,7 +6,9 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
+    time::Duration,
 };
 
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclUniqueId};
@@ -30,6 +32,13 @@ use super::{
 
 /// Bytes of what ranks find each other by.
 pub const ID_BYTES: usize = 128;
+
+/// Of the threads that abort and release: enough for what NCCL calls.
+const STACK_BYTES: usize = 1 << 20;
+
+/// How long a release waits for NCCL, which waits for the other ranks of the node. They may release theirs much later,
+/// or after a call in which they wait for this rank: Python's garbage collection chooses the time.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The beginning of ncclConfig_t, as it is since 2.14: with its size NCCL takes the rest as if nothing were said.
 #[repr(C)]
@@ -59,7 +68,7 @@ pub struct Nccl {
     hangs: AtomicBool,
 }
 
-/// What the thread that aborts it needs, too.
+/// What the threads that abort and release it need, too.
 struct Shared {
     library: Library,
     comm: ncclComm_t,
@@ -125,6 +134,14 @@ impl Shared {
         unsafe { (self.library.functions.ncclCommAbort)(self.comm) };
         Ok(())
     }
+
+    /// Destroys a communicator of our own, or aborts one that is broken.
+    fn release(&self, is_broken: bool) {
+        let Ok(_entered) = InPrimary::enter(self.device) else { return };
+        let Functions { ncclCommDestroy, ncclCommAbort, .. } = self.library.functions;
+        // SAFETY: ours, and nothing uses it any more. Errors are ignored: there is no caller left to return them to.
+        unsafe { if is_broken { ncclCommAbort(self.comm) } else { ncclCommDestroy(self.comm) } };
+    }
 }
 
 /// What the thread does that aborts a communicator.
@@ -133,6 +150,20 @@ extern "C" fn abort_shared(shared: *mut c_void) -> *mut c_void {
         // SAFETY: `Nccl::abort` has boxed it for this thread.
         let shared = unsafe { Box::from_raw(shared.cast::<Arc<Shared>>()) };
         shared.abort()?;
+        Ok(ptr::null_mut::<c_void>())
+    })
+}
+
+/// What the thread that releases a communicator is given: whether it is broken, and how to say that it is released.
+type Release = (Arc<Shared>, bool, mpsc::Sender<()>);
+
+/// What that thread does.
+extern "C" fn release_shared(given: *mut c_void) -> *mut c_void {
+    boundary(|| {
+        // SAFETY: `Nccl::drop` has boxed it for this thread.
+        let (shared, is_broken, released) = *unsafe { Box::from_raw(given.cast::<Release>()) };
+        shared.release(is_broken);
+        let _ = released.send(()); // nobody may wait any more
         Ok(ptr::null_mut::<c_void>())
     })
 }
@@ -345,8 +376,6 @@ impl Transport for Nccl {
     /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own,
     /// for NCCL waits until the GPU has stopped.
     fn abort(&self) -> Result<()> {
-        /// Enough for what NCCL calls.
-        const STACK_BYTES: usize = 1 << 20;
         self.broken.store(true, Ordering::Relaxed);
         self.shared.library.aborted.store(true, Ordering::Release);
         if !self.shared.owned {
@@ -385,16 +414,21 @@ impl Drop for Nccl {
         if *self.hangs.get_mut() || aborted {
             mem::forget(self.records.take()); // kept until the process ends: freeing it would wait for the lost rank
         }
-        let Shared { library, comm, owned, device, aborting, .. } = &*self.shared;
-        if !owned || aborting.load(Ordering::Acquire) {
+        if !self.shared.owned || self.shared.aborting.load(Ordering::Acquire) {
             return;
         }
         // In a forked child, and while the process ends, the driver refuses, and NCCL is left alone.
-        let Ok(_entered) = InPrimary::enter(*device) else { return };
-        let Functions { ncclCommDestroy, ncclCommAbort, .. } = library.functions;
+        if InPrimary::enter(self.shared.device).is_err() {
+            return;
+        }
         // What failed may never end, and destroying it would wait for that.
-        let broken = self.broken.load(Ordering::Relaxed) || self.async_error(self.rank).is_err();
-        // SAFETY: ours, and nothing uses it any more. Errors are ignored: there is no caller left to return them to.
-        unsafe { if broken { ncclCommAbort(*comm) } else { ncclCommDestroy(*comm) } };
+        let is_broken = self.broken.load(Ordering::Relaxed) || self.async_error(self.rank).is_err();
+        let (released, end) = mpsc::channel();
+        let given: *mut Release = Box::into_raw(Box::new((self.shared.clone(), is_broken, released)));
+        // SAFETY: the thread gets what it takes back as it was boxed.
+        if unsafe { detached::start(STACK_BYTES, release_shared, given.cast()) }.is_none() {
+            release_shared(given.cast());
+        }
+        let _ = end.recv_timeout(PATIENCE);
     }
 }

@@ -6,6 +6,7 @@
  *   FAKE_NCCL_VERSION    as ncclGetVersion says it, 22803 unless said
  *   FAKE_NCCL_FAILURES   "name=code name=code ...": these functions answer that
  *   FAKE_NCCL_POLLS      so often communicators answer ncclInProgress once they are done; a caller's block unless said
+ *   FAKE_NCCL_WAITS      1: ncclCommDestroy waits until all ranks have called it, as on one node
  *
  * fake_nccl_...() at the end are for the tests. -DOLD leaves out what versions before 2.18 do not have. */
 #include <pthread.h>
@@ -335,6 +336,11 @@ static void release(Comm *comm) {
 Result ncclCommDestroy(Comm *comm) {
     MAY_FAIL;
     USABLE(comm);
+    if (number("FAKE_NCCL_WAITS", 0)) {
+        pthread_mutex_lock(&mutex);
+        barrier(comm->world);
+        pthread_mutex_unlock(&mutex);
+    }
     atomic_fetch_add(&destroyed, 1);
     release(comm);
     return SUCCESS;
