@@ -29,7 +29,7 @@ from common import ROOT, markdown, save
 
 # --- what is run ------------------------------------------------------------------------------------------------------
 
-# `gather`: the codec that FSDP gathers parameters in; with "int8, layers" the embeddings and the last matrix stay exact.
+# `gather`: the codec that FSDP gathers parameters in.
 Run = namedtuple("Run", "optimizer codec error world gather", defaults=["none"])
 
 # Those of block codecs that arrive as they are, first without errors.
@@ -46,7 +46,7 @@ RUNS = [
     *(Run(optimizer, *codec, world) for world in (2, 8) for optimizer, *codec in [
         ("adamw", *PLAIN), ("adamw", "int8", "none"), ("adamw", "int4", "none"), ("adamw", "int4", "float32"),
         ("1-bit adam", "onebit", "float32"), ("lion", "sign", "none")]),
-    *(Run("adamw", *PLAIN, 4, gather) for gather in ("int8", "mxfp8", "int8, layers")),
+    *(Run("adamw", *PLAIN, 4, gather) for gather in ("int8", "mxfp8")),
 ]  # fmt: skip
 
 # Steps, examples of a batch (all ranks together), the learning rate of each optimizer, and Adam's epsilon.
@@ -206,10 +206,9 @@ class Gather:
         self.torch, self.codec = torch, None
         if run.gather == "none":
             return
-        codec, *layers = run.gather.split(", ")
-        raw = [len(shape) < 2 or (bool(layers) and "." not in name) for name, shape in model.shapes.items()]
+        raw = [len(shape) < 2 for shape in model.shapes.values()]
         self.sizes = [math.prod(shape) for shape in model.shapes.values()]
-        self.codec = library.codec(codec, self.sizes, error="none", device=device, raw=raw)
+        self.codec = library.codec(run.gather, self.sizes, error="none", device=device, raw=raw)
         self.payload = torch.empty(self.codec.payload_bytes, dtype=torch.uint8, device=device)
 
     def __call__(self, x):
