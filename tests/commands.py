@@ -40,7 +40,7 @@ LIST = [
       for name in ("allreduce-perf", "convergence", "links", "training-step")),
     ("*: make nodes*", "exempt: measures; test_nodes_bench.py runs the program with a small model"),
     ("*: make slow-links*", "exempt: measures; test_nodes_bench.py runs the program with a small model"),
-    ("*: make accuracy", "exempt: wants a GPU or an hour, and measures"),
+    ("*: make accuracy*", "exempt: wants a GPU or an hour, and measures"),
     ("*: make header", "exempt: writes headers; tests/source/header.rs makes them, too, and compares"),
     ("*: make kernels", "exempt: writes fatbins; `make test-fatbin` makes them, too, and compares"),
     ("*: make install-static", "in packaging/build.sh"),
