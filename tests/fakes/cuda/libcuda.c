@@ -76,8 +76,8 @@ struct Use {
     Context user;
     unsigned long long number;
 };
-static struct Block {
-    unsigned char *memory;
+typedef struct Block {
+    unsigned char *memory; /* NULL: there is none */
     size_t bytes;
     Context context; /* NULL: mapped by parts, for all that `access` allows it */
     struct Use *uses;
@@ -87,13 +87,10 @@ static struct Block {
     int physical; /* what is mapped here, from 1 on */
     unsigned access;
     int kind; /* what a test says it is */
-} blocks[BLOCKS];
+} Block;
+static Block blocks[BLOCKS], pinned_blocks[BLOCKS], reservations[BLOCKS];
 enum { PLAIN, OF_POOL, MANAGED, OF_HOST };
 static Stream streams; /* that were created */
-static struct {
-    unsigned char *memory;
-    size_t bytes;
-} pinned_blocks[BLOCKS];
 static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
 static int libraries, pinned, events, capturing;
 static atomic_int hold_frees, held, hold_kernels, refused, held_wait;
@@ -149,6 +146,14 @@ static Result begin(const char *function) {
     Result begun = begin(__func__); \
     if (begun) \
         return begun
+
+static Context current(void) { return depth ? stack[depth - 1] : NULL; }
+
+/* The same of a call that needs a current context. */
+#define MAY_FAIL_IN_CONTEXT \
+    MAY_FAIL; \
+    if (!current()) \
+        return INVALID_CONTEXT
 
 Result cuDriverGetVersion(int *version) {
     *version = (int)number("FAKE_VERSION", 12000);
@@ -235,7 +240,7 @@ Result cuDevicePrimaryCtxRetain(Context *context, int device) {
 
 Result cuCtxGetCurrent(Context *context) {
     MAY_FAIL;
-    *context = depth ? stack[depth - 1] : NULL;
+    *context = current();
     return SUCCESS;
 }
 
@@ -255,12 +260,8 @@ Result cuCtxPopCurrent_v2(Context *context) {
     return SUCCESS;
 }
 
-static Context current(void) { return depth ? stack[depth - 1] : NULL; }
-
 Result cuCtxGetDevice(int *device) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     *device = 70 + current()->device;
     return SUCCESS;
 }
@@ -293,7 +294,13 @@ typedef struct Late {
 static Late *late_work;
 static int is_late;
 
-static void do_work(Late *work);
+static void do_work(Late *work) {
+    if (work->to)
+        memcpy(work->to, work->from, work->bytes);
+    else
+        run_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
+    free(work);
+}
 
 /* Does the work of a context, or of one of its streams, up to that number. */
 static void catch_up(Context context, int all, Stream stream, unsigned long long until) {
@@ -340,9 +347,7 @@ static Stream new_stream(Context context) {
 }
 
 Result cuCtxSynchronize(void) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     waits++;
     finish(current(), 1, NULL);
     return SUCCESS;
@@ -365,9 +370,7 @@ Result cuStreamSynchronize(Stream stream) {
 
 Result cuStreamCreate(Stream *stream, unsigned flags) {
     (void)flags;
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     *stream = new_stream(current());
     return SUCCESS;
 }
@@ -417,19 +420,34 @@ enum { PAGE = 4096 };
 
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-static struct Block *new_block(void) {
+static Block *new_block(Block *all) {
     for (int k = 0; k < BLOCKS; k++)
-        if (!blocks[k].memory)
-            return &blocks[k];
+        if (!all[k].memory)
+            return &all[k];
     return NULL;
 }
 
-/* The memory that an address is in. */
-static struct Block *block_at(uint64_t address) {
+static uint64_t start(const Block *block) { return (uint64_t)(uintptr_t)block->memory; }
+
+/* The one of these that an address is in. */
+static Block *among(Block *all, uint64_t address) {
     for (int k = 0; k < BLOCKS; k++)
-        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
-            return &blocks[k];
+        if (all[k].memory && address - start(&all[k]) < all[k].bytes)
+            return &all[k];
     return NULL;
+}
+
+static Block *block_at(uint64_t address) { return among(blocks, address); }
+
+/* The block that begins there, and has not ended. */
+static Block *block_from(uint64_t address) {
+    Block *block = block_at(address);
+    return block && start(block) == address ? block : NULL;
+}
+
+static void forget(Block *block) {
+    free(block->uses);
+    *block = (Block){0};
 }
 
 /* Whole pages, as memory that others share has to be. With EXACT, for AddressSanitizer, as much as is asked for. */
@@ -443,19 +461,17 @@ static void *device_memory(size_t bytes) {
 }
 
 Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     int device = current()->device;
     if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX) - in_use[device]) {
         atomic_fetch_add(&refused, 1);
         return OUT_OF_MEMORY;
     }
-    struct Block *block = new_block();
+    Block *block = new_block(blocks);
     void *memory = block ? device_memory(bytes) : NULL;
     if (!memory)
         return OUT_OF_MEMORY;
-    *block = (struct Block){.memory = memory, .bytes = bytes, .context = current()};
+    *block = (Block){.memory = memory, .bytes = bytes, .context = current()};
     in_use[device] += bytes;
     allocations++;
     *address = (uint64_t)(uintptr_t)memory;
@@ -463,7 +479,7 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 }
 
 /* Frees memory that cuMemAlloc has made, shared or not. */
-static void free_block(struct Block *block) {
+static void free_block(Block *block) {
     if (block->file) { /* what others have mapped stays theirs */
         mmap(block->memory, whole_pages(block->bytes), PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -471,9 +487,14 @@ static void free_block(struct Block *block) {
     }
     free(block->memory);
     in_use[block->context->device] -= block->bytes;
-    free(block->uses);
-    block->uses = NULL, block->in_use = 0;
-    block->memory = NULL;
+    forget(block);
+}
+
+/* A context of the caller's own, current afterwards. */
+void *fake_enter(int device, unsigned long long id) {
+    Context context = malloc(sizeof *context);
+    *context = (struct Context){device, id};
+    return stack[depth++] = context;
 }
 
 /* A context beside the primary ones, current afterwards. What was destroyed stays here, so that its address is not used
@@ -484,9 +505,7 @@ Result cuCtxCreate_v2(Context *context, unsigned flags, int device) {
     MAY_FAIL;
     if (device < 70 || depth == DEPTH)
         return INVALID_DEVICE;
-    *context = malloc(sizeof **context);
-    **context = (struct Context){device - 70, created++};
-    stack[depth++] = *context;
+    *context = fake_enter(device - 70, created++);
     return SUCCESS;
 }
 
@@ -510,8 +529,8 @@ Result cuMemFree_v2(uint64_t address) {
     }
     if (!current())
         return INVALID_CONTEXT;
-    struct Block *block = block_at(address);
-    if (!block || (uint64_t)(uintptr_t)block->memory != address || block->opened || block->physical)
+    Block *block = block_from(address);
+    if (!block || block->opened || block->physical)
         return INVALID_VALUE;
     if (block->context != current())
         return fault(INVALID_VALUE, "freed in another context");
@@ -527,28 +546,26 @@ Result cuMemFree_v2(uint64_t address) {
     return SUCCESS;
 }
 
+/* Memory of the host that GPUs reach from now on. */
+void fake_register(void *memory, size_t bytes) {
+    *new_block(pinned_blocks) = (Block){.memory = memory, .bytes = bytes};
+}
+
 /* Host memory that kernels reach: they use it as it is. */
 Result cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
     (void)flags;
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     void *memory = malloc(bytes);
     if (!memory)
         return OUT_OF_MEMORY;
-    int k = 0;
-    while (pinned_blocks[k].memory)
-        k++;
-    pinned_blocks[k].memory = memory, pinned_blocks[k].bytes = bytes;
+    fake_register(memory, bytes);
     *place = memory, pinned++;
     return SUCCESS;
 }
 
 Result cuMemFreeHost(void *place) {
     MAY_FAIL;
-    for (int k = 0; k < BLOCKS; k++)
-        if (pinned_blocks[k].memory == place)
-            pinned_blocks[k].memory = NULL;
+    forget(among(pinned_blocks, (uint64_t)(uintptr_t)place));
     free(place);
     pinned--;
     return SUCCESS;
@@ -580,9 +597,7 @@ static Result reach(Event event) {
 
 Result cuEventCreate(Event *event, unsigned flags) {
     (void)flags;
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     *event = malloc(sizeof **event);
     **event = (struct Event){.context = current()};
     events++;
@@ -615,9 +630,7 @@ Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
 }
 
 Result cuEventSynchronize(Event event) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     waits++;
     return reach(event);
 }
@@ -643,16 +656,23 @@ typedef struct {
     int is_copy; /* of bytes that are known; what else a kernel touches of a block is not */
 } Place;
 
+/* Where work that is enqueued now is done. */
+static Place place_of(Stream stream, int is_copy) {
+    if (is_created(stream))
+        stream->at_work = now;
+    return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, is_copy};
+}
+
 /* Whether kernels of another context may use a block, which enabling access to its context gives only for what cuMemAlloc
  * has made there. */
-static int is_reached(Context context, const struct Block *block) {
+static int is_reached(Context context, const Block *block) {
     return reached[context->device][block->context->device] && block->kind != OF_POOL;
 }
 
 enum { MOST_USES = 64 }; /* of a block: beyond that they are not told apart */
 
 /* A launch uses so much of a block: beside what is told of it, unless unfinished work of another stream uses that. */
-static Result note_use(Place place, int how, struct Block *block, const unsigned char *begin, size_t bytes) {
+static Result note_use(Place place, int how, Block *block, const unsigned char *begin, size_t bytes) {
     const unsigned char *end = begin + bytes;
     struct Use *own = NULL;
     if (how == TOLD)
@@ -682,7 +702,7 @@ static Result note_use(Place place, int how, struct Block *block, const unsigned
 /* Memory that a launch uses: whether it is there, of this context, and in no use by unfinished work of another stream. */
 static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
     for (int k = 0; k < BLOCKS; k++) {
-        struct Block *block = &blocks[k];
+        Block *block = &blocks[k];
         if (!block->memory || memory < block->memory || memory >= block->memory + block->bytes)
             continue;
         size_t here = (size_t)(block->memory + block->bytes - memory);
@@ -701,14 +721,6 @@ static Result use(Place place, int how, const unsigned char *memory, size_t byte
         return note_use(place, how, block, memory, bytes > here ? here : bytes);
     }
     return fault(ILLEGAL_ADDRESS, "memory that is not there");
-}
-
-static void do_work(Late *work) {
-    if (work->to)
-        memcpy(work->to, work->from, work->bytes);
-    else
-        run_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
-    free(work);
 }
 
 static Late *append(Late **end, Place place, size_t bytes) {
@@ -751,9 +763,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         return INVALID_VALUE;
     launches++;
     snprintf(last_launch, sizeof last_launch, "%s", kernel);
-    if (is_created(stream))
-        stream->at_work = now;
-    Place place = {is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 0};
+    Place place = place_of(stream, 0);
     if (!strcmp(kernel, "gc_spin")) {
         if (x != 1 || threads != 1 || !is_created(stream))
             return fault(INVALID_VALUE, "not one thread");
@@ -824,20 +834,12 @@ Result cuLaunchKernelEx(const LaunchConfig *config, const char *kernel, void **a
                           config->shared, config->stream, arguments, extra);
 }
 
-/* The place of a copy: as that of a launch. */
-static Place place_of(Stream stream) {
-    if (is_created(stream))
-        stream->at_work = now;
-    return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, 1};
-}
-
 Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stream stream) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     void *to = (void *)(uintptr_t)address;
-    Result result = use(place_of(stream), WRITTEN, to, bytes);
-    catch_up(is_created(stream) ? stream->context : current(), 0, (uintptr_t)stream == 1 ? NULL : stream, now);
+    Place place = place_of(stream, 1);
+    Result result = use(place, WRITTEN, to, bytes);
+    catch_up(place.context, 0, place.stream, now);
     if (result == SUCCESS)
         memset(to, value, bytes);
     return result;
@@ -857,10 +859,8 @@ static void copy_late(Place place, uint64_t to, uint64_t from, size_t bytes) {
 }
 
 Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
-    Place place = place_of(stream);
+    MAY_FAIL_IN_CONTEXT;
+    Place place = place_of(stream, 1);
     if (!is_on_device(from) && is_on_device(to) && is_told((void *)(uintptr_t)from, bytes)) {
         Result result = use(place, TOLD, (void *)(uintptr_t)to, bytes);
         if (result == SUCCESS && is_created(stream) && stream->running) /* it comes after that */
@@ -881,10 +881,8 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
 
 /* Between devices, whether one reaches the other's memory or not. */
 Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context from_context, size_t bytes, Stream stream) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
-    Place there = {from_context, stream, 1}, here = place_of(stream);
+    MAY_FAIL_IN_CONTEXT;
+    Place there = {from_context, stream, 1}, here = place_of(stream, 1);
     Result result = to_context == here.context ? use(there, READ, (void *)(uintptr_t)from, bytes) : INVALID_VALUE;
     if (result == SUCCESS)
         result = use(here, WRITTEN, (void *)(uintptr_t)to, bytes);
@@ -894,9 +892,7 @@ Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context
 }
 
 Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     if (flags || other->device == current()->device)
         return INVALID_VALUE;
     if (!peers_reach())
@@ -912,48 +908,38 @@ Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
 Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
     enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, ACCESS_FLAGS = 16 };
     MAY_FAIL;
-    struct Block *block = block_at(address);
+    Block *block = block_at(address);
     if (attribute == ACCESS_FLAGS && block && current()) {
         int may = block->physical ? (int)(block->access >> current()->device & 1)
                                   : block->context == current() || is_reached(current(), block);
         return *(int *)value = may ? 3 : 0, SUCCESS;
     }
-    for (int k = 0; (attribute == RANGE_START || attribute == RANGE_SIZE) && k < BLOCKS; k++) {
-        uint64_t first = (uint64_t)(uintptr_t)pinned_blocks[k].memory;
-        if (first && address - first < pinned_blocks[k].bytes)
-            return *(uint64_t *)value = attribute == RANGE_START ? first : pinned_blocks[k].bytes, SUCCESS;
-    }
-    for (int k = 0; attribute == DEVICE_ORDINAL && k < BLOCKS; k++)
-        if (blocks[k].memory && address - (uint64_t)(uintptr_t)blocks[k].memory < blocks[k].bytes)
-            return *(int *)value = blocks[k].context->device, SUCCESS;
-    if (attribute != MEMORY_TYPE)
+    const Block *host = among(pinned_blocks, address);
+    if (attribute == RANGE_START && host)
+        return *(uint64_t *)value = start(host), SUCCESS;
+    if (attribute == RANGE_SIZE && host)
+        return *(uint64_t *)value = host->bytes, SUCCESS;
+    if (attribute == DEVICE_ORDINAL && block)
+        return *(int *)value = block->context->device, SUCCESS;
+    if (attribute != MEMORY_TYPE || !(host || block))
         return INVALID_VALUE;
-    for (int k = 0; k < BLOCKS; k++)
-        if (pinned_blocks[k].memory && address - (uint64_t)(uintptr_t)pinned_blocks[k].memory < pinned_blocks[k].bytes)
-            return *(int *)value = 1, SUCCESS;
-    if (!is_on_device(address))
-        return INVALID_VALUE;
-    return *(int *)value = 2, SUCCESS;
+    return *(int *)value = host ? 1 : 2, SUCCESS;
 }
 
 /* Both are done when they return, and wait for the legacy stream. */
 Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     catch_up(current(), 1, NULL, now);
-    Result result = use(place_of(NULL), WRITTEN, (void *)(uintptr_t)to, bytes);
+    Result result = use(place_of(NULL, 1), WRITTEN, (void *)(uintptr_t)to, bytes);
     if (result == SUCCESS)
         memcpy((void *)(uintptr_t)to, from, bytes);
     return result;
 }
 
 Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
-    MAY_FAIL;
-    if (!current())
-        return INVALID_CONTEXT;
+    MAY_FAIL_IN_CONTEXT;
     catch_up(current(), 1, NULL, now);
-    Result result = use(place_of(NULL), READ, (void *)(uintptr_t)from, bytes);
+    Result result = use(place_of(NULL, 1), READ, (void *)(uintptr_t)from, bytes);
     if (result == SUCCESS)
         memcpy(to, (void *)(uintptr_t)from, bytes);
     return result;
@@ -962,7 +948,7 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
 /* ---- memory of several processes --------------------------------------------------------------------------------- */
 
 enum { ALREADY_MAPPED = 208, OPERATING_SYSTEM = 304, NOT_SUPPORTED = 801 };
-enum { GRANULE = 2 << 20, PHYSICALS = 1 << 13, RESERVATIONS = 256 };
+enum { GRANULE = 2 << 20, PHYSICALS = 1 << 13 };
 
 /* What is said of the file of a block; it lies in a handle of 64 bytes. */
 typedef struct {
@@ -980,13 +966,8 @@ static struct Physical {
     unsigned types;
     size_t bytes;
 } physicals[PHYSICALS];
-static struct {
-    unsigned char *memory;
-    size_t bytes;
-} reservations[RESERVATIONS];
 
 static int first_card(void) { return (int)number("FAKE_FIRST", 0); }
-
 
 typedef struct {
     char bytes[16];
@@ -1011,7 +992,7 @@ Result cuDeviceCanAccessPeer(int *can, int device, int peer) {
 
 Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uint64_t address) {
     MAY_FAIL;
-    struct Block *block = block_at(address);
+    Block *block = block_at(address);
     for (unsigned k = 0; k < count; k++) {
         int kind = block ? block->kind : PLAIN, value = 0;
         uint64_t pool = kind == OF_POOL;
@@ -1035,10 +1016,10 @@ Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data
 
 Result cuMemGetAddressRange_v2(uint64_t *first, size_t *bytes, uint64_t address) {
     MAY_FAIL;
-    struct Block *block = block_at(address);
+    Block *block = block_at(address);
     if (!block)
         return INVALID_VALUE;
-    *first = (uint64_t)(uintptr_t)block->memory, *bytes = block->bytes;
+    *first = start(block), *bytes = block->bytes;
     return SUCCESS;
 }
 
@@ -1052,8 +1033,8 @@ static int new_file(const char *name, size_t bytes) {
 
 Result cuIpcGetMemHandle(Name *name, uint64_t address) {
     MAY_FAIL;
-    struct Block *block = block_at(address);
-    if (!block || (uint64_t)(uintptr_t)block->memory != address || block->opened || block->physical || block->kind)
+    Block *block = block_from(address);
+    if (!block || block->opened || block->physical || block->kind)
         return INVALID_VALUE;
     if (block->in_use)
         return fault(INVALID_VALUE, "shared while work on it is unfinished");
@@ -1093,7 +1074,7 @@ Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0)
         return INVALID_VALUE;
-    struct Block *block = new_block();
+    Block *block = new_block(blocks);
     if (!block || fstat(file, &about) != 0 || about.st_ino != name.inode || about.st_size < (off_t)name.bytes) {
         close(file);
         return INVALID_VALUE;
@@ -1103,7 +1084,7 @@ Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
         close(file);
         return OUT_OF_MEMORY;
     }
-    *block = (struct Block){
+    *block = (Block){
         .memory = memory, .bytes = name.bytes, .context = current(), .file = file, .opened = 1};
     *address = (uint64_t)(uintptr_t)memory;
     return SUCCESS;
@@ -1111,8 +1092,8 @@ Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
 
 Result cuIpcCloseMemHandle(uint64_t address) {
     MAY_FAIL;
-    struct Block *block = block_at(address);
-    if (!block || !block->opened || (uint64_t)(uintptr_t)block->memory != address)
+    Block *block = block_from(address);
+    if (!block || !block->opened)
         return INVALID_VALUE;
     if (block->context != current())
         return fault(INVALID_CONTEXT, "closed in another context");
@@ -1120,9 +1101,7 @@ Result cuIpcCloseMemHandle(uint64_t address) {
         return fault(ILLEGAL_ADDRESS, "closed while work on it is unfinished");
     munmap(block->memory, whole_pages(block->bytes));
     close(block->file);
-    free(block->uses);
-    block->uses = NULL, block->in_use = 0;
-    block->memory = NULL;
+    forget(block);
     return SUCCESS;
 }
 
@@ -1189,7 +1168,7 @@ Result cuMemRelease(uint64_t handle) {
 
 Result cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
     MAY_FAIL;
-    struct Block *block = block_at((uint64_t)(uintptr_t)address);
+    Block *block = block_at((uint64_t)(uintptr_t)address);
     if (!block || !block->physical)
         return INVALID_VALUE;
     physicals[block->physical - 1].handles++;
@@ -1238,22 +1217,17 @@ Result cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, ui
     MAY_FAIL;
     if (!bytes || bytes % GRANULE)
         return INVALID_VALUE;
-    for (int k = 0; k < RESERVATIONS; k++) {
-        if (!reservations[k].memory) {
-            void *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (memory == MAP_FAILED)
-                return OUT_OF_MEMORY;
-            reservations[k].memory = memory, reservations[k].bytes = bytes;
-            *address = (uint64_t)(uintptr_t)memory;
-            return SUCCESS;
-        }
-    }
-    return OUT_OF_MEMORY;
+    Block *place = new_block(reservations);
+    void *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!place || memory == MAP_FAILED)
+        return OUT_OF_MEMORY;
+    *place = (Block){.memory = memory, .bytes = bytes};
+    *address = start(place);
+    return SUCCESS;
 }
 
-static int overlaps(const struct Block *block, uint64_t address, size_t bytes) {
-    uint64_t first = (uint64_t)(uintptr_t)block->memory;
-    return first && first < address + bytes && address < first + block->bytes;
+static int overlaps(const Block *block, uint64_t address, size_t bytes) {
+    return block->memory && start(block) < address + bytes && address < start(block) + block->bytes;
 }
 
 Result cuMemAddressFree(uint64_t address, size_t bytes) {
@@ -1261,26 +1235,21 @@ Result cuMemAddressFree(uint64_t address, size_t bytes) {
     for (int k = 0; k < BLOCKS; k++)
         if (overlaps(&blocks[k], address, bytes))
             return fault(INVALID_VALUE, "addresses given back where something is mapped");
-    for (int k = 0; k < RESERVATIONS; k++) {
-        if ((uint64_t)(uintptr_t)reservations[k].memory == address && reservations[k].bytes == bytes) {
-            munmap(reservations[k].memory, bytes);
-            reservations[k].memory = NULL;
-            return SUCCESS;
-        }
-    }
-    return fault(INVALID_VALUE, "addresses given back that were not reserved so");
+    Block *place = among(reservations, address);
+    if (!place || start(place) != address || place->bytes != bytes)
+        return fault(INVALID_VALUE, "addresses given back that were not reserved so");
+    munmap(place->memory, bytes);
+    forget(place);
+    return SUCCESS;
 }
 
 Result cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags) {
     (void)flags;
     MAY_FAIL;
     struct Physical *physical = physical_of(handle);
-    struct Block *block = new_block();
-    int is_reserved = 0;
-    for (int k = 0; k < RESERVATIONS; k++) {
-        uint64_t first = (uint64_t)(uintptr_t)reservations[k].memory;
-        is_reserved |= first && first <= address && address + bytes <= first + reservations[k].bytes;
-    }
+    Block *block = new_block(blocks);
+    const Block *reserved = among(reservations, address);
+    int is_reserved = reserved && address + bytes <= start(reserved) + reserved->bytes;
     for (int k = 0; k < BLOCKS; k++)
         if (overlaps(&blocks[k], address, bytes))
             return fault(INVALID_VALUE, "mapped where something is");
@@ -1290,14 +1259,14 @@ Result cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, 
     if (mmap(memory, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED)
         return OUT_OF_MEMORY;
     physical->mappings++;
-    *block = (struct Block){.memory = memory, .bytes = bytes, .physical = (int)(physical - physicals) + 1};
+    *block = (Block){.memory = memory, .bytes = bytes, .physical = (int)(physical - physicals) + 1};
     return SUCCESS;
 }
 
 Result cuMemUnmap(uint64_t address, size_t bytes) {
     MAY_FAIL;
-    struct Block *block = block_at(address);
-    if (!block || !block->physical || (uint64_t)(uintptr_t)block->memory != address || block->bytes != bytes)
+    Block *block = block_from(address);
+    if (!block || !block->physical || block->bytes != bytes)
         return fault(INVALID_VALUE, "unmapped what was not mapped so");
     if (block->in_use)
         return fault(ILLEGAL_ADDRESS, "unmapped while work on it is unfinished");
@@ -1305,9 +1274,7 @@ Result cuMemUnmap(uint64_t address, size_t bytes) {
     struct Physical *physical = &physicals[block->physical - 1];
     physical->mappings--;
     forget_unused(physical);
-    free(block->uses);
-    block->uses = NULL, block->in_use = 0;
-    block->memory = NULL;
+    forget(block);
     return SUCCESS;
 }
 
@@ -1323,8 +1290,8 @@ Result cuMemSetAccess(uint64_t address, size_t bytes, const Access *access, size
         if (access[k].where != 1 || access[k].flags != 3 || access[k].device < 0 || access[k].device >= DEVICES)
             return INVALID_VALUE;
     for (size_t done = 0; done < bytes;) {
-        struct Block *block = block_at(address + done);
-        if (!block || !block->physical || (uint64_t)(uintptr_t)block->memory != address + done)
+        Block *block = block_from(address + done);
+        if (!block || !block->physical)
             return INVALID_VALUE;
         for (size_t k = 0; k < count; k++) {
             if (first_card() + access[k].device != physicals[block->physical - 1].device && !peers_reach())
@@ -1470,7 +1437,7 @@ int fake_opened(void) {
 }
 int fake_reservations(void) {
     int count = 0;
-    for (int k = 0; k < RESERVATIONS; k++)
+    for (int k = 0; k < BLOCKS; k++)
         count += reservations[k].memory != NULL;
     return count;
 }
@@ -1510,25 +1477,12 @@ int fake_capture_mode(void) { return capture_mode; }
 int fake_retained(int device) { return retained[device]; }
 const char *fake_last_launch(void) { return last_launch; }
 
-/* A context of the caller's own, current afterwards; and a stream of a device's primary context. */
-void *fake_enter(int device, unsigned long long id) {
-    Context context = malloc(sizeof *context);
-    *context = (struct Context){device, id};
-    stack[depth++] = context;
-    return context;
-}
 void fake_leave(void) { free(stack[--depth]); }
 void fake_destroy(void) {
     for (int k = 0; k < BLOCKS; k++)
         if (blocks[k].memory && blocks[k].context == current() && !blocks[k].opened)
             free_block(&blocks[k]);
     fake_leave();
-}
-/* Whether work is done as late as can be; what was put off is done. */
-void fake_finish(void);
-void fake_late(int late) {
-    fake_finish();
-    is_late = late;
 }
 /* All work is done. */
 void fake_finish(void) {
@@ -1540,12 +1494,10 @@ void fake_finish(void) {
     for (Stream stream = streams; stream; stream = stream->next)
         stream->at_work = 0;
 }
-/* Memory of the host that GPUs reach from now on. */
-void fake_register(void *memory, size_t bytes) {
-    int k = 0;
-    while (pinned_blocks[k].memory)
-        k++;
-    pinned_blocks[k].memory = memory, pinned_blocks[k].bytes = bytes;
+/* Whether work is done as late as can be; what was put off is done. */
+void fake_late(int late) {
+    fake_finish();
+    is_late = late;
 }
 /* Blocks of memory that unfinished work uses. */
 int fake_pending(void) {
@@ -1559,9 +1511,7 @@ Result fake_use(const void *memory, size_t bytes, int is_written, Stream stream)
     __attribute__((cleanup(leave), unused)) int entered = enter();
     if (!is_created(stream) && !current())
         return INVALID_CONTEXT;
-    return use(place_of(stream), is_written ? WRITTEN : READ, memory, bytes);
+    return use(place_of(stream, 1), is_written ? WRITTEN : READ, memory, bytes);
 }
 void *fake_stream_here(void) { return new_stream(current()); }
-void *fake_stream(int device) {
-    return new_stream(&primary[device]);
-}
+void *fake_stream(int device) { return new_stream(&primary[device]); } /* of the primary context */
