@@ -281,3 +281,17 @@ def both_ways(bench, line, n_chunks, order, rng, *, row_shift=0):
     with case(line=line, rows=rows, order=order, way="unpack"):
         found = bench.into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line)
         assert_written(line, found, zeros_and_ones(bits, line.dtype))
+
+
+def along_axes(bench, line, order, rng):
+    """Packs and unpacks in a layout along each axis."""
+    for axis in range(len(line.shape)):
+        buffer = random_truth(rng, line)
+        expected = np.packbits(truth_of(line.carve(buffer)), axis, ORDERS[order])
+        with case(line=line, axis=axis, order=order):
+            assert np.array_equal(bench.new(lib.gc_pack_bits, line, buffer, axis, order), expected)
+            rows = Layout("uint8", expected.shape)
+            buffer = random_bytes(rng, rows)
+            bits = np.unpackbits(rows.carve(buffer), axis, line.shape[axis], ORDERS[order])
+            found = bench.into(lib.gc_unpack_bits_into, rows, buffer, axis, order, target=line)
+            assert_written(line, found, zeros_and_ones(bits, line.dtype))

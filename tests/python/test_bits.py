@@ -10,10 +10,7 @@ import capi
 from capi import (
     BIG, COUNT_ALL, DTYPES, FLOATS, LITTLE, Managed, Tensor, byref, check, lib, pack_chunks, take,
 )  # fmt: skip
-from layouts import (
-    PATTERN, HostBench, Layout, as_written, assert_written, both_ways, case, random_bytes, random_truth, truth_of,
-    zeros_and_ones,
-)  # fmt: skip
+from layouts import PATTERN, HostBench, Layout, along_axes, as_written, both_ways
 from models import ORDERS, SIGNED, majority, scaled_signs
 from tiers import both
 
@@ -46,20 +43,6 @@ def test_large_results_are_written_past_the_caches_and_nowhere_else(dtype, threa
         assert (memory[:first] == PATTERN).all() and (memory[first + (72 << 20) :] == PATTERN).all()
         check(lib.gc_pack_chunks_into(Tensor(elements).view, order, Tensor(packed).view, None))
         assert np.array_equal(packed, bits)
-
-
-def along_axes(bench, line, order, rng):
-    """Packs and unpacks in a layout along each axis."""
-    for axis in range(len(line.shape)):
-        buffer = random_truth(rng, line)
-        expected = np.packbits(truth_of(line.carve(buffer)), axis, ORDERS[order])
-        with case(line=line, axis=axis, order=order):
-            assert np.array_equal(bench.new(lib.gc_pack_bits, line, buffer, axis, order), expected)
-            rows = Layout("uint8", expected.shape)
-            buffer = random_bytes(rng, rows)
-            bits = np.unpackbits(rows.carve(buffer), axis, line.shape[axis], ORDERS[order])
-            found = bench.into(lib.gc_unpack_bits_into, rows, buffer, axis, order, target=line)
-            assert_written(line, found, zeros_and_ones(bits, line.dtype))
 
 
 # Of some 5,000 elements: more than pass through the stack at once.

@@ -24,10 +24,9 @@ from codec_model import ONEBIT, SIGN  # noqa: E402
 from card import Card  # noqa: E402
 from codecs_c import one_case, random_block_options, random_options, strangers  # noqa: E402
 from comms import CheckedRanks, Nodes, World  # noqa: E402
-from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, lib  # noqa: E402
-from gpu import check  # noqa: E402
+from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, check, lib  # noqa: E402
 from layouts import Layout, case, chunk_rows, truth_of, unpackbits  # noqa: E402
-from models import SIGNED, UNPACKED, majority, not_below_zero, scaled_signs  # noqa: E402
+from models import SIGNED, UNPACKED, majority, scaled_signs  # noqa: E402
 
 # Two threads of different warps use one place of shared memory, with nothing between them.
 RACE = b"""
@@ -72,10 +71,10 @@ class Operand:
         host = buffer.ctypes.data + layouts.MARGIN
         self.tensor = gpu.move(layout.describe(buffer), host, self.memory.address)
 
-    def check(self, expected):
-        found = self.layout.buffer()
-        found[layouts.MARGIN : layouts.MARGIN + self.size] = driver.download(self.memory.address, self.size)
-        layouts.assert_written(self.layout, found, expected)
+    def found(self):
+        buffer = self.layout.buffer()
+        buffer[layouts.MARGIN : layouts.MARGIN + self.size] = driver.download(self.memory.address, self.size)
+        return buffer
 
     def __enter__(self):
         return self
@@ -84,27 +83,22 @@ class Operand:
         self.memory.free()
 
 
-def into(function, source, buffer, *between, target, expected):
-    with case(function=function.__name__, source=source, target=target), Operand(source, buffer) as src:
-        with Operand(target, target.buffer()) as dst:
+class Bench(layouts.HostBench):
+    """Calls on operands of which each has its own memory."""
+
+    def into(self, function, source, source_buffer, *between, target):
+        with Operand(source, source_buffer) as src, Operand(target, target.buffer()) as dst:
             check(function(src.tensor.view, *between, dst.tensor.view, None))
-            dst.check(expected)
+            return dst.found()
+
+
+def into(function, source, buffer, *between, target, expected):
+    with case(function=function.__name__, source=source, target=target):
+        layouts.assert_written(target, Bench().into(function, source, buffer, *between, target=target), expected)
 
 
 def both_ways(line, rows_shift, order, rng):
-    count = int(np.prod(line.shape, dtype=np.int64))
-    rows = Layout("uint8", (3, capi.chunk_bytes(count, 3)), shift=rows_shift)
-    if line.dtype in FLOATS:
-        function, buffer = lib.gc_pack_signs_into, layouts.random_floats(rng, line)
-        truth = not_below_zero(line.carve(buffer), line.dtype)
-    else:
-        function, buffer = lib.gc_pack_chunks_into, layouts.random_truth(rng, line)
-        truth = truth_of(line.carve(buffer))
-    into(function, line, buffer, order, target=rows, expected=chunk_rows(truth, 3, order))
-    buffer = layouts.random_bytes(rng, rows)
-    bits = unpackbits(rows.carve(buffer), AXIS_NONE, count, order).reshape(line.shape)
-    expected = layouts.zeros_and_ones(bits, line.dtype)
-    into(lib.gc_unpack_chunks_into, rows, buffer, order, target=line, expected=expected)
+    layouts.both_ways(Bench(), line, 3, order, rng, row_shift=rows_shift)
 
 
 def signs(line, rows_shift, order, rng):
@@ -172,13 +166,8 @@ def everything():
     copies(rng)
     for dtype in UNPACKED:
         for count, shift, rows_shift in (
-            (1, 0, 0),
-            (130, 1, 0),
-            (8193, 0, 3),
-            (20_000, 8, 1),
-            (20_011, 3, 7),
-            (20_003, 16, 16),
-        ):
+            (1, 0, 0), (130, 1, 0), (8193, 0, 3), (20_000, 8, 1), (20_011, 3, 7), (20_003, 16, 16),
+        ):  # fmt: skip
             both_ways(Layout(dtype, (count,), shift=shift), rows_shift, LITTLE if shift % 2 else BIG, rng)
         for more in (
             dict(shape=(67, 131), order=(1, 0)),
@@ -207,7 +196,7 @@ def everything():
     with driver.Memory(truth.size) as memory:
         driver.upload(memory.address, truth)
         for _ in range(4):
-            chunks, out = gpu.pack_chunks(gpu.at(memory.address, truth.shape, "bool"), 3), Managed()
+            chunks, out = capi.pack_chunks(gpu.at(memory.address, truth.shape, "bool"), 3), Managed()
             check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, truth.size, byref(out)))
             np.testing.assert_array_equal(gpu.take(out), truth)
             np.testing.assert_array_equal(np.stack([gpu.take(c) for c in chunks]), chunk_rows(truth, 3))

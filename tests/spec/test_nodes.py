@@ -9,11 +9,11 @@ import pytest
 import gpu
 
 import layouts
-from block_model import FORMATS, INT4, INT8, SUM
+from block_model import FORMATS, INT4, INT8
 from capi import lib
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, gradient, same
-from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, of_family, parts_of, steps
+from comms import KEEP_NOTHING, OF_FAMILIES, CheckedRanks, Nodes, World, of_family, parts_of, steps
 from nodes_model import FlatModel
 from tiers import both
 
@@ -188,12 +188,6 @@ def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
 # Nodes, ranks per node; None: flat.
 WORLDS = [(None, 4), (2, 2), (4, 1), (1, 4), (2, 3), (None, 6), (3, 2), (2, 2), (None, 2)]
 WORLDS = gpu.sized(card=WORLDS, quick=[(None, 4), (2, 2), (3, 2), (None, 2)], all=WORLDS)
-OF_WORLDS = dict(
-    onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
-    sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),
-)  # fmt: skip
-
-
 # Of the numbers that are added, each time the dtype of errors rounds; the sums are float32.
 ROUNDING = {"float32": 2.0**-20, "bfloat16": 2.0**-8}
 
@@ -205,11 +199,11 @@ def kept(workers, server, size, is_sum):
 
 @pytest.mark.parametrize("family, error", both(
     quick=[("onebit", "bfloat16"), ("int8", "float32"), ("mean", "float32"), ("sum", "bfloat16")],
-    all=[(family, error) for family in OF_WORLDS for error in ROUNDING],
+    all=[(family, error) for family in OF_FAMILIES for error in ROUNDING],
 ))  # fmt: skip
 def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
     rng, segments, before = np.random.default_rng(6), [100, 0, 1500, 70], None
-    options = dict(segments=segments, values="float32", error=error, **OF_WORLDS[family])
+    options = dict(segments=segments, values="float32", error=error, **OF_FAMILIES[family])
     is_sum = family == "sum"
     for nodes, ranks in WORLDS:
         over.start_again()
@@ -230,12 +224,12 @@ def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 6, 7])
-@pytest.mark.parametrize("family", OF_WORLDS)
+@pytest.mark.parametrize("family", OF_FAMILIES)
 def test_rows_of_any_number_come_in_as_the_specification_says(over, family, rows):
     rng, segments = np.random.default_rng(rows), [100, 0, 1500, 70]
     for error in ("float32", "bfloat16"):
         with over.world(2, 2) as world, CheckedRanks(
-            world, over.place, segments=segments, error=error, **OF_WORLDS[family]
+            world, over.place, segments=segments, error=error, **OF_FAMILIES[family]
         ) as checked:
             workers, server = rng.standard_normal((rows, 1670)).astype(f32), rng.standard_normal(1670).astype(f32)
             checked.errors_in(workers, server)
@@ -246,7 +240,7 @@ def test_rows_of_any_number_come_in_as_the_specification_says(over, family, rows
             if rows == 1 and error == "float32":
                 for rank, model in enumerate(checked.models):
                     own = model.worker_places()
-                    raw = np.repeat(OF_WORLDS[family].get("raw", [0] * 4), segments)[own].astype(bool)
+                    raw = np.repeat(OF_FAMILIES[family].get("raw", [0] * 4), segments)[own].astype(bool)
                     same(found[rank][own], np.where(raw, f32(0), workers[0][own]), "the row as it is")
             checked.errors_in(None, server)
             checked.errors()

@@ -10,10 +10,9 @@ import pytest
 import capi
 import driver
 import gpu
-from capi import AXIS_NONE, BIG, COUNT_ALL, DTYPES, FLOATS, Managed, byref, lib
-from gpu import check
+from capi import AXIS_NONE, BIG, COUNT_ALL, DTYPES, FLOATS, Managed, byref, check, lib
 from layouts import (
-    HostBench, Layout, as_written, assert_written, both_ways, case, chunk_rows, numpy_axis, random_bytes,
+    HostBench, Layout, along_axes, as_written, assert_written, both_ways, case, chunk_rows, numpy_axis, random_bytes,
     random_floats, random_layout, random_rows, random_shape, random_truth, truth_of, unpackbits, zeros_and_ones,
 )  # fmt: skip
 from models import (
@@ -267,17 +266,8 @@ TILES = [(3, 41, 152), (2, 9, 301), (70, 2, 40), (1, 3000, 3), (4, 5, 700)]
 @pytest.mark.parametrize("lie", [dict(), dict(order=(2, 1, 0)), dict(steps=(1, -1, 1))], ids=["C", "turned", "backwards"])
 def test_tiles_of_every_kind_are_packed_and_unpacked_along_every_axis(card, lie, dtype):
     rng = np.random.default_rng(18)
-    for shape, axis in itertools.product(TILES, range(3)):
-        elements = Layout(dtype, shape[::-1] if "order" in lie else shape, **lie)
-        buffer = random_truth(rng, elements)
-        packed = np.packbits(truth_of(elements.carve(buffer)), axis=axis)
-        with case(shape=shape, axis=axis):
-            np.testing.assert_array_equal(card.new(lib.gc_pack_bits, elements, buffer, axis, BIG), packed)
-            rows = Layout("uint8", packed.shape)
-            buffer = random_bytes(rng, rows)
-            expected = unpackbits(rows.carve(buffer), axis, elements.shape[axis])
-            found = card.into(lib.gc_unpack_bits_into, rows, buffer, axis, BIG, target=elements)
-            assert_written(elements, found, zeros_and_ones(expected, dtype))
+    for shape in TILES:
+        along_axes(card, Layout(dtype, shape[::-1] if "order" in lie else shape, **lie), BIG, rng)
 
 
 @pytest.mark.parametrize("dtype, order", [("bool", 1), ("int16", 0), ("float64", 1)])
