@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gradcodec import GradCodecError, _torch_groups
 from gradcodec.torch import DiLoCo
-from ranks import gathered, in_turn, kept_by_all, on_groups, on_ranks, same_on_all
+from ranks import gathered, in_turn, kept_by_all, on_groups, on_ranks, same, same_on_all
 from tiers import both
 
 SHAPES = {"a": (6, 5), "b": (31,), "c": (3, 4), "d": (40,)}
@@ -271,8 +271,7 @@ def a_round_that_some_ranks_have_applied_is_applied_on_all():
                 if in_a_new_world or rank != 1 or step > 8 + 4 // fragments:
                     move(its, step)
                 which.step()
-        for one, other in zip([*diloco._copies, *model.parameters()], [*twin._copies, *twin_model.parameters()]):
-            assert torch.equal(one, other)
+        assert same([*diloco._copies, *model.parameters()], [*twin._copies, *twin_model.parameters()])
         assert diloco.rounds == twin.rounds == 4 * fragments and diloco.taken_back == 0
         assert all((one == other).all() for one, other in zip(kept(diloco), kept(twin)))
         momenta = [one.state_dict()["state"][0]["momentum_buffer"] for one in diloco.outer]
@@ -310,8 +309,7 @@ def what_is_saved_goes_on():
         assert (again.steps, again.rounds) == (diloco.steps, diloco.rounds) == (9, 4)
         for which, its in (diloco, model), (again, other):
             train(its, which, 10, 17)
-        for one, its in zip([*diloco._copies, *model.parameters()], [*again._copies, *other.parameters()]):
-            assert torch.equal(one, its)
+        assert same([*diloco._copies, *model.parameters()], [*again._copies, *other.parameters()])
 
 
 def ranks_join_and_leave():

@@ -71,8 +71,7 @@ def the_mean_is_that_of_fsdp_with_two_dimensions():
         model, compression = compressed("bf16", factor=factor, raw=())
         for step in range(2):
             expected = reduced_plainly(whole_numbers(step), factor)
-            for gradient, one in zip(backward(model, whole_numbers(step)), expected):
-                torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+            torch.testing.assert_close(backward(model, whole_numbers(step)), expected, rtol=0, atol=0)
         assert compression.taken_back == 0
         assert compression.topology.split("; replicas: ")[1].startswith("1 node of 2 ranks, over ")
     model, compression = compressed("int8", dtype=torch.float16, raw=(), gather="int8")
@@ -91,8 +90,7 @@ def after_close_replicas_are_averaged_plainly():
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.set_force_sum_reduction_for_comms(True)
-        for gradient, one in zip(backward(model, mine(1)), reduced_plainly(mine(1), factor)):
-            torch.testing.assert_close(gradient, one, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(backward(model, mine(1)), reduced_plainly(mine(1), factor), rtol=1e-5, atol=1e-5)
         shard(model, "int8", replicate_group=meshes()["replica"].get_group())
 
 
@@ -169,8 +167,7 @@ def one_nan_takes_the_step_back_on_all_replicas():
     assert compression.taken_back == 2
     expected = [one.clone() for one in backward(model, mine(2))]
     compression.rollback()
-    for one, other in zip(backward(model, mine(2)), expected):
-        assert torch.equal(one, other)
+    assert same(backward(model, mine(2)), expected)
     assert compression.taken_back == 3
 
 

@@ -87,8 +87,7 @@ def what_is_of_one_magnitude_comes_back():
         with shard(model, "onebit", momentum=True) as compression:
             for step in range(3):
                 expected = of_one_magnitude(step)
-                for gradient, one in zip(backward(model, expected), expected):
-                    torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+                torch.testing.assert_close(backward(model, expected), expected, rtol=0, atol=0)
             assert compression.taken_back == 0 and compression.bytes_sent > 0
             assert compression.stats().keys() == dict(model.named_parameters()).keys()
 
@@ -106,8 +105,7 @@ def one_inf_takes_the_step_back_in_every_module_on_every_rank():
     assert same(compression.state_dict()["worker"], before["worker"]) and compression.taken_back == 1
     expected = backward(model, mine(2, EVEN))
     compression.load_state_dict(before)
-    for one, other in zip(expected, backward(model, mine(2, EVEN))):
-        assert torch.equal(one, other)
+    assert same(expected, backward(model, mine(2, EVEN)))
     backward(model, mine(3, EVEN))
     compression.rollback()
     assert compression.taken_back == 2
@@ -136,8 +134,7 @@ def a_pass_that_broke_off_is_taken_back():
     arrived = backward(model, mine(2, EVEN))
     assert compression.taken_back == 1
     compression.load_state_dict(before)
-    for one, other in zip(arrived, backward(model, mine(2, EVEN))):
-        assert torch.equal(one, other)
+    assert same(arrived, backward(model, mine(2, EVEN)))
 
 
 def a_pass_whose_first_handle_is_refused_leaves_nothing_behind():
@@ -308,8 +305,7 @@ def over_nodes_what_is_of_one_magnitude_comes_back():
                 assert compression.topology.startswith("2 nodes of 2 ranks: sums within"), compression.topology
                 for step in range(2):
                     expected = of_one_magnitude(step, EVEN_OF_FOUR)
-                    for gradient, one in zip(backward(model, expected), expected):
-                        torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+                    torch.testing.assert_close(backward(model, expected), expected, rtol=0, atol=0)
                 assert compression.taken_back == 0
 
 
@@ -417,8 +413,7 @@ def the_sum_is_divided_by_any_factor():
         compression = shard(model, "int8", raw=())
         for step in range(2):
             expected = reduced_plainly(SHAPES, factor, whole_numbers(step))
-            for gradient, one in zip(backward(model, whole_numbers(step)), expected):
-                torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+            torch.testing.assert_close(backward(model, whole_numbers(step)), expected, rtol=0, atol=0)
         assert compression.taken_back == 0
     model = sharded(factor=3.0)
     compression = shard(model, "int8", raw=(), error="none")
@@ -464,8 +459,7 @@ def a_pytorch_that_tells_no_factor_adds_up():
         with pytest.warns(UserWarning, match="FSDP divides the sum, because this PyTorch does not tell the factor"):
             shard(model, "int8", raw=())
         expected = reduced_plainly(SHAPES, 4.0, whole_numbers(0))
-        for gradient, one in zip(backward(model, whole_numbers(0)), expected):
-            torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+        torch.testing.assert_close(backward(model, whole_numbers(0)), expected, rtol=0, atol=0)
         later = sharded()
         shard(later)
         divide_by(later, 4.0)
@@ -485,8 +479,7 @@ def a_group_of_its_own_for_the_reduce_scatter_is_used():
     assert compression._group.group is not dist.group.WORLD
     assert compression._group.group is model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_process_group
     expected = reduced_plainly(SHAPES, None, whole_numbers(0))
-    for gradient, one in zip(backward(model, whole_numbers(0)), expected):
-        torch.testing.assert_close(gradient, one, rtol=0, atol=0)
+    torch.testing.assert_close(backward(model, whole_numbers(0)), expected, rtol=0, atol=0)
 
 
 def parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros():
