@@ -17,7 +17,7 @@ import ctypes, os, sys
 from ctypes import byref
 import numpy as np
 import capi
-from capi import CUDA, CUDA_MANAGED, DLDevice, Managed, Status, dldtype, int64s, last_error, lib
+from capi import CUDA, CUDA_MANAGED, DLDevice, Managed, Status, dldtype, expect, free_all, int64s, last_error, lib
 
 def driver():
     fake = ctypes.CDLL("libcuda.so.1")
@@ -35,10 +35,25 @@ def driver():
 def fail(**failures):
     os.environ["FAKE_FAILURES"] = " ".join(f"{name}={code}" for name, code in failures.items())
 
-def expect(status, code, *words):
-    assert status == code, (status, last_error())
-    for word in words:
-        assert str(word) in last_error(), (word, last_error())
+def failing(fake, number, code, call):
+    """What a call gives while the call of the driver with that number within it fails, and whose name that is, if any."""
+    fake.fake_fail_call(number, code)
+    got = call()
+    failed = fake.fake_failed_call().decode()
+    fake.fake_fail_call(-1, 0)
+    return got, failed
+
+def make_good(fake, failed):
+    """What nobody could: leaves a context, or the mode of captures, whose leaving has failed."""
+    if "Pop" in failed:
+        fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
+    elif "Exchange" in failed:
+        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+
+def enter_primary(fake, device=0):
+    """As CUDA's runtime does: the primary context is current on this thread."""
+    context = ctypes.c_void_p()
+    assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + device) == 0 and fake.cuCtxPushCurrent_v2(context) == 0
 
 def empty(n_bytes, device=0):
     out = Managed()

@@ -335,7 +335,7 @@ def steps_of_handle(comm, place, rank, world, case, nodes=1):
             place.clear()
         found.append(handle.rest())
         place.clear()
-    gpu.check(lib.gc_comm_async_error(comm))
+    capi.check(lib.gc_comm_async_error(comm))
     return found
 
 
@@ -373,7 +373,7 @@ def graph_of_handle(comm, place, rank, world, case):
         found.append(handle.rest())
         graph.destroy()
         place.clear()
-    gpu.check(lib.gc_comm_async_error(comm))
+    capi.check(lib.gc_comm_async_error(comm))
     return found
 
 
@@ -538,7 +538,7 @@ def halves_of_handle(comm, place, rank, world, case):
             place.clear()
         found.append(handle.rest())
         place.clear()
-    gpu.check(lib.gc_comm_async_error(comm))
+    capi.check(lib.gc_comm_async_error(comm))
     return found
 
 
@@ -574,7 +574,7 @@ def alternating(here, over, sizes, times, in_graphs, kind="onebit"):
             step(k, streams[k].handle)
     driver.synchronize()
     found = [hashlib.sha256(place.get(tensor)).hexdigest() for (tensor,) in values]
-    gpu.check(lib.gc_comm_async_error(comm))
+    capi.check(lib.gc_comm_async_error(comm))
     for graph in graphs:
         graph.destroy()
     for handle in handles:
@@ -737,7 +737,7 @@ def freed_at_once(here, over, case):
         found = [[place.get(tensor).copy() for tensor in result] for result in results]
         found.append(handle.rest())
         place.clear()
-    gpu.check(lib.gc_comm_async_error(comm))
+    capi.check(lib.gc_comm_async_error(comm))
     return found
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import threading
 from ctypes import POINTER, byref, c_char_p, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p  # noqa: F401
 
 import numpy as np
@@ -122,7 +123,14 @@ def kernel_shape(kernel, compute_capability):
 
 def check(status):
     """For a call that must succeed."""
-    assert status == Status.OK, f"status {status}: {last_error()}"
+    assert status == Status.OK, f"{lib.gc_status_name(status).decode()}: {last_error()}"
+
+
+def expect(status, code, *words):
+    """For a call that must end so, with these words in its error."""
+    assert status == code, (status, last_error())
+    for word in words:
+        assert str(word) in last_error(), (word, last_error())
 
 
 class Tensor:
@@ -232,10 +240,10 @@ def pack_chunks(source, n_chunks):
     return list(out)
 
 
-def empty(*shape, dtype="uint8"):
+def empty(*shape, dtype="uint8", device=DLDevice(CPU, 0)):
     """A tensor of the library's own memory, its bytes not set."""
     out = Managed()
-    check(lib.gc_tensor_empty(DLDevice(CPU, 0), dldtype(dtype), len(shape), int64s(shape), byref(out)))
+    check(lib.gc_tensor_empty(device, dldtype(dtype), len(shape), int64s(shape), byref(out)))
     return out
 
 
@@ -251,6 +259,34 @@ def from_versioned(tensor):
     out = Managed()
     check(lib.gc_tensor_from_versioned(tensor, byref(out)))
     return out
+
+
+def free_all(things):
+    """Gives back tensors, communicators, handles of all-reduces or leases."""
+    functions = {Managed: lib.gc_tensor_free, POINTER(Comm): lib.gc_comm_free, POINTER(AllReduce): lib.gc_allreduce_free,
+                 POINTER(Share): lib.gc_share_free}
+    for thing in things:
+        functions[type(thing)](thing)
+
+
+def in_threads(count, function):
+    """Calls function(k) in so many threads, each with its own k; the results by k. What one raises is raised."""
+    results, failures = [None] * count, []
+
+    def run(k):
+        try:
+            results[k] = function(k)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
 
 
 def says(sentence, *words):

@@ -7,7 +7,9 @@ from ctypes import POINTER, byref
 import numpy as np
 
 from block_model import FORMATS, INT4, INT8, SUM
-from capi import CUDA, EXCHANGE, AllReduce, CodecOptions, Comm, DLDevice, Part, Transport, last_error, lib
+from capi import (
+    CUDA, EXCHANGE, AllReduce, CodecOptions, Comm, DLDevice, Part, Transport, free_all, in_threads, last_error, lib,
+)  # fmt: skip
 from codec_model import (
     MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO, f32, narrow,
 )  # fmt: skip
@@ -83,34 +85,17 @@ class World:
 
         self.each(open)
         group, self.comms = self.comms, found
-        for comm in group:
-            lib.gc_comm_free(comm)
+        free_all(group)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for comm in self.comms:
-            lib.gc_comm_free(comm)
+        free_all(self.comms)
 
     def each(self, function):
-        """Calls function(rank) in a thread for each rank; the results by rank. What one raises is raised."""
-        results, failures = [None] * self.size, []
-
-        def run(rank):
-            try:
-                results[rank] = function(rank)
-            except BaseException as failure:
-                failures.append(failure)
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-        return results
+        """Calls function(rank) in a thread for each rank; the results by rank."""
+        return in_threads(self.size, function)
 
 
 class Nodes(World):
@@ -190,8 +175,7 @@ class CheckedRanks:
         return self
 
     def __exit__(self, *_):
-        for handle in self.handles:
-            lib.gc_allreduce_free(handle)
+        free_all(self.handles)
 
     def all(self, name, arguments):
         self.world.each(lambda rank: call(name, *arguments(rank)))

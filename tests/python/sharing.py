@@ -10,7 +10,7 @@ from ctypes import byref
 import numpy as np
 
 import capi
-from capi import CPU, DLDevice, Managed, Share, check, last_error, lib
+from capi import CPU, DLDevice, Managed, Share, check, expect, lib
 
 HOST = DLDevice(CPU, 0)
 COPY = 1
@@ -52,10 +52,10 @@ def refused(at, device, timeout=LONG):
     return status
 
 
-def expect(status, code, *words):
-    assert status == code, (status, last_error())
-    for word in words:
-        assert str(word) in last_error(), (word, last_error())
+def ended(lease, timeout=LONG, status=0, *words):
+    """The lease ends so, and is given up."""
+    expect(lib.gc_share_wait(lease, timeout), status, *words)
+    lib.gc_share_free(lease)
 
 
 def sealed(n_bytes, seals=SEALS, pages=True, flags=0):

@@ -286,8 +286,7 @@ assert status == Status.COMM and "aborted" in sentence, (status, sentence)
 assert lib.gc_comm_abort(comm) == 0 and not made
 expect(run(), Status.COMM, "aborted")
 expect(lib.gc_comm_async_error(comm), Status.COMM, "aborted")
-for handle in handles:
-    lib.gc_allreduce_free(handle)
+free_all(handles)
 world.__exit__()
 assert nccl.fake_nccl_aborted() + nccl.fake_nccl_destroyed() == {0 if owner == "borrowed" else 2}
 assert nccl.fake_nccl_communicators() == before - {0 if owner == "borrowed" else 2}
@@ -367,8 +366,7 @@ def once():
             work, lambda: lib.gc_comm_abort(world.comms[0]), lambda thread: nccl.fake_nccl_calls() > calls)
         assert status == Status.COMM, sentence
         assert lib.gc_comm_abort(world.comms[1]) == 0
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        free_all(handles)
         place.release()
 
 once()

@@ -39,10 +39,8 @@ class Seen:
         return self
 
     def __exit__(self, *_):
-        for handle in self.handles:
-            lib.gc_allreduce_free(handle)
-        for comm in self.comms:
-            lib.gc_comm_free(comm)
+        free_all(self.handles)
+        free_all(self.comms)
 
     def handle_of(self, options):
         # A handle of each rank.

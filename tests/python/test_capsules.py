@@ -14,7 +14,7 @@ import pytest
 import capi
 from capi import (
     ALIGNMENT, CPU, DTYPES, RELEASE, DLDevice, Managed, Tensor, Versioned, VersionedTensor, byref, c_void_p,
-    check, dldtype, from_versioned, int64s, lib, pack_chunks, read, take, to_versioned,
+    check, dldtype, free_all, from_versioned, int64s, lib, pack_chunks, read, take, to_versioned,
 )  # fmt: skip
 from capsules import (
     DESTRUCTOR, LEGACY, VERSIONED, Exporter, capsule_is_valid, capsule_new, capsule_pointer,
@@ -251,8 +251,7 @@ def test_chunks_go_in_any_order_and_the_last_one_keeps_the_memory(n_chunks, chun
             np.testing.assert_array_equal(np.stack([read(c) for c in chunks.values()]), rows[list(chunks)])
             lib.gc_tensor_free(chunks.pop(index))
             scribble(n_chunks * chunk_size, kept)
-        for tensor in kept:
-            lib.gc_tensor_free(tensor)
+        free_all(kept)
 
 
 def test_outputs_outlive_their_inputs():
@@ -284,8 +283,7 @@ def test_released_memory_is_given_back():
             chunks = pack_chunks(Tensor(truth), 4)  # half a MiB
             out = Managed()
             check(lib.gc_unpack_chunks(capi.managed_array(chunks), 4, truth.size, byref(out)))  # four MiB
-            for tensor in (*chunks, out):
-                lib.gc_tensor_free(tensor)
+            free_all([*chunks, out])
 
     work(4)
     before = resident_bytes()

@@ -13,7 +13,7 @@ import pytest
 import capi
 import codec_model
 import golden
-from capi import Status, Tensor, lib, says
+from capi import Status, Tensor, in_threads, lib, says
 from block_model import INT4, INT8
 from codec_model import MEAN, NONFINITE, ONEBIT, SIGN, TRANSACTIONAL, ZERO
 from tiers import both
@@ -276,16 +276,14 @@ def test_two_threads_in_one_codec_are_told_apart():
         g = HOST.put(np.ones(n, "f4"))
         statuses, begin = [], threading.Barrier(2)
 
-        def work():
+        def work(_):
             payload = HOST.put(np.zeros(lib.gc_codec_payload_bytes(codec.handle), np.uint8))
             begin.wait()
             for _ in range(50):
                 status = lib.gc_codec_encode(codec.handle, views([g]), 1, None, None, payload.view, None)
                 statuses.append(status)
 
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        in_threads(2, work)
         assert set(statuses) == {Status.OK, Status.BUSY}, set(statuses)
         codec.reset()
         codec.encode([np.ones(n, "f4")])

@@ -111,15 +111,10 @@ call("gc_codec_create", byref(options), byref(handle))
 lib.gc_codec_free(handle)
 in_use, depth = fake.fake_in_use(0), fake.fake_depth()
 for at in range(200):
-    fake.fake_fail_call(at, 999)
     handle = new_handle()
-    status = lib.gc_codec_create(byref(options), byref(handle))
-    failed = fake.fake_failed_call().decode()
-    fake.fake_fail_call(-1, 0)
-    assert fake.fake_depth() == depth or failed == "cuCtxPopCurrent_v2", failed
-    if failed == "cuThreadExchangeStreamCaptureMode":  # of that nothing can make good
-        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
-    assert fake.fake_capture_mode() == 0, failed
+    status, failed = failing(fake, at, 999, lambda: lib.gc_codec_create(byref(options), byref(handle)))
+    make_good(fake, failed)
+    assert (fake.fake_depth(), fake.fake_capture_mode()) == (depth, 0), failed
     if not failed:
         assert status == 0
         lib.gc_codec_free(handle)
@@ -254,12 +249,9 @@ def one_failure(name, number, stream, abroad):
             fake.fake_enter(0, 200)
         held = lambda: (fake.fake_allocations(), fake.fake_frees(), fake.fake_in_use(0), fake.fake_depth())
         before, launches = held(), fake.fake_launches()
-        fake.fake_fail_call(number, CODE)
-        got = make(codec.handle, m)
-        failed, launches = fake.fake_failed_call().decode(), fake.fake_launches() - launches
-        fake.fake_fail_call(-1, 0)
-        if "Pop" in failed:  # of that nothing can make good
-            fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
+        got, failed = failing(fake, number, CODE, lambda: make(codec.handle, m))
+        launches = fake.fake_launches() - launches
+        make_good(fake, failed)
         assert (held(), fake.fake_capture_mode()) == (before, 0), failed
         if got:
             assert got == STATUS and failed.removesuffix("_v2") in last_error(), (failed, got, last_error())
@@ -307,15 +299,9 @@ for abroad in False, True:
         if abroad:
             fake.fake_enter(0, 200)
         in_use, depth = fake.fake_in_use(0), fake.fake_depth()
-        fake.fake_fail_call(number, {code})
-        lib.gc_codec_free(codec.handle)
-        failed = fake.fake_failed_call().decode()
-        fake.fake_fail_call(-1, 0)
+        _, failed = failing(fake, number, {code}, lambda: lib.gc_codec_free(codec.handle))
         freed = in_use - fake.fake_in_use(0)
-        if "Pop" in failed:  # of these two nothing can make good
-            fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
-        elif "Exchange" in failed:
-            fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+        make_good(fake, failed)
         # Without a context, or in a capture of another thread, nothing can be freed; else all of it is.
         assert freed > 800_000 or failed and freed == 0, (failed, freed)
         assert freed or failed in ("cuCtxGetId", "cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode",

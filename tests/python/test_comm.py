@@ -12,7 +12,7 @@ import pytest
 
 import capi
 from block_model import INT4, INT8
-from capi import AllReduce, CodecOptions, Comm, Status, Tensor, last_error, lib, says
+from capi import AllReduce, CodecOptions, Comm, Status, Tensor, free_all, last_error, lib, says
 from codec_model import CORRUPT, NONFINITE, ONEBIT, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, f32, scale_of, sigma
 from codecs_c import Host, call, gradient, same, views
 from comms import OF_FAMILIES, CheckedRanks, World, handle_on, run_on, status_of
@@ -377,8 +377,7 @@ def test_an_exchange_that_a_function_leaves_out_is_corrupt_and_not_that_of_the_s
         others = Status.OK if name == "all_gather" else Status.CORRUPT  # which receive the reduced chunk
         assert [status for status, _ in results] == [others, Status.CORRUPT, others], results
         same(values[1].array, drawn[1], "rank 1")
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        free_all(handles)
 
 
 def test_a_handle_is_not_made_where_telling_fails():
@@ -410,8 +409,7 @@ def test_a_rank_that_is_freed_does_not_leave_the_others_waiting():
         for one in values:
             same(one.array, before, "a world without rank 2")
         world.comms[2] = POINTER(Comm)()
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        free_all(handles)
 
 
 def test_ranks_of_a_group_that_run_different_handles_are_told_so():
@@ -425,8 +423,7 @@ def test_ranks_of_a_group_that_run_different_handles_are_told_so():
         for rank, (own, other) in enumerate([(96, 272), (272, 96)]):
             assert says(results[rank][1], f"rank {rank}", own, f"rank {1 - rank}", other), results[rank]
             same(values[rank].array, before[rank], "ranks that disagree")
-        for handle in (*few, *many):
-            lib.gc_allreduce_free(handle)
+        free_all([*few, *many])
 
 
 # --- what is left behind ----------------------------------------------------------------------------------------------

@@ -125,8 +125,7 @@ for ways, flags, can_be in (
                 assert all("captured" in sentence for _, sentence in found) and launched == 0, (ways, flags, found)
             else:
                 assert found == [(0, "")] * 4, (ways, flags, captures, found)
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        free_all(handles)
     place.release()
 """)
 
@@ -142,8 +141,7 @@ with EnteredNodes({ranks}, "board", "board") as world:
     put = [place.put(np.ones(n, "f4")) for _ in range(size)]
     run = lambda rank: call("gc_allreduce_run", handles[rank], views([put[rank]]), 1, None, None, None)
     world.each(run)  # what is loaded is there from here on
-    for tensor in [held(1 << 30) for _ in range(4)]:
-        lib.gc_tensor_free(tensor)
+    free_all([held(1 << 30) for _ in range(4)])
     counts = lambda: (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0))
     before, launches = counts(), fake.fake_launches()
     world.each(run)
@@ -151,8 +149,7 @@ with EnteredNodes({ranks}, "board", "board") as world:
     # Of 64 GiB the bound is 2 GiB: a call that makes a tensor gives back what is beyond.
     lib.gc_tensor_free(held(1000))
     assert fake.fake_in_use(0) <= before[2] - (2 << 30) + 1024, (before, counts())
-    for handle in handles:
-        lib.gc_allreduce_free(handle)
+    free_all(handles)
 """)
 
 
@@ -172,12 +169,9 @@ with Nodes([2, 2], "board", "board", {flags}) as world:
         return lib.gc_allreduce_create(world.comms[rank], byref(options), byref(handle)), handle
 
     for calls in range(0, 1000, {3 if TIER == 'quick' else 1}):  # in no order, for they are calls of four threads
-        fake.fake_fail_call(calls, 2)
-        statuses, handles = zip(*world.each(create))
-        name = fake.fake_failed_call()
-        fake.fake_fail_call(-1, 0)
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        made, name = failing(fake, calls, 2, lambda: world.each(create))
+        statuses, handles = zip(*made)
+        free_all(handles)
         if not name:
             break
         # The place where a card reports stays with the communicator of each rank.
@@ -252,8 +246,7 @@ def cards(count):
     return found
 
 def free(world, rank, handles):
-    for handle in handles:
-        lib.gc_allreduce_free(handle)
+    free_all(handles)
     lib.gc_comm_free(world.comms[rank])
     world.comms[rank] = POINTER(Comm)()
 """
@@ -346,11 +339,8 @@ for calls in range(10_000):
                 lib.gc_comm_abort(world.comms[rank])
             return status
 
-        fake.fake_fail_call(calls, 719)
-        found, failed = world.each(run_or_abort), fake.fake_failed_call().decode()
-        fake.fake_fail_call(-1, 0)
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        found, failed = failing(fake, calls, 719, lambda: world.each(run_or_abort))
+        free_all(handles)
     if not failed:
         break
     if any(found):

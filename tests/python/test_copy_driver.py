@@ -177,8 +177,7 @@ FEW = ["bytes", "from pageable", "between cards, a cast"]
 PREPARED = """
 def prepared(source, target, places, n=5000):
     fake.fake_leave()
-    primary = ctypes.c_void_p()
-    assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
+    enter_primary(fake)
     rng = np.random.default_rng(3)
     layouts = [Layout(dtype, (n,), (0,), (1,), 0) for dtype in (source, target)]
     memories = [Memory(place, random_bytes(rng, layout)) for place, layout in zip(places, layouts)]
@@ -207,19 +206,13 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
                     capi.check(lib.gc_trim(card(0)))
                 fake.fake_finish()
                 pinned, events, depth = fake.fake_pinned(), fake.fake_events(), fake.fake_depth()
-                fake.fake_fail_call(number, {code})
                 # Where a context cannot be left in the middle of a call, what follows is in the wrong one, and a fault.
                 stderr = os.dup(2)
                 if not {peers}:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-                got = copy()
+                got, failed = failing(fake, number, {code}, copy)
                 os.dup2(stderr, 2)
-                failed = fake.fake_failed_call().decode()
-                fake.fake_fail_call(-1, 0)
-                if "Pop" in failed:  # of these two nothing can make good
-                    fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
-                elif "Exchange" in failed:
-                    fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+                make_good(fake, failed)
                 assert (fake.fake_depth(), fake.fake_capture_mode()) == (depth, 0), failed
                 if not failed:
                     assert got == 0, last_error()
@@ -310,8 +303,7 @@ def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_i
         expected = before.copy()
         copy = lambda src, dst, stream=None: lib.gc_copy_into(at(source, *src).view, at(target, *dst).view, stream)
         capi.check(copy((contents.ctypes.data,), (expected.ctypes.data,)))
-        primary = ctypes.c_void_p()
-        assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
+        enter_primary(fake)
         src, dst = Memory(card(1), contents), Memory(card(0), before)
         there, here = (src.address, card(1)), (dst.address, card(0))
         fake.fake_kind(ctypes.c_uint64(src.address), {kind})
@@ -333,9 +325,9 @@ def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_i
         fake.fake_finish()
         # Work on the legacy stream of the source's card, which has nothing to do with this.
         other = Memory(card(1), contents)
-        assert fake.cuDevicePrimaryCtxRetain(byref(primary), 71) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
+        enter_primary(fake, 1)
         assert fake.fake_use(ctypes.c_void_p(other.address), ctypes.c_size_t(1), 1, None) == 0
-        assert fake.cuCtxPopCurrent_v2(byref(primary)) == 0
+        assert fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p())) == 0
         launches = fake.fake_launches()
         capi.check(copy(there, here, stream))
         assert fake.fake_pending() == (1 if staged else 3), "what is staged is done, and that work not waited for"
@@ -347,8 +339,7 @@ def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_i
 
 def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_fails():
     work("""
-        primary = ctypes.c_void_p()
-        assert fake.cuDevicePrimaryCtxRetain(byref(primary), 70) == 0 and fake.cuCtxPushCurrent_v2(primary) == 0
+        enter_primary(fake)
         matrix = np.arange(300, dtype="f4").reshape(20, 15)
         for source in CPU, card(0):
             src = capi.Tensor(matrix.T) if source is CPU else on_card(matrix)
@@ -362,14 +353,9 @@ def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_
                     if source is not CPU:  # what makes it is under way on its legacy stream
                         begin = src.memory.contents.dl_tensor.data
                         assert fake.fake_use(ctypes.c_void_p(begin), ctypes.c_size_t(1200), 1, None) == 0
-                    fake.fake_fail_call(number, 999)
-                    status = lib.gc_tensor_to_device(src.managed, device, byref(out))
-                    failed = fake.fake_failed_call().decode()
-                    fake.fake_fail_call(-1, 0)
-                    if "Pop" in failed:  # of these two nothing can make good
-                        fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
-                    elif "Exchange" in failed:
-                        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+                    copy = lambda: lib.gc_tensor_to_device(src.managed, device, byref(out))
+                    status, failed = failing(fake, number, 999, copy)
+                    make_good(fake, failed)
                     if status:
                         assert not out, failed
                     else:

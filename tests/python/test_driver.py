@@ -152,8 +152,7 @@ def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_firs
         in_use = lambda: fake.fake_in_use(0)
         sizes = [64 << 20, 700 << 20, 3 << 20, 600 << 20, 800 << 20, 500 << 20]
         tensors = [held(size) for size in sizes]
-        for tensor in tensors:
-            lib.gc_tensor_free(tensor)
+        free_all(tensors)
         assert in_use() == sum(sizes), "a release calls no driver"
         small = held(1000)
         # Of 64 GiB the bound is 2 GiB: the largest alone was beyond it.
@@ -172,8 +171,7 @@ def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_e
         packing = byref(view(src, (800,))), 0, byref(view(dst, (1, 100))), None
         assert lib.gc_pack_chunks_into(*packing) == 0
         tensors = [held(1 << 30) for _ in range(20)]
-        for tensor in tensors:
-            lib.gc_tensor_free(tensor)
+        free_all(tensors)
         before = fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0)
         for _ in range(5):
             calls = fake.fake_calls()
@@ -197,8 +195,7 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
             lib.gc_tensor_free(held(1000))
             assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         filler = held(15 << 30)
-        for tensor in [held(240 << 20), held(240 << 20)]:
-            lib.gc_tensor_free(tensor)  # pending: worth a fence, and within the bound
+        free_all([held(240 << 20), held(240 << 20)])  # pending: worth a fence, and within the bound
         fake.fake_hold_frees(1)
         made = []
         threads = [threading.Thread(target=lambda size=size: made.append(held(size))) for size in (10 << 20, 700 << 20)]
@@ -212,8 +209,7 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
         for thread in threads:
             thread.join()
         assert len(made) == 2
-        for tensor in (filler, *made):
-            lib.gc_tensor_free(tensor)
+        free_all([filler, *made])
     """, FAKE_MEMORY=16 << 30)
 
 
@@ -270,8 +266,7 @@ def test_memory_that_is_kept_in_one_context_is_not_for_another():
     run("""
         fake = driver()
         fake.fake_enter(0, 100)
-        for tensor in [held(300 << 20) for _ in range(3)]:
-            lib.gc_tensor_free(tensor)
+        free_all([held(300 << 20) for _ in range(3)])
         tensors = [held(300 << 20)]  # behind a fence: one is used again, and two could be
         allocations = fake.fake_allocations()
         fake.fake_enter(0, 101)
@@ -288,13 +283,11 @@ def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken()
     run("""
         fake = driver()
         fake.fake_enter(0, 100)
-        for tensor in [held(100 << 20) for _ in range(10)]:
-            lib.gc_tensor_free(tensor)
+        free_all([held(100 << 20) for _ in range(10)])
         fake.fake_destroy()  # with its memory
         fake.fake_enter(0, 101)
         tensors = [held(100 << 20) for _ in range(30)]  # some where memory of the other was
-        for tensor in tensors:
-            lib.gc_tensor_free(tensor)
+        free_all(tensors)
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         assert fake.fake_in_use(0) == 0
     """)
@@ -318,8 +311,7 @@ def test_a_thread_that_waits_for_a_device_holds_up_no_other():
         assert not done
         fake.fake_hold_frees(0)
         thread.join()
-        for tensor in (other, same, *done):
-            lib.gc_tensor_free(tensor)
+        free_all([other, same, *done])
     """)
 
 

@@ -38,8 +38,7 @@ def pack_chunks(fake, sources):
         assert not any(out), "untouched"
         return status
     assert (np.concatenate([from_card(tensor, (10,), np.uint8) for tensor in out]) == bits).all(), "success, and something else"
-    for tensor in out:
-        lib.gc_tensor_free(tensor)
+    free_all(out)
     return 0
 
 def pack_signs_into(fake, sources):
@@ -66,13 +65,9 @@ def child(name, number, code, status):
         }
     if name == "gc_trim" or number % 2:
         tensors = [held(300) for _ in range(40)]  # enough to be worth a fence
-        for tensor in tensors:
-            lib.gc_tensor_free(tensor)
+        free_all(tensors)
     call, streams = CALLS[name], fake.fake_streams()
-    fake.fake_fail_call(number, code)
-    got = call(fake, sources)
-    failed = fake.fake_failed_call().decode()
-    fake.fake_fail_call(-1, 0)
+    got, failed = failing(fake, number, code, lambda: call(fake, sources))
     if not failed:
         assert got == 0, last_error()
         return 1  # fewer calls than that

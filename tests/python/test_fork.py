@@ -9,7 +9,7 @@ from ctypes import POINTER, byref
 
 import numpy as np
 
-from capi import Codec, CodecOptions, Status, Tensor, last_error, lib
+from capi import Codec, CodecOptions, Status, Tensor, free_all, last_error, lib
 from codec_model import ONEBIT, f32
 from codecs_c import call
 from comms import World, handle_on, run_on
@@ -70,8 +70,7 @@ def test_a_group_in_the_middle_of_a_call():
         assert in_child(child) == str(([(True, True)] * 4, [0, 0]))
         assert run(handles[1]) == Status.OK  # and the parent goes on
         first.join()
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        free_all(handles)
 
 
 def test_a_codec_in_the_middle_of_a_call():

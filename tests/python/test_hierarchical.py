@@ -12,7 +12,7 @@ import pytest
 
 import capi
 from block_model import INT4, INT8
-from capi import AllReduce, CodecOptions, Comm, Status, last_error, lib, says
+from capi import AllReduce, CodecOptions, Comm, Status, free_all, last_error, lib, says
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, f32
 from codecs_c import Host, gradient, same, views
 from comms import (
@@ -408,16 +408,14 @@ def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
         def run(rank):
             if rank < 3:
                 return run_on(handles[rank], capi.Tensor(np.ones(100, f32)))
-            for comm in (world.comms[3], *world.parts(3)):
-                lib.gc_comm_free(comm)
+            free_all([world.comms[3], *world.parts(3)])
             lib.gc_allreduce_free(handles.pop())
 
         found = world.each(run)
         for rank in range(3):
             assert found[rank][0] == Status.COMM, found
             assert lib.gc_comm_async_error(world.comms[rank]) == Status.COMM
-        for handle in handles:
-            lib.gc_allreduce_free(handle)
+        free_all(handles)
         world.comms[3] = POINTER(Comm)()
         world.intra[1].comms[1] = world.inter[1].comms[1] = POINTER(Comm)()
 
@@ -490,10 +488,8 @@ def test_whatever_is_freed_first(first):
             for one in (*world.intra, *world.inter):
                 one.__exit__()
         else:
-            for comm in world.comms:
-                lib.gc_comm_free(comm)
+            free_all(world.comms)
         rng = np.random.default_rng(5)
         ranks.run([[rng.standard_normal(n).astype(f32) for n in (100, 7)] for _ in range(4)])
         ranks.errors()
-    for one in world.comms if first == "the two" else [comm for one in (*world.intra, *world.inter) for comm in one.comms]:
-        lib.gc_comm_free(one)
+    free_all(world.comms if first == "the two" else [comm for one in (*world.intra, *world.inter) for comm in one.comms])

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
 
 import gradcodec  # noqa: E402
+from capi import in_threads  # noqa: E402
 from tiers import TIER  # noqa: E402
 
 SHAPES = [(2, 2), (4, 2), (2, 8)]  # nodes, ranks of each
@@ -52,30 +53,19 @@ def address_space():
         return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def each(size, function):
-    """function(rank) in a thread for each rank; the results by rank."""
-    found = [None] * size
-    threads = [threading.Thread(target=lambda k=k: found.__setitem__(k, function(k))) for k in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
 def measure(shape, codec, values, errors):
     """The same, measured."""
     (nodes, ranks), library, size = shape, gradcodec.GradCodec(), shape[0] * shape[1]
     intra, inter = [library.group(ranks) for _ in range(nodes)], [library.group(nodes) for _ in range(ranks)]
     parts = [(intra[rank // ranks][rank % ranks], inter[rank % ranks][rank // ranks]) for rank in range(size)]
-    comms = each(size, lambda rank: library.hierarchical(*parts[rank]))
+    comms = in_threads(size, lambda rank: library.hierarchical(*parts[rank]))
     options = {"error": "none"} if errors == "none" else {"error": "float32"}
     options |= {"nonfinite": "transactional"} if errors == "transactional" else {}
-    for one in each(size, lambda rank: comms[rank].allreduce(codec, [1000], values=values, **options)):
+    for one in in_threads(size, lambda rank: comms[rank].allreduce(codec, [1000], values=values, **options)):
         one.close()  # what threads take is there from now on
     n = 2**26 // size
     before = address_space()
-    handles = each(size, lambda rank: comms[rank].allreduce(codec, [n], values=values, **options))
+    handles = in_threads(size, lambda rank: comms[rank].allreduce(codec, [n], values=values, **options))
     taken = address_space() - before
     for one in (*handles, *comms, *itertools.chain(*intra, *inter)):
         one.close()

@@ -36,15 +36,9 @@ def library(name="libnccl.so.2", mode=0):
 def options(**fields):
     return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
 
-def use_card(device):
-    # As CUDA's runtime does: the primary context is current on this thread.
-    context = c_void_p()
-    assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + device) == 0
-    assert fake.cuCtxPushCurrent_v2(context) == 0
-
 def communicator(nccl, size, rank, id):
     # A caller's own, in a thread that has the rank's card.
-    use_card(rank)
+    enter_primary(fake, rank)
     comm = c_void_p()
     state = nccl.ncclCommInitRank(byref(comm), size, id, rank)
     assert state in (0, 7), state
@@ -185,7 +179,7 @@ lib.gc_comm_free(comm)
 assert (current(), fake.fake_depth()) == (own, depth)
 
 def work(rank):
-    use_card(rank)
+    enter_primary(fake, rank)
     before = current()
     handle = handle_on(world.comms[rank], 100, DLDevice(CUDA, rank))
     assert run_on(handle, Place(rank).put(np.ones(100, "f4"))) == (0, "")
@@ -209,38 +203,16 @@ ASKED = {
 }
 CALLS = {
     "an id": 'call("gc_comm_nccl_id", byref(options()), (c_uint8 * 128)())',
-    "a world": """
-comm = POINTER(Comm)()
-try:
-    call("gc_comm_from_nccl_id", byref(options()), ids[rank], rank, 2, DLDevice(CUDA, rank), byref(comm))
-finally:
-    lib.gc_comm_free(comm)
-""",
-    "borrowing": """
-comm = POINTER(Comm)()
-try:
-    call("gc_comm_from_nccl", byref(options(comm=mine.mine[rank])), byref(comm))
-finally:
-    lib.gc_comm_free(comm)
-""",
-    "splitting": """
-comm = POINTER(Comm)()
-try:
-    call("gc_comm_from_nccl", byref(options(comm=mine.mine[rank], flags=SPLIT)), byref(comm))
-finally:
-    lib.gc_comm_free(comm)
-""",
+    "a world": 'made_once(Comm, "gc_comm_from_nccl_id", byref(options()), ids[rank], rank, 2, DLDevice(CUDA, rank))',
+    "borrowing": 'made_once(Comm, "gc_comm_from_nccl", byref(options(comm=mine.mine[rank])))',
+    "splitting": 'made_once(Comm, "gc_comm_from_nccl", byref(options(comm=mine.mine[rank], flags=SPLIT)))',
     "an all-reduce": """
 call("gc_allreduce_reset", made[rank], None)
 call("gc_allreduce_run", made[rank], views([tensors[rank]]), 1, None, None, None)
 """,
     "a handle": """
-handle = POINTER(AllReduce)()
 what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, rank), n_elements=100)
-try:
-    call("gc_allreduce_create", mine.comms[rank], byref(what), byref(handle))
-finally:
-    lib.gc_allreduce_free(handle)
+made_once(AllReduce, "gc_allreduce_create", mine.comms[rank], byref(what))
 """,
 }
 
@@ -254,6 +226,13 @@ mine = Borrowed(nccl, 2)
 n = 1000
 tensors = [Place(rank).put(np.full(n, 3, "f4")) for rank in range(2)]
 made = mine.each(lambda rank: handle_on(mine.comms[rank], n, DLDevice(CUDA, rank)))
+
+def made_once(kind, name, *arguments):
+    one = POINTER(kind)()
+    try:
+        call(name, *arguments, byref(one))
+    finally:
+        free_all([one])
 
 def work(rank):
     status, sentence = 0, ""
@@ -313,12 +292,8 @@ status, comm = make()
 lib.gc_comm_free(comm)
 in_use = fake.fake_in_use(0)
 for at in range(100):
-    fake.fake_fail_call(at, 999)
-    status, comm = make()
-    failed = fake.fake_failed_call().decode()
-    fake.fake_fail_call(-1, 0)
-    if failed == "cuThreadExchangeStreamCaptureMode":  # of that nothing can make good
-        fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
+    (status, comm), failed = failing(fake, at, 999, make)
+    make_good(fake, failed)
     assert status in (0, Status.CUDA, Status.COMM) and bool(comm) == (status == 0), (failed, status, last_error())
     assert status != Status.CUDA or failed.split("_v2")[0] in last_error(), (failed, last_error())
     lib.gc_comm_free(comm)

@@ -102,8 +102,7 @@ for codec in 1, 5:
         gradients = [[np.full(n, rank + 1, "f4") for n in sizes] for rank in range(3)]
         out = ranks.run(gradients)
         put = [[place.put(g) for g in each] for each in gradients]
-        for tensor in [held(1 << 30) for _ in range(4)]:
-            lib.gc_tensor_free(tensor)
+        free_all([held(1 << 30) for _ in range(4)])
         counts = lambda: (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0))
         before = counts()
         fake.fake_capture(1)
@@ -133,10 +132,8 @@ with Nodes([2], "peers", "group") as world, CheckedRanks(world, place, codec=5, 
             expect(lib.gc_allreduce_run(handle, values[0], 1, double.view, None, None), Status.UNSUPPORTED_DTYPE)
         if step == 4:
             for calls in range(10):
-                fake.fake_fail_call(calls, 999)
-                status, name = lib.gc_allreduce_reset(handle, None), fake.fake_failed_call()
-                fake.fake_fail_call(-1, 0)
-                if b"Memset" in name or b"Launch" in name:
+                status, name = failing(fake, calls, 999, lambda: lib.gc_allreduce_reset(handle, None))
+                if "Memset" in name or "Launch" in name:
                     break
             assert status == Status.CUDA, name
             expect(lib.gc_allreduce_run(handle, values[0], 1, None, None, None), Status.CUDA, "gc_codec_reset")

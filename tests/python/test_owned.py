@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from capi import in_threads
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python"))
 import gradcodec  # noqa: E402 the path comes first
@@ -143,21 +145,8 @@ def test_what_is_in_use_is_not_closed():
 
 def test_threads_that_close_at_the_same_time_release_once():
     for _ in range(200):
-        codec, barrier, failures = library.codec(1, [8]), threading.Barrier(4), []
-
-        def close():
-            barrier.wait()
-            try:
-                codec.close()
-            except Exception as failure:
-                failures.append(failure)
-
-        threads = [threading.Thread(target=close) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        codec, barrier = library.codec(1, [8]), threading.Barrier(4)
+        in_threads(4, lambda _: (barrier.wait(), codec.close()))
 
 
 def test_the_interpreter_may_end_with_all_of_them():

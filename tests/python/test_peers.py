@@ -13,15 +13,7 @@ from comms import handle_on, run_on
 fake.fake_leave()  # everybody works in the primary contexts
 
 def each(function, ranks=2):
-    found = [None] * ranks
-    def run(rank):
-        found[rank] = function(rank)
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    return capi.in_threads(ranks, function)
 
 def opened(devices, sizes=(8192, 8192), timeout=60_000):
     # Of each rank the status, the last error, and the communicator.
@@ -35,8 +27,7 @@ def opened(devices, sizes=(8192, 8192), timeout=60_000):
         return status, last_error() if status else "", comm
 
     found = each(open)
-    for comm in group:
-        lib.gc_comm_free(comm)
+    free_all(group)
     return found
 
 def nothing_is_left():
@@ -76,13 +67,9 @@ for rank in range(2):  # contexts, kernels
     assert lib.gc_prepare(DLDevice(CUDA, rank)) == 0
 failures = 0
 for calls in range(1000):
-    fake.fake_fail_call(calls, 999)
-    found = opened(cards(*{numbers}))
-    name = fake.fake_failed_call()
-    fake.fake_fail_call(-1, 0)
+    found, name = failing(fake, calls, 999, lambda: opened(cards(*{numbers})))
     statuses = [status for status, _, _ in found]
-    for _, _, comm in found:
-        lib.gc_comm_free(comm)
+    free_all(comm for _, _, comm in found)
     nothing_is_left()
     if not name:
         break
@@ -136,10 +123,8 @@ from comms import CheckedRanks, World
 with World(2, "peers") as world, CheckedRanks(world, place := Place(), codec=ONEBIT, segments=[1000]) as ranks:
     assert lib.gc_prepare(place.device) == 0
     for calls in range(10):
-        fake.fake_fail_call(calls, 999)
-        status, name = lib.gc_allreduce_reset(ranks.handles[0], None), fake.fake_failed_call()
-        fake.fake_fail_call(-1, 0)
-        if b"Memset" in name or b"Launch" in name:  # calls before it leave the codec as it was
+        status, name = failing(fake, calls, 999, lambda: lib.gc_allreduce_reset(ranks.handles[0], None))
+        if "Memset" in name or "Launch" in name:  # calls before it leave the codec as it was
             break
     assert status == Status.CUDA and b"999" in lib.gc_last_error(), (status, name)
     values = views([place.put(np.ones(1000, "f4"))])
@@ -163,8 +148,7 @@ with Nodes([3], "peers", "group", timeout=1000) as world:
         expect(run_on(handles[rank], values)[0], status, words)
         expect(lib.gc_comm_async_error(world.comms[rank]), Status.TIMEOUT, f"rank {{rank}}", "1000 ms")
     assert lib.gc_comm_async_error(world.comms[2]) == 0
-    for handle in handles:
-        lib.gc_allreduce_free(handle)
+    free_all(handles)
 """)
 
 
@@ -190,8 +174,7 @@ for size in needed, needed - 1:
     for status, sentence in each(create):
         assert status == (0 if size == needed else Status.INVALID_ARGUMENT), sentence
         assert size == needed or "gc_allreduce_peers_bytes" in sentence, sentence
-    for _, _, comm in found:
-        lib.gc_comm_free(comm)
+    free_all(comm for _, _, comm in found)
 """)
 
 
@@ -237,8 +220,7 @@ with world:
     call("gc_allreduce_flags", handles[0], flags.view, None)
     assert place.get(flags)[0] == NONFINITE, place.get(flags)
     expect(lib.gc_comm_async_error(world.comms[0]), Status.TIMEOUT, "200 ms")
-    for handle in handles:
-        lib.gc_allreduce_free(handle)
+    free_all(handles)
 """)
 
 
@@ -263,22 +245,18 @@ for calls in range(100):
     values = views([place.put(np.ones({n}, "f4"))])
     before = fake.fake_launches()
     fake.fake_hold_clock(0)
-    fake.fake_fail_call(calls, 999)
-    status, name = lib.gc_allreduce_run(handles[0], values, 1, None, None, None), fake.fake_failed_call()
-    fake.fake_fail_call(-1, 0)
+    status, name = failing(fake, calls, 999, lambda: lib.gc_allreduce_run(handles[0], values, 1, None, None, None))
     launched = fake.fake_launches() - before
     if status and launched:
         broken_off.add(name)
         assert lib.gc_allreduce_run(handles[0], values, 1, None, None, None) in (Status.COMM, Status.CUDA), name
         lib.gc_allreduce_reset(handles[0], None)
         expect(lib.gc_allreduce_run(handles[0], values, 1, None, None, None), Status.COMM, "broken off")
-    for handle in handles:
-        lib.gc_allreduce_free(handle)
-    for comm in comms:
-        lib.gc_comm_free(comm)
+    free_all(handles)
+    free_all(comms)
     if not name:
         break
-assert not name and any(b"Launch" in one for one in broken_off), (name, broken_off)
+assert not name and any("Launch" in one for one in broken_off), (name, broken_off)
 """)
 
 
@@ -302,10 +280,8 @@ else:
 expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT, "rank 0", "200 ms")
 expect(run_on(handles[0], values)[0], Status.COMM, "broken off")
 expect(lib.gc_comm_async_error(comms[0]), Status.TIMEOUT)
-for handle in handles:
-    lib.gc_allreduce_free(handle)
-for comm in comms:
-    lib.gc_comm_free(comm)
+free_all(handles)
+free_all(comms)
 assert lib.gc_trim(place.device) == 0
 kept = fake.fake_in_use(0) - own
 assert 8192 <= kept < 2 * 8192, kept

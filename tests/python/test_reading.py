@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import sys
-import threading
 import types
 import weakref
 from ctypes import PYFUNCTYPE, c_int, c_int32, c_int64, c_void_p, py_object
@@ -16,6 +15,7 @@ from ctypes import PYFUNCTYPE, c_int, c_int32, c_int64, c_void_p, py_object
 import numpy as np
 import pytest
 
+from capi import in_threads
 from test_calls import Array, client, recorder, said  # noqa: F401 fixtures
 
 from gradcodec import CPU, CUDA, GradCodec, GradCodecError, _reading
@@ -406,23 +406,15 @@ def test_read_only_outputs_are_refused_however_they_are_read(library):
 
 
 def test_threads_read_at_the_same_time(library):
-    faults = []
-
     def work(seed):
         rng = np.random.default_rng(seed)
         for _ in range(200):
             values = rng.standard_normal(int(rng.integers(1, 500))).astype("f4")
             bits = np.zeros((1, -(-values.size // 8)), "u1")
             library.pack_signs_into(values, bits)
-            if not np.array_equal(bits.ravel(), np.packbits(values >= 0)):
-                faults.append(seed)
+            assert np.array_equal(bits.ravel(), np.packbits(values >= 0))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    in_threads(6, work)
 
 
 def test_what_is_taken_away_during_a_call_stays_until_its_end(library):

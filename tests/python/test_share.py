@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import capi
-from capi import CPU, Managed, Status, check, last_error, lib
-from sharing import HOST, LAYOUTS, LONG, SEALS, Stranger, expect, host_message, sealed
+from capi import CPU, Managed, Status, check, expect, last_error, lib
+from sharing import HOST, LAYOUTS, LONG, SEALS, Stranger, ended, host_message, sealed
 import sharing
 
 SOON = 50  # milliseconds that a call waits where nothing comes
@@ -82,8 +82,7 @@ def test_what_arrives_is_what_was_sent(ends, dtype, layout):
     assert view.data is None if sent.size == 0 else view.data % 256 == 0
     np.testing.assert_array_equal(array_of(got, dtype), sent)
     lib.gc_tensor_free(got)
-    check(lib.gc_share_wait(lease, 0))
-    lib.gc_share_free(lease)
+    ended(lease, 0)
 
 
 CHILD = """
@@ -144,8 +143,7 @@ def test_a_child_that_has_inherited_a_tensor_does_not_release_it(ends):
     assert lib.gc_share_wait(lease, 0) == Status.TIMEOUT
     assert (array_of(got, "f4") == 1).all()
     lib.gc_tensor_free(got)
-    check(lib.gc_share_wait(lease, 0))
-    lib.gc_share_free(lease)
+    ended(lease, 0)
 
 
 def test_a_lease_may_be_refused_and_a_tensor_outlive_it(ends):
@@ -182,8 +180,7 @@ def test_no_descriptor_goes_to_a_program_that_is_started(ends):
 def test_a_receiver_that_closes_its_socket_is_noticed(ends):
     lease = send(capi.Tensor(np.ones(3)), ends[0])
     ends[1].close()
-    assert lib.gc_share_wait(lease, LONG) == Status.SHARE
-    lib.gc_share_free(lease)
+    ended(lease, LONG, Status.SHARE)
     status = lib.gc_share_send(capi.Tensor(np.ones(3)).managed, ends[0].fileno(), 0, LONG, None)
     assert status == Status.SHARE and os.strerror(errno.EPIPE) in last_error()
 

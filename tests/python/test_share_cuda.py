@@ -7,10 +7,10 @@ from stand_in import run
 from tiers import both
 
 SHARES = r'''
-import pathlib, resource, signal, socket, struct, threading, traceback
+import pathlib, resource, signal, socket, struct, traceback
 import sharing
 from capi import Share, c_strides, check, shape_of
-from sharing import COPY, GRANULE, HOST, LAYOUTS, LONG, card_message, expect, managed, send
+from sharing import COPY, GRANULE, HOST, LAYOUTS, LONG, card_message, ended, managed, send
 from ctypes import c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 CARD, OTHER = DLDevice(CUDA, 0), DLDevice(CUDA, 1)
@@ -93,10 +93,6 @@ def receive(at, device=CARD):
 
 def refused(at, device=CARD):
     return sharing.refused(at, device)
-
-def ended(lease, timeout=LONG):
-    check(lib.gc_share_wait(lease, timeout))
-    lib.gc_share_free(lease)
 
 def say(to, text=b"."):
     to.sendall(text)
@@ -355,11 +351,9 @@ def test_a_device_of_another_type_or_that_is_not_there():
         for tensor in held(100), over(mapped.address, np.ones(300 * GRANULE // 8)):
             for name in "INVALID_ARGUMENT", "UNSUPPORTED_DEVICE":
                 lease = send(tensor, end)
-                expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "GC_STATUS_" + name)
-                lib.gc_share_free(lease)
+                ended(lease, LONG, Status.SHARE, "GC_STATUS_" + name)
         lease = send(capi.Tensor(np.ones(3)), end)
-        expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "GC_STATUS_INVALID_ARGUMENT")
-        lib.gc_share_free(lease)
+        ended(lease, LONG, Status.SHARE, "GC_STATUS_INVALID_ARGUMENT")
     def there(end):
         for _ in range(2):
             expect(refused(end, HOST), Status.INVALID_ARGUMENT, "cpu", "CUDA")
@@ -438,11 +432,7 @@ def test_threads_that_open_and_release_the_same_allocation():
     def there(end):
         for _ in range(25):
             tensors = [receive(end) for _ in range(4)]
-            threads = [threading.Thread(target=lib.gc_tensor_free, args=(tensor,)) for tensor in tensors]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            capi.in_threads(4, lambda k: lib.gc_tensor_free(tensors[k]))
             assert fake.fake_opened() == 0
     two(here, there)
     """)
@@ -462,8 +452,7 @@ def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_
             for _ in range(40):
                 others.append(held(1 << 20))
                 assert others[-1].contents.dl_tensor.data != address
-            for tensor in others:
-                lib.gc_tensor_free(tensor)
+            free_all(others)
             others.clear()
             check(lib.gc_trim(CARD))
         none_there()
@@ -566,8 +555,7 @@ def test_a_tensor_that_comes_back_to_its_process():
         assert in_use()[1:] == before[1:]
     lease = send(memory, one)
     expect(refused(other, OTHER), Status.UNSUPPORTED_DEVICE, "cuda:1", "process that has sent it")
-    expect(lib.gc_share_wait(lease, 0), Status.SHARE)
-    lib.gc_share_free(lease)
+    ended(lease, 0, Status.SHARE)
     # With another socket to answer on it is a stranger's word, whatever it says.
     lease = send(memory, one)
     text, numbers, *_ = socket.recv_fds(other, 10_000, 10)
@@ -624,8 +612,7 @@ def test_a_tensor_that_came_back_stays_though_somebody_answers_for_it():
     others = [held(1 << 20) for _ in range(4)]
     assert address not in [tensor.contents.dl_tensor.data for tensor in others]
     assert ctypes.string_at(address, 1 << 20) == bytes([7]) * (1 << 20)
-    for tensor in [*others, got]:
-        lib.gc_tensor_free(tensor)
+    free_all([*others, got])
     check(lib.gc_trim(CARD))
     assert fake.fake_in_use(0) == 0
     """)
@@ -640,8 +627,7 @@ def test_a_forked_child_closes_nothing():
         hear(end)
         pid = os.fork()
         if not pid:
-            for lease in leases:
-                lib.gc_share_free(lease)
+            free_all(leases)
             not_sent(memory, Status.CUDA, "NOT_INITIALIZED")
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
@@ -654,15 +640,13 @@ def test_a_forked_child_closes_nothing():
         tensors = [receive(end) for _ in range(2)]
         pid = os.fork()
         if not pid:
-            for tensor in tensors:
-                lib.gc_tensor_free(tensor)
+            free_all(tensors)
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         say(end)
         hear(end)
         assert (span(tensors[0]) == np.arange(10)).all()
-        for tensor in tensors:
-            lib.gc_tensor_free(tensor)
+        free_all(tensors)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
     """)
@@ -684,8 +668,7 @@ def test_a_receiver_that_dies(when):
             expect(lib.gc_share_wait(lease, 0), Status.TIMEOUT)
         say(gate)
         for lease in leases:
-            expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "ended without")
-            lib.gc_share_free(lease)
+            ended(lease, LONG, Status.SHARE, "ended without")
         assert in_use() == before and fake.fake_in_use(0) == 512
     def there(end):
         if {when!r} != "before it has taken it":
@@ -845,8 +828,7 @@ def test_a_handle_of_less_memory_than_is_said():
     shares(f"""
     def here(end):
         lease = send(on_card(np.ones(100, "f4")), end)
-        expect(lib.gc_share_wait(lease, LONG), Status.SHARE, "GC_STATUS_CORRUPT")
-        lib.gc_share_free(lease)
+        ended(lease, LONG, Status.SHARE, "GC_STATUS_CORRUPT")
         hear(end)
     def there(end):
         exec({STRANGER!r}, globals())
@@ -876,10 +858,7 @@ def each_call(call, after):
     # Lets each call of the driver within a call fail in turn. What is held afterwards is what was held before.
     before = in_use()
     for number in range(400):
-        fake.fake_fail_call(number, CODE)
-        got = call()
-        failed = fake.fake_failed_call().decode()
-        fake.fake_fail_call(-1, 0)
+        got, failed = failing(fake, number, CODE, call)
         if got:
             assert got in STATUSES, (failed, got, last_error())
             assert CODE in (2, 201) or failed.removesuffix("_v2") in last_error(), (failed, last_error())
@@ -923,25 +902,10 @@ def here(end):
             lib.gc_tensor_free(tensor)
         return lease
     if TRIED == "wait":
-        def wait():
-            nonlocal lease
-            lease = sent()
-            hear(gate)
-            return lib.gc_share_wait(lease, LONG)
-        lease = None
-        def after(got, failed):
-            assert not got
-            lib.gc_share_free(lease)
-        # Twice as much is asked of the driver to send as to wait: what comes behind is found by none.
-        sends = fake.fake_calls()
-        wait(), after(0, "")
         for number in range(60):
             lease = sent()
             hear(gate)
-            fake.fake_fail_call(number, CODE)
-            check(lib.gc_share_wait(lease, LONG))
-            failed = fake.fake_failed_call()
-            fake.fake_fail_call(-1, 0)
+            _, failed = failing(fake, number, CODE, lambda: check(lib.gc_share_wait(lease, LONG)))
             lib.gc_share_free(lease)
             if not failed:
                 break

@@ -15,7 +15,7 @@ import numpy as np  # noqa: E402 the path comes first
 import capi  # noqa: E402
 import driver  # noqa: E402
 import gpu  # noqa: E402
-from capi import BIG, Managed, Status, byref, lib  # noqa: E402
+from capi import BIG, Managed, Status, byref, free_all, lib  # noqa: E402
 
 
 def first_call_while_capturing(first, mode):
@@ -32,11 +32,11 @@ def first_call_while_capturing(first, mode):
     def use_the_library():
         try:
             if first == "prepare":
-                gpu.check(lib.gc_prepare(gpu.device()))
+                capi.check(lib.gc_prepare(gpu.device()))
             elif first == "into":
-                gpu.check(work.call(side.handle))
+                capi.check(work.call(side.handle))
             elif first == "simple":
-                chunks = gpu.pack_chunks(work.src, 3)
+                chunks = capi.pack_chunks(work.src, 3)
                 failures.append(chunks)
         except BaseException as error:
             failures.append(error)
@@ -47,8 +47,8 @@ def first_call_while_capturing(first, mode):
             ctypes.c_void_p(stream.handle),
         )  # fmt: skip
         if first == "prepare_here":
-            gpu.check(lib.gc_prepare(gpu.device()))
-            gpu.check(other.call(stream.handle))
+            capi.check(lib.gc_prepare(gpu.device()))
+            capi.check(other.call(stream.handle))
         else:
             thread = threading.Thread(target=use_the_library)
             thread.start()
@@ -67,7 +67,7 @@ def first_call_while_capturing(first, mode):
     elif first == "simple":
         np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in failures[0]]), work.expected)
     # And everything works from here on.
-    gpu.check(other.call(side.handle))
+    capi.check(other.call(side.handle))
     side.synchronize()
     other.check()
 
@@ -77,10 +77,16 @@ def outputs():
     assert driver.device_count()
     driver.use(driver.primary())
     with gpu.Prepared("pack_chunks") as work:
-        made = [*gpu.pack_chunks(work.src, 3), *gpu.pack_chunks(work.src, 2), gpu.empty((1000,), "float32")]
+        made = [*capi.pack_chunks(work.src, 3), *capi.pack_chunks(work.src, 2)]
+    made.append(capi.empty(1000, dtype="float32", device=gpu.device()))
     out = Managed()
-    gpu.check(lib.gc_unpack_chunks((Managed * 2)(*made[3:5]), 2, gpu.COUNT, byref(out)))
+    capi.check(lib.gc_unpack_chunks((Managed * 2)(*made[3:5]), 2, gpu.COUNT, byref(out)))
     return [*made, out]
+
+
+def the_cpu_works():
+    truth = np.random.default_rng(0).random(1000) < 0.5
+    return capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
 
 
 def exit_with_outputs_alive():
@@ -104,14 +110,13 @@ def exit_while_threads_work():
     def forever():
         started.wait()
         while True:
-            for chunk in gpu.pack_chunks(work.src, 3):
-                lib.gc_tensor_free(chunk)
+            free_all(capi.pack_chunks(work.src, 3))
 
     for _ in range(4):
         threading.Thread(target=forever, daemon=True).start()
     started.wait()
     for _ in range(100):
-        gpu.check(work.call(None))
+        capi.check(work.call(None))
     os._exit(0)
 
 
@@ -122,7 +127,7 @@ def fault():
     work = gpu.Prepared("pack_chunks")
     made = outputs()
     with driver.Stream() as side:
-        gpu.check(work.call(side.handle))
+        capi.check(work.call(side.handle))
         side.synchronize()
         driver.launch(driver.kernel(driver.load(driver.PTX), "wild"), 1, 1, side.handle)
         code = driver.raw("cuStreamSynchronize", ctypes.c_void_p(side.handle))
@@ -142,13 +147,10 @@ def fault():
             assert status in (Status.CUDA, Status.CONTEXT_LOST), f"{what}: {status}"
             assert name in words, f"{what}: {words!r} does not name {name}"
             assert not any(out) and not new, what
-    for tensor in made:
-        lib.gc_tensor_free(tensor)
+    free_all(made)
     lib.gc_trim(gpu.device())
     lib.gc_prepare(gpu.device())
-    # The CPU is as well as before.
-    truth = np.random.default_rng(0).random(1000) < 0.5
-    assert capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
+    assert the_cpu_works()
 
 
 def no_devices():
@@ -174,13 +176,12 @@ def no_devices():
     for what, call in calls.items():
         for _ in range(2):
             status = call()
-            assert status in allowed, f"{what}: {gpu.status_name(status)}: {capi.last_error()}"
+            assert status in allowed, f"{what}: {lib.gc_status_name(status).decode()}: {capi.last_error()}"
             assert capi.last_error() and not out, what
     lib.gc_trim(gpu.device())
-    truth = np.random.default_rng(0).random(1000) < 0.5
-    assert capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
+    assert the_cpu_works()
     fatbin, size = ctypes.c_void_p(), ctypes.c_size_t()
-    gpu.check(lib.gc_builtin_kernels(b"bits", byref(fatbin), byref(size)))  # needs no driver
+    capi.check(lib.gc_builtin_kernels(b"bits", byref(fatbin), byref(size)))  # needs no driver
 
 
 def packs():
@@ -188,7 +189,7 @@ def packs():
     assert driver.device_count()
     driver.use(driver.primary())
     work = gpu.Prepared("pack_chunks", seed=1)
-    gpu.check(work.call(None))
+    capi.check(work.call(None))
     driver.synchronize()
     work.check()
 
@@ -196,15 +197,12 @@ def packs():
 def after_fork():
     """The CPU works in a child that was forked after CUDA was used; CUDA there is refused, not a crash."""
     kept = outputs()
-    truth = np.random.default_rng(0).random(1000) < 0.5
     warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of the driver's threads
     child = os.fork()
     if child == 0:
-        good = capi.take(capi.pack_chunks(capi.Tensor(truth), 1)[0]).tobytes() == np.packbits(truth).tobytes()
-        os._exit(0 if good else 1)
+        os._exit(0 if the_cpu_works() else 1)
     assert os.waitpid(child, 0)[1] == 0
-    for tensor in kept:
-        lib.gc_tensor_free(tensor)
+    free_all(kept)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-from ctypes import byref
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 import capi
 import driver
 import layouts
-from capi import AXIS_NONE, BIG, CUDA, DTYPES, LITTLE, DLDevice, Managed, Tensor, lib
+from capi import AXIS_NONE, BIG, CUDA, DTYPES, LITTLE, DLDevice, Tensor, check, lib
 from layouts import (
     EXACT, HostBench, Layout, assert_written, chunk_rows, random_bytes, random_floats, random_truth, truth_of, unpackbits,
     zeros_and_ones,
@@ -23,14 +22,6 @@ from models import not_below_zero
 from tiers import both
 
 HERE = pathlib.Path(__file__).resolve().parent
-
-
-def status_name(status):
-    return lib.gc_status_name(status).decode()
-
-
-def check(status):
-    assert status == 0, f"{status_name(status)}: {capi.last_error()}"
 
 
 def device(index=0, kind=CUDA):
@@ -130,19 +121,6 @@ def at(address, shape, dtype="uint8", *, strides=None, index=0, kind=CUDA, byte_
     view.strides = None if strides is None else capi.int64s(strides)
     view.byte_offset = byte_offset
     return tensor
-
-
-def pack_chunks(source, n_chunks):
-    """The pointers to the chunks, the caller's."""
-    out = (Managed * n_chunks)()
-    check(lib.gc_pack_chunks(source.managed, n_chunks, out))
-    return list(out)
-
-
-def empty(shape, dtype="uint8", index=0):
-    out = Managed()
-    check(lib.gc_tensor_empty(device(index), capi.dldtype(dtype), len(shape), capi.int64s(shape), byref(out)))
-    return out
 
 
 # --- work -------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ import capi
 import driver
 import gpu
 import layouts
-from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, Status, lib
-from gpu import check
+from capi import CPU, CUDA_HOST, DTYPES, FLOATS, INTEGERS, Status, check, lib
 from layouts import Layout, assert_written, case, random_bytes, random_layout, random_shape
 from test_copy import edges
 from tiers import both

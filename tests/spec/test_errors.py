@@ -7,8 +7,8 @@ import pytest
 import capi
 import driver
 import gpu
-from capi import AXIS_NONE, BIG, CUDA_MANAGED, Managed, Status, byref, last_error, lib, says
-from gpu import Prepared, check
+from capi import AXIS_NONE, BIG, CUDA_MANAGED, Managed, Status, byref, check, last_error, lib, says
+from gpu import Prepared
 
 pytestmark = pytest.mark.gpu
 
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 def refused(status, expected, *words):
-    assert status == expected, f"{gpu.status_name(status)}: {last_error()}"
+    assert status == expected, f"{lib.gc_status_name(status).decode()}: {last_error()}"
     assert says(last_error(), *words), f"{last_error()!r} does not say {words}"
 
 
@@ -65,7 +65,7 @@ def test_more_memory_than_there_is_is_refused_and_nothing_is_lost():
     with Prepared("pack_chunks") as work:
         check(work.call(None))
         work.check()
-        gpu.take(gpu.empty((1000,)))
+        gpu.take(capi.empty(1000, device=gpu.device()))
 
 
 def test_the_simple_tier_runs_out_of_memory_and_goes_on():

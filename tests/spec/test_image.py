@@ -9,8 +9,7 @@ import capi
 import driver
 import gpu
 import layouts
-from capi import BIG, LITTLE, byref, lib
-from gpu import check
+from capi import BIG, LITTLE, byref, check, lib
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,7 @@ import capi
 import gpu
 import layouts
 import kernels
-from capi import BIG, LITTLE, lib
-from gpu import check
+from capi import BIG, LITTLE, check, lib
 
 pytestmark = pytest.mark.gpu
 

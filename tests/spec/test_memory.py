@@ -10,8 +10,7 @@ import pytest
 import capi
 import driver
 import gpu
-from capi import BIG, COUNT_ALL, Managed, byref, lib
-from gpu import check
+from capi import BIG, COUNT_ALL, Managed, byref, check, free_all, lib
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +33,7 @@ class Maker:
         """All functions but the last can only fill with 0xff and 0, or with 1 and 0."""
         out = Managed()
         if self.name == "tensor_empty":
-            out = gpu.empty((self.size,))
+            out = capi.empty(self.size, device=gpu.device())
             driver.fill(gpu.view_of(out).data, byte, self.size)
             return out
         if self.name.startswith("pack"):
@@ -149,16 +148,14 @@ def test_a_chunk_keeps_the_memory_of_all_from_reuse(gate):
     with driver.Memory(24 * MIB) as memory, driver.Stream() as reader, driver.Memory(size) as seen:
         driver.fill(memory.address, 1, memory.size)
         source = gpu.at(memory.address, (memory.size,), "bool")
-        chunks = gpu.pack_chunks(source, 3)
+        chunks = capi.pack_chunks(source, 3)
         with gate.closed(reader.handle, seconds=0.5):
             driver.copy(seen.address, gpu.view_of(chunks[0]).data, size, reader.handle)
-            for chunk in chunks:
-                lib.gc_tensor_free(chunk)
+            free_all(chunks)
             driver.fill(memory.address, 0, memory.size)
-            again = [gpu.pack_chunks(source, 3) for _ in range(4)]
+            again = [capi.pack_chunks(source, 3) for _ in range(4)]
         assert (driver.download(seen.address, size) == 255).all()
-        for chunk in sum(again, []):
-            lib.gc_tensor_free(chunk)
+        free_all(sum(again, []))
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -187,8 +184,7 @@ def test_trim_leaves_what_is_in_use_alone(gate):
             check(lib.gc_trim(gpu.device()))
             new = [maker.make(0) for _ in range(4)]
         assert (driver.download(seen.address, maker.size) == 255).all()
-    for out in new:
-        lib.gc_tensor_free(out)
+    free_all(new)
     maker.memory.free()
 
 
@@ -200,8 +196,8 @@ def test_a_capture_survives_what_another_thread_makes_and_releases(mode, stream)
     def make_and_release():
         try:
             for _ in range(100):
-                lib.gc_tensor_free(gpu.empty((16 * MIB,)))
-            chunks = gpu.pack_chunks(other.src, 3)
+                lib.gc_tensor_free(capi.empty(16 * MIB, device=gpu.device()))
+            chunks = capi.pack_chunks(other.src, 3)
             check(lib.gc_trim(gpu.device()))
             made.extend(chunks)
         except BaseException as error:
@@ -285,7 +281,7 @@ def test_outputs_of_a_context_that_is_destroyed_are_let_go_quietly(alive):
         while kept:
             lib.gc_tensor_free(kept.pop())
         with gpu.Prepared("pack_chunks") as work:
-            chunks = gpu.pack_chunks(work.src, 3)
+            chunks = capi.pack_chunks(work.src, 3)
             np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in chunks]), work.expected)
 
 

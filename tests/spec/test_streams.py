@@ -13,9 +13,9 @@ import pytest
 import capi
 import driver
 import gpu
-from capi import BIG, lib
+from capi import BIG, check, free_all, lib
 from driver import LEGACY, PER_THREAD
-from gpu import WORKS, Prepared, check
+from gpu import WORKS, Prepared
 
 pytestmark = pytest.mark.gpu
 
@@ -106,14 +106,13 @@ def test_the_simple_tier_waits_for_the_legacy_stream_and_is_complete(gate, strea
         driver.fill(work.source.address, 0x11, work.size)
         gate.close(LEGACY, seconds=0.5)  # opens by itself, while the call waits
         driver.copy(work.source.address, inputs.address, work.size, LEGACY)
-        chunks = gpu.pack_chunks(work.src, 3)
+        chunks = capi.pack_chunks(work.src, 3)
         size, packed = capi.chunk_bytes(gpu.COUNT, 3), driver.Memory(work.out_size)
         driver.copy(packed.address, gpu.view_of(chunks[0]).data, 3 * size, stream)  # not ordered with it: complete
         driver.wait_for(stream)
         found = driver.download(packed.address, 3 * size).reshape(3, size)
         np.testing.assert_array_equal(found, work.expected)
-        for chunk in chunks:
-            lib.gc_tensor_free(chunk)
+        free_all(chunks)
         inputs.free()
         packed.free()
 

@@ -9,30 +9,16 @@ import capi
 import driver
 import gpu
 import layouts
-from capi import BIG, CPU, CUDA_MANAGED, Managed, Status, byref, lib
-from gpu import WORKS, Prepared, check
+from capi import BIG, CPU, CUDA_MANAGED, Managed, Status, byref, check, free_all, in_threads, lib
+from gpu import WORKS, Prepared
 
 THREADS, ROUNDS = 8, gpu.sized(card=60, quick=20, all=60)
 
 
 def together(function, count=THREADS):
     """Runs function(k) on as many threads at once; the first error is raised here."""
-    errors, start = [], threading.Barrier(count)
-
-    def run(k):
-        try:
-            start.wait()
-            function(k)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(k,)) for k in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    start = threading.Barrier(count)
+    in_threads(count, lambda k: (start.wait(), function(k)))
 
 
 def test_threads_with_streams_of_their_own():
@@ -76,19 +62,17 @@ def test_threads_make_and_release_outputs_of_each_other():
             driver.upload(memory.address, truth)
             source = gpu.at(memory.address, truth.shape, "bool")
             for _ in range(ROUNDS):
-                chunks, out = gpu.pack_chunks(source, 3), Managed()
+                chunks, out = capi.pack_chunks(source, 3), Managed()
                 check(lib.gc_unpack_chunks(capi.managed_array(chunks), 3, truth.size, byref(out)))
                 np.testing.assert_array_equal(np.stack([gpu.read(chunk) for chunk in chunks]), rows)
                 np.testing.assert_array_equal(gpu.read(out), truth)
                 with lock:
                     mailbox.extend([*chunks, out])
                     others = [mailbox.pop(int(rng.integers(0, len(mailbox)))) for _ in range(min(4, len(mailbox)))]
-                for other in others:
-                    lib.gc_tensor_free(other)
+                free_all(others)
 
     together(work)
-    for tensor in mailbox:
-        lib.gc_tensor_free(tensor)
+    free_all(mailbox)
 
 
 def test_threads_work_while_memory_is_trimmed():
@@ -100,7 +84,7 @@ def test_threads_work_while_memory_is_trimmed():
                 if k == 0:
                     check(lib.gc_trim(gpu.device()))
                     continue
-                chunks = gpu.pack_chunks(prepared.src, 3)
+                chunks = capi.pack_chunks(prepared.src, 3)
                 np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in chunks]), prepared.expected)
 
         together(work)
@@ -123,7 +107,7 @@ def test_managed_memory_is_the_cards_work():
     with driver.Memory(truth.size, "managed") as memory, driver.Memory(expected.size, "managed") as rows:
         driver.upload(memory.address, truth)
         source = gpu.at(memory.address, truth.shape, "bool", kind=CUDA_MANAGED)
-        chunks = gpu.pack_chunks(source, 2)
+        chunks = capi.pack_chunks(source, 2)
         np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in chunks]), expected)  # they say CUDA
         target = gpu.at(rows.address, expected.shape, kind=CUDA_MANAGED)
         for stream in None, driver.PER_THREAD:
@@ -169,16 +153,15 @@ def test_outputs_are_on_the_card_of_the_inputs_and_released_from_the_other():
     source = gpu.at(memory.address, truth.shape, "bool", index=1)
     for current in driver.primary(0), driver.primary(1), None:
         with driver.using(current):
-            chunks = gpu.pack_chunks(source, 2)
+            chunks = capi.pack_chunks(source, 2)
             assert driver.current() == current
         with driver.using(driver.primary(1)):
             found = np.stack([gpu.read(chunk, 1) for chunk in chunks])
         np.testing.assert_array_equal(found, layouts.chunk_rows(truth, 2))
         with driver.using(current):
-            for chunk in chunks:
-                lib.gc_tensor_free(chunk)
+            free_all(chunks)
             assert driver.current() == current
-    tensor = gpu.empty((1000,), index=1)
+    tensor = capi.empty(1000, device=gpu.device(1))
     assert gpu.view_of(tensor).device.device_id == 1
     lib.gc_tensor_free(tensor)
     check(lib.gc_trim(gpu.device(1)))
