@@ -12,7 +12,7 @@ import pytest
 from capi import AllReduce, CodecOptions, Comm, DLDevice, Status, Tensor, lib, says
 from codec_model import ONEBIT, TRANSACTIONAL, f32
 from codecs_c import Host, same, views
-from comms import CheckedRanks, Nodes, World, is_asleep, status_of
+from comms import CheckedRanks, Nodes, World, is_asleep, run_on, status_of
 from tiers import both
 from test_nccl import run_ranks as run_nccl
 from test_peers import run_ranks as run_peers
@@ -90,10 +90,7 @@ def test_a_run_over_a_group_ends_on_every_rank_that_waits():
         ranks.run(gradients(3))
         ranks.commit()
         values = [Tensor(np.ones(100, f32)) for _ in range(2)]
-        run = lambda rank: status_of(  # noqa: E731
-            lib.gc_allreduce_run, ranks.handles[rank], views([values[rank]]), 1, None, None, None
-        )
-        joins = [waiting(lambda rank=rank: run(rank)) for rank in range(2)]  # and rank 2 never comes
+        joins = [waiting(lambda rank=rank: run_on(ranks.handles[rank], values[rank])) for rank in range(2)]  # without rank 2
         assert [lib.gc_comm_abort(world.comms[0]) for _ in "12"] == [0, 0]
         for join in joins:
             expect_aborted(join(), "rank 0", "aborted")
@@ -123,9 +120,7 @@ def test_of_two_levels_both_parts_end(part):
     nodes = Nodes([2, 2], inter="group")
     with nodes as world, CheckedRanks(world, place, **OPTIONS) as ranks:
         intra, inter = world.parts(0)
-        join = waiting(lambda: status_of(
-            lib.gc_allreduce_run, ranks.handles[0], views([Tensor(np.ones(100, f32))]), 1, None, None, None
-        ))  # fmt: skip
+        join = waiting(lambda: run_on(ranks.handles[0], Tensor(np.ones(100, f32))))
         # Alone it waits for its node first.
         assert lib.gc_comm_abort({"whole": world.comms[0], "intra": intra, "inter": inter}[part]) == 0
         if part == "inter":
@@ -150,10 +145,7 @@ def test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_calle
 
         world.board.before, world.board.calls[:] = hold, []
         values = [Tensor(np.ones(100, f32)) for _ in range(2)]
-        run = lambda rank: status_of(  # noqa: E731
-            lib.gc_allreduce_run, ranks.handles[rank], views([values[rank]]), 1, None, None, None
-        )
-        joins = [waiting(lambda rank=rank: run(rank)) for rank in range(2)]
+        joins = [waiting(lambda rank=rank: run_on(ranks.handles[rank], values[rank])) for rank in range(2)]
         assert within.wait(60)
         assert lib.gc_comm_abort(world.comms[0]) == 0
         go_on.set()
@@ -212,9 +204,7 @@ def left():
 def aborted_once(over):
     with Nodes([2, 2], inter="group") if over == "two levels" else World(2, over) as world:
         with CheckedRanks(world, place, **OPTIONS) as ranks:
-            join = waiting(lambda: status_of(
-                lib.gc_allreduce_run, ranks.handles[0], views([Tensor(np.ones(100, f32))]), 1, None, None, None
-            ))  # fmt: skip
+            join = waiting(lambda: run_on(ranks.handles[0], Tensor(np.ones(100, f32))))
             assert lib.gc_comm_abort(world.comms[0]) == 0
             if over == "board":
                 world.board.barrier.abort()

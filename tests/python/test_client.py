@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -142,20 +143,9 @@ def test_names_that_are_none_are_refused(gradcodec, options, kind, words):
 
 def in_threads(functions):
     """What they return, each called in a thread of its own; an exception is what it returns, too."""
-    results = [None] * len(functions)
-
-    def run(rank):
-        try:
-            results[rank] = functions[rank]()
-        except Exception as failure:
-            results[rank] = failure
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(len(functions)) as threads:
+        calls = [threads.submit(function) for function in functions]
+    return [call.exception() or call.result() for call in calls]
 
 
 class Engine:

@@ -42,8 +42,7 @@ for room in needed[0] + 4096, needed[2] + 4096:
         ranks.run(gradients)
         put = [[place.put(g) for g in each] for each in gradients]
         before = fake.fake_launches()
-        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None,
-                                     None))
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], views(put[rank]), 2, None, None, None))
         launches[room] = fake.fake_launches() - before
 # Encode, reduce, decode, and two steps of a meeting behind the first two; or all up to the meeting's first step, and the rest.
 assert list(launches.values()) == [2 * (3 + 4), 2 * 2], launches
@@ -63,8 +62,7 @@ for codec in 1, 5, 7:
         gradients = [[np.ones(n, "f4") for n in sizes] for _ in range(3)]
         sound, world.board.before = world.board.before, changed(1, 4, {of_chunk})
         put = [[place.put(g) for g in each] for each in gradients]
-        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None,
-                                     None))
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], views(put[rank]), 2, None, None, None))
         got = [[place.get(tensor).copy() for tensor in each] for each in put]
         for each in got:
             for x, of_first in zip(each, got[0]):
@@ -106,8 +104,7 @@ for codec in 1, 5:
         counts = lambda: (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0))
         before = counts()
         fake.fake_capture(1)
-        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], codecs_c.views(put[rank]), 2, None, None,
-                                     None))
+        world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], views(put[rank]), 2, None, None, None))
         fake.fake_capture(0)
         assert counts() == before, (before, counts())
         for rank, each in enumerate(put):

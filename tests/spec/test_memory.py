@@ -2,7 +2,6 @@
 
 import pathlib
 import subprocess
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import capi
 import driver
 import gpu
-from capi import BIG, COUNT_ALL, Managed, byref, check, free_all, lib
+from capi import BIG, COUNT_ALL, Managed, byref, check, free_all, in_threads, lib
 
 pytestmark = pytest.mark.gpu
 
@@ -105,15 +104,6 @@ def reader_sees_the_old_bytes(maker, gate, count, release=None):
 MAKERS = ("pack_chunks", "unpack_chunks", "pack_bits", "unpack_bits", "tensor_empty")
 
 
-def on_another_thread(function):
-    def release(out):
-        thread = threading.Thread(target=function, args=(out,))
-        thread.start()
-        thread.join()
-
-    return release
-
-
 # One, which is soon used again if at all; and so many that they must be.
 @pytest.mark.parametrize(
     "size, count, where",
@@ -130,7 +120,7 @@ def test_released_memory_is_not_reused_before_the_work_that_was_enqueued(name, s
     maker = Maker(name, size)
     for _ in range(3):  # some are kept for reuse by now
         maker.free(maker.make(1))
-    release = on_another_thread(lib.gc_tensor_free) if where == "another thread" else None
+    release = (lambda out: in_threads(1, lambda _: lib.gc_tensor_free(out))) if where == "another thread" else None
     assert reader_sees_the_old_bytes(maker, gate, count, release)
     maker.memory.free()
 
@@ -191,27 +181,19 @@ def test_trim_leaves_what_is_in_use_alone(gate):
 @pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
 def test_a_capture_survives_what_another_thread_makes_and_releases(mode, stream):
     # Enough for memory to be used again and given back while the capture lasts.
-    made, errors = [], []
-
-    def make_and_release():
-        try:
-            for _ in range(100):
-                lib.gc_tensor_free(capi.empty(16 * MIB, device=gpu.device()))
-            chunks = capi.pack_chunks(other.src, 3)
-            check(lib.gc_trim(gpu.device()))
-            made.extend(chunks)
-        except BaseException as error:
-            errors.append(error)
+    def make_and_release(_):
+        for _ in range(100):
+            lib.gc_tensor_free(capi.empty(16 * MIB, device=gpu.device()))
+        chunks = capi.pack_chunks(other.src, 3)
+        check(lib.gc_trim(gpu.device()))
+        return chunks
 
     with gpu.Prepared("pack_bits") as work, gpu.Prepared("pack_chunks") as other:
         driver.synchronize()
         with driver.Graph(stream, getattr(driver, mode)) as graph:
             check(work.call(stream))
-            thread = threading.Thread(target=make_and_release)
-            thread.start()
-            thread.join()
+            (made,) = in_threads(1, make_and_release)
             check(work.call(stream))
-        assert not errors, errors
         np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in made]), other.expected)
         work.poison()
         graph.replay(stream)
@@ -253,14 +235,12 @@ def test_a_release_needs_no_context_and_changes_none():
         assert driver.current() is None
     out = maker.make(1)
 
-    def release():
+    def release(_):
         assert driver.current() is None
         lib.gc_tensor_free(out)
         assert driver.current() is None
 
-    thread = threading.Thread(target=release)
-    thread.start()
-    thread.join()
+    in_threads(1, release)
     with driver.own_context() as own:
         with driver.using(driver.primary()):
             out = maker.make(1)

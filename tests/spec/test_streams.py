@@ -5,15 +5,13 @@ A closed gate is a kernel that runs until the host opens it. What is enqueued be
 waited for the device would not come back before the gate gives up, which the tests see.
 """
 
-import threading
-
 import numpy as np
 import pytest
 
 import capi
 import driver
 import gpu
-from capi import BIG, check, free_all, lib
+from capi import BIG, check, free_all, in_threads, lib
 from driver import LEGACY, PER_THREAD
 from gpu import WORKS, Prepared
 
@@ -50,21 +48,7 @@ streams = pytest.mark.parametrize("kind", Streams.NAMES)
 
 def in_thread(function):
     """Runs it on a thread of its own, where no context is current."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((function(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    result, error = outcome[0]
-    if error:
-        raise error
-    return result
+    return in_threads(1, lambda _: function())[0]
 
 
 # --- order ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -161,11 +161,8 @@ def of_handles(world, kind, steps, counts, **options):
         handle.close()
 
     comms = library.group(world)
-    threads = [threading.Thread(target=rank, args=each) for each in zip(comms, range(world))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(world) as threads:
+        list(threads.map(rank, comms, range(world)))
     return results
 
 
@@ -242,20 +239,15 @@ def test_programs_that_run_at_once_do_not_meet(on):
     run = jax.jit(lambda x, worker: codec.encode(x, worker))
     given = [jax.device_put((values(k)["weight"], values(k)["weight"].ravel()), on[k % len(on)]) for k in range(number)]
     alone = [jax.tree.map(np.asarray, run(*each)) for each in given]
-    found = [None] * number
 
     def many(k):
-        found[k] = [jax.tree.map(np.asarray, run(*given[k])) for _ in range(20)]
+        return [jax.tree.map(np.asarray, run(*given[k])) for _ in range(20)]
 
-    threads = [threading.Thread(target=many, args=(k,)) for k in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for k in range(number):
-        for payload, worker in found[k]:
-            same(payload, alone[k][0])
-            same(worker, alone[k][1])
+    with ThreadPoolExecutor(number) as threads:
+        for (of_payload, of_worker), found in zip(alone, threads.map(many, range(number))):
+            for payload, worker in found:
+                same(payload, of_payload)
+                same(worker, of_worker)
 
 
 def test_a_batch_goes_one_by_one(on):
