@@ -741,8 +741,9 @@ gc_status_t gc_comm_abort(gc_comm_t *comm);
  * remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
  * too.
  *
- * NCCL destroys a communicator when all ranks of the node do. The last release waits for that for one second at most,
- * then a thread of the library does.
+ * NCCL destroys a communicator when all ranks of the node do. The last release of one that this library has created,
+ * here or in gc_allreduce_free(), waits for them for one second at most. If they are later a thread of the library goes
+ * on: keep dl_handle open, and do not reset the device, until all ranks have released theirs.
  */
 void gc_comm_free(gc_comm_t *comm);
 

@@ -277,6 +277,11 @@ impl InPrimary {
         context.make_current()?;
         Ok(Self { _context: context })
     }
+
+    /// The same on a thread of the library, which disturbs no capture of other threads if the driver lets it.
+    pub fn enter_relaxed(ordinal: i32) -> Result<(Self, Option<RelaxedCapture>)> {
+        Ok((Self::enter(ordinal)?, RelaxedCapture::begin(Device::of(ordinal)?.driver).ok()))
+    }
 }
 
 /// The id of a context; NULL stands for the current one.

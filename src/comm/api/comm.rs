@@ -267,8 +267,9 @@ pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
 /// remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
 /// too.
 ///
-/// NCCL destroys a communicator when all ranks of the node do. The last release waits for that for one second at most,
-/// then a thread of the library does.
+/// NCCL destroys a communicator when all ranks of the node do. The last release of one that this library has created,
+/// here or in gc_allreduce_free(), waits for them for one second at most. If they are later a thread of the library goes
+/// on: keep dl_handle open, and do not reset the device, until all ranks have released theirs.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
     boundary(|| {

@@ -33,7 +33,7 @@ use super::{
 /// Bytes of what ranks find each other by.
 pub const ID_BYTES: usize = 128;
 
-/// Of the threads that abort and release: enough for what NCCL calls.
+/// The stack of a thread that aborts or releases: enough for what NCCL calls.
 const STACK_BYTES: usize = 1 << 20;
 
 /// How long a release waits for NCCL, which waits for the other ranks of the node. They may release theirs much later,
@@ -127,7 +127,8 @@ impl Shared {
     /// Ends what NCCL is at on a communicator of our own, and that with it. Waits for NCCL.
     fn abort(&self) -> Result<()> {
         // A later call, or the release, tries again.
-        let _entered = InPrimary::enter(self.device).inspect_err(|_| self.aborting.store(false, Ordering::Release))?;
+        let _entered =
+            InPrimary::enter_relaxed(self.device).inspect_err(|_| self.aborting.store(false, Ordering::Release))?;
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: ours, and nothing uses it any more: all who enter see that it is aborted. Errors are ignored: there
         // is no caller left to return them to.
@@ -137,7 +138,7 @@ impl Shared {
 
     /// Destroys a communicator of our own, or aborts one that is broken.
     fn release(&self, is_broken: bool) {
-        let Ok(_entered) = InPrimary::enter(self.device) else { return };
+        let Ok(_entered) = InPrimary::enter_relaxed(self.device) else { return };
         let Functions { ncclCommDestroy, ncclCommAbort, .. } = self.library.functions;
         // SAFETY: ours, and nothing uses it any more. Errors are ignored: there is no caller left to return them to.
         unsafe { if is_broken { ncclCommAbort(self.comm) } else { ncclCommDestroy(self.comm) } };
@@ -154,10 +155,10 @@ extern "C" fn abort_shared(shared: *mut c_void) -> *mut c_void {
     })
 }
 
-/// What the thread that releases a communicator is given: whether it is broken, and how to say that it is released.
+/// What the thread that releases a communicator gets: the communicator, whether it is broken, and a channel for the end.
 type Release = (Arc<Shared>, bool, mpsc::Sender<()>);
 
-/// What that thread does.
+/// The thread that releases a communicator.
 extern "C" fn release_shared(given: *mut c_void) -> *mut c_void {
     boundary(|| {
         // SAFETY: `Nccl::drop` has boxed it for this thread.
@@ -186,7 +187,7 @@ impl Nccl {
     /// A communicator of its own. Blocks until all ranks of the world do this.
     ///
     /// # Safety
-    /// `handle` is NULL or came from dlopen, and stays open as long as this lives.
+    /// `handle` is NULL or came from dlopen, and stays open until all ranks of the node have released theirs.
     pub unsafe fn of_id(
         handle: *mut c_void, id: &[u8; ID_BYTES], rank: i32, world: i32, device: Device, timeout_ms: u32,
     ) -> Result<Self> {
@@ -427,8 +428,10 @@ impl Drop for Nccl {
         let given: *mut Release = Box::into_raw(Box::new((self.shared.clone(), is_broken, released)));
         // SAFETY: the thread gets what it takes back as it was boxed.
         if unsafe { detached::start(STACK_BYTES, release_shared, given.cast()) }.is_none() {
-            release_shared(given.cast());
+            release_shared(given.cast()); // without a thread this one waits, however long it takes
         }
-        let _ = end.recv_timeout(PATIENCE);
+        if end.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) && is_broken {
+            mem::forget(self.records.take()); // as above
+        }
     }
 }
