@@ -9,12 +9,13 @@ One process per GPU, on all GPUs. Sizes are numbers of elements (1K is 2^10). `i
 from Python after another, and in a CUDA graph; `host` is the part of an eager call until it returns. A call's time is
 that of the slowest rank. All contenders of a size take turns. Inputs are finite random numbers and the reduction is the
 mean, so that repeated in-place calls stay finite. `times` is NCCL's time of the same dtype and mode over the
-contender's. NCCL goes without NVLS. Every contender's result is checked against NCCL's mean, and all ranks must end with
-the same bytes. `make allreduce-perf` runs it and writes build/bench/allreduce_perf.json.
+contender's. NCCL goes without NVLS. Of every contender's result the first 16M elements are checked: against NCCL's mean,
+and all ranks must have the same. `make allreduce-perf` runs it and writes build/bench/allreduce_perf.json.
 """
 
 import datetime
 import functools
+import math
 import os
 import statistics
 import sys
@@ -24,7 +25,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from common import about, count, number, parser, save, significant, table
+from common import Library, about, count, number, parser, save, significant, table
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "int8 errors", "int4 errors", "onebit errors"
 # Of the mean of normal numbers, in the norm of the difference: some twice what two roundings by the codec lose.
@@ -52,10 +53,9 @@ class Contender:
         self.values, world, self.all_reduce = inputs.clone(), dist.get_world_size(), None
         self.result = lambda: self.values
         if what == "nccl":
-            # gloo has no mean: it makes a sum.
-            average = dist.ReduceOp.AVG if inputs.is_cuda else dist.ReduceOp.SUM
-            self.run = functools.partial(dist.all_reduce, self.values, average)
-            self.result = lambda: self.values / (1 if inputs.is_cuda else world)
+            self.run = functools.partial(dist.all_reduce, self.values, dist.ReduceOp.AVG)
+            if not inputs.is_cuda:  # gloo has no mean
+                self.run = lambda: (dist.all_reduce(self.values), self.values.div_(world))
         elif what == "symmetric":
             self.make_symmetric(inputs, int(rest[0]), world)
         elif "errors" in rest:
@@ -160,15 +160,17 @@ def measure(inputs, names, rounds, group):
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 for _ in range(calls):
                     one.run()
+
+        def replay():
             graph.replay()
             wait()
 
-        why = agreed(group, capture)
+        why = agreed(group, capture) or agreed(group, replay)  # no rank replays alone
         if why:
             failures[f"{name}, graph"] = why
         else:
             ways[name, "graph"] = graph.replay, 1
-    for turn in range(rounds + 1):
+    for turn in range(rounds + 1) if ways else ():
         order = list(ways)
         first = turn % len(order)
         for name, mode in order[first:] + order[:first]:
@@ -200,9 +202,10 @@ def rank(here, world, options, sizes, names, folder):
     wait = datetime.timedelta(seconds=100)
     store = f"file://{folder}/store"
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=store, rank=here, world_size=world, timeout=wait)
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=wait)
     card = torch.cuda.get_device_name() if on_gpu else "no GPU"
-    results = {"about": about(of="all-reduce", world=world, on=options.device, card=card, torch=torch.__version__), "rows": []}
+    of = {"of": "all-reduce", "world": world, "on": options.device, "card": card, "torch": torch.__version__}
+    results = {"about": about([Library(options.library)], **of), "rows": []}
     for elements in sizes:
         for dtype in options.dtypes:
             torch.manual_seed(here)
@@ -217,8 +220,8 @@ def rank(here, world, options, sizes, names, folder):
         print(results["about"])
         for mode in ("eager", "host", "graph") if on_gpu else ("eager",):
             print_table(results["rows"], names, mode)
-    dist.barrier(group)
     sys.stdout.flush()
+    dist.barrier(group)
     os._exit(any(row["failures"] for row in results["rows"]))  # threads of PyTorch's may abort an interpreter that ends
 
 
@@ -230,7 +233,8 @@ def print_table(rows, names, mode):
     lines = []
     for row in rows:
         times = {name: statistics.median(of[mode]) for name, of in row["seconds"].items() if mode in of}
-        cells = [f"{number(times[n] * 1e6)} ({times['nccl'] / times[n]:.2f})" if n in times else "-" for n in names]
+        nccl = times.get("nccl", math.nan)
+        cells = [f"{number(times[n] * 1e6)} ({nccl / times[n]:.2f})" if n in times else "-" for n in names]
         mib = row["elements"] * (4 if row["dtype"] == "float32" else 2) / 2**20
         lines.append([count(row["elements"]), row["dtype"], number(mib), *cells])
     print(f"\n{mode}: us a call (times NCCL)")
@@ -268,8 +272,12 @@ def main():
     names += [f"{codec} {over}" for over in options.over for codec in options.codecs]
     os.environ.update(NCCL_NVLS_ENABLE="0", GRADCODEC_LIBRARY=os.path.abspath(options.library))
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank, (world, options, sizes, names, folder), world)
-    print(f"\n{options.output}")
+        try:
+            torch.multiprocessing.spawn(rank, (world, options, sizes, names, folder), world)
+        except torch.multiprocessing.ProcessExitedException as ended:  # its rank has said why
+            raise SystemExit(ended.exit_code or 1) from None
+        finally:
+            print(f"\n{options.output}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@ after step 5.
 
     GRADCODEC_LIBRARY=... PYTHONPATH=python python3 bench/memory.py [--ranks 2] [--device cuda]
 
-On the CPU it is host memory, over gloo; what freed blocks keep of the heap is left out: each has a mapping of its own.
-With `--device cuda` rank r trains on GPU r, over NCCL, and it is what the driver says is in use on GPU 0: no allocator
-gives memory back within a step, so this is the most; after step 5 PyTorch gives back what it does not use.
+On the CPU it is host memory, over gloo; each block has a mapping of its own, so what is freed is not counted. With
+`--device cuda` rank r trains on GPU r, over NCCL, and it is what the driver says is in use on GPU 0 at the end of a step:
+with what PyTorch keeps of all that it had in the step, but without what this library has freed within it.
 """
 
 import argparse
