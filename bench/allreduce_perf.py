@@ -25,7 +25,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from common import Library, about, count, number, parser, save, significant, table
+from common import Library, about, count, number, parser, save, significant, table  # which has the path of the package
+from gradcodec._torch_states import objects_of_all
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "int8 errors", "int4 errors", "onebit errors"
 # Of the mean of normal numbers, in the norm of the difference: some twice what two roundings by the codec lose.
@@ -88,12 +89,6 @@ class Contender:
             self.all_reduce.close()
 
 
-def gather(own, group):
-    everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, own, group=group)
-    return everywhere
-
-
 def agreed(group, function):
     """Why some rank could not do it, or None."""
     why = None
@@ -101,7 +96,7 @@ def agreed(group, function):
         function()
     except Exception as error:
         why = f"rank {dist.get_rank()}: {type(error).__name__}: {error}"[:300]
-    return next(filter(None, gather(why, group)), None)
+    return next(filter(None, objects_of_all(group, why)), None)
 
 
 def measure(inputs, names, rounds, group):
@@ -119,7 +114,7 @@ def measure(inputs, names, rounds, group):
 
     def verify(name):
         result = made[name].result()[: 2**24]
-        checks = gather(int(result.view(torch.int16).to(torch.int64).sum()), group)
+        checks = objects_of_all(group, int(result.view(torch.int16).to(torch.int64).sum()))
         assert len(set(checks)) == 1, "ranks end with different bytes"
         lost = float((result.float() - mean).norm() / mean.norm())
         assert lost <= MOST_LOST[name.split()[0]], f"{lost:.3g} of the mean is lost"
@@ -184,7 +179,7 @@ def measure(inputs, names, rounds, group):
                     found.setdefault(name, {}).setdefault(each, []).append(seconds)
     for one in made.values():
         one.close()
-    everywhere = gather(found, group)
+    everywhere = objects_of_all(group, found)
     slowest = {
         name: {mode: [significant(max(each)) for each in zip(*(of[name][mode] for of in everywhere))] for mode in modes}
         for name, modes in found.items()

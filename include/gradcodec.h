@@ -835,7 +835,10 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
                                 const gc_codec_options_t *options,
                                 gc_allreduce_t **out);
 
-/** Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this. */
+/**
+ * Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this. Over NCCL it may be the
+ * last release of a communicator: see gc_comm_free().
+ */
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**

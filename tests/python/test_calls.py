@@ -96,7 +96,17 @@ def given(*arguments, **named):
     return lambda owner, method: getattr(owner, method)(*arguments, **named)
 
 
-# How each is called, and what C is then told.
+def shared(prefix):
+    """The methods that codecs and all-reduces share."""
+    calls = {
+        "flags": (T[1], 7), "commit": (T[1], 7), "rollback": (7,), "reset": (7,), "errors_out": (T[1], T[2], 7),
+        "errors_in": (T[1], T[2], 7),
+    }  # fmt: skip
+    said = {1: "", 2: "t1, ", 3: "t1, t2, "}
+    return {name: (given(*its), f"{prefix}_{name}(h, {said[len(its)]}0x7)") for name, its in calls.items()}
+
+
+# How each is called, and the call of C that this becomes.
 OPTIONS = dict(
     values="float16", results="float32", error=1, scale=1, nonfinite=2, beta=0.75, device=(2, 3), n_chunks=4, server=5
 )
@@ -174,14 +184,9 @@ METHODS = {
             "decode": (given(T[1], [T[2], T[3]], 6, T[4], 1, 7), "gc_codec_decode(h, t1, 6, t4, 1, [t2 t3], 2, 0x7)"),
             "reduce": (given(6, T[1], T[2], 7), "gc_codec_reduce(h, 6, t1, t2, 0x7)"),
             "scales": (given(T[1], 7), "gc_codec_scales(h, t1, 0x7)"),
-            "flags": (given(T[1], 7), "gc_codec_flags(h, t1, 0x7)"),
             "state_out": (given(T[1], 7), "gc_codec_state_out(h, t1, 0x7)"),
             "state_in": (given(T[1], 7), "gc_codec_state_in(h, t1, 0x7)"),
-            "commit": (given(T[1], 7), "gc_codec_commit(h, t1, 0x7)"),
-            "rollback": (given(7), "gc_codec_rollback(h, 0x7)"),
-            "reset": (given(7), "gc_codec_reset(h, 0x7)"),
-            "errors_out": (given(T[1], T[2], 7), "gc_codec_errors_out(h, t1, t2, 0x7)"),
-            "errors_in": (given(T[1], T[2], 7), "gc_codec_errors_in(h, t1, t2, 0x7)"),
+            **shared("gc_codec"),
         },
     ),
     "Communicator": (
@@ -209,12 +214,7 @@ METHODS = {
             ),
             "all_gather": (given(T[1], [T[2], T[3]], 7), "gc_allreduce_all_gather(h, t1, [t2 t3], 2, 0x7)"),
             "parts": (given(6, "worker"), "gc_allreduce_parts(h, 6, 0, out, 0)", "gc_allreduce_parts(h, 6, 0, out, 77)"),
-            "flags": (given(T[1], 7), "gc_allreduce_flags(h, t1, 0x7)"),
-            "commit": (given(T[1], 7), "gc_allreduce_commit(h, t1, 0x7)"),
-            "rollback": (given(7), "gc_allreduce_rollback(h, 0x7)"),
-            "reset": (given(7), "gc_allreduce_reset(h, 0x7)"),
-            "errors_out": (given(T[1], T[2], 7), "gc_allreduce_errors_out(h, t1, t2, 0x7)"),
-            "errors_in": (given(T[1], T[2], 7), "gc_allreduce_errors_in(h, t1, t2, 0x7)"),
+            **shared("gc_allreduce"),
         },
     ),
     "Share": (

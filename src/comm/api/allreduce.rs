@@ -105,7 +105,8 @@ pub unsafe extern "C" fn gc_allreduce_create(
     })
 }
 
-/// Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this.
+/// Releases an all-reduce, as gc_codec_free() releases a codec. Other ranks need not call this. Over NCCL it may be the
+/// last release of a communicator: see gc_comm_free().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     boundary(|| {
