@@ -15,6 +15,7 @@ and all ranks must have the same. `make allreduce-perf` runs it and writes build
 
 import datetime
 import functools
+import gc
 import math
 import os
 import statistics
@@ -194,6 +195,7 @@ def rank(here, world, options, sizes, names, folder):
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream())  # which can be captured
     torch.set_num_threads(1)
+    gc.disable()  # but between sizes: the destructor of symmetric memory fails in a capture
     wait = datetime.timedelta(seconds=100)
     store = f"file://{folder}/store"
     dist.init_process_group("nccl" if on_gpu else "gloo", init_method=store, rank=here, world_size=world, timeout=wait)
@@ -206,6 +208,7 @@ def rank(here, world, options, sizes, names, folder):
             torch.manual_seed(here)
             inputs = torch.randn(elements, device=device).to(getattr(torch, dtype))
             seconds, failures = measure(inputs, names, options.rounds, group)
+            gc.collect()
             results["rows"].append({"elements": elements, "dtype": dtype, "seconds": seconds, "failures": failures})
             if here == 0:
                 save(options.output, results)
