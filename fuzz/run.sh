@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# run.sh [SECONDS [SEED]]: fuzzes each target for SECONDS (default 60) on the widest instruction set of this
-# processor, or with GRADCODEC_TESTS=all on each, under AddressSanitizer with overflow checks. It starts from the inputs in corpus/TARGET.tar.xz, which are unpacked into
-# build/fuzz/TARGET/corpus; new inputs go to build/fuzz/TARGET/found. It ends at the first crash: cargo-fuzz prints where
-# the input is and how to run and to minimize it. SEED fixes the random numbers. renew.sh makes the archives.
+# run.sh [SECONDS]: fuzzes each target for SECONDS (default 60) on the widest instruction set of this processor, or with
+# GRADCODEC_TESTS=all on each, under AddressSanitizer with overflow checks. It starts from the inputs in
+# corpus/TARGET.tar.xz, which are unpacked into build/fuzz/TARGET/corpus; new inputs go to build/fuzz/TARGET/found. It
+# ends at the first crash: cargo-fuzz prints where the input is and how to run and to minimize it. renew.sh makes the
+# archives.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-seconds=${1:-60} seed=${2:-0}
+seconds=${1:-60}
 targets="descriptors model payloads shares kernels"
 command -v xz >/dev/null || { echo "FAILED: the corpora are .tar.xz archives, and there is no xz (xz-utils) here"; exit 1; }
 for target in $targets; do
@@ -39,7 +40,7 @@ for target in $targets; do
     for set in "${sets[@]}"; do
         # Half a minute is a lot for an input, also on a machine that does other things.
         if ! GRADCODEC_CPU=$set cargo fuzz run "$target" "$folder/found" "$folder/corpus" -- \
-            -max_total_time="$seconds" -seed="$seed" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 \
+            -max_total_time="$seconds" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 \
             >"$log" 2>&1; then
             cat "$log"
             echo "FAILED $target, $set"

@@ -23,6 +23,10 @@ if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
     raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
 
 import peers  # noqa: E402 the path and the library come first
+import tiers  # noqa: E402
+
+# Programs that measure take minutes, and nothing else depends on them.
+collect_ignore = ["test_nodes_bench.py", "test_benches.py"] if tiers.TIER == "quick" else []
 
 
 @pytest.fixture
