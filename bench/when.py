@@ -44,7 +44,8 @@ LINKS = [
 BYTES = {"float32": 4, "bfloat16": 2}
 SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0.53125, "onebit": 0.125}
 SHOWN = "int8", "int4", "onebit"
-# Bytes of all payloads up to which ranks of block codecs without errors exchange once: docs/NUMERICS.md, 9.
+# Bytes of all payloads up to which ranks of block codecs without errors exchanged once in the commit that was measured.
+# docs/NUMERICS.md, 9, has the limits now.
 ONCE, ONCE_OF_TWO = 2**20, 2**22
 FIRST = 14  # ms of the measured step between nodes until the first gradient is there, as bench/nodes.py measures it
 LEAST = 2**12  # elements from which on the line of one exchange is fitted: fewer take as long, or longer
