@@ -409,8 +409,8 @@ void gc_codec_free(gc_codec_t *codec);
 int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
 
 /**
- * How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. Over a flat communicator
- * gc_allreduce_exchanges() gives the same. It is for programs with collectives of their own.
+ * How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. It is for programs with
+ * collectives of their own. Over a flat communicator gc_allreduce_exchanges() gives the same, except over peer memory.
  *
  * -1, and the last error: `codec` is NULL.
  */
@@ -767,12 +767,17 @@ void gc_comm_free(gc_comm_t *comm);
  *     gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL);               // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
- * A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps
- * nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA
- * between two ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces
- * them itself, to the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does a call whose payloads
- * do not fit into the buffers; gc_allreduce_peers_bytes() includes the room for one exchange. The halves are an
- * exchange each.
+ * A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. Over a flat communicator it exchanges
+ * once if the codec keeps nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes(), for
+ * n_chunks = world_size, is at most
+ *
+ * - 8912896 over peer memory, for 2 to 4 ranks;
+ * - 4194304 over another transport on CUDA, for 2 ranks;
+ * - 1048576 otherwise.
+ *
+ * Then every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
+ * GC_CODEC_ONEBIT exchanges twice, and so does a call whose payloads do not fit into the buffers;
+ * gc_allreduce_peers_bytes() includes the room for one exchange. The halves are an exchange each.
  *
  * The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
  * Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
@@ -1187,8 +1192,8 @@ typedef struct gc_peers_options_t {
  *
  * P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the least is 320
  * bytes per rank.
- * - Two exchanges: 2 x P + 2 x min(P, 4 MiB). The second term is at most 8 MiB.
- * - One exchange: 4 x world_size x P, at most 16 MiB.
+ * - Two exchanges: 2 x P + 2 x min(P, 8.5 MiB). The second term is at most 17 MiB.
+ * - One exchange: 4 x world_size x P, at most 34 MiB.
  *
  * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
  * `nodes`: 1 for a flat communicator, of `world_size` ranks. Otherwise this is for the `intra_node` of

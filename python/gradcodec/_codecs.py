@@ -167,7 +167,8 @@ class Codec(_Steps):
         n_chunks         1, or another number of chunks of a payload
         server           0: reduces no chunk; k + 1: reduces chunk k, and keeps its error
 
-    `exchanges`: how often an AllReduce with these options exchanges among `n_chunks` ranks, 1 or 2.
+    `exchanges`: how often an AllReduce with these options exchanges among `n_chunks` ranks, except over peer
+    memory: 1 or 2.
     """
 
     _prefix, _free = "gc_codec", "gc_codec_free"

@@ -357,8 +357,8 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
     })
 }
 
-/// How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. Over a flat communicator
-/// gc_allreduce_exchanges() gives the same. It is for programs with collectives of their own.
+/// How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. It is for programs with
+/// collectives of their own. Over a flat communicator gc_allreduce_exchanges() gives the same, except over peer memory.
 ///
 /// -1, and the last error: `codec` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -366,7 +366,7 @@ pub unsafe extern "C" fn gc_codec_exchanges(codec: *const gc_codec_t) -> i32 {
     boundary(|| {
         // SAFETY: the caller promises a codec.
         let codec = &unsafe { handle::borrow("codec", codec)? }.0;
-        Ok(if codec.plan().exchanges_once(codec.device() != Device::Cpu) { 1 } else { 2 })
+        Ok(if codec.plan().exchanges_once(codec.device().into()) { 1 } else { 2 })
     })
 }
 

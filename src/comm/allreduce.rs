@@ -6,7 +6,7 @@ use crate::{
     codec::{
         call::{Destination, Rows},
         ops::{Codec, Descriptor, Reducers},
-        plan::{CodecPlan, ErrorKind, Kind, Reduction, Rules, nodes::NodePlan},
+        plan::{CodecPlan, ErrorKind, Kind, Over, Reduction, Rules, nodes::NodePlan},
     },
     cuda::Stream,
     device::Queue,
@@ -144,8 +144,7 @@ impl AllReduce {
         check_results(descriptor)?;
         let block = if nodes == 1 || ranks == 1 {
             let plan = Descriptor { n_chunks: ranks * nodes, server: 0, ..*descriptor }.plan()?;
-            let once = plan.exchanges_once(true) && plan.has_one_shot_kernel();
-            if once { plan.payload_bytes() } else { plan.stride() }
+            if plan.exchanges_once(Over::PeerMemory) { plan.payload_bytes() } else { plan.stride() }
         } else {
             let whole = plan_of_node(descriptor, ranks)?;
             NodePlan::new(&whole, nodes, 0)?.largest_block()

@@ -3,7 +3,7 @@
 use std::{mem::ManuallyDrop, ops::Deref};
 
 use crate::{
-    codec::ops::Codec,
+    codec::{ops::Codec, plan::Over},
     cuda::Stream,
     device::{Block, Queue},
     dlpack::{Device, Dtype, View},
@@ -96,11 +96,7 @@ impl Buffers {
         let (world, device, fused) = (link.world as i64, codec.device(), link.fused());
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = fused.map(|fused| fused.receive_slots().map(<*mut u8>::expose_provenance));
-        // Of ONEBIT scales are made last: it gains nothing by making payloads here, and copying them then.
-        let small = codec.plan().exchanges_once(device != Device::Cpu);
-        // Nor is there a kernel that does so between nodes.
-        let one_shot = codec.plan().has_one_shot_kernel() && codec.plan().rules.ranks == 1;
-        let once = small && (receive_slots.is_none() || one_shot);
+        let once = codec.plan().exchanges_once(if fused.is_some() { Over::PeerMemory } else { device.into() });
         // Chunks in front of the one that this rank reduces, and all.
         let (others, chunks) = match (receive_slots.is_some(), once) {
             (true, _) => (0, 1),

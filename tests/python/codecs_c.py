@@ -103,7 +103,7 @@ class Checked:
         stride, chunks = self.model.stride, self.model.n_chunks
         assert lib.gc_codec_payload_bytes(self.handle) == stride * chunks
         assert lib.gc_codec_state_bytes(self.handle) == self.model.state().size
-        # docs/NUMERICS.md 9: all ranks' payloads together.
+        # docs/NUMERICS.md 9: all ranks' payloads together, without peer memory.
         most = 1 << 22 if self.on_cuda and chunks == 2 else 1 << 20
         once = 1 < chunks and chunks * chunks * stride <= most and self.model.error is None and self.model.codec != SIGN
         assert lib.gc_codec_exchanges(self.handle) == (1 if once else 2)

@@ -229,11 +229,11 @@ with Seen() as world, contextlib.ExitStack() as stack:
 
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_one_exchange_is_one_launch_and_one_meeting(values):
-    """And another launch before it, where there are more addresses than one takes. The last one is larger than more
-    ranks exchange once."""
+    """And another launch before it, where there are more addresses than one takes. The last one is larger than two
+    ranks without peer memory exchange once."""
     run_seen(f"""
-with Seen(area=1 << 21) as world:
-    for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1), ([600_000], 1)):
+with Seen(area=1 << 23) as world:
+    for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1), ([2_100_000], 1)):
         options = dict(handle(INT8, segments, None), values={values!r}, results={values!r})
         handles = world.handle_of(options)
         zeros = [np.zeros(n, dict(float32="f4", bfloat16="u2")[{values!r}]) for n in segments]

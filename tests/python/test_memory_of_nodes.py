@@ -89,13 +89,13 @@ def test_the_examples_of_the_page_are_its_formulas():
             assert float(example) == pytest.approx(expected, abs=0.005), name
 
 
-def test_peer_memory_is_that_of_values_and_at_most_8_mib():
+def test_peer_memory_is_that_of_values_and_at_most_17_mib():
     library, n = gradcodec.GradCodec(), 2**24
     for (nodes, ranks), codec, values, errors in CASES:
         error = "none" if errors == "none" else "float32"
         options = {"values": values, "error": error, "device": (gradcodec.CUDA, 0)}
         taken = library.allreduce_peers_bytes(codec, [n], ranks, nodes, **options) - 2 * VALUES[values] * n
-        assert 0 <= taken <= 8 * 2**20 + 2**16, (nodes, ranks, codec, values)  # and headers
+        assert 0 <= taken <= 17 * 2**20 + 2**16, (nodes, ranks, codec, values)  # and headers
 
 
 if __name__ == "__main__":

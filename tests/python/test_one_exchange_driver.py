@@ -12,7 +12,7 @@ from comms import changed
 """
 
 
-def test_two_ranks_exchange_four_times_as_many_bytes_once_as_more_ranks():
+def test_without_peer_memory_two_ranks_exchange_four_times_as_many_bytes_once_as_more_ranks():
     run_comm("""
 place = Place()
 for ranks, most in (2, 1 << 22), (3, 1 << 20):
@@ -20,6 +20,45 @@ for ranks, most in (2, 1 << 22), (3, 1 << 20):
         with codecs_c.Checked(place, codec=5, segments=[n], error=None, n_chunks=ranks) as codec:
             assert lib.gc_codec_exchanges(codec.handle) == exchanges, (ranks, n)
 place.release()
+""")
+
+
+@pytest.mark.parametrize("ranks, most", [(2, 17 << 19), (3, 17 << 19), (4, 17 << 19), (5, 1 << 20)])
+def test_over_peer_memory_up_to_four_ranks_exchange_8_912_896_bytes_once(ranks, most):
+    """With the memory of gc_allreduce_peers_bytes(), and what the all-reduce sends is then the whole payload."""
+    run_comm(f"""
+exec({ONCE!r})
+from capi import CodecOptions
+place, made = Place(), [None] * {ranks}
+# BF16: a chunk has a header of 64 bytes, and 64 bytes for each block of 32 elements.
+blocks = {most} // {ranks} // {ranks} // 64 - 1
+for n, exchanges in (32 * {ranks} * blocks, 1), (32 * {ranks} * blocks + 1, 2):
+    given = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=3, n_elements=n, error=2, device=place.device)
+    room = lib.gc_allreduce_peers_bytes(byref(given), {ranks}, 1)
+    with Entered({ranks}, "peers", 0, room) as world:
+
+        def create(rank):
+            made[rank] = POINTER(AllReduce)()
+            call("gc_allreduce_create", world.comms[rank], byref(given), byref(made[rank]))
+
+        world.each(create)
+        stride = 64 * (blocks + exchanges)
+        for handle in made:
+            assert lib.gc_allreduce_exchanges(handle) == exchanges, n
+            assert lib.gc_allreduce_sent_bytes(handle, None) == ({ranks} - 1) * stride * ({ranks} if exchanges == 1 else 2)
+            lib.gc_allreduce_free(handle)
+""")
+
+
+@pytest.mark.parametrize("inter, exchanges", [("group", 1), ("peers", 2)])
+def test_two_nodes_exchange_a_small_part_once_but_not_over_peer_memory(inter, exchanges):
+    run_comm(f"""
+exec({HALVES!r})
+place = Place()
+for codec in 1, 5:
+    options = dict(codec=codec, segments=[300], error=None)
+    with EnteredNodes([2, 2], "peers", {inter!r}) as world, CheckedRanks(world, place, **options) as ranks:
+        assert [lib.gc_allreduce_exchanges(handle) for handle in ranks.handles] == [{exchanges}] * 4
 """)
 
 

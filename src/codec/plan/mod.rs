@@ -18,7 +18,7 @@ pub mod sizes;
 use std::ops::Range;
 
 use crate::{
-    dlpack::Dtype,
+    dlpack::{Device, Dtype},
     ffi::{
         error::{Result, Status, error},
         fallible,
@@ -33,14 +33,38 @@ pub use sizes::{ALIGNMENT, HEADER};
 /// Elements of a unit, whose sum is formed in float32.
 pub const UNIT: i64 = 1024;
 
-/// Where the payloads of all ranks together have at most so many bytes, and the reducer keeps nothing, ranks exchange once.
-/// A rank whose version has another number here sends at creation whether it can; if one cannot, all exchange twice.
+/// Ranks exchange once if the reducer keeps nothing and the payloads of all ranks together have at most so many bytes.
+/// Each rank sends at creation whether it can, since another version may have another number. If one rank cannot, all
+/// exchange twice.
 const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
 
-/// The same between two ranks on CUDA. They send as many bytes in one exchange as in two; more ranks would send more.
-/// On the CPU it takes longer to reduce the chunks of both than to exchange twice: a fourth of the whole at 2^19
-/// elements of INT8, over a group of two threads.
-pub const ONE_EXCHANGE_BYTES_OF_TWO: i64 = 4 * ONE_EXCHANGE_BYTES;
+/// The limit of two GPUs without peer memory. Two ranks send as many bytes in one exchange as in two; more ranks would
+/// send more. On the CPU it takes longer to reduce the chunks of both than to exchange twice: a fourth of the whole at
+/// 2^19 elements of INT8, over a group of two threads.
+const ONE_EXCHANGE_BYTES_OF_TWO: i64 = 1 << 22;
+
+/// The limit of two to four GPUs over peer memory: 8.5 MiB, which are 2^22 elements of INT8 on two and 2^21 on four. On
+/// H200 one exchange takes 11 us and 2.8 us per MB of all payloads. Two exchanges take 20 to 28 us more of the host's
+/// time, and in a graph they are slower up to these sizes.
+pub const ONE_EXCHANGE_BYTES_OF_PEERS: i64 = 17 << 19;
+
+/// What an all-reduce exchanges its payloads over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Any transport, on the CPU.
+    Cpu,
+    /// Any transport but peer memory, on CUDA.
+    Cuda,
+    /// Peer memory, on CUDA.
+    PeerMemory,
+}
+
+impl From<Device> for Over {
+    /// Without peer memory.
+    fn from(device: Device) -> Self {
+        if device == Device::Cpu { Self::Cpu } else { Self::Cuda }
+    }
+}
 
 /// What the state of each run, and its first, is aligned to.
 const STATE_ALIGNMENT: i64 = 256;
@@ -453,22 +477,20 @@ impl CodecPlan {
     }
 
     /// Whether ranks of a world of as many as there are chunks exchange once: whole payloads, which every rank reduces.
-    pub fn exchanges_once(&self, on_cuda: bool) -> bool {
+    pub fn exchanges_once(&self, over: Over) -> bool {
         let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
         let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
-        let most = match (self.rules.ranks > 1, self.n_chunks) {
-            (true, 2) => ONE_EXCHANGE_BYTES,
-            (true, _) => 0, // whole payloads are more bytes between nodes
-            (false, 2) if on_cuda => ONE_EXCHANGE_BYTES_OF_TWO,
-            (false, _) => ONE_EXCHANGE_BYTES,
+        // Between nodes there is no kernel for one exchange. Scales of segments are made last, so a kernel that makes
+        // them would gain nothing by writing to other ranks.
+        let has_kernel = self.rules.ranks == 1 && self.layout.format.segment_scale_bytes == 0;
+        let most = match (over, self.n_chunks) {
+            (Over::PeerMemory, _) if !has_kernel => 0,
+            (Over::PeerMemory, ..=4) => ONE_EXCHANGE_BYTES_OF_PEERS,
+            (_, 3..) if self.rules.ranks > 1 => 0, // whole payloads are more bytes between nodes
+            (Over::Cuda, 2) if self.rules.ranks == 1 => ONE_EXCHANGE_BYTES_OF_TWO,
+            _ => ONE_EXCHANGE_BYTES,
         };
         keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
-    }
-
-    /// Whether a GPU has a kernel for a one-shot all-reduce over peer memory. Scales of segments are made last, so a kernel
-    /// that makes them gains nothing by writing to other ranks.
-    pub fn has_one_shot_kernel(&self) -> bool {
-        self.layout.format.segment_scale_bytes == 0
     }
 
     /// How many chunks one codec that reduces whole payloads takes at once: 1 where a chunk has scales of segments, which
@@ -751,24 +773,46 @@ pub(super) mod tests {
 
     #[test]
     fn ranks_exchange_once_if_nothing_is_kept_and_all_payloads_together_are_small() {
-        let on = |on_cuda, kind, error, blocks: i64, world| {
-            let plan = CodecPlan::new(Rules { kind, ..rules(error) }, &[32 * blocks], &[], world, None).unwrap();
-            plan.exchanges_once(on_cuda)
+        let once = |over, rules, blocks: i64, world| {
+            CodecPlan::new(rules, &[32 * blocks], &[], world, None).unwrap().exchanges_once(over)
         };
-        let once = |kind, error, blocks, world| on(true, kind, error, blocks, world);
-        // BF16: a header and 64 bytes a block; 4 chunks of 64 * 4096 bytes are 2^20, of 64 * 16384 bytes 2^22.
-        assert!(on(false, Kind::Bf16, None, 2 * 4095, 2) && !on(false, Kind::Bf16, None, 2 * 4095 + 1, 2));
-        assert!(once(Kind::Bf16, None, 2 * 16383, 2) && !once(Kind::Bf16, None, 2 * 16383 + 1, 2));
-        for on_cuda in [false, true] {
-            assert!(on(on_cuda, Kind::Bf16, None, 4 * 1023, 4) && !on(on_cuda, Kind::Bf16, None, 4 * 1023 + 1, 4));
+        // The table of docs/NUMERICS.md, section 9: ranks of a node, world sizes, and bytes of all payloads.
+        for (over, ranks, worlds, most) in [
+            (Over::Cpu, 1, 2..=9, 1 << 20),
+            (Over::PeerMemory, 1, 2..=4, 17 << 19),
+            (Over::PeerMemory, 1, 5..=9, 1 << 20),
+            (Over::Cuda, 1, 2..=2, 1 << 22),
+            (Over::Cuda, 1, 3..=9, 1 << 20),
+            (Over::Cpu, 2, 2..=2, 1 << 20),
+            (Over::Cuda, 2, 2..=2, 1 << 20),
+        ] {
+            for world in worlds {
+                let bf16 = Rules { kind: Kind::Bf16, ranks, ..rules(None) };
+                // A chunk has a header of 64 bytes, and 64 bytes for each block.
+                let blocks = most / 64 / (world * world) as i64 - 1;
+                let fits = |blocks| once(over, bf16, blocks, world);
+                assert!(fits(world as i64 * blocks) && !fits(world as i64 * blocks + 1), "{over:?} {ranks} {world}");
+            }
         }
-        assert!(once(Kind::Onebit, None, 1, 2) && !once(Kind::Onebit, Some(Dtype::F32), 1, 2));
-        assert!(
-            !once(Kind::Sign, None, 1, 2)
-                && !once(Kind::Int8, None, 1, 1)
-                && !once(Kind::Int8, Some(Dtype::BF16), 1, 9)
-        );
-        assert!(!once(Kind::Int8, None, 1, 1 << 31));
+        for (over, worlds) in [(Over::PeerMemory, 2..=9), (Over::Cpu, 3..=9), (Over::Cuda, 3..=9)] {
+            for world in worlds {
+                assert!(!once(over, Rules { kind: Kind::Bf16, ranks: 2, ..rules(None) }, 0, world), "{over:?} {world}");
+            }
+        }
+        for (over, kind, error, world, expected) in [
+            (Over::Cuda, Kind::Onebit, None, 2, true),
+            (Over::PeerMemory, Kind::Onebit, None, 2, false),
+            (Over::Cuda, Kind::Onebit, Some(Dtype::F32), 2, false),
+            (Over::Cuda, Kind::Int8, Some(Dtype::BF16), 9, false),
+            (Over::PeerMemory, Kind::Int8, Some(Dtype::F32), 2, false),
+            (Over::Cuda, Kind::Sign, None, 2, false),
+            (Over::Cuda, Kind::Int8, None, 1, false),
+            (Over::PeerMemory, Kind::Int8, None, 1, false),
+            (Over::Cuda, Kind::Int8, None, 1 << 31, false),
+        ] {
+            let rules = Rules { kind, ..rules(error) };
+            assert_eq!(once(over, rules, 1, world), expected, "{over:?} {} {error:?} {world}", kind.name());
+        }
     }
 
     #[test]

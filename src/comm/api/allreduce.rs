@@ -19,12 +19,17 @@
 //! gc_allreduce_free(allreduce);
 //! ```
 //!
-//! A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. It exchanges once if the codec keeps
-//! nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes() is at most 1048576, on CUDA
-//! between two ranks 4194304, for n_chunks = world_size: then every rank gets all payloads by all_gather, and reduces
-//! them itself, to the same bytes. Over peer memory GC_CODEC_ONEBIT exchanges twice, and so does a call whose payloads
-//! do not fit into the buffers; gc_allreduce_peers_bytes() includes the room for one exchange. The halves are an
-//! exchange each.
+//! A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. Over a flat communicator it exchanges
+//! once if the codec keeps nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes(), for
+//! n_chunks = world_size, is at most
+//!
+//! - 8912896 over peer memory, for 2 to 4 ranks;
+//! - 4194304 over another transport on CUDA, for 2 ranks;
+//! - 1048576 otherwise.
+//!
+//! Then every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
+//! GC_CODEC_ONEBIT exchanges twice, and so does a call whose payloads do not fit into the buffers;
+//! gc_allreduce_peers_bytes() includes the room for one exchange. The halves are an exchange each.
 //!
 //! The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
 //! Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same

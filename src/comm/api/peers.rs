@@ -87,8 +87,8 @@ unsafe impl borrow::Extensible for gc_peers_options_t {
 ///
 /// P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the least is 320
 /// bytes per rank.
-/// - Two exchanges: 2 x P + 2 x min(P, 4 MiB). The second term is at most 8 MiB.
-/// - One exchange: 4 x world_size x P, at most 16 MiB.
+/// - Two exchanges: 2 x P + 2 x min(P, 8.5 MiB). The second term is at most 17 MiB.
+/// - One exchange: 4 x world_size x P, at most 34 MiB.
 ///
 /// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
 /// `nodes`: 1 for a flat communicator, of `world_size` ranks. Otherwise this is for the `intra_node` of

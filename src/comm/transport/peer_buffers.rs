@@ -19,7 +19,7 @@ use std::ptr;
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
 use crate::{
-    codec::plan::{ONE_EXCHANGE_BYTES_OF_TWO, sizes::LEAST_STRIDE},
+    codec::plan::{ONE_EXCHANGE_BYTES_OF_PEERS, sizes::LEAST_STRIDE},
     cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Card},
     dlpack::Device,
     ffi::error::{Error, Result, Status, error},
@@ -36,9 +36,9 @@ pub const SIGNALS: u64 = 2 * 8 * MOST_RANKS as u64;
 /// Areas are aligned to so many bytes.
 const ALIGNMENT: u64 = 256;
 
-/// The most bytes of all payloads of a one-shot call. It is the limit of two ranks, in every world: buffers for many
-/// ranks may be those of the two ranks of a node, with areas of the same sizes.
-const MOST_ONCE: u64 = ONE_EXCHANGE_BYTES_OF_TWO as u64;
+/// The most bytes of all payloads of a one-shot call. It is the limit of two to four ranks, in every world: buffers for
+/// many ranks may be those of the two ranks of a node, with areas of the same sizes.
+const MOST_ONCE: u64 = ONE_EXCHANGE_BYTES_OF_PEERS as u64;
 
 /// The bytes of an area of a buffer, of an exchange and of one-shot calls.
 #[derive(Clone, Copy)]
@@ -299,7 +299,9 @@ mod tests {
 
     #[test]
     fn a_buffer_has_room_for_its_blocks_and_up_to_a_size_for_those_of_one_exchange() {
-        for (world, block) in [(1, 16), (2, 16), (2, 1 << 20), (2, 1 << 21), (2, 1 << 22), (3, 1 << 30), (64, 16_400)] {
+        for (world, block) in
+            [(1, 16), (2, 16), (2, 1 << 20), (2, 1 << 21), (2, 1 << 22), (4, 17 << 17), (3, 1 << 30), (64, 16_400)]
+        {
             let bytes = buffer_bytes(world, block).unwrap() as u64;
             let (Areas { exchange, once }, all) = (Areas::of(bytes), world as u64 * block as u64);
             assert!(exchange >= all && once >= all.min(MOST_ONCE), "{world} {block}: {exchange} {once}");
