@@ -48,6 +48,7 @@ GRAPHS = [
     Case(codec=INT8, nonfinite=TRANSACTIONAL, steps=10),
     Case("bfloat16", None, INT4, raw=(0, 1, 1, 0), steps=30),
     Case(error=None, codec=INT8, segments=(3000, 70), steps=200),  # which exchanges once
+    Case(error=None, codec=INT8, segments=(1_000_000,), steps=3),  # and so does this, up to four ranks
 ]
 
 
