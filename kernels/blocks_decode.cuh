@@ -170,8 +170,9 @@ struct Decoder {
         if (from + BYTES <= call.payload + call.codec.n_chunks * call.codec.stride) prefetch_as_loaded(from, BYTES);
     }
 
-    // Where all lies in one chunk, which is right, the blocks are usual, and there is no divisor or factor: gives
-    // whether that is so, and otherwise nothing is done. All loads are under way before one is waited for.
+    // Where all lies in one chunk, or whole rows in two, the chunks are right, the blocks are usual, and there is no
+    // divisor or factor: gives whether that is so, and otherwise nothing is done. All loads are under way before one is
+    // waited for.
     template <unsigned C>
     __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
         constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, BYTES = Codes<C, N>::BYTES;
@@ -179,21 +180,38 @@ struct Decoder {
         if (!ADD) bring_what_comes<C>(from);
         const unsigned behind = misalignment(to, 16);
         const bool whole = count == A_WARP;
-        if (piece.end - piece.begin != blocks.count || (!whole && behind != 0)) return false;
-        const unsigned header = Header::load(chunk, lane);
-        unsigned memory = 0;
-        if (piece.has(lane)) memory = load_scale(chunk + piece.scales<C>(), Block<C>::SCALE_BYTES, lane);
+        if (!whole && behind != 0) return false;
+        unsigned header, memory = 0;
         Codes<C, N> codes[ROWS];
         float old[ADD ? +ROWS : 1][4];
-        if (whole) {
+        if (piece.end != blocks.count) {
+            const InChunk rest(blocks, piece.end);
+            if (!whole || rest.end != blocks.count) return false;
+            const unsigned char *const second = call.payload + rest.chunk;
+            // The upper half of the warp looks at the header of the second chunk.
+            header = Header::load(lane < HEADER_WORDS ? chunk : second, lane);
+            if (lane >= HEADER_WORDS) chunk_number += rest.later - piece.later;
+            const unsigned char *const scales = lane < piece.end ? chunk + piece.scales<C>() : second + rest.scales<C>();
+            if (lane < rest.end) memory = load_scale(scales, Block<C>::SCALE_BYTES, lane);
+            const unsigned char *const others = second + rest.codes<C>(call.codec) + lane * BYTES;
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
-                codes[k].load(from + k * WARP * BYTES);
+                codes[k].load((k * A_ROW + lane / LANES < piece.end ? from : others) + k * WARP * BYTES);
                 if (ADD) get(k, behind == 0, old[ADD ? k : 0]);
             }
         } else {
+            header = Header::load(chunk, lane);
+            if (piece.has(lane)) memory = load_scale(chunk + piece.scales<C>(), Block<C>::SCALE_BYTES, lane);
+            if (whole) {
 #pragma unroll
-            for (unsigned k = 0; k < ROWS; k++) load_what_is_there(codes[k], from, k);
+                for (unsigned k = 0; k < ROWS; k++) {
+                    codes[k].load(from + k * WARP * BYTES);
+                    if (ADD) get(k, behind == 0, old[ADD ? k : 0]);
+                }
+            } else {
+#pragma unroll
+                for (unsigned k = 0; k < ROWS; k++) load_what_is_there(codes[k], from, k);
+            }
         }
         const unsigned different = Header(call.codec, chunk_number, lane).different(header);
         const bool corrupt = Header::flags(different, lane) & CORRUPT;

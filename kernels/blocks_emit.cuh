@@ -91,6 +91,20 @@ __device__ __forceinline__ void keep_old(const unsigned char *from, unsigned cha
     }
 }
 
+// Floats and nothing else: the compiler carries them through a loop as integers, too, and so has each twice.
+template <unsigned N, unsigned ROWS>
+__device__ __forceinline__ void as_floats(float (&c)[ROWS][N]) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+        for (unsigned m = 0; m < N; m++) asm("" : "+f"(c[k][m]));
+    }
+#else
+    static_cast<void>(c);
+#endif
+}
+
 // What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any. PEERS: to other ranks. SERVES:
 // all of it goes to one chunk.
 template <unsigned N, bool KEPT, unsigned PEERS, bool SERVES = false>
@@ -131,14 +145,7 @@ struct Unit {
                 for (unsigned m = 0; m < N; m++) c[k][m] = k + 1 < ROWS ? c[(k + 1) % ROWS][m] : x[m];
             }
         }
-#ifdef __CUDA_ARCH__
-        // Floats and nothing else: the compiler carries them through the loop as integers, too, and so has each twice.
-#pragma unroll
-        for (unsigned k = 0; k < ROWS; k++) {
-#pragma unroll
-            for (unsigned m = 0; m < N; m++) asm("" : "+f"(c[k][m]));
-        }
-#endif
+        as_floats(c);
     }
 
     // The largest magnitude of a block, one a lane: of row lane % ROWS the block that this lane has elements of. Of 64

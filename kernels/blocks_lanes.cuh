@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lan
     for (; static_cast<u64>(tile) * TILE < codec.only.elements; tile += gridDim.x) {
         gc_tile part = tile_of_blocks(codec, tile, true);
         part.chunk = codec.chunk;  // as it is: known to the compiler it takes no registers, which are wanted
-        reduce_tile<false, HERE>(call, target, part, codec.control->broken, false, rings, found, [] {});
+        reduce_tile<false, HERE, false>(call, target, part, codec.control->broken, false, rings, found, [] {});
     }
     const unsigned number = arrive(codec, found);
     if (threadIdx.x < WARP) finish_blocks(target, number);

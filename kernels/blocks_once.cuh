@@ -57,36 +57,50 @@ __device__ __forceinline__ void encode_and_decode(float (&c)[ROWS][N], unsigned 
     }
 }
 
-// The mean or sum of a warp's elements, from all payloads to values. Returns flags to set.
+// The mean or sum of a warp's elements, from all payloads to values. Adds to the flags to set.
 template <typename V>
-__device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_tile &tile, unsigned at, unsigned count,
-                                                 unsigned char *ring, unsigned char *to) {
+__device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile &tile, unsigned at, unsigned count,
+                                             unsigned char *ring, unsigned char *to, unsigned &flags) {
     typedef typename V::element T;
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
     typedef Unit<N, false, HERE> U;
     const gc_codec &codec = from.codec;
     const gc_way nowhere = {};
-    const unsigned lane = threadIdx.x % WARP, dtype = dtype_of_values<V>(codec);
     const UnitBlocks blocks(codec, tile, at, count);
-    const U unit = {codec, blocks, lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
-    const Share share(codec, from.many);
-    unsigned flags = 0;
-    // What lies in a chunk at a time: nearly always all.
+    const float factor = Share(codec, from.many).reciprocal;
+    // Only the sum is formed a chunk at a time. If a chunk is corrupt or not usual, everything is done again, and all
+    // of it a chunk at a time: `apart`.
+    bool apart = false;
 #pragma unroll 1
-    for (unsigned begin = 0; begin < unit.blocks.count;) {
-        const InChunk piece(unit.blocks, begin);
-        begin = piece.end;
+    for (unsigned begin = 0, end = 0; begin < blocks.count;) {
         float c[ROWS][N];
         unsigned different = 0, found = 0;
-        bool usual;
-        BY_CODEC(codec.kind, usual = sum_payloads<C>(from, piece, tile.chunk + piece.later, from.many, lane,
-                                                     share.reciprocal, ring, c, different))
+        bool usual = true;
+        unsigned lane = threadIdx.x % WARP;
+#pragma unroll 1
+        do {
+            lane = in_register(lane);  // anew: what is made of it for each codec takes registers if it is kept
+            const InChunk piece(blocks, end);
+            bool is_usual;
+            BY_CODEC(codec.kind, is_usual = sum_payloads<C>(from, piece, tile.chunk + piece.later, from.many, lane,
+                                                            factor, ring, c, different, end != begin))
+            as_floats(c);
+            usual = usual && is_usual;
+            end = piece.end;
+        } while (!apart && end < blocks.count);
         const unsigned met = Header::flags(different, lane);
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
+        if (!apart && (corrupt || !usual)) {
+            apart = true, end = begin;
+            continue;
+        }
+        const U unit = {codec, blocks, lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
+        const Share share(codec, in_register(from.many));  // anew: kept meanwhile it takes registers
         divide<U>(codec, share, c);
         // Only what is not usual may not be finite.
         if (!usual && !corrupt) {
-            sum_exactly<U>(from, unit.blocks, piece, from.many, lane, codec.policy == ZERO, share, c, found,
+            const InChunk piece(blocks, begin);
+            sum_exactly<U>(from, blocks, piece, from.many, lane, codec.policy == ZERO, share, c, found,
                            [&](unsigned element, unsigned j) { return element < count && piece.has(j); });
         }
         if (corrupt) {
@@ -98,10 +112,11 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
         }
         const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
         BY_CODEC(codec.kind, encode_and_decode<C>(c, most, lane))
-        // From number `first` to number `end` of the lane's.
-        const int first = static_cast<int>(piece.begin * unit.blocks.format.elements) - static_cast<int>(lane * N);
-        const int last = static_cast<int>(piece.end * unit.blocks.format.elements) - static_cast<int>(lane * N);
-        const int left = left_of_lane<N>(lane, count), end = last < left ? last : left;
+        // From number `first` to number `last` of the lane's.
+        const int first = static_cast<int>(begin * blocks.format.elements) - static_cast<int>(lane * N);
+        const int behind = static_cast<int>(end * blocks.format.elements) - static_cast<int>(lane * N);
+        const int left = left_of_lane<N>(lane, count), last = behind < left ? behind : left;
+        const unsigned dtype = dtype_of_values<V>(codec);
         Lane<V, N> results;
 #pragma unroll
         for (unsigned k = 0; k < ROWS; k++) {
@@ -110,14 +125,16 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
                 bool finite;
                 const unsigned x = pattern_of<T>(corrupt ? 0 : c[k][m], dtype, finite);
                 const int number = static_cast<int>(k * WARP * N + m);
-                if (!finite && number >= first && number < end) found |= NONFINITE;
+                if (!finite && number >= first && number < last) found |= NONFINITE;
                 if (V::SIZE == 4) results.vectors[k].words[m] = x;
                 else if (m % 2 == 0) results.vectors[k].words[m / 2] = x;
                 else results.vectors[k].words[m / 2] |= x << 16;
             }
         }
         flags |= corrupt ? +CORRUPT : flags_of_chunk(met | found);
-        if (count == UNIT && piece.begin == 0 && piece.end == unit.blocks.count && misalignment(to, 16) == 0) {
+        const bool is_whole = count == UNIT && begin == 0 && end == blocks.count;
+        begin = end;
+        if (is_whole && misalignment(to, 16) == 0) {
             results.store_to(to, lane);
             continue;
         }
@@ -128,13 +145,12 @@ __device__ __forceinline__ unsigned receive_unit(const Arrived &from, const gc_t
             for (unsigned m = 0; m < N; m++) {
                 const int number = static_cast<int>(k * WARP * N + m);
                 const unsigned word = results.vectors[k].words[V::SIZE == 4 ? m : m / 2];
-                if (number >= first && number < end) {
+                if (number >= first && number < last) {
                     elements[number] = static_cast<T>(V::SIZE == 4 ? word : word >> m % 2 * 16);
                 }
             }
         }
     }
-    return flags;
 }
 
 // The same of raw elements, one a thread: a chunk's at a time.
@@ -145,7 +161,8 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
     const Places places = places_of(codec, tile);
     const unsigned lane = threadIdx.x % WARP, dtype = dtype_of_values<V>(codec);
     const bool zeros = codec.policy == ZERO;
-    const Share share(codec, from.many);
+    const unsigned many = in_register(from.many);
+    const Share share(codec, many);
     unsigned flags = 0;
 #pragma unroll 1
     for (unsigned begin = 0; begin < tile.count;) {
@@ -155,7 +172,7 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
         const unsigned char *raws = chunk + codec.raws_at + 4 * places.number_of(begin, later);
         unsigned met = 0, found = 0;
 #pragma unroll 1
-        for (unsigned r = 0; r < from.many; r++) {
+        for (unsigned r = 0; r < many; r++) {
             met |= look_at_header(codec, chunk + r * from.apart, tile.chunk + later, lane);
         }
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
@@ -163,7 +180,7 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
         for (unsigned i = begin + threadIdx.x; i < end; i += THREADS) {
             float sum = 0;
 #pragma unroll 4
-            for (unsigned r = 0; r < from.many; r++) {
+            for (unsigned r = 0; r < many; r++) {
                 float v = reinterpret_cast<const float *>(raws + r * from.apart)[i - begin];
                 if (!is_finite(v)) {
                     found |= NONFINITE;
@@ -240,23 +257,33 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         if (waits && threadIdx.x == 0) barrier.count();
     }
     if (!waits) return;
-    const bool lost = barrier.wait(&codec.control->broken);
+    const auto values_of_tile = [&](const gc_tile &tile) {
+        return values_of(codec, call.values, tile.run) + tile.first * V::SIZE;
+    };
+    unsigned flags = 0;
+    if (barrier.wait(&codec.control->broken)) {
+#pragma unroll 1
+        for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
+            const gc_tile tile = tile_of_blocks(codec, number);
+            if (tile.count != 0) flags |= lose_tile<V>(codec, tile, values_of_tile(tile));
+        }
+        if (flags != 0 && lane == 0) set_flags(codec, flags);
+        return;
+    }
     const unsigned char *first = peers.buffers[peers.rank] + way.at - peers.rank * call.apart;
     const Arrived from = {codec, in_global_memory(first), call.apart, world};
-    unsigned flags = 0;
 #pragma unroll 1
     for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
         const gc_tile tile = tile_of_blocks(codec, number);
         if (tile.count == 0) continue;
-        unsigned char *to = values_of(codec, call.values, tile.run) + tile.first * V::SIZE;
-        const unsigned at = threadIdx.x / WARP * UNIT;
-        if (lost) flags |= lose_tile<V>(codec, tile, to);
-        else if (tile.unit == NO_UNIT) flags |= receive_raw<V>(from, tile, to);
-        else flags |= receive_unit<V>(from, tile, at, elements_of_unit(tile, at), ring, to + at * V::SIZE);
+        unsigned char *to = values_of_tile(tile);
+        const unsigned at = in_register(threadIdx.x) / WARP * UNIT;
+        if (tile.unit == NO_UNIT) flags |= receive_raw<V>(from, tile, to);
+        else receive_unit<V>(from, tile, at, elements_of_unit(tile, at), ring, to + at * V::SIZE, flags);
     }
     // Chunks without elements.
 #pragma unroll 1
-    for (u64 k = warp; k < codec.n_chunks && !lost; k += warps) {
+    for (u64 k = warp; k < codec.n_chunks; k += warps) {
         if (k * codec.chunk_bytes < codec.bytes || k * codec.chunk_raws < codec.raws) continue;
         unsigned met = 0;
 #pragma unroll 1

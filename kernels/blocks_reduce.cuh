@@ -20,6 +20,24 @@ struct Share {
     __device__ __forceinline__ float of(float sum) const {
         return divides ? __fdiv_rn(sum, ranks) : __fmul_rn(sum, reciprocal);
     }
+    // Whether quotient() gives the bits of a division of a usual sum. Its remainder is exact. The quotient is at least
+    // 2^-14 of its last place from the middle between two floats, and the correction is wrong by less than 2^-20: also
+    // if the quotient is denormal, for a sum is a multiple of 2^-136. A sum is never -0, and +0 gives +0.
+    __device__ __forceinline__ bool has_quotient() const { return ranks < 8192; }
+    // 1 / ranks, or a float beside it.
+    __device__ __forceinline__ float inverse() const {
+#ifdef __CUDA_ARCH__
+        float about;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(about) : "f"(ranks));
+        return about;
+#else
+        return 1 / ranks;
+#endif
+    }
+    __device__ __forceinline__ float quotient(float sum, float inverse) const {
+        const float about = __fmul_rn(sum, inverse);
+        return __fmaf_rn(__fmaf_rn(-ranks, about, sum), inverse, about);
+    }
 };
 
 // Whether sums are of usual blocks. Of BF16 they are looked at in place of all numbers: one that is not finite makes a
@@ -72,11 +90,12 @@ __device__ __forceinline__ unsigned char *ring_of_warp(uint4 *rings) {
 
 // The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives
 // whether they are usual: if not, the sum is anything. `different`: bits of headers, too. With a payload comes what
-// tells whether it is right: to every warp. `ring`: of the warp.
+// tells whether it is right: to every warp. `ring`: of the warp. `more`: c has the sum of other blocks of the unit, to
+// which this adds +0.
 template <unsigned C, typename Call, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &blocks, unsigned chunk_number,
                                              unsigned many, unsigned lane, float factor, unsigned char *ring,
-                                             float (&c)[ROWS][N], unsigned &different) {
+                                             float (&c)[ROWS][N], unsigned &different, bool more = false) {
     typedef Codes<C, N> Row;
     typedef Staged<C> S;
     static_assert(+S::RING <= +RING, "a ring has room");
@@ -109,10 +128,12 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
         end_group();
         step();
     }
+    if (!more) {
 #pragma unroll
-    for (unsigned k = 0; k < ROWS; k++) {
+        for (unsigned k = 0; k < ROWS; k++) {
 #pragma unroll
-        for (unsigned m = 0; m < N; m++) c[k][m] = 0;
+            for (unsigned m = 0; m < N; m++) c[k][m] = 0;
+        }
     }
     // Where the lane reads. Without a block it has the first one's scale.
     const unsigned block = blocks.has(lane) ? lane : blocks.begin;
@@ -197,10 +218,22 @@ __device__ __forceinline__ void sum_exactly(const Call &call, const UnitBlocks &
     });
 }
 
-// The mean of a sum, where it is not one yet.
-template <typename U, unsigned N, unsigned ROWS>
+// The mean of a sum, where it is not one yet. DIVIDES: share.divides may be true.
+template <typename U, bool DIVIDES = true, unsigned N, unsigned ROWS>
 __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share, float (&c)[ROWS][N]) {
-    if (share.divides) {
+    if (DIVIDES && share.divides) {
+        // Each of 32 divisions waits for a branch, to a function of its own if any lane's sum is 0, as is common with
+        // codes of few bits. quotient() is three instructions, and the 32 do not wait for each other.
+        if (share.has_quotient()) {
+            const float inverse = share.inverse();
+#pragma unroll
+            for (unsigned k = 0; k < ROWS; k++) {
+#pragma unroll
+                for (unsigned m = 0; m < N; m++) c[k][m] = share.quotient(c[k][m], inverse);
+            }
+            as_floats(c);
+            return;
+        }
         U::each_row(c, [&](unsigned, float (&x)[N]) {
 #pragma unroll
             for (unsigned m = 0; m < N; m++) x[m] = share.of(x[m]);
@@ -216,8 +249,9 @@ __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share
 
 // Reduces a tile. `broken`: a rank did not arrive at a barrier before. `to_shard`: whether the sum or mean is written
 // to a shard. `rings`: of the block, in shared memory. `arrive`: what all threads do when they have found all flags,
-// before they store everything; not called for a shard.
-template <bool KEPT, unsigned PEERS, typename Arrive>
+// before they store everything; not called for a shard. DIVIDES: the mean may be of a number of ranks by which Share
+// divides.
+template <bool KEPT, unsigned PEERS, bool DIVIDES = true, typename Arrive>
 __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<PEERS> &target, const gc_tile &tile,
                                             unsigned broken, bool to_shard, uint4 *rings, unsigned &found, Arrive arrive) {
     constexpr unsigned N = 8, ROWS = 32 / N;
@@ -278,7 +312,7 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
         met = Header::flags(different, lane);
         const Share share(codec, in_register(many));  // anew: kept meanwhile it takes registers
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
-        divide<U>(codec, share, c);
+        divide<U, DIVIDES>(codec, share, c);
         // Only what is not usual may not be finite.
         if (!usual && !corrupt) {
             sum_exactly<U>(call, unit.blocks, blocks, many, lane, zeros, share, c, found,
