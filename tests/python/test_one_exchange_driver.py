@@ -7,7 +7,7 @@ from test_nccl import run_ranks
 
 ONCE = f"""
 exec({HALVES!r})
-from codec_model import CORRUPT
+from codec_model import CORRUPT, PROPAGATE, ZERO
 from comms import changed
 """
 
@@ -85,6 +85,25 @@ for room in needed[0] + 4096, needed[2] + 4096:
         launches[room] = fake.fake_launches() - before
 # Encode, reduce, decode, and two steps of a meeting behind the first two; or all up to the meeting's first step, and the rest.
 assert list(launches.values()) == [2 * (3 + 4), 2 * 2], launches
+place.release()
+""")
+
+
+def test_a_unit_in_two_chunks_over_peer_memory_gives_the_bytes_of_the_model():
+    """Also where a block in one of them is not finite, and where a third of a sum is denormal."""
+    run_comm(f"""
+exec({ONCE!r})
+place, rng, n = Place(), np.random.default_rng(1), 5000  # chunks of 1696 or 1728 elements, units of 1024
+for codec in 3, 4, 5, 6, 7:
+    for policy in PROPAGATE, ZERO:
+        options = dict(codec=codec, segments=[n], error=None, nonfinite=policy)
+        with Entered(3, "peers") as world, CheckedRanks(world, place, **options) as ranks:
+            for scale, at in (1, None), (2**-126, None), (1, 1100), (1, 2000):
+                gradients = [[(rng.standard_normal(n) * scale).astype("f4")] for _ in range(3)]
+                if at is not None:
+                    gradients[1][0][at] = np.nan
+                ranks.run(gradients)
+                assert all(ranks.flags()) == (at is not None)
 place.release()
 """)
 
