@@ -39,7 +39,7 @@ TAG = 0x67726164  # of messages between two ranks, so that they are not taken fo
 DEFAULT_TIMEOUT = 600.0  # seconds, as for NCCL in the library
 SHORTEST, LONGEST = 1e-3, 4e6  # seconds, to which a timeout is bounded: PyTorch's clock overflows after some centuries
 HINT_AFTER = 30.0  # seconds until a rank says which others it waits for
-MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for DistributedDataParallel's buckets at 8 bits
+MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for a payload of 4 MiB less headers
 
 library = functools.cache(GradCodec)
 _c10d: Any = dist.distributed_c10d  # whose options are not all public
