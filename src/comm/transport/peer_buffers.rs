@@ -51,7 +51,7 @@ impl Areas {
     /// The areas of a buffer of at least [`least_buffer_bytes`].
     pub fn of(bytes: u64) -> Self {
         let all = bytes.saturating_sub(SIGNALS);
-        let once = (all / 4).next_multiple_of(ALIGNMENT).min(MOST_ONCE);
+        let once = (all / 4 / ALIGNMENT * ALIGNMENT).min(MOST_ONCE);
         Self { exchange: all.saturating_sub(2 * once) / 2 / ALIGNMENT * ALIGNMENT, once }
     }
 
@@ -306,10 +306,14 @@ mod tests {
             let (Areas { exchange, once }, all) = (Areas::of(bytes), world as u64 * block as u64);
             assert!(exchange >= all && once >= all.min(MOST_ONCE), "{world} {block}: {exchange} {once}");
             assert!(SIGNALS + 2 * (exchange + once) <= bytes && exchange.is_multiple_of(ALIGNMENT), "{world} {block}");
-            assert!(
-                Areas::of(bytes - 1).exchange < all.next_multiple_of(ALIGNMENT),
-                "{world} {block}: a byte too many"
-            );
+            let less = Areas::of(bytes - 1);
+            let area = all.next_multiple_of(ALIGNMENT);
+            assert!(less.exchange < area || less.once < area.min(MOST_ONCE), "{world} {block}: a byte too many");
+            for more in 1..=4 * ALIGNMENT {
+                let Areas { exchange, once } = Areas::of(bytes + more);
+                assert!(exchange >= all && once >= all.min(MOST_ONCE), "{world} {block}, {more} bytes more");
+                assert!(SIGNALS + 2 * (exchange + once) <= bytes + more, "{world} {block}, {more} bytes more");
+            }
         }
     }
 }
