@@ -284,6 +284,43 @@ with Seen() as world, CheckedRanks(world, world.places, **case) as ranks:
 """)
 
 
+@pytest.mark.parametrize("codec", ["BF16", "INT8", "MXFP4"])
+def test_of_a_unit_in_two_chunks_only_the_corrupt_one_becomes_zeros(codec):
+    """Rank 1, for which the test speaks, sends what rank 0 sends, but for a byte of the headers of some chunks."""
+    run_seen(f"""
+from codec_model import CORRUPT
+n, rng = 3000, np.random.default_rng(3)  # two chunks of 1504 elements, or 1536; units of 1024
+case = handle({codec}, [n], None)
+with Seen() as world:
+    handles, stride = world.handle_of(case), model_of(**case, n_chunks=2).stride
+    per_chunk = 1536 if {codec} == INT8 else 1504
+    area_of = lambda number: HEARD + (2 + number % 2) * world.area
+    x = rng.standard_normal(n).astype("f4")
+
+    def result(corrupt):
+        number = int(world.heard(0).max()) + 1
+        tensors, flags = world.put(0, [x]), world.put(0, [np.zeros(1, np.uint32)])[0]
+        other = started(lambda: run(handles[0], tensors))
+        world.wait_for(0, 1, number)
+        payload = np.frombuffer(ctypes.string_at(world.buffers[1] + area_of(number), 2 * stride), "u1").copy()
+        for chunk in corrupt:
+            payload[chunk * stride + 4] ^= 0x40
+        world.write(0, area_of(number) + 2 * stride, payload)
+        world.says(1, 0, number)
+        other.join()
+        call("gc_allreduce_flags", handles[0], flags.view, None)
+        assert world.get(0, [flags])[0] == (CORRUPT if corrupt else 0)
+        return world.get(0, tensors)[0]
+
+    sound = result([])
+    for corrupt in [0], [1], [0, 1]:
+        expected = sound.copy()
+        for chunk in corrupt:
+            expected[chunk * per_chunk : (chunk + 1) * per_chunk] = 0
+        same(result(corrupt), expected, f"values, with {{corrupt}}")
+""")
+
+
 def test_a_rank_that_is_ahead_leaves_what_the_others_still_read():
     """Rank 1, for which the test speaks, still reads what came with one meeting while rank 0 comes to the next."""
     run_seen("""
