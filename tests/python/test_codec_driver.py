@@ -314,3 +314,19 @@ for abroad in False, True:
             break
     assert 3 < number < 49, number
 """)
+
+
+def test_of_a_unit_in_two_chunks_a_decode_checks_both_headers():
+    """Units of 1024 elements; chunks of 1504, or 1536. A byte of the header of one of them is another."""
+    run_codec("""
+place, x = Place(), np.random.default_rng(1).standard_normal(3000).astype("f4")
+for kind in 3, 4, 5, 6, 7:
+    with Checked(place, codec=kind, segments=[x.size], error=None, n_chunks=2) as codec:
+        sound = np.array(codec.encode([x]))
+        for chunk in 0, 1:
+            payload = sound.copy()
+            payload[chunk, 4] ^= 0x40
+            for add in False, True:
+                codec.decode(payload, add=add)
+place.release()
+""")
