@@ -1,7 +1,7 @@
 //! CODECS
 //!
 //! A codec compresses a gradient. If it keeps errors, it adds the rounding error of a step to the next gradient (*error
-//! feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
+//! feedback*). docs/NUMERICS.md specifies the results to the last bit. They are the same on every processor and GPU.
 //!
 //! ```text
 //! codec             bytes per element   for
@@ -14,51 +14,51 @@
 //! GC_CODEC_SIGN     0.125               optimizers made for signs
 //! ```
 //!
-//! The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64, so
-//! that small elements arrive although there are large ones elsewhere in the tensor, as Adam wants it. An element of
-//! INT8 is off by at most 1/252 of the largest in its block, of INT4 by 1/13. One of MXFP8 is off by at most 1/16 of
-//! itself or 1/229000 of the largest, of MXFP4 by 1/4 or 1/12; these two are the formats of tensor cores. (All of that
-//! where the largest is 2^-100 or more.) ONEBIT sends signs and one float32 per tensor. SIGN sends signs, and several
-//! payloads are reduced by majority.
+//! The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64. So
+//! small elements keep their precision although there are large ones elsewhere in the tensor, which Adam needs. An INT8
+//! element is off by at most 1/252 of the largest element in its block, an INT4 element by 1/13. An MXFP8 element is
+//! off by at most 1/16 of itself or 1/229000 of the largest element, an MXFP4 element by 1/4 or 1/12. These bounds hold
+//! if the largest element is 2^-100 or more. MXFP8 and MXFP4 are the formats of tensor cores. ONEBIT sends signs and
+//! one float32 per tensor. SIGN sends signs, and several payloads are reduced by majority.
 //!
 //! ```c
 //! int64_t sizes[] = {1000000, 64, 500};   // three tensors, one launch: a matrix, a bias, the weight of a norm
-//! uint8_t raw[] = {0, 1, 1};              // what is small and matters travels as float32
+//! uint8_t raw[] = {0, 1, 1};              // small tensors that matter travel as float32
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .error = GC_ERROR_NONE,
 //!                               .segments = sizes, .n_segments = 3, .raw = raw, .n_chunks = 4};   // on the CPU
 //! gc_codec_t *codec;
 //! gc_codec_create(&options, &codec);
 //! int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
 //! gc_codec_encode(codec, gradients, 3, NULL, NULL, payload, NULL);  // each step, then send the payload
-//! gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // where it was received
+//! gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // on the receiver
 //! gc_codec_free(codec);
 //! ```
 //!
-//! A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
-//! receiver, which carry a header, scales, and codes or bits. The *error* of an element is what was to be sent minus
-//! what was sent; the codec keeps it, as its *state*.
+//! A *segment* is one tensor of a gradient. A *payload* is the bytes that one process sends: n_chunks equal chunks, one
+//! for each receiver, each with a header, scales, and codes or bits. The *error* of an element is the value to be sent
+//! minus the value that was sent. The codec keeps the errors as its *state*.
 //!
-//! Errors take 4 bytes per element (in bfloat16: 2), and belong in checkpoints. Keep them with 4 bits and fewer; 8 and
-//! 16 bits usually do without, by GC_ERROR_NONE. With errors in float32 a block codec loses nothing: what is sent and
-//! what is kept are together exactly what was there.
+//! Errors take 4 bytes per element (2 in bfloat16), and belong in checkpoints. Keep errors with codecs of 4 bits and
+//! fewer; codecs of 8 and 16 bits usually work without them (GC_ERROR_NONE). With errors in float32 a block codec loses
+//! nothing: the sent value plus the kept error is exactly the original value.
 //!
-//! A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors
-//! stay as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The
-//! errors of ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
+//! A block with a NaN, an Inf or a magnitude of 2^127 or more decodes to NaN as a whole, and GC_FLAG_NONFINITE is set.
+//! The errors of the block stay as they were, so the errors of block codecs are always finite. A raw segment sends such
+//! an element unchanged. The errors of ONEBIT keep such an element. gc_codec_options_t.nonfinite has other policies.
 //!
-//! A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
-//! streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
-//! allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
-//! captured in a graph. All but gc_codec_payload_bytes(), gc_codec_exchanges() and gc_codec_state_bytes() use its
-//! state, so use one stream, or order the streams yourself, and the launches of graphs too. A call gives BUSY while
-//! another call on the same codec runs in another thread. If the driver fails in the middle of a call, the state is
-//! inconsistent, and all later calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its
-//! graphs will not be launched again.
+//! A codec uses one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
+//! streams. The streams NULL, 1 and 2 are streams of that context; a stream of another context gives INVALID_ARGUMENT.
+//! The creation allocates all memory. Later calls, except gc_codec_free(), allocate nothing, load nothing, wait for
+//! nothing and can be captured in a graph. All calls but gc_codec_payload_bytes(), gc_codec_exchanges() and
+//! gc_codec_state_bytes() use the state. So use one stream, or order the streams and the launches of graphs yourself. A
+//! call gives BUSY while another thread's call on the same codec is running. If the driver fails in the middle of a
+//! call, the state is inconsistent, and all later calls give CUDA until gc_codec_reset(). Free a codec when its work is
+//! done and its graphs will not be launched again.
 //!
-//! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
-//! need not be trusted: every field is compared with what this codec would have written. On the CPU a call that finds a
-//! difference gives CORRUPT; on CUDA, where the check runs on the stream, it sets the flag GC_FLAG_CORRUPT and writes
-//! zeros. Changes within the format, such as another sign, cannot be detected.
+//! Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16 bytes. A
+//! payload may be untrusted input: every field is compared with the value that this codec would have written. On the
+//! CPU a call that finds a difference gives CORRUPT. On CUDA the check runs on the stream: it sets the flag
+//! GC_FLAG_CORRUPT, and zeros are written. Changes within the format, such as another sign, cannot be detected.
 
 use std::{ffi::c_void, mem::offset_of, ops::Range};
 
@@ -83,31 +83,31 @@ use super::{
     plan::{Decode, ErrorKind, Kind, NonFinite, Reduction, ScaleRule},
 };
 
-/// How values are decoded: one of GC_DECODE_*.
+/// Mode of decoding: one of GC_DECODE_*.
 pub type gc_decode_t = i32;
 
-/// A codec: gc_codec_create() makes one.
+/// A codec, made by gc_codec_create().
 pub struct gc_codec_t(Codec);
 
-/// Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field.
+/// Options for gc_codec_create(). Set struct_size and the fields you need; 0 selects the default of a field.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_codec_options_t {
     /// Set by you: sizeof(gc_codec_options_t).
     pub struct_size: u32,
-    /// One of GC_CODEC_*; there is no default.
+    /// The codec: one of GC_CODEC_*; there is no default.
     pub codec: i32,
-    /// All 0: the CPU.
+    /// The device of the codec. All 0: the CPU.
     pub device: DLDevice,
     /// The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32.
     pub values: DLDataType,
-    /// The dtype of the final decoded values, likewise. A reduced scale of ONEBIT is rounded to it.
+    /// The dtype of the final decoded values, with the same choices. A reduced scale of ONEBIT is rounded to it.
     pub results: DLDataType,
-    /// One of GC_ERROR_*: 0 keeps errors in float32. SIGN keeps none.
+    /// The storage of errors: one of GC_ERROR_*. 0 keeps errors in float32. SIGN keeps none.
     pub error: i32,
-    /// One of GC_SCALE_*, for ONEBIT; otherwise 0.
+    /// The scale rule: one of GC_SCALE_*, for ONEBIT; otherwise 0.
     pub scale: i32,
-    /// One of GC_NONFINITE_*.
+    /// The policy for numbers that are not finite: one of GC_NONFINITE_*.
     pub nonfinite: i32,
     /// The factor by which a carried error is multiplied in each step. 0 means 1.
     pub beta: f32,
@@ -121,21 +121,21 @@ pub struct gc_codec_options_t {
     pub n_chunks: usize,
     /// k + 1: this codec reduces chunk k and keeps its error. 0: it reduces no chunk.
     pub server: u64,
-    /// NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone.
+    /// NULL, or a byte for each segment: if it is not 0, the segment travels as float32. Only for block codecs.
     pub raw: *const u8,
-    /// One of GC_REDUCTION_*; 0 for SIGN.
+    /// The reduction: one of GC_REDUCTION_*; 0 for SIGN.
     pub reduction: i32,
     /// Must be 0.
     pub reserved: [u32; 5],
 }
 
-// SAFETY: numbers and pointers, without gaps between them.
+// SAFETY: all fields are integers, a float, pointers or structs of integers, valid for any bits; there is no padding.
 unsafe impl borrow::Extensible for gc_codec_options_t {
     const FIRST_SIZE: usize = 112;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
-/// A number that is one of an enum's.
+/// Returns the value of `all` whose number is `code`. Refuses an unknown number.
 fn one_of<T: Copy>(name: &str, code: i32, all: &[(i32, T)]) -> Result<T> {
     all.iter()
         .find(|(known, _)| *known == code)
@@ -155,30 +155,30 @@ fn value_dtype(name: &'static str, dtype: DLDataType) -> Result<Dtype> {
 }
 
 impl gc_codec_options_t {
-    /// With results that are, unless said, as the values, which they replace.
+    /// Returns the descriptor of a codec whose results replace the values: `results` defaults to the values' dtype.
     ///
     /// # Safety
-    /// As for `descriptor`.
+    /// See `descriptor`.
     pub unsafe fn descriptor_for_values<'a>(self) -> Result<Descriptor<'a>> {
         let results = self.results;
         let unsaid = (results.code.0, results.bits, results.lanes) == (0, 0, 0);
-        // SAFETY: `segments` and `raw` are as `descriptor` wants them.
+        // SAFETY: the caller promises `segments` and `raw` as `descriptor` requires.
         unsafe { Self { results: if unsaid { self.values } else { results }, ..self }.descriptor() }
     }
 
-    /// With the default device, whichever it names: of what does not depend on it.
+    /// Returns `descriptor_for_values` with the CPU as the device, for results that do not depend on the device.
     ///
     /// # Safety
-    /// As for `descriptor`.
+    /// See `descriptor`.
     pub unsafe fn descriptor_of_layout<'a>(self) -> Result<Descriptor<'a>> {
         let device = Device::Cpu.to_dlpack();
-        // SAFETY: `segments` and `raw` are as `descriptor` wants them.
+        // SAFETY: the caller promises `segments` and `raw` as `descriptor` requires.
         unsafe { Self { device, ..self }.descriptor_for_values() }
     }
 
     /// # Safety
-    /// `segments` points at `n_segments` integers, unless NULL or unaligned; `raw`, unless NULL, at as many bytes, at
-    /// one if `segments` is NULL; all of that for `'a`.
+    /// Unless NULL or unaligned, `segments` points at `n_segments` integers for `'a`. Unless NULL, `raw` points for
+    /// `'a` at as many bytes, or at one byte if `segments` is NULL.
     unsafe fn descriptor<'a>(&self) -> Result<Descriptor<'a>> {
         let kind = one_of("codec", self.codec, &Kind::ALL.map(|kind| (kind as i32, kind)))?;
         let device = if (self.device.device_type.0, self.device.device_id) == (0, 0) {
@@ -225,28 +225,28 @@ impl gc_codec_options_t {
     }
 }
 
-/// A call on a codec and one tensor.
+/// Runs `operation` on a codec and one tensor.
 ///
 /// # Safety
-/// As for [`handle::borrow`] and [`input::tensor`].
+/// See [`handle::borrow`] and [`input::tensor`].
 unsafe fn with_tensor(
     codec: *const gc_codec_t, name: &'static str, tensor: *const DLTensor, stream: *mut c_void,
     operation: impl FnOnce(&Codec, &View<'_>, Stream) -> Result<()>,
 ) -> Result<()> {
-    // SAFETY: `codec` is as [`handle::borrow`] wants it, `tensor` as [`input::tensor`] does.
+    // SAFETY: the caller promises `codec` as [`handle::borrow`] and `tensor` as [`input::tensor`] require.
     let (codec, tensor) = unsafe { (handle::borrow("codec", codec)?, input::tensor(name, tensor)?) };
     operation(&codec.0, &tensor, Stream::from_raw(stream))
 }
 
-/// A call on a codec and its errors, the workers' and the server's.
+/// Runs `operation` on a codec and its errors: the worker's and the server's.
 ///
 /// # Safety
-/// As for [`handle::borrow`] and [`input::optional`].
+/// See [`handle::borrow`] and [`input::optional`].
 unsafe fn with_errors(
     codec: *const gc_codec_t, worker: *const DLTensor, server: *const DLTensor, stream: *mut c_void,
     operation: impl FnOnce(&Codec, Option<&View<'_>>, Option<&View<'_>>, Stream) -> Result<()>,
 ) -> Result<()> {
-    // SAFETY: `codec` is as [`handle::borrow`] wants it, the tensors as [`input::optional`] does.
+    // SAFETY: the caller promises `codec` as [`handle::borrow`] and the tensors as [`input::optional`] require.
     let (codec, worker, server) = unsafe {
         (handle::borrow("codec", codec)?, input::optional("worker", worker)?, input::optional("server", server)?)
     };
@@ -258,9 +258,9 @@ unsafe fn with_errors(
 /// `values`: float32, float16 or bfloat16, of any shape and strides, read in C order. `codec`: one of GC_CODEC_*.
 /// `*payload`: uint8, one-dimensional, on the device of `values`, yours to release. gc_decode() needs nothing else.
 ///
-/// The payload is that of a gc_codec_t with GC_ERROR_NONE, GC_SCALE_RMS, GC_NONFINITE_PROPAGATE, one segment, one chunk,
-/// and results of the same dtype as `values`. NaN and Inf are no failure: the header of the payload has the flag
-/// GC_FLAG_NONFINITE then.
+/// The payload equals that of a gc_codec_t with GC_ERROR_NONE, GC_SCALE_RMS, GC_NONFINITE_PROPAGATE, one segment, one
+/// chunk, and results of the same dtype as `values`. A NaN or Inf does not fail the call: the header of the payload
+/// then has the flag GC_FLAG_NONFINITE.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: `codec` is none of GC_CODEC_*.
 /// - GC_STATUS_UNSUPPORTED_DTYPE: `values` is not float32, float16 or bfloat16.
@@ -283,20 +283,20 @@ pub unsafe extern "C" fn gc_encode(
     })
 }
 
-/// Decodes a payload of gc_encode() in one call, without a codec. Any bytes may be given: they are a payload, or
+/// Decodes a payload of gc_encode() in one call, without a codec. Any bytes may be given: if they are not a payload,
 /// GC_STATUS_CORRUPT is returned.
 ///
 /// `payload`: uint8, one-dimensional, C-contiguous, at any address. It may also be from a gc_codec_t with one segment
 /// that is not raw and one chunk, whatever its other options are. `dtype`: float32, float16 or bfloat16. `*values`:
-/// one-dimensional, of that dtype, with as many elements as the payload's header says, on the device of `payload`,
+/// one-dimensional, of that dtype, with the number of elements in the payload's header, on the device of `payload`,
 /// yours to release. The values are rounded as by gc_codec_decode().
 ///
-/// The size of the payload is computed from its header, and compared, before anything is allocated.
+/// The expected size of the payload is computed from its header, and compared, before anything is allocated.
 ///
 /// - GC_STATUS_UNSUPPORTED_DTYPE: `payload` is not uint8, or `dtype` is none of the three.
 /// - GC_STATUS_SHAPE_MISMATCH: `payload` does not have one dimension.
 /// - GC_STATUS_NOT_CONTIGUOUS: there are gaps between the bytes of `payload`.
-/// - GC_STATUS_CORRUPT: a field of the header or the number of bytes is not that of a payload, on CUDA, too.
+/// - GC_STATUS_CORRUPT: a field of the header or the number of bytes is wrong for a payload, also on CUDA.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_decode(
     payload: *const DLManagedTensor, dtype: DLDataType, values: *mut *mut DLManagedTensor,
@@ -317,20 +317,20 @@ pub unsafe extern "C" fn gc_decode(
 
 /// Creates a codec. Its state is +0: it carries no error yet.
 ///
-/// `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
-/// with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
-/// gc_codec_free().
+/// `options`: read only during the call. `*out`: yours to release, by gc_codec_free(). On CUDA the call allocates the
+/// state (the bytes of an error for each element; twice as many with GC_NONFINITE_TRANSACTIONAL), loads the kernels and
+/// waits for the device.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: a codec or other enum value is unknown; an unknown or reserved field is not 0 (the
-///   message has its offset); a count is negative; beta is not finite; `server` is beyond the chunks; GC_ERROR_BFLOAT16
-///   or GC_REDUCTION_SUM with GC_CODEC_SIGN; raw with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
-///   codec; or n_elements is not 0 although there are segments.
+///   message has its offset); a count is negative; beta is not finite; `server` is more than the number of chunks;
+///   GC_ERROR_BFLOAT16 or GC_REDUCTION_SUM with GC_CODEC_SIGN; raw with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
+///   with a block codec; or n_elements is not 0 although there are segments.
 /// - GC_STATUS_UNSUPPORTED_DTYPE: a dtype is not float32, float16 or bfloat16.
 /// - GC_STATUS_SIZE_OVERFLOW: a payload or a state has more than 2^63 - 1 bytes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_create(options: *const gc_codec_options_t, out: *mut *mut gc_codec_t) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises options of their own size with what they point at, and room for a pointer.
+        // SAFETY: the caller promises options of their own size, valid pointers in them, and room for a pointer.
         let (descriptor, out) = unsafe { (borrow::options("options", options)?.descriptor()?, Out::one("out", out)?) };
         out.fill([handle::hand_out(gc_codec_t(Codec::new(&descriptor)?))]);
         Ok(())
@@ -348,7 +348,8 @@ pub unsafe extern "C" fn gc_codec_free(codec: *mut gc_codec_t) {
     });
 }
 
-/// Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL.
+/// Returns the size of a payload in bytes: n_chunks times the size of a chunk. If `codec` is NULL, the result is -1,
+/// and the last error is set.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
@@ -357,10 +358,9 @@ pub unsafe extern "C" fn gc_codec_payload_bytes(codec: *const gc_codec_t) -> i64
     })
 }
 
-/// How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. It is for programs with
-/// collectives of their own. Over a flat communicator gc_allreduce_exchanges() gives the same, except over peer memory.
-///
-/// -1, and the last error: `codec` is NULL.
+/// Returns the number of exchanges in an all-reduce among n_chunks ranks with the codec's options: 1 (one-shot) or 2
+/// (two-shot). It is for programs with collectives of their own. Over a flat communicator gc_allreduce_exchanges()
+/// gives the same number, except over peer memory. If `codec` is NULL, the result is -1, and the last error is set.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_exchanges(codec: *const gc_codec_t) -> i32 {
     boundary(|| {
@@ -372,10 +372,10 @@ pub unsafe extern "C" fn gc_codec_exchanges(codec: *const gc_codec_t) -> i32 {
 
 /// Encodes a gradient plus the carried error as a payload, and keeps the new error.
 ///
-/// `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
-/// `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
-/// multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
-/// `payload`: gc_codec_payload_bytes() bytes, all of them written.
+/// `values`: n_values tensors, one for each segment, with its element count and the codec's dtype. `value_factor`,
+/// `error_factor`: NULL for 1, or one float32 on the codec's device. They multiply the gradient and the carried error
+/// first. `value_factor` removes a loss scale; if the loss scale stays in, `error_factor` is the new loss scale divided
+/// by the old one. `payload`: gc_codec_payload_bytes() bytes, all of them written.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: n_values is not the number of segments, or `payload` is not aligned to 16.
 /// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
@@ -399,19 +399,19 @@ pub unsafe extern "C" fn gc_codec_encode(
     })
 }
 
-/// Decodes a payload. ONEBIT and SIGN: to +s or -s for every element; s is the segment's scale in the chunk. Block
-/// codecs: to the number that the code stands for, times the scale of its block.
+/// Decodes a payload. ONEBIT and SIGN give +s or -s for every element; s is the segment's scale in the chunk. Block
+/// codecs give the number that the code represents, times the scale of its block.
 ///
 /// `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
 /// `divisor`: divides the values; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
-/// multiplies them then. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
-/// rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
-/// bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT is Inf, and GC_FLAG_NONFINITE is set;
-/// one of a block codec is the largest float16 then.
+/// multiplies the quotients. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to the numbers in
+/// `values`, for ring and tree algorithms of your own. `values`: n_values tensors, one for each segment: all float32,
+/// all float16 or all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT becomes Inf, and
+/// GC_FLAG_NONFINITE is set; a value of a block codec becomes the largest float16.
 ///
 /// - All errors of gc_codec_encode().
 /// - GC_STATUS_INVALID_ARGUMENT: `divisor` is negative, or `mode` is unknown.
-/// - GC_STATUS_CORRUPT: on the CPU, this codec would not have written a chunk. Nothing is written then.
+/// - GC_STATUS_CORRUPT: only on the CPU: this codec would not have written one of the chunks. Nothing is decoded.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_decode(
     codec: *mut gc_codec_t, payload: *const DLTensor, divisor: i32, factor: *const DLTensor, mode: gc_decode_t,
@@ -436,12 +436,12 @@ pub unsafe extern "C" fn gc_codec_decode(
     })
 }
 
-/// Reduces the same chunk of several payloads to one chunk. They are added in the order given. ONEBIT and block codecs
-/// encode their mean plus the carried error (with GC_REDUCTION_SUM their sum plus that), SIGN sends the majority. The
-/// error of this chunk is kept.
+/// Reduces the same chunk of several payloads to one chunk. The payloads are added in the order given. ONEBIT and block
+/// codecs encode the mean (with GC_REDUCTION_SUM the sum) plus the carried error; SIGN sends the majority. The codec
+/// keeps the error of this chunk.
 ///
-/// `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
-/// chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+/// `chunk`: the number of the chunk that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() /
+/// n_chunks], chunk `chunk` of W payloads. `dst`: as many bytes as a row of `chunks`, all of them written.
 ///
 /// If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
 /// is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
@@ -492,9 +492,9 @@ pub unsafe extern "C" fn gc_codec_scales(
     })
 }
 
-/// Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
-/// a value was not finite since the last commit, the step is taken back instead: the state is as it was before, and
-/// GC_FLAG_TAKEN_BACK is set. Decoded values stay. A no-op if no step is pending.
+/// Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. The new state becomes the valid one. If `skip` is not 0, or
+/// a value was not finite since the last commit, the step is taken back instead. Then the state is as it was before,
+/// and GC_FLAG_TAKEN_BACK is set. Decoded values stay. The call is a no-op if no step is pending.
 ///
 /// `skip`: NULL, or one bool, int32 or float32 on the codec's device.
 ///
@@ -511,7 +511,7 @@ pub unsafe extern "C" fn gc_codec_commit(
     })
 }
 
-/// Takes the pending step back: gc_codec_commit() with a `skip` that is not 0.
+/// Takes the pending step back, as gc_codec_commit() does with a `skip` that is not 0.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_rollback(codec: *mut gc_codec_t, stream: *mut c_void) -> gc_status_t {
     boundary(|| {
@@ -531,9 +531,9 @@ pub unsafe extern "C" fn gc_codec_reset(codec: *mut gc_codec_t, stream: *mut c_v
     })
 }
 
-/// Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each
-/// segment that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without
-/// errors.
+/// Returns the size of the state in bytes. If `codec` is NULL, the result is -1, and the last error is set. The state
+/// of a block codec has 256 bytes, then the errors of each segment that is not raw, then those of each reduced part of
+/// such segments. Errors take whole units of 1024 elements. Without errors the state has 256 bytes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     boundary(|| {
@@ -542,7 +542,7 @@ pub unsafe extern "C" fn gc_codec_state_bytes(codec: *const gc_codec_t) -> i64 {
     })
 }
 
-/// Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it continues with
+/// Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that loads it continues with
 /// the same payloads, on any device.
 ///
 /// `dst`: gc_codec_state_bytes() bytes on the codec's device.
@@ -560,10 +560,10 @@ pub unsafe extern "C" fn gc_codec_state_out(
     })
 }
 
-/// Takes a state that gc_codec_state_out() wrote. The state is checked: one of another codec, or an invalid one, gives
-/// CORRUPT on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
+/// Loads a state that gc_codec_state_out() wrote. An invalid state, or a state of another codec, gives CORRUPT on the
+/// CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
 ///
-/// `src`: as for gc_codec_state_out(), and so are the errors.
+/// `src`: as `dst` of gc_codec_state_out(), whose statuses apply here, too.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_state_in(
     codec: *mut gc_codec_t, src: *const DLTensor, stream: *mut c_void,
@@ -576,8 +576,8 @@ pub unsafe extern "C" fn gc_codec_state_in(
 
 /// Writes the carried errors as numbers, to inspect them or to continue with other options.
 ///
-/// `worker`: NULL, or float32, as many elements as all segments have, one segment after the other; +0 for raw ones.
-/// `server`: NULL, or float32, likewise what the chunk that this codec reduces has of each segment.
+/// `worker`: NULL, or float32, the elements of all segments, one segment after the other; +0 for raw segments.
+/// `server`: NULL, or float32, likewise the parts of all segments in the chunk that this codec reduces.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: a step is pending, or there is a `server` although the codec reduces no chunk.
 /// - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
@@ -592,13 +592,12 @@ pub unsafe extern "C" fn gc_codec_errors_out(
     })
 }
 
-/// Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. ONEBIT does
-/// not check them: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
-/// until gc_codec_reset() or other errors. With block codecs such a one becomes +0, and GC_FLAG_NONFINITE is set. What
-/// is given for raw segments is not used.
+/// Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. An error that
+/// is not finite after rounding becomes +0, and GC_FLAG_NONFINITE is set, but no commit takes a step back for it.
+/// Errors that are given for raw segments are ignored.
 ///
-/// `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
-/// none.
+/// `worker`, `server`: as for gc_codec_errors_out(), whose statuses apply here, too. INVALID_ARGUMENT is also given if
+/// the codec keeps no errors.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_errors_in(
     codec: *mut gc_codec_t, worker: *const DLTensor, server: *const DLTensor, stream: *mut c_void,

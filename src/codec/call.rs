@@ -1,4 +1,4 @@
-//! What a call of a codec hands to the device that it works on.
+//! Arguments that a call of a codec passes to its device.
 
 use crate::{
     cuda::peers,
@@ -6,61 +6,61 @@ use crate::{
     ffi::name::Name,
 };
 
-/// What is reduced: some chunks of each of several payloads.
+/// Chunks to reduce: some chunks of each of several payloads.
 #[derive(Clone, Copy)]
 pub struct Received {
     pub name: Name,
-    /// The first of the first payload's.
+    /// Address of the first payload's first chunk.
     pub first: Address,
     pub payloads: usize,
-    /// Bytes from payload to payload.
+    /// Distance from payload to payload, in bytes.
     pub apart: i64,
 }
 
 impl Received {
-    /// A chunk of each, one behind the other.
+    /// Describes one chunk of each of several payloads. The chunks follow one another.
     pub fn of(chunks: &View<'_>, stride: i64) -> Self {
         let payloads = (chunks.elements() / stride) as usize;
         Self { name: chunks.name(), first: Address(chunks.data()), payloads, apart: stride }
     }
 
-    /// What is of one of the payloads.
+    /// Returns the address of a payload's first chunk.
     pub fn at(&self, payload: usize) -> *mut u8 {
         self.first.at(payload * self.apart as usize)
     }
 }
 
-/// How a payload is decoded.
+/// Parameters of decoding a payload.
 pub struct Decoding<'a> {
-    /// float32, float16 or bfloat16.
+    /// Dtype of the decoded values: float32, float16 or bfloat16.
     pub dtype: Dtype,
-    /// What scales are divided by: at least 1.
+    /// Divisor of the values: at least 1.
     pub divisor: i32,
-    /// What they are then multiplied by: one float32, or 1.
+    /// Factor by which the quotients are multiplied: a float32. None: 1.
     pub factor: Option<&'a View<'a>>,
-    /// Whether values are added to what is there, or set.
+    /// True if values are added to the output, false if they replace it.
     pub add: bool,
-    /// On a GPU: the launch before is one of ours, so that this one may begin while that one ends.
+    /// True if the previous launch on the stream is one of ours, so that this launch may begin before that one ends.
     pub behind_ours: bool,
 }
 
-/// Whether a commit takes a step back although every number was finite.
+/// Condition for taking a step back although every number was finite.
 pub enum Skip<'a> {
     Never,
     Always,
-    /// If this scalar, a bool, an int32 or a float32, is not 0. NaN is not 0.
+    /// Takes the step back if this scalar, a bool, an int32 or a float32, is not 0. NaN is not 0.
     If(&'a View<'a>),
 }
 
-/// Which rows of errors become those of a rank: fl(fl(sum / divisor_of_sum) * factor), where the sum begins with
-/// `start`, to which fl(row / divisor) is added for each row in order.
+/// Rows of errors that become the errors of a rank: fl(fl(sum / divisor_of_sum) * factor). The sum begins with `start`,
+/// to which fl(row / divisor) is added for each row in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rows {
-    /// The number of the first one.
+    /// Number of the first row.
     pub first: usize,
-    /// At least 1.
+    /// Number of rows: at least 1.
     pub count: usize,
-    /// +0, or -0, which changes no number that is added to it.
+    /// First summand: +0, or -0, which changes no number that is added to it.
     pub start: f32,
     pub divisor: f32,
     pub divisor_of_sum: f32,
@@ -68,13 +68,13 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// A row as it is.
+    /// Single row, unchanged.
     pub const ONE: Self = Self { first: 0, count: 1, start: -0.0, divisor: 1.0, divisor_of_sum: 1.0, factor: 1.0 };
 }
 
-/// Where the chunks go that a codec makes.
+/// Destination of the chunks that a codec makes.
 pub enum Destination<'a> {
     Memory(View<'a>),
-    /// Into receive slots of other ranks, on a GPU.
+    /// Receive slots of other ranks, on a GPU.
     Peers(peers::Sending),
 }

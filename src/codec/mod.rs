@@ -1,4 +1,4 @@
-//! Codecs: gradients as payloads.
+//! Codecs, which compress gradients to payloads.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;

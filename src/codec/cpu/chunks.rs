@@ -1,4 +1,4 @@
-//! Payloads: where their bytes of bits lie, what stands before them, and whether that is what it should be.
+//! Chunks of payloads: location of their bits, and the writing and checking of headers and scales.
 
 use std::{fmt, ops::Range};
 
@@ -9,17 +9,17 @@ use crate::{
 
 use super::family::Family;
 
-/// Where the bytes of bits lie that were cut into chunks.
+/// Location of bytes of bits that are cut into chunks.
 #[derive(Clone, Copy)]
 pub struct Chunks {
-    /// Of byte 0.
+    /// Address of the first byte of bits.
     first: *mut u8,
-    /// Bytes of bits in a chunk, and from chunk to chunk.
+    /// Number of bytes of bits in a chunk, and distance from chunk to chunk in bytes.
     bytes: i64,
     stride: i64,
 }
 
-// SAFETY: an address; who reads and writes there promises that it may be done.
+// SAFETY: this is only an address; each caller that accesses memory through it promises that the access is allowed.
 unsafe impl Sync for Chunks {}
 
 impl Chunks {
@@ -31,28 +31,28 @@ impl Chunks {
         }
     }
 
-    /// Bytes that were not cut.
+    /// Describes bytes of bits that are not cut.
     pub fn whole(first: *mut u8) -> Self {
         Self { first, bytes: i64::MAX, stride: 0 }
     }
 
-    /// The chunk that a byte lies in, its address, and how many lie side by side from there.
+    /// Returns the chunk that contains a byte, the byte's address, and the number of contiguous bytes from there on.
     #[inline(always)]
     pub fn at(&self, byte: i64) -> (i64, *mut u8, usize) {
         let (chunk, within) = (byte / self.bytes, byte % self.bytes);
         (chunk, self.first.wrapping_offset((chunk * self.stride + within) as isize), (self.bytes - within) as usize)
     }
 
-    /// Writes bytes from number `byte` on.
+    /// Writes bytes from index `byte` on.
     ///
     /// # Safety
-    /// There is room for them in the chunks.
+    /// The chunks have room for the bytes.
     #[inline(always)]
     pub unsafe fn write(&self, mut byte: i64, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (_, address, side_by_side) = self.at(byte);
             let (some, rest) = bytes.split_at(bytes.len().min(side_by_side));
-            // SAFETY: the chunks have room for bytes from number `byte` on, of which these lie side by side.
+            // SAFETY: the chunks have room for bytes from index `byte` on; `some` is contiguous there.
             unsafe { address.copy_from_nonoverlapping(some.as_ptr(), some.len()) };
             byte += some.len() as i64;
             bytes = rest;
@@ -75,12 +75,12 @@ pub unsafe fn write_frame(
         // SAFETY: the gaps lie in the chunk.
         unsafe { chunk.add(gap.start as usize).write_bytes(0, (gap.end - gap.start) as usize) };
     }
-    // SAFETY: the caller's promise; the memory of scales is the first gap.
+    // SAFETY: the caller promises the chunk. The memory of its scales is the first gap, which is zero.
     unsafe { family.write_scales(plan, chunk, number, scale_of) };
 }
 
-/// The bytes of a chunk that hold scales of segments or padding: the padding follows the scales of blocks, the codes and
-/// the raw elements that are there.
+/// Returns the byte ranges of a chunk that hold scales of segments or padding. Padding follows the scales of blocks,
+/// the codes and the raw elements.
 fn gaps(plan: &CodecPlan, number: usize) -> [Range<i64>; 4] {
     let Layout { format, places, raws, chunk_places, chunk_raws, scales_at, codes_at, raws_at, stride } = plan.layout;
     let held = |all: i64, each: i64| (all - number as i64 * each).clamp(0, each);
@@ -93,21 +93,21 @@ fn gaps(plan: &CodecPlan, number: usize) -> [Range<i64>; 4] {
     ]
 }
 
-/// Where a chunk has the scale of a segment.
+/// Returns the address of a segment's scale in a chunk.
 pub fn scale_at(chunk: *mut u8, segment: usize) -> *mut u32 {
     chunk.wrapping_add(HEADER + 4 * segment).cast()
 }
 
-/// The flags of a chunk.
+/// Returns the flags of a chunk.
 ///
 /// # Safety
 /// At `chunk` is a header, aligned to 4.
 pub unsafe fn flags_of(chunk: *const u8) -> u32 {
-    // SAFETY: the caller's promise; the field is aligned to 4, too.
+    // SAFETY: the caller promises a header, aligned to 4, and the field's offset is a multiple of 4.
     u32::from_le(unsafe { chunk.add(FLAGS_FIELD.start).cast::<u32>().read() })
 }
 
-/// Refuses a header that is not the one that is expected, in a field that is not `free`.
+/// Refuses a header that differs from `expected` in a field other than `free`.
 pub fn check_header(
     who: fmt::Arguments<'_>, header: &[u8; HEADER], expected: &[u8; HEADER], free: Range<usize>,
 ) -> Result<()> {
@@ -144,7 +144,7 @@ pub unsafe fn check(
     // SAFETY: `chunk` has `plan.stride()` bytes, which begin with a header.
     let header = unsafe { chunk.cast::<[u8; HEADER]>().read() };
     check_header(who, &header, &plan.header(number), FLAGS_FIELD)?;
-    // SAFETY: as above.
+    // SAFETY: `chunk` begins with a header, and is aligned to 4.
     let flags = unsafe { flags_of(chunk) };
     if flags & !NONFINITE != 0 {
         return Err(error!(
@@ -153,7 +153,7 @@ pub unsafe fn check(
             if flags == CORRUPT || flags == CORRUPT | NONFINITE { ": it was made of corrupt ones" } else { "" }
         ));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `plan.stride()` bytes at `chunk`, aligned to 4.
     unsafe { family.check_scales(plan, who, chunk, number) }?;
     Ok(flags)
 }

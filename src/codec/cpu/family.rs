@@ -1,4 +1,4 @@
-//! What differs between the two families of codecs on the CPU.
+//! Operations that differ between the two families of codecs on the CPU.
 
 use std::fmt::Arguments;
 
@@ -13,7 +13,7 @@ use crate::{
 
 use super::{Codec, inputs::Inputs};
 
-/// The work of a family. Functions that return a bool return whether they found a number that is not finite.
+/// Work of a family. Functions that return a bool return true if they found a number that is not finite.
 pub trait Family: Sync {
     /// Writes all of a payload but headers and padding, the next state of the worker, and the codec's scales.
     /// `values`: an address per segment. `factors`: gradients and errors are multiplied by them.
@@ -24,10 +24,10 @@ pub trait Family: Sync {
     /// Reduces chunks of several payloads to chunks in `dst`, and writes the next state of the server.
     fn reduce(&self, codec: &mut Codec, plan: &CodecPlan, inputs: &Inputs<'_>, dst: &View<'_>) -> bool;
 
-    /// Writes the mean, the sum or the majority of chunks to a shard, an address per segment. `room`: a chunk to work in.
+    /// Writes the mean, sum or majority of chunks to a shard, an address per segment. `room`: memory for a chunk.
     fn mean(&self, codec: &Codec, plan: &CodecPlan, inputs: &Inputs<'_>, room: &View<'_>, shard: &[Address]) -> bool;
 
-    /// Makes the chunk `number` of a shard and the error, and writes the next state of the server.
+    /// Encodes a shard plus the error to the chunk `number`, and writes the next state of the server.
     fn encode_shard(
         &self, codec: &mut Codec, plan: &CodecPlan, number: usize, shard: &[Address], dst: &View<'_>,
     ) -> bool;

@@ -1,4 +1,4 @@
-//! The tiles of a half of a codec: of what is encoded, or of what is reduced.
+//! The tiles of a half of a codec: the worker's encodes, the server's reduces.
 
 use crate::{
     codec::plan::{CodecPlan, Run},
@@ -12,7 +12,7 @@ use super::{
 };
 
 impl Codec {
-    /// The runs of a half of the state and their tiles.
+    /// Returns a half of the state with its tiles and runs.
     pub(super) fn of_half<'a>(&'a self, plan: &'a CodecPlan, half: usize) -> (Half, &'a Tiles, &'a [Run]) {
         match half {
             WORKER => (self.worker, &self.worker_tiles, &plan.workers),
@@ -20,8 +20,8 @@ impl Codec {
         }
     }
 
-    /// Calls `work` with each tile of each run of a half, and the addresses of its errors in the valid and in the next state.
-    /// `bytes`: bytes per element that `work` reads and writes beside the errors. Returns whether `work` ever returned true.
+    /// Calls `work` with each tile of each run of a half, and the addresses of its errors in the valid and the next
+    /// state. `bytes`: bytes per element that `work` accesses beside the errors. Returns true if `work` ever did.
     pub fn for_each_tile<E: Number>(
         &self, plan: &CodecPlan, half: usize, bytes: usize, work: impl Fn(&Run, &Tile, [*mut u8; 2]) -> bool + Sync,
     ) -> bool {

@@ -8,9 +8,9 @@ use crate::{
 /// Chunks of several payloads, whose headers were checked.
 pub struct Inputs<'a> {
     pub received: Received,
-    /// The number of the first chunk.
+    /// Number of the first chunk.
     pub number: usize,
-    /// Those of all chunks.
+    /// Flags of all chunks.
     pub flags: u32,
     pub plan: &'a CodecPlan,
 }
@@ -20,17 +20,17 @@ impl Inputs<'_> {
         self.received.payloads
     }
 
-    /// The number of the first byte of bits of the first chunk.
+    /// Returns the index of the first chunk's first byte of bits, counted before the bits are cut into chunks.
     pub fn start(&self) -> i64 {
         self.plan.held_by(self.number).start
     }
 
-    /// A byte of the first payload's bits, counted from the first byte of the chunk.
+    /// Returns the address of a byte of the first payload's bits, counted from the chunk's first byte of bits.
     pub fn bits(&self, byte: i64) -> *mut u8 {
         self.received.first.at((self.plan.layout.scales_at + byte) as usize)
     }
 
-    /// The address of the first chunk of the first payload.
+    /// Returns the address of the first chunk of the first payload.
     pub fn first(&self) -> Address {
         self.received.first
     }

@@ -1,10 +1,10 @@
 //! The codecs on the CPU: the reference for docs/NUMERICS.md, bit for bit.
 //!
-//! - `operations`: encode, reduce and decode; `family`: the part of them that differs between the two families of codecs;
+//! - `operations`: encode, reduce and decode; `family`: their parts that differ between the two families of codecs;
 //! - `bits`: ONEBIT and SIGN; `blocks`: all other codecs;
-//! - `numbers`: element types; `sum`: sums and the scale; `sources`: the sources of a tile's elements;
-//! - `tiles`, `halves`: how elements are shared out to threads;
-//! - `chunks`: the frames of chunks; `inputs`: chunks that are reduced; `state`: the state, out and in.
+//! - `sum`: sums and the scale; `sources`: the sources of a tile's elements; `nodes`: sums within a node;
+//! - `tiles`, `halves`: distribution of elements to threads;
+//! - `chunks`: the frames of chunks; `inputs`: chunks that are reduced; `state`: saving and loading of the state.
 
 mod bits;
 mod blocks;
@@ -37,16 +37,16 @@ use tiles::Tiles;
 
 pub use chunks::check_header;
 
-/// Which half of a state is meant.
+/// Numbers of the halves of a state.
 const WORKER: usize = 0;
 const SERVER: usize = 1;
 
-/// Half of a state: the workers' or the server's. Each half is valid in one of the two buffers.
+/// Half of a state: the worker's or the server's. Each half is valid in one of the two buffers.
 #[derive(Clone, Copy, Default)]
 struct Half {
-    /// Which buffer is valid.
+    /// Index of the valid buffer.
     valid: usize,
-    /// Whether the other one holds a step.
+    /// True if the other buffer holds a pending step.
     pending: bool,
 }
 
@@ -55,22 +55,22 @@ pub struct Codec {
     family: &'static dyn Family,
     set: InstructionSet,
     transactional: bool,
-    /// As docs/NUMERICS.md has them, each aligned to 256. The second one is empty unless the codec is transactional.
+    /// States in the layout of docs/NUMERICS.md, aligned to 256. The second is empty unless the codec is transactional.
     buffers: [Owner; 2],
     worker: Half,
     server: Half,
-    /// Whether a step has begun that is neither committed nor taken back, even one that wrote nothing.
+    /// True if a step has begun that is neither committed nor taken back, even one that wrote nothing.
     begun: bool,
-    /// The flags set since they were last taken, and since the last commit.
+    /// Flags set since they were last taken, and since the last commit.
     flags: u32,
     since_commit: u32,
-    /// The flags of the values of the next encode before they were summed up.
+    /// Flags that the next encode adds to its own: of its values, before they were summed within the node.
     before_encode: u32,
-    /// Of the last encode.
+    /// Scales of the last encode.
     scales: Vec<f32>,
     worker_tiles: Tiles,
     server_tiles: Tiles,
-    /// The sums of the tiles of one call.
+    /// Sums of the tiles of one call.
     partials: Vec<AtomicU64>,
 }
 
@@ -80,7 +80,7 @@ impl Codec {
         let second = if transactional { memory::allocate(plan.state_bytes)? } else { Owner::of_nothing() };
         let buffers = [memory::allocate(plan.state_bytes)?, second];
         for buffer in buffers.iter().filter(|buffer| !buffer.data().is_null()) {
-            // SAFETY: memory of so many bytes, which is ours alone.
+            // SAFETY: the buffer has `state_bytes` bytes, and nothing else uses it yet.
             unsafe { buffer.data().write_bytes(0, plan.state_bytes as usize) };
         }
         let segments = plan.workers.len();
@@ -109,7 +109,7 @@ impl Codec {
         })
     }
 
-    /// Where a half is read, and where the next step of it is written.
+    /// Returns the buffer from which a half is read, and the buffer to which its next step is written.
     fn buffers_of(&self, half: Half) -> (*mut u8, *mut u8) {
         let next = if self.transactional { 1 - half.valid } else { half.valid };
         (self.buffers[half.valid].data(), self.buffers[next].data())
@@ -120,33 +120,33 @@ impl Codec {
         self.since_commit |= flags;
     }
 
-    /// Adds flags to those of the next encode.
+    /// Adds flags to the flags of the next encode.
     pub fn add_to_next_encode(&mut self, flags: u32) {
         self.before_encode |= flags;
     }
 
-    /// Takes over the flags of a codec that decodes for this one.
+    /// Moves the flags of a codec that decodes for this one to this codec.
     pub fn take_flags_of(&mut self, other: &mut Self) {
         self.raise(mem::take(&mut other.flags));
     }
 
-    /// Whether a step waits for its commit.
+    /// Returns true if a step is pending.
     pub fn is_pending(&self) -> bool {
         self.begun
     }
 
-    /// Writes the flags of all calls since the last, to a uint32.
+    /// Writes the flags of all calls since the last `take_flags` to a uint32, and clears them.
     pub fn take_flags(&mut self, dst: &View<'_>) -> Result<()> {
-        // SAFETY: a view of one uint32, at any address.
+        // SAFETY: `dst` is a view of one uint32, at any address.
         unsafe { dst.data().cast::<u32>().write_unaligned(self.flags) };
         self.flags = 0;
         Ok(())
     }
 
-    /// Writes the scales of the last encode, a float32 a segment.
+    /// Writes the scales of the last encode, one float32 per segment.
     pub fn scales(&mut self, _: &CodecPlan, dst: &View<'_>) -> Result<()> {
         for (segment, scale) in self.scales.iter().enumerate() {
-            // SAFETY: a view of as many float32 as there are segments, at any address.
+            // SAFETY: `dst` is a view of one float32 per segment, at any address.
             unsafe { dst.data().cast::<f32>().add(segment).write_unaligned(*scale) };
         }
         Ok(())
@@ -179,18 +179,18 @@ impl Codec {
     }
 }
 
-/// Whether a bool, an int32 or a float32 is not 0. By its bits, for they say it in any floating-point environment.
+/// Returns true if a bool, an int32 or a float32 is not 0. Tests its bits, for any floating-point environment.
 fn is_not_zero(scalar: &View<'_>) -> bool {
     if scalar.dtype().size == 1 {
-        // SAFETY: a view of one element of a byte.
+        // SAFETY: `scalar` is a view of one element of one byte.
         return unsafe { scalar.data().read() } != 0;
     }
-    // SAFETY: a view of one element of four bytes, at any address.
+    // SAFETY: `scalar` is a view of one element of four bytes, at any address.
     let bits = unsafe { scalar.data().cast::<u32>().read_unaligned() };
     if scalar.dtype().is_float() { bits & 0x7fff_ffff != 0 } else { bits != 0 }
 }
 
-/// A scalar on the device: a float32, or 1.
+/// Returns the float32 of a view, or 1 without a view.
 fn factor(scalar: Option<&View<'_>>) -> f32 {
     scalar.map_or(1.0, memory::read)
 }

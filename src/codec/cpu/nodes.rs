@@ -19,8 +19,8 @@ use crate::{
 
 use super::tiles::in_parts;
 
-/// Writes the blocks that a rank sends to the ranks of its node. `values`: an address per segment, of the plan's elements.
-/// `send`: room for a block for each part.
+/// Writes the blocks that a rank sends to the ranks of its node. `values`: an address per segment of the plan. `send`:
+/// room for a block for each part.
 pub fn pack(plan: &NodePlan, values: &[Address], factor: Option<&View<'_>>, send: &View<'_>) {
     let (size, factor, send) = (plan.values.size, factor.map_or(1.0, memory::read), send.data());
     for (number, (header, part)) in plan.headers.iter().zip(&plan.parts).enumerate() {
@@ -43,9 +43,9 @@ pub fn pack(plan: &NodePlan, values: &[Address], factor: Option<&View<'_>>, send
     });
 }
 
-/// Sums up the blocks that a rank has received, one from each rank of its node. Returns flags: CORRUPT, then the sums are
-/// +0; NONFINITE, where a value counts as +0. `received`: a block for each rank. `sums`: float32, an element for each of this
-/// rank's part, aligned to 4.
+/// Sums the blocks that a rank has received, one from each rank of its node. Returns flags: CORRUPT if a header is
+/// wrong, and the sums are then +0; NONFINITE if a value counts as +0. `received`: a block for each rank. `sums`:
+/// float32, an element for each of this rank's part, aligned to 4.
 pub fn sum(plan: &NodePlan, received: &View<'_>, sums: &View<'_>) -> u32 {
     let (ranks, elements) = (plan.parts.len(), plan.own_part().elements);
     let zero = plan.own_part().rules.policy == NonFinite::Zero;
@@ -58,7 +58,7 @@ pub fn sum(plan: &NodePlan, received: &View<'_>, sums: &View<'_>) -> u32 {
         header[..FACTOR_AT] == expected[..FACTOR_AT] && header[FACTOR_AT + 4..] == expected[FACTOR_AT + 4..]
     };
     if !(0..ranks).all(is_right) {
-        // SAFETY: so many float32.
+        // SAFETY: `sums` has `elements` float32.
         unsafe { to.write_bytes(0, elements as usize * size_of::<f32>()) };
         return CORRUPT;
     }
@@ -68,7 +68,7 @@ pub fn sum(plan: &NodePlan, received: &View<'_>, sums: &View<'_>) -> u32 {
     in_parts(tiles, elements.saturating_mul(4 + (ranks * plan.values.size) as i64), |tiles| {
         for tile in tiles {
             let range = tile as i64 * TILE..elements.min((tile as i64 + 1) * TILE);
-            // SAFETY: the elements of a tile, which every block and the sums have.
+            // SAFETY: every block and the sums have the elements of the tile.
             let nonfinite = unsafe { sum_tile(plan, zero, received, to, range) };
             if nonfinite {
                 met.store(true, Ordering::Relaxed);
@@ -80,13 +80,13 @@ pub fn sum(plan: &NodePlan, received: &View<'_>, sums: &View<'_>) -> u32 {
 
 type SumTile = unsafe fn(&NodePlan, bool, Address, Address, Range<i64>) -> bool;
 
-/// Sums up some elements. Returns whether one counts as +0 because it is not finite.
+/// Sums the elements of a range. Returns true if a value counts as +0 because it is not finite.
 ///
 /// # Safety
-/// The elements are in every block and in the sums.
+/// The elements are in every block and in the sums, and no other thread uses these sums.
 unsafe fn sum_tile<G: Number>(plan: &NodePlan, zero: bool, received: Address, to: Address, range: Range<i64>) -> bool {
     let count = (range.end - range.start) as usize;
-    // SAFETY: room for the elements, at an address that is aligned to 4, which one thread writes.
+    // SAFETY: `to` has room for the elements, aligned to 4, and only this thread uses it.
     let sums = unsafe { std::slice::from_raw_parts_mut(to.at(range.start as usize * 4).cast::<f32>(), count) };
     let mut nonfinite = false;
     for rank in 0..plan.parts.len() {
@@ -95,7 +95,7 @@ unsafe fn sum_tile<G: Number>(plan: &NodePlan, zero: bool, received: Address, to
         let factor = unsafe { block.wrapping_add(FACTOR_AT).cast::<f32>().read_unaligned() };
         let values = block.wrapping_add(HEADER + range.start as usize * size_of::<G::Bits>());
         for (index, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: see above.
+            // SAFETY: the block has `count` values from there on.
             let value = unsafe { G::load(values, index) };
             let mut v = factor * value;
             if zero && !(value.is_finite() && v.is_finite()) {

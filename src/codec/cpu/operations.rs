@@ -1,4 +1,4 @@
-//! Encode, reduce and decode: what they do around the work of the codec's family.
+//! Encode, reduce and decode: the steps around the work of the codec's family.
 
 use std::mem;
 
@@ -33,7 +33,7 @@ impl Codec {
         let family = self.family;
         let flags = flag_of(family.encode(self, plan, values, factors.map(factor), payload))
             | mem::take(&mut self.before_encode);
-        // What is corrupt has no other flag.
+        // A corrupt payload has no other flag.
         let flags = if flags & CORRUPT != 0 { CORRUPT } else { flags };
         for chunk in 0..plan.n_chunks {
             let at = payload.data().wrapping_add(chunk * plan.stride() as usize);
@@ -45,10 +45,10 @@ impl Codec {
         Ok(())
     }
 
-    /// Reduces chunks of each payload to as many in `dst`. If a chunk is corrupt, `dst` says so, and the state stays as
-    /// it was.
+    /// Reduces chunks of each payload to as many in `dst`. If a chunk is corrupt, `dst` is flagged as corrupt, and the
+    /// state stays unchanged.
     pub fn reduce(&mut self, plan: &CodecPlan, received: Received, dst: &View<'_>) -> Result<()> {
-        let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
+        let Some(number) = plan.server else { return Ok(()) }; // `ops` refuses this case
         self.commit_pending_reduce()?;
         let family = self.family;
         let inputs = match check_inputs(family, plan, received, number) {
@@ -60,11 +60,11 @@ impl Codec {
         Ok(())
     }
 
-    /// The first half of `reduce`: writes the mean (or sum) of `chunks`, one per payload, or the majority as +1 and -1
-    /// or NaN, to the parts of a shard, an address per segment. If a chunk is corrupt, nothing is written. `room`: for a
-    /// chunk. The state is only read.
+    /// Writes the mean (or sum) of `chunks`, one per payload, or the majority as +1 and -1 or NaN, to the parts of a
+    /// shard, an address per segment. This is the first half of `reduce`. If a chunk is corrupt, nothing is written.
+    /// `room`: memory for a chunk. The state is only read.
     pub fn mean(&mut self, plan: &CodecPlan, chunks: &View<'_>, room: &View<'_>, shard: &[Address]) -> Result<()> {
-        let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
+        let Some(number) = plan.server else { return Ok(()) }; // `ops` refuses this case
         let family = self.family;
         let received = Received::of(chunks, plan.stride());
         let inputs = check_inputs(family, plan, received, number).inspect_err(|_| self.raise(CORRUPT))?;
@@ -73,9 +73,9 @@ impl Codec {
         Ok(())
     }
 
-    /// The second half of `reduce`: makes the chunk of a shard and the error.
+    /// Encodes a shard plus the error to a chunk: the second half of `reduce`.
     pub fn encode_shard(&mut self, plan: &CodecPlan, shard: &[Address], dst: &View<'_>) -> Result<()> {
-        let Some(number) = plan.server else { return Ok(()) }; // the operation has refused this
+        let Some(number) = plan.server else { return Ok(()) }; // `ops` refuses this case
         self.commit_pending_reduce()?;
         let family = self.family;
         let nonfinite = family.encode_shard(self, plan, number, shard, dst);
@@ -111,10 +111,10 @@ impl Codec {
         if self.server.pending { self.commit(Skip::Never) } else { Ok(()) }
     }
 
-    /// Writes the frames of the chunks that were reduced, and goes on to the next turn.
+    /// Writes the frames of the reduced chunks, and increments the turn.
     fn finish_chunks(&mut self, plan: &CodecPlan, number: usize, flags: u32, dst: &View<'_>) {
         let (valid, next) = self.buffers_of(self.server);
-        // SAFETY: both are states.
+        // SAFETY: both buffers are states of this codec, and each has a turn, aligned to 8.
         unsafe { turn(next).write(turn(valid).read().wrapping_add(1)) };
         let scale_of = |part: &Run| {
             // SAFETY: the state has a scale per segment.
@@ -122,18 +122,18 @@ impl Codec {
         };
         for index in 0..plan.server_chunks {
             let chunk = chunk_of(plan, dst, index);
-            // SAFETY: the view has as many chunks.
+            // SAFETY: `dst` has `server_chunks` chunks, aligned to 16.
             unsafe { chunks::write_frame(self.family, plan, chunk, number + index, flags, &scale_of) };
         }
         (self.server.pending, self.begun) = (self.transactional, self.transactional);
         self.raise(flags);
     }
 
-    /// Marks `dst` as made of a corrupt chunk. A step has begun all the same: the host of a GPU cannot see it earlier.
+    /// Marks `dst` as made of a corrupt chunk. The step counts as begun: on a GPU the host cannot check chunks.
     fn refuse(&mut self, plan: &CodecPlan, number: usize, dst: &View<'_>, failure: Error) -> Error {
         for index in 0..plan.server_chunks {
             let chunk = chunk_of(plan, dst, index);
-            // SAFETY: the view has as many chunks.
+            // SAFETY: `dst` has `server_chunks` chunks, aligned to 16.
             unsafe {
                 chunk.write_bytes(0, plan.stride() as usize);
                 chunks::write_frame(self.family, plan, chunk, number + index, CORRUPT, &|_| 0.0);
@@ -145,7 +145,7 @@ impl Codec {
     }
 }
 
-/// The chunks of several payloads from `number` on, and the flags that they carry. Refuses a chunk that is corrupt.
+/// Checks the chunks of several payloads from `number` on. Returns them with their flags, or refuses a corrupt chunk.
 fn check_inputs<'a>(family: &dyn Family, plan: &'a CodecPlan, received: Received, number: usize) -> Result<Inputs<'a>> {
     let mut flags = 0;
     for payload in 0..received.payloads {
@@ -159,7 +159,7 @@ fn check_inputs<'a>(family: &dyn Family, plan: &'a CodecPlan, received: Received
     Ok(Inputs { received, number, flags, plan })
 }
 
-/// The address of a chunk that is written.
+/// Returns the address of a chunk that is written.
 fn chunk_of(plan: &CodecPlan, dst: &View<'_>, index: usize) -> *mut u8 {
     dst.data().wrapping_add(index * plan.stride() as usize)
 }

@@ -1,6 +1,6 @@
-//! The sources of a tile's elements: what each operation makes c of.
+//! Sources of a tile's elements: the inputs from which each operation computes c.
 //!
-//! All of it is inlined into the functions of `kernels`, which have the instructions of a set.
+//! All functions are inlined into the functions of `kernels`, which are compiled for an instruction set.
 
 use std::marker::PhantomData;
 
@@ -11,33 +11,32 @@ use crate::cpu::{
 
 use super::sum::{UNIT_ELEMENTS, Unit};
 
-/// The highest magnitude of a finite number, as an integer.
+/// Largest magnitude of a finite number, as an integer.
 pub const FINITE: u32 = 0x7f7f_ffff;
 
-/// The source of a tile's elements, c.
+/// Source of a tile's elements, c.
 pub trait Source: Sync {
-    /// What c^ is kept as.
+    /// Type in which c^ is kept.
     type Kept: Number;
 
-    /// Writes c of `count` elements from number `first` of the tile, a multiple of 1024. Returns whether
-    /// something is not finite and does not show in c.
+    /// Writes c of `count` elements from index `first` of the tile, a multiple of 1024. Returns true if an input is not
+    /// finite, which c need not show.
     ///
     /// # Safety
-    /// These elements are in the memory that this was made of.
+    /// The elements are in the memory that the source was made of.
     unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool;
 
-    /// Asks for the memory of a part, one of [`PARTS`], of the unit that begins with an element, which need not be
-    /// there.
+    /// Prefetches part `part` of [`PARTS`] of the unit that begins at index `first`. The unit need not exist.
     #[inline(always)]
     fn ask_for(&self, _first: usize, _part: usize) {}
 }
 
-/// In how many parts the next unit is asked for, between the loops over this one. Its elements are a page or less, at
-/// whose end processors stop reading ahead by themselves: they would wait for memory in `form` and leave it idle in all
-/// other loops (a fifth to a third of the time of 2^20 and 2^24 float32, on Sapphire Rapids).
+/// Number of parts in which the next unit is prefetched, between the loops over the current one. A unit is a page or
+/// less, and processors stop reading ahead at the end of a page. Without this, `form` waits for memory, which is idle
+/// in all other loops. The wait is a fifth to a third of the time of 2^20 and 2^24 float32 on Sapphire Rapids.
 pub const PARTS: usize = 4;
 
-/// Asks for a part of the unit of elements that begins with number `first`.
+/// Prefetches a part of the unit of elements that begins at index `first`.
 #[inline(always)]
 fn ask_for<N: Number>(elements: *const u8, first: usize, part: usize) {
     const LINE: usize = 64;
@@ -48,7 +47,7 @@ fn ask_for<N: Number>(elements: *const u8, first: usize, part: usize) {
     }
 }
 
-/// A gradient and the error that was carried.
+/// Gradient and carried error.
 pub struct Feedback<G, E> {
     pub gradient: *const u8,
     pub kept: *const u8,
@@ -59,7 +58,7 @@ pub struct Feedback<G, E> {
     pub types: PhantomData<(G, E)>,
 }
 
-// SAFETY: nothing is written through it, and its memory is not written meanwhile but by the tile's own thread.
+// SAFETY: threads only read through these addresses; meanwhile only the tile's own thread writes to that memory.
 unsafe impl<G: Number, E: Number> Sync for Feedback<G, E> {}
 
 impl<G: Number, E: Number> Source for Feedback<G, E> {
@@ -67,7 +66,7 @@ impl<G: Number, E: Number> Source for Feedback<G, E> {
 
     #[inline(always)]
     unsafe fn form(&self, first: usize, unit: &mut Unit, count: usize) -> bool {
-        // Copies: read through a reference in the loop they would keep it from being vectorized.
+        // These are copies, because reads through a reference would keep the loop from being vectorized.
         let Self { gradient, kept, scale, factors: [of_gradient, of_error], beta, zero, .. } = *self;
         let mut highest = 0;
         for (index, c) in unit.0[..count].iter_mut().enumerate() {
@@ -91,14 +90,14 @@ impl<G: Number, E: Number> Source for Feedback<G, E> {
     }
 }
 
-/// The parts of several payloads, and the server's error.
+/// Parts of several payloads, and the server's error.
 pub struct Parts<E> {
-    /// The bits of the tile's first element in the first payload, its scale, and from payload to payload.
+    /// Addresses in the first payload of the tile's first bit and of its scale; distance between payloads in bytes.
     pub bits: *const u8,
     pub scale: *const u8,
     pub stride: usize,
     pub payloads: usize,
-    /// What a scale is divided by.
+    /// Divisor of a scale.
     pub divisor: f32,
     pub kept: *const u8,
     pub kept_scale: f32,
@@ -107,7 +106,7 @@ pub struct Parts<E> {
     pub types: PhantomData<E>,
 }
 
-// SAFETY: nothing is written through it, and its memory is not written meanwhile but by the tile's own thread.
+// SAFETY: threads only read through these addresses; meanwhile only the tile's own thread writes to that memory.
 unsafe impl<E: Number> Sync for Parts<E> {}
 
 impl<E: Number> Source for Parts<E> {
@@ -157,19 +156,19 @@ unsafe fn add_signs(unit: &mut Unit, bits: *const u8, count: usize, share: f32) 
     }
 }
 
-/// Calls `work` with the number of the first bit of each 32 of `count`, and those bits, the first one highest; zeros
-/// beyond the last byte. By address, for the bytes may be those of another process, which may change them meanwhile: of
-/// such memory there must be no reference. Each byte is read once.
+/// Calls `work` for each 32 of `count` bits, with the index of the first bit and the bits as a word, the first bit
+/// highest. Bits beyond the last byte are 0. Another process may change the bytes meanwhile, so they are read through
+/// their address, never through a reference. Each byte is read once.
 ///
 /// # Safety
 /// `count` bits can be read at `bits`.
 #[inline(always)]
 pub unsafe fn for_each_word(bits: *const u8, count: usize, mut work: impl FnMut(usize, u32)) {
     let bytes = count.div_ceil(8);
-    // One call in one loop: a closure that is called in two places need not be inlined into either.
+    // `work` is called in one place, because a closure that is called in two places need not be inlined.
     for first in (0..bytes).step_by(4) {
         let mut word = [0; 4];
-        // SAFETY: at most 4 of `bytes` bytes, from `first` on.
+        // SAFETY: this reads at most 4 bytes from `first` on, none past `bytes`.
         unsafe {
             let at = bits.add(first);
             match bytes - first {
@@ -181,8 +180,8 @@ pub unsafe fn for_each_word(bits: *const u8, count: usize, mut work: impl FnMut(
     }
 }
 
-/// A bit of a word, the highest being number 0. The word is not shifted by the number: not every set can shift lanes by
-/// different counts.
+/// Returns a bit of a word; bit 0 is the highest. The word is not shifted by `index`, because not every instruction set
+/// can shift lanes by different counts.
 #[inline(always)]
 pub fn has_bit(word: u32, index: usize) -> bool {
     word & (0x8000_0000 >> index) != 0

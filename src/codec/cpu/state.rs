@@ -1,4 +1,4 @@
-//! The state out and in, as it is and as errors.
+//! Saving and loading of the state, as bytes and as errors.
 
 use std::ops::Range;
 
@@ -14,24 +14,24 @@ use crate::{
 
 use super::{Codec, Half, WORKER, chunks::check_header};
 
-/// Where a state has the scale of a segment (`half` 0) or of its part (1).
+/// Returns the address in a state of the scale of a segment (`half` 0) or of its part (1).
 pub fn scale_in(plan: &CodecPlan, state: *mut u8, half: usize, segment: usize) -> *mut f32 {
     state.wrapping_add(plan.state_scales()[half] as usize + 4 * segment).cast()
 }
 
-/// Where a state has the number of the next turn.
+/// Returns the address in a state of the number of the next turn.
 pub fn turn(state: *mut u8) -> *mut u64 {
     state.wrapping_add(TURN_FIELD.start).cast()
 }
 
-/// What a view of the server's errors has: those of its parts, or of all elements.
+/// Elements in a view of the server's errors: the elements of its parts, or all elements.
 #[derive(Clone, Copy, PartialEq)]
 enum Server {
     Parts,
     All,
 }
 
-/// The bytes of a state that belong to workers and to the server: scales, then what is kept.
+/// Returns the byte ranges of the worker and of the server in a state: of scales, then of kept elements.
 fn ranges(plan: &CodecPlan) -> [[Range<usize>; 2]; 2] {
     let [workers, servers] = plan.state_scales().map(|at| at as usize);
     let bytes = plan.state_bytes as usize;
@@ -46,9 +46,9 @@ fn ranges(plan: &CodecPlan) -> [[Range<usize>; 2]; 2] {
 }
 
 impl Codec {
-    /// The state as it was made; the flags are 0.
+    /// Resets the state to its initial value and the flags to 0.
     pub fn reset(&mut self, plan: &CodecPlan) -> Result<()> {
-        // SAFETY: a state of ours.
+        // SAFETY: the buffer is a state of this codec, of `state_bytes` bytes.
         unsafe { self.buffers[0].data().write_bytes(0, plan.state_bytes as usize) };
         (self.worker, self.server, self.begun) = (Half::default(), Half::default(), false);
         (self.flags, self.since_commit) = (0, 0);
@@ -61,7 +61,7 @@ impl Codec {
         let (out, bytes) = (dst.data(), plan.state_bytes as usize);
         let mut header = plan.state_header();
         let states = [self.worker, self.server].map(|half| self.buffers_of(half).0);
-        // SAFETY: states of ours, and a view of as many bytes, at any address.
+        // SAFETY: all ranges lie within a state; `out` has as many bytes as the codec's states, at any address.
         unsafe {
             header[TURN_FIELD].copy_from_slice(&turn(states[1]).read().to_le_bytes());
             out.copy_from_nonoverlapping(header.as_ptr(), HEADER);
@@ -75,10 +75,10 @@ impl Codec {
         Ok(())
     }
 
-    /// Takes over a state that `state_out` wrote. One that it cannot have written is refused.
+    /// Loads a state that `state_out` wrote. Refuses a state that `state_out` cannot have written.
     pub fn state_in(&mut self, plan: &CodecPlan, src: &View<'_>) -> Result<()> {
         let from = src.data();
-        // SAFETY: a view of a state's bytes, at any address.
+        // SAFETY: `src` has the bytes of a state, at any address.
         let header = unsafe { from.cast::<[u8; HEADER]>().read_unaligned() };
         check_header(format_args!("{}", src.name()), &header, &plan.state_header(), TURN_FIELD)?;
         self.family.check_state(plan, src)?;
@@ -86,7 +86,7 @@ impl Codec {
         let states = [self.worker, self.server].map(|half| self.buffers_of(half).0);
         let mut of_turn = [0; 8];
         of_turn.copy_from_slice(&header[TURN_FIELD]);
-        // SAFETY: states of ours, and a view of a state's bytes. What fills up stays +0: it is not copied.
+        // SAFETY: all ranges lie within a state; `src` has as many bytes, at any address. Padding stays +0: not copied.
         unsafe {
             turn(states[1]).write(u64::from_le_bytes(of_turn));
             for (state, [scales, _]) in states.into_iter().zip(&halves) {
@@ -102,28 +102,28 @@ impl Codec {
         Ok(())
     }
 
-    /// Writes the errors that the next step will read, in float32: the workers', the server's.
+    /// Writes the errors that the next step will read, in float32: the worker's and the server's.
     pub fn errors_out(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
         let family = self.family;
         if let Some(row) = worker.filter(|_| plan.row_elements != plan.elements) {
-            // SAFETY: a view of so many float32.
+            // SAFETY: `row` is a view of `row_elements` float32.
             unsafe { row.data().write_bytes(0, plan.row_elements as usize * size_of::<f32>()) };
         }
         self.for_halves(plan, [worker, server], Server::Parts, |run, scale, kept, errors| {
-            // SAFETY: of the run, in a state and in a view of as many float32.
+            // SAFETY: `scale` and `kept` belong to the run in a state; `errors` has a float32 for each of its elements.
             unsafe { family.errors_of(plan, run, scale, kept, errors) };
         });
         Ok(())
     }
 
-    /// Takes over errors, rounded to the dtype of errors.
+    /// Loads errors, rounded to the dtype of errors.
     pub fn errors_in(&mut self, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>) -> Result<()> {
         self.keep_errors(plan, (worker, &Rows::ONE), server, Server::Parts);
         Ok(())
     }
 
-    /// The same of another world: of the workers' rows, which have all elements each, what `rows` says; and of the
-    /// reducers' errors of all elements the parts of this one.
+    /// Loads the errors of another world. `workers`: rows of all elements, which `rows` combines to this rank's errors.
+    /// `server`: the reducers' errors of all elements, of which this codec loads its parts.
     pub fn errors_of_world_in(
         &mut self, plan: &CodecPlan, workers: Option<&View<'_>>, rows: &Rows, server: Option<&View<'_>>,
     ) -> Result<()> {
@@ -138,16 +138,16 @@ impl Codec {
         let (family, mut nonfinite) = (self.family, false);
         for (halves, rows) in [([workers, None], rows), ([None, server], &Rows::ONE)] {
             self.for_halves(plan, halves, of, |run, scale, kept, errors| {
-                // SAFETY: of the run, in a state.
+                // SAFETY: `scale` and `kept` belong to the run in a state.
                 nonfinite |= unsafe { family.keep(plan, run, scale, kept, &|index| of_rows(errors, row, rows, index)) };
             });
         }
-        // It is no part of a step, so no commit takes one back for it.
+        // Loading errors is not part of a step, so no commit takes a step back for it.
         self.flags |= if nonfinite { NONFINITE } else { 0 };
     }
 
-    /// Calls `work` with each run of each half that has a view: where its scale is, if it has one, what is kept of it, and
-    /// its errors in the view.
+    /// Calls `work` with each run of each half that has a view. The other arguments are the addresses of its scale, if
+    /// it has one, of its kept elements, and of its errors in the view.
     fn for_halves(
         &mut self, plan: &CodecPlan, errors: [Option<&View<'_>>; 2], of: Server,
         mut work: impl FnMut(&Run, *mut f32, *mut u8, *mut f32),
@@ -155,7 +155,7 @@ impl Codec {
         let halves = [(self.worker, &plan.workers), (self.server, &plan.servers)];
         for (half, ((valid, runs), errors)) in halves.into_iter().zip(errors).enumerate() {
             let Some(errors) = errors else { continue };
-            // Each where it is in a row of all elements; the server's parts one behind the other.
+            // Runs lie at their index in a row of all elements; the server's parts follow one another.
             let in_row = half == WORKER || of == Server::All;
             let (state, first) = (self.buffers_of(valid).0, errors.data().cast::<f32>());
             let mut behind = 0;
@@ -169,7 +169,7 @@ impl Codec {
     }
 }
 
-/// Refuses what is kept of elements if it is not finite: no step after it would ever be committed.
+/// Refuses a state whose kept elements are not finite: no later step would ever be committed.
 pub fn check_kept(plan: &CodecPlan, state: &View<'_>, who: &str) -> Result<()> {
     with_numbers!(plan.rules.values, plan.rules.error, |_G, E| check_kept_as::<E>(plan, state, who))
 }
@@ -177,7 +177,7 @@ pub fn check_kept(plan: &CodecPlan, state: &View<'_>, who: &str) -> Result<()> {
 fn check_kept_as<E: Number>(plan: &CodecPlan, state: &View<'_>, who: &str) -> Result<()> {
     for run in plan.workers.iter().chain(&plan.servers).filter(|run| is_kept::<E>() && !run.raw) {
         let kept = state.data().wrapping_add(run.state as usize);
-        // SAFETY: a view of a state's bytes, which has all elements of every run, at any address.
+        // SAFETY: `state` has the bytes of a state, with all elements of every run, at any address.
         let number = |index: usize| unsafe { E::load(kept, index) };
         if let Some(index) = (0..run.elements as usize).find(|&index| !number(index).is_finite()) {
             return Err(error!(
@@ -192,9 +192,9 @@ fn check_kept_as<E: Number>(plan: &CodecPlan, state: &View<'_>, who: &str) -> Re
     Ok(())
 }
 
-/// What an element is together in some rows of `row` elements.
+/// Combines an element's errors in rows of `row` elements to one error, as `rows` defines.
 fn of_rows(errors: *const f32, row: usize, rows: &Rows, index: usize) -> f32 {
-    // SAFETY: the view has so many rows of float32, at any address.
+    // SAFETY: the view has these rows of float32, at any address.
     let of_row = |number: usize| unsafe { errors.add((rows.first + number) * row + index).read_unaligned() };
     let sum = (0..rows.count).fold(rows.start, |sum, number| sum + of_row(number) / rows.divisor);
     sum / rows.divisor_of_sum * rows.factor

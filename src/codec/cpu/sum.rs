@@ -9,16 +9,16 @@ use crate::{
 
 pub const UNIT_ELEMENTS: usize = UNIT as usize;
 
-/// Units whose sum is made by one thread: a power of two, so that it is a node of the tree.
+/// Number of units that one thread sums: a power of two, so that their sum is a node of the tree.
 pub const TILE_UNITS: usize = 64;
 
-/// Elements of a unit; a cache line's alignment for the sake of vectors.
+/// Elements of a unit, aligned to a cache line for vectors.
 #[repr(align(64))]
 pub struct Unit(pub [f32; UNIT_ELEMENTS]);
 
 const COLUMNS: usize = 256;
 
-/// The sum of a unit's terms.
+/// Returns the sum of a unit's terms.
 #[inline(always)]
 pub fn of_unit(unit: &Unit, rule: ScaleRule) -> f32 {
     match rule {
@@ -45,7 +45,7 @@ fn of_terms(unit: &Unit, term: impl Fn(f32) -> f32) -> f32 {
     sums[0]
 }
 
-/// The sum of a tile, of its first `units`: those that are absent are 0, and add nothing, as no sum is -0.
+/// Returns the sum of a tile's first `units` units. Absent units are 0 and add nothing, because no sum is -0.
 #[inline(always)]
 pub fn of_tile(mut sums: [f64; TILE_UNITS], units: usize) -> f64 {
     let mut left = units.next_power_of_two();
@@ -58,7 +58,7 @@ pub fn of_tile(mut sums: [f64; TILE_UNITS], units: usize) -> f64 {
     sums[0]
 }
 
-/// The sum of some tiles, which it destroys. In atomics, for threads have written them.
+/// Returns the sum of some tiles, and overwrites `partials`. They are atomics because several threads wrote them.
 pub fn of_tiles(partials: &[AtomicU64]) -> f64 {
     let get = |index: usize| f64::from_bits(partials[index].load(Ordering::Relaxed));
     let set = |index: usize, sum: f64| partials[index].store(sum.to_bits(), Ordering::Relaxed);
@@ -75,7 +75,7 @@ pub fn of_tiles(partials: &[AtomicU64]) -> f64 {
     if partials.is_empty() { 0.0 } else { get(0) }
 }
 
-/// The scale of `elements` elements whose terms have this sum.
+/// Returns the scale of `elements` elements whose terms have this sum.
 pub fn scale(rule: ScaleRule, sum: f64, elements: i64) -> f32 {
     if elements == 0 {
         return 0.0;

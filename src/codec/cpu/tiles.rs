@@ -15,34 +15,34 @@ use super::sum::TILE_UNITS;
 
 pub const TILE_ELEMENTS: i64 = UNIT * TILE_UNITS as i64;
 
-/// Bytes of memory that are worth waking another thread for, and that a part has at least, as in `bits`. Fewer in
-/// tests, so that they need not be large.
+/// Bytes of memory for which another thread is woken, and the smallest number of bytes in a part, as in `bits`. Fewer
+/// in tests, so that their inputs can be small.
 const BYTES_A_THREAD: i64 = if cfg!(test) { 256 << 10 } else { 4 << 20 };
 const BYTES_A_PART: i64 = BYTES_A_THREAD / 4;
 
 /// A tile of a run: up to [`TILE_ELEMENTS`] elements.
 #[derive(Clone, Copy)]
 pub struct Tile {
-    /// The number of the run.
+    /// Number of the run.
     pub run: usize,
-    /// The number of its first element in the run.
+    /// Index of the tile's first element in the run.
     pub first: i64,
     pub elements: usize,
-    /// Its number among all.
+    /// Number of the tile among the tiles of all runs.
     pub number: usize,
 }
 
 impl Tile {
-    /// Number `index` of a run of `elements`.
+    /// Makes tile number `index` of a run of `elements`.
     fn new(run: usize, elements: i64, index: usize, number: usize) -> Self {
         let first = index as i64 * TILE_ELEMENTS;
         Self { run, first, elements: (elements - first).min(TILE_ELEMENTS) as usize, number }
     }
 }
 
-/// How runs are cut to tiles.
+/// Division of runs into tiles.
 pub struct Tiles {
-    /// The number of each run's first tile; at last, of all tiles.
+    /// Number of each run's first tile, then the number of all tiles.
     firsts: Vec<usize>,
     elements: i64,
 }
@@ -63,12 +63,12 @@ impl Tiles {
         self.firsts[self.firsts.len() - 1]
     }
 
-    /// The tiles of a run.
+    /// Returns the items of `of_tiles` for the tiles of a run.
     pub fn of_run<'a, T>(&self, run: usize, of_tiles: &'a [T]) -> &'a [T] {
         &of_tiles[self.firsts[run]..self.firsts[run + 1]]
     }
 
-    /// Calls `work` with every tile, on as many threads as `bytes` of memory an element are worth.
+    /// Calls `work` with every tile. `bytes`: bytes of memory per element, which determine the number of threads.
     pub fn for_each(&self, runs: &[Run], bytes: i64, work: impl Fn(Tile) + Sync) {
         in_parts(self.count(), self.elements.saturating_mul(bytes), |tiles| {
             let mut run = self.firsts.partition_point(|&first| first <= tiles.start) - 1;
@@ -82,12 +82,12 @@ impl Tiles {
     }
 }
 
-/// How many tiles so many elements are.
+/// Returns the number of tiles that `elements` elements take.
 pub fn tiles_of(elements: i64) -> usize {
     (elements as u64).div_ceil(TILE_ELEMENTS as u64) as usize
 }
 
-/// Calls `work` with ranges that are all of `tiles` together, on as many threads as `bytes` of memory are worth.
+/// Calls `work` with ranges that cover `tiles` tiles. `bytes`: bytes of memory, which determine the number of threads.
 pub fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
     if tiles == 0 {
         return;
@@ -101,14 +101,14 @@ pub fn in_parts(tiles: usize, bytes: i64, work: impl Fn(Range<usize>) + Sync) {
     });
 }
 
-/// The partial sums of tiles, made once.
+/// Allocates the partial sums of tiles.
 pub fn partials(tiles: usize) -> Result<Vec<AtomicU64>> {
     let mut partials = fallible::list(tiles, "sums")?;
     partials.resize_with(tiles, AtomicU64::default);
     Ok(partials)
 }
 
-/// A flag that any thread may set.
+/// Flag that any thread may set.
 #[derive(Default)]
 pub struct Met(AtomicBool);
 

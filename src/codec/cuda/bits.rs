@@ -21,14 +21,14 @@ use super::{
 pub struct Bits;
 
 impl Bits {
-    /// Launches the kernel that makes scales of the sums that the launch before has left, and headers of chunks.
-    /// Without that the state has new elements and old scales.
+    /// Launches the kernel that computes scales from the sums of the previous launch, and writes the headers of chunks.
+    /// Before it the state has new elements and old scales.
     fn finish(&self, codec: &mut Codec, queue: &mut Queue, half: Half, to: To) -> Result<()> {
         let runs = u64::from(half.n_segments).max(1);
         let steps = to.steps.map_or(0, |steps| steps as u32);
         let mut call = Finish { codec: half, dst: to.dst, way: to.way, steps, reserved: 0 };
         codec.torn = true;
-        // SAFETY: the argument is the kernel's struct, over the memory that the launch before wrote to.
+        // SAFETY: `call` is the kernel's struct, over memory that the previous launch, one of ours, wrote.
         unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
         (codec.torn, codec.pending) = (false, codec.transactional);
         Ok(())
@@ -41,7 +41,7 @@ impl Family for Bits {
     }
 
     fn tiling(&self) -> Tiling {
-        // Tiles have byte offsets in the payload. The tile of an empty run writes its scale.
+        // `to` of a tile is a byte offset in the payload. The tile of an empty run writes the run's scale.
         let chunk_at = |plan: &CodecPlan, chunk| chunk * plan.stride() + plan.layout.scales_at;
         Tiling { chunk_at, tiles_of_empty_run: 1 }
     }
@@ -51,18 +51,18 @@ impl Family for Bits {
     ) -> Result<()> {
         let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         let tiles = codec.tiles[call.codec.half as usize];
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
-        // or blocks of as many bytes in the buffers of ranks.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
+        // checked against the plan, or in chunks of as many bytes in the ranks' buffers.
         unsafe { queue.launch(kernel, tiles, &mut argument(&mut call)) }?;
         self.finish(codec, queue, call.codec, to)
     }
 
     fn reduce(&self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, mut call: Reduce, to: To) -> Result<()> {
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
-        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
-        // against its plan.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, or in views whose sizes were
+        // checked against the plan.
         unsafe {
-            // Over peer memory the launch before is the barrier of ours.
+            // Over peer memory the previous launch is our own barrier, so this launch may begin before it ends.
             if to.steps.is_none() {
                 queue.launch(kernel, codec.tiles[1], &mut argument(&mut call))
             } else {
@@ -73,8 +73,8 @@ impl Family for Bits {
     }
 
     fn mean(&self, codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
-        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
-        // against its plan.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, or in views whose sizes were
+        // checked against the plan.
         unsafe { queue.launch(&ONEBIT.mean, codec.tiles[1], &mut argument(&mut call)) }
     }
 
@@ -87,8 +87,8 @@ impl Family for Bits {
             _ => 1,
         };
         let blocks = call.tiles + (plan.n_chunks as u64 - call.first_empty);
-        // SAFETY: the argument is the kernel's struct: memory of the codec, and of views whose sizes were checked
-        // against its plan.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, or in views whose sizes were
+        // checked against the plan.
         unsafe {
             if by.behind_ours {
                 queue.launch_pdl(&ONEBIT.decode[kernel], blocks, &mut argument(&mut call))

@@ -33,7 +33,7 @@ impl Family for Blocks {
     }
 
     fn tiling(&self) -> Tiling {
-        // Tiles have the numbers of their first places in a chunk. Nothing is written for an empty run.
+        // `to` of a tile is the index of its first place in the chunk. Nothing is written for an empty run.
         Tiling { chunk_at: |_, _| 0, tiles_of_empty_run: 0 }
     }
 
@@ -44,8 +44,8 @@ impl Family for Blocks {
         let kernels = if call.way.is_given() { &BLOCKS_PEERS.encode } else { &BLOCKS.encode };
         let kernel = &kernels[2 * usize::from(dtype.size == 2) + kept];
         let tiles = codec.tiles[call.codec.half as usize];
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
-        // or chunks of as many bytes in the buffers of ranks.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
+        // checked against the plan, or in chunks of as many bytes in the ranks' buffers.
         unsafe { queue.launch(kernel, tiles, &mut argument(&mut call)) }?;
         codec.barrier(queue, to)
     }
@@ -66,7 +66,7 @@ impl Family for Blocks {
         let (kernel, per_tile) = if by.add { (2, 2) } else { (usize::from(by.dtype.size == 2), 1) };
         let blocks =
             codec.tiles[0].checked_mul(per_tile).ok_or_else(|| error!(SizeOverflow, "more than 2^64 blocks"))?;
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory or in views of checked sizes.
         unsafe { queue.launch(&BLOCKS.decode[kernel], blocks, &mut argument(&mut call)) }
     }
 
@@ -80,30 +80,30 @@ impl FusedKernels for Blocks {
         &BLOCKS_PEERS_MODULE
     }
 
-    /// If the grid has room for a thread block per tile.
+    /// Returns true if the codec keeps errors and the grid has room for a thread block per tile.
     fn fits_one_launch(&self, codec: &Codec, queue: &Queue, plan: &CodecPlan) -> bool {
         plan.rules.error.is_some() && codec.tiles.iter().all(|&tiles| tiles <= room_of(queue))
     }
 
-    /// All thread blocks run at the same time.
+    /// Launches no more thread blocks than run at the same time.
     fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, mut call: Once) -> Result<()> {
         let kernel = &BLOCKS_PEERS.once[usize::from(plan.rules.values.size == 2)];
         let blocks = call.tiles.min(room_of(queue));
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
-        // and whole payloads of as many bytes in the buffers of ranks.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
+        // checked against the plan, or in whole payloads in the ranks' buffers.
         unsafe { queue.launch(kernel, blocks, &mut argument(&mut call)) }
     }
 
     /// Launches one extra thread block for headers, if it fits, so tiles do not wait for header checks.
     fn two_shot(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
         let blocks = (call.decode.tiles.max(call.tiles) + 1).min(room_of(queue));
-        // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan;
-        // and chunks of as many bytes in the buffers of ranks.
+        // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
+        // checked against the plan, or in chunks of as many bytes in the ranks' buffers.
         unsafe { queue.launch(&BLOCKS_PEERS.twice, blocks, &mut argument(&mut call)) }
     }
 }
 
-/// Reduces to chunks, or to a shard if `call` says so.
+/// Reduces to chunks, or to a shard if `call.shard` is 1.
 fn reduce(codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
     // A shard has no error yet.
     let kept = usize::from(call.codec.error != 0 && call.shard == 0);
@@ -115,12 +115,12 @@ fn reduce(codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
     } else {
         (&BLOCKS.reduce[kept], codec.tiles[1])
     };
-    // SAFETY: the kernel's argument: memory of the codec, and of views whose sizes were checked against its plan; or
-    // chunks of as many bytes in the buffers of ranks.
+    // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were checked
+    // against the plan, or in chunks of as many bytes in the ranks' buffers.
     unsafe { queue.launch(kernel, blocks, &mut argument(&mut call)) }
 }
 
-/// Thread blocks that run at the same time beside as many of other ranks: an eighth of the GPU's threads.
+/// Returns the number of thread blocks that fit beside as many of other ranks: an eighth of the GPU's threads.
 fn room_of(queue: &Queue) -> u64 {
     (queue.device.properties().threads / 8 / THREADS).clamp(1, MOST_BLOCKS)
 }

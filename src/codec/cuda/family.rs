@@ -1,4 +1,4 @@
-//! What differs between the two families of codecs on CUDA.
+//! Launches that differ between the two families of codecs on CUDA.
 
 use crate::{
     codec::{call::Decoding, plan::CodecPlan},
@@ -14,10 +14,10 @@ use super::{
 
 /// The launches of a family.
 pub trait Family: Sync {
-    /// The module of its kernels, if they are not in the module that every codec uses.
+    /// Returns the module of the family's kernels; None if they are in the module that every codec uses.
     fn module(&self) -> Option<&'static Module>;
 
-    /// How its tiles are numbered.
+    /// Returns the numbering of the family's tiles.
     fn tiling(&self) -> Tiling;
 
     /// Encodes a half of the codec, whose values have this dtype.
@@ -33,7 +33,7 @@ pub trait Family: Sync {
     fn decode(&self, codec: &Codec, queue: &mut Queue, plan: &CodecPlan, by: &Decoding<'_>, call: Decode)
     -> Result<()>;
 
-    /// Its kernels that do a whole all-reduce over peer memory, if it has such.
+    /// Returns the family's kernels that run a whole all-reduce over peer memory, if there are any.
     fn fused(&self) -> Option<&dyn FusedKernels> {
         None
     }
@@ -41,15 +41,15 @@ pub trait Family: Sync {
 
 /// All-reduces over peer memory in one launch.
 pub trait FusedKernels {
-    /// The module of these kernels, and of all others that write to peer memory.
+    /// Returns the module of these kernels, and of all others that write to peer memory.
     fn module(&self) -> &'static Module;
 
-    /// Whether `two_shot` is no slower than three launches.
+    /// Returns true if `two_shot` is no slower than three launches.
     fn fits_one_launch(&self, codec: &Codec, queue: &Queue, plan: &CodecPlan) -> bool;
 
-    /// A one-shot all-reduce over peer memory, or a step of it, in one launch.
+    /// Runs a one-shot all-reduce over peer memory, or a step of it, in one launch.
     fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, call: Once) -> Result<()>;
 
-    /// A two-shot all-reduce over peer memory in one launch.
+    /// Runs a two-shot all-reduce over peer memory in one launch.
     fn two_shot(&self, queue: &mut Queue, call: Twice) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! What the kernels are given, as kernels/onebit.cu declares it, and the tables on the device that say where tiles lie.
+//! Arguments of the kernels, as kernels/ declares them, and the tables on the device that locate tiles.
 
 use std::ops::Range;
 
@@ -18,35 +18,35 @@ use crate::{
     },
 };
 
-/// Elements of a tile, which is a block's: 8 units.
+/// Number of elements in a tile, which one thread block processes: 8 units.
 pub const TILE: i64 = 8 * UNIT;
 
-/// Addresses of segments that travel with a launch; more of them go through a table on the device.
+/// Largest number of segments whose addresses are part of a launch's argument. More go through a table on the device.
 pub const MOST_VALUES: usize = 16;
-/// Those that one launch puts into the table.
+/// Largest number of addresses that one launch writes to the table.
 pub const MOST_ADDRESSES: usize = 448;
 
 /// Run index of an empty tile.
 const NO_RUN: u32 = u32::MAX;
-/// Of a tile of a raw run, which has no errors.
+/// Unit index of a tile of a raw run, which has no errors.
 const NO_UNIT: u64 = u64::MAX;
 
-/// Which half of a state is meant.
+/// Numbers of the halves of a state.
 pub const WORKER: u32 = 0;
 pub const SERVER: u32 = 1;
 
-/// Flags, valid and pending states, and what else is known on the device alone.
+/// Bytes of `gc_control`: flags, valid and pending states, and all else that the host does not track.
 pub const CONTROL_BYTES: usize = bytes_of("gc_control");
-/// Where among them the flag lies that a rank did not arrive at an exchange.
+/// Offset in `gc_control` of the flag that is set when a rank did not arrive at an exchange, in bytes.
 pub const BROKEN: u64 = offset_in("gc_control", "broken") as u64;
 
 kernel_structs! {
     #[derive(Clone, Copy, Default)]
     pub struct Run: gc_run {
         elements: u64,
-        /// Its first among the payload's bits; of a block codec its first place.
+        /// Index of the run's first place in the payload before it is cut: a byte of bits, a block or a raw element.
         byte: u64,
-        /// Of a worker's run: where it begins in a row of errors. Of a server's: elements of the runs before it.
+        /// Worker's run: index of its first element in a row of errors. Server's run: elements of the runs before it.
         base: u64,
         first_tile: u64,
         tiles: u32,
@@ -56,23 +56,23 @@ kernel_structs! {
     #[repr(align(16))]
     #[derive(Clone, Copy)]
     pub struct Tile: gc_tile {
-        /// Element of the run.
+        /// Index of the tile's first element in the run.
         first: u64,
-        /// Its first among the units of all runs, or [`NO_UNIT`].
+        /// Index of the tile's first unit among the units of all runs, or [`NO_UNIT`].
         unit: u64,
-        /// Where its bits begin: in the payload, or in the chunk that is reduced. Of a block codec which place of the
-        /// chunk is its first.
+        /// Offset of the tile's bits in bytes: in the payload, or in the chunk that is reduced. Block codecs: index of
+        /// the tile's first place in its chunk.
         to: u64,
-        /// Its first among the payload's bits, or places.
+        /// Index of the tile's first place in the payload before it is cut.
         byte: u64,
         run: u32,
         count: u32,
-        /// Bytes of bits, or places, to the end of the chunk, if they fit 32 bits.
+        /// Number of places from the tile's first place to the end of the chunk; u32::MAX if it does not fit 32 bits.
         left: u32,
         chunk: u32,
     }
 
-    /// A half of a codec: what is encoded, or what is reduced.
+    /// Half of a codec: the worker's encodes, the server's reduces.
     #[derive(Clone, Copy)]
     pub struct Half: gc_codec {
         pub state: [u64; 2],
@@ -83,11 +83,11 @@ kernel_structs! {
         pub runs: u64,
         pub segments: u64,
         pub scales: u64,
-        /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
+        /// Address of a uint32 in host memory that becomes 1 when data is corrupt, or 0.
         pub report: u64,
-        /// 0: the addresses are part of the launch's argument.
+        /// Address of the table of segment addresses. 0: these are part of the launch's argument.
         pub addresses: u64,
-        /// Of bits, of all and of a chunk; of a block codec blocks.
+        /// Numbers of bytes of bits (block codecs: of blocks) in the payload and in a chunk.
         pub bytes: u64,
         pub chunk_bytes: u64,
         pub head: u64,
@@ -106,17 +106,16 @@ kernel_structs! {
         pub reduction: u32,
         pub beta: f32,
         pub error: u32,
-        /// How many ranks' values a payload is the sum of.
+        /// Number of ranks whose values a payload sums.
         pub ranks: u32,
         pub reserved: u32,
         pub header: [u8; HEADER],
-        /// Where there is one segment: its run.
+        /// Run of the segment if there is only one.
         pub only: Run,
-        /// What a quotient by `chunk_bytes` is multiplied with: the number that the kernels take is at most one too
-        /// small.
+        /// Reciprocal of `chunk_bytes`, by which the kernels multiply to divide. Their quotient is at most 1 too small.
         pub reciprocal: u64,
-        /// Of a block codec: raw elements, those of a chunk, that reciprocal, and where codes and they begin in a
-        /// chunk.
+        /// Block codecs: numbers of raw elements in the payload and in a chunk, the reciprocal of the latter, and the
+        /// offsets of codes and raw elements in a chunk.
         pub raws: u64,
         pub chunk_raws: u64,
         pub raw_reciprocal: u64,
@@ -128,7 +127,7 @@ kernel_structs! {
         pub codec: Half,
         pub dst: *mut u8,
         pub way: Way,
-        /// The steps of the barrier; 0: none.
+        /// Steps of the barrier; 0: no barrier.
         pub steps: u32,
         pub reserved: u32,
     }
@@ -147,9 +146,9 @@ kernel_structs! {
         pub dst: *mut u8,
         pub way: Way,
         pub payloads: u64,
-        /// Bytes from payload to payload.
+        /// Distance from payload to payload, in bytes.
         pub apart: u64,
-        /// Of a block codec: whether `dst` is the shard, 0 or 1.
+        /// Block codecs: 1 if `dst` is the shard, otherwise 0.
         pub shard: u32,
         pub reserved: u32,
     }
@@ -181,7 +180,7 @@ kernel_structs! {
         pub encode: Encode,
         pub reduce: Reduce,
         pub decode: Decode,
-        /// That are reduced.
+        /// Number of tiles that are reduced.
         pub tiles: u64,
     }
 
@@ -209,7 +208,7 @@ kernel_structs! {
 }
 
 impl State {
-    /// Which rows become the errors of the half.
+    /// Selects the rows that become the errors of the half.
     pub fn take(&mut self, rows: &Rows) {
         self.rows = rows.count as u64;
         self.bytes = self.bytes.wrapping_add(rows.first * self.row as usize * size_of::<f32>());
@@ -219,7 +218,7 @@ impl State {
 }
 
 impl Reduce {
-    /// To memory.
+    /// Makes the argument of a reduce to memory.
     pub fn new(codec: Half, received: &Received, dst: *mut u8) -> Self {
         Self {
             codec,
@@ -233,13 +232,13 @@ impl Reduce {
         }
     }
 
-    /// Whether kernels/blocks_lanes.cuh serves: codes of 4 or 8 bits without errors, of one segment that is not raw and
-    /// has elements, for with them it looks at headers. It takes two payloads of 4 bits at a time, divides scales and
-    /// not sums, and does not look whether a sum is finite: what is added is below 2^108, and a finite block's numbers
-    /// below 2^127.
+    /// Returns true if kernels/blocks_lanes.cuh can reduce: codes of 4 or 8 bits without errors, of one segment that is
+    /// not raw and has elements. The kernel checks headers with the elements, reads two payloads of 4 bits at a time,
+    /// and divides scales instead of sums. It does not check that sums are finite: summands are below 2^108, and
+    /// numbers of a finite block below 2^127.
     pub fn is_by_lanes(&self) -> bool {
         const MOST_PAYLOADS: u64 = 1 << 16;
-        /// In which scales may be divided: `Share` of kernels/blocks_reduce.cuh.
+        /// Largest number of values in a mean that may divide scales: see `Share` in kernels/blocks_reduce.cuh.
         const MOST_OF_A_MEAN: u64 = 1 << 7;
         let Half { kind, error, n_segments, only, reduction, ranks, .. } = &self.codec;
         let is_one_of = |kinds: [Kind; 2]| kinds.map(|kind| kind as u32).contains(kind);
@@ -261,7 +260,7 @@ impl Reduce {
     }
 }
 
-/// The number that stands for a dtype of values, errors or results.
+/// Returns the kernels' number for a dtype of values, errors or results.
 pub fn number_of(dtype: Dtype) -> usize {
     match dtype {
         Dtype::F16 => 1,
@@ -270,7 +269,7 @@ pub fn number_of(dtype: Dtype) -> usize {
     }
 }
 
-/// Which of the kernels that differ by values and errors.
+/// Returns the index of a kernel in a table with a kernel for each dtype of values and of errors.
 pub fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
     let errors = match error {
         Some(Dtype::BF16) => 1,
@@ -280,24 +279,24 @@ pub fn index_of(values: Dtype, error: Option<Dtype>) -> usize {
     3 * usize::from(values.size == 2) + errors
 }
 
-/// How a family numbers its tiles.
+/// Numbering of a family's tiles.
 pub struct Tiling {
-    /// Where a chunk begins, in the numbers that tiles have.
+    /// Start of a chunk, in the unit of `Tile::to`.
     pub chunk_at: fn(&CodecPlan, i64) -> i64,
-    /// Tiles of a run without elements: 0 or 1.
+    /// Number of tiles of a run without elements: 0 or 1.
     pub tiles_of_empty_run: i64,
 }
 
-/// The runs of a half, one for each segment, and their tiles.
+/// Runs of a half, one for each segment, and their tiles.
 pub struct Tables {
     pub runs: Vec<Run>,
     pub tiles: Vec<Tile>,
-    /// Units of all runs.
+    /// Number of units of all runs.
     units: i64,
 }
 
 impl Tables {
-    /// What is encoded: whole segments.
+    /// Makes the tables of the worker's half: whole segments.
     pub fn of_workers(plan: &CodecPlan, tiling: &Tiling) -> Result<Self> {
         Self::of(
             tiling,
@@ -306,7 +305,7 @@ impl Tables {
             plan.workers.len(),
             |segment| plan.workers[segment],
             |run, place| {
-                // An empty segment may lie behind the last chunk.
+                // An empty segment may begin after the last chunk.
                 let per_chunk = plan.per_chunk(run);
                 let chunk = (place / per_chunk.max(1)).min(plan.n_chunks as i64 - 1);
                 let at = place - chunk * per_chunk;
@@ -315,8 +314,8 @@ impl Tables {
         )
     }
 
-    /// What is reduced: the parts that lie in a chunk. A segment without one has an empty run. Of several chunks, each
-    /// part has a run.
+    /// Makes the tables of the server's half: the parts in a chunk. A segment without elements there has an empty run.
+    /// If several chunks are reduced, each part has a run.
     pub fn of_servers(plan: &CodecPlan, chunk: usize, tiling: &Tiling) -> Result<Self> {
         let chunks = chunk..chunk + plan.server_chunks;
         if plan.server_chunks > 1 {
@@ -339,9 +338,9 @@ impl Tables {
         })
     }
 
-    /// `chunks`: each has a tile, for its header is looked at. `in_rows`: errors of runs lie where they are in a row,
-    /// not one behind the other. `run`: of each of `n_runs` in turn. `lies`: of a place of a run (a byte of bits, a
-    /// block, a raw element): its chunk, where it lies, how many are left in the chunk.
+    /// Makes the tables. `chunks`: each has a tile, which checks its header. `in_rows`: true if the errors of runs lie
+    /// at their index in a row, false if they follow one another. `run`: returns each of `n_runs` runs in order.
+    /// `lies`: maps a place of a run to its chunk, its `to` and the number of places left in the chunk.
     fn of(
         tiling: &Tiling, chunks: Range<usize>, in_rows: bool, n_runs: usize, mut run: impl FnMut(usize) -> PlanRun,
         lies: impl Fn(&PlanRun, i64) -> (i64, i64, i64),
@@ -382,7 +381,7 @@ impl Tables {
             base += elements;
             unit += if raw { 0 } else { units(elements) };
         }
-        // The last ones may have nothing but a header.
+        // The last chunks may have nothing but a header.
         for chunk in tiles.last().map_or(chunks.start, |tile: &Tile| tile.chunk as usize + 1)..chunks.end {
             fallible::reserve(&mut tiles, 1, "tiles")?;
             let chunk = chunk as u32;
@@ -391,34 +390,34 @@ impl Tables {
         Ok(Self { runs, tiles, units: unit })
     }
 
-    /// The first run, which is all that there is of one segment.
+    /// Returns the first run: the only one if there is one segment.
     pub fn only(&self) -> Run {
         self.runs.first().copied().unwrap_or_default()
     }
 
-    /// Bytes of what is kept of the runs.
+    /// Returns the size of the runs' kept elements in the state, in bytes.
     pub fn state_bytes(&self, plan: &CodecPlan) -> i64 {
         self.units * UNIT * plan.rules.error.map_or(0, |error| error.size as i64)
     }
 }
 
-/// What the quotient by a number is multiplied with, at most one too small; 0 for 0.
+/// Returns the number by which kernels multiply to divide by `by`: the quotient is at most 1 too small. 0 for 0.
 fn reciprocal(by: u64) -> u64 {
     u64::MAX.checked_div(by).unwrap_or(0)
 }
 
-/// Tiles of a run that has elements.
+/// Returns the number of tiles of a run that has elements.
 fn tiles_of(elements: i64) -> i64 {
     elements / TILE + i64::from(elements % TILE != 0)
 }
 
 impl Half {
-    /// What a half has of the plan; addresses are 0.
+    /// Fills in the fields that the plan determines; addresses are 0.
     pub fn of(plan: &CodecPlan, half: u32, units_at: i64) -> Self {
         let rules = &plan.rules;
         let (chunk, chunks) =
             if half == SERVER { (plan.server.unwrap_or(0), plan.server_chunks) } else { (0, plan.n_chunks) };
-        // Each is in the plan, which counts no more segments and chunks than fit.
+        // The casts are exact: the plan has at most 2^32 - 1 segments and chunks.
         let Layout { places, raws, chunk_places, chunk_raws, scales_at, codes_at, raws_at, stride, .. } = plan.layout;
         Self {
             state: [0; 2],
@@ -437,7 +436,7 @@ impl Half {
             stride: stride as u64,
             scales_at: plan.state_scales()[half as usize] as u64,
             units_at: units_at as u64,
-            // The tiles of several chunks are looked up.
+            // With 0 segments the kernels look up tiles in the table, as several chunks require.
             n_segments: if chunks > 1 && half == SERVER { 0 } else { plan.workers.len() as u32 },
             n_chunks: plan.n_chunks as u32,
             chunk: chunk as u32,
@@ -473,7 +472,7 @@ mod tests {
     use super::*;
     use crate::codec::plan::{Rules, ScaleRule};
 
-    /// The numbers of the two families.
+    /// Tilings of the two families.
     const TILING: Tiling =
         Tiling { chunk_at: |plan, chunk| chunk * plan.stride() + plan.layout.scales_at, tiles_of_empty_run: 1 };
     const BLOCKS: Tiling = Tiling { chunk_at: |_, _| 0, tiles_of_empty_run: 0 };
@@ -493,11 +492,11 @@ mod tests {
         CodecPlan::new(rules, segments, &[], n_chunks, server).unwrap()
     }
 
-    /// What kernels/blocks_lanes.cuh takes for granted: an odd number of payloads of 4 bits would not end there.
+    /// Checks the limits of kernels/blocks_lanes.cuh: with an odd number of payloads of 4 bits its loop would not end.
     #[test]
     fn lanes_serve_what_they_can() {
         let serve = |kind, reduction: Reduction, payloads, change: fn(&mut Half)| {
-            // SAFETY: numbers and pointers, of which 0 is a value.
+            // SAFETY: the struct has only numbers and pointers, for which 0 is a valid value.
             let mut call: Reduce = unsafe { std::mem::zeroed() };
             (call.codec.kind, call.codec.reduction, call.payloads) = (kind as u32, reduction as u32, payloads);
             (call.codec.n_segments, call.codec.only.elements, call.codec.ranks) = (1, 5, 1);
@@ -540,7 +539,7 @@ mod tests {
         let tables = Tables::of_workers(&plan, &TILING).unwrap();
         let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.first_tile, run.tiles)).collect();
         assert_eq!(runs, [(20_000, 0, 3), (0, 3, 1), (8192, 4, 1), (13, 5, 1)]);
-        // 2500 + 1024 + 2 bytes, in chunks of 1176; a head of 80 and 1184 bytes are a chunk of 1264.
+        // The bits are 2500 + 1024 + 2 bytes, in chunks of 1176. A chunk has a head of 80 bytes and 1184 for bits.
         assert_eq!((plan.layout.chunk_places, plan.layout.scales_at, plan.stride()), (1176, 80, 1264));
         let tiles: Vec<_> = tables.tiles.iter().map(|tile| (tile.chunk, tile.to, tile.left, tile.count)).collect();
         let at = |byte: u64| (byte / 1176 * 1264 + 80 + byte % 1176, (1176 - byte % 1176) as u32);
@@ -552,7 +551,8 @@ mod tests {
 
     #[test]
     fn parts_of_all_chunks_lie_in_their_own_and_each_chunk_has_a_tile() {
-        // Blocks 0 and 1, and 2 to 257, and raw elements 0 to 9, in 6 chunks of 43 and 2.
+        // The segments are blocks 0 and 1, raw elements 0 to 9, and blocks 2 to 257. Each of 6 chunks has 43 blocks and
+        // 2 raw elements.
         let of = |segments: &[i64]| {
             let rules = Rules { kind: Kind::Int4, error: None, ..plan(segments, 1, None).rules };
             let plan = CodecPlan::new(rules, segments, &[0, 1, 0], 6, None).unwrap().reducer(0).unwrap();
@@ -566,7 +566,7 @@ mod tests {
         assert_eq!(runs, 1 + 5 + 6);
         let first = [(0, 0, 33, 0), (0, 0, 2, 1), (0, 2, 41 * 32, 2), (1, 0, 2, 3), (1, 0, 43 * 32, 4), (2, 0, 2, 5)];
         assert_eq!(tiles[..6], first);
-        // The last chunks may have nothing.
+        // The last chunks may be empty.
         let none = |chunk| (chunk, 0, 0, NO_RUN);
         assert_eq!(of(&[33, 0, 8]).0, [(0, 0, 32, 0), (1, 0, 1, 1), (2, 0, 8, 2), none(3), none(4), none(5)]);
         assert_eq!(of(&[0, 0, 0]).0, [0, 1, 2, 3, 4, 5].map(none));

@@ -1,8 +1,8 @@
-//! Codecs on CUDA: docs/NUMERICS.md is what they compute, kernels/onebit.cu and kernels/blocks.cu how.
+//! Codecs on CUDA. docs/NUMERICS.md specifies the results; kernels/onebit.cu and kernels/blocks.cu compute them.
 //!
-//! All memory and tables are made with the codec. After that a call is a launch, another one where ONEBIT's scales are
-//! made (of many segments, one more that carries their addresses), and nothing of the state is known to the host: it is
-//! the device that finds which of two states is valid, so that what was captured in a graph can be launched again.
+//! Creating a codec allocates all memory and tables. After that a call is one launch, plus one that computes ONEBIT's
+//! scales, plus launches that copy the addresses of more than 16 segments. The host does not track the state: the
+//! device finds which of two states is valid, so that captured work can be launched again.
 
 mod bits;
 mod blocks;
@@ -40,28 +40,28 @@ use layout::{
 
 pub use layout::{MOST_VALUES, number_of};
 
-/// A codec's memory on a device, and what its launches are given.
+/// Memory of a codec on a device, and the arguments of its launches.
 pub struct Codec {
     family: &'static dyn Family,
     memory: Memory,
-    /// What is encoded, and what is reduced: without segments if nothing is.
+    /// Worker's half and server's half. The server's half has no segments if no chunk is reduced.
     halves: Vec<Half>,
-    /// How many tiles each half has.
+    /// Number of tiles of each half.
     tiles: [u64; 2],
-    /// Where parts of the memory lie: the states, the flags, the table of addresses, the last scales.
+    /// Offsets in `memory` of the states, the flags, the table of addresses and the last scales, in bytes.
     states: [u64; 2],
     flags: u64,
     addresses: u64,
     scales: u64,
     transactional: bool,
-    /// Whether the last call that was made here left a step that is to be committed. What graphs do since is not known.
+    /// True if the last call from the host left a step pending. The effect of graphs since then is unknown.
     pending: bool,
-    /// Whether the driver has failed between the launches of a call: then the state is neither the old one nor the new
-    /// one.
+    /// True if the driver has failed between the launches of a call: the state is poisoned, neither the old one nor the
+    /// new one.
     torn: bool,
 }
 
-/// Where chunks go: to memory, or to receive slots of other ranks, with a barrier behind.
+/// Destination of chunks: memory, or receive slots of other ranks with a barrier after the launch.
 #[derive(Clone, Copy)]
 pub struct To {
     dst: *mut u8,
@@ -74,13 +74,13 @@ impl To {
         Self { dst: view.data(), way: Way::default(), steps: None }
     }
 
-    /// Into receive slots of other ranks, with a barrier behind it.
+    /// Makes a destination of receive slots of other ranks, with a barrier after the launch.
     pub fn peers(sending: Sending) -> Self {
         Self { dst: ptr::null_mut(), way: sending.way, steps: Some(sending.steps) }
     }
 }
 
-/// What the memory of a half has.
+/// Offsets of the memory of a half, in bytes.
 struct Places {
     runs: u64,
     tiles: u64,
@@ -101,7 +101,7 @@ impl Places {
 }
 
 impl Codec {
-    /// Allocates, loads the kernels and waits until all is there.
+    /// Allocates memory, loads the kernels and waits for both.
     pub fn new(queue: &mut Queue, plan: &CodecPlan) -> Result<Self> {
         let family: &dyn Family = match plan.layout.format.family {
             plan::layout::Family::Bits => &bits::Bits,
@@ -164,7 +164,7 @@ impl Codec {
             torn: false,
         };
         codec.launch_on_state(queue, &ONEBIT.reset, 1, |_| ())?;
-        // Calls may be made on streams that are not ordered with this one.
+        // Later calls may use streams that are not ordered with this one.
         queue.wait()?;
         Ok(codec)
     }
@@ -174,17 +174,17 @@ impl Codec {
         self.family.fused().map_or(Ok(()), |fused| queue.put_into_context(fused.module()))
     }
 
-    /// Of a codec whose plan has one-shot kernels.
+    /// Returns the family's all-reduce kernels, or an error if it has none.
     fn fused(&self) -> Result<&'static dyn FusedKernels> {
         self.family.fused().ok_or_else(|| error!(Panic, "codec: no all-reduce in one launch"))
     }
 
-    /// A queue for a call on this stream, which must be of the codec's context.
+    /// Returns a queue for a call on this stream, which must be of the codec's context.
     pub fn queue(&self, stream: Stream) -> Result<Queue> {
         self.memory.queue(stream)
     }
 
-    /// That the state is whole. If it is not, only `reset` is of use.
+    /// Checks that the state is not poisoned. On a poisoned state only `reset` works.
     pub fn check_whole(&self) -> Result<()> {
         if self.torn {
             return Err(error!(
@@ -195,29 +195,29 @@ impl Codec {
         Ok(())
     }
 
-    /// Where flags are on the device.
+    /// Returns the device address of `gc_control`, which begins with the flags.
     pub fn control(&self) -> u64 {
         self.halves[0].control
     }
 
-    /// A uint32 of the host that becomes 1 when something is corrupt; or 0.
+    /// Returns the address of a uint32 in host memory that becomes 1 when data is corrupt, or 0.
     pub fn report(&self) -> u64 {
         self.halves[0].report
     }
 
-    /// From now on this codec, which only decodes, sets the flags of another one.
+    /// Makes this codec, which only decodes, set the flags of another one.
     pub fn set_flags_of(&mut self, other: &Self) {
         for half in &mut self.halves {
             (half.control, half.report) = (other.control(), other.report());
         }
     }
 
-    /// A uint32 on the device: 1 once a rank did not arrive at an exchange.
+    /// Returns the address of a uint32 on the device that becomes 1 when a rank does not arrive at an exchange.
     pub fn mark(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.memory.at(self.flags + BROKEN) as usize)
     }
 
-    /// Whether a step waits for its commit, as far as it was not a graph that made it.
+    /// Returns true if a step is pending. Steps of graphs are not counted.
     pub fn is_pending(&self) -> bool {
         self.pending
     }
@@ -228,7 +228,7 @@ impl Codec {
         self.encode_half(queue, plan, WORKER, values, factors, to)
     }
 
-    /// Makes the chunk of this rank of its shard, where its parts begin by segment.
+    /// Encodes this rank's shard to its chunk. `shard`: address of the part of each segment.
     pub fn encode_shard(&mut self, queue: &mut Queue, plan: &CodecPlan, shard: &[Address], to: To) -> Result<()> {
         self.encode_half(queue, plan, SERVER, shard, [None; 2], to)
     }
@@ -244,7 +244,7 @@ impl Codec {
         self.family.encode(self, queue, plan, dtype, call, to)
     }
 
-    /// Without values.
+    /// Makes the argument of an encode, without the addresses of values.
     fn call_of_encode(&self, half: usize, factors: [Option<&View<'_>>; 2], to: To) -> Encode {
         Encode {
             codec: self.halves[half],
@@ -255,12 +255,12 @@ impl Codec {
         }
     }
 
-    /// The barrier behind a launch that has written chunks to other ranks. A call that breaks off before it leaves this
-    /// rank one barrier behind.
+    /// Launches the barrier after a launch that has written chunks to other ranks. A call that fails before its barrier
+    /// leaves this rank one barrier behind.
     fn barrier(&mut self, queue: &mut Queue, to: To) -> Result<()> {
         if let Some(steps) = to.steps {
             self.torn = true;
-            // SAFETY: the communicator, which the way is of, waits for its calls; the mark is this codec's.
+            // SAFETY: the communicator that owns the way's buffers waits for its calls; the codec owns the mark.
             unsafe { to.way.barrier(queue, steps, self.mark()) }?;
             self.torn = false;
         }
@@ -268,7 +268,7 @@ impl Codec {
         Ok(())
     }
 
-    /// A whole all-reduce of a block codec that keeps nothing, whose ranks exchange once; or a step of one.
+    /// Launches a one-shot all-reduce of a block codec without errors, or one step of it.
     pub fn exchange_once(
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factor: Option<&View<'_>>,
         once: peers::Once, steps: Steps,
@@ -290,13 +290,13 @@ impl Codec {
         Ok(())
     }
 
-    /// Whether `exchange_twice` does what encode, reduce and decode do, and no later.
+    /// Returns true if `exchange_twice` can replace encode, reduce and decode, and is not slower.
     pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
         self.family.fused().is_some_and(|fused| fused.fits_one_launch(self, queue, plan))
     }
 
-    /// A whole all-reduce of a block codec with errors whose ranks exchange twice. `received`: this rank's chunk of
-    /// every payload; `gathered`: the reduced chunks of all.
+    /// Launches a two-shot all-reduce of a block codec with errors. `received`: this rank's chunk of every payload.
+    /// `gathered`: the reduced chunks of all ranks.
     pub fn exchange_twice(
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
         (to_each, received): (Way, Received), (to_all, gathered): (Way, &View<'_>),
@@ -325,7 +325,7 @@ impl Codec {
         self.family.decode(self, queue, plan, by, call)
     }
 
-    /// Without values.
+    /// Makes the argument of a decode, without the addresses of values.
     fn call_of_decode(&self, payload: &View<'_>, by: &Decoding<'_>) -> Decode {
         Decode {
             codec: self.halves[0],
@@ -345,33 +345,33 @@ impl Codec {
         self.family.reduce(self, queue, plan, call, to)
     }
 
-    /// Writes the mean of `chunks`, one a payload, to a shard, without the error; or their sum. The state is only read.
+    /// Writes the mean or the sum of `chunks`, one per payload, to a shard, without the error. The state is only read.
     pub fn mean(
         &mut self, queue: &mut Queue, plan: &CodecPlan, chunks: &View<'_>, _: &View<'_>, shard: &[Address],
     ) -> Result<()> {
-        // The parts lie one behind the other.
+        // The parts follow one another, so the first address is that of the shard.
         let dst = shard.first().map_or(ptr::null_mut(), |first| first.0);
         let mut call = Reduce::new(self.halves[1], &Received::of(chunks, plan.stride()), dst);
         call.shard = 1;
         self.family.mean(self, queue, call)
     }
 
-    /// Writes the flags of all calls since the last, to a uint32.
+    /// Writes the flags of all calls since the last `take_flags` to a uint32, and clears them.
     pub fn take_flags(&mut self, queue: &mut Queue, dst: &View<'_>) -> Result<()> {
-        // SAFETY: a view of one uint32, on the device or in pinned memory.
+        // SAFETY: `dst` is a view of one uint32, on the device or in pinned memory.
         unsafe { self.memory.copy_to(queue, self.flags, dst.data(), 4) }?;
-        // They are the first of what is known there.
+        // The flags are the first field of `gc_control`.
         self.memory.clear(queue, self.flags, 4)
     }
 
-    /// Writes the scales of the last encode, a float32 a segment.
+    /// Writes the scales of the last encode, one float32 per segment.
     pub fn scales(&mut self, queue: &mut Queue, plan: &CodecPlan, dst: &View<'_>) -> Result<()> {
         let bytes = 4 * plan.workers.len() as u64;
-        // SAFETY: a view of as many float32, on the device or in pinned memory.
+        // SAFETY: `dst` is a view of one float32 per segment, on the device or in pinned memory.
         unsafe { self.memory.copy_to(queue, self.scales, dst.data(), bytes) }
     }
 
-    /// From now on a 1 is written to `word`, a uint32 of pinned memory that stays, when something is corrupt.
+    /// Makes kernels write 1 to `word` when data is corrupt. `word`: a uint32 of pinned memory that stays allocated.
     pub fn report_to(&mut self, word: *mut u8) {
         for half in &mut self.halves {
             half.report = word as u64;
@@ -396,7 +396,7 @@ impl Codec {
         Ok(())
     }
 
-    /// The state as it was made; the flags are 0.
+    /// Resets the state to its initial value and the flags to 0.
     pub fn reset(&mut self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
         self.torn = true;
         for (index, &state) in self.states.iter().enumerate() {
@@ -415,18 +415,18 @@ impl Codec {
         self.launch_on_state(queue, &ONEBIT.state_out, words, |call| call.bytes = dst.data())
     }
 
-    /// Takes over a state that `state_out` wrote. Another one is flagged, and changes nothing.
+    /// Loads a state that `state_out` wrote. An invalid state is flagged, and changes nothing.
     pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
         self.launch_on_state(queue, &ONEBIT.check_state, 1, |call| call.bytes = src.data())?;
         self.take_in(queue, &ONEBIT.state_in, [Some(src); 2], |_| ())
     }
 
-    /// Writes the errors that the next step will read, in float32: the workers', the server's.
+    /// Writes the errors that the next step will read, in float32: the worker's and the server's.
     pub fn errors_out(
         &mut self, queue: &mut Queue, plan: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
         if let Some(row) = worker.filter(|_| plan.row_elements != plan.elements) {
-            // SAFETY: a view of so many float32 on the device.
+            // SAFETY: `row` is a view of `row.elements()` float32 on the device.
             unsafe { queue.clear(row.data(), row.elements() as usize * size_of::<f32>()) }?;
         }
         for (half, errors) in [(WORKER, worker), (SERVER, server)] {
@@ -435,15 +435,15 @@ impl Codec {
         Ok(())
     }
 
-    /// Takes over errors, rounded to the dtype of errors.
+    /// Loads errors, rounded to the dtype of errors.
     pub fn errors_in(
         &mut self, queue: &mut Queue, _: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
         self.take_in(queue, &ONEBIT.errors_in, [worker, server], |_| ())
     }
 
-    /// The same of another world: of the workers' rows, which have all elements each, what `rows` says; and of the
-    /// reducers' errors of all elements the parts of this one.
+    /// Loads the errors of another world. `workers`: rows of all elements, which `rows` combines to this rank's errors.
+    /// `server`: the reducers' errors of all elements, of which this codec loads its parts.
     pub fn errors_of_world_in(
         &mut self, queue: &mut Queue, plan: &CodecPlan, workers: Option<&View<'_>>, rows: &Rows,
         server: Option<&View<'_>>,
@@ -456,7 +456,7 @@ impl Codec {
         })
     }
 
-    /// Takes over what there is for each half. Between the two launches the state is part new, part old.
+    /// Loads each half that is given. Between the two launches the state is part new, part old.
     fn take_in(
         &mut self, queue: &mut Queue, kernel: &Kernel, halves: [Option<&View<'_>>; 2], complete: impl Fn(&mut State),
     ) -> Result<()> {
@@ -468,14 +468,14 @@ impl Codec {
         Ok(())
     }
 
-    /// Launches a kernel that has a block for each tile of a half, if there are any, and bytes for them. `complete`
-    /// sets what differs between kernels.
+    /// Launches a kernel with a thread block for each tile of a half. Does nothing without tiles or without `bytes`.
+    /// `complete` sets the fields that differ between kernels.
     fn launch_on_half(
         &self, queue: &mut Queue, kernel: &Kernel, half: u32, bytes: Option<&View<'_>>,
         complete: impl FnOnce(&mut State),
     ) -> Result<()> {
         match (bytes, self.tiles[half as usize]) {
-            (None, _) | (_, 0) => Ok(()), // or nothing is reduced
+            (None, _) | (_, 0) => Ok(()), // no errors are given, or nothing is reduced
             (Some(bytes), tiles) => self.launch_on_state(queue, kernel, tiles, |call| {
                 call.bytes = bytes.data();
                 call.half = half;
@@ -484,7 +484,7 @@ impl Codec {
         }
     }
 
-    /// Launches one of the kernels that take a whole state. `complete` sets what differs between them.
+    /// Launches a kernel that takes a whole state. `complete` sets the fields that differ between kernels.
     fn launch_on_state(
         &self, queue: &mut Queue, kernel: &Kernel, items: u64, complete: impl FnOnce(&mut State),
     ) -> Result<()> {
@@ -493,7 +493,7 @@ impl Codec {
             server: self.halves[1],
             bytes: ptr::null_mut(),
             skip: ptr::null(),
-            // Counted in words where it is asked for.
+            // Only `state_out` reads the size; its items are words of 4 bytes.
             size: items * 4,
             half: WORKER,
             skip_kind: 0,
@@ -506,12 +506,12 @@ impl Codec {
         };
         call.take(&Rows::ONE);
         complete(&mut call);
-        // SAFETY: the kernel's argument: memory of the codec, and of a view whose size was checked against its plan.
+        // SAFETY: `call` is the kernel's struct: memory of the codec, and of a view whose size was checked.
         unsafe { queue.launch(kernel, items, &mut argument(&mut call)) }
     }
 
-    /// Where the kernels find the addresses of the segments' values: few are in `places`, for which this gives 0, more
-    /// in a table on the device, which is written for this call.
+    /// Passes the addresses of the segments' values to kernels. Up to `MOST_VALUES` go into `places`; the result is
+    /// then 0. More go into a table on the device, which is written for this call; the result is its address.
     pub fn pass_addresses(
         &self, queue: &mut Queue, values: &[Address], places: &mut [*const u8; MOST_VALUES],
     ) -> Result<u64> {
@@ -531,7 +531,7 @@ impl Codec {
             for (place, value) in call.values.iter_mut().zip(values) {
                 *place = value.0;
             }
-            // SAFETY: the kernel's argument: the table has an entry for each segment.
+            // SAFETY: `call` is the kernel's struct; the table has an entry for each segment.
             unsafe { queue.launch(&ONEBIT.addresses, 1, &mut argument(&mut call)) }?;
         }
         Ok(table)

@@ -76,8 +76,8 @@ impl Tables {
         Ok(Self { memory, tiles, headers })
     }
 
-    /// Writes the blocks that a rank sends to the ranks of its node. `whole`: the codec of all elements, which passes the
-    /// addresses of values. `values`: of each segment of the plan. `send`: room for a block for each part.
+    /// Writes the blocks that a rank sends to the ranks of its node. `whole`: the codec of all elements, which passes
+    /// the addresses of values. `values`: an address per segment. `send`: room for a block for each part.
     pub fn pack(
         &self, queue: &mut Queue, plan: &NodePlan, whole: &Codec, values: &[Address], factor: Option<&View<'_>>,
         send: &View<'_>,
@@ -96,13 +96,13 @@ impl Tables {
             values: [ptr::null(); MOST_VALUES],
         };
         call.addresses = whole.pass_addresses(queue, values, &mut call.values)?;
-        // SAFETY: the kernel's argument: tables of this plan, values and blocks as it has them.
+        // SAFETY: `call` is the kernel's struct: tables of this plan, and values and blocks of the plan's sizes.
         unsafe { queue.launch(&ONEBIT.pack_blocks, n_tiles + plan.parts.len() as u64, &mut argument(&mut call)) }
     }
 }
 
-/// Sums up the blocks that a rank has received, one from each rank of its node. `codec`: encodes the sums next, and gets
-/// flags. `sums`: float32, an element for each of this rank's part, aligned to 16.
+/// Sums up the blocks that a rank has received, one from each rank of its node. `codec`: encodes the sums next, and
+/// receives the flags. `sums`: float32, an element for each of this rank's part, aligned to 16.
 pub fn sum(queue: &mut Queue, plan: &NodePlan, codec: &Codec, received: &View<'_>, sums: &View<'_>) -> Result<()> {
     let part = plan.own_part();
     let mut call = Sum {
@@ -119,6 +119,6 @@ pub fn sum(queue: &mut Queue, plan: &NodePlan, codec: &Codec, received: &View<'_
         header: plan.headers[plan.own],
     };
     let blocks = (part.elements as u64).div_ceil(SUMS).max(1);
-    // SAFETY: the kernel's argument: the codec's memory, and blocks and sums as the plan has them.
+    // SAFETY: `call` is the kernel's struct: the codec's memory, and blocks and sums of the plan's sizes.
     unsafe { queue.launch(&ONEBIT.sum_blocks, blocks, &mut argument(&mut call)) }
 }

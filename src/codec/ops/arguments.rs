@@ -1,4 +1,4 @@
-//! What a codec demands of the tensors of a call.
+//! Checks of the tensors of a codec's calls.
 
 use crate::{
     codec::plan::{ALIGNMENT, CODEC_FIELD, HEADER, Kind},
@@ -23,7 +23,7 @@ impl Codec {
         Err(error!(InvalidArgument, "{} is on {}, the codec on {}", tensor.name(), tensor.device(), self.device))
     }
 
-    /// Takes one tensor for each segment, checked also by `check`, and notes where its elements begin.
+    /// Checks one tensor for each segment, also with `check`, and stores their addresses in `places`.
     pub fn take_values<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, known: &[Dtype], places: &mut Vec<Address>,
         mut check: impl FnMut(&View<'v>) -> Result<()>,
@@ -50,7 +50,7 @@ impl Codec {
         Ok(())
     }
 
-    /// Notes where each segment's part of a shard begins. The parts lie one behind the other.
+    /// Stores the address of each segment's part of a shard in `places`. The parts follow one another.
     pub fn take_shard(&self, shard: &View<'_>, places: &mut Vec<Address>) {
         let (mut parts, mut at) = (self.plan.servers.iter().peekable(), Address(shard.data()));
         places.clear();
@@ -62,7 +62,7 @@ impl Codec {
         }
     }
 
-    /// Checks that no two of the values that `take_values` has taken share a byte.
+    /// Checks that no two of the values that `take_values` has checked share a byte.
     pub fn check_apart(&self, places: &[Address], extents: &mut Vec<(usize, usize)>, dtype: Dtype) -> Result<()> {
         let extent = |index: usize| {
             let start = places[index].0.addr();
@@ -75,7 +75,7 @@ impl Codec {
         if !extents.is_sorted() {
             extents.sort_unstable();
         }
-        // In this order two that intersect are neighbours, or there are two neighbours before that intersect.
+        // In this order it is enough to compare neighbours: if any two extents intersect, two neighbours do.
         for pair in extents.windows(2) {
             let (one, other) = (pair[0].1.min(pair[1].1), pair[0].1.max(pair[1].1));
             if extent(pair[0].1).end > pair[1].0 {
@@ -92,7 +92,7 @@ impl Codec {
         self.check_device(scalar)
     }
 
-    /// What is written to on the device or in pinned memory.
+    /// Checks an output that lies on the device or in pinned memory.
     pub fn check_result(&self, dst: &View<'_>, dtype: Dtype, elements: i64) -> Result<()> {
         check_dtype(dst, &[dtype])?;
         check_elements(dst, elements)?;
@@ -100,13 +100,13 @@ impl Codec {
         if dst.is_pinned() { Ok(()) } else { self.check_device(dst) }
     }
 
-    /// A payload, a chunk or a state.
+    /// Checks a payload, a chunk or a state of `expected` bytes.
     pub fn check_bytes(&self, bytes: &View<'_>, expected: i64) -> Result<()> {
         check_elements(bytes, expected)?;
         self.check_memory(bytes)
     }
 
-    /// All chunks of a payload. One of another codec is refused by the name in its header, if the CPU can read it.
+    /// Checks a payload. On the CPU, which can read headers, the refusal of another codec's payload names that codec.
     pub fn check_payload(&self, payload: &View<'_>) -> Result<()> {
         let (expected, got) = (self.plan.payload_bytes(), payload.elements());
         if got != expected && got >= HEADER as i64 && self.device == Device::Cpu && self.check_memory(payload).is_ok() {
@@ -155,7 +155,7 @@ impl Codec {
     }
 }
 
-/// What one of the tensors of values is called.
+/// Returns the name of a tensor of values.
 fn name_of_values(index: usize) -> Name {
     Name::of_item("values", index)
 }

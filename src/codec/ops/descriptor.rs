@@ -1,4 +1,4 @@
-//! What a codec is made of, and which options go together.
+//! Options of a codec, and the checks of their combinations.
 
 use crate::{
     codec::plan::{CodecPlan, ErrorKind, Kind, NonFinite, Reduction, Rules, ScaleRule, layout::Family},
@@ -6,7 +6,7 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-/// What a codec is to be, as the caller names it.
+/// Options of a codec, as the caller gives them.
 pub struct Descriptor<'a> {
     pub kind: Kind,
     pub device: Device,
@@ -16,16 +16,16 @@ pub struct Descriptor<'a> {
     pub scale: ScaleRule,
     pub nonfinite: NonFinite,
     pub reduction: Reduction,
-    /// 0: 1.
+    /// Factor of a carried error; 0 means 1.
     pub beta: f32,
-    /// Element counts; None: one segment, of `elements`.
+    /// Number of elements of each segment. None: one segment, of `elements`.
     pub segments: Option<&'a [i64]>,
-    /// For each segment whether it is raw: a byte that is not 0. None: none is.
+    /// A byte for each segment, not 0 if it is raw. None: no segment is raw.
     pub raw: Option<&'a [u8]>,
     pub elements: i64,
-    /// 0: 1.
+    /// Number of chunks; 0 means 1.
     pub n_chunks: usize,
-    /// 0, or 1 more than the chunk that is reduced.
+    /// Number of the chunk that is reduced plus 1; 0 if none is.
     pub server: u64,
 }
 
@@ -100,7 +100,7 @@ impl Descriptor<'_> {
 
     fn error(&self) -> Result<Option<Dtype>> {
         match (self.kind, self.error) {
-            // Float32 is what is not set.
+            // Float32 is the default, so SIGN accepts it.
             (_, ErrorKind::None) | (Kind::Sign, ErrorKind::Float32) => Ok(None),
             (Kind::Sign, ErrorKind::Bfloat16) => {
                 Err(error!(InvalidArgument, "options: error GC_ERROR_BFLOAT16, and GC_CODEC_SIGN keeps no errors"))

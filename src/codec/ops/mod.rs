@@ -1,4 +1,4 @@
-//! Codecs: what is checked before a device encodes, decodes and reduces.
+//! Codecs: the checks before a device encodes, decodes and reduces.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -40,10 +40,10 @@ pub struct Codec {
 
 struct State {
     backend: Backend,
-    /// Where the values of the call that is under way begin. Calls allocate nothing: room for all segments is made with
-    /// the codec.
+    /// Addresses of the values of the current call. Calls allocate nothing: room for all segments is reserved at
+    /// creation.
     values: Vec<Address>,
-    /// Where the extents of the values begin, each with its segment, to be sorted; likewise.
+    /// Start addresses of the values, each with its segment, for sorting. Room is reserved likewise.
     extents: Vec<(usize, usize)>,
 }
 
@@ -66,7 +66,7 @@ macro_rules! on_backend {
     };
 }
 
-/// Calls a method of the device's codec whose last argument is where chunks go.
+/// Calls a method of the device's codec whose last argument is the destination of chunks.
 macro_rules! to_destination {
     ($backend:expr, $stream:expr, $to:expr, $method:ident($($argument:expr),*)) => {
         match ($backend, $to) {
@@ -86,7 +86,7 @@ macro_rules! to_destination {
     };
 }
 
-// Behind the macros, one of which it uses.
+// This module follows the macros because it uses one of them.
 mod reducers;
 
 pub use node::NodeSums;
@@ -120,8 +120,8 @@ impl Codec {
         &self.plan
     }
 
-    /// From now on a 1 is written to a uint32 of pinned memory, which stays, when something is corrupt. Nothing on the
-    /// CPU, whose calls say so.
+    /// Makes kernels write 1 to `word`, a uint32 of pinned memory that stays allocated, when data is corrupt. Does
+    /// nothing on the CPU, whose calls return an error.
     pub fn report_to(&self, word: *mut u8) -> Result<()> {
         if let Backend::Cuda(codec) = &mut self.enter()?.backend {
             codec.report_to(word);
@@ -129,7 +129,7 @@ impl Codec {
         Ok(())
     }
 
-    /// That values can be replaced by results, while these are read.
+    /// Checks that results can replace values while `inputs` are read.
     pub fn check_outputs<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, inputs: &[Option<View<'_>>],
     ) -> Result<()> {
@@ -140,7 +140,7 @@ impl Codec {
         self.check_apart(places, extents, dtype)
     }
 
-    /// That gradients and errors can be encoded with these factors.
+    /// Checks that the state is not poisoned and that the factors are valid.
     pub fn check_inputs(&self, factors: &[Option<View<'_>>; 2]) -> Result<()> {
         if let Backend::Cuda(codec) = &self.enter()?.backend {
             codec.check_whole()?;
@@ -152,12 +152,12 @@ impl Codec {
         factors.iter().flatten().try_for_each(|factor| self.check_scalar(factor, &[Dtype::F32]))
     }
 
-    /// That a tensor is a shard: of what the chunk has that is reduced.
+    /// Checks that a tensor is a shard: float32, with the elements of the chunk that is reduced.
     pub fn check_shard(&self, shard: &View<'_>) -> Result<()> {
         self.check_floats(shard, self.plan.server_elements())
     }
 
-    /// That memory of a shard can be written to, while values and factors are read.
+    /// Checks that a shard can be written while values and factors are read.
     pub fn check_shard_output<'v>(
         &self, shard: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
@@ -167,7 +167,7 @@ impl Codec {
         self.take_values(values, &[dtype], places, |one| shard.check_output(&[one]))
     }
 
-    /// Whether the driver has failed in the middle of a call on a card.
+    /// Returns true if the driver has failed in the middle of a call on a GPU.
     pub fn is_torn(&self) -> bool {
         match self.enter().as_deref() {
             Ok(State { backend: Backend::Cuda(codec), .. }) => codec.check_whole().is_err(),
@@ -175,8 +175,8 @@ impl Codec {
         }
     }
 
-    /// The flag that an exchange on a GPU sets when a rank did not arrive: what was received is NaN then. NULL on the
-    /// CPU.
+    /// Returns the address of the flag that an exchange on a GPU sets when a rank does not arrive. Received data then
+    /// counts as NaN. NULL on the CPU.
     pub fn mark(&self) -> Result<*mut u8> {
         Ok(match &self.enter()?.backend {
             Backend::Cpu(_) => std::ptr::null_mut(),
@@ -184,7 +184,7 @@ impl Codec {
         })
     }
 
-    /// Before chunks of it go straight to other ranks' memory.
+    /// Loads the kernels that write chunks to other ranks' memory. Must be called before the first such call.
     pub fn load_for_peers(&self, queue: &mut Queue) -> Result<()> {
         match (&self.enter()?.backend, queue) {
             (Backend::Cuda(codec), Queue::Cuda(queue)) => codec.load_for_peers(queue),
@@ -192,7 +192,7 @@ impl Codec {
         }
     }
 
-    /// `values`: of each segment in turn.
+    /// Encodes values to a payload. `values`: one tensor for each segment, in order.
     pub fn encode<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
         to: Destination<'_>, stream: Stream,
@@ -207,8 +207,8 @@ impl Codec {
         to_destination!(backend, stream, to, encode(&self.plan, places, factors))
     }
 
-    /// Over peer memory, an all-reduce of ranks that exchange once, or a step of it. `values`: as for `check_outputs`,
-    /// which has looked at them, and `check_inputs` at the factor.
+    /// Runs a one-shot all-reduce over peer memory, or one step of it. The caller has checked `values` with
+    /// `check_outputs` and the factor with `check_inputs`.
     pub fn exchange_once<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>, once: peers::Once,
         steps: peers::Steps, stream: Stream,
@@ -223,7 +223,7 @@ impl Codec {
         }
     }
 
-    /// Whether `exchange_twice` does what `encode`, `reduce` and `decode_reduced` do over peer memory, and no later.
+    /// Returns true if `exchange_twice` can replace `encode`, `reduce` and `decode_reduced`, and is not slower.
     pub fn fits_one_launch(&self) -> Result<bool> {
         match &self.enter()?.backend {
             Backend::Cpu(_) => Ok(false),
@@ -231,9 +231,9 @@ impl Codec {
         }
     }
 
-    /// Over peer memory, an all-reduce of ranks that exchange twice. `chunks`: what this rank receives of the payloads,
-    /// and `reduced` of reduced chunks. `values`: as for `check_outputs`, which has looked at them, and `check_inputs`
-    /// at the factors.
+    /// Runs a two-shot all-reduce over peer memory. `chunks`: memory of the chunks of payloads that this rank receives.
+    /// `reduced`: memory of the reduced chunks. The caller has checked `values` with `check_outputs` and the factors
+    /// with `check_inputs`.
     pub fn exchange_twice<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
         (to_each, chunks): (peers::Way, &View<'_>), (to_all, reduced): (peers::Way, &View<'_>), stream: Stream,
@@ -251,7 +251,7 @@ impl Codec {
         }
     }
 
-    /// `values`: of each segment in turn.
+    /// Decodes a payload. `values`: one tensor for each segment, in order.
     pub fn decode<'v>(
         &self, payload: &View<'_>, divisor: i32, factor: Option<&View<'_>>, mode: Decode,
         values: impl ExactSizeIterator<Item = Result<View<'v>>>, stream: Stream,
@@ -260,7 +260,7 @@ impl Codec {
         self.decode_by(payload, by, values, stream)
     }
 
-    /// Sets values to what ranks have reduced. `behind_ours`: the launch before on the stream is one of ours.
+    /// Decodes reduced chunks to values. `behind_ours`: true if the previous launch on the stream is one of ours.
     pub fn decode_reduced<'v>(
         &self, payload: &View<'_>, behind_ours: bool, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
@@ -269,7 +269,7 @@ impl Codec {
         self.decode_by(payload, by, values, stream)
     }
 
-    /// `by`: but for the dtype, which is that of the values.
+    /// Decodes a payload. `by`: parameters, except the dtype, which is that of the values.
     fn decode_by<'v>(
         &self, payload: &View<'_>, by: Decoding<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         stream: Stream,
@@ -299,7 +299,7 @@ impl Codec {
             one.check_output(&[payload])?;
             factor.map_or(Ok(()), |factor| one.check_output(&[factor]))
         })?;
-        let dtype = dtype.unwrap_or(Dtype::F32); // without segments there is nothing of any
+        let dtype = dtype.unwrap_or(Dtype::F32); // without segments the dtype does not matter
         self.check_apart(places, extents, dtype)?;
         let by = Decoding { dtype, divisor: divisor.max(1), ..by };
         on_backend!(backend, stream, decode(&self.plan, payload, &by, places))
@@ -312,7 +312,7 @@ impl Codec {
         to_destination!(&mut self.enter()?.backend, stream, to, reduce(&self.plan, received))
     }
 
-    /// The first half of `reduce`: the mean that the error is to be added to. `room`: for a chunk, to work in.
+    /// Writes the mean or sum to a shard: the first half of `reduce`, without the error. `room`: memory for a chunk.
     pub fn mean(
         &self, chunk: usize, chunks: &View<'_>, room: &View<'_>, shard: &View<'_>, stream: Stream,
     ) -> Result<()> {
@@ -324,7 +324,7 @@ impl Codec {
         on_backend!(backend, stream, mean(&self.plan, chunks, room, places))
     }
 
-    /// The second half of `reduce`, of any shard.
+    /// Encodes any shard plus the error: the second half of `reduce`.
     pub fn encode_shard(&self, shard: &View<'_>, to: Destination<'_>, stream: Stream) -> Result<()> {
         self.check_shard(shard)?;
         self.check_destination(&to, self.plan.stride())?;
@@ -333,7 +333,7 @@ impl Codec {
         to_destination!(backend, stream, to, encode_shard(&self.plan, places))
     }
 
-    /// The memory of a destination, if it is memory of this rank.
+    /// Checks a destination. Returns its view if it is memory of this rank.
     fn check_destination<'a, 'b>(&self, to: &'a Destination<'b>, bytes: i64) -> Result<Option<&'a View<'b>>> {
         match to {
             Destination::Memory(dst) => self.check_bytes(dst, bytes).map(|()| Some(dst)),
@@ -341,7 +341,7 @@ impl Codec {
         }
     }
 
-    /// That there is a chunk of each of some payloads, and that it is the one that this codec reduces.
+    /// Checks that `chunks` is one chunk of each of several payloads, and that this codec reduces chunk `chunk`.
     fn check_chunks(&self, chunk: usize, chunks: &View<'_>) -> Result<()> {
         match self.plan.server {
             Some(own) if own == chunk => {}
@@ -399,7 +399,7 @@ impl Codec {
     pub fn reset(&self, stream: Stream) -> Result<()> {
         match &mut self.enter()?.backend {
             Backend::Cpu(codec) => codec.reset(&self.plan),
-            Backend::Cuda(codec) => codec.reset(&mut codec.queue(stream)?, &self.plan), // whether it is whole or not
+            Backend::Cuda(codec) => codec.reset(&mut codec.queue(stream)?, &self.plan), // also on a poisoned state
         }
     }
 
@@ -433,8 +433,8 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, errors_in(&self.plan, worker, server))
     }
 
-    /// Takes over the errors of an earlier world: of each of its ranks a row of `workers`, of which `rows` makes this
-    /// rank's, by how many there are; and of `server`, which has all elements, this chunk's part.
+    /// Loads the errors of an earlier world. `workers`: a row of each of its ranks. `rows`: maps the number of rows to
+    /// the rows that this rank loads. `server`: all elements, of which this codec loads its chunk's parts.
     pub fn errors_of_world_in(
         &self, workers: Option<&View<'_>>, server: Option<&View<'_>>, rows: impl FnOnce(&Rules, usize) -> Rows,
         stream: Stream,
@@ -467,7 +467,7 @@ impl Codec {
         on_backend!(&mut self.enter()?.backend, stream, errors_of_world_in(plan, workers, &rows, server))
     }
 
-    /// That the step, if there is one, was committed or taken back.
+    /// Checks that no step is pending.
     fn check_not_pending(&self) -> Result<()> {
         let pending = match &self.enter()?.backend {
             Backend::Cpu(codec) => codec.is_pending(),

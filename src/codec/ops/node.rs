@@ -1,4 +1,4 @@
-//! What is computed within a node: blocks of values, their sums, and the values of reduced chunks.
+//! Computations within a node: blocks of values, their sums, and the values of reduced chunks.
 
 use crate::{
     codec::{
@@ -17,19 +17,20 @@ use crate::{
 
 use super::{Backend, Codec};
 
-/// The computations of a rank for its node.
+/// Computations of a rank for its node.
 pub struct NodeSums {
     plan: NodePlan,
-    /// Of all elements: for its checks and its addresses.
+    /// Codec of all elements, for its checks and its table of addresses.
     whole: Codec,
-    /// What decodes each part.
+    /// Decoder of each part.
     decoders: Vec<Codec>,
-    /// On a GPU.
+    /// Tables of the plan on a GPU; None on the CPU.
     tables: Option<cuda::nodes::Tables>,
 }
 
 impl NodeSums {
-    /// `whole`: all elements, a chunk for each rank of the node. `codec`: of this rank's part.
+    /// Makes the plans, decoders and tables. `whole`: plan of all elements, with a chunk for each rank of the node.
+    /// `codec`: codec of this rank's part.
     pub fn new(whole: CodecPlan, nodes: usize, own: usize, codec: &Codec) -> Result<Self> {
         let device = codec.device();
         let plan = NodePlan::new(&whole, nodes, own)?;
@@ -77,8 +78,7 @@ impl NodeSums {
         }
     }
 
-    /// Adds the blocks of all ranks of the node, to float32. The next encode of `codec` adds the flags found here to
-    /// its own.
+    /// Sums the blocks of the node's ranks in float32. The next encode of `codec` adds the flags found here.
     pub fn sum(&self, received: &View<'_>, sums: &View<'_>, codec: &Codec, stream: Stream) -> Result<()> {
         self.check_blocks(received)?;
         check_elements(sums, self.plan.own_part().elements)?;
@@ -91,12 +91,12 @@ impl NodeSums {
         }
     }
 
-    /// That there is a block of each rank.
+    /// Checks that there is a block for each rank.
     fn check_blocks(&self, blocks: &View<'_>) -> Result<()> {
         self.whole.check_bytes(blocks, self.plan.parts.len() as i64 * self.plan.block_bytes)
     }
 
-    /// Refuses the payload of a part that is corrupt, on the CPU, before anything is decoded. `codec`: gets the flags.
+    /// Refuses a corrupt payload of a part on the CPU, before anything is decoded. `codec`: receives the flags.
     pub fn check(&self, part: usize, payload: &View<'_>, codec: &Codec) -> Result<()> {
         let decoder = &self.decoders[part];
         if let (Backend::Cpu(backend), Backend::Cpu(codec)) =
@@ -109,7 +109,7 @@ impl NodeSums {
         Ok(())
     }
 
-    /// Decodes a part into the pieces that it has of each segment. `codec`: gets the flags.
+    /// Decodes a part to its pieces, one of each segment. `codec`: receives the flags.
     pub fn decode<'v>(
         &self, part: usize, payload: &View<'_>, pieces: impl ExactSizeIterator<Item = Result<View<'v>>>, codec: &Codec,
         stream: Stream,
@@ -119,7 +119,7 @@ impl NodeSums {
         decoder.decode_by(payload, by, pieces, stream)?;
         match (&mut decoder.enter()?.backend, &mut codec.enter()?.backend) {
             (Backend::Cpu(decoder), Backend::Cpu(codec)) => codec.take_flags_of(decoder),
-            (Backend::Cuda(_), Backend::Cuda(_)) => {} // which share them
+            (Backend::Cuda(_), Backend::Cuda(_)) => {} // both codecs share the flags
             _ => return Err(error!(Panic, "codec: a part on another device")),
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What reduces all chunks of whole payloads, where every rank has them.
+//! Reducers of all chunks of whole payloads, for one-shot all-reduces.
 
 use crate::{
     codec::{
@@ -15,11 +15,11 @@ use crate::{
 
 use super::{Backend, Codec};
 
-/// Codecs that keep nothing: of a block codec one, which reduces all chunks at once, otherwise one for each chunk.
+/// Codecs without errors: one for all chunks if the codec is a block codec, otherwise one for each chunk.
 pub struct Reducers(Vec<Codec>);
 
 impl Reducers {
-    /// For what a codec encodes, to what those with its options reduce that to.
+    /// Makes the reducers of the payloads of `codec`. They give the results of codecs with its options.
     pub fn of(codec: &Codec) -> Result<Self> {
         let plan = codec.plan();
         let (chunks, at_once) = (plan.n_chunks, plan.chunks_at_once());
@@ -30,8 +30,8 @@ impl Reducers {
         Ok(Self(reducers))
     }
 
-    /// `payloads`: one of each rank. `dst`: a payload, of reduced chunks. One that is corrupt goes on, flagged, and so
-    /// the decoding says.
+    /// Reduces whole payloads. `payloads`: one of each rank. `dst`: a payload of reduced chunks. A corrupt chunk
+    /// becomes a flagged chunk, which decoding reports.
     pub fn reduce(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
         for codec in &self.0 {
             match codec.reduce_of(payloads, dst, stream) {
@@ -44,7 +44,7 @@ impl Reducers {
 }
 
 impl Codec {
-    /// Reduces the chunks of whole payloads that this codec is for, to their places in one.
+    /// Reduces this codec's chunks of whole payloads to the same chunks of `dst`.
     fn reduce_of(&self, payloads: &View<'_>, dst: &View<'_>, stream: Stream) -> Result<()> {
         let (plan, bytes) = (&self.plan, self.plan.payload_bytes());
         let &[count, each] = payloads.shape() else { return Err(error!(Panic, "reducers: no payloads")) };

@@ -1,4 +1,4 @@
-//! One tensor in one call: a codec that lives as long as the call encodes or decodes it.
+//! Encoding and decoding of a tensor in one call, with a codec that lives as long as the call.
 
 use std::iter;
 
@@ -28,7 +28,7 @@ use super::{Codec, arguments::check_aligned, descriptor::Descriptor};
 
 const VALUES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
-/// Encodes a tensor to a new payload of one chunk. `elements`: the same tensor, to be copied where it has strides.
+/// Encodes a tensor to a new payload of one chunk. `elements`: the same tensor, copied unless it is C-contiguous.
 pub fn encode(values: &View<'_>, elements: &Elements<'_>, kind: i32) -> Result<Outputs> {
     let kind = Kind::ALL.into_iter().find(|&known| known as i32 == kind).ok_or_else(|| {
         error!(InvalidArgument, "codec: {kind} is not known to this version, whose codecs are 1 to {}", Kind::ALL.len())
@@ -61,8 +61,7 @@ pub fn encode(values: &View<'_>, elements: &Elements<'_>, kind: i32) -> Result<O
     Ok(payload.finished())
 }
 
-/// Decodes a payload that anybody may have written to a new tensor. `elements`: the same payload, to be copied where it
-/// is not aligned.
+/// Decodes an untrusted payload to a new tensor. `elements`: the same payload, which is copied if it is not aligned.
 pub fn decode(payload: &View<'_>, elements: &Elements<'_>, dtype: DLDataType) -> Result<Outputs> {
     let name = Name::new("dtype");
     let dtype = Dtype::from_dlpack(&name, dtype)?;
@@ -98,7 +97,7 @@ pub fn decode(payload: &View<'_>, elements: &Elements<'_>, dtype: DLDataType) ->
     Ok(values.finished())
 }
 
-/// The plan of a payload's encoder, once its header and its length are found to be those of a payload.
+/// Checks the header and the length of a payload. Returns the plan of its encoder.
 fn plan_of(queue: &mut Queue, payload: &View<'_>, bytes: i64) -> Result<CodecPlan> {
     let name = payload.name();
     if bytes < HEADER as i64 {
@@ -119,7 +118,7 @@ fn plan_of(queue: &mut Queue, payload: &View<'_>, bytes: i64) -> Result<CodecPla
     Ok(plan)
 }
 
-/// A compact copy on the same device.
+/// Returns a compact copy on the same device.
 fn copy_of(queue: &mut Queue, elements: &Elements<'_>, dtype: Dtype) -> Result<NewTensors> {
     let device = elements.device();
     let copy = results(queue, device, dtype, elements.shape(), 1)?;

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!     segments    |--- 0 ---|- 1, raw -|------- 2 -------|         elements
-//!     places      |ppppppppp|ppppppppppppppppp|                    bytes of bits, or blocks, of segments that are not raw
+//!     places      |ppppppppp|ppppppppppppppppp|                    bytes of bits, or blocks, of segments not raw
 //!     raw         |rrrrrrrrrr|                                     elements of segments that are raw
-//!     chunks      an equal share of places and of raw elements each
+//!     chunks      each has an equal share of the places and of the raw elements
 //!     a chunk     | header | scales | codes | raw |                each padded to a multiple of 16 bytes
 //! ```
 
@@ -12,8 +12,8 @@ use crate::ffi::error::Result;
 
 use super::sizes::{ALIGNMENT, HEADER, align, too_large};
 
-/// The two families of codecs. The header, the checks of options and the choice of a backend use it; elsewhere the
-/// numbers of [`Format`] say what differs.
+/// Families of codecs. The code that writes headers, checks options or chooses a backend uses this type. All other code
+/// uses the numbers of [`Format`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// A bit per element, and a scale per segment: ONEBIT and SIGN.
@@ -26,13 +26,13 @@ pub enum Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     pub family: Family,
-    /// Elements of a place: of a block, or of a byte of bits.
+    /// Number of elements in a place: in a block, or in a byte of bits.
     pub place: i64,
-    /// Bits of a code.
+    /// Number of bits in a code.
     pub bits: i64,
     /// Bytes of the scale of a block: 0, 1 or 2.
     pub scale_bytes: i64,
-    /// Bytes of the scale of a segment, which stands in every chunk: 0 or 4.
+    /// Bytes of the scale of a segment, which every chunk contains: 0 or 4.
     pub segment_scale_bytes: i64,
     /// The field *block* of a header.
     pub block_field: u32,
@@ -41,36 +41,36 @@ pub struct Format {
 }
 
 impl Format {
-    /// Bytes of the codes of a place.
+    /// Returns the size of the codes of a place, in bytes.
     pub fn place_bytes(&self) -> i64 {
         self.place * self.bits / 8
     }
 }
 
-/// Where the parts of a chunk lie.
+/// Layout of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub format: Format,
-    /// Places of all segments that are not raw.
+    /// Number of places of all segments that are not raw.
     pub places: i64,
-    /// Elements of all segments that are raw.
+    /// Number of elements of all segments that are raw.
     pub raws: i64,
-    /// Places and raw elements of a chunk: U and V of the specification. The last chunks may have fewer.
+    /// Numbers of places and raw elements in a chunk: U and V of the specification. The last chunks may have fewer.
     pub chunk_places: i64,
     pub chunk_raws: i64,
-    /// Where the scales of blocks, the codes and the raw elements begin in a chunk. The scales of segments begin behind
-    /// the header.
+    /// Offsets in a chunk of the scales of blocks, the codes and the raw elements, in bytes. The scales of segments
+    /// follow the header.
     pub scales_at: i64,
     pub codes_at: i64,
     pub raws_at: i64,
-    /// Bytes from chunk to chunk.
+    /// Distance from chunk to chunk, in bytes.
     pub stride: i64,
 }
 
 impl Layout {
-    /// The layout of a payload with these places and raw elements, which `segments` segments have.
+    /// Returns the layout of a payload with these numbers of places and raw elements, for `segments` segments.
     pub fn new(format: Format, [places, raws]: [i64; 2], segments: usize, n_chunks: usize) -> Result<Self> {
-        // Where there are more chunks than places, the last chunks are empty.
+        // If there are more chunks than places, the last chunks are empty.
         let [chunk_places, chunk_raws] = [places, raws].map(|all| (all as u64).div_ceil(n_chunks as u64) as i64);
         let lay_out = || {
             let after = |at: i64, count: i64, bytes: i64| at.checked_add(align(count.checked_mul(bytes)?, ALIGNMENT)?);
@@ -83,7 +83,7 @@ impl Layout {
         lay_out().ok_or_else(too_large)
     }
 
-    /// The field *number of bytes* of a header.
+    /// Returns the field *number of bytes* of a header.
     pub fn bytes_field(&self) -> i64 {
         match self.format.family {
             Family::Bits => self.chunk_places,
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn payloads_are_as_long_as_those_of_the_specification() {
-        // docs/NUMERICS.md 11, the examples by hand: three elements.
+        // The expected sizes are the examples by hand of docs/NUMERICS.md 11: three elements.
         for (kind, bytes) in
             [(Kind::Bf16, 64), (Kind::Mxfp8, 48), (Kind::Int8, 80), (Kind::Int4, 32), (Kind::Mxfp4, 32)]
         {
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn blocks_and_raw_elements_are_shared_out_each_by_itself() {
-        // Blocks 0..2, then raw 0..5, then block 2, then 3..6.
+        // The segments are blocks 0..2, raw elements 0..5, block 2, and blocks 3..6.
         let segments = [33, 5, 7, 96];
         let parts = |chunk| {
             let plan = plan(Kind::Int4, Some(Dtype::F32), &segments, &[0, 1, 0, 0], 2, Some(chunk));
@@ -133,7 +133,7 @@ mod tests {
             let parts = plan.servers.iter().map(|run| (run.segment, run.first, run.elements, run.place, run.state));
             parts.collect::<Vec<_>>()
         };
-        // Behind a unit of each segment that is not raw.
+        // The errors of parts follow one unit of each segment that is not raw.
         let at = 256 + 3 * 4096;
         assert_eq!(parts(0), [(0, 0, 33, 0, at), (1, 0, 3, 0, 0), (2, 0, 7, 2, at + 4096)]);
         assert_eq!(parts(1), [(1, 3, 2, 3, 0), (3, 0, 96, 3, at)]);

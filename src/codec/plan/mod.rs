@@ -1,14 +1,14 @@
-//! The plan of a codec: what its payload and its state look like, byte for byte. docs/NUMERICS.md is the specification.
+//! The plan of a codec: the layout of its payload and its state, byte for byte. docs/NUMERICS.md is the specification.
 //!
 //! ```text
-//!     segments    |--- 0 ---|- 1 -|------- 2 -------|              elements, each segment filled up to whole bytes of bits
+//!     segments    |--- 0 ---|- 1 -|------- 2 -------|              elements; each padded to whole bytes of bits
 //!     bits        |bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|
-//!     chunks      |---- 0 ----|---- 1 ----|---- 2 ----|            equal; the last ones are filled up with zeros
-//!     parts       |--- 0 ---|0|2|...                               what of a segment lies in a chunk
+//!     chunks      |---- 0 ----|---- 1 ----|---- 2 ----|            equal; zeros pad the last ones
+//!     parts       |--- 0 ---|0|2|...                               the elements of a segment that lie in a chunk
 //! ```
 //!
-//! A [`Run`] is what shares a scale: a segment where it is encoded, a part where it is reduced. Block codecs have their
-//! blocks in place of bytes of bits: [`layout`].
+//! A [`Run`] is the elements that share a scale: a segment when it is encoded, a part when it is reduced. In block
+//! codecs, blocks take the place of bytes of bits: see [`layout`].
 #![forbid(unsafe_code)]
 
 pub mod layout;
@@ -30,25 +30,25 @@ use sizes::{align, too_large};
 
 pub use sizes::{ALIGNMENT, HEADER};
 
-/// Elements of a unit, whose sum is formed in float32.
+/// Number of elements in a unit. The sum of a unit is computed in float32.
 pub const UNIT: i64 = 1024;
 
-/// Ranks exchange once if the reducer keeps nothing and the payloads of all ranks together have at most so many bytes.
-/// Each rank sends at creation whether it can, since another version may have another number. If one rank cannot, all
-/// exchange twice.
+/// Limit of a one-shot all-reduce, in bytes of the payloads of all ranks together. The reducer must also keep no
+/// errors. Each rank sends at creation if it can run one-shot, since another version may have another limit. If one
+/// rank cannot, all ranks run two-shot.
 const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
 
-/// The limit of two GPUs without peer memory. Two ranks send as many bytes in one exchange as in two; more ranks would
-/// send more. On the CPU it takes longer to reduce the chunks of both than to exchange twice: a fourth of the whole at
-/// 2^19 elements of INT8, over a group of two threads.
+/// Limit of two ranks on CUDA without peer memory. Two ranks send as many bytes one-shot as two-shot; more ranks send
+/// more bytes one-shot. On the CPU, reducing the chunks of both ranks takes longer than a second exchange. The
+/// difference is a fourth of the total time at 2^19 elements of INT8, over a group of two threads.
 const ONE_EXCHANGE_BYTES_OF_TWO: i64 = 1 << 22;
 
-/// The limit of two to four GPUs over peer memory: 8.5 MiB, which are 2^22 elements of INT8 on two and 2^21 on four. On
-/// H200 one exchange takes 11 us and 2.8 us per MB of all payloads. Two exchanges take 20 to 28 us more of the host's
-/// time, and in a graph they are slower up to these sizes.
+/// Limit of two to four ranks over peer memory: 8.5 MiB, which is 2^22 elements of INT8 on two ranks and 2^21 on four.
+/// On H200 a one-shot all-reduce takes 11 us plus 2.8 us per MB of all payloads. Two-shot takes 20 to 28 us more of the
+/// host's time, and in a CUDA graph it is slower up to these sizes.
 pub const ONE_EXCHANGE_BYTES_OF_PEERS: i64 = 17 << 19;
 
-/// What an all-reduce exchanges its payloads over.
+/// Device and transport over which an all-reduce exchanges payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Any transport, on the CPU.
@@ -60,16 +60,16 @@ pub enum Over {
 }
 
 impl From<Device> for Over {
-    /// Without peer memory.
+    /// Returns the value for a transport without peer memory.
     fn from(device: Device) -> Self {
         if device == Device::Cpu { Self::Cpu } else { Self::Cuda }
     }
 }
 
-/// What the state of each run, and its first, is aligned to.
+/// Alignment of the errors of each run in the state, in bytes.
 const STATE_ALIGNMENT: i64 = 256;
 
-/// The fields of a header, by the names that refusals give them. kernels/codec.cuh has those that kernels write.
+/// Fields of a header, with their names in error messages. kernels/codec.cuh has the fields that kernels write.
 pub const FIELDS: [(&str, Range<usize>); 16] = [
     ("magic", MAGIC_FIELD),
     ("version", VERSION_FIELD),
@@ -101,23 +101,23 @@ const SCALE_FIELD: Range<usize> = 10..11;
 const REDUCTION_FIELD: Range<usize> = 11..12;
 const BLOCK_FIELD: Range<usize> = 12..16;
 const CHUNKS_FIELD: Range<usize> = 16..20;
-/// This and the flags differ from chunk to chunk.
+/// Number of the chunk. Only this field and the flags differ from chunk to chunk.
 pub const CHUNK_FIELD: Range<usize> = 20..24;
 const SEGMENTS_FIELD: Range<usize> = 24..28;
 pub const FLAGS_FIELD: Range<usize> = 28..32;
 const ELEMENTS_FIELD: Range<usize> = 32..40;
 const BYTES_FIELD: Range<usize> = 40..48;
 const DIGEST_FIELD: Range<usize> = 48..56;
-/// Of a state's header: the number of the next turn.
+/// Number of the next turn, in the header of a state.
 pub const TURN_FIELD: Range<usize> = 56..64;
 
-/// What happened, as bits of a number: in a codec's flags and in those of a chunk.
+/// Events, as bits of a number: in the flags of a codec and in the flags of a chunk.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
     /// A payload or a state that this codec would not have written.
     Corrupt = 1,
-    /// Something that was not finite.
+    /// A number that was not finite.
     Nonfinite = 2,
     /// A step was taken back.
     TakenBack = 4,
@@ -127,7 +127,7 @@ pub const CORRUPT: u32 = Flag::Corrupt as u32;
 pub const NONFINITE: u32 = Flag::Nonfinite as u32;
 pub const TAKEN_BACK: u32 = Flag::TakenBack as u32;
 
-/// Which codec. 8 to 15 are reserved.
+/// Codecs. The numbers 8 to 15 are reserved.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -148,10 +148,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In the order of their numbers.
+    /// All codecs, in the order of their numbers.
     pub const ALL: [Self; 7] = [Self::Onebit, Self::Sign, Self::Bf16, Self::Mxfp8, Self::Int8, Self::Int4, Self::Mxfp4];
 
-    /// Its name in the header.
+    /// Returns the name of the codec in gradcodec.h.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Onebit => "GC_CODEC_ONEBIT",
@@ -164,12 +164,12 @@ impl Kind {
         }
     }
 
-    /// The codec that the header of a payload or of a state names, if this version knows it.
+    /// Returns the codec that the header of a payload or a state names; None if this version does not have the codec.
     pub fn of_header(header: &[u8; HEADER]) -> Option<Self> {
         Self::ALL.into_iter().find(|&kind| header[CODEC_FIELD] == (kind as u16).to_le_bytes())
     }
 
-    /// Its row in the table of docs/NUMERICS.md 11.
+    /// Returns the codec's row in the table of docs/NUMERICS.md 11.
     pub fn format(self) -> Format {
         let bits = |scale_rule| Format {
             family: Family::Bits,
@@ -201,82 +201,82 @@ impl Kind {
     }
 }
 
-/// What several payloads are reduced to. SIGN has GC_REDUCTION_MEAN alone, which is its majority.
+/// Result of reducing several payloads. SIGN supports GC_REDUCTION_MEAN alone, which is its majority.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their mean.
+    /// Mean of the payloads.
     Mean = 0,
-    /// Their sum.
+    /// Sum of the payloads.
     Sum = 1,
 }
 
-/// How errors are kept. SIGN keeps none.
+/// Storage of errors. SIGN keeps none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Four bytes per element.
+    /// float32: four bytes per element.
     Float32 = 0,
-    /// Half the memory; what is rounded is gradient plus error.
+    /// bfloat16: two bytes per element. ONEBIT rounds gradient plus error, block codecs round the error.
     Bfloat16 = 1,
-    /// None are kept: what a step loses is lost.
+    /// No errors: the rounding error of a step is lost.
     None = 2,
 }
 
-/// What the scale of ONEBIT is. Block codecs have rules of their own: 0 for them.
+/// Scale rule of ONEBIT. It must be 0 for block codecs, which have rules of their own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleRule {
-    /// The root of the mean square: DeepSpeed's.
+    /// Root of the mean square, as in DeepSpeed.
     Rms = 0,
-    /// The mean of the absolute values: EF-signSGD's.
+    /// Mean of the absolute values, as in EF-signSGD.
     Mean = 1,
 }
 
-/// What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case.
+/// Treatment of numbers that are not finite. GC_FLAG_NONFINITE is set in any case.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
-    /// ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). SIGN: the payload decodes to NaN.
-    /// Block codecs: the block decodes to NaN, and its errors stay as they were.
+    /// ONEBIT: the numbers stay in the state until gc_codec_reset() or gc_codec_state_in(). SIGN: the payload decodes
+    /// to NaN. Block codecs: the block decodes to NaN, and its errors stay as they were.
     Propagate = 0,
-    /// They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried.
+    /// The numbers count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all is carried.
     Zero = 1,
-    /// A step is pending until gc_codec_commit(), which takes it back if anything was not finite.
+    /// A step is pending until gc_codec_commit(), which takes the step back if a number was not finite.
     Transactional = 2,
 }
 
-/// What decoding does with its output.
+/// Effect of decoding on its output.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decode {
     /// Writes the values.
     Set = 0,
-    /// Adds them to what is there.
+    /// Adds the values to the output.
     Add = 1,
 }
 
-/// What a codec computes with.
+/// Parameters of a codec's computation.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub kind: Kind,
-    /// float32, float16 or bfloat16.
+    /// Dtype of the values to encode: float32, float16 or bfloat16.
     pub values: Dtype,
-    /// The same; what a reduced scale is rounded to.
+    /// Dtype to which a reduced scale is rounded: float32, float16 or bfloat16.
     pub results: Dtype,
-    /// float32 or bfloat16; None: no errors are kept.
+    /// Dtype of errors: float32 or bfloat16. None: no errors are kept.
     pub error: Option<Dtype>,
     pub scale: ScaleRule,
     pub reduction: Reduction,
-    /// The decay of the error.
+    /// Factor by which a carried error is multiplied in each step.
     pub beta: f32,
     pub policy: NonFinite,
-    /// How many ranks' values a payload is the sum of: a mean is divided by payloads times this.
+    /// Number of ranks whose values a payload sums. A mean is divided by the number of payloads times this number.
     pub ranks: usize,
 }
 
 impl Rules {
-    /// What a sum of so many payloads is divided by.
+    /// Returns the divisor of a sum of `payloads` payloads.
     pub fn divisor(&self, payloads: usize) -> f32 {
         match self.reduction {
             Reduction::Mean => (payloads * self.ranks) as f32,
@@ -285,24 +285,24 @@ impl Rules {
     }
 }
 
-/// Elements that share a scale: a segment, or what of it lies in a chunk.
+/// Elements that share a scale: a segment, or its part in a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Whose scale it is.
+    /// Number of the segment.
     pub segment: usize,
-    /// The number of its first element in the segment: a multiple of the elements of a place.
+    /// Index of the run's first element in the segment: a multiple of `place_elements`.
     pub first: i64,
     pub elements: i64,
-    /// The number of its first place in the payload, before that is cut: of its first byte of bits, or block, or raw
-    /// element among those of all segments.
+    /// Index of the run's first place among the places of its kind in all segments, before the payload is cut. A place
+    /// is a byte of bits, a block or a raw element.
     pub place: i64,
-    /// Elements of a place: 8, a block's, or 1.
+    /// Number of elements in a place: 8 for bits, the block size for blocks, 1 for raw elements.
     pub place_elements: i64,
-    /// Whether it travels as float32: of a block codec.
+    /// True if the elements travel as float32; only in block codecs.
     pub raw: bool,
-    /// Where its c^ (of a block codec e) begins in the state, in bytes: filled up to whole units. Without errors, 0.
+    /// Offset in bytes of the run's c^ (block codecs: errors) in the state, padded to whole units. 0 without errors.
     pub state: i64,
-    /// The number of its first element in a row of errors, which has all elements of the handle.
+    /// Index of the run's first element in a row of errors, which has all elements of the handle.
     pub row: i64,
 }
 
@@ -316,39 +316,38 @@ impl Run {
     }
 }
 
-/// Units that hold so many elements.
+/// Returns the number of units that hold `elements` elements.
 pub fn units(elements: i64) -> i64 {
     elements / UNIT + i64::from(elements % UNIT != 0)
 }
 
-/// Everything that is known of a codec before it sees a number.
+/// Properties of a codec that do not depend on the values.
 #[derive(Debug)]
 pub struct CodecPlan {
     pub rules: Rules,
-    /// The segments.
+    /// Runs that are encoded: the segments.
     pub workers: Vec<Run>,
-    /// The chunk that is reduced, if one is.
+    /// Number of the first chunk that is reduced, if any is.
     pub server: Option<usize>,
-    /// How many are from there on: 1, or all of a block codec, whose blocks do not depend on chunks.
+    /// Number of chunks that are reduced: 1, or all chunks of a block codec, whose blocks do not depend on chunks.
     pub server_chunks: usize,
-    /// Their parts, chunk by chunk, of segments that have elements there.
+    /// Runs that are reduced: the parts in these chunks, chunk by chunk, without empty parts.
     pub servers: Vec<Run>,
     pub n_chunks: usize,
-    /// Elements of all segments.
+    /// Number of elements in all segments.
     pub elements: i64,
-    /// Elements of a row of errors: more than that where the segments are pieces of a part.
+    /// Number of elements in a row of errors: more than `elements` if the segments are pieces of a part.
     pub row_elements: i64,
-    /// The layout of a chunk.
+    /// Layout of a chunk.
     pub layout: Layout,
-    /// Bytes of the state.
     pub state_bytes: i64,
-    /// The fields of a header, with chunk number 0 and no flags.
+    /// Header of a chunk, with chunk number 0 and no flags.
     header: [u8; HEADER],
 }
 
 impl CodecPlan {
-    /// `segments`: how many elements each has, at least 0. `raw`: for each whether it is; empty: none is. `n_chunks`: at
-    /// least 1. `server`: below n_chunks.
+    /// Makes a plan. `segments`: number of elements of each, at least 0. `raw`: a byte for each segment, not 0 if it is
+    /// raw; empty if none is. `n_chunks`: at least 1. `server`: below n_chunks.
     pub fn new(rules: Rules, segments: &[i64], raw: &[u8], n_chunks: usize, server: Option<usize>) -> Result<Self> {
         if u32::try_from(n_chunks).is_err() || u32::try_from(segments.len()).is_err() {
             return Err(error!(
@@ -367,8 +366,8 @@ impl CodecPlan {
         Self::of_workers(rules, workers, row, n_chunks, server)
     }
 
-    /// Part `part` of this plan, which has as many chunks as a node has ranks: the plan by which the ranks of this part
-    /// exchange its pieces between `nodes` nodes. `errors`: whether they are kept.
+    /// Returns the plan by which the ranks of part `part` exchange its pieces between `nodes` nodes. This plan has as
+    /// many chunks as a node has ranks. `error`: dtype of the errors, if errors are kept.
     pub fn part_between_nodes(
         &self, part: usize, nodes: usize, server: Option<usize>, error: Option<Dtype>,
     ) -> Result<Self> {
@@ -380,19 +379,19 @@ impl CodecPlan {
         Self::of_workers(rules, workers, self.row_elements, nodes, server)
     }
 
-    /// Of runs with their elements and rows.
+    /// Makes a plan of runs whose segment, elements, row and `raw` are set.
     fn of_workers(
         rules: Rules, mut workers: Vec<Run>, row_elements: i64, n_chunks: usize, server: Option<usize>,
     ) -> Result<Self> {
         let format = rules.kind.format();
         let segments = workers.len();
-        // Places of segments that are not raw, and of those that are.
+        // The first place count is of segments that are not raw, the second one of raw segments.
         let (mut elements, mut places) = (0i64, [0i64; 2]);
         for run in &mut workers {
             (run.first, run.state) = (0, 0);
             (run.place, run.place_elements) = (places[usize::from(run.raw)], if run.raw { 1 } else { format.place });
             elements = elements.checked_add(run.elements).ok_or_else(too_large)?;
-            places[usize::from(run.raw)] += run.places(); // at most one an element, and those were counted
+            places[usize::from(run.raw)] += run.places(); // no overflow: at most one place per element
         }
         let layout = Layout::new(format, places, segments, n_chunks)?;
         layout.stride.checked_mul(n_chunks as i64).ok_or_else(too_large)?;
@@ -419,9 +418,9 @@ impl CodecPlan {
         Ok(plan)
     }
 
-    /// The plan of the encoder whose header this is, if that encoder had one segment, not raw, and one chunk.
+    /// Returns the plan of the encoder that wrote `header`, if that encoder had one segment, not raw, and one chunk.
     ///
-    /// Only the fields on which the plan depends are checked here: the caller compares the whole header with the plan's.
+    /// This checks only the fields on which the plan depends. The caller compares the whole header with the plan's.
     pub fn of_header(header: &[u8; HEADER]) -> Result<Self> {
         let number = |field: Range<usize>| {
             let mut bytes = [0; 8];
@@ -476,30 +475,31 @@ impl CodecPlan {
         })
     }
 
-    /// Whether ranks of a world of as many as there are chunks exchange once: whole payloads, which every rank reduces.
+    /// Returns true if a world of `n_chunks` ranks runs one-shot: each rank receives and reduces all whole payloads.
     pub fn exchanges_once(&self, over: Over) -> bool {
         let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
         let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
-        // Between nodes there is no kernel for one exchange. Scales of segments are made last, so a kernel that makes
+        // There is no one-shot kernel between nodes. Scales of segments are computed last, so a kernel that computes
         // them would gain nothing by writing to other ranks.
         let has_kernel = self.rules.ranks == 1 && self.layout.format.segment_scale_bytes == 0;
         let most = match (over, self.n_chunks) {
             (Over::PeerMemory, _) if !has_kernel => 0,
             (Over::PeerMemory, ..=4) => ONE_EXCHANGE_BYTES_OF_PEERS,
-            (_, 3..) if self.rules.ranks > 1 => 0, // whole payloads are more bytes between nodes
+            (_, 3..) if self.rules.ranks > 1 => 0, // one-shot sends more bytes between nodes
             (Over::Cuda, 2) if self.rules.ranks == 1 => ONE_EXCHANGE_BYTES_OF_TWO,
             _ => ONE_EXCHANGE_BYTES,
         };
         keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
     }
 
-    /// How many chunks one codec that reduces whole payloads takes at once: 1 where a chunk has scales of segments, which
-    /// are formed of all of its elements.
+    /// Returns the number of chunks that one codec reduces at once, if it reduces whole payloads. This is 1 if a chunk
+    /// has scales of segments, because they depend on all elements of the chunk.
     pub fn chunks_at_once(&self) -> usize {
         if self.layout.format.segment_scale_bytes == 0 { self.n_chunks } else { 1 }
     }
 
-    /// Of one that reduces `chunks_at_once` chunks from `first` on, to the same bytes, and keeps nothing.
+    /// Returns the plan of a codec without errors that reduces `chunks_at_once` chunks from `first` on to the same
+    /// bytes.
     pub fn reducer(&self, first: usize) -> Result<Self> {
         let segments = self.workers.len();
         let (mut counts, mut raw) = (fallible::list(segments, "segments")?, fallible::list(segments, "segments")?);
@@ -507,7 +507,7 @@ impl CodecPlan {
             counts.push(run.elements);
             raw.push(u8::from(run.raw));
         }
-        // No step of it is ever pending. What is computed is that of `Propagate`.
+        // A reducer never has a pending step. `Transactional` computes the same numbers as `Propagate`.
         let policy = match self.rules.policy {
             NonFinite::Transactional => NonFinite::Propagate,
             policy => policy,
@@ -564,13 +564,13 @@ impl CodecPlan {
         header
     }
 
-    /// FNV-1a of the segments' counts, bit 63 set where a segment is raw.
+    /// Returns FNV-1a of the segments' element counts, with bit 63 of a count set if the segment is raw.
     pub fn digest(&self) -> u64 {
         let counted = |run: &Run| run.elements as u64 | u64::from(run.raw) << 63;
         fnv1a(self.workers.iter().flat_map(|run| counted(run).to_le_bytes()))
     }
 
-    /// Of all that the numbers depend on, for ranks to compare: FNV-1a of a header and of what headers do not say.
+    /// Returns FNV-1a of all that results depend on, for ranks to compare: of a header and of the options not in it.
     pub fn digest_of_all(&self) -> u64 {
         let Rules { error, beta, policy, .. } = &self.rules;
         let error = error.map_or(0, |error| if error == Dtype::F32 { 1u8 } else { 2 });
@@ -578,32 +578,32 @@ impl CodecPlan {
         fnv1a(self.header.into_iter().chain(rest))
     }
 
-    /// The header of a chunk, without flags.
+    /// Returns the header of a chunk, without flags.
     pub fn header(&self, chunk: usize) -> [u8; HEADER] {
         let mut header = self.header;
         header[CHUNK_FIELD].copy_from_slice(&(chunk as u32).to_le_bytes());
         header
     }
 
-    /// The header of a state, at the turn 0.
+    /// Returns the header of a state, at turn 0.
     pub fn state_header(&self) -> [u8; HEADER] {
         let mut header = self.header;
         header[MAGIC_FIELD].copy_from_slice(b"GCST");
         header
     }
 
-    /// Where the scales of segments begin in the state, and where the scales of parts begin, in bytes.
+    /// Returns the offsets of the scales of segments and of the scales of parts in the state, in bytes.
     pub fn state_scales(&self) -> [i64; 2] {
         let scales = self.layout.format.segment_scale_bytes * self.workers.len() as i64;
         [HEADER as i64, HEADER as i64 + scales]
     }
 
-    /// Halves of a state: the worker's, and the server's where there is one.
+    /// Returns the number of halves of a state: the worker's, and the server's if a chunk is reduced.
     pub fn state_halves(&self) -> usize {
         1 + usize::from(self.server.is_some())
     }
 
-    /// Bytes from chunk to chunk.
+    /// Returns the distance from chunk to chunk, in bytes.
     pub fn stride(&self) -> i64 {
         self.layout.stride
     }
@@ -612,29 +612,29 @@ impl CodecPlan {
         self.stride() * self.n_chunks as i64
     }
 
-    /// Elements of the chunk that is reduced.
+    /// Returns the number of elements that are reduced.
     pub fn server_elements(&self) -> i64 {
         self.servers.iter().map(|run| run.elements).sum()
     }
 
-    /// What a bit of a chunk with these flags stands for: `value`, or NaN if the chunk is of SIGN, whose votes do not
+    /// Returns `value`, or NaN for a SIGN chunk with the flag NONFINITE, unless the policy is ZERO. Votes alone do not
     /// show that a value was not finite.
     pub fn value_of_vote(&self, value: f32, flags: u32) -> f32 {
         let hides = self.rules.kind == Kind::Sign && self.rules.policy != NonFinite::Zero;
         if hides && flags & NONFINITE != 0 { f32::NAN } else { value }
     }
 
-    /// The bytes of bits, before they are cut, that a chunk holds.
+    /// Returns the range of bytes of bits that a chunk holds, counted before the bits are cut into chunks.
     pub fn held_by(&self, chunk: usize) -> Range<i64> {
         held(chunk, self.layout.chunk_places)
     }
 
-    /// How many of a run's places a chunk holds.
+    /// Returns the number of raw elements in a chunk if the run is raw, otherwise of blocks or bytes of bits.
     pub fn per_chunk(&self, run: &Run) -> i64 {
         if run.raw { self.layout.chunk_raws } else { self.layout.chunk_places }
     }
 
-    /// The part of a segment that a chunk holds, if it holds elements of it. Its `state` is not set.
+    /// Returns the part of a segment in a chunk; None if it has no elements. The `state` of the part is not set.
     pub fn part(&self, segment: usize, chunk: usize) -> Option<Run> {
         let run = &self.workers[segment];
         let held = held(chunk, self.per_chunk(run));
@@ -647,9 +647,9 @@ impl CodecPlan {
     }
 }
 
-/// The places that a chunk holds.
+/// Returns the range of places that a chunk holds.
 fn held(chunk: usize, per_chunk: i64) -> Range<i64> {
-    // Past the last chunk with places the product may be anything up to n_chunks * per_chunk, which fits.
+    // The products do not overflow: they are at most n_chunks * per_chunk, which is at most the payload's bytes.
     chunk as i64 * per_chunk..(chunk as i64 + 1) * per_chunk
 }
 
@@ -677,7 +677,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_payload_is_that_of_the_specification() {
-        // docs/NUMERICS.md, the example by hand.
+        // The expected bytes are the example by hand of docs/NUMERICS.md.
         let plan = CodecPlan::new(rules(Some(Dtype::F32)), &[2], &[], 1, None).unwrap();
         assert_eq!((plan.layout.scales_at, plan.stride(), plan.payload_bytes()), (80, 96, 96));
         let expected: [u8; HEADER] = [
@@ -706,7 +706,7 @@ pub(super) mod tests {
                         damaged[at] ^= bit;
                         match CodecPlan::of_header(&damaged) {
                             Err(refusal) => assert_eq!(refusal.status, Status::Corrupt, "byte {at}: {refusal:?}"),
-                            // Fields that a payload may have with other values, alone, make another valid header.
+                            // Some fields may have another value on their own: the header stays valid.
                             Ok(other) if other.header(0) == damaged => {
                                 assert!((VALUES_FIELD.start..REDUCTION_FIELD.end).contains(&at), "{kind:?}: byte {at}");
                             }
@@ -748,7 +748,7 @@ pub(super) mod tests {
 
     #[test]
     fn parts_are_what_of_segments_lies_in_a_chunk() {
-        // Bytes of bits: 0..2, 2..2, 2..5, 5..6; chunks of 2: 0..2, 2..4, 4..6, and one behind all of them.
+        // The bytes of bits are 0..2, 2..2, 2..5 and 5..6. Chunks of 2 bytes are 0..2, 2..4 and 4..6.
         let segments = [13, 0, 17, 8];
         let part = |segment, first, elements, place| Run {
             segment,
@@ -776,7 +776,7 @@ pub(super) mod tests {
         let once = |over, rules, blocks: i64, world| {
             CodecPlan::new(rules, &[32 * blocks], &[], world, None).unwrap().exchanges_once(over)
         };
-        // The table of docs/NUMERICS.md, section 9: ranks of a node, world sizes, and bytes of all payloads.
+        // These are the limits of docs/NUMERICS.md, section 9: ranks of a node, world sizes, and bytes of all payloads.
         for (over, ranks, worlds, most) in [
             (Over::Cpu, 1, 2..=9, 1 << 20),
             (Over::PeerMemory, 1, 2..=4, 17 << 19),
@@ -838,7 +838,7 @@ pub(super) mod tests {
     fn states_lie_behind_the_scales_in_whole_units() {
         let plan = CodecPlan::new(rules(Some(Dtype::BF16)), &[1025, 0, 7], &[], 2, Some(1)).unwrap();
         let states: Vec<i64> = plan.workers.iter().chain(&plan.servers).map(|run| run.state).collect();
-        // 64 + 2 * 12 bytes, to 256; units of 2048 bytes.
+        // Header and scales have 64 + 2 * 12 bytes, padded to 256. A unit has 2048 bytes.
         assert_eq!(states, [256, 256 + 2 * 2048, 256 + 2 * 2048, 256 + 3 * 2048, 256 + 4 * 2048]);
         assert_eq!(plan.state_bytes, 256 + 5 * 2048);
         assert_eq!(plan.state_scales(), [64, 76]);

@@ -1,4 +1,4 @@
-//! The plan of an all-reduce over nodes: how ranks sum their values within a node. docs/NUMERICS.md 12 specifies it.
+//! The plan of a hierarchical all-reduce: how ranks sum their values within a node. docs/NUMERICS.md 12 specifies it.
 
 use crate::{
     dlpack::Dtype,
@@ -10,44 +10,43 @@ use super::{
     sizes::{HEADER, too_large},
 };
 
-/// Where a block has the sender's factor, and how many bytes before it are the same for every sender.
+/// Offset of the sender's factor in a block, in bytes. The bytes before it are the same for every sender.
 pub const FACTOR_AT: usize = 56;
-/// What blocks are whole numbers of.
+/// Alignment of the size of a block, in bytes.
 const ALIGNMENT: i64 = 16;
-/// Elements that a tile has at most.
+/// Largest number of elements in a tile.
 pub const TILE: i64 = 8192;
 
 /// Elements that lie side by side in a segment and in a block. kernels/nodes.cuh has the same struct.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tile {
-    /// The first element in the segment.
+    /// Index of the first element in the segment.
     pub first: u64,
-    /// The first byte among those of all blocks that a rank sends.
+    /// Offset of the first byte in the blocks that a rank sends, in bytes.
     pub to: u64,
     pub segment: u32,
     pub count: u32,
 }
 
-/// What a rank sends to the other ranks of its node, and receives from them.
+/// Blocks that a rank exchanges with the other ranks of its node.
 pub struct NodePlan {
-    /// Of each rank's part: the plan by which the ranks with this part exchange it between nodes.
+    /// Plans by which the ranks with the same part exchange it between nodes, one for each part.
     pub parts: Vec<CodecPlan>,
-    /// The number of this rank's part.
+    /// Number of this rank's part.
     pub own: usize,
     pub values: Dtype,
-    /// The header of the block for each part. The sender puts its factor into it.
+    /// Header of the block for each part. The sender writes its factor into the header.
     pub headers: Vec<[u8; HEADER]>,
-    /// Bytes of a block.
     pub block_bytes: i64,
     /// Bytes of the reduced chunks of the largest part.
     pub gathered_bytes: i64,
-    /// What a rank copies to the blocks that it sends.
+    /// Tiles that a rank copies to the blocks that it sends.
     pub tiles: Vec<Tile>,
 }
 
 impl NodePlan {
-    /// `whole`: all elements, a chunk for each rank of the node. `own`: this rank's number there.
+    /// Makes a plan. `whole`: all elements, a chunk for each rank of the node. `own`: this rank's number in the node.
     pub fn new(whole: &CodecPlan, nodes: usize, own: usize) -> Result<Self> {
         let mut parts = fallible::list(whole.n_chunks, "parts")?;
         for part in 0..whole.n_chunks {
@@ -78,18 +77,19 @@ impl NodePlan {
         Ok(Self { parts, own, values, headers, block_bytes, gathered_bytes, tiles })
     }
 
-    /// Bytes of the largest block that a rank sends to another one of its node.
+    /// Returns the size of the largest block that a rank sends to another rank of its node, in bytes.
     pub fn largest_block(&self) -> i64 {
         self.block_bytes.max(self.gathered_bytes)
     }
 
-    /// The plan of this rank's part.
+    /// Returns the plan of this rank's part.
     pub fn own_part(&self) -> &CodecPlan {
         &self.parts[self.own]
     }
 }
 
-/// The header of a block, without the factor: that of a chunk of the part, but that it counts values and parts.
+/// Returns a block's header without the factor: the header of the part's chunk 0 with another magic, dtype of values,
+/// n_chunks, chunk and bytes.
 fn header(whole: &CodecPlan, part: &CodecPlan, number: usize, bytes: i64) -> [u8; HEADER] {
     let mut header = part.header(0);
     header[..4].copy_from_slice(b"GCPV");

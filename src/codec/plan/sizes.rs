@@ -1,22 +1,22 @@
-//! Sizes that payloads and states have in common, whatever the codec.
+//! Sizes that the payloads and states of all codecs have in common.
 
 use crate::ffi::error::{Error, error};
 
-/// Bytes of a chunk's header, and of a state's.
+/// Bytes of the header of a chunk or of a state.
 pub const HEADER: usize = 64;
 
-/// What payloads and states are aligned to.
+/// Alignment of payloads and states, in bytes.
 pub const ALIGNMENT: i64 = 16;
 
 /// Bytes of a chunk that has a header, the scale of one segment and no element.
 pub const LEAST_STRIDE: i64 = 80;
 
-/// What a size that does not fit is.
+/// Returns the error for a size that does not fit.
 pub fn too_large() -> Error {
     error!(SizeOverflow, "segments: payload and state would have more than 2^63 - 1 bytes")
 }
 
-/// The next multiple of a power of two.
+/// Returns the next multiple of `to`, a power of two. None: it does not fit.
 pub fn align(bytes: i64, to: i64) -> Option<i64> {
     Some(bytes.checked_add(to - 1)? & -to)
 }

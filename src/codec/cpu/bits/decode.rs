@@ -17,7 +17,7 @@ use crate::{
 
 use super::kernels;
 
-/// A payload, and what it is decoded with.
+/// Payload, and the parameters of its decoding.
 struct Decoder<'a> {
     plan: &'a CodecPlan,
     payload: Address,
@@ -27,7 +27,7 @@ struct Decoder<'a> {
 }
 
 impl Codec {
-    /// Decodes a payload. Returns whether a value that is not finite was written.
+    /// Decodes a payload. Returns true if a value that is not finite was written.
     pub fn decode_bits(&self, plan: &CodecPlan, payload: &View<'_>, by: &Decoding<'_>, values: &[Address]) -> bool {
         let decoder =
             Decoder { plan, payload: Address(payload.data()), divisor: by.divisor, factor: factor(by.factor), values };
@@ -58,7 +58,7 @@ impl Codec {
     }
 
     /// Calls `work` with each piece of a segment that lies in one chunk: its bits, the value of a 1, the address of its
-    /// values, and their number. Returns whether `work` ever returned true.
+    /// values, and their number. Returns true if `work` ever returned true.
     fn for_each_piece(
         &self, decoder: &Decoder<'_>, size: usize, work: impl Fn(*const u8, f32, *mut u8, usize) -> bool + Sync,
     ) -> bool {
@@ -73,7 +73,7 @@ impl Codec {
                 let (chunk, bits, side_by_side) = chunks.at(byte);
                 let count = left.min(side_by_side.saturating_mul(8));
                 let frame = decoder.payload.at((chunk * plan.stride()) as usize);
-                // SAFETY: the chunk begins with a header, holds some of the segment, and has a scale of it.
+                // SAFETY: the chunk begins with a header, followed by a scale for each segment; it is aligned to 16.
                 let (scale, flags) = unsafe { (scale_at(frame, run.segment).read(), flags_of(frame)) };
                 let scale = plan.value_of_vote(f32::from_bits(scale), flags);
                 let value = canonical(scale / decoder.divisor as f32 * decoder.factor);

@@ -13,15 +13,15 @@ use crate::{
 
 use super::kernels::{self, Sink, Treatment};
 
-/// The sum that the codec makes, if it makes one.
+/// Returns the rule of the sum that the codec computes, if any.
 pub fn sum_of(plan: &CodecPlan) -> Option<ScaleRule> {
     (plan.rules.kind == Kind::Onebit).then_some(plan.rules.scale)
 }
 
 impl Codec {
-    /// Writes bits, state and partial sums of the source that `source_of` makes of each tile of a half. `bytes`: bytes per
-    /// element that the source reads beside the errors. `dst`: a payload, or the chunk that is reduced. Returns whether
-    /// anything was not finite.
+    /// Writes bits, state and partial sums of the source that `source_of` makes of each tile of a half. `bytes`: bytes
+    /// per element that the source reads beside the errors. `dst`: a payload, or the chunk that is reduced. Returns
+    /// true if a number was not finite.
     pub fn make_tiles<E: Number, C: Source<Kept = E>>(
         &self, plan: &CodecPlan, half: usize, bytes: usize, dst: &View<'_>, source_of: impl Fn(&Piece<'_>) -> C + Sync,
     ) -> bool {
@@ -37,19 +37,19 @@ impl Codec {
         let treatment = Treatment { sum: sum_of(plan), zero: plan.rules.policy == NonFinite::Zero };
         self.for_each_tile::<E>(plan, half, bytes, |run, tile, [kept, next]| {
             let byte = run.place - start + tile.first / 8;
-            // SAFETY: the state has a scale a segment.
+            // SAFETY: the state has a scale per segment.
             let kept_scale = unsafe { scale_in(plan, state.at(0), half, run.segment).read() };
             let source = source_of(&Piece { run, first: tile.first as usize, byte, kept, kept_scale });
             let sink = Sink { kept: next, chunks, byte };
-            // SAFETY: the tile lies within a segment, which has values, or within a part, which every payload has, or the
-            // shard; and it has a place in both states and in the payload, or in the chunk.
+            // SAFETY: the tile lies within a segment, which has values, or within a part, which every payload or the
+            // shard has. It has a place in both states, and in the payload or the chunk.
             let outcome = unsafe { kernels::tile(set, &source, &sink, treatment, tile.elements) };
             partials[tile.number].store(outcome.sum.to_bits(), Ordering::Relaxed);
             outcome.nonfinite
         })
     }
 
-    /// Makes the scales of the partial sums of a half, and keeps them in the next state. Returns whether one is not finite.
+    /// Computes a half's scales from the partial sums into the next state. Returns true if one is not finite.
     pub fn fold(&self, plan: &CodecPlan, half: usize) -> bool {
         let mut nonfinite = false;
         let (valid, tiles, runs) = self.of_half(plan, half);
@@ -68,26 +68,26 @@ impl Codec {
                 nonfinite = true;
                 scale = if plan.rules.policy == NonFinite::Zero { 0.0 } else { scale };
             }
-            // SAFETY: the state has a scale a segment.
+            // SAFETY: the state has a scale per segment.
             unsafe { scale_in(plan, next, half, run.segment).write(scale) };
         }
         nonfinite
     }
 }
 
-/// A tile of a run, which a source is made for.
+/// Tile of a run, for which a source is made.
 pub struct Piece<'a> {
     pub run: &'a Run,
-    /// The number of its first element in the run.
+    /// Index of the tile's first element in the run.
     pub first: usize,
-    /// The number of its first byte of bits in the payload, or in the chunk.
+    /// Index of the tile's first byte of bits in the payload, or in the chunk.
     pub byte: i64,
-    /// What was kept of it, and the scale that belongs to that.
+    /// Address of the tile's kept elements, and their scale.
     pub kept: *const u8,
     pub kept_scale: f32,
 }
 
-/// A scale as the dtype of results has it, where a finite one stays finite in float16.
+/// Rounds a scale to the dtype of results. A finite scale stays finite in float16.
 fn round_scale(plan: &CodecPlan, scale: f32) -> f32 {
     match plan.rules.results {
         Dtype::F16 => F16::widen(F16::narrow_finite(scale)),

@@ -1,7 +1,7 @@
-//! The loops, generic over the instruction set that they are compiled for. What the compiler does not vectorize by
-//! itself, bits from signs, is that of `simd`.
+//! The loops, generic over the instruction set that they are compiled for. The compiler does not vectorize the
+//! conversion of signs to bits, so `simd` does that.
 //!
-//! All of it must be inlined into the functions at the end, or it is compiled without the instructions of the set.
+//! All functions must be inlined into the functions at the end, or they are compiled without the set's instructions.
 
 use crate::{
     codec::{
@@ -20,37 +20,37 @@ use crate::{
     dlpack::floats::canonical,
 };
 
-/// Bytes of bits of a unit.
+/// Number of bytes of bits in a unit.
 pub const UNIT_BYTES: usize = UNIT_ELEMENTS / 8;
 
-/// The elements whose bit is 0: below 0, from the first denormal to -Inf. NaN of either sign are not.
+/// Elements whose bit is 0: below 0, from the smallest denormal to -Inf. A NaN of either sign is not among them.
 const NEGATIVE: ZeroRange<u32> = ZeroRange { first: 0x8000_0001, span: 0x7f7f_ffff };
 
-/// Where the elements of a tile, c^, go.
+/// Destination of a tile's elements, c^, and of their bits.
 pub struct Sink {
-    /// Of the tile's first element, where elements are kept.
+    /// Address of the tile's first kept element, if elements are kept.
     pub kept: *mut u8,
     pub chunks: Chunks,
-    /// The number of its first byte of bits.
+    /// Index of the tile's first byte of bits.
     pub byte: i64,
 }
 
-/// What is done with them.
+/// Options of the work on a tile.
 #[derive(Clone, Copy)]
 pub struct Treatment {
-    /// Which sum is made, if one is.
+    /// Sum that is computed, if any.
     pub sum: Option<ScaleRule>,
-    /// Whether numbers that are not finite become 0.
+    /// True if numbers that are not finite become 0.
     pub zero: bool,
 }
 
-/// What a tile gave.
+/// Results of a tile.
 pub struct Outcome {
     pub sum: f64,
     pub nonfinite: bool,
 }
 
-/// c^ of c. Returns whether one is not finite, before it becomes 0.
+/// Replaces c by c^. Returns true if a number is not finite, before it becomes 0.
 #[inline(always)]
 fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
     let mut highest = 0;
@@ -62,17 +62,17 @@ fn settle<E: Number>(elements: &mut [f32], zero: bool) -> bool {
     highest > FINITE
 }
 
-/// The bits of elements: 1 where they are not among `zeros`. Returns the bytes that `count` elements have, with zeros
-/// behind the last one's.
+/// Converts elements to bits: 0 if they are in `zeros`, otherwise 1. Returns the bytes of `count` elements; padding
+/// bits of the last byte are 0.
 ///
 /// # Safety
-/// The processor has the instructions.
+/// The processor has the instructions, and `elements` points at a unit.
 #[inline(always)]
 unsafe fn bits_of<S: Simd<u32>>(
     elements: *const u32, zeros: ZeroRange<u32>, count: usize, bytes: &mut [u8; UNIT_BYTES],
 ) -> &[u8] {
     for (index, bytes) in bytes.as_chunks_mut::<8>().0[..count.div_ceil(64)].iter_mut().enumerate() {
-        // SAFETY: the elements of a unit are 16 times 64, and `count` is at most these.
+        // SAFETY: a unit has 16 times 64 elements, and `count` is at most as many.
         *bytes = unsafe { S::to_bits::<true>(zeros, elements.add(64 * index).cast()) }.to_le_bytes();
     }
     let used = &mut bytes[..count.div_ceil(8)];
@@ -93,7 +93,7 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
     for (number, first) in (0..elements).step_by(UNIT_ELEMENTS).enumerate() {
         let count = (elements - first).min(UNIT_ELEMENTS);
         let next = first + UNIT_ELEMENTS;
-        // SAFETY: `source` holds these elements, and `sink` has room for what is made of them.
+        // SAFETY: `source` holds these elements, and `sink` has room for their kept elements and bits.
         unsafe {
             nonfinite |= source.form(first, &mut unit, count);
             source.ask_for(next, 0);
@@ -135,7 +135,7 @@ unsafe fn write_on<S: Simd<u32>, C: Source>(source: &C, dst: *mut u8, elements: 
     nonfinite
 }
 
-/// Values of bits.
+/// Values that bits represent.
 pub struct Values<V: Number> {
     pub plus: V::Bits,
     pub minus: V::Bits,
@@ -182,7 +182,7 @@ unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count:
         for (index, sum) in some.iter_mut().enumerate() {
             *sum += if has_bit(word, index) { value } else { -value };
         }
-        // What is not there counts as the value: not finite only if the others' sums with it are not, either.
+        // Absent elements become the value with a sign, which is not finite only if no sum is finite.
         for sum in &mut some {
             highest = highest.max(magnitude(*sum));
             *sum = canonical(*sum);
@@ -201,16 +201,16 @@ unsafe fn add_on<S: Simd<u32>>(bits: *const u8, value: f32, dst: *mut u8, count:
 }
 
 multiversion! {
-    /// Does a tile of so many elements.
+    /// Computes a tile of `elements` elements.
     fn tile<C: Source>(source: &C, sink: &Sink, treatment: Treatment, elements: usize) -> Outcome = tile_on;
 
-    /// Writes c of a tile of so many elements as float32. Returns whether something is not finite and does
-    /// not show in it.
+    /// Writes c of a tile of `elements` elements as float32. Returns true if an input is not finite, which c need not
+    /// show.
     fn write<C: Source>(source: &C, dst: *mut u8, elements: usize) -> bool = write_on;
 
     /// Writes a value for each bit.
     fn set_values<V: Number>(bits: *const u8, values: &Values<V>, dst: *mut u8, count: usize) = set_on;
 
-    /// Adds a value to a float32 for each bit, with its sign. Returns whether a sum is not finite.
+    /// Adds a value to a float32 for each bit, with its sign. Returns true if a sum is not finite.
     fn add_values(bits: *const u8, value: f32, dst: *mut u8, count: usize) -> bool = add_on;
 }

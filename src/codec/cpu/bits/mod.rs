@@ -1,8 +1,8 @@
 //! ONEBIT and SIGN on the CPU.
 //!
-//! The elements of a run go in tiles of 64 units. A thread takes tiles, and goes over the memory of each once, unit by
-//! unit: it makes c, its bits, and the sum of its terms. The sum of a tile is a node of the tree. The caller adds these
-//! up at the end, and writes the scales.
+//! The elements of a run are divided into tiles of 64 units. A thread takes tiles, and reads the memory of each once,
+//! unit by unit: it computes c, its bits, and the sum of its terms. The sum of a tile is a node of the tree. The caller
+//! adds the tiles' sums at the end, and writes the scales.
 //!
 //! - `kernels`: the loops, for each instruction set;
 //! - `encode`, `reduce`, `decode`: the operations;
@@ -98,13 +98,13 @@ impl Family for Bits {
 
     unsafe fn write_scales(&self, plan: &CodecPlan, chunk: *mut u8, number: usize, scale_of: &dyn Fn(&Run) -> f32) {
         for part in scales::parts(plan, number) {
-            // SAFETY: the caller's promise: a chunk has a scale per segment.
+            // SAFETY: the caller promises a chunk, which has a scale per segment.
             unsafe { scale_at(chunk, part.segment).write(scale_of(&part).to_bits()) };
         }
     }
 
     unsafe fn check_scales(&self, plan: &CodecPlan, who: Arguments<'_>, chunk: *mut u8, number: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises `plan.stride()` bytes at `chunk`, aligned to 4.
         unsafe { scales::check_chunk(plan, who, chunk, number) }
     }
 

@@ -23,7 +23,7 @@ use crate::{
 
 use super::kernels::{self, Values};
 
-/// The shares that payloads have of a part, from a byte of the chunk on, without an error.
+/// Returns the payloads' shares of a part, from a byte of the chunk on, without an error.
 fn parts<E>(plan: &CodecPlan, inputs: &Inputs<'_>, run: &Run, byte: i64) -> Parts<E> {
     Parts {
         bits: inputs.bits(byte),
@@ -40,9 +40,9 @@ fn parts<E>(plan: &CodecPlan, inputs: &Inputs<'_>, run: &Run, byte: i64) -> Part
 }
 
 impl Codec {
-    /// Writes bits, state and partial sums. Returns whether anything was not finite.
+    /// Writes bits, state and partial sums. Returns true if a number was not finite.
     pub fn add_up<E: Number>(&self, plan: &CodecPlan, inputs: &Inputs<'_>, dst: &View<'_>) -> bool {
-        // The work with the bits takes two bytes per payload.
+        // The work on the bits counts as two bytes per payload.
         self.make_tiles::<E, _>(plan, SERVER, 2 * inputs.payloads(), dst, |part| Parts {
             kept: part.kept,
             kept_scale: part.kept_scale,
@@ -51,13 +51,13 @@ impl Codec {
         })
     }
 
-    /// Writes the bits of the majority. Parts lie side by side, so one poll takes all of them. The padding bits of a
+    /// Writes the bits of the majority. Parts are contiguous, so one poll takes all of them. The padding bits of a
     /// part's last byte become 0.
     pub fn vote(&self, plan: &CodecPlan, inputs: &Inputs<'_>, dst: &View<'_>) {
         let behind = |part: &Run| part.place - inputs.start() + bytes_for(part.elements);
         let bytes = plan.servers.last().map_or(0, behind);
         let (valid, _) = self.buffers_of(self.server);
-        // SAFETY: a state.
+        // SAFETY: `valid` is a state of this codec.
         let turn = unsafe { turn(valid).read() };
         let voters = inputs.payloads() as u64;
         let turn = (inputs.start() as u64 % voters + turn % voters) % voters;
@@ -69,7 +69,7 @@ impl Codec {
         }
     }
 
-    /// Writes the mean to a shard. Returns whether the share of a payload was not finite.
+    /// Writes the mean to a shard. Returns true if the share of a payload was not finite.
     pub fn add_up_without_error(&self, plan: &CodecPlan, inputs: &Inputs<'_>, shard: &[Address]) -> bool {
         let (set, start) = (self.set, inputs.start());
         let bytes = size_of::<f32>() + 2 * inputs.payloads();
@@ -81,7 +81,7 @@ impl Codec {
         })
     }
 
-    /// Writes +1 and -1 to a shard, for the bits of a chunk, or NaN.
+    /// Writes the bits of a chunk to a shard, as +1 and -1 or as NaN.
     pub fn spread(&self, plan: &CodecPlan, inputs: &Inputs<'_>, chunk: &View<'_>, shard: &[Address]) {
         let (set, bits) = (self.set, Address(chunk.data().wrapping_add(plan.layout.scales_at as usize)));
         let (start, one) = (inputs.start(), plan.value_of_vote(1.0, inputs.flags));
@@ -95,7 +95,7 @@ impl Codec {
         });
     }
 
-    /// Writes bits, state and partial sums of a shard and the error. Returns whether anything was not finite.
+    /// Writes bits, state and partial sums of a shard plus the error. Returns true if a number was not finite.
     pub fn bits_of_shard<E: Number>(&self, plan: &CodecPlan, shard: &[Address], dst: &View<'_>) -> bool {
         self.make_tiles::<E, _>(plan, SERVER, size_of::<f32>(), dst, |part| Feedback::<F32, E> {
             gradient: shard[part.run.segment].at(part.first * size_of::<f32>()),

@@ -12,7 +12,7 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-/// The parts of segments that a chunk holds, in order.
+/// Returns the parts of segments that a chunk holds, in order.
 pub fn parts(plan: &CodecPlan, chunk: usize) -> impl Iterator<Item = Run> {
     let held = plan.held_by(chunk);
     let first = plan.workers.partition_point(|run| run.place + run.places() <= held.start);
@@ -20,7 +20,7 @@ pub fn parts(plan: &CodecPlan, chunk: usize) -> impl Iterator<Item = Run> {
     runs.filter_map(move |run| plan.part(run.segment, chunk))
 }
 
-/// Whether a scale is below zero, or -0.
+/// Returns true if a scale is below zero, or -0.
 fn is_negative(scale: f32) -> bool {
     scale.is_sign_negative() && !scale.is_nan()
 }
@@ -58,10 +58,10 @@ pub fn check_half(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()>
     let mut runs = [&plan.workers, &plan.servers][half].iter().peekable();
     for segment in 0..plan.workers.len() {
         let at = scale_in(plan, state.data(), half, segment);
-        // SAFETY: a view of a state's bytes, which has a scale a segment in each half, at any address.
+        // SAFETY: `state` has the bytes of a state, with a scale per segment in each half, at any address.
         let scale = unsafe { at.read_unaligned() };
         let run = runs.next_if(|run| run.segment == segment);
-        // A state as it was made has scales of 0, of a SIGN codec too; and so have errors that were taken in.
+        // Scales are 0 in a new state (of a SIGN codec, too) and after errors were loaded.
         let is_known = scale.to_bits() == 0
             || run.is_some_and(|run| run.elements > 0)
                 && match plan.rules.kind {
@@ -80,9 +80,9 @@ pub fn check_half(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()>
     Ok(())
 }
 
-/// Writes the errors of a run, as `Family::errors_of` is asked for them.
+/// Writes the errors of a run for `Family::errors_of`.
 pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, count: usize) {
-    // SAFETY: `Family::errors_of` is passed a scale and `count` elements of a state, and as many float32.
+    // SAFETY: the caller of `Family::errors_of` promises a scale, `count` elements of a state, and as many float32.
     unsafe {
         let scale = scale.read();
         for index in 0..count {
@@ -93,14 +93,13 @@ pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, 
     }
 }
 
-/// Keeps the errors of a run, as `Family::keep` is asked to. What is not finite becomes +0. Returns whether anything
-/// was.
+/// Keeps the errors of a run for `Family::keep`. Errors that are not finite become +0. Returns true if there were any.
 pub fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) -> bool {
     let mut nonfinite = false;
     if !is_kept::<E>() {
         return nonfinite;
     }
-    // SAFETY: `Family::keep` is passed a scale and `count` elements of a state.
+    // SAFETY: the caller of `Family::keep` promises a scale and `count` elements of a state.
     unsafe {
         scale.write(0.0);
         for index in 0..count {

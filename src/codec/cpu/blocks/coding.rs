@@ -1,33 +1,33 @@
-//! What the codes and scales of each codec stand for. All of it without branches: loops over it become vectors.
+//! Meaning of each codec's codes and scales. Functions have no branches, so that loops over them become vectors.
 
 use crate::{
     cpu::numbers::{BF16, Number},
     dlpack::floats::NAN,
 };
 
-/// Magnitudes of a finite block, as integers, are below this: 2^127.
+/// Limit of the magnitudes in a finite block, as integers: they are below 2^127.
 pub const LIMIT: u32 = 0x7f00_0000;
 
-/// A codec's elements and scales, as memory has them in the lowest bits of a number.
+/// Conversion of a codec's elements and scales, whose codes are the lowest bits of a number.
 pub trait Coding: 'static {
     const BLOCK: usize;
-    /// Of a code.
+    /// Number of bits in a code.
     const BITS: usize;
     const SCALE_BYTES: usize;
-    /// What a code, and a scale, of a block is that is not finite.
+    /// Code, and scale, of a block that is not finite.
     const WRONG_CODE: u32 = 0;
     const WRONG_SCALE: u32;
 
-    /// The scale of a block whose largest magnitude this is, below 2^127.
+    /// Returns the scale of a block whose largest magnitude is `largest`, below 2^127.
     fn scale_for(largest: f32) -> u32;
-    /// What a scale stands for.
+    /// Returns the number that a scale represents.
     fn step(scale: u32) -> f32;
-    /// What c is multiplied by, with a scale of [`Self::scale_for`].
+    /// Returns the factor by which c is multiplied, for a scale of [`Self::scale_for`].
     fn inverse(scale: u32) -> f32;
-    /// The code of c times the inverse, which may have more bits than it should above those of a code; and what it
-    /// stands for.
+    /// Returns the code of `y`, which is c times the inverse, and the number that the code represents. Bits above the
+    /// code's may be set.
     fn code(y: f32) -> (u32, f32);
-    /// What a code stands for, whoever wrote it.
+    /// Returns the number that a code represents, for any code.
     fn value(code: u32) -> f32;
 }
 
@@ -54,7 +54,7 @@ impl Coding for Bf16 {
     }
     #[inline(always)]
     fn code(y: f32) -> (u32, f32) {
-        // Finite, and rounded it is at most 2^127.
+        // `y` is finite, and at most 2^127 when it is rounded.
         let bits = y.to_bits();
         let code = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         (code, f32::from_bits(code << 16))
@@ -72,9 +72,9 @@ macro_rules! floats {
         pub struct $name;
 
         impl $name {
-            /// Bits of a float32's mantissa that it lacks.
+            /// Number of mantissa bits of a float32 that the format lacks.
             const LACKS: u32 = 23 - $mantissa;
-            /// The least normal number, as a float32's bits: 2^(1 - bias).
+            /// Smallest normal number, as the bits of a float32: 2^(1 - bias).
             const NORMAL: u32 = (128 - $bias) << 23;
         }
 
@@ -88,7 +88,7 @@ macro_rules! floats {
             fn scale_for(largest: f32) -> u32 {
                 let quotient = (largest * f32::from_bits($reciprocal)).to_bits();
                 let (exponent, mantissa) = (quotient >> 23, quotient & 0x7f_ffff);
-                // Up to a power of two; of denormals all above 2^-127.
+                // This rounds up to a power of two. A denormal is rounded up if it is above 2^-127.
                 let least = if exponent > 0 { 0 } else { 0x40_0000 };
                 exponent + u32::from(mantissa > least)
             }
@@ -99,13 +99,13 @@ macro_rules! floats {
             }
             #[inline(always)]
             fn inverse(scale: u32) -> f32 {
-                // A normal number: of less than 2^127 a scale is at most 252.
+                // The result is a normal number: the scale of magnitudes below 2^127 is at most 252.
                 f32::from_bits((254 - scale) << 23)
             }
             #[inline(always)]
             fn code(y: f32) -> (u32, f32) {
                 let magnitude = (y.to_bits() & 0x7fff_ffff).min(f32::to_bits($most));
-                // Added to a power of two whose last bit is worth as much as the code's, it is rounded as the code is.
+                // `power` and the code have the same unit in the last place, so the sum is rounded as the code is.
                 let exponent = (magnitude & 0x7f80_0000).max(Self::NORMAL);
                 let power = f32::from_bits(exponent + (Self::LACKS << 23));
                 let sum = f32::from_bits(magnitude) + power;
@@ -119,7 +119,7 @@ macro_rules! floats {
                 let (sign, magnitude) = (code >> ($bits - 1) << 31, code & ((1 << ($bits - 1)) - 1));
                 let bits = magnitude << Self::LACKS;
                 let normal = bits + ((127 - $bias) << 23);
-                // A multiple of the distance of the least normal number's neighbours.
+                // A denormal is a multiple of the distance between the smallest normal number and the next one.
                 let denormal = (f32::from_bits(Self::NORMAL | bits) - f32::from_bits(Self::NORMAL)).to_bits();
                 let finite = if magnitude >> $mantissa == 0 { denormal } else { normal };
                 f32::from_bits(sign | if magnitude == $nan { NAN.to_bits() } else { finite })
@@ -129,7 +129,7 @@ macro_rules! floats {
 }
 floats! {
     Mxfp8: 8 bits, 3 of them mantissa, bias 7, most 448.0, reciprocal 0x3b12_4925, NaN 0x7f;
-    Mxfp4: 4 bits, 1 of them mantissa, bias 1, most 6.0, reciprocal 0x3e2a_aaab, NaN 0xff; // none
+    Mxfp4: 4 bits, 1 of them mantissa, bias 1, most 6.0, reciprocal 0x3e2a_aaab, NaN 0xff; // e2m1 has no NaN
 }
 
 /// Integers with a bfloat16 scale.
@@ -159,9 +159,9 @@ macro_rules! integers {
             }
             #[inline(always)]
             fn code(y: f32) -> (u32, f32) {
-                // Of neighbours of this the distance is 1, so the sum is rounded to an integer, which is in its last
-                // bits. It is never more than the most: a scale is at least A / most but for one rounding, its inverse
-                // and y are rounded once each, and three roundings do not make it half more.
+                // Floats near MIDDLE are 1 apart, so the sum is rounded to an integer, which is in its last bits. Its
+                // magnitude never exceeds `$most`. A scale is at least A / $most except for one rounding, its inverse
+                // and y are rounded once each, and three roundings add less than a half.
                 const MIDDLE: f32 = 12582912.0;
                 let sum = y + MIDDLE;
                 (sum.to_bits(), sum - MIDDLE)

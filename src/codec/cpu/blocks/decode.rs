@@ -18,7 +18,7 @@ use super::{
     payload::{Coded, Payload, STEP},
 };
 
-/// What reads blocks and raw elements.
+/// Reads blocks and raw elements of a payload.
 pub struct Reader {
     set: InstructionSet,
     functions: Functions,
@@ -30,10 +30,10 @@ impl Reader {
         Self { set, functions: Functions::of(plan.rules.kind), block: plan.layout.format.place as usize }
     }
 
-    /// Writes v of `count` elements of a run, at most a step, from number `first` on.
+    /// Writes v of `count` elements of a run, at most a step, from index `first` on.
     ///
     /// # Safety
-    /// The payload has them.
+    /// The payload has these elements.
     pub unsafe fn read(
         &self, payload: &Payload<'_>, run: &Run, first: i64, count: usize, coded: &mut Coded, unit: &mut Unit,
     ) {
@@ -49,7 +49,7 @@ impl Reader {
 }
 
 impl Codec {
-    /// Decodes a payload to an address a segment. Returns whether something was written that is not finite.
+    /// Decodes a payload to an address per segment. Returns true if a written value is not finite.
     pub fn decode_blocks(&self, plan: &CodecPlan, payload: *mut u8, by: &Decoding<'_>, values: &[Address]) -> bool {
         let (set, size) = (self.set, by.dtype.size);
         let payload = Payload::new(plan, payload, 0);
@@ -67,8 +67,8 @@ impl Codec {
             for first in (0..tile.elements).step_by(STEP) {
                 let count = (tile.elements - first).min(STEP);
                 let at = tile.first + first as i64;
-                // SAFETY: the tile lies within a segment, which the payload has, and within that one's values; the set
-                // is one that this processor has.
+                // SAFETY: the tile lies within a segment, which the payload has, and within that segment's values; this
+                // processor has the set.
                 met.note(unsafe {
                     reader.read(&payload, &plan.workers[tile.run], at, count, &mut coded, &mut unit);
                     write(set, &unit, scaling, values[tile.run].at(at as usize * size), count)

@@ -1,4 +1,4 @@
-//! Encoding: gradients to blocks, and what reducing has in common with it.
+//! Encoding: gradients to blocks, and the code that reducing shares with it.
 
 use std::marker::PhantomData;
 
@@ -25,23 +25,23 @@ use super::{
     payload::{Coded, Payload, STEP},
 };
 
-/// The source of c of a tile.
+/// Source of c of a tile.
 pub trait Origin {
-    /// Writes c of `count` elements from number `first` of the tile. Returns whether something is not finite.
+    /// Writes c of `count` elements from index `first` of the tile. Returns true if an input is not finite.
     ///
     /// # Safety
-    /// These elements are in the memory that this was made of, and the processor has the set's instructions.
+    /// The elements are in the memory that the source was made of, and the processor has the set's instructions.
     unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool;
 }
 
 impl<G: Number, E: Number> Origin for Feedback<G, E> {
     unsafe fn form(&self, set: InstructionSet, first: usize, unit: &mut Unit, count: usize) -> bool {
-        // SAFETY: the caller promises what this asks for.
+        // SAFETY: the caller promises the elements and the instructions.
         unsafe { kernels::form(set, self, first, unit, count) }
     }
 }
 
-/// What a tile is encoded with.
+/// Parameters of the encoding of tiles.
 pub struct Encoder<'a> {
     set: InstructionSet,
     functions: Functions,
@@ -56,12 +56,12 @@ impl<'a> Encoder<'a> {
         Self { set, functions, layout: &plan.layout, payload, zero: plan.rules.policy == NonFinite::Zero }
     }
 
-    /// Encodes a tile of a run that is not raw. `old`, `new`: where the tile's errors are kept, now and from now on.
-    /// Returns whether anything was not finite.
+    /// Encodes a tile of a run that is not raw. `old`, `new`: addresses of the tile's errors in the valid and the next
+    /// state. Returns true if a number was not finite.
     ///
     /// # Safety
-    /// The tile's elements are in the memory of `origin`, and kept in `old` and `new` if errors are; the payload has
-    /// the run; nothing else writes what belongs to the tile.
+    /// The tile's elements are in the memory of `origin`, and its errors in `old` and `new` if errors are kept. The
+    /// payload has the run. Nothing else writes the tile's errors, blocks and raw elements.
     pub unsafe fn tile<E: Number>(
         &self, run: &Run, tile: &Tile, origin: &impl Origin, old: *const u8, new: *mut u8,
     ) -> bool {
@@ -72,7 +72,7 @@ impl<'a> Encoder<'a> {
             let count = (tile.elements - first).min(STEP);
             let blocks = count.div_ceil(block);
             let kept_at = |index: usize| (first + index) * size_of::<E::Bits>();
-            // SAFETY: all that is asked for is of the tile, and the set is one that this processor has.
+            // SAFETY: all accesses are to the tile's memory, as the caller promises; this processor has the set.
             unsafe {
                 nonfinite |= origin.form(set, first, &mut unit, count);
                 if self.zero {
@@ -84,7 +84,7 @@ impl<'a> Encoder<'a> {
                     nonfinite = true;
                     coded.clear_behind(count, self.layout);
                     for index in (0..count).filter(|index| wrong >> (index / block) & 1 != 0) {
-                        // Where errors are kept at all, that of such a block stays.
+                        // The kept errors of a block that is not finite stay as they were.
                         unit.0[index] = if is_kept::<E>() { E::load(old.add(kept_at(0)), index) } else { 0.0 };
                     }
                 }
@@ -97,15 +97,15 @@ impl<'a> Encoder<'a> {
         nonfinite
     }
 
-    /// The same for a run that is raw.
+    /// Encodes a tile of a raw run. Returns true if a number was not finite.
     ///
     /// # Safety
-    /// As for `tile`.
+    /// See `tile`.
     pub unsafe fn raw_tile(&self, run: &Run, tile: &Tile, origin: &impl Origin) -> bool {
         let (mut unit, mut nonfinite) = (Unit([0.0; _]), false);
         for first in (0..tile.elements).step_by(STEP) {
             let count = (tile.elements - first).min(STEP);
-            // SAFETY: as in `tile`.
+            // SAFETY: all accesses are to the tile's memory, as the caller promises; this processor has the set.
             unsafe {
                 nonfinite |= origin.form(self.set, first, &mut unit, count);
                 nonfinite |= kernels::settle(self.set, &mut unit, count, FINITE + 1, self.zero);
@@ -117,7 +117,7 @@ impl<'a> Encoder<'a> {
 }
 
 impl Codec {
-    /// Writes blocks, raw elements and state. Returns whether anything was not finite.
+    /// Writes blocks, raw elements and state. Returns true if a number was not finite.
     pub fn encode_blocks(&self, plan: &CodecPlan, values: &[Address], factors: [f32; 2], payload: *mut u8) -> bool {
         let encoder = Encoder::new(self.set, plan, Payload::new(plan, payload, 0));
         with_numbers!(plan.rules.values, plan.rules.error, |G, E| {
@@ -132,13 +132,13 @@ impl Codec {
         let bytes = size_of::<G::Bits>() + encoder.layout.format.bits as usize / 8;
         self.for_each_tile::<E>(plan, WORKER, bytes, |run, tile, [old, new]| {
             let gradient: *const u8 = values[run.segment].at(tile.first as usize * size_of::<G::Bits>());
-            // SAFETY: the tile lies within a segment, which has values, a place in the payload, and unless it is raw
-            // one in both states if errors are kept.
+            // SAFETY: the tile lies within a segment, which has values and a place in the payload. If the segment is
+            // not raw and errors are kept, it has a place in both states.
             unsafe {
                 if run.raw {
                     return encoder.raw_tile(run, tile, &gradient_alone::<G>(gradient, factors));
                 }
-                // What is kept is the error itself: less a scale of 0.
+                // The state keeps the error itself, so the scale that is subtracted is 0.
                 let types = PhantomData::<(G, E)>;
                 let origin = Feedback { gradient, kept: old, scale: 0.0, factors, beta, zero: encoder.zero, types };
                 encoder.tile::<E>(run, tile, &origin, old, new)
@@ -147,7 +147,7 @@ impl Codec {
     }
 }
 
-/// A raw segment's: what is not finite stays until the factor has been applied.
+/// Returns the source of a raw segment. Numbers that are not finite stay until the factor has been applied.
 pub fn gradient_alone<G: Number>(gradient: *const u8, factors: [f32; 2]) -> Feedback<G, Nothing> {
     let types = PhantomData;
     Feedback { gradient, kept: gradient, scale: 0.0, factors, beta: 0.0, zero: false, types }

@@ -1,4 +1,4 @@
-//! The loops, generic over the instruction set that they are compiled for. The compiler makes vectors of them.
+//! The loops, generic over the instruction set that they are compiled for. The compiler vectorizes them.
 
 #![allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 
@@ -23,7 +23,7 @@ use super::{
     payload::{Coded, STEP_BLOCKS},
 };
 
-/// A code by itself.
+/// Code or scale of 1 or 2 bytes, little-endian.
 trait Code: Copy {
     fn of(bits: u32) -> Self;
     fn bits(self) -> u32;
@@ -55,8 +55,8 @@ macro_rules! codes {
 }
 codes!(u8 u16);
 
-/// Scales and codes of blocks, and their errors in place of c. A bit is set for each block that is not finite; its
-/// errors are 0.
+/// Computes the scales and codes of blocks and, if `errors`, replaces c by the errors. Sets a bit for each block that
+/// is not finite; its errors are 0.
 #[inline(always)]
 unsafe fn quantize_on<S, C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut Coded, errors: bool) -> u32 {
     let (mut largest, mut wrong) = ([0; STEP_BLOCKS], 0);
@@ -120,7 +120,7 @@ fn code_blocks<C: Coding, W: Code, const ERRORS: bool>(
 ) {
     let groups = unit.0.chunks_exact_mut(GROUP).zip(W::all_mut(codes).chunks_exact_mut(GROUP));
     for (number, (c, codes)) in groups.take((blocks * C::BLOCK).div_ceil(GROUP)).enumerate() {
-        // Not an array of both, which would stay in memory.
+        // These are two variables because an array of both would stay in memory.
         let (inverse, step) = (of_group::<C>(inverses, number), of_group::<C>(steps, number));
         for (index, (c, to)) in c.iter_mut().zip(codes).enumerate() {
             let (code, value) = C::code(*c * inverse[index]);
@@ -132,11 +132,11 @@ fn code_blocks<C: Coding, W: Code, const ERRORS: bool>(
     }
 }
 
-/// Elements that loops over codes take at once: of one block or of two. Loops over 32 would be unrolled whole before
-/// they become vectors, and many then would not.
+/// Number of elements that loops over codes take at once: one block or two. The compiler unrolls loops over 32 elements
+/// entirely before it vectorizes, and then does not vectorize many of them.
 const GROUP: usize = 64;
 
-/// Of each element of a group.
+/// Returns the value of `each` for every element of a group.
 #[inline(always)]
 fn of_group<C: Coding>(each: &[f32; STEP_BLOCKS], group: usize) -> [f32; GROUP] {
     let blocks = GROUP / C::BLOCK;
@@ -145,7 +145,7 @@ fn of_group<C: Coding>(each: &[f32; STEP_BLOCKS], group: usize) -> [f32; GROUP] 
     all
 }
 
-/// What blocks stand for.
+/// Computes the values that blocks represent.
 #[inline(always)]
 unsafe fn values_on<S, C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut Unit) {
     let mut steps = [0.0; STEP_BLOCKS];
@@ -204,7 +204,7 @@ unsafe fn settle_on<S>(unit: &mut Unit, count: usize, limit: u32, zero: bool) ->
 #[inline(always)]
 unsafe fn keep_on<S, E: Number>(unit: &Unit, kept: *mut u8, count: usize) {
     for (index, &error) in unit.0[..count].iter().enumerate() {
-        // SAFETY: there is room for `count` errors.
+        // SAFETY: `kept` has room for `count` errors.
         unsafe { E::store(kept, index, error) };
     }
 }
@@ -224,13 +224,13 @@ unsafe fn finish_on<S, E: Number>(sums: &mut Unit, count: usize, divisor: f32, k
     for (index, sum) in sums.0[..count].iter_mut().enumerate() {
         *sum /= divisor;
         if is_kept::<E>() {
-            // SAFETY: `count` errors are kept.
+            // SAFETY: `kept` has `count` errors.
             *sum += beta * unsafe { E::load(kept, index) };
         }
     }
 }
 
-/// What values are made of what blocks stand for.
+/// Scaling of the numbers of blocks to values.
 #[derive(Clone, Copy)]
 pub struct Scaling {
     pub divisor: f32,
@@ -240,9 +240,9 @@ pub struct Scaling {
 #[inline(always)]
 unsafe fn set_on<S, V: Number>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool {
     let Scaling { divisor, factor } = by;
-    // SAFETY: there is room for `count` values, at any address.
+    // SAFETY: `dst` has room for `count` values, at any address.
     unsafe {
-        // A division takes as long as all the rest.
+        // The division takes as long as all the rest, so a divisor of 1 skips it.
         match divisor {
             1.0 => set_scaled::<V>(unit, dst, count, |value| value * factor),
             _ => set_scaled::<V>(unit, dst, count, |value| value / divisor * factor),
@@ -251,14 +251,14 @@ unsafe fn set_on<S, V: Number>(unit: &Unit, by: Scaling, dst: *mut u8, count: us
 }
 
 /// # Safety
-/// There is room for `count` values, at any address.
+/// `dst` has room for `count` values, at any address.
 #[inline(always)]
 unsafe fn set_scaled<V: Number>(unit: &Unit, dst: *mut u8, count: usize, scaled: impl Fn(f32) -> f32) -> bool {
     let mut highest = 0;
     for (index, &value) in unit.0[..count].iter().enumerate() {
         let bits = V::narrow_finite(scaled(value));
         highest = highest.max(magnitude(V::widen(bits)));
-        // SAFETY: there is room for `count` values.
+        // SAFETY: `dst` has room for `count` values.
         unsafe { dst.cast::<V::Bits>().add(index).write_unaligned(bits) };
     }
     highest > FINITE
@@ -268,7 +268,7 @@ unsafe fn set_scaled<V: Number>(unit: &Unit, dst: *mut u8, count: usize, scaled:
 unsafe fn increase_on<S>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool {
     let (dst, mut highest) = (dst.cast::<f32>(), 0);
     for (index, &value) in unit.0[..count].iter().enumerate() {
-        // SAFETY: there are `count` values, at any address.
+        // SAFETY: `dst` has `count` values, at any address.
         unsafe {
             let sum = dst.add(index).read_unaligned() + value / by.divisor * by.factor;
             highest = highest.max(magnitude(sum));
@@ -279,32 +279,32 @@ unsafe fn increase_on<S>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -
 }
 
 multiversion! {
-    /// Makes scales, codes and, if there are `errors`, in place of c those. Returns which blocks are not finite, a bit
-    /// each: their errors are 0.
+    /// Computes scales and codes and, if `errors`, replaces c by the errors. Returns a bit for each block that is not
+    /// finite; its errors are 0.
     fn quantize<C: Coding>(unit: &mut Unit, blocks: usize, coded: &mut Coded, errors: bool) -> u32 = quantize_on;
 
-    /// Writes what blocks stand for.
+    /// Writes the values that blocks represent.
     fn values<C: Coding>(coded: &mut Coded, blocks: usize, unit: &mut Unit) = values_on;
 
-    /// Writes c of `count` elements from number `first` of a tile. Returns whether something is not finite.
+    /// Writes c of `count` elements from index `first` of a tile. Returns true if an input is not finite.
     fn form<C: Source>(source: &C, first: usize, unit: &mut Unit, count: usize) -> bool = form_on;
 
-    /// Returns whether a magnitude, as an integer, is at least `limit`; if `zero`, such numbers become 0.
+    /// Returns true if a magnitude, as an integer, is at least `limit`; if `zero`, such numbers become 0.
     fn settle(unit: &mut Unit, count: usize, limit: u32, zero: bool) -> bool = settle_on;
 
     /// Writes errors.
     fn keep<E: Number>(unit: &Unit, kept: *mut u8, count: usize) = keep_on;
 
-    /// Adds values. Returns whether one is not finite; if `zero`, such values count as 0.
+    /// Adds values. Returns true if a value is not finite; if `zero`, such values count as 0.
     fn add(sums: &mut Unit, values: &Unit, count: usize, zero: bool) -> bool = add_on;
 
     /// Divides sums, and adds the errors that are kept.
     fn finish<E: Number>(sums: &mut Unit, count: usize, divisor: f32, kept: *const u8, beta: f32) = finish_on;
 
-    /// Writes values. Returns whether one that was written is not finite.
+    /// Writes values. Returns true if a written value is not finite.
     fn set<V: Number>(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool = set_on;
 
-    /// Adds values to float32. Returns whether a sum is not finite.
+    /// Adds values to float32. Returns true if a sum is not finite.
     fn increase(unit: &Unit, by: Scaling, dst: *mut u8, count: usize) -> bool = increase_on;
 }
 

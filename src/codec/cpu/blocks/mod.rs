@@ -1,11 +1,11 @@
 //! Block codecs on the CPU: docs/NUMERICS.md 11, bit for bit.
 //!
-//! Tiles of a run go to threads, as for ONEBIT, and a thread goes over a tile in steps: c, in float32 on the stack,
-//! then scales, codes and errors, which are copied to where they belong. Blocks are read the other way round. So loops
-//! touch no payload, which may be another process's memory: it is only copied, each byte once.
+//! Threads take tiles of a run, as for ONEBIT, and process a tile in steps. A step computes c, in float32 on the stack,
+//! then scales, codes and errors, and copies them to the payload and the state. Reading reverses these steps. So loops
+//! do not access a payload, which may be another process's memory: its bytes are only copied, each once.
 //!
-//! - `coding`: what a code and a scale stand for; `kernels`: the loops, for each instruction set;
-//! - `payload`: where blocks and raw elements lie in chunks;
+//! - `coding`: meaning of codes and scales; `kernels`: the loops, for each instruction set;
+//! - `payload`: places of blocks and raw elements in chunks;
 //! - `encode`, `decode`, `reduce` and its halves, `errors`: the operations.
 
 mod coding;

@@ -1,4 +1,4 @@
-//! Where blocks and raw elements lie in the chunks of a payload.
+//! Places of blocks and raw elements in the chunks of a payload.
 
 use crate::{
     codec::{
@@ -8,15 +8,15 @@ use crate::{
     dlpack::Address,
 };
 
-/// Elements that loops go over at once: the first of a [`Unit`]. Half of one, so that memory need not wait for long
-/// loops: 2^26 float32 to INT8 took 16.5 ms on Zen 5, 19.5 by whole units, 20 by a quarter, and 27 with the next one
-/// prefetched.
+/// Number of elements in a step of the loops, which use the first half of a [`Unit`]. With shorter loops memory is idle
+/// for less time. 2^26 float32 to INT8 took 16.5 ms on Zen 5. In whole units it took 19.5 ms, in quarters 20 ms, with
+/// the next step prefetched 27 ms.
 pub const STEP: usize = 512;
 
-/// The least blocks have 32 elements.
+/// Largest number of blocks in a step: the smallest blocks have 32 elements.
 pub const STEP_BLOCKS: usize = STEP / 32;
 
-/// The blocks of a step as a payload has them.
+/// Blocks of a step, as a payload has them.
 #[repr(align(64))]
 pub struct Coded {
     pub scales: [u8; 2 * STEP_BLOCKS],
@@ -30,7 +30,7 @@ impl Coded {
         Self { scales: [0; _], codes: [0; _], wide: [0; _] }
     }
 
-    /// Makes codes 0 that are absent: of blocks of which `count` elements are there.
+    /// Sets the codes of absent elements to 0, in blocks that have `count` elements.
     pub fn clear_behind(&mut self, count: usize, layout: &Layout) {
         let (bits, block) = (layout.format.bits as usize, layout.format.place as usize);
         let mut first = count * bits / 8;
@@ -42,17 +42,17 @@ impl Coded {
     }
 }
 
-/// A payload, or a chunk of one.
+/// Payload, or a chunk of one.
 #[derive(Clone, Copy)]
 pub struct Payload<'a> {
     layout: &'a Layout,
     stride: i64,
-    /// Where chunk 0 is, or would be.
+    /// Address of chunk 0, which need not exist.
     first: Address,
 }
 
 impl<'a> Payload<'a> {
-    /// `chunk`: the number of the chunk that is at `at`.
+    /// Describes a payload. `chunk`: number of the chunk that is at `at`.
     pub fn new(plan: &'a CodecPlan, at: *mut u8, chunk: usize) -> Self {
         Self {
             layout: &plan.layout,
@@ -61,13 +61,13 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// The blocks or raw elements of a run from element `first` on: where they begin, and how many there are.
+    /// Returns the index of the first place and the number of places that hold `count` elements of a run from `first`.
     fn places(run: &Run, first: i64, count: usize) -> (i64, usize) {
         (run.place + first / run.place_elements, count.div_ceil(run.place_elements as usize))
     }
 
-    /// Calls `copy` with what lies in each chunk: its address, the number of the first place there, the number of the
-    /// first one of ours, and how many.
+    /// Calls `copy` for each chunk that has some of the places. Its arguments are the chunk's address, the index of the
+    /// first place in the chunk and among ours, and the number of places.
     fn for_each_chunk(
         &self, (first, count): (i64, usize), each: i64, mut copy: impl FnMut(*mut u8, usize, usize, usize),
     ) {
@@ -80,8 +80,8 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Calls `copy` for scales and codes: with an address in the payload, the number of a byte of [`Coded`]'s, how many
-    /// bytes, and whether they are codes.
+    /// Calls `copy` for scales and for codes: with an address in the payload, an offset in [`Coded`]'s scales or codes,
+    /// the number of bytes, and true for codes.
     fn for_each_of_blocks(&self, places: (i64, usize), mut copy: impl FnMut(*mut u8, usize, usize, bool)) {
         let Layout { format, chunk_places, scales_at, codes_at, .. } = *self.layout;
         let (scale, codes) = (format.scale_bytes as usize, format.place_bytes() as usize);
@@ -91,10 +91,10 @@ impl<'a> Payload<'a> {
         });
     }
 
-    /// Writes the blocks that hold `count` elements of a run from number `first` on.
+    /// Writes the blocks that hold `count` elements of a run from index `first` on.
     ///
     /// # Safety
-    /// The chunks that hold them are there, and nothing else writes these blocks.
+    /// The chunks that hold the elements exist, and nothing else writes these blocks.
     pub unsafe fn write_blocks(&self, run: &Run, first: i64, count: usize, coded: &Coded) {
         self.for_each_of_blocks(Self::places(run, first, count), |at, ours, bytes, are_codes| {
             let from = if are_codes { &coded.codes[ours..][..bytes] } else { &coded.scales[ours..][..bytes] };
@@ -103,10 +103,10 @@ impl<'a> Payload<'a> {
         });
     }
 
-    /// Reads the blocks that hold `count` elements of a run from number `first` on.
+    /// Reads the blocks that hold `count` elements of a run from index `first` on.
     ///
     /// # Safety
-    /// The chunks that hold them are there.
+    /// The chunks that hold the elements exist.
     pub unsafe fn read_blocks(&self, run: &Run, first: i64, count: usize, coded: &mut Coded) {
         self.for_each_of_blocks(Self::places(run, first, count), |at, ours, bytes, are_codes| {
             let to = if are_codes { &mut coded.codes[ours..][..bytes] } else { &mut coded.scales[ours..][..bytes] };
@@ -115,7 +115,7 @@ impl<'a> Payload<'a> {
         });
     }
 
-    /// Calls `copy` with an address in the payload, the number of a raw element of ours, and how many.
+    /// Calls `copy` with an address in the payload, the index of the first raw element among ours, and their number.
     fn for_each_of_raws(&self, run: &Run, first: i64, count: usize, mut copy: impl FnMut(*mut f32, usize, usize)) {
         let Layout { chunk_raws, raws_at, .. } = *self.layout;
         self.for_each_chunk(Self::places(run, first, count), chunk_raws, |chunk, within, ours, count| {
@@ -123,10 +123,10 @@ impl<'a> Payload<'a> {
         });
     }
 
-    /// Writes `count` raw elements of a run from number `first` on.
+    /// Writes `count` raw elements of a run from index `first` on.
     ///
     /// # Safety
-    /// As for `write_blocks`.
+    /// See `write_blocks`.
     pub unsafe fn write_raws(&self, run: &Run, first: i64, count: usize, unit: &Unit) {
         self.for_each_of_raws(run, first, count, |at, ours, count| {
             // SAFETY: the chunk has room for its raw elements, and begins at a multiple of 16.
@@ -134,10 +134,10 @@ impl<'a> Payload<'a> {
         });
     }
 
-    /// Reads `count` raw elements of a run from number `first` on.
+    /// Reads `count` raw elements of a run from index `first` on.
     ///
     /// # Safety
-    /// As for `read_blocks`.
+    /// See `read_blocks`.
     pub unsafe fn read_raws(&self, run: &Run, first: i64, count: usize, unit: &mut Unit) {
         self.for_each_of_raws(run, first, count, |at, ours, count| {
             // SAFETY: the chunk has these raw elements, and begins at a multiple of 16.

@@ -1,4 +1,4 @@
-//! Reducing: chunks of several payloads to chunks for everybody, at once or in halves.
+//! Reducing: chunks of several payloads to chunks for all ranks, at once or in halves.
 
 use std::marker::PhantomData;
 
@@ -27,15 +27,15 @@ struct Inputs<'a> {
     plan: &'a CodecPlan,
     reader: Reader,
     received: Received,
-    /// The number of the first chunk.
+    /// Number of the first chunk.
     number: usize,
 }
 
-/// What they say of a tile of a part, and the error.
+/// Sum of the payloads' values of a tile of a part, plus the error.
 struct Sums<'a, E> {
     inputs: &'a Inputs<'a>,
     run: &'a Run,
-    /// The number of the tile's first element.
+    /// Index of the tile's first element in the part.
     first: i64,
     kept: *const u8,
     types: PhantomData<E>,
@@ -59,7 +59,7 @@ impl<E: Number> Origin for Sums<'_, E> {
         let divisor = plan.rules.divisor(received.payloads);
         if divisor != 1.0 || is_kept::<E>() {
             let kept = self.kept.wrapping_add(first * size_of::<E::Bits>());
-            // SAFETY: errors are kept of these elements, if any are.
+            // SAFETY: if errors are kept, `kept` has the errors of these elements.
             unsafe { kernels::finish::<E>(set, unit, count, divisor, kept, plan.rules.beta) };
         }
         nonfinite
@@ -73,8 +73,8 @@ impl<'a> Inputs<'a> {
 }
 
 impl Codec {
-    /// Writes blocks, raw elements and state of chunks of payloads, from `number` on. Returns whether anything was not
-    /// finite.
+    /// Reduces chunks of payloads from `number` on: writes blocks, raw elements and state. Returns true if a number was
+    /// not finite.
     pub fn reduce_blocks(&self, plan: &CodecPlan, number: usize, received: Received, dst: *mut u8) -> bool {
         let inputs = self.inputs(plan, number, received);
         let encoder = Encoder::new(self.set, plan, Payload::new(plan, dst, number));
@@ -83,8 +83,8 @@ impl Codec {
 
     fn reduce_tiles<E: Number>(&self, inputs: &Inputs<'_>, encoder: &Encoder<'_>) -> bool {
         self.for_each_tile::<E>(inputs.plan, SERVER, 2 * inputs.received.payloads, |run, tile, [old, new]| {
-            // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk and
-            // unless it is raw in both states, if errors are kept.
+            // SAFETY: the tile lies within a part, which every payload has, and which has a place in the chunk. If the
+            // part is not raw and errors are kept, it has a place in both states.
             unsafe {
                 if run.raw {
                     encoder.raw_tile(run, tile, &inputs.sums::<Nothing>(run, tile, old))
@@ -95,8 +95,8 @@ impl Codec {
         })
     }
 
-    /// Writes the sum or the mean of what payloads say to the parts of a shard, an address a segment. Returns whether
-    /// one of them says something that is not finite.
+    /// Writes the sum or the mean of the payloads' values to the parts of a shard, an address per segment. Returns true
+    /// if a payload has a value that is not finite.
     pub fn mean_of_blocks(&self, plan: &CodecPlan, number: usize, received: Received, shard: &[Address]) -> bool {
         let (set, inputs) = (self.set, self.inputs(plan, number, received));
         self.for_each_tile::<Nothing>(plan, SERVER, received.payloads * 2, |run, tile, [old, _]| {
@@ -115,7 +115,7 @@ impl Codec {
         })
     }
 
-    /// Writes blocks, raw elements and state of a shard, an address a segment. Returns whether anything was not finite.
+    /// Encodes a shard, an address per segment, and writes the state. Returns true if a number was not finite.
     pub fn encode_blocks_of_shard(&self, plan: &CodecPlan, number: usize, shard: &[Address], dst: *mut u8) -> bool {
         let encoder = Encoder::new(self.set, plan, Payload::new(plan, dst, number));
         with_numbers!(plan.rules.values, plan.rules.error, |_G, E| self.shard_tiles::<E>(plan, &encoder, shard))
@@ -125,13 +125,13 @@ impl Codec {
         let beta = plan.rules.beta;
         self.for_each_tile::<E>(plan, SERVER, size_of::<f32>(), |run, tile, [old, new]| {
             let gradient = shard[run.segment].at(tile.first as usize * size_of::<f32>());
-            // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk and unless
-            // it is raw in both states, if errors are kept.
+            // SAFETY: the tile lies within a part, which the shard has, and which has a place in the chunk. If the part
+            // is not raw and errors are kept, it has a place in both states.
             unsafe {
                 if run.raw {
                     return encoder.raw_tile(run, tile, &gradient_alone::<F32>(gradient, [1.0; 2]));
                 }
-                // What is not finite stays until the error is added, as the mean does in `reduce`.
+                // A number that is not finite stays until the error is added, as in the mean of `reduce`.
                 let (factors, zero, types) = ([1.0; 2], false, PhantomData::<(F32, E)>);
                 let origin = Feedback { gradient, kept: old, scale: 0.0, factors, beta, zero, types };
                 encoder.tile::<E>(run, tile, &origin, old, new)
