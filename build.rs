@@ -1,4 +1,4 @@
-//! What is decided at build time: link arguments of the shared library, and what it says of its build for bug reports.
+//! Sets the link arguments of the shared library, and the description of the build for bug reports.
 
 use std::{
     env,
@@ -6,9 +6,9 @@ use std::{
     process::Command,
 };
 
-/// What the library is made of.
+/// Sources of the library.
 const SOURCES: [&str; 6] = ["src", "include", "kernels", "build.rs", "Cargo.toml", "Cargo.lock"];
-/// Variables that name a repository, as they are set in hooks: it may be another one.
+/// Variables that name a repository. Git sets them in hooks, and the repository may be another one.
 const OF_ANOTHER_REPOSITORY: [&str; 5] =
     ["GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"];
 
@@ -19,14 +19,14 @@ fn main() {
     println!("cargo:rustc-env=GRADCODEC_TARGET={}", env::var("TARGET").unwrap_or_default());
     let rustc = env::var("RUSTC").ok().and_then(|rustc| said(Command::new(rustc).arg("--version")));
     println!("cargo:rustc-env=GRADCODEC_COMPILER={}", rustc.as_deref().unwrap_or("an unknown compiler"));
-    // SONAME: the major version is the ABI's (docs/ABI.md).
+    // The SONAME has the major version, which is that of the ABI (docs/ABI.md).
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libgradcodec.so.{}", env!("CARGO_PKG_VERSION_MAJOR"));
-    // Deleters and thread-locals of ours outlive a dlclose: tensors that a framework still holds call back into this code.
+    // Our deleters and thread-locals outlive a dlclose: tensors that a framework still holds call this code.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }
 
-/// The commit: GRADCODEC_COMMIT, by which a build without git may say it; else the one that is checked out, with "-dirty"
-/// where these sources are not as they are in it; else "unknown".
+/// Returns the commit: GRADCODEC_COMMIT, which a build without git may set; else the commit that is checked out, with
+/// "-dirty" if these sources differ from it; else "unknown".
 fn commit() -> String {
     let named = env::var("GRADCODEC_COMMIT").ok();
     let word = |text: &String| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -36,7 +36,7 @@ fn commit() -> String {
 fn of_git() -> Option<String> {
     let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR")?);
     let git = |arguments: &[&str]| {
-        // git status would write to the index.
+        // Without this option git status would write to the index.
         let mut command = Command::new("git");
         command.arg("--no-optional-locks").arg("-C").arg(&folder).args(arguments);
         OF_ANOTHER_REPOSITORY.iter().for_each(|name| {
@@ -44,7 +44,7 @@ fn of_git() -> Option<String> {
         });
         said(&mut command)
     };
-    // A copy of the sources within somebody else's repository is not at a commit of theirs.
+    // A copy of the sources within another repository is not at a commit of that repository.
     let top = git(&["rev-parse", "--show-toplevel"])?;
     if Path::new(&top).canonicalize().ok()? != folder.canonicalize().ok()? {
         return None;
@@ -52,17 +52,17 @@ fn of_git() -> Option<String> {
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
     let changes = git(&[&["status", "--porcelain", "--"], &SOURCES[..]].concat())?;
     if changes.is_empty() {
-        // As long as the sources are not touched, they are those of this commit, whatever is committed besides: later
-        // commits need no new build.
+        // Sources that are not touched stay those of this commit, also when other files are committed. Later commits
+        // need no new build.
         return Some(commit);
     }
-    // A commit makes these sources clean. It writes to the log of HEAD, where one is kept, and to the branch or, without
-    // one, to HEAD.
+    // A commit makes these sources clean. It writes to the log of HEAD, if one is kept, and to the branch or, without a
+    // branch, to HEAD.
     let branch = git(&["symbolic-ref", "--quiet", "HEAD"]);
     for name in ["HEAD", "logs/HEAD", "packed-refs", "reftable"].into_iter().chain(branch.as_deref()) {
         let path = folder.join(git(&["rev-parse", "--git-path", name])?);
-        // Cargo would build every time for a path that is not there. A packed branch gets its file by the commit: until
-        // then its folder.
+        // Cargo would build every time for a path that does not exist. A packed branch gets a file at the next commit;
+        // until then cargo watches its folder.
         let is_branch = Some(name) == branch.as_deref();
         if let Some(path) = path.ancestors().take(if is_branch { usize::MAX } else { 1 }).find(|path| path.exists()) {
             println!("cargo:rerun-if-changed={}", path.display());
@@ -71,7 +71,7 @@ fn of_git() -> Option<String> {
     Some(format!("{commit}-dirty"))
 }
 
-/// What a program prints, if it succeeds.
+/// Returns the output of a program, if the program succeeds.
 fn said(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())

@@ -55,7 +55,7 @@
 //! *Errors.* A function that can fail returns a gc_status_t, 0 for success. A function that returns a number returns -1
 //! instead. gc_last_error() describes this thread's last failure, with the value that was wrong. Arguments are checked
 //! before anything is changed. Each description lists the statuses of its function, in addition to those that any
-//! tensor may give; sentences may leave out GC_STATUS_.
+//! tensor may give. Descriptions may leave out GC_STATUS_.
 //!
 //! *Ownership.* Inputs are borrowed for the call and never released. Outputs are yours: release each once, on any
 //! thread, by the function that its description names. If a call fails, `*out` is unchanged.
@@ -85,14 +85,14 @@ pub use crate::{
     share::api::*,
 };
 
-// The constants of C's enums, for Rust programs: `BitOrder::Big as gc_bit_order_t`.
+// Rust programs use the constants of C's enums in this way: `BitOrder::Big as gc_bit_order_t`.
 pub use crate::{
     bits::plan::BitOrder,
     codec::plan::{Decode, ErrorKind, Flag, Kind, NonFinite, ScaleRule},
     ffi::error::Status,
 };
 
-// All that a Rust program has to name to fill in a tensor, so that it needs no DLPack crate of its own.
+// A Rust program fills in tensors with these types, so it needs no DLPack crate of its own.
 pub use dlpark::{
     DlpackFlags,
     ffi::{

@@ -1,4 +1,4 @@
-//! Gradients at one to sixteen bits per element, and tensors between frameworks: DLPack in and DLPack out.
+//! Compresses gradients to 1 to 16 bits per element, and passes tensors between frameworks: DLPack in, DLPack out.
 //!
 //! The product is `libgradcodec.so` with `include/gradcodec.h`; [`capi`] holds its functions under the same names.
 //!
@@ -12,8 +12,8 @@
 //! - `about`: the version, and the text for bug reports.
 //! - [`capi`]: all exported functions.
 //!
-//! Inside a folder `api` has its exported functions, `ops` checks and chooses the device, `plan` says where elements and
-//! their bits lie, and `cpu` and `cuda` do the work.
+//! Inside a folder `api` has its exported functions, and `ops` checks arguments and chooses the device. `plan` has the
+//! layout of elements and their bits, and `cpu` and `cuda` do the work.
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("gradcodec turns panics into a status: build it with panic = \"unwind\"");
@@ -25,9 +25,9 @@ mod bits;
 /// The exported functions.
 ///
 /// # Safety
-/// Of each that is unsafe: its pointers are as its text describes them, `struct_size` bytes of options are readable, and
-/// nothing else uses the memory that is written to until the work is done. A function that requires
-/// more says so in its own text.
+/// The pointers of an unsafe function are as its text describes them, and `struct_size` bytes of options are readable.
+/// Nothing else uses the memory that is written to until the work is done. The text of a function has its further
+/// requirements.
 pub mod capi;
 mod codec;
 mod comm;

@@ -1,4 +1,4 @@
-//! What a bug report should say of this library, and of the libraries that it works with.
+//! The text for bug reports about this library and the libraries that it works with.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;
@@ -23,11 +23,11 @@ use crate::{
 const LIMIT: usize = 1000;
 
 thread_local! {
-    /// The text of the last call, with a NUL. No destructor, so that it is there as long as the thread is.
+    /// Text of the last call, with a NUL. It has no destructor, so it stays as long as the thread.
     static TEXT: RefCell<[u8; LIMIT + 1]> = const { RefCell::new([0; LIMIT + 1]) };
 }
 
-/// A text of a fixed size, and how much of it is written.
+/// Text of a fixed size, and the number of bytes that are written.
 struct Limited<'a>(&'a mut [u8; LIMIT + 1], usize);
 
 impl Write for Limited<'_> {
@@ -41,25 +41,25 @@ impl Write for Limited<'_> {
     }
 }
 
-/// A library that is found at run time: how its file's name begins, its function that tells the version, and how to call it.
+/// Library found at run time: name, beginning of the file's name, name of the version function, and how to call it.
 type Other = (&'static str, &'static str, &'static CStr, unsafe fn(*mut c_void) -> Option<(c_int, c_int, c_int)>);
 
 const OTHERS: [Other; 3] = [
     ("CUDA driver", "libcuda.so", c"cuDriverGetVersion", |function| {
-        // SAFETY: `report` gives the driver's function of this name, and this is its type; it may be called at any time.
+        // SAFETY: `report` passes the driver's function of this name, which has this type. Any call of it is allowed.
         let number = unsafe { one_number(function) }?;
         Some((number / 1000, number % 1000 / 10, 0))
     }),
     ("NCCL", "libnccl.so", c"ncclGetVersion", |function| {
-        // SAFETY: likewise, NCCL's.
+        // SAFETY: `report` passes NCCL's function of this name, which has this type. Any call of it is allowed.
         let number = unsafe { one_number(function) }?;
-        // Up to 2.8 the number had a digit less.
+        // Up to NCCL 2.8 the number has one digit less.
         let major = if number < 10000 { 1000 } else { 10000 };
         Some((number / major, number % major / 100, number % 100))
     }),
     ("NVRTC", "libnvrtc.so", c"nvrtcVersion", |function| {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: `report` gives NVRTC's function of this name, and this is its type; the places outlive the call.
+        // SAFETY: `report` passes NVRTC's function of this name, which has this type; the integers outlive the call.
         let code = unsafe {
             mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(function)(
                 &mut major, &mut minor,
@@ -69,24 +69,24 @@ const OTHERS: [Other; 3] = [
     }),
 ];
 
-/// What a function says that writes one number.
+/// Returns the number that a function writes, if the function succeeds.
 ///
 /// # Safety
-/// `function` takes a place for an int and answers an int.
+/// `function` takes a pointer to an int and returns an int.
 unsafe fn one_number(function: *mut c_void) -> Option<c_int> {
     let mut number = 0;
-    // SAFETY: the caller's promise; the place outlives the call.
+    // SAFETY: the caller promises this type; `number` outlives the call.
     let code =
         unsafe { mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(function)(&mut number) };
     (code == 0).then_some(number)
 }
 
-/// The text for a library of this version; of this thread, until it asks again.
+/// Returns the text for a library of this version. It stays until this thread calls this again.
 pub fn text(version: &CStr) -> Result<*const c_char> {
     let loaded = Loaded::list()?;
     Ok(TEXT.with_borrow_mut(|place| {
         place[0] = 0;
-        // An error here is the limit: what was written so far is the text.
+        // An error here means that the limit is reached. The text is what was written so far.
         let _ = report(&mut Limited(place, 0), version, &loaded);
         place.as_ptr().cast::<c_char>()
     }))
@@ -104,9 +104,9 @@ fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result
         let mut found = false;
         for path in loaded.names().filter(|path| is_of(path, file)) {
             let Some(library) = dynamic::loaded(path) else { continue }; // closed meanwhile
-            // SAFETY: it is open; the function is the one of this name.
+            // SAFETY: `library` is open; `version` gets the function of the name that it was written for.
             let known = unsafe { dynamic::address(library, function).and_then(|function| version(function)) };
-            // SAFETY: opened above. Those who have it open, too, keep it.
+            // SAFETY: `library` was opened above. Others who have it open keep it.
             unsafe { libc::dlclose(library) };
             let separator = if found { "," } else { "" };
             match known {
@@ -124,12 +124,12 @@ fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result
     writeln!(text)
 }
 
-/// A text, with U+FFFD for what is not UTF-8; without allocating, as to_string_lossy would for that.
+/// Returns a text with U+FFFD for bytes that are not UTF-8. It allocates nothing, unlike to_string_lossy.
 fn shown(text: &CStr) -> impl fmt::Display + '_ {
     OsStr::from_bytes(text.to_bytes()).display()
 }
 
-/// Whether a path's last part begins so.
+/// Returns true if the last component of a path begins with `file`.
 fn is_of(path: &CStr, file: &str) -> bool {
     let path = path.to_bytes();
     let name = &path[path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)..];

@@ -1,4 +1,4 @@
-//! The handle: an all-reduce that keeps its errors, as its codec does.
+//! The all-reduce handle. Its codec keeps the errors.
 
 use std::sync::Arc;
 
@@ -34,48 +34,48 @@ pub struct AllReduce {
 }
 
 pub struct Parts {
-    /// Over nodes: of the part of the elements that the ranks with this number on their nodes exchange.
+    /// Codec of all elements; over nodes, of the part that the ranks with this rank's number on their nodes exchange.
     pub codec: Codec,
-    /// What happens before and after that within the node.
+    /// Work within the node before and after that exchange; None for a flat communicator.
     node: Option<Node>,
     buffers: Buffers,
     program: Program,
-    /// Whether two exchanges are one launch: not where ranks share a GPU, whose barriers are two launches.
+    /// True if two-shot is one launch. False for ranks that share a GPU, since their barriers take two launches.
     one_launch: bool,
-    /// After the codec, whose launches write to it, and which is not freed before they have ended.
+    /// Word that launches of `codec` write to. Declared after `codec`, whose drop waits for these launches.
     _report: Option<Report>,
 }
 
-/// What a run sends.
+/// Numbers of bytes and exchanges of a run.
 #[derive(Clone, Copy)]
 pub struct Traffic {
     /// Bytes that this rank sends to other ranks.
     pub sent: i64,
-    /// How many of them leave the node; None for a communicator without nodes.
+    /// Bytes of `sent` that leave the node; None for a communicator without nodes.
     pub between_nodes: Option<i64>,
-    /// 1 or 2.
+    /// Number of exchanges: 1 for one-shot, 2 for two-shot.
     pub exchanges: i32,
 }
 
-/// What a rank keeps an error of.
+/// Elements whose error a rank keeps.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The elements that the rank encodes, and of which it keeps the worker's error.
+    /// Elements that the rank encodes. It keeps their worker error.
     Worker = 0,
-    /// The elements that the rank reduces, and of which it keeps the server's error.
+    /// Elements that the rank reduces. It keeps their server error.
     Shard = 1,
 }
 
-/// The steps of a run.
+/// Steps of a run.
 enum Program {
-    /// Encode, all_to_all of chunks, reduce, all_gather of reduced chunks, decode.
+    /// Two-shot: encode, all_to_all of chunks, reduce, all_gather of reduced chunks, decode.
     Twice,
-    /// The same in one launch, whose parts exchange. Other ranks do not see whether it is one.
+    /// Two-shot in one launch. It exchanges the same chunks and signals as `Twice`, so other ranks may run either.
     FusedTwice,
-    /// Encode, all_gather of whole payloads, of which each rank reduces all chunks, decode.
+    /// One-shot: encode, all_gather of whole payloads, reduce all chunks on every rank, decode.
     Once(Reducers),
-    /// The same in one launch, or in two where ranks share a GPU.
+    /// One-shot in one launch, or in two launches where ranks share a GPU.
     FusedOnce,
 }
 
@@ -99,19 +99,19 @@ impl Program {
     fn phases(&self) -> Phases {
         match self {
             Self::Twice | Self::FusedTwice => Phases::Both,
-            Self::Once(_) => Phases::AllGather, // its only exchange
+            Self::Once(_) => Phases::AllGather, // one-shot has no other exchange
             Self::FusedOnce => Phases::Once,
         }
     }
 }
 
 impl AllReduce {
-    /// Every rank calls this, with a descriptor or with the error that it has instead, for the other ranks wait.
+    /// Creates an all-reduce. Every rank must call this, also with an error as `descriptor`, because the others wait.
     pub fn new(communicator: Arc<Communicator>, descriptor: Result<Descriptor<'_>>) -> Result<Self> {
         let call = communicator.enter()?;
         let parts = descriptor.and_then(|descriptor| Parts::new(&communicator, descriptor));
         let record = record_of(&parts);
-        // From now on memory that is kept if the exchange of records may hang.
+        // If the exchange of records may hang, dropping `made` keeps its memory.
         let made = parts.map(|parts| Self {
             communicator: communicator.clone(),
             shard_elements: parts.codec.plan().server_elements(),
@@ -123,7 +123,7 @@ impl AllReduce {
         compare(&records, communicator.rank())?;
         if !records.iter().all(|record| can_exchange_once(&record)) {
             let mut parts = made.enter()?;
-            // The peer memory of some nodes has no room, say.
+            // For example, the peer memory of some nodes has no room for one-shot.
             parts.program = Program::of_two_exchanges(parts.one_launch);
             let traffic = parts.traffic(&communicator);
             drop(parts);
@@ -133,8 +133,8 @@ impl AllReduce {
         Ok(made)
     }
 
-    /// Bytes of each rank's buffer of peer memory for such an all-reduce, of a flat world or of the ranks of one of
-    /// `nodes` nodes.
+    /// Returns the bytes of each rank's peer-memory buffer for an all-reduce with `descriptor`. `world`: the number of
+    /// ranks; with several `nodes`, of each node.
     pub fn peers_bytes(descriptor: &Descriptor<'_>, world: i32, nodes: i32) -> Result<i64> {
         let ranks = ranks_of(world)?;
         let nodes = match usize::try_from(nodes) {
@@ -155,7 +155,7 @@ impl AllReduce {
         Ok(bytes.max(least_buffer_bytes(ranks)))
     }
 
-    /// Of what this rank reduces.
+    /// Returns the number of elements that this rank reduces.
     pub fn shard_elements(&self) -> i64 {
         self.shard_elements
     }
@@ -164,7 +164,7 @@ impl AllReduce {
         self.traffic
     }
 
-    /// Gives each piece of a segment that a part of a rank has, in order: the segment, its first element, how many.
+    /// Calls `give` for each piece of a rank's `part`, in order: with segment, first element and count.
     pub fn for_each_piece(&self, rank: usize, part: Part, mut give: impl FnMut(usize, i64, i64)) -> Result<()> {
         let parts = self.enter()?;
         let (plan, chunk) = match &parts.node {
@@ -188,19 +188,19 @@ impl AllReduce {
         self.communicator.world()
     }
 
-    /// For a call on its codec, or one that exchanges.
+    /// Locks the handle for a call on its codec or for an exchange.
     pub fn enter(&self) -> Result<Entered<'_, Parts>> {
         self.parts.enter()
     }
 
-    /// Replaces values by the mean over the ranks of what they were, with the errors carried.
+    /// Replaces the values by their mean over the ranks, with error feedback.
     pub fn run<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factors: &[Option<View<'_>>; 2],
         stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        // What decoding would refuse, before anything is changed.
+        // Before anything is changed, check everything that decoding would refuse.
         parts.whole().check_outputs(values.clone(), factors)?;
         parts.codec.check_inputs(factors)?;
         let steps = Steps::begin(&self.communicator, &parts, parts.program.phases(), stream)?;
@@ -212,14 +212,14 @@ impl AllReduce {
         })
     }
 
-    /// The first half of `run`: the mean of the elements that this rank reduces, before the server's error is added.
+    /// Runs the first half of `run`: writes the mean of the elements that this rank reduces, without the server error.
     pub fn reduce_scatter<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factors: &[Option<View<'_>>; 2],
         shard: &View<'_>, stream: Stream,
     ) -> Result<()> {
         let parts = self.enter()?;
         let _call = self.communicator.enter()?;
-        // What would be refused after the encoding, before anything is changed.
+        // Before anything is changed, check everything that would be refused after encoding.
         parts.codec.check_shard(shard)?;
         parts.whole().check_shard_output(shard, values.clone(), factors)?;
         parts.codec.check_inputs(factors)?;
@@ -231,7 +231,7 @@ impl AllReduce {
         })
     }
 
-    /// The second half, of any shard.
+    /// Runs the second half of `run`, with any values in `shard`.
     pub fn all_gather<'v>(
         &self, shard: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, stream: Stream,
     ) -> Result<()> {
@@ -254,8 +254,8 @@ impl AllReduce {
         })
     }
 
-    /// A call within the node and between nodes, which has begun between nodes. After a failure the ranks of one level
-    /// may wait for another one than those of the other, so both are aborted.
+    /// Runs `work` in a call within the node; the call between nodes has already begun. After a failure, aborts both
+    /// links: ranks of the two levels may then wait in different exchanges.
     fn in_node(&self, node: &Node, phases: Phases, stream: Stream, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let outcome = node.begin(phases, stream).and_then(|()| work());
         let ended = match &outcome {
@@ -264,13 +264,13 @@ impl AllReduce {
         };
         let outcome = outcome.and(ended);
         if outcome.as_ref().is_err_and(|failure| !is_in_step(failure)) {
-            // What it returns besides says less than the failure.
+            // Ignore an error of abort(): the caller gets the first failure.
             let _ = self.communicator.abort();
         }
         outcome
     }
 
-    /// `workers`: a row of each rank of a world. `server`: of all elements.
+    /// Loads errors of another world. `workers`: a row of each of its ranks. `server`: the errors of all elements.
     pub fn errors_in(&self, workers: Option<&View<'_>>, server: Option<&View<'_>>, stream: Stream) -> Result<()> {
         let (rank, world) = (self.communicator.rank(), self.communicator.world());
         let parts = self.enter()?;
@@ -280,7 +280,7 @@ impl AllReduce {
     }
 }
 
-/// Which of `count` rows become the errors of a rank. `ranks`: of a node, where the world has nodes.
+/// Returns how `count` rows of saved errors become those of a rank. `ranks`: per node, if the world has nodes.
 fn rows_of(rules: &Rules, count: usize, rank: usize, world: usize, ranks: Option<usize>) -> Rows {
     let sums = rules.reduction == Reduction::Sum;
     let divisor = if sums { 1.0 } else { count as f32 };
@@ -337,7 +337,7 @@ impl Parts {
         Ok(Self { codec, node, buffers, program, one_launch, _report: report })
     }
 
-    /// The codec of all elements.
+    /// Returns the codec of all elements.
     fn whole(&self) -> &Codec {
         self.node.as_ref().map_or(&self.codec, Node::whole)
     }
@@ -355,7 +355,7 @@ impl Parts {
     }
 }
 
-/// The plan of all elements, with a chunk for each rank of a node.
+/// Returns the plan of all elements, with a chunk for each rank of a node.
 fn plan_of_node(descriptor: &Descriptor<'_>, ranks: usize) -> Result<CodecPlan> {
     if descriptor.kind == Kind::Sign {
         return Err(error!(
@@ -366,7 +366,7 @@ fn plan_of_node(descriptor: &Descriptor<'_>, ranks: usize) -> Result<CodecPlan> 
     Descriptor { n_chunks: ranks, server: 0, error: ErrorKind::None, ..*descriptor }.plan()
 }
 
-/// The steps of one call, from the launch that begins it to the one that ends it.
+/// State of one call, from its first launch to its last.
 struct Steps<'a> {
     link: &'a Link,
     fused: Option<&'a dyn Fused>,
@@ -380,18 +380,18 @@ impl<'a> Steps<'a> {
     fn begin(communicator: &'a Communicator, parts: &'a Parts, phases: Phases, stream: Stream) -> Result<Self> {
         let (link, Parts { codec, buffers, .. }) = (communicator.of_chunks(), parts);
         if let Some(node) = communicator.within_node() {
-            node.check_capture(&mut buffers.memory().queue(stream)?)?; // before the other link has begun
+            node.check_capture(&mut buffers.memory().queue(stream)?)?; // must precede `link.begin`
         }
         link.begin(&mut buffers.memory().queue(stream)?, phases)?;
         Ok(Self { link, fused: link.fused(), codec, buffers, phases, stream })
     }
 
-    /// The end of a call that has exchanged, if what followed that went well.
+    /// Ends a call. `outcome`: the result of the work after its exchanges.
     fn end(&self, outcome: Result<()>) -> Result<()> {
         self.link.end(outcome, self.buffers.memory().queue(self.stream), self.phases)
     }
 
-    /// A whole all-reduce.
+    /// Runs a whole all-reduce.
     fn run<'v>(
         &self, program: &Program, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
         factors: &[Option<View<'_>>; 2],
@@ -412,14 +412,14 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// All but the decoding. Returns the reduced chunks of all ranks.
+    /// Runs an all-reduce up to decoding. Returns the reduced chunks of all ranks.
     fn reduce_all<'v>(
         &self, program: &Program, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
     ) -> Result<View<'a>> {
         if let Program::Once(reducers) = program {
             let payloads = self.encode_for_all(values, factors)?;
-            let reduced = self.buffers.payload(); // in place of this rank's own
+            let reduced = self.buffers.payload(); // overwrites this rank's payload
             if let Err(failure) = reducers.reduce(&payloads, &reduced, self.stream) {
                 self.end(Err(failure))?;
             }
@@ -442,7 +442,7 @@ impl<'a> Steps<'a> {
         self.end(Ok(()))
     }
 
-    /// Where a codec puts what this rank sends: into the buffers, or straight to where the other ranks receive it.
+    /// Returns where the codec writes the chunks to send: this rank's buffers, or the receive slots of the other ranks.
     fn destination(&self, pattern: Pattern) -> Destination<'a> {
         match (self.fused, pattern) {
             (Some(fused), _) => Destination::Peers(fused.sending(pattern, self.buffers.stride())),
@@ -455,16 +455,16 @@ impl<'a> Steps<'a> {
     fn encode<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
-        let was_torn = self.codec.is_torn(); // by an earlier call: then this one sends nothing
+        let was_torn = self.codec.is_torn(); // if an earlier call poisoned the codec, this one sends nothing
         let encoded = self.codec.encode(values, factors, self.destination(Pattern::AllToAll), self.stream);
         if encoded.is_err() && self.fused.is_some() && !was_torn && self.codec.is_torn() {
-            // The other ranks have received a part of it.
+            // The other ranks have received only some of the payload.
             self.link.transport.give_up();
         }
         encoded
     }
 
-    /// Encodes this rank's values and sends all of them to every rank. Returns the payloads of all.
+    /// Encodes this rank's values and sends the whole payload to every rank. Returns the payloads of all ranks.
     fn encode_for_all<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
     ) -> Result<View<'a>> {
@@ -480,7 +480,7 @@ impl<'a> Steps<'a> {
         self.link.or_give_up(exchanged)
     }
 
-    /// Sends what the codec has encoded to the other ranks: chunks, or reduced chunks.
+    /// Sends the encoded chunks, or the reduced chunk, to the other ranks.
     fn exchange(&self, pattern: Pattern) -> Result<()> {
         let Self { link, buffers, stream, .. } = *self;
         let exchanged = buffers.memory().queue(stream).and_then(|mut queue| match (self.fused, &mut queue) {
@@ -491,17 +491,17 @@ impl<'a> Steps<'a> {
         link.or_give_up(exchanged)
     }
 
-    /// Reduces this rank's chunk. A corrupt one is sent, flagged: the other ranks neither wait nor accept it.
+    /// Reduces this rank's chunk. A corrupt one is sent with a flag: the other ranks reject it without blocking.
     fn reduce(&self) -> Result<()> {
         let to = self.destination(Pattern::AllGather);
         let reduced = match self.codec.reduce(self.link.rank, &self.buffers.payloads(), to, self.stream) {
-            Err(Error { status: Status::Corrupt, .. }) => Ok(()), // which decoding reports
+            Err(Error { status: Status::Corrupt, .. }) => Ok(()), // decoding reports it
             outcome => outcome,
         };
         self.link.or_give_up(reduced)
     }
 
-    /// Instead of `reduce`: the mean of this rank's chunk, before the server's error.
+    /// Writes the mean of this rank's chunk, without the server error. A reduce-scatter runs this in place of `reduce`.
     fn mean(&self, shard: &View<'_>) -> Result<()> {
         let Self { codec, buffers, link, .. } = *self;
         match codec.mean(link.rank, &buffers.payloads(), &buffers.chunk(), shard, self.stream) {
@@ -517,12 +517,12 @@ impl<'a> Steps<'a> {
         self.link.or_give_up(encoded)
     }
 
-    /// Sets values to what the ranks have reduced.
+    /// Decodes the reduced chunks into the values.
     fn decode<'v>(&self, reduced: &View<'_>, values: impl ExactSizeIterator<Item = Result<View<'v>>>) -> Result<()> {
         self.codec.decode_reduced(reduced, self.fused.is_some(), values, self.stream)
     }
 
-    /// All steps of one exchange.
+    /// Runs one-shot in fused launches.
     fn fused_once<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factor: Option<&View<'_>>,
     ) -> Result<()> {
@@ -534,7 +534,7 @@ impl<'a> Steps<'a> {
             codec.exchange_once(values.clone(), factor, once, first, stream)?;
         }
         for &step in steps {
-            // The other ranks have what they wait for; without this step this rank would be one barrier behind.
+            // The other ranks have this rank's payload and signal. If this step fails, this rank is one barrier behind.
             let launched =
                 fused.arrive_all().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
             link.or_give_up(launched)?;
@@ -542,7 +542,7 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// All steps of two exchanges.
+    /// Runs two-shot in one launch.
     fn fused_twice<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
@@ -564,7 +564,7 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
     ))
 }
 
-/// What a rank sends to the others about its handle: a field for each option that must be the same.
+/// Returns the record of a rank's handle: a field for each option that must be the same on all ranks.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
     let Ok(parts @ Parts { codec, program, .. }) = parts else { return record };
@@ -592,7 +592,7 @@ fn record_of(parts: &Result<Parts>) -> Record {
     record
 }
 
-/// By the byte behind those that are compared.
+/// Returns the byte after the compared bytes of the third word: true if the rank can use one-shot.
 fn can_exchange_once(record: &Record) -> bool {
     record.word(2) >> (8 * OPTIONS.len()) & 0xff == 1
 }
@@ -605,7 +605,7 @@ fn number_of(dtype: Dtype) -> u8 {
     }
 }
 
-/// By their numbers, of which 0 is none's.
+/// Names of the codecs, by number. Number 0 is unused.
 const CODECS: [&str; 1 + Kind::ALL.len()] = {
     let (mut names, mut index) = ([""; 1 + Kind::ALL.len()], 0);
     while index < Kind::ALL.len() {
@@ -615,8 +615,8 @@ const CODECS: [&str; 1 + Kind::ALL.len()] = {
     names
 };
 
-/// Names of the first numbers in the third word, each of a byte. What stands here has no other: versions are compared
-/// before.
+/// Names of the options in the third word, one byte each, and of their values. All values are listed, because versions
+/// are compared first.
 const OPTIONS: [(&str, &[&str]); 6] = [
     ("codec", &CODECS),
     ("values", &["", "float32", "float16", "bfloat16"]),
@@ -626,7 +626,7 @@ const OPTIONS: [(&str, &[&str]); 6] = [
     ("reduction", &["GC_REDUCTION_MEAN", "GC_REDUCTION_SUM"]),
 ];
 
-/// Checks that the records of all ranks are the same; the refusal names the first field that differs.
+/// Checks that the records of all ranks are the same. The error names the first field that differs.
 fn compare(records: &Records, own: usize) -> Result<()> {
     let own = records.of(own);
     for (rank, other) in records.iter().enumerate() {

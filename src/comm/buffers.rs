@@ -1,4 +1,4 @@
-//! The memory that ranks exchange.
+//! The buffers that ranks exchange.
 
 use std::{mem::ManuallyDrop, ops::Deref};
 
@@ -18,11 +18,11 @@ use super::{
     transport::{Exchange, Pattern, Staging},
 };
 
-/// Has memory of a GPU that exchanges use. Freeing it waits for them, so what ends an exchange that hangs is an earlier
-/// field of the same struct, and goes first; where nothing ends it the memory is kept until the process ends.
+/// GPU memory that exchanges use. Freeing it waits for them, so a struct declares the field that ends a hanging
+/// exchange before this one. If nothing ends the exchange, the memory is kept until the process ends.
 pub struct InExchanges<T> {
     value: ManuallyDrop<T>,
-    /// The value is not dropped.
+    /// True if the value is not dropped.
     is_kept: bool,
 }
 
@@ -35,10 +35,10 @@ impl<T> InExchanges<T> {
         self.is_kept = may_hang;
     }
 
-    /// Once the exchanges are done.
+    /// Returns the value. Must be called once the exchanges are done.
     pub fn into_inner(mut self) -> T {
         self.is_kept = true;
-        // SAFETY: taken once, here: what is left is not dropped.
+        // SAFETY: the value is taken once: `self` is consumed, and its drop skips the value, since `is_kept` is true.
         unsafe { ManuallyDrop::take(&mut self.value) }
     }
 }
@@ -54,7 +54,7 @@ impl<T> Deref for InExchanges<T> {
 impl<T> Drop for InExchanges<T> {
     fn drop(&mut self) {
         if !self.is_kept {
-            // SAFETY: dropped once, here, and not used afterwards.
+            // SAFETY: the value was not taken, since `is_kept` is false, and is not used after this.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }
@@ -68,24 +68,24 @@ impl<T> Drop for InExchanges<T> {
 ///     chunk       | own |                      reduced by this rank
 /// ```
 ///
-/// Where the transport has receive slots, chunks arrive there, and there is only room for one here. Where ranks
-/// exchange once, whole payloads of all arrive behind the first one; over peer memory in areas of their own.
+/// If the transport has receive slots, chunks arrive there, and this memory has room for one chunk only. For one-shot
+/// the payloads of all ranks arrive after the first payload; over peer memory they have separate areas.
 pub struct Buffers {
     device: Device,
     memory: Block,
-    /// For chunks of all ranks' payloads, and for reduced ones, if the transport has them.
+    /// Addresses of the receive slots for chunks and for reduced chunks, if the transport has them.
     receive_slots: Option<[usize; 2]>,
-    /// How many launches an exchange takes that is part of a codec's launches, if the transport has such.
+    /// Number of launches of a fused one-shot, if the transport has fused exchanges.
     fused_launches: Option<usize>,
-    /// The shape of all ranks' payloads, where this one can exchange whole ones.
+    /// Shape of the payloads of all ranks; None if this rank cannot use one-shot.
     whole: Option<[i64; 2]>,
-    /// Of the codec: set when a rank is lost. An address as a number, to be shared.
+    /// Address of the codec's flag for a lost rank, as an integer, so that threads can share it.
     error_flag: usize,
     world: i64,
-    /// Chunks in front of the one that this rank reduces.
+    /// Number of chunks before the one that this rank reduces.
     others: i64,
     staging: Option<Staging>,
-    /// Shapes of the three.
+    /// Shapes of the three kinds of buffers.
     payload: [i64; 1],
     payloads: [i64; 2],
     chunk: [i64; 1],
@@ -97,7 +97,7 @@ impl Buffers {
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = fused.map(|fused| fused.receive_slots().map(<*mut u8>::expose_provenance));
         let once = codec.plan().exchanges_once(if fused.is_some() { Over::PeerMemory } else { device.into() });
-        // Chunks in front of the one that this rank reduces, and all.
+        // Count the chunks before the one that this rank reduces, and all chunks.
         let (others, chunks) = match (receive_slots.is_some(), once) {
             (true, _) => (0, 1),
             (false, false) => (2 * world, 2 * world + 1),
@@ -137,7 +137,7 @@ impl Buffers {
         })
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub fn stride(&self) -> i64 {
         self.chunk[0]
     }
@@ -146,17 +146,17 @@ impl Buffers {
         &self.memory
     }
 
-    /// How many launches an exchange takes that is part of a codec's launches; None: exchanges are no part of them.
+    /// Returns the number of launches of a fused one-shot; None if the transport has no fused exchanges.
     pub fn fused_launches(&self) -> Option<usize> {
         self.fused_launches
     }
 
-    /// Memory that exchanges of these buffers need besides.
+    /// Returns the staging buffer for exchanges of these buffers, if the transport needs one.
     pub fn staging(&self) -> Option<&Staging> {
         self.staging.as_ref()
     }
 
-    /// The exchange of payloads for `payloads`, or of reduced chunks for `gathered`.
+    /// Returns the exchange of chunks that fills `payloads`, or the one of reduced chunks that fills `gathered`.
     pub fn of_chunks(&self, pattern: Pattern, stream: Stream) -> Exchange<'_> {
         let (send, recv) = match pattern {
             Pattern::AllToAll => (self.payload(), self.payloads()),
@@ -165,7 +165,7 @@ impl Buffers {
         self.between(pattern, (&send, &recv), self.stride(), stream)
     }
 
-    /// The exchange of whole payloads, and where those of all ranks arrive.
+    /// Returns the exchange of whole payloads, and a view of the payloads that arrive from all ranks.
     pub fn of_payloads(&self, stream: Stream) -> Result<(Exchange<'_>, View<'_>)> {
         let shape = self.whole.as_ref().filter(|_| self.receive_slots.is_none());
         let shape = shape.ok_or_else(|| error!(Panic, "buffers: no room for whole payloads"))?;
@@ -192,17 +192,17 @@ impl Buffers {
         self.view("payload", 0, &self.payload)
     }
 
-    /// This rank's chunk of every rank's payload.
+    /// Returns this rank's chunk of every rank's payload.
     pub fn payloads(&self) -> View<'_> {
         if let Some([slots, _]) = self.receive_slots {
             return self.view_at("payloads", slots, &self.payloads);
         }
-        // A rank that is alone has its own payload only.
+        // In a world of one rank there is only its own payload.
         let behind = if self.world == 1 { 0 } else { self.world };
         self.view("payloads", behind, &self.payloads)
     }
 
-    /// Whether there is room for all of every rank's payload.
+    /// Returns true if there is room for the whole payloads of all ranks.
     pub fn can_exchange_once(&self) -> bool {
         self.whole.is_some()
     }
@@ -211,7 +211,7 @@ impl Buffers {
         self.view("chunk", self.others, &self.chunk)
     }
 
-    /// The reduced chunks of all ranks.
+    /// Returns the reduced chunks of all ranks.
     pub fn gathered(&self) -> View<'_> {
         match self.receive_slots {
             Some([_, slots]) => self.view_at("payload", slots, &self.payload),
@@ -220,12 +220,12 @@ impl Buffers {
         }
     }
 
-    /// Set by an exchange when a rank is lost.
+    /// Returns the address of the flag that an exchange sets when a rank is lost.
     pub fn error_flag(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.error_flag)
     }
 
-    /// Behind so many chunks.
+    /// Returns a view that begins after `chunks` chunks.
     fn view<'a>(&'a self, name: &'static str, chunks: i64, shape: &'a [i64]) -> View<'a> {
         let data = self.memory.data().wrapping_add((chunks * self.stride()) as usize);
         self.view_at(name, data.expose_provenance(), shape)
@@ -233,8 +233,8 @@ impl Buffers {
 
     fn view_at<'a>(&'a self, name: &'static str, address: usize, shape: &'a [i64]) -> View<'a> {
         let data = std::ptr::with_exposed_provenance_mut(address);
-        // SAFETY: within this memory, or in receive slots, for which `Transport::check` compared the size of a chunk;
-        // the call that has entered the communicator is the only one to use the views.
+        // SAFETY: the view lies within this memory, or in receive slots, whose size `Transport::check` compared with a
+        // chunk. Only the call that has entered the communicator uses the views.
         unsafe { View::of_memory(&Name::new(name), self.device, Dtype::U8, shape, data) }
     }
 }

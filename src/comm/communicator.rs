@@ -13,28 +13,28 @@ use super::{
     transport::{Transport, is_inside_callback},
 };
 
-/// One of several ranks, and its links to the others.
+/// Links of a rank to the other ranks.
 pub enum Communicator {
     Flat(Arc<Link>),
-    /// N nodes of R ranks, both at least 2.
+    /// Links over N nodes of R ranks, both at least 2.
     Nodes {
         intra: Arc<Link>,
         inter: Arc<Link>,
     },
 }
 
-/// A call that is in a communicator.
+/// Guard of a call that has entered a communicator.
 pub struct Call<'a> {
     _links: [Option<Entered<'a, ()>>; 2],
 }
 
 impl Communicator {
-    /// Over a transport.
+    /// Creates a flat communicator over a transport.
     pub fn over(transport: impl Transport + 'static) -> Self {
         Self::Flat(Arc::new(Link::new(transport)))
     }
 
-    /// What a communicator of nodes shares with this one.
+    /// Returns the link that a hierarchical communicator shares with this one.
     pub(super) fn link(&self) -> Result<Arc<Link>> {
         match self {
             Self::Flat(link) => Ok(link.clone()),
@@ -44,7 +44,7 @@ impl Communicator {
         }
     }
 
-    /// The link over which codecs exchange chunks.
+    /// Returns the link over which codecs exchange chunks.
     pub(super) fn of_chunks(&self) -> &Link {
         match self {
             Self::Flat(link) => link,
@@ -52,7 +52,7 @@ impl Communicator {
         }
     }
 
-    /// That to the ranks of this node, which sum their values up before codecs exchange chunks.
+    /// Returns the link to the ranks of this node, which sum their values up before codecs exchange chunks.
     pub(super) fn within_node(&self) -> Option<&Arc<Link>> {
         match self {
             Self::Flat(_) => None,
@@ -75,8 +75,8 @@ impl Communicator {
         self.links().map(|link| link.world).product()
     }
 
-    /// For a call that exchanges: one at a time, also over the communicators that share a transport with this one. COMM
-    /// once this was aborted, or a part of it: over the other one the others may wait for this rank.
+    /// Enters the communicator for a call that exchanges: one at a time, also over communicators that share a transport
+    /// with this one. Returns COMM once a link is aborted, and ends the waits of other ranks over both links.
     pub(super) fn enter(&self) -> Result<Call<'_>> {
         let rank = self.rank();
         self.links().try_for_each(|link| link.check_aborted(rank)).inspect_err(|_| self.give_up())?;
@@ -87,7 +87,7 @@ impl Communicator {
         Ok(Call { _links: links })
     }
 
-    /// Ends all waiting on it, on any thread, for good: later exchanges fail.
+    /// Ends all waits on the communicator, on every thread, for good: later exchanges fail.
     pub fn abort(&self) -> Result<()> {
         if is_inside_callback() {
             return Err(error!(InvalidArgument, "comm: a transport's function cannot abort it"));
@@ -95,24 +95,24 @@ impl Communicator {
         self.links().map(Link::abort).fold(Ok(()), Result::and)
     }
 
-    /// Failures that are known, without waiting.
+    /// Returns a known failure without waiting.
     pub fn async_error(&self) -> Result<()> {
         let rank = self.rank();
         self.links().try_for_each(|link| link.check_aborted(rank))?;
         self.links().try_for_each(|link| link.async_error(rank))
     }
 
-    /// Whether exchanges may go on for ever, so that their memory must not be freed.
+    /// Returns true if exchanges may never end, so that their memory must not be freed.
     pub(super) fn may_hang(&self) -> bool {
         self.links().any(|link| link.transport.may_hang())
     }
 
-    /// This rank leaves out the exchange that the others may be waiting in.
+    /// Ends the waits of the other ranks: this rank skips the exchange that they may wait in.
     pub(super) fn give_up(&self) {
         self.links().for_each(|link| link.transport.give_up());
     }
 
-    /// The bootstrap all-gather: 64 bytes of each rank, by rank. If it fails, the others do not wait.
+    /// Performs the bootstrap all-gather of 64 bytes per rank. If it fails, ends the waits of the other ranks.
     pub(super) fn all_gather_bytes(&self, own: &Bytes) -> Result<Records> {
         let gathered = Records::with_room(self.world()).and_then(|mut all| {
             match self {
@@ -120,7 +120,7 @@ impl Communicator {
                 Self::Nodes { intra, inter } => {
                     let mut of_node = Records::with_room(intra.world)?;
                     intra.all_gather(own, &mut of_node.0)?;
-                    // Each rank of a node has the same records, so each sends them to its own number on other nodes.
+                    // All ranks of a node have the same records. Each sends them to its own number on other nodes.
                     let mut of_rank = Records::with_room(inter.world)?;
                     for (rank, record) in of_node.0.iter().enumerate() {
                         inter.all_gather(record, &mut of_rank.0)?;
@@ -138,7 +138,7 @@ impl Communicator {
         gathered
     }
 
-    /// The records of all ranks, which are of one world and create the same thing.
+    /// Gathers the records of all ranks, and checks that these are of one world and create the same kind of object.
     pub(super) fn all_gather_records(&self, subject: Subject, own: Record) -> Result<Records> {
         let all = self.all_gather_bytes(&own.of_rank(self.rank(), self.world()))?;
         all.check(subject)?;

@@ -1,4 +1,4 @@
-//! One transport, with its rank and world: what communicators are made of.
+//! A link is a transport with its rank and world. A communicator has one or two links.
 
 use std::sync::{
     Arc, OnceLock,
@@ -21,8 +21,8 @@ use super::{
     transport::{Exchange, Fused, Pattern, Phases, Staging, Transport},
 };
 
-/// Where GPUs write that something was corrupt: a uint32, not 0 then. All-reduces share it, since their launches may end
-/// after the link is gone.
+/// Pinned uint32 that GPUs set to a number other than 0 when data is corrupt. All-reduces share it, since their
+/// launches may end after the link is gone.
 pub type Report = Arc<Pinned>;
 
 pub struct Link {
@@ -31,17 +31,17 @@ pub struct Link {
     pub transport: Box<dyn Transport>,
     calls: Lock<()>,
     failures: Failures,
-    /// By gc_comm_abort().
+    /// True once the link is aborted.
     aborted: AtomicBool,
     report: OnceLock<Report>,
 }
 
-/// The status of the last failure of an exchange, 0: none.
+/// Status of the last failed exchange; 0: none.
 #[derive(Default)]
 struct Failures(AtomicI32);
 
 impl Failures {
-    /// Remembers failures for gc_comm_async_error().
+    /// Records failures for gc_comm_async_error().
     fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         if let Err(Error { status: status @ (Status::Comm | Status::Corrupt | Status::Timeout), .. }) = outcome {
             self.0.store(status as i32, Ordering::Relaxed);
@@ -68,18 +68,18 @@ impl Link {
         Self { rank, world, transport, calls, failures, aborted: AtomicBool::new(false), report: OnceLock::new() }
     }
 
-    /// One call at a time, over whichever communicator.
+    /// Enters the link for a call: one at a time, over all communicators that share the link.
     pub fn enter(&self) -> Result<Entered<'_, ()>> {
         self.calls.enter()
     }
 
-    /// Ends all waiting on it, on any thread, for good.
+    /// Ends all waits on the link, on every thread, for good.
     pub fn abort(&self) -> Result<()> {
         self.aborted.store(true, Ordering::Release);
         self.transport.abort()
     }
 
-    /// COMM once it was aborted. `rank`: this rank in the communicator that the caller passed.
+    /// Returns COMM once the link is aborted. `rank`: this rank in the communicator that the caller passed.
     pub fn check_aborted(&self, rank: usize) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) {
             return Err(error!(Comm, "communicator: was aborted on rank {rank}"));
@@ -87,12 +87,12 @@ impl Link {
         Ok(())
     }
 
-    /// `rank`: as for `check_aborted`.
+    /// Returns a known failure without waiting. `rank`: see `check_aborted`.
     pub fn async_error(&self, rank: usize) -> Result<()> {
         self.check_aborted(rank)?;
-        self.transport.lost_rank(rank)?; // which is why later exchanges fail
+        self.transport.lost_rank(rank)?; // a lost rank is the cause of later failures
         self.failures.check(rank)?;
-        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
+        // SAFETY: `report` owns the four bytes; a GPU may write them, so the read is volatile.
         let reported = self.report.get().map_or(0, |word| unsafe { word.data().cast::<u32>().read_volatile() });
         if reported != 0 {
             return Err(corrupt(rank));
@@ -100,12 +100,12 @@ impl Link {
         self.transport.async_error(rank)
     }
 
-    /// Makes `async_error` report what a codec on a GPU finds corrupt. On the CPU the calls themselves return it.
-    /// `memory`: on the codec's device. The codec's launches write to what this returns.
+    /// Makes `async_error` report corrupt data that a codec finds on a GPU. On the CPU the calls themselves return it.
+    /// `memory`: on the codec's device. The codec's launches write to the returned report.
     pub fn report_corrupt(&self, codec: &Codec, memory: &Block) -> Result<Option<Report>> {
         let Queue::Cuda(mut queue) = memory.queue(Stream::LEGACY)? else { return Ok(None) };
         if self.report.get().is_none() {
-            // One call is in here at a time, so no other one sets it meanwhile.
+            // Only one call at a time gets here, so no other call sets the report meanwhile.
             let _ = self.report.set(Arc::new(Pinned::new(&mut queue, size_of::<u32>() as i64)?));
         }
         let report = self.report.get().cloned();
@@ -113,13 +113,13 @@ impl Link {
         Ok(report)
     }
 
-    /// The exchanges that are part of a codec's launches, if the transport has such.
+    /// Returns the exchanges within a codec's launches, if the transport has them.
     pub fn fused(&self) -> Option<&dyn Fused> {
         if self.world > 1 { self.transport.fused() } else { None }
     }
 
-    /// Before the first of a call's launches. Rejects a stream that is being captured where threads of the host wait
-    /// for each other.
+    /// Begins a call. Must be called before its first launch. Rejects a stream that is being captured if host threads
+    /// wait for each other.
     pub fn begin(&self, queue: &mut Queue, phases: Phases) -> Result<()> {
         self.check_capture(queue)?;
         self.transport.begin(queue, phases)
@@ -135,7 +135,7 @@ impl Link {
         Ok(())
     }
 
-    /// Behind the last of a call's launches, if what followed its exchanges went well.
+    /// Ends a call. Must be called after its last launch. `outcome`: the result of the work after its exchanges.
     pub fn end(&self, outcome: Result<()>, queue: Result<Queue>, phases: Phases) -> Result<()> {
         let ended = outcome.and(queue).and_then(|mut queue| self.transport.end(&mut queue, phases));
         if ended.is_err() {
@@ -144,12 +144,12 @@ impl Link {
         self.note(ended)
     }
 
-    /// Remembers a failure for `async_error`.
+    /// Records a failure for `async_error`.
     pub fn note<T>(&self, outcome: Result<T>) -> Result<T> {
         self.failures.note(outcome)
     }
 
-    /// Remembers a failure of a step that the others may be waiting for, and ends their wait.
+    /// Records a failure of a step that the other ranks may wait for, and ends their wait.
     pub fn or_give_up<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.is_err() && self.world > 1 {
             self.transport.give_up();
@@ -157,7 +157,7 @@ impl Link {
         self.note(outcome)
     }
 
-    /// Pinned memory for exchanges of blocks with up to `bytes` bytes, where the transport needs it.
+    /// Allocates a pinned staging buffer for blocks of up to `bytes` bytes, if the transport needs one.
     pub fn staging(&self, queue: &mut Queue, bytes: i64) -> Result<Option<Staging>> {
         match queue {
             Queue::Cuda(queue) if self.world > 1 && self.transport.wants_host_memory() => {
@@ -167,7 +167,7 @@ impl Link {
         }
     }
 
-    /// Exchanges, and returns where the received blocks lie. A world of one receives what it sends where that is.
+    /// Exchanges blocks, and returns the address of the received ones. In a world of one that is `send`.
     pub fn exchange(&self, exchange: &Exchange<'_>, staging: Option<&Staging>) -> Result<*const u8> {
         if self.world == 1 {
             return Ok(exchange.send);
@@ -181,8 +181,8 @@ impl Link {
     fn exchange_on_host(&self, exchange: &Exchange<'_>, staging: &Staging) -> Result<*const u8> {
         let all = self.world * exchange.bytes;
         let own = if exchange.pattern == Pattern::AllToAll { all } else { exchange.bytes };
-        // SAFETY: each half of the staging memory has room for a block of each rank, as `staging` allocated it; the
-        // wait behind this copy also ends what an earlier exchange still copied out of it.
+        // SAFETY: each half of the staging buffer has room for a block of each rank, as `staging` allocated it. The
+        // wait after this copy covers copies of an earlier exchange out of the buffer, too.
         unsafe { copy(exchange, staging.send(), exchange.send, own, true)? };
         self.transport.exchange(&Exchange {
             send: staging.send(),
@@ -192,25 +192,25 @@ impl Link {
             memory: None,
             ..*exchange
         })?;
-        // SAFETY: room for a block of each rank on both sides; the staging memory is written to only after the next
+        // SAFETY: both sides have room for a block of each rank; the staging buffer is written to only after the next
         // wait.
         unsafe { copy(exchange, exchange.recv, staging.recv(), all, false)? };
         Ok(exchange.recv)
     }
 
-    /// The bootstrap all-gather: 64 bytes of each rank, by rank.
+    /// Performs the bootstrap all-gather of 64 bytes from each rank. `all`: by rank.
     pub fn all_gather(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         if self.world == 1 {
             all[0] = *own;
             return Ok(());
         }
         let gathered = self.check_aborted(self.rank).and_then(|()| self.transport.all_gather_records(own, all));
-        // What arrives while the communicator is aborted is nothing that a rank has sent.
+        // Bytes that arrive while the communicator is aborted are not what a rank has sent.
         self.failures.note(self.check_aborted(self.rank).and(gathered))
     }
 }
 
-/// What a rank received is corrupt.
+/// Returns the error of a rank that has received corrupt data.
 pub fn corrupt(rank: usize) -> Error {
     error!(Corrupt, "communicator: rank {rank} received what no rank of this version sends")
 }
@@ -218,10 +218,10 @@ pub fn corrupt(rank: usize) -> Error {
 /// Copies to or from pinned memory on an exchange's stream. The caller's context is current again when it returns.
 ///
 /// # Safety
-/// Both sides have so many bytes, and stay until the stream has done it.
+/// Both sides have `bytes` bytes, and stay until the stream has done the copy.
 unsafe fn copy(exchange: &Exchange<'_>, to: *mut u8, from: *const u8, bytes: usize, wait: bool) -> Result<()> {
     let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(()) };
-    // SAFETY: the caller's promise: `bytes` bytes on both sides, until the stream has passed this.
+    // SAFETY: the caller promises `bytes` bytes on both sides until the stream has passed this.
     unsafe { queue.copy(to, from, bytes)? };
     if wait { queue.wait() } else { Ok(()) }
 }

@@ -1,13 +1,13 @@
-//! Ranks that exchange memory, and the compressed all-reduces over them.
+//! Communicators, and the compressed all-reduces over them.
 //!
-//! From below, each of the files uses only those before it:
+//! Each file uses only files that are listed before it:
 //!
-//! - `record`: what ranks send to each other when something is created;
-//! - `transport`: the four ways to the other ranks, behind one trait;
+//! - `record`: the bytes that ranks send to each other when an object is created;
+//! - `transport`: the four transports, behind one trait;
 //! - `link`: a transport, which one call at a time uses;
 //! - `communicator`: a link to all ranks, or one within the node and one between nodes;
-//! - `peers_setup`, `nodes_setup`: how ranks find each other over other communicators;
-//! - `buffers`: the memory that is exchanged; `node`: how the ranks of a node sum their values up;
+//! - `peers_setup`, `nodes_setup`: communicators that ranks create over other communicators;
+//! - `buffers`: the memory that is exchanged; `node`: sums of values within a node;
 //! - `allreduce`: the handle, whose codec keeps the errors.
 
 mod allreduce;

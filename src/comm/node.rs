@@ -1,5 +1,4 @@
-//! What ranks of a node exchange: their values, each rank's part of which is summed up by that rank, and reduced
-//! chunks.
+//! Exchanges within a node: of values, of which each rank sums up one part, and of reduced chunks.
 //!
 //! ```text
 //!     values      pack: a block for each rank     all_to_all     sum: this rank's part, float32
@@ -29,29 +28,28 @@ use super::{
     transport::{Exchange, Pattern, Phases, Staging},
 };
 
-/// The part of an all-reduce over nodes that happens within this node.
+/// Work of an all-reduce over nodes that happens within this node.
 pub struct Node {
     link: Arc<Link>,
     sums: NodeSums,
-    /// The blocks that are sent, and later what is gathered; the blocks that are received; the sums; this rank's
+    /// Four ranges: the blocks that are sent, later the gathered chunks; the received blocks; the sums; this rank's
     /// chunks.
     memory: Block,
-    /// Where the last three begin.
+    /// Offsets of the last three ranges, in bytes.
     received: usize,
     summed: usize,
     own: usize,
     staging: Option<Staging>,
     device: Device,
-    /// Of the pieces of each part.
+    /// Shapes of the pieces of each part.
     shapes: Vec<Vec<[i64; 1]>>,
-    /// Where each segment begins in a row of all elements.
+    /// Number of each segment's first element in a row of all elements.
     rows: Vec<i64>,
 }
 
 impl Node {
-    /// `whole`: all elements, a chunk for each rank of the node. `codec`: of this rank's part, which it exchanges
-    /// between
-    /// `nodes` nodes.
+    /// Allocates the memory. `whole`: the plan of all elements, with a chunk for each rank of the node. `codec`: that
+    /// of this rank's part, which the rank exchanges between `nodes` nodes.
     pub fn new(link: Arc<Link>, whole: CodecPlan, nodes: usize, codec: &Codec) -> Result<Self> {
         let (device, ranks) = (codec.device(), link.world as i64);
         let sums = NodeSums::new(whole, nodes, link.rank, codec)?;
@@ -91,29 +89,29 @@ impl Node {
         let [received, summed, own, _] = ends;
         let node = Self { link, sums, memory, received, summed, own, staging, device, shapes, rows };
         if device == Device::Cpu {
-            // The padding of a smaller part's chunks is sent as it is. Memory of a GPU begins as zeros.
-            // SAFETY: the last `gathered` bytes of the memory, which is new.
+            // Padding after the chunks of a smaller part is sent, too. GPU memory is zeroed when it is allocated.
+            // SAFETY: the range is the last `gathered` bytes of the memory, which is new.
             unsafe { node.at(own).write_bytes(0, gathered as usize) };
         }
         Ok(node)
     }
 
-    /// The codec of all elements, which checks what a caller passes.
+    /// Returns the codec of all elements, which checks the caller's arguments.
     pub fn whole(&self) -> &Codec {
         self.sums.whole()
     }
 
-    /// The plans of all parts.
+    /// Returns the plans of all parts.
     pub fn parts(&self) -> &[CodecPlan] {
         &self.sums.plan().parts
     }
 
-    /// Where a segment begins in a row of all elements.
+    /// Returns the number of a segment's first element in a row of all elements.
     pub fn row(&self, segment: usize) -> i64 {
         self.rows[segment]
     }
 
-    /// Bytes that a rank sends to each other rank of the node: of values, and of chunks.
+    /// Returns the bytes that a rank sends to each other rank of the node: of values, and of chunks.
     pub fn sent(&self) -> [i64; 2] {
         let plan = self.sums.plan();
         [plan.block_bytes, plan.gathered_bytes]
@@ -127,7 +125,7 @@ impl Node {
         self.link.end(Ok(()), self.memory.queue(stream), phases)
     }
 
-    /// Sums up this rank's part of the values of all ranks of the node. `codec`: of the part, whose next encode adds
+    /// Sums up this rank's part of the values of all ranks of the node. `codec`: that of the part; its next encode adds
     /// the flags found here to its own.
     pub fn sum<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>, codec: &Codec,
@@ -136,27 +134,27 @@ impl Node {
         let bytes = self.sums.plan().block_bytes;
         let blocks = [self.link.world as i64 * bytes];
         let (send, received) = (self.at(0), self.at(self.received));
-        // SAFETY: the memory has a block for each part; the call that has entered the communicator alone uses it.
+        // SAFETY: the memory has a block for each part; only the call that has entered the communicator uses it.
         let packed = unsafe { View::of_memory(&Name::new("blocks"), self.device, Dtype::U8, &blocks, send) };
         self.sums.pack(values, factor, &packed, stream)?;
         let received = self.exchange(Pattern::AllToAll, (send, received), bytes, codec, stream)?.cast_mut();
-        // SAFETY: a block of each rank.
+        // SAFETY: the exchange returned memory with a block of each rank, which only this call uses.
         let received = unsafe { View::of_memory(&Name::new("blocks"), self.device, Dtype::U8, &blocks, received) };
         let elements = [self.sums.plan().own_part().elements];
-        // SAFETY: the memory has room for the sums.
+        // SAFETY: the memory has room for the sums at `summed`, which only this call uses.
         let sums =
             unsafe { View::of_memory(&Name::new("sums"), self.device, Dtype::F32, &elements, self.at(self.summed)) };
         self.sums.sum(&received, &sums, codec, stream)
     }
 
-    /// The sums, a tensor for each segment.
+    /// Returns the sums, a tensor for each segment.
     pub fn summed(&self) -> impl ExactSizeIterator<Item = Result<View<'_>>> + Clone {
         let (part, shapes) = (self.sums.plan().own_part(), &self.shapes[self.link.rank]);
         let mut at = self.at(self.summed);
         part.workers.iter().zip(shapes).map(move |(run, shape)| {
             let here = at;
             at = here.wrapping_add(run.elements as usize * size_of::<f32>());
-            // SAFETY: within the memory; the call that has entered the communicator is the only one to use the views.
+            // SAFETY: the view lies within the memory; only the call that has entered the communicator uses the views.
             Ok(unsafe { View::of_memory(&Name::new("sums"), self.device, Dtype::F32, shape, here) })
         })
     }
@@ -169,9 +167,9 @@ impl Node {
         let own = self.at(self.own);
         let bytes = reduced.elements() as usize;
         match &mut self.memory.queue(stream)? {
-            // SAFETY: the payload of this part is not larger than that of the first one, for which there is room.
+            // SAFETY: this part's payload is at most as large as the first part's, for which there is room.
             Queue::Cpu => unsafe { own.copy_from_nonoverlapping(reduced.data(), bytes) },
-            // SAFETY: likewise.
+            // SAFETY: the sizes are the same; both sides stay until the stream has done the copy.
             Queue::Cuda(queue) => unsafe { queue.copy(own, reduced.data(), bytes) }?,
         }
         let gathered = self.sums.plan().gathered_bytes;
@@ -184,14 +182,14 @@ impl Node {
         let mut outcome = Ok(());
         for part in 0..self.parts().len() {
             let at = payload_of(part, &mut shape);
-            // SAFETY: what was gathered has the payload of each part; nothing writes to it until the next call.
+            // SAFETY: the gathered memory has the payload of each part; nothing writes to it until the next call.
             let payload = unsafe { View::of_memory(&Name::of_item("part", part), self.device, Dtype::U8, &shape, at) };
             outcome = outcome.and(self.sums.check(part, &payload, codec));
         }
         outcome?;
         for (part, shapes) in self.shapes.iter().enumerate() {
             let at = payload_of(part, &mut shape);
-            // SAFETY: likewise.
+            // SAFETY: the gathered memory has the payload of each part, as above.
             let payload = unsafe { View::of_memory(&Name::of_item("part", part), self.device, Dtype::U8, &shape, at) };
             let runs = &self.parts()[part].workers;
             let pieces = values.clone().zip(runs.iter().zip(shapes)).map(|(values, (run, shape))| {
@@ -224,7 +222,7 @@ impl Node {
     }
 }
 
-/// Whether a failure leaves the ranks in step: a corrupt payload was exchanged like any other.
+/// Returns true if a failure leaves the ranks in step: a corrupt payload was exchanged like any other.
 pub fn is_in_step(failure: &Error) -> bool {
     failure.status == Status::Corrupt
 }

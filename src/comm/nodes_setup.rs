@@ -1,4 +1,4 @@
-//! How ranks find out that two communicators form a grid of nodes.
+//! Checks that two communicators form a grid of nodes, and combines them.
 
 use std::{
     collections::hash_map::RandomState,
@@ -17,8 +17,8 @@ use super::{
 };
 
 impl Communicator {
-    /// Over nodes. Every rank calls this, with its earlier error, if it has one. One node, or nodes of one rank, make a
-    /// flat communicator.
+    /// Creates a communicator over nodes. Every rank must call this, with its earlier error in `so_far`. One node, or
+    /// nodes of one rank, make a flat communicator.
     pub fn hierarchical(intra: &Self, inter: Option<&Self>, so_far: Result<()>) -> Result<Self> {
         let mut links = None;
         let so_far = so_far.and_then(|()| {
@@ -32,14 +32,14 @@ impl Communicator {
             let (inter, _inter_call) = match inter.map(|inter| (inter, inter.enter())) {
                 None => (None, None),
                 Some((inter, Ok(call))) => (Some(inter), Some(call)),
-                // Itself, or one that shares a transport with it.
+                // `inter` is `intra`, or shares a transport with it.
                 Some((_, Err(_))) if so_far.is_err() => (None, None),
                 Some((_, Err(refusal))) => return Err(refusal),
             };
             find_grid(intra, inter, so_far)
         });
         if found.as_ref().is_err_and(|failure| failure.status != Status::Busy) {
-            // The others may be waiting for this rank, over either.
+            // Other ranks may wait for this rank over either communicator.
             [Some(intra), inter].into_iter().flatten().for_each(Self::give_up);
         }
         found??;
@@ -54,8 +54,8 @@ impl Communicator {
 
 const SUBJECT: Subject = Subject::Hierarchical;
 
-/// Every rank calls this, with its earlier error, if it has one. An exchange that fails is an error; what all ranks
-/// refuse is one within. Whatever goes wrong, the others wait: so every rank takes part in every exchange.
+/// Checks the grid. Every rank must call this, with its earlier error in `so_far`, and takes part in every exchange,
+/// since the others wait. The outer error is a failed exchange, the inner one a refusal by all ranks.
 fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<()>> {
     let mut outcome = so_far;
     let hello = Hello {
@@ -65,7 +65,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     let here = intra.all_gather_records(SUBJECT, hello.record(outcome.is_err()))?;
     outcome = outcome.and(check_node(&here));
 
-    // Ranks ask those with the same number on other nodes.
+    // Exchange records with the ranks that have the same number on other nodes.
     let greeting = Greeting { rank: intra.rank(), ranks: intra.world(), id: Hello::of(here.of(0)).id };
     let there = inter.map(|inter| inter.all_gather_records(SUBJECT, greeting.record(outcome.is_err()))).transpose()?;
     let column = there.as_ref().zip(inter);
@@ -73,7 +73,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
         outcome = outcome.and_then(|()| check_column(there, inter.rank()));
     }
 
-    // All ranks of this node are to have found the same nodes, with as many ranks as this one.
+    // Check that all ranks of this node have found the same nodes, with as many ranks as this node.
     let ids = there.iter().flat_map(Records::iter).flat_map(|record| Greeting::of(record).id.to_le_bytes());
     let mut told = Record::new(SUBJECT, outcome.is_err());
     told.set_word(0, fnv1a(ids));
@@ -86,9 +86,9 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     let refusal = |rank: usize, why: &str| Err(error!(InvalidArgument, "intra_node: rank {rank} {why}"));
     let unequal = told.iter().find(|one| one.word(1) != 0);
     if unequal.is_none() && here.iter().any(|record| Hello::of(record).inter.is_none()) {
-        // All ranks of this node have this record. The ranks with that rank's number on other nodes wait in vain, so no
-        // rank can continue: give_up() ends the wait of the others. (In a node with more ranks than another one, no
-        // rank waits for the additional ones.)
+        // All ranks of this node have the record of a rank without inter_node. Ranks with its number on other nodes
+        // would wait forever, so no rank can continue: give_up() ends their wait. (In a node with more ranks than
+        // another one, no rank waits for the additional ones.)
         inter.into_iter().for_each(Communicator::give_up);
         return Ok(outcome);
     }
@@ -117,7 +117,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
         )));
     }
 
-    // Only together.
+    // Succeed only if all ranks do.
     let mut done = Record::new(SUBJECT, outcome.is_err());
     if let Some(inter) = inter {
         let column = inter.all_gather_records(SUBJECT, done)?;
@@ -132,11 +132,11 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     Ok(outcome)
 }
 
-/// What a rank sends to the ranks of its node.
+/// Record that a rank sends to the ranks of its node.
 struct Hello {
-    /// Its number among the nodes that it reaches, and how many these are.
+    /// Rank in inter_node, and its world size; None without inter_node.
     inter: Option<(usize, usize)>,
-    /// That of rank 0 stands for the node.
+    /// Random id of the rank. The id of rank 0 stands for the node.
     id: u64,
 }
 
@@ -154,9 +154,9 @@ impl Hello {
     }
 }
 
-/// What a rank sends to the ranks with its number on other nodes.
+/// Record that a rank sends to the ranks with its number on other nodes.
 struct Greeting {
-    /// On its node, and how many ranks that has.
+    /// Rank on its node, and number of ranks there.
     rank: usize,
     ranks: usize,
     id: u64,
@@ -176,7 +176,7 @@ impl Greeting {
     }
 }
 
-/// Checks that every rank of the node has an inter_node, where the node has one number.
+/// Checks that every rank of the node has an inter_node, with the same rank and world size in it.
 fn check_node(here: &Records) -> Result<()> {
     let refusal = |rank: usize, why: &str| -> Error { error!(InvalidArgument, "intra_node: rank {rank} {why}") };
     if let Some(rank) = here.iter().position(|record| record.failed()) {
@@ -196,13 +196,13 @@ fn check_node(here: &Records) -> Result<()> {
     Ok(())
 }
 
-/// A node that has not so many ranks, and how many it has.
+/// Returns the first node whose number of ranks is not `ranks`, and that number.
 fn other_size(there: &Records, ranks: usize) -> Option<(usize, usize)> {
     let mut sizes = there.iter().map(|record| Greeting::of(record).ranks).enumerate();
     sizes.find(|&(_, other)| other != ranks)
 }
 
-/// Checks that the ranks of an inter_node have one number on their nodes.
+/// Checks that the ranks of an inter_node have the same number on their nodes.
 fn check_column(there: &Records, own: usize) -> Result<()> {
     let expected = Greeting::of(there.of(own));
     for (node, record) in there.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! How ranks find the memory of each other over another communicator.
+//! Sets up peer memory with the help of another communicator.
 
 use std::{
     collections::hash_map::RandomState,
@@ -30,17 +30,17 @@ use super::{
 const NOTHING: Bytes = [0; record::BYTES];
 
 impl Communicator {
-    /// Over peer memory that is allocated and found over another communicator. Every rank calls this.
+    /// Creates a communicator over peer memory, allocated and mapped over `bootstrap`. Every rank must call this.
     pub fn open_peers(bootstrap: &Self, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Self> {
         let _call = bootstrap.enter()?;
         open(bootstrap, device, bytes, timeout_ms).map(Self::over)
     }
 }
 
-/// Every rank of the bootstrap calls this, with a device or with the error that it has instead.
+/// Creates the transport. Every rank of `bootstrap` must call this, also with an error as `device`.
 fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
     let rank = bootstrap.rank();
-    // Whatever goes wrong here, the others wait.
+    // Continue if this fails, because the other ranks wait.
     let opening = device.and_then(|device| Opening::new(device, bytes, bootstrap.world()));
     let greeting = opening.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |opening| opening.greeting().record());
     let mut opening = InExchanges::new(opening);
@@ -51,7 +51,7 @@ fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms
     let greetings = Greeting::all(&records, rank)?;
     let timeout_ms = timeout(timeout_ms);
     let reached = opening.reach_all(bootstrap, &greetings, timeout_ms);
-    // Without the records of the others it is unknown whether they have mapped this buffer and write to it.
+    // After a failed exchange other ranks may have mapped this buffer, and may write to it, so it is kept.
     opening.keep_if(reached.is_err());
     let mut peers = reached??;
     peers.take(opening.into_inner().buffer);
@@ -60,7 +60,7 @@ fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms
 
 const SUBJECT: Subject = Subject::Peers;
 
-/// A rank that has its buffer.
+/// Buffer of a rank before the others are mapped.
 struct Opening {
     buffer: Buffer,
     identity: Identity,
@@ -80,8 +80,8 @@ impl Opening {
         Greeting { bytes: self.buffer.bytes(), host, process, identity: self.identity }
     }
 
-    /// The memory of the others, if all ranks can reach each other: otherwise the error, once no rank has this rank's
-    /// buffer mapped any more. It fails if the bootstrap does.
+    /// Maps the memory of the other ranks. The inner error says that ranks cannot reach each other; then no rank has
+    /// this rank's buffer mapped any more. The outer error is a failure of the bootstrap.
     fn reach_all(&self, bootstrap: &Communicator, greetings: &[Greeting], timeout_ms: u32) -> Result<Result<Peers>> {
         let rank = bootstrap.rank();
         let own = &greetings[rank];
@@ -90,7 +90,7 @@ impl Opening {
         let handles = if alone { None } else { Some(bootstrap.all_gather_bytes(handle.as_ref().unwrap_or(&NOTHING))?) };
         let here = || greetings.iter().filter(|other| other.process == own.process);
         let shares_gpu = here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
-        // In one process, by the buffer of the first of its ranks: no other one is there meanwhile.
+        // The key is the address of the first buffer of this process. No other buffer has this address meanwhile.
         let key = here().next().map_or(0, |first| first.identity.address);
         let (arrivals, found) = match shares_gpu.then(|| Rendezvous::find(key, here().count())).transpose() {
             Ok(arrivals) => (arrivals, Ok(())),
@@ -105,7 +105,7 @@ impl Opening {
         if let Some(arrivals) = arrivals {
             arrivals.close();
             if failed.is_err() {
-                arrivals.give_up(); // to whom this rank is one of theirs
+                arrivals.give_up(); // other ranks may have succeeded, and wait for this one
             }
         }
         made.keep_if(failed.is_err() && bootstrap.may_hang());
@@ -114,12 +114,12 @@ impl Opening {
         let refusal = made.err().unwrap_or_else(|| {
             error!(UnsupportedDevice, "communicator: rank {other} cannot reach the memory of all others")
         });
-        // What was mapped here is not any more.
+        // This rank has unmapped all buffers. Wait until the other ranks have, too.
         bootstrap.all_gather_bytes(&NOTHING)?;
         Ok(Err(refusal))
     }
 
-    /// Reaches the buffers of all ranks.
+    /// Maps the buffers of all ranks. Returns their addresses, and the mappings of other processes' buffers.
     fn map(
         &self, greetings: &[Greeting], rank: usize, handles: Option<&Records>,
     ) -> Result<(ArrayVec<u64, MOST_RANKS>, Vec<Mapped>)> {
@@ -140,10 +140,10 @@ impl Opening {
     }
 }
 
-/// What a rank sends about itself.
+/// Record that a rank sends about itself.
 struct Greeting {
     bytes: u64,
-    /// Of this node since it was started, and of this process on whichever node.
+    /// Numbers of the rank's node since its start, and of the rank's process among those of all nodes.
     host: u32,
     process: u64,
     identity: Identity,
@@ -165,7 +165,7 @@ impl Greeting {
         Self { bytes, host: record.small(), process, identity: Identity { uuid, address, context } }
     }
 
-    /// Of all ranks, if their options are the same.
+    /// Returns the greetings of all ranks, if their options are the same.
     fn all(records: &Records, own: usize) -> Result<ArrayVec<Self, MOST_RANKS>> {
         let (mut greetings, own) = (ArrayVec::new(), Self::of(records.of(own)));
         for (rank, record) in records.iter().enumerate() {
@@ -187,7 +187,7 @@ impl Greeting {
     }
 }
 
-/// Numbers by which this node, since it was started, and this process differ from all others.
+/// Returns numbers that identify this node, since its start, and this process.
 fn this_process() -> (u32, u64) {
     static RANDOM: OnceLock<u64> = OnceLock::new();
     let random = RANDOM.get_or_init(|| RandomState::new().build_hasher().finish());

@@ -1,4 +1,4 @@
-//! What ranks send to each other when something is created over a communicator: 64 bytes of each.
+//! The record of 64 bytes that each rank sends when an object is created over a communicator.
 //!
 //! ```text
 //!     0       2         3        4      8       12      16                64
@@ -15,10 +15,10 @@ use crate::ffi::{
 /// Bytes of a record.
 pub const BYTES: usize = 64;
 
-/// What ranks send if they send no record.
+/// Raw bytes of a record, or other data of this size.
 pub type Bytes = [u8; BYTES];
 
-/// What is created.
+/// Kind of object that is created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     AllReduce,
@@ -42,7 +42,7 @@ const VERSION: u8 = 2;
 pub struct Record(Bytes);
 
 impl Record {
-    /// Of a rank that goes on, or of one that has failed and takes part so that the others do not wait.
+    /// Creates a record. `failed`: the rank has failed, and takes part only so that the others do not wait.
     pub fn new(subject: Subject, failed: bool) -> Self {
         let mut bytes = [0; BYTES];
         bytes[..2].copy_from_slice(&subject.tag());
@@ -50,7 +50,7 @@ impl Record {
         Self(bytes)
     }
 
-    /// As it is sent by this rank of a world of so many.
+    /// Returns the bytes that rank `rank` of `world` ranks sends.
     pub fn of_rank(mut self, rank: usize, world: usize) -> Bytes {
         self.set_half(4, rank as u32);
         self.set_half(8, world as u32);
@@ -86,7 +86,7 @@ impl Record {
     }
 }
 
-/// Those of all ranks, by rank.
+/// Records of all ranks, by rank.
 pub struct Records(pub Vec<Bytes>);
 
 impl Records {
@@ -104,7 +104,7 @@ impl Records {
         self.0.iter().copied().map(Record)
     }
 
-    /// Checks that all ranks are of one world, each in its place, and create the same thing with the same version.
+    /// Checks that all ranks are of one world, each in its place, and create the same kind of object in one version.
     pub fn check(&self, subject: Subject) -> Result<()> {
         for (rank, record) in self.iter().enumerate() {
             let refusal = |why: fmt::Arguments<'_>| Err(error!(InvalidArgument, "communicator: rank {rank}: {why}"));

@@ -1,4 +1,4 @@
-//! What is done to a device, whatever will run there.
+//! Operations on a device as a whole.
 #![forbid(unsafe_code)]
 
 use std::{ffi::CStr, fmt};
@@ -12,7 +12,7 @@ use crate::{
 
 use super::Queue;
 
-/// Does up front what first calls on a device would do.
+/// Does the work of the first calls on a device in advance.
 pub fn prepare(device: Device) -> Result<()> {
     match Queue::of(device, Stream::LEGACY)? {
         Queue::Cpu => cpu::prepare(),
@@ -21,7 +21,7 @@ pub fn prepare(device: Device) -> Result<()> {
     Ok(())
 }
 
-/// Gives back memory that is kept for reuse.
+/// Frees memory that is kept for reuse.
 pub fn trim(device: Device) -> Result<()> {
     match Queue::of(device, Stream::LEGACY)? {
         Queue::Cpu => Ok(()), // nothing is kept
@@ -33,7 +33,7 @@ pub fn trim(device: Device) -> Result<()> {
     }
 }
 
-/// The fatbin of a module.
+/// Returns the fatbin of a module.
 pub fn builtin_kernels(family: &CStr) -> Result<&'static [u8]> {
     match cuda::MODULES.iter().find(|known| known.name == family) {
         Some(known) => Ok(known.fatbin),
@@ -41,19 +41,19 @@ pub fn builtin_kernels(family: &CStr) -> Result<&'static [u8]> {
     }
 }
 
-/// How a kernel is launched on GPUs of a compute capability.
+/// Returns the launch shape of a kernel on GPUs of a compute capability.
 pub fn kernel_shape(kernel: &CStr, compute_capability: i32) -> Result<LaunchShape> {
     cuda::launch_shape(kernel, compute_capability)?
         .ok_or_else(|| error!(InvalidArgument, "kernel: \"{}\" is not listed in docs/ABI.md", beginning(kernel)))
 }
 
-/// As much of a text from outside as a message has room for, in ASCII.
+/// Returns up to 64 bytes of a caller's text, in ASCII, for a message.
 fn beginning(text: &CStr) -> impl fmt::Display {
     let bytes = text.to_bytes();
     bytes[..bytes.len().min(64)].escape_ascii()
 }
 
-/// The names of all modules.
+/// Names of all modules, for a message.
 struct Modules;
 
 impl fmt::Display for Modules {

@@ -1,5 +1,5 @@
-//! The device that a call works on, the CPU or a GPU. A call enters its device once, by a [`Queue`]: it allocates,
-//! launches, copies and waits, and is handed down. A [`Block`] is memory of a handle.
+//! The device that a call works on: the CPU or a GPU. A call enters its device once, by a [`Queue`], which allocates,
+//! launches, copies and waits, and is passed down. A [`Block`] is memory of a handle.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;
@@ -20,7 +20,7 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// Checks that the device is there. Its context is entered only when something is to be done.
+    /// Checks that the device exists. Its context is entered only when there is work.
     #[inline]
     pub fn of(device: Device, stream: Stream) -> Result<Self> {
         match device {
@@ -29,7 +29,7 @@ impl Queue {
         }
     }
 
-    /// New memory of `bytes` bytes, not initialized, aligned to 256.
+    /// Allocates `bytes` bytes, not initialized, aligned to 256 bytes.
     pub fn allocate(&mut self, bytes: i64) -> Result<Owner> {
         match self {
             _ if bytes == 0 => Ok(Owner::of_nothing()),
@@ -38,7 +38,7 @@ impl Queue {
         }
     }
 
-    /// Copies the bytes of a contiguous view to the host, once what was enqueued before is done.
+    /// Copies the bytes of a contiguous view to the host, once the work enqueued before is done.
     pub fn read_bytes(&mut self, src: &View<'_>, to: &mut [u8]) -> Result<()> {
         assert!(src.is_contiguous() && src.elements() as usize * src.dtype().size == to.len());
         match self {
@@ -48,7 +48,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether what is enqueued becomes part of a graph.
+    /// Returns true if enqueued work becomes part of a graph.
     pub fn is_capturing(&mut self) -> Result<bool> {
         match self {
             Self::Cpu => Ok(false),
@@ -56,7 +56,7 @@ impl Queue {
         }
     }
 
-    /// Waits until what was enqueued is done.
+    /// Waits until the work that this call enqueued is done.
     pub fn wait(&mut self) -> Result<()> {
         match self {
             Self::Cpu => Ok(()),
@@ -64,7 +64,7 @@ impl Queue {
         }
     }
 
-    /// Waits until all that is enqueued on the stream is done, whoever did that.
+    /// Waits until all work on the stream is done, also work of other calls.
     pub fn wait_for_all(&mut self) -> Result<()> {
         match self {
             Self::Cpu => Ok(()),
@@ -73,14 +73,14 @@ impl Queue {
     }
 }
 
-/// Memory of a handle: its own from creation to the end, aligned to 256.
+/// Memory of a handle, from the handle's creation to its end, aligned to 256 bytes.
 pub enum Block {
     Cpu(Owner),
     Cuda(cuda::Memory),
 }
 
 impl Block {
-    /// `bytes`: at least 1. Waits until it can be used on any stream.
+    /// Allocates `bytes` bytes, at least 1. Waits until every stream can use the memory.
     pub fn new(queue: &mut Queue, bytes: i64) -> Result<Self> {
         match queue {
             Queue::Cpu => cpu::memory::allocate(bytes).map(Self::Cpu),
@@ -92,7 +92,7 @@ impl Block {
         }
     }
 
-    /// A queue on a stream of the context that this is in.
+    /// Returns a queue on a stream of the context of this memory.
     pub fn queue(&self, stream: Stream) -> Result<Queue> {
         match self {
             Self::Cpu(_) => Ok(Queue::Cpu),

@@ -14,7 +14,7 @@ use crate::{
 
 use super::Queue;
 
-/// A compact tensor of any dtype, its elements not initialized.
+/// Creates a compact tensor of any dtype. Its elements are not initialized.
 pub fn empty(device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Outputs> {
     let bits = element_bits(&Name::new("dtype"), dtype)?;
     let bytes = bytes_of(&Name::new("shape"), shape, bits)?;
@@ -22,15 +22,15 @@ pub fn empty(device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Outp
     Outputs::over(memory, device, dtype, shape, 1, 0)
 }
 
-/// The bytes of a compact tensor of elements of so many bits.
+/// Returns the bytes of a compact tensor of elements of `bits` bits.
 pub fn bytes_of(name: &Name, shape: Shape<'_>, bits: u32) -> Result<i64> {
-    // At most 2^87, so it fits.
+    // The number is at most 2^87, so it fits into 128 bits.
     let bytes = (i128::from(shape.elements(name)?) * i128::from(bits) + 7) / 8;
     i64::try_from(bytes)
         .map_err(|_| error!(SizeOverflow, "{name}: {shape} of {bits}-bit elements exceeds 2^63 - 1 bytes"))
 }
 
-/// `count` compact tensors side by side in new memory, to be written by the operation whose results they are.
+/// Allocates `count` compact tensors side by side. The operation whose results they are writes them.
 pub fn results(queue: &mut Queue, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize) -> Result<NewTensors> {
     let too_large =
         || -> Error { error!(SizeOverflow, "out: {count} tensors of shape {shape} of {dtype} exceed 2^63 - 1 bytes") };

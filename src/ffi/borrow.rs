@@ -1,4 +1,4 @@
-//! Pointers from outside, checked as far as they can be: not NULL, aligned, of a size that fits.
+//! Pointers from the caller, checked as far as possible: not NULL, aligned, of a size that fits.
 
 use std::{
     ffi::{CStr, c_char},
@@ -12,7 +12,7 @@ use super::{
     name::Name,
 };
 
-/// A number of items, and the argument that says it.
+/// Number of items, and the name of its argument.
 #[derive(Clone, Copy)]
 pub struct Count {
     argument: &'static str,
@@ -24,13 +24,13 @@ impl Count {
         Self { argument, items }
     }
 
-    /// From an argument that C passes as a signed integer.
+    /// Creates a count from an argument that C passes as a signed integer.
     pub fn of_signed(argument: &'static str, items: i32) -> Result<Self> {
         let items = usize::try_from(items).map_err(|_| error!(InvalidArgument, "{argument}: {items} is negative"))?;
         Ok(Self { argument, items })
     }
 
-    /// Refuses more items than any memory holds at the argument `name`.
+    /// Refuses more items at the argument `name` than the address space holds.
     fn check<T>(self, name: &'static str) -> Result<()> {
         let Self { argument, items } = self;
         if items > isize::MAX as usize / size_of::<T>().max(1) {
@@ -40,7 +40,7 @@ impl Count {
     }
 }
 
-/// Reads `count` items.
+/// Borrows `count` items, to be read.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `pointer` is the address of `count` items that stay readable and unchanged for `'a`.
@@ -50,7 +50,7 @@ pub unsafe fn items<'a, T>(name: &'static str, pointer: *const T, count: Count) 
     }
     count.check::<T>(name)?;
     check(&Name::new(name), pointer)?;
-    // SAFETY: not NULL, aligned, of a size that fits, and readable by the caller's promise.
+    // SAFETY: the pointer is non-NULL and aligned, the size fits, and the caller promises readable items.
     Ok(unsafe { slice::from_raw_parts(pointer, count.items) })
 }
 
@@ -64,17 +64,17 @@ pub unsafe fn room<'a, T>(name: &'static str, pointer: *mut T, count: Count) -> 
     }
     count.check::<T>(name)?;
     check(&Name::new(name), pointer)?;
-    // SAFETY: not NULL, aligned, of a size that fits, and writable by the caller's promise; nothing in it is read.
+    // SAFETY: the pointer is non-NULL and aligned, the size fits, and the caller promises room, which is not read.
     Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), count.items) })
 }
 
-/// Reads a text.
+/// Borrows a text.
 ///
 /// # Safety
 /// Unless NULL, `pointer` is the address of bytes up to a NUL that stay readable and unchanged for `'a`.
 pub unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a CStr> {
     check(&Name::new(name), pointer)?;
-    // SAFETY: not NULL, and a text by the caller's promise.
+    // SAFETY: the pointer is non-NULL, and the caller promises a text.
     Ok(unsafe { CStr::from_ptr(pointer) })
 }
 
@@ -82,25 +82,25 @@ pub unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a
 /// versions.
 ///
 /// # Safety
-/// Every pattern of bits is a value of the type, and it has no padding.
+/// Every bit pattern is a value of the type, and the type has no padding.
 pub unsafe trait Extensible: Copy {
-    /// Its size in the first release, 0.1.0.
+    /// Size in the first release, 0.1.0, in bytes.
     const FIRST_SIZE: usize;
-    /// Where its reserved bytes are.
+    /// Offsets of the reserved bytes.
     const RESERVED: Range<usize> = 0..0;
 }
 
-/// The largest struct that is accepted, so that a `struct_size` that was never set reads no more than a page.
+/// Largest struct that is accepted, in bytes. A `struct_size` that was never set then reads at most a page.
 const MOST: usize = 4096;
 
-/// The `struct_size` of a struct of any version.
+/// Returns the `struct_size` of a struct of any version.
 ///
 /// # Safety
 /// Unless NULL or unaligned, the first four bytes of `place` are readable.
 unsafe fn struct_size<T: Extensible>(name: &'static str, place: *const T) -> Result<usize> {
     const { assert!(T::FIRST_SIZE <= size_of::<T>() && T::FIRST_SIZE % 8 == 0 && align_of::<T>() >= 4) };
     check(&Name::new(name), place)?;
-    // SAFETY: not NULL, aligned to 4 or more, and readable as the caller promises.
+    // SAFETY: the pointer is non-NULL and aligned to 4 bytes or more; the caller promises that it is readable.
     let size = unsafe { place.cast::<u32>().read() } as usize;
     if !(T::FIRST_SIZE..=MOST).contains(&size) || !size.is_multiple_of(8) {
         let first = T::FIRST_SIZE;
@@ -113,14 +113,14 @@ unsafe fn struct_size<T: Extensible>(name: &'static str, place: *const T) -> Res
     Ok(size)
 }
 
-/// Reads options. Fields that an older program does not have are 0; those that only a later version has must be 0.
+/// Reads options. Fields that an older program lacks are 0. Fields that only a later version has must be 0.
 ///
 /// # Safety
-/// Unless NULL or unaligned, `options` points at as many readable bytes as their `struct_size` says.
+/// Unless NULL or unaligned, `options` points at `struct_size` readable bytes.
 pub unsafe fn options<T: Extensible>(name: &'static str, options: *const T) -> Result<T> {
     // SAFETY: the caller promises at least the bytes of `struct_size`.
     let size = unsafe { struct_size(name, options)? };
-    // SAFETY: not NULL, as `struct_size` has checked, and the caller promises `size` readable bytes.
+    // SAFETY: the pointer is non-NULL, as `struct_size` has checked, and the caller promises `size` readable bytes.
     let bytes = unsafe { slice::from_raw_parts(options.cast::<u8>(), size) };
     let known = size.min(size_of::<T>());
     let unknown = T::RESERVED.chain(size_of::<T>()..size).take_while(|&at| at < size).find(|&at| bytes[at] != 0);
@@ -132,14 +132,14 @@ pub unsafe fn options<T: Extensible>(name: &'static str, options: *const T) -> R
         ));
     }
     let mut copy = MaybeUninit::<T>::zeroed();
-    // SAFETY: `known` bytes are readable at `bytes` and writable at `copy`, which is apart; any pattern of bits is a `T`.
+    // SAFETY: `known` bytes are readable at `bytes` and writable at `copy`, without overlap; any bit pattern is a `T`.
     Ok(unsafe {
         copy.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), known);
         copy.assume_init()
     })
 }
 
-/// The place of a struct that this library fills in as far as the program knows it.
+/// Address of a struct that this library fills in up to the size that the program passed.
 pub struct OutStruct<T> {
     place: *mut T,
     size: usize,
@@ -147,22 +147,22 @@ pub struct OutStruct<T> {
 
 impl<T: Extensible> OutStruct<T> {
     /// # Safety
-    /// Unless NULL or unaligned, `place` has room for as many bytes as its `struct_size` says, and that is readable.
+    /// Unless NULL or unaligned, `place` has room for `struct_size` bytes, and `struct_size` is readable.
     pub unsafe fn new(name: &'static str, place: *mut T) -> Result<Self> {
         // SAFETY: the caller promises a readable `struct_size`.
         let size = unsafe { struct_size(name, place)? };
         Ok(Self { place, size: size.min(size_of::<T>()) })
     }
 
-    /// Writes all that both sides know but `struct_size`, which stays the program's.
+    /// Writes the fields that both versions have, except `struct_size`, which keeps the program's value.
     pub fn fill(self, value: T) {
         let (bytes, head) = ((&raw const value).cast::<u8>(), size_of::<u32>());
-        // SAFETY: `new` was promised room for `size` bytes; a `T` has as many, all of them initialized.
+        // SAFETY: the caller of `new` promised room for `size` bytes; a `T` has at least as many, all initialized.
         unsafe { self.place.cast::<u8>().add(head).copy_from_nonoverlapping(bytes.add(head), self.size - head) };
     }
 }
 
-/// The place of one result or of several, to be written once nothing can fail any more.
+/// Address of one or several results, which are written once nothing can fail any more.
 pub struct Out<T> {
     first: *mut T,
     count: usize,
@@ -186,7 +186,7 @@ impl<T> Out<T> {
 
     pub fn fill(self, results: impl IntoIterator<Item = T>) {
         for (index, result) in results.into_iter().take(self.count).enumerate() {
-            // SAFETY: `one` or `several` was promised room for `count` results.
+            // SAFETY: the caller of `one` or `several` promised room for `count` results.
             unsafe { self.first.add(index).write(result) };
         }
     }
@@ -200,7 +200,7 @@ pub fn check<T>(name: &Name, pointer: *const T) -> Result<()> {
     Ok(())
 }
 
-/// Apart from the check, which is on the way of every call.
+/// Creates the error of `check`. It is a separate function, because every call runs the check.
 #[cold]
 fn bad_pointer(name: &Name, address: usize, alignment: usize) -> Error {
     match address {
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// A struct as this version has it: since the first release, `later` was appended.
+    /// Struct as this version has it: `later` was appended after the first release.
     #[repr(C, align(8))]
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Grown {
@@ -225,13 +225,13 @@ mod tests {
         later: u64,
     }
 
-    // SAFETY: numbers without gaps between them.
+    // SAFETY: the fields are numbers, without padding.
     unsafe impl Extensible for Grown {
         const FIRST_SIZE: usize = 16;
         const RESERVED: Range<usize> = 8..16;
     }
 
-    /// The last bytes of a page, behind which nothing may be read or written.
+    /// Last bytes of a page, followed by a page that can be neither read nor written.
     struct BeforeAGuard {
         page: *mut u8,
         bytes: usize,
@@ -257,22 +257,22 @@ mod tests {
         }
 
         fn words(&self) -> &[u64] {
-            // SAFETY: written by `new`, aligned to 8.
+            // SAFETY: `new` has written the words, and they are aligned to 8 bytes.
             unsafe { slice::from_raw_parts(self.place().cast(), self.bytes / 8) }
         }
     }
 
     impl Drop for BeforeAGuard {
         fn drop(&mut self) {
-            // SAFETY: the two pages of `new`.
+            // SAFETY: `new` has mapped these two pages, and nothing uses them any more.
             assert_eq!(unsafe { libc::munmap(self.page.cast(), 2 * PAGE) }, 0);
         }
     }
 
-    /// Reads options of these words, the first of which is `struct_size` and `first`.
+    /// Reads options from `words`. The first word has `struct_size` and `first`.
     fn read(words: &[u64]) -> Result<Grown> {
         let memory = BeforeAGuard::new(words);
-        // SAFETY: memory to the end of a page; sizes that are accepted are those of `words`.
+        // SAFETY: the memory reaches to the end of a page; all sizes that are accepted are those of `words`.
         unsafe { options("options", memory.place()) }
     }
 
@@ -311,12 +311,12 @@ mod tests {
             (&[40, 5, 5, 5, 5], &[40 | 1 << 32, 2, 3, 5, 5]),
         ] {
             let memory = BeforeAGuard::new(before);
-            // SAFETY: as many bytes as `struct_size` says, to the end of a page.
+            // SAFETY: the memory has `struct_size` bytes, to the end of a page.
             unsafe { OutStruct::new("out", memory.place()) }.unwrap().fill(value);
             assert_eq!(memory.words(), after);
         }
         let memory = BeforeAGuard::new(&[0]);
-        // SAFETY: a readable `struct_size`.
+        // SAFETY: `struct_size` is readable.
         assert!(unsafe { OutStruct::new("out", memory.place()) }.is_err());
     }
 }

@@ -1,16 +1,16 @@
-//! The floating-point environment that the specification's arithmetic and Rust expect: to nearest, denormals kept,
-//! nothing trapped. The caller may have another one: every call leaves it at the boundary and returns to it.
+//! The floating-point environment that the specification and Rust expect: round to nearest, denormals kept, no traps.
+//! The caller may have another one: every call leaves it at the boundary, and restores it at the end.
 
 use std::cell::Cell;
 
 thread_local! {
-    /// What the caller of the innermost call had.
+    /// Environment of the caller of the innermost call.
     static CALLERS: Cell<Control> = const { Cell::new(DEFAULT) };
 }
 
-/// While it lives, its thread has the default environment; what the caller had is back afterwards, its flags too.
+/// Guard of the default environment of a thread. Dropping it restores the caller's environment, its flags too.
 pub struct Default {
-    /// What [`CALLERS`] was before.
+    /// Value of [`CALLERS`] before this call.
     outer: Control,
 }
 
@@ -36,7 +36,7 @@ impl Drop for Default {
     }
 }
 
-/// Calls a function of the caller's in the caller's environment, within a call. It may change that.
+/// Calls a function of the caller in the caller's environment, within a call. The function may change it.
 pub fn callers<R>(function: impl FnOnce() -> R) -> R {
     set_control(CALLERS.get());
     let result = function();
@@ -51,19 +51,19 @@ mod register {
 
     pub type Control = u32;
 
-    /// MXCSR: all exceptions masked, to nearest, no flush to zero, denormals read as they are.
+    /// MXCSR: all exceptions masked, round to nearest, no flush to zero, denormals read as they are.
     pub const DEFAULT: Control = 0x1f80;
 
     pub fn control() -> Control {
         let mut control = 0;
-        // SAFETY: writes the register's 4 bytes to the variable.
+        // SAFETY: the instruction writes the register's 4 bytes to the variable.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut control, options(nostack, preserves_flags)) };
         control
     }
 
     pub fn set_control(control: Control) {
-        // SAFETY: what is set is the default, or what this thread had before: both are valid.
-        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) }; // flags are among it
+        // SAFETY: the value is the default, or one that this thread had before: both are valid.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) }; // the register contains flags
     }
 }
 
@@ -73,18 +73,18 @@ mod register {
 
     pub type Control = u64;
 
-    /// FPCR: to nearest, no flush to zero, NaN as operands have them.
+    /// FPCR: round to nearest, no flush to zero, NaN payloads of operands kept.
     pub const DEFAULT: Control = 0;
 
     pub fn control() -> Control {
         let control;
-        // SAFETY: reads a register.
+        // SAFETY: the instruction only reads a register.
         unsafe { asm!("mrs {}, fpcr", out(reg) control, options(nostack, preserves_flags)) };
         control
     }
 
     pub fn set_control(control: Control) {
-        // SAFETY: what is set is the default, or what this thread had before: both are valid.
+        // SAFETY: the value is the default, or one that this thread had before: both are valid.
         unsafe { asm!("msr fpcr, {}", in(reg) control, options(nostack, preserves_flags)) };
     }
 }

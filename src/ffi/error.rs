@@ -1,4 +1,4 @@
-//! What can go wrong: a status for the program, a sentence for the person.
+//! Errors: a status for the program, and a text for people.
 
 use std::{
     ffi::CStr,
@@ -9,7 +9,7 @@ use std::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Ok = 0,
     /// An argument that is not allowed, such as NULL, n_chunks 0, an axis out of range, a negative size, tensors that
     /// overlap or are on different devices.
@@ -20,7 +20,7 @@ pub enum Status {
     UnsupportedDevice = 3,
     /// A tensor of the wrong length or shape.
     ShapeMismatch = 4,
-    /// The tensor is read-only, which the result could not say.
+    /// The tensor is read-only, and the result could not be marked so.
     ReadOnly = 5,
     /// A tensor that must be C-contiguous is not.
     NotContiguous = 6,
@@ -32,17 +32,17 @@ pub enum Status {
     Corrupt = 9,
     /// There is not enough memory.
     OutOfMemory = 10,
-    /// A CUDA tensor, and no usable CUDA driver: none, or one that is older than CUDA 12.0.
+    /// A CUDA tensor without a usable CUDA driver: there is none, or it is older than CUDA 12.0.
     DriverUnavailable = 20,
     /// The CUDA driver reported an error.
     Cuda = 21,
     /// The CUDA context is lost: nothing on it works any more.
     ContextLost = 22,
-    /// No NVRTC to compile with.
+    /// NVRTC, which compiles kernels, is not available.
     NvrtcUnavailable = 25,
     /// A kernel did not compile.
     Compile = 26,
-    /// The communication library is not there.
+    /// The communication library is not available.
     CommUnavailable = 30,
     /// Communication failed.
     Comm = 31,
@@ -55,13 +55,13 @@ pub enum Status {
 }
 
 impl Status {
-    /// Its name in the header.
+    /// Returns the name of the status in the header.
     pub fn name(self) -> &'static CStr {
         status_name(self as i32)
     }
 }
 
-/// The name in the header of the status with this code.
+/// Returns the name in the header of the status with this code.
 pub fn status_name(code: i32) -> &'static CStr {
     STATUS_NAMES.iter().find(|(status, _)| *status as i32 == code).map_or(c"GC_STATUS_UNKNOWN", |(_, name)| name)
 }
@@ -100,7 +100,7 @@ pub struct Error {
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Longest sentence kept, in bytes: a hostile shape may have thousands of dimensions to print.
+/// Longest message, in bytes: a hostile shape may have thousands of dimensions to print.
 pub(crate) const MESSAGE_LIMIT: usize = 500;
 
 impl Error {
@@ -109,10 +109,10 @@ impl Error {
     }
 }
 
-/// Formats up to [`MESSAGE_LIMIT`] bytes. Without memory for them the sentence is shorter, never an abort.
+/// Formats up to [`MESSAGE_LIMIT`] bytes. Without memory for them the text is shorter; the process does not abort.
 pub fn sentence(text: fmt::Arguments<'_>) -> String {
     let mut message = Limited(String::new());
-    // An error here is the limit or the lack of memory: what was written so far is the sentence.
+    // An error here means that the limit is reached or memory is lacking. The text is what was written so far.
     let _ = message.write_fmt(text);
     message.0
 }
@@ -129,7 +129,7 @@ impl Write for Limited {
     }
 }
 
-/// `error!(ShapeMismatch, "dst: {} expected", n)`: an [`Error`] of that status.
+/// Creates an [`Error`] of a status: `error!(ShapeMismatch, "dst: {} expected", n)`.
 macro_rules! error {
     ($status:ident, $($text:tt)+) => {
         $crate::ffi::error::Error::new($crate::ffi::error::Status::$status, format_args!($($text)+))

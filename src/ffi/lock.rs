@@ -1,4 +1,4 @@
-//! One call at a time on a handle. Nobody waits for a lock: a call that finds it taken is refused.
+//! A lock that admits one call at a time to a handle. No call waits for the lock: if it is taken, the call is refused.
 
 use std::{
     cell::UnsafeCell,
@@ -9,7 +9,7 @@ use std::{
 
 use super::error::{Result, error};
 
-/// A value for one call at a time.
+/// Value for one call at a time.
 pub struct Lock<T> {
     state: AtomicU8,
     what: &'static str,
@@ -18,19 +18,19 @@ pub struct Lock<T> {
 
 const FREE: u8 = 0;
 const TAKEN: u8 = 1;
-/// A call was broken off by a panic.
+/// State after a panic has broken off a call.
 const BROKEN_OFF: u8 = 2;
 
-// SAFETY: the lock gives out one reference at a time, so that threads need only be able to hand the value on.
+// SAFETY: the lock gives out one reference at a time, so it is enough that the value can move between threads.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// `what` the caller knows it as.
+    /// Creates a lock. `what`: the name of the value in messages.
     pub const fn new(what: &'static str, value: T) -> Self {
         Self { state: AtomicU8::new(FREE), what, value: UnsafeCell::new(value) }
     }
 
-    /// BUSY while another call is in, PANIC once one was broken off.
+    /// Takes the lock for a call. Returns BUSY while another call has it, and PANIC once a call was broken off.
     pub fn enter(&self) -> Result<Entered<'_, T>> {
         let what = self.what;
         match self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
@@ -41,29 +41,29 @@ impl<T> Lock<T> {
     }
 }
 
-/// A call that is in.
+/// Guard of a call that has taken the lock.
 pub struct Entered<'a, T> {
     lock: &'a Lock<T>,
-    /// A destructor may call while its thread unwinds, and that panic is not one of this call. As with std's Mutex, a
-    /// panic within such a call is not noticed.
+    /// True if the thread was already unwinding when it took the lock: a destructor may make calls then. As with std's
+    /// Mutex, a panic within such a call is not noticed.
     was_panicking: bool,
 }
 
-// SAFETY: it is shared as the reference to the value that it gives.
+// SAFETY: a shared guard gives only a shared reference to the value, which is Sync.
 unsafe impl<T: Sync> Sync for Entered<'_, T> {}
 
 impl<T> Deref for Entered<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: this is the only call that is in, and it borrows itself.
+        // SAFETY: this is the only guard of the lock, and the reference borrows the guard.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Entered<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this is the only call that is in, and it borrows itself mutably.
+        // SAFETY: this is the only guard of the lock, and the reference borrows the guard mutably.
         unsafe { &mut *self.lock.value.get() }
     }
 }

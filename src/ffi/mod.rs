@@ -1,5 +1,5 @@
-//! What every function of a C interface needs: errors and the boundary at which panics and failures become a status,
-//! borrowed arguments, handles, libraries that are found at run time.
+//! Common code of the functions of the C interface: errors, the boundary at which panics and failures become a status,
+//! borrowed arguments, handles, and libraries found at run time.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;

@@ -1,9 +1,9 @@
-//! What tensors are called in refusals.
+//! Names of arguments in error messages.
 
 use std::fmt;
 
-/// The name of an argument, as refusals say it: `src`, `chunks[3]`. Lent, not passed: a copy on the way of every call would
-/// wait for what has just been written.
+/// Name of an argument in messages: `src`, `chunks[3]`. It is passed by reference: a copy in every call would wait for
+/// bytes that have just been written.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
     argument: &'static str,

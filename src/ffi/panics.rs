@@ -1,5 +1,5 @@
-//! The line between callers and this library, which every call from outside crosses: panics become errors, and a failure
-//! becomes the thread's last error.
+//! The boundary between callers and this library. Every call from outside runs through it: panics become errors, and a
+//! failure becomes the thread's last error.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,7 +13,7 @@ use super::{
     error::{Error, MESSAGE_LIMIT, Result, Status, sentence},
 };
 
-/// What a function answers: its value on success, and what stands for failure.
+/// Result of a function for C: its value on success, and the value that stands for failure.
 pub trait Answer {
     type C;
     fn success(self) -> Self::C;
@@ -46,19 +46,19 @@ answers! {
 }
 
 thread_local! {
-    /// The last failure in words, with a NUL. No destructor, so that it is there as long as the thread is.
+    /// Text of the last failure, with a NUL. It has no destructor, so it stays as long as the thread.
     static LAST_ERROR: RefCell<[u8; MESSAGE_LIMIT + 1]> = const { RefCell::new([0; MESSAGE_LIMIT + 1]) };
-    /// How many boundaries this thread is inside of: a deleter may run within a call.
+    /// Number of boundaries that this thread is inside of: a deleter may run within a call.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// What the panic hook was told about a panic inside.
+    /// Text that the panic hook got about a panic inside.
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs what a caller asked for: a panic becomes a status, silently, and a failure becomes the thread's last error. No
-/// code of this library runs in the caller's floating-point environment.
+/// Runs the body of a function for C. A panic silently becomes a status, and a failure becomes the thread's last error.
+/// No code of this library runs in the caller's floating-point environment.
 pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
     let _environment = environment::Default::enter();
-    // The hook of a C library is its own. In a Rust program it is the program's.
+    // In a C library the panic hook belongs to the library. In a Rust program it belongs to the program.
     #[cfg(feature = "capi")]
     keep_panics_silent();
     let failure = match Error::catch(body) {
@@ -69,9 +69,9 @@ pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
     T::failure(failure.status)
 }
 
-/// Panics as errors: caught on one thread, they can go on on another, and arrive at its boundary as they were.
+/// Panics as errors: a panic caught on one thread can continue on another, and reaches its boundary unchanged.
 impl Error {
-    /// Runs work within a call: a panic becomes an error that names its place, silently.
+    /// Runs work within a call. A panic silently becomes an error that names its place.
     pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T> {
         let outcome = DEPTH.with(|depth| {
             depth.set(depth.get() + 1);
@@ -82,7 +82,7 @@ impl Error {
         outcome.map_err(|payload| {
             let mut words = PANIC.try_with(RefCell::take).unwrap_or_default();
             if words.is_empty() {
-                // The hook was not told: it is not ours.
+                // The hook that ran was not ours.
                 let text = payload.downcast_ref::<&str>().copied();
                 let text = text.or(payload.downcast_ref::<String>().map(String::as_str));
                 words = sentence(format_args!("{DEFECT}: {}", text.unwrap_or("a panic")));
@@ -91,22 +91,22 @@ impl Error {
         })
     }
 
-    /// Goes on with a panic that was caught.
+    /// Continues a panic that was caught.
     pub fn resume(self) -> ! {
         let _ = PANIC.try_with(|words| words.replace(self.message));
         panic::resume_unwind(Box::new(()))
     }
 }
 
-/// This thread's last failure in words.
+/// Returns the text of this thread's last failure.
 pub fn last_error() -> *const c_char {
     LAST_ERROR.with(|text| text.as_ptr().cast::<c_char>().cast_const())
 }
 
 fn remember(failure: &Error) {
     LAST_ERROR.with_borrow_mut(|text| {
-        // A NUL within would end the sentence for C, so it ends here too; `sentence` keeps the limit.
-        // Without memory for a sentence there is still the name.
+        // C ends the text at a NUL, so the copy ends there, too; `sentence` keeps the limit. Without memory for a text,
+        // the status's name replaces it.
         let message =
             if failure.message.is_empty() { failure.status.name().to_bytes() } else { failure.message.as_bytes() };
         let words = message.iter().copied().take_while(|&byte| byte != 0).take(MESSAGE_LIMIT);
@@ -115,10 +115,10 @@ fn remember(failure: &Error) {
     });
 }
 
-/// How the message of a panic begins.
+/// Beginning of the message of a panic.
 const DEFECT: &str = "a defect of this library, caught";
 
-/// Has the panic hook keep what it is told for [`Error::catch`] to report, and leaves panics elsewhere to the hook before.
+/// Installs a panic hook that keeps its text for [`Error::catch`]. Panics elsewhere go to the previous hook.
 #[cfg(feature = "capi")]
 fn keep_panics_silent() {
     use std::{
@@ -132,7 +132,7 @@ fn keep_panics_silent() {
     type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
     static DONE: AtomicBool = AtomicBool::new(false);
     static PREVIOUS: OnceLock<Box<Hook>> = OnceLock::new();
-    // A function without captures, so that installing it allocates nothing.
+    // The hook is a function without captures, so installing it allocates nothing.
     fn hook(info: &PanicHookInfo<'_>) {
         if DEPTH.get() > 0 {
             let words = sentence(format_args!("{DEFECT}: {info}"));
@@ -141,8 +141,8 @@ fn keep_panics_silent() {
             previous(info);
         }
     }
-    // A thread that unwinds may not change the hook: then the next call does. Nobody waits for who is at it: a child that
-    // was forked meanwhile would wait for ever. Looked at first, for a swap takes longer than all the rest of a small call.
+    // A thread that unwinds may not change the hook; the next call does. No call waits for one that installs it, or a
+    // forked child could wait forever. The load comes first: a swap takes longer than all the rest of a small call.
     if !DONE.load(Ordering::Relaxed) && !thread::panicking() && !DONE.swap(true, Ordering::Relaxed) {
         let _ = PREVIOUS.set(panic::take_hook());
         panic::set_hook(Box::new(hook));
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(last_error_text(), "short");
     }
 
-    /// Run by the next test in a process of its own, for the panic hook is the process's.
+    /// Runs in a child process of the next test, because the panic hook belongs to the process.
     #[test]
     fn one_panic_inside_and_one_outside() {
         if std::env::var_os("GRADCODEC_TEST_PANICS").is_some() {
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// What a test of this module prints in a process of its own.
+    /// Returns what a test of this module prints to stderr in a child process.
     fn stderr_of(test: &str) -> String {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", &format!("ffi::panics::tests::{test}")])
@@ -212,7 +212,7 @@ mod tests {
         assert!(!stderr.contains("not to be heard"), "{stderr}");
     }
 
-    /// Run by the next test in a process of its own, where these are the first calls.
+    /// Runs in a child process of the next test, where these are the first calls.
     #[test]
     fn first_calls_while_a_panic_unwinds() {
         struct Calls;

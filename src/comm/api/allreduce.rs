@@ -1,14 +1,14 @@
 //! ALL-REDUCE
 //!
 //! An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself and takes several
-//! tensors at once, in any dtype that codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or
-//! the majority with GC_CODEC_SIGN.
+//! tensors at once, in any dtype that codecs accept. The result is the mean, with GC_REDUCTION_SUM the sum, and with
+//! GC_CODEC_SIGN the majority.
 //!
-//! Each rank's gradient plus its error is encoded and divided into a chunk for every rank. Every rank takes the mean of
-//! its own chunks, adds the error of its last mean, and sends that, encoded, to all. What the two encodings lose is
-//! kept: of the first in the *worker error*, of the second in the *server error*. With GC_CODEC_ONEBIT this is the
-//! compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021). docs/NUMERICS.md specifies the results,
-//! docs/WHEN.md says when it pays, and docs/ALLREDUCE.md how a program keeps DeepSpeed's two error tensors.
+//! Each rank encodes its gradient plus its error into a chunk for every rank. Every rank takes the mean of its own
+//! chunks, adds the error of its last mean, encodes the result and sends it to all. The *worker error* is what the
+//! first encoding loses, the *server error* what the second loses. With GC_CODEC_ONEBIT this is the compressed
+//! all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021). docs/NUMERICS.md specifies the results, docs/WHEN.md says
+//! when it pays, and docs/ALLREDUCE.md how a program keeps DeepSpeed's two error tensors.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
@@ -19,34 +19,34 @@
 //! gc_allreduce_free(allreduce);
 //! ```
 //!
-//! A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. Over a flat communicator it exchanges
-//! once if the codec keeps nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes(), for
-//! n_chunks = world_size, is at most
+//! A run is *two-shot*: an all_to_all of chunks, and an all_gather of reduced chunks. Over a flat communicator it is
+//! *one-shot* if the codec keeps nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size *
+//! gc_codec_payload_bytes(), for n_chunks = world_size, is at most
 //!
 //! - 8912896 over peer memory, for 2 to 4 ranks;
 //! - 4194304 over another transport on CUDA, for 2 ranks;
 //! - 1048576 otherwise.
 //!
-//! Then every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
-//! GC_CODEC_ONEBIT exchanges twice, and so does a call whose payloads do not fit into the buffers;
-//! gc_allreduce_peers_bytes() includes the room for one exchange. The halves are an exchange each.
+//! In one-shot every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
+//! GC_CODEC_ONEBIT is two-shot, and so is an all-reduce whose payloads do not fit into the buffers;
+//! gc_allreduce_peers_bytes() includes the room for one-shot. Each half of a run makes one exchange.
 //!
-//! The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
-//! Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
-//! step back.
+//! The rules of codecs hold here for streams, BUSY, memory allocated at creation and values that are not finite.
+//! Payloads carry a flag for such values to every rank, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same step
+//! back.
 //!
-//! Training can go on when ranks are lost or join, with GC_NONFINITE_TRANSACTIONAL:
+//! With GC_NONFINITE_TRANSACTIONAL training can continue when ranks are lost or join:
 //!
-//! - A step that failed on a rank leaves the errors of that rank as they were before, once it is rolled back. It may
-//!   have ended well on others: the survivors decide whether all of them commit or roll back, before the next run,
-//!   which commits. Among as many ranks, a step that is taken again sends the same bytes, if its values are restored
-//!   first: the call may have written to them.
+//! - If a step fails on a rank, rolling it back restores the errors of that rank. The step may have succeeded on
+//!   others: the survivors decide whether all of them commit or roll back, before the next run, which commits. With the
+//!   same number of ranks, a repeated step sends the same bytes if its values are restored first: the call may have
+//!   written to them.
 //! - A rank that is lost loses its own worker errors and the server errors of its shard, nothing else. A rank that
 //!   joins begins with errors of +0.
-//! - The survivors save gc_allreduce_errors_out(), create a communicator and an all-reduce of the new world, and take
-//!   the errors in by gc_allreduce_errors_in(). A rank may give its own worker errors alone, and of the server errors
-//!   those that it has, +0 for the rest. What it has of elements that another rank reduces now is lost, unless the
-//!   survivors pass their server errors to each other.
+//! - The survivors save their errors with gc_allreduce_errors_out(), create a communicator and an all-reduce of the new
+//!   world, and load the errors with gc_allreduce_errors_in(). A rank may pass its own worker errors alone, and the
+//!   server errors that it has, with +0 for the rest. Server errors of elements that another rank reduces now are lost,
+//!   unless the survivors pass them to each other.
 //! - Over NCCL host waits end within the timeout; over peer memory all waits do. A call of gc_comm_abort() ends the
 //!   waits of a group, and those of NCCL's kernels if the library created the communicator. Your callbacks must return
 //!   an error when another rank disconnects.
@@ -71,7 +71,7 @@ use crate::{
 
 use super::comm::gc_comm_t;
 
-/// A compressed all-reduce: gc_allreduce_create() makes one.
+/// A compressed all-reduce. gc_allreduce_create() creates one.
 pub struct gc_allreduce_t(AllReduce);
 
 /// Creates an all-reduce from a communicator and the options of a codec. Every rank calls this, with the same options
@@ -81,8 +81,8 @@ pub struct gc_allreduce_t(AllReduce);
 /// values. `*out`: yours to release, by gc_allreduce_free().
 ///
 /// - All errors of gc_codec_create().
-/// - GC_STATUS_INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer memory with
-///   too little room (gc_allreduce_peers_bytes()).
+/// - GC_STATUS_INVALID_ARGUMENT: the options differ between ranks, or a rank could not create its all-reduce; or peer
+///   memory is too small (gc_allreduce_peers_bytes()).
 /// - GC_STATUS_COMM: an exchange failed.
 /// - GC_STATUS_BUSY: another call is running on this communicator.
 ///
@@ -92,12 +92,12 @@ pub unsafe extern "C" fn gc_allreduce_create(
     comm: *mut gc_comm_t, options: *const gc_codec_options_t, out: *mut *mut gc_allreduce_t,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a communicator, options of their own size, segments, and room for a pointer.
+        // SAFETY: the caller promises a communicator, options of `struct_size` bytes, segments, and room for a pointer.
         let (comm, options, out) =
             unsafe { (handle::borrow("comm", comm)?, borrow::options("options", options), Out::one("out", out)) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the options' segments are readable.
         let descriptor = options.and_then(|options| unsafe { options.descriptor_for_values() });
-        // Whatever was refused, the others wait for this rank.
+        // Continue after a refusal, because the other ranks wait for this one.
         let (out, descriptor) = match out {
             Ok(out) => (Some(out), descriptor),
             Err(refusal) => (None, Err(refusal)),
@@ -115,15 +115,15 @@ pub unsafe extern "C" fn gc_allreduce_create(
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_free(allreduce: *mut gc_allreduce_t) {
     boundary(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises a handle that nothing uses any more, or NULL.
         unsafe { handle::release(allreduce) };
         Ok(())
     });
 }
 
-/// Elements of this rank's shard: its part of every segment, raw or not, which it reduces. It is the element count of
-/// `shard` in gc_allreduce_reduce_scatter() and of `server` in gc_allreduce_errors_out(). May be 0. -1, and the last
-/// error, if `allreduce` is NULL.
+/// Returns the number of elements of this rank's shard: its part of every segment, raw or not, which it reduces.
+/// `shard` in gc_allreduce_reduce_scatter() and `server` in gc_allreduce_errors_out() have this number, which may be 0.
+/// -1, and the last error, if `allreduce` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allreduce_t) -> i64 {
     boundary(|| {
@@ -132,10 +132,10 @@ pub unsafe extern "C" fn gc_allreduce_shard_elements(allreduce: *const gc_allred
     })
 }
 
-/// Bytes that one gc_allreduce_run() makes this rank send to other ranks, headers included.
+/// Returns the bytes that this rank sends to other ranks in one gc_allreduce_run(), headers included.
 ///
-/// `*between_nodes`: how many of them leave the node; -1 where the communicator is not from gc_comm_hierarchical(), and
-/// so does not know the nodes. NULL: not wanted.
+/// `*between_nodes`: the bytes among these that leave the node; -1 if the communicator is not from
+/// gc_comm_hierarchical(), because only that one has nodes. May be NULL.
 ///
 /// -1, and the last error: `allreduce` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn gc_allreduce_sent_bytes(allreduce: *const gc_allreduce_
     })
 }
 
-/// How often a gc_allreduce_run() exchanges: 1 or 2. Over a hierarchical communicator, how often between nodes.
+/// Returns the number of exchanges of a gc_allreduce_run(): 1 or 2. Over a hierarchical communicator, between nodes.
 ///
 /// -1, and the last error: `allreduce` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -169,23 +169,23 @@ pub unsafe extern "C" fn gc_allreduce_exchanges(allreduce: *const gc_allreduce_t
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct gc_part_t {
-    /// The number of the segment.
+    /// Number of the segment.
     pub segment: i64,
-    /// The number of the first element in the segment.
+    /// Number of the first element in the segment.
     pub first: i64,
-    /// How many elements there are, at least 1.
+    /// Number of elements, at least 1.
     pub count: i64,
 }
 
-/// Which elements a rank's worker error or shard covers, raw segments included: so a program can tell which element each
+/// Lists the elements that a rank's worker error or shard covers, raw segments included. It shows which element each
 /// number of gc_allreduce_errors_out() belongs to, on any rank.
 ///
-/// `rank`: 0 to gc_comm_world_size() - 1. `which`: GC_PART_WORKER or GC_PART_SHARD. `parts`: room for `room` pieces, of
-/// which the first are written, in the order in which their elements lie; NULL if `room` is 0. Returns how many pieces
-/// there are, which may be more than `room`.
+/// `rank`: 0 to gc_comm_world_size() - 1. `which`: GC_PART_WORKER or GC_PART_SHARD. `parts`: room for `room` pieces;
+/// receives the first ones, in the order of their elements; NULL if `room` is 0. Returns the number of all pieces,
+/// which may be more than `room`.
 ///
 /// -1, and the last error:
-/// - GC_STATUS_INVALID_ARGUMENT: `rank` or `which` is not one of those, `room` is negative, or `parts` is NULL.
+/// - GC_STATUS_INVALID_ARGUMENT: `rank` or `which` is out of range, `room` is negative, or `parts` is NULL.
 /// - GC_STATUS_BUSY: another call is running on `allreduce`.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_parts(
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn gc_allreduce_parts(
             .find(|&part| part as i32 == which)
             .ok_or_else(|| error!(InvalidArgument, "which: {which} is neither GC_PART_WORKER 0 nor GC_PART_SHARD 1"))?;
         let room = usize::try_from(room).map_err(|_| error!(InvalidArgument, "room: {room} is negative"))?;
-        // SAFETY: the caller promises room for so many pieces.
+        // SAFETY: the caller promises room for `room` pieces.
         let mut places = unsafe { borrow::room("parts", parts, Count::of("room", room))? }.iter_mut();
         let mut pieces = 0i64;
         allreduce.0.for_each_piece(rank, which, |segment, first, count| {
@@ -216,8 +216,8 @@ pub unsafe extern "C" fn gc_allreduce_parts(
     })
 }
 
-/// Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign, or by
-/// NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
+/// Replaces values on every rank by their mean over the ranks. With GC_CODEC_SIGN they become +1 or -1, the sign of the
+/// majority, or NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
 ///
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().
@@ -225,10 +225,10 @@ pub unsafe extern "C" fn gc_allreduce_parts(
 /// - All errors of gc_codec_encode().
 /// - GC_STATUS_INVALID_ARGUMENT: values overlap.
 /// - GC_STATUS_COMM: an exchange failed.
-/// - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. Values are unchanged. (On
-///   CUDA GC_FLAG_CORRUPT is set.)
+/// - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that does not belong to this all-reduce. Values are
+///   unchanged. (On CUDA GC_FLAG_CORRUPT is set.)
 ///
-/// After a failure the errors of this rank may be those of the step: roll the step back, or reset the errors.
+/// After a failure this rank's errors may already be those after the step: roll the step back, or reset the errors.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_run(
     allreduce: *mut gc_allreduce_t, values: *const *mut DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -247,29 +247,29 @@ pub unsafe extern "C" fn gc_allreduce_run(
     })
 }
 
-/// The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
-/// state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
-/// gc_allreduce_all_gather() gives that to all. Calling both without changing the shard gives the
-/// same bytes as gc_allreduce_run().
+/// Runs the first half of gc_allreduce_run(): writes the mean of this rank's part of the elements. It is for an
+/// optimizer whose state is divided among the ranks: the optimizer computes its step from the mean, in float32, and
+/// gc_allreduce_all_gather() sends the step to all ranks. Calling both without changing the shard gives the same bytes
+/// as gc_allreduce_run().
 ///
 /// `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
-/// it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
-/// server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign, or NaN, as
-/// gc_allreduce_run() has them; a tie is broken as there, and gc_allreduce_all_gather() begins the next turn.
+/// it has the elements of `server` in gc_allreduce_errors_out(), in the same order; there may be none. The server error
+/// is not added, and stays. With GC_CODEC_SIGN it has +1, -1 or NaN as in gc_allreduce_run(), also for ties;
+/// gc_allreduce_all_gather() begins the next turn.
 ///
 /// - All errors of gc_codec_encode().
 /// - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
 /// - GC_STATUS_INVALID_ARGUMENT: `shard` overlaps values or factors.
 /// - GC_STATUS_COMM: an exchange failed.
-/// - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. The shard is unchanged.
-///   (On CUDA GC_FLAG_CORRUPT is set, and the shard is +0.)
+/// - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that does not belong to this all-reduce. The shard is
+///   unchanged. (On CUDA GC_FLAG_CORRUPT is set, and the shard is +0.)
 ///
-/// Other ranks may have succeeded, and block in gc_allreduce_all_gather(). After a failure the worker errors of this
-/// rank may be those of the step.
+/// After a failure other ranks may have succeeded, and block in gc_allreduce_all_gather(). This rank's worker errors
+/// may already be those after the step.
 ///
-/// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
-/// one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
-/// both together.
+/// With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends all pending steps: that
+/// of one half, or both. Calling a half whose step is still pending commits both first. So end the step of each half by
+/// itself, or both together.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
     allreduce: *mut gc_allreduce_t, values: *const *const DLTensor, n_values: usize, value_factor: *const DLTensor,
@@ -289,18 +289,18 @@ pub unsafe extern "C" fn gc_allreduce_reduce_scatter(
     })
 }
 
-/// The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the decoded
-/// shards of all ranks. All ranks end with the same bytes.
+/// Runs the second half of gc_allreduce_run(): sends this rank's shard to all ranks, and replaces values on every rank
+/// by the decoded shards of all ranks. All ranks end with the same bytes.
 ///
-/// `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
-/// The server's error is added first, and the error of this compression is the next one. Values that are not finite
-/// are treated as in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+/// `shard`: as in gc_allreduce_reduce_scatter(), with any numbers, such as the optimizer's step in place of the mean.
+/// The server error is added first, and the error of this compression becomes the new one. Values that are not finite
+/// are treated as in the mean. With GC_CODEC_SIGN the signs are sent. `values`: as for gc_allreduce_run(), written.
 ///
 /// - All errors of gc_allreduce_run().
 /// - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
 /// - GC_STATUS_INVALID_ARGUMENT: values overlap `shard`.
 ///
-/// After a failure the server errors of this rank may be those of the step.
+/// After a failure this rank's server errors may already be those after the step.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_all_gather(
     allreduce: *mut gc_allreduce_t, shard: *const DLTensor, values: *const *mut DLTensor, n_values: usize,
@@ -331,8 +331,8 @@ pub unsafe extern "C" fn gc_allreduce_flags(
     })
 }
 
-/// Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all. The
-/// values stay as they are. Nothing is exchanged, so `skip` must say the same on every rank.
+/// Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all ranks.
+/// The values stay as they are. Nothing is exchanged, so `skip` must be the same on every rank.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_commit(
     allreduce: *mut gc_allreduce_t, skip: *const DLTensor, stream: *mut c_void,
@@ -362,13 +362,13 @@ pub unsafe extern "C" fn gc_allreduce_reset(allreduce: *mut gc_allreduce_t, stre
     })
 }
 
-/// Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
-/// reduces.
+/// Writes the worker errors of this rank and the server errors of its shard, the part that it reduces, as
+/// gc_codec_errors_out() does.
 ///
-/// `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
-/// has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
-/// elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts
-/// where these are (docs/NUMERICS.md 11).
+/// `worker`: NULL, or float32 with as many elements as all segments have. `server`: NULL, or float32 with as many
+/// elements as the shard has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes the server errors of all
+/// ranks, in the order of elements. Without raw segments these are the shards one after the other, by rank; with raw
+/// ones, the parts of each shard lie where their elements are (docs/NUMERICS.md 11).
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_allreduce_errors_out(
     allreduce: *mut gc_allreduce_t, worker: *mut DLTensor, server: *mut DLTensor, stream: *mut c_void,
@@ -386,15 +386,15 @@ pub unsafe extern "C" fn gc_allreduce_errors_out(
     })
 }
 
-/// Carries the errors of another world, of any size, from now on: gc_allreduce_errors_out() wrote them there. Other
-/// ranks need not call this at the same time.
+/// Loads the errors of another world, of any size, which gc_allreduce_errors_out() wrote there. Other ranks need not
+/// call this at the same time.
 ///
-/// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
-/// had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each
-/// divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank may
-/// give its own errors alone: as [1, n], or, with GC_REDUCTION_SUM, which would divide these, as its own row of as
-/// many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
-/// shards, of which this rank takes those of its own.
+/// `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If that
+/// world had as many ranks as this one, this rank takes its own row. Otherwise every rank takes the mean of all rows,
+/// each divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank
+/// may pass its own errors alone: as [1, n] or, with GC_REDUCTION_SUM, which would divide these, as its own row among
+/// as many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
+/// shards. This rank takes those of its own shard.
 ///
 /// - All errors of gc_codec_errors_in().
 /// - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.

@@ -1,8 +1,8 @@
 //! COMMUNICATORS
 //!
-//! A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
-//! a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
-//! or peer memory (see there), or among threads of one process.
+//! A *rank* is one of the processes or threads that train together; all of them are its *world*. A communicator
+//! connects a rank to the others: by your callbacks over any engine (gloo, UCX; gradcodec/mpi.h has callbacks for MPI),
+//! by NCCL or peer memory (see there), or among threads of one process.
 //!
 //! Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE.
 //!
@@ -14,20 +14,19 @@
 //! gc_comm_free(comm);                                     // the all-reduces over it remain usable
 //! ```
 //!
-//! A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
-//! must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
-//! does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
-//! If a call fails on some rank it need not fail on the others.
+//! A call may block until all ranks have made the matching call, so each rank needs a thread of its own. Every rank
+//! must make its calls on a communicator in the same order. If a call fails for its arguments or for lack of memory,
+//! its rank does not take part. The others then wait for its next call; in a group they get COMM once its communicator
+//! is freed. If a call fails on one rank, it need not fail on the others.
 //!
-//! One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
-//! always be called.
+//! A second call on the same communicator gives BUSY while the first is running. gc_comm_async_error() and
+//! gc_comm_abort() may always be called.
 //!
 //! On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
-//! ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
-//! stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph over
-//! NCCL, over peer memory (with an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with
-//! GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA:
-//! gc_comm_async_error() reports CORRUPT afterwards.
+//! ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its stream. Ranks
+//! may share a GPU: see PEER MEMORY for its rules. A call can be captured in a graph over NCCL, over peer memory (with
+//! an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot
+//! (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA: gc_comm_async_error() reports CORRUPT afterwards.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -56,14 +55,14 @@ pub(super) fn hand_out(out: Out<*mut gc_comm_t>, communicator: Communicator) {
     out.fill([handle::hand_out(gc_comm_t(Arc::new(communicator)))]);
 }
 
-/// Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM.
-/// They are called on the thread that calls the library, one at a time, never with 0 bytes or in a world of one, and
-/// must neither throw nor longjmp. `send` and `recv` do not overlap.
+/// Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM. The
+/// library calls them on the thread of its caller, one at a time, never with 0 bytes or in a world of one. They must
+/// neither throw nor longjmp. `send` and `recv` do not overlap.
 ///
-/// `device` says where both are. In host memory (kDLCPU) the exchange is done when the function returns, and `stream`
-/// means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
-/// it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
-/// gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
+/// `device` is the device of both. If it is the host (kDLCPU), the exchange is done when the function returns, and
+/// `stream` has no meaning. If it is a GPU (kDLCUDA), the function enqueues the exchange on `stream`, that of the
+/// library's call. Host memory is also passed without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers()
+/// and gc_comm_hierarchical() exchange a few bytes of each rank there, also for tensors on a GPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_transport_t {
@@ -71,11 +70,11 @@ pub struct gc_transport_t {
     pub struct_size: u32,
     /// This rank: 0 to world_size - 1.
     pub rank: i32,
-    /// At least 1.
+    /// Number of ranks, at least 1.
     pub world_size: i32,
-    /// 0, or GC_TRANSPORT_HOST.
+    /// Flags: 0, or GC_TRANSPORT_HOST.
     pub flags: u32,
-    /// Passed to the functions as it is.
+    /// Pointer that is passed to the functions unchanged.
     pub ctx: *mut c_void,
     /// Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
     /// bytes_per_rank bytes.
@@ -89,7 +88,7 @@ pub struct gc_transport_t {
             stream: *mut c_void,
         ) -> i32,
     >,
-    /// Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks.
+    /// Sends the bytes_per_rank bytes at `send` to every rank, and receives as many from each rank, by rank.
     pub all_gather: Option<
         unsafe extern "C" fn(
             ctx: *mut c_void,
@@ -102,8 +101,8 @@ pub struct gc_transport_t {
     >,
 }
 
-// SAFETY: numbers, pointers and functions that may be NULL, without gaps between them; a function is called only if the
-// caller promised that it is one.
+// SAFETY: the fields are numbers, pointers and functions that may be NULL, without padding; a function is called only
+// if the caller promised that it is one.
 unsafe impl borrow::Extensible for gc_transport_t {
     const FIRST_SIZE: usize = 40;
 }
@@ -112,7 +111,7 @@ unsafe impl borrow::Extensible for gc_transport_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportFlag {
-    /// It takes host memory only: values on a GPU pass through pinned memory, and calls wait for their stream.
+    /// The transport takes host memory only. GPU values pass through pinned memory, and calls wait for their stream.
     Host = 1,
 }
 
@@ -124,15 +123,15 @@ pub enum TransportFlag {
 /// - GC_STATUS_INVALID_ARGUMENT: `rank` is not within 0 to world_size - 1, a function is NULL, or a flag is unknown.
 ///
 /// # Safety
-/// The pointers are as described, and the functions do what they are said to do.
+/// The pointers and functions are as described.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_transport(
     transport: *const gc_transport_t, out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises options of their own size, and room for a pointer.
+        // SAFETY: the caller promises options of `struct_size` bytes, and room for a pointer.
         let (transport, out) = unsafe { (borrow::options("transport", transport)?, Out::one("out", out)?) };
-        // SAFETY: the caller promises that the functions do what they are said to do.
+        // SAFETY: the caller promises that the functions are as gc_transport_t describes them.
         let callbacks = unsafe { callbacks(&transport)? };
         hand_out(out, Communicator::over(callbacks));
         Ok(())
@@ -140,7 +139,7 @@ pub unsafe extern "C" fn gc_comm_from_transport(
 }
 
 /// # Safety
-/// The functions are what they are said to be.
+/// The functions are as gc_transport_t describes them.
 unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
     const HOST: u32 = TransportFlag::Host as u32;
     if transport.flags & !HOST != 0 {
@@ -154,11 +153,11 @@ unsafe fn callbacks(transport: &gc_transport_t) -> Result<Callbacks> {
     let (all_to_all, all_gather) =
         (named("all_to_all", transport.all_to_all)?, named("all_gather", transport.all_gather)?);
     let host = transport.flags & HOST != 0;
-    // SAFETY: the caller promises that the functions do what they are said to do.
+    // SAFETY: the caller promises that the functions are as gc_transport_t describes them.
     unsafe { Callbacks::new((transport.rank, transport.world_size), transport.ctx, all_to_all, all_gather, host) }
 }
 
-/// Creates communicators among threads of this process. There is one for each rank, and each is for one thread.
+/// Creates communicators among threads of this process: one for each rank, each for one thread.
 ///
 /// `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
 ///
@@ -168,7 +167,7 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
     boundary(|| {
         let ranks = usize::try_from(world_size).ok().filter(|&ranks| ranks > 0);
         let ranks = ranks.ok_or_else(|| error!(InvalidArgument, "world_size: {world_size}; at least 1 expected"))?;
-        // SAFETY: the caller promises room for so many pointers.
+        // SAFETY: the caller promises room for `ranks` pointers.
         let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
         let mut handles = Handles(fallible::list(ranks, "communicators")?);
         for member in transport::group(ranks)? {
@@ -179,7 +178,7 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
     })
 }
 
-/// Communicators that are to be handed out all together.
+/// Communicators that are handed out all together, or else released.
 struct Handles(Vec<*mut gc_comm_t>);
 
 impl Handles {
@@ -191,13 +190,13 @@ impl Handles {
 impl Drop for Handles {
     fn drop(&mut self) {
         for &handle in &self.0 {
-            // SAFETY: `push` made it, and nobody else has it.
+            // SAFETY: `handle::hand_out` made the handle, and nothing else has it.
             unsafe { handle::release(handle) };
         }
     }
 }
 
-/// The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
+/// Returns the rank of this process or thread in a communicator: 0 to gc_comm_world_size() - 1.
 ///
 /// -1, and the last error: `comm` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -208,7 +207,7 @@ pub unsafe extern "C" fn gc_comm_rank(comm: *const gc_comm_t) -> i32 {
     })
 }
 
-/// The number of ranks that a communicator connects, this one counted.
+/// Returns the number of ranks that a communicator connects, this one included.
 ///
 /// -1, and the last error: `comm` is NULL.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -222,7 +221,7 @@ pub unsafe extern "C" fn gc_comm_world_size(comm: *const gc_comm_t) -> i32 {
 /// Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
 /// CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
 /// otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
-/// ones. This never waits, and may be called on any thread.
+/// ones. This call never waits, and any thread may make it.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_status_t {
     boundary(|| {
@@ -232,8 +231,8 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
 }
 
 /// Aborts a communicator, also while another thread is in a call on it. Use it when a rank is lost: blocked threads
-/// return at once, whatever their timeout. A hierarchical communicator is aborted with both of its parts. This returns
-/// without waiting and is final; a second call does nothing.
+/// return at once, whatever their timeout. Aborting a hierarchical communicator aborts both of its parts. This call
+/// does not wait and cannot be undone; a second call does nothing.
 ///
 /// Blocked calls return COMM:
 ///
@@ -249,8 +248,8 @@ pub unsafe extern "C" fn gc_comm_async_error(comm: *const gc_comm_t) -> gc_statu
 /// functions that release something keep working. Over NCCL, memory of all-reduces that are released afterwards is kept
 /// until the process ends, because the GPU may still use it.
 ///
-/// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
-/// and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
+/// Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm).
+/// A signal handler must not call it. An all-reduce alone cannot be aborted: keep `comm` to be able to.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: a transport callback called this, or `comm` was made before the process was forked.
 /// - GC_STATUS_OUT_OF_MEMORY: could not start the thread that aborts NCCL; NCCL keeps running.
@@ -264,12 +263,12 @@ pub unsafe extern "C" fn gc_comm_abort(comm: *mut gc_comm_t) -> gc_status_t {
 }
 
 /// Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
-/// remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
-/// too.
+/// remain usable. Your transport callbacks are not called here; they must stay until the last of these all-reduces is
+/// released.
 ///
-/// NCCL destroys a communicator when all ranks of the node do. The last release of one that this library has created,
-/// here or in gc_allreduce_free(), waits for them for one second at most. If they are later a thread of the library goes
-/// on: keep dl_handle open, and do not reset the device, until all ranks have released theirs.
+/// NCCL destroys a communicator when all ranks of the node destroy theirs. The last release of one that this library
+/// has created, here or in gc_allreduce_free(), waits for the other ranks for one second at most. After that a thread
+/// of the library waits: keep dl_handle open, and do not reset the device, until all ranks have released theirs.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_free(comm: *mut gc_comm_t) {
     boundary(|| {

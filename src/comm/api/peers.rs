@@ -1,7 +1,7 @@
 //! PEER MEMORY
 //!
 //! A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the GPUs of
-//! one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
+//! one node, over NVLink or PCIe. The same calls work over it, and give the same bytes.
 //!
 //! ```c
 //! gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .n_elements = n};
@@ -15,21 +15,21 @@
 //! ```
 //!
 //! Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
-//! communicator use the same buffers, one after the other, so they are as large as the largest call needs: the maximum
-//! of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be launched
-//! repeatedly, also with calls of other sizes between the launches. A call on another stream runs after the call before
-//! it, but the launches of graphs are for you to order. All of them must be done, on every rank, before an all-reduce is
-//! created: its creation is a barrier on a stream of its own.
+//! communicator use the same buffers, one after the other, so they must be as large as the largest call needs: the
+//! maximum of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be
+//! launched repeatedly, also with calls of other sizes between the launches. A call on another stream runs after the
+//! call before it, but you must order the launches of graphs. All of them must be done, on every rank, before an
+//! all-reduce is created: its creation is a barrier on a stream of its own.
 //!
-//! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If one
-//! does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets GC_FLAG_NONFINITE,
-//! too), gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this
-//! rank, on the others. The same happens if a rank has died or writes invalid data.
+//! A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host continues. If a
+//! rank does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets
+//! GC_FLAG_NONFINITE, too), and gc_comm_async_error() returns TIMEOUT. All later calls then fail with COMM, here and,
+//! once they wait for this rank, on the others. The same happens if a rank has died or writes invalid data.
 //!
-//! Ranks within one process that share a GPU wait for each other on the host as well, at most as long, so that their
-//! kernels cannot keep each other from running: gc_comm_open_peers() arranges that, and such calls cannot be captured.
-//! Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
-//! rank's buffer until then.
+//! Ranks within one process that share a GPU also wait for each other on the host, for at most the same time. Their
+//! kernels then cannot keep each other from running. gc_comm_open_peers() arranges that, and such calls cannot be
+//! captured. Release communicators when the work of all ranks is done, and no rank will make another call: the others
+//! write to a rank's buffer until then.
 
 use std::ffi::c_void;
 
@@ -55,7 +55,7 @@ use crate::{
 
 use super::comm::{gc_comm_t, hand_out};
 
-/// Memory by which ranks reach each other, as one of them has it mapped.
+/// Peer memory of all ranks, as one rank has mapped it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_peers_options_t {
@@ -63,38 +63,37 @@ pub struct gc_peers_options_t {
     pub struct_size: u32,
     /// This rank: 0 to world_size - 1.
     pub rank: i32,
-    /// 1 to 64.
+    /// Number of ranks: 1 to 64.
     pub world_size: i32,
-    /// How long a call waits for the other ranks, on the GPU; 0: 10 minutes.
+    /// Longest wait for the other ranks on the GPU, in milliseconds; 0: 10 minutes.
     pub timeout_ms: u32,
-    /// This rank's, CUDA.
+    /// This rank's device: CUDA.
     pub device: DLDevice,
-    /// The size of each buffer, the same on every rank: the maximum of what gc_allreduce_peers_bytes() returns for the
-    /// all-reduces over it.
+    /// Bytes of each buffer, equal on all ranks: the maximum of gc_allreduce_peers_bytes() for the all-reduces over it.
     pub bytes: usize,
-    /// world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
-    /// first rank calls gc_comm_from_peers().
+    /// The world_size addresses of the buffers as mapped here, by rank: multiples of 256. All buffers must be 0 before
+    /// the first rank calls gc_comm_from_peers().
     pub buffers: *const *mut c_void,
 }
 
-// SAFETY: numbers and a pointer without gaps between them.
+// SAFETY: the fields are numbers and a pointer, without padding.
 unsafe impl borrow::Extensible for gc_peers_options_t {
     const FIRST_SIZE: usize = 40;
 }
 
-/// Bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one communicator need the
-/// most of theirs, not the sum.
+/// Returns the bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one
+/// communicator need the maximum, not the sum.
 ///
-/// P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the least is 320
-/// bytes per rank.
-/// - Two exchanges: 2 x P + 2 x min(P, 8.5 MiB). The second term is at most 17 MiB.
-/// - One exchange: 4 x world_size x P, at most 34 MiB.
+/// P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the result is
+/// at least 320 bytes per rank.
+/// - Two-shot: 2 x P + 2 x min(P, 8.5 MiB). The second term is at most 17 MiB.
+/// - One-shot: 4 x world_size x P, at most 34 MiB.
 ///
 /// `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
-/// `nodes`: 1 for a flat communicator, of `world_size` ranks. Otherwise this is for the `intra_node` of
-/// gc_comm_hierarchical() over so many nodes, and `world_size` counts the ranks of one node: B is
-/// 64 + ceil(n / world_size) elements of values or, if that is more, the reduced chunks of a rank's part, and the
-/// buffers have 2 x world_size x B bytes for that and as much as above for small calls.
+/// `nodes`: 1 for a flat communicator of `world_size` ranks. Otherwise the buffers are for the `intra_node` of
+/// gc_comm_hierarchical() over `nodes` nodes, each of `world_size` ranks. They have 2 x world_size x B + 2 x
+/// min(world_size x B, 8.5 MiB) bytes. B is 64 bytes plus ceil(n / world_size) values or, if larger, the reduced chunks
+/// of a rank's part.
 ///
 /// -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64, or nodes below 1.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -102,7 +101,7 @@ pub unsafe extern "C" fn gc_allreduce_peers_bytes(
     options: *const gc_codec_options_t, world_size: i32, nodes: i32,
 ) -> i64 {
     boundary(|| {
-        // SAFETY: the caller promises options of their own size with what they point at.
+        // SAFETY: the caller promises options of `struct_size` bytes, and the memory that they point at.
         let descriptor = unsafe { borrow::options("options", options)?.descriptor_of_layout()? };
         AllReduce::peers_bytes(&descriptor, world_size, nodes)
     })
@@ -121,16 +120,16 @@ pub unsafe extern "C" fn gc_allreduce_peers_bytes(
 /// - All errors of a tensor on the device.
 ///
 /// # Safety
-/// The pointers are as described, and each buffer has so many bytes that this device can write to.
+/// The pointers are as described, and each buffer has `bytes` bytes that this device can write to.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_from_peers(
     options: *const gc_peers_options_t, out: *mut *mut gc_comm_t,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises options of their own size, and room for a pointer.
+        // SAFETY: the caller promises options of `struct_size` bytes, and room for a pointer.
         let (options, out) = unsafe { (borrow::options("options", options)?, Out::one("out", out)?) };
         let world = ranks_of(options.world_size)?;
-        // SAFETY: the caller promises so many addresses.
+        // SAFETY: the caller promises `world_size` addresses.
         let given = unsafe { borrow::items("options: buffers", options.buffers, Count::of("world_size", world))? };
         let buffers: ArrayVec<u64, MOST_RANKS> = given.iter().map(|buffer| buffer.expose_provenance() as u64).collect();
         let places = Places {
@@ -145,17 +144,18 @@ pub unsafe extern "C" fn gc_comm_from_peers(
     })
 }
 
-/// Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
-/// this, with the same `bytes`; over that one they exchange what they need.
+/// Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator must
+/// call this, with the same `bytes`; the ranks exchange what they need over that communicator.
 ///
-/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
-/// in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
+/// `bootstrap`: any communicator; yours again when this returns. `device`: this rank's CUDA device. `bytes`,
+/// `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
 ///
 /// A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange
-/// over `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write
-/// to it. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
-/// CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than the smallest buffer has, which the message names, such
-/// as the -1 of a failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+/// over `bootstrap` fails, maybe on this rank alone, its buffer is kept until the process ends: others may write to it.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: `device` is the CPU; a rank cannot reach another (other node, no peer access).
+/// - GC_STATUS_INVALID_ARGUMENT: `bytes` differs between ranks, or is below the minimum that the message has, such as
+///   the -1 of a failed call; a rank could not make its buffer.
+/// - GC_STATUS_OUT_OF_MEMORY, GC_STATUS_COMM, GC_STATUS_BUSY.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_comm_open_peers(
     bootstrap: *mut gc_comm_t, device: DLDevice, bytes: i64, timeout_ms: u32, out: *mut *mut gc_comm_t,
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn gc_comm_open_peers(
     boundary(|| {
         // SAFETY: the caller promises a communicator, and room for a pointer.
         let (bootstrap, out) = unsafe { (handle::borrow("bootstrap", bootstrap)?, Out::one("out", out)) };
-        // Whatever was refused, the others wait for this rank.
+        // Continue after a refusal, because the other ranks wait for this one.
         let (out, device) = match out {
             Ok(out) => (Some(out), Device::from_dlpack(&Name::new("device"), device)),
             Err(refusal) => (None, Err(refusal)),

@@ -1,4 +1,4 @@
-//! Exchanges by functions of the caller's, over any engine.
+//! Exchanges by the caller's callbacks, over any engine.
 
 use std::{cell::Cell, ffi::c_void};
 
@@ -15,7 +15,7 @@ use crate::{
 
 use super::exchange::{Exchange, Pattern, Transport};
 
-/// The C function that makes an exchange.
+/// C function that makes an exchange.
 pub type Callback = unsafe extern "C" fn(
     ctx: *mut c_void,
     send: *const c_void,
@@ -26,35 +26,35 @@ pub type Callback = unsafe extern "C" fn(
 ) -> i32;
 
 thread_local! {
-    /// Whether this thread is in a function of a caller's.
+    /// True if this thread is in a callback.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in a function of a caller's, which the library called.
+/// Returns true if this thread is in a callback that the library called.
 pub fn is_inside() -> bool {
     INSIDE.get()
 }
 
-/// One rank's two functions.
+/// Transport of one rank over two callbacks.
 pub struct Callbacks {
     rank: usize,
     world: usize,
     ctx: *mut c_void,
     all_to_all: Callback,
     all_gather: Callback,
-    /// They take host memory only.
+    /// True if the callbacks take host memory only.
     host: bool,
 }
 
-// SAFETY: `new` was promised that the functions may be called on any thread, one at a time.
+// SAFETY: the caller of `new` promised that the functions may be called on any thread, one at a time.
 unsafe impl Send for Callbacks {}
-// SAFETY: as above; a communicator lets one call in at a time.
+// SAFETY: the functions may be called on any thread, and a communicator admits one call at a time.
 unsafe impl Sync for Callbacks {}
 
 impl Callbacks {
     /// # Safety
-    /// The functions may be called with `ctx` on any thread, one at a time, as long as this lives; they do what their
-    /// names say with the number of bytes that they are passed, and nothing unwinds out of them.
+    /// The functions may be called with `ctx` on any thread, one at a time, as long as the result lives. They make the
+    /// exchange of their names with blocks of the size that they get, and nothing unwinds out of them.
     pub unsafe fn new(
         (rank, world): (i32, i32), ctx: *mut c_void, all_to_all: Callback, all_gather: Callback, host: bool,
     ) -> Result<Self> {
@@ -67,17 +67,17 @@ impl Callbacks {
 }
 
 impl Callbacks {
-    /// Clears the header of each block in the receive memory. A block that the caller's function leaves out is then
-    /// CORRUPT, and not what an earlier exchange has left there.
+    /// Clears the header of each block in the receive memory. If the callback leaves a block out, it is then CORRUPT,
+    /// and not a block of an earlier exchange.
     fn clear_headers(&self, exchange: &Exchange<'_>) -> Result<()> {
         let mut queue = exchange.queue()?;
         for rank in 0..self.world {
             let block = exchange.recv.wrapping_add(rank * exchange.bytes);
             let header = exchange.bytes.min(HEADER);
             match &mut queue {
-                // SAFETY: the receive memory, which is not what is sent, has room for a block of each rank.
+                // SAFETY: the receive memory has room for a block of each rank, and does not overlap `send`.
                 Queue::Cpu => unsafe { block.write_bytes(0, header) },
-                // SAFETY: likewise; it stays until the exchange behind this is done.
+                // SAFETY: the memory has this room, and stays until the exchange after this is done.
                 Queue::Cuda(queue) => unsafe { queue.clear(block, header) }?,
             }
         }
@@ -98,12 +98,12 @@ impl Transport for Callbacks {
         self.host
     }
 
-    /// The caller ends a function of its own.
+    /// Does nothing: the caller must make a blocked callback return.
     fn abort(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The caller's functions end their waiting themselves.
+    /// Does nothing: the callbacks end their waits themselves.
     fn give_up(&self) {}
 
     fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
@@ -115,7 +115,7 @@ impl Transport for Callbacks {
         let (send, recv) = (exchange.send.cast(), exchange.recv.cast());
         let (device, stream) = (exchange.device.to_dlpack(), exchange.stream.as_raw());
         let was_inside = INSIDE.replace(true);
-        // SAFETY: what `new` was promised; both sides are memory of these sizes.
+        // SAFETY: the caller of `new` promised that this call is allowed; both sides have blocks of `bytes` bytes.
         let code = environment::callers(|| unsafe { function(self.ctx, send, recv, exchange.bytes, device, stream) });
         INSIDE.set(was_inside);
         match code {

@@ -1,4 +1,4 @@
-//! What a transport does: `trait Transport`, and the two exchanges that there are.
+//! The interface of transports: `trait Transport`, and the two patterns of an exchange.
 
 use std::ptr;
 
@@ -13,16 +13,16 @@ use crate::{
     ffi::error::Result,
 };
 
-/// A way to the other ranks. One call at a time exchanges; `abort`, `async_error` and `may_hang` may be called beside
-/// it.
+/// Connection to the other ranks. One call at a time exchanges. `abort`, `async_error` and `may_hang` may be called
+/// meanwhile.
 pub trait Transport: Send + Sync {
-    /// This rank, and how many ranks there are.
+    /// Returns this rank and the number of ranks.
     fn place(&self) -> (usize, usize);
 
-    /// Exchanges blocks, and returns where the received ones lie. Waits for the other ranks, if it has to.
+    /// Exchanges blocks, and returns the address of the received ones. Waits for the other ranks if necessary.
     fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8>;
 
-    /// The bootstrap all-gather: 64 bytes of each rank, by rank. Waits for it.
+    /// Performs the bootstrap all-gather of 64 bytes from each rank, and waits for it. `all`: by rank.
     fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         let exchange = Exchange {
             pattern: Pattern::AllGather,
@@ -37,58 +37,58 @@ pub trait Transport: Send + Sync {
         self.exchange(&exchange).map(|_| ())
     }
 
-    /// The caller gives the communicator up, maybe while another thread is in a call on it: ends what waits, here and,
-    /// where the transport can, on the other ranks.
+    /// Aborts the communicator, also while another thread is in a call on it: ends waits on this rank and, if the
+    /// transport can, on the other ranks.
     fn abort(&self) -> Result<()>;
 
-    /// This rank leaves out the exchange that the others may be waiting in: ends their wait, where the transport can.
+    /// Ends the wait of the other ranks, if the transport can: this rank skips the exchange that they may wait in.
     fn give_up(&self);
 
-    /// A call broke off after an exchange: a transport that counts exchanges is out of step from now on.
+    /// Marks the transport as out of step, if it counts exchanges: a call broke off after an exchange.
     fn out_of_step(&self) {}
 
-    /// Rejects memory that it cannot exchange, and blocks that are too large.
+    /// Rejects memory that the transport cannot exchange, and blocks that are too large.
     fn check(&self, _device: Device, _memory: &Block, _bytes: i64) -> Result<()> {
         Ok(())
     }
 
-    /// A failure since the last call. Never waits. `rank`: this rank's number for the message.
+    /// Reports a failure since the last call. Never waits. `rank`: this rank's number for the message.
     fn async_error(&self, _rank: usize) -> Result<()> {
         Ok(())
     }
 
-    /// A lost rank, which makes later exchanges fail: TIMEOUT if it did not arrive in time, COMM if it aborted. Never
-    /// waits. `rank`: this rank's number for the message.
+    /// Reports a lost rank, which makes later exchanges fail: TIMEOUT if it did not arrive in time, COMM if it aborted.
+    /// Never waits. `rank`: this rank's number for the message.
     fn lost_rank(&self, _rank: usize) -> Result<()> {
         Ok(())
     }
 
-    /// Whether an exchange may go on for ever, so that its memory must not be freed.
+    /// Returns true if an exchange may never end, so that its memory must not be freed.
     fn may_hang(&self) -> bool {
         false
     }
 
-    /// Whether a GPU's memory has to be copied to the host first.
+    /// Returns true if GPU memory must be copied to the host first.
     fn wants_host_memory(&self) -> bool {
         false
     }
 
-    /// Whether threads of the host wait for each other in an exchange of a GPU's memory, which no graph can contain.
+    /// Returns true if host threads wait for each other in an exchange of GPU memory. No graph can contain such a wait.
     fn waits_on_host(&self) -> bool {
         false
     }
 
-    /// Before the first of a call's launches.
+    /// Begins a call. Must be called before its first launch.
     fn begin(&self, _queue: &mut Queue, _phases: Phases) -> Result<()> {
         Ok(())
     }
 
-    /// Behind the last of a call's launches.
+    /// Ends a call. Must be called after its last launch.
     fn end(&self, _queue: &mut Queue, _phases: Phases) -> Result<()> {
         Ok(())
     }
 
-    /// If kernels of ours can reach the memory of the other ranks: the exchanges that are part of their launches.
+    /// Returns the exchanges within launches, if the library's kernels can reach the memory of the other ranks.
     fn fused(&self) -> Option<&dyn Fused> {
         None
     }
@@ -96,76 +96,76 @@ pub trait Transport: Send + Sync {
 
 /// Exchanges within the launches of a codec, over memory of the other ranks.
 pub trait Fused {
-    /// Memory that blocks arrive in, by pattern.
+    /// Returns the addresses at which blocks arrive, by pattern.
     fn receive_slots(&self) -> [*mut u8; 2];
 
-    /// For chunks of `bytes` bytes that a codec writes to the other ranks, and the barrier behind them, which `arrive`
-    /// completes.
+    /// Returns where a codec writes chunks of `bytes` bytes for the other ranks, and the steps of the barrier after
+    /// them. `arrive` completes the barrier.
     fn sending(&self, pattern: Pattern, bytes: i64) -> Sending;
 
-    /// Behind what a codec has sent. `error_flag`: its own.
+    /// Completes the barrier after the chunks of a codec. `error_flag`: that of the codec.
     fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()>;
 
-    /// For whole payloads of `bytes` bytes of calls that exchange once, if there is room.
+    /// Returns where one-shot calls write whole payloads of `bytes` bytes; None if the buffers have no room for them.
     fn once(&self, bytes: i64) -> Option<Once>;
 
-    /// What the launches of such a call do; `arrive_all` is called between two.
+    /// Returns the barrier steps of each launch of a one-shot call. `arrive_all` must be called between two launches.
     fn steps_once(&self) -> &'static [Steps];
 
     /// Waits on the host until all ranks of this process have launched the first step.
     fn arrive_all(&self) -> Result<()>;
 }
 
-/// How long a rank waits for the others: what the caller says, or 10 minutes for 0.
+/// Returns the longest wait for other ranks in milliseconds: the caller's number, or 10 minutes for 0.
 pub fn timeout(milliseconds: u32) -> u32 {
     if milliseconds == 0 { 600_000 } else { milliseconds }
 }
 
-/// Which block goes to which rank.
+/// Assignment of blocks to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Block k of what a rank sends is for rank k.
+    /// Every rank sends its block k to rank k.
     AllToAll,
-    /// What a rank sends is for every rank.
+    /// Every rank sends its block to all ranks.
     AllGather,
 }
 
-/// Which exchanges a call makes.
+/// Exchanges of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phases {
     Both,
     AllToAll,
     AllGather,
-    /// One of whole payloads over peer memory.
+    /// Exchange of whole payloads over peer memory (one-shot).
     Once,
 }
 
-/// One rank's part in an exchange. In both patterns it receives a block from each rank, its own too, in ranks' order.
+/// Exchange as seen from one rank. In both patterns the rank receives a block from each rank, itself included, by rank.
 #[derive(Clone, Copy)]
 pub struct Exchange<'a> {
     pub pattern: Pattern,
-    /// A block for each rank, or one for all.
+    /// Block for each rank, or one for all ranks.
     pub send: *const u8,
     /// Room for a block of each rank.
     pub recv: *mut u8,
-    /// Of a block: at least 1.
+    /// Size of a block in bytes, at least 1.
     pub bytes: usize,
     pub device: Device,
     pub stream: Stream,
-    /// What both sides are part of, on a GPU.
+    /// Memory that contains both sides; on a GPU `queue` needs it.
     pub memory: Option<&'a Block>,
-    /// On a GPU: a uint32 that becomes 1 if a rank is lost; or NULL.
+    /// Address of a uint32 on the GPU that becomes 1 if a rank is lost; or NULL.
     pub error_flag: *mut u8,
 }
 
 impl Exchange<'_> {
-    /// A queue in the context of the memory.
+    /// Returns a queue in the context of the memory.
     pub fn queue(&self) -> Result<Queue> {
         self.memory.map_or(Ok(Queue::Cpu), |memory| memory.queue(self.stream))
     }
 }
 
-/// Pinned memory for what is sent and what is received, for transports that take host memory only.
+/// Pinned staging buffer for sent and received blocks, for transports that take host memory only.
 pub struct Staging {
     memory: Pinned,
     half: usize,

@@ -1,8 +1,8 @@
 //! Ranks that are threads of one process.
 //!
-//! A round: each rank posts what it sends, waits until all have, takes what is meant for it out of the others' memory,
-//! and waits until all have done so, for until then what it sent must stay. On GPUs the threads wait for each other in
-//! the same way, and their streams by events, which stay until all have left the round.
+//! In a round each rank posts the blocks that it sends, waits until all ranks have posted, and takes its blocks from
+//! the memory of the others. Then it waits until all have taken theirs: what it sent must stay until then. On GPUs the
+//! threads wait in the same way, and their streams by events, which stay until all ranks have left the round.
 
 use std::{
     ptr,
@@ -20,45 +20,45 @@ use crate::{
 
 use super::exchange::{Exchange, Pattern, Transport};
 
-/// What the ranks share.
+/// State that the ranks share.
 struct Group {
     round: Mutex<Round>,
-    /// All have posted, taken or left, or one has given up.
+    /// Signalled when all ranks have posted, taken or left, or one has given up.
     moved: Condvar,
 }
 
 struct Round {
-    /// By rank.
+    /// Posts of the ranks, by rank.
     posts: Vec<Option<Post>>,
-    /// How many ranks have done what in this round.
+    /// Numbers of ranks that have posted, taken and left in this round.
     posted: usize,
     taken: usize,
     left: usize,
-    /// A rank that will not call again.
+    /// Rank that makes no further calls, if there is one.
     gone: Option<usize>,
 }
 
-/// What a rank offers to the others.
+/// Blocks that a rank offers to the others.
 #[derive(Clone, Copy)]
 struct Post {
     pattern: Pattern,
     bytes: usize,
-    /// The address as a number, to be shared.
+    /// Address of the blocks, as an integer, so that threads can share it.
     send: usize,
-    /// On a GPU: after which of its stream's work that is there, and after which it has taken all.
+    /// Events on a GPU: the first when the rank's blocks are ready, the second when the rank has taken all of its own.
     events: Option<[EventHandle; 2]>,
 }
 
-/// One rank's part of a group.
+/// Transport of one rank of a group.
 pub struct Member {
     rank: usize,
     world: usize,
     group: Arc<Group>,
-    /// Those of its posts, in the context that it was last used in.
+    /// Events of this rank's posts, in the context that it last used.
     events: Mutex<Option<[Event; 2]>>,
 }
 
-/// The members of a group, by rank.
+/// Creates the members of a group, by rank.
 pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
     let mut posts = fallible::list(world, "ranks")?;
     posts.resize(world, None);
@@ -67,14 +67,14 @@ pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
     Ok((0..world).map(move |rank| Member { rank, world, group: group.clone(), events: Mutex::new(None) }))
 }
 
-/// A call's stream, and this rank's events of its context.
+/// Stream of a call, and this rank's events in the stream's context.
 struct Lane {
     queue: cuda::Queue,
     events: [EventHandle; 2],
 }
 
 impl Lane {
-    /// Says after what this rank has taken all that it takes. Where that fails, this thread waits for it.
+    /// Records the event after which this rank has taken all its blocks. If that fails, waits for the stream.
     fn record_taken(&mut self) -> Result<()> {
         // SAFETY: the rank keeps its events until all have left the round.
         let recorded = unsafe { self.events[1].record(&mut self.queue) };
@@ -84,7 +84,7 @@ impl Lane {
         recorded
     }
 
-    /// The stream goes on once another rank has taken all. Where that fails, this thread waits for it.
+    /// Makes the stream wait until another rank has taken all its blocks. If that fails, this thread waits.
     ///
     /// # Safety
     /// The event is alive.
@@ -92,7 +92,7 @@ impl Lane {
         // SAFETY: the event is alive, as the caller promises.
         let held_up = unsafe { taken.hold_up(&mut self.queue) };
         if held_up.is_err() {
-            // SAFETY: likewise.
+            // SAFETY: the event is alive, as the caller promises.
             let _ = unsafe { taken.wait(&mut self.queue) };
         }
         held_up
@@ -100,7 +100,7 @@ impl Lane {
 }
 
 impl Member {
-    /// On a GPU: its context, and when this rank's memory is there.
+    /// Returns the lane of a call on a GPU, after recording the event at which this rank's blocks are ready.
     fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<Lane>> {
         let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,8 +118,8 @@ impl Member {
         Ok(Some(Lane { queue, events }))
     }
 
-    /// Until the round that this rank has left is over: the others may be about to wait for its events. All who are in
-    /// it leave, also after an abort.
+    /// Waits until the round that this rank has left is over, because the others may be about to wait for its events.
+    /// All ranks of a round leave it, also after an abort.
     fn wait_until_all_have_left(&self) {
         let mut round = self.lock();
         while round.posted == self.world {
@@ -127,7 +127,7 @@ impl Member {
         }
     }
 
-    /// Posts once all have left the round before, and waits until all have posted.
+    /// Posts once all ranks have left the round before, and waits until all have posted.
     fn post(&self, own: Post) -> Result<()> {
         let (mut round, world) = (self.lock(), self.world);
         while round.posted == world {
@@ -153,7 +153,7 @@ impl Member {
         Ok(())
     }
 
-    /// Takes what another rank has for this one.
+    /// Takes the block that another rank has for this one.
     fn take(
         &self, other: usize, post: &Post, own: &Post, exchange: &Exchange<'_>, lane: &mut Option<Lane>,
     ) -> Result<()> {
@@ -174,8 +174,8 @@ impl Member {
         }
         let block = if own.pattern == Pattern::AllToAll { self.rank } else { 0 };
         let from = ptr::with_exposed_provenance::<u8>(post.send).wrapping_add(block * own.bytes);
-        // SAFETY: the other rank sends a block for each rank, or one for all, which stays until all have taken; here is
-        // room for a block of each. The other's events are alive as long as its memory.
+        // SAFETY: the other rank posted a block for each rank, or one for all, and keeps it until all have taken it.
+        // `recv` has room for a block of each rank. The other rank's events are alive as long as its memory.
         unsafe {
             let to = exchange.recv.add(other * own.bytes);
             match (lane, post.events) {
@@ -189,7 +189,7 @@ impl Member {
         Ok(())
     }
 
-    /// On a GPU: this rank's stream goes on, and may write anew to what it sent, or free it, once all have taken it.
+    /// Makes this rank's stream wait until all ranks have taken its blocks, which later work may overwrite or free.
     fn hold_up_for_takers(&self, lane: &mut Option<Lane>) -> Result<()> {
         let Some(lane) = lane else { return Ok(()) };
         let mut held_up = Ok(());
@@ -203,7 +203,7 @@ impl Member {
         held_up
     }
 
-    /// Counts this rank, and waits until all are counted. All are in this round, so each of them arrives.
+    /// Counts this rank, and waits until all ranks are counted. All ranks are in this round, so each one arrives.
     fn arrive(&self, count: impl Fn(&mut Round) -> &mut usize) {
         let mut round = self.lock();
         *count(&mut round) += 1;
@@ -213,7 +213,7 @@ impl Member {
         }
     }
 
-    /// The last rank to leave makes room for the next round.
+    /// Leaves the round. The last rank to leave resets it for the next one.
     fn leave(&self) {
         let mut round = self.lock();
         round.left += 1;
@@ -229,7 +229,7 @@ impl Member {
         self.group.moved.notify_all();
     }
 
-    /// Nothing panics while it is held, and each field is right by itself.
+    /// Locks the round, even if poisoned: no code panics while it holds the lock, and each field is valid by itself.
     fn lock(&self) -> MutexGuard<'_, Round> {
         self.group.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,11 +253,11 @@ impl Transport for Member {
             events: lane.as_ref().map(|lane| lane.events),
         };
         self.post(own)?;
-        // Whatever this rank finds, the others must not wait for it, and what it has begun to take must stay.
+        // Continue if this fails: the other ranks wait for this one, and blocks that it has begun to take must stay.
         let taken = self.take_all(exchange, &own, &mut lane);
         let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);
         self.arrive(|round| &mut round.taken);
-        // Only now has everybody said after what its taking is done.
+        // Only now has every rank recorded the event after which it has taken its blocks.
         let held_up = self.hold_up_for_takers(&mut lane);
         self.leave();
         taken.and(recorded).and(held_up).map(|()| exchange.recv.cast_const())

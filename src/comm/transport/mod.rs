@@ -1,6 +1,6 @@
-//! Ways to the other ranks, a file each behind `trait Transport`: `callbacks` of the caller, `group` for threads of one
-//! process, `nccl` (by `nccl_library`), `peers` for ranks that reach each other's memory (`peer_buffers`; `rendezvous`
-//! where they share a GPU). Outside this folder only one question is asked: whether a transport has `Fused` exchanges.
+//! The transports, one file each, behind `trait Transport`: `callbacks` of the caller, `group` for threads of one
+//! process, `nccl` (with `nccl_library`), `peers` for peer memory (with `peer_buffers`, and with `rendezvous` where
+//! ranks share a GPU). Outside this folder transports differ only in whether they have `Fused` exchanges.
 
 mod callbacks;
 mod exchange;

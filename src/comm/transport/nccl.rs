@@ -1,4 +1,4 @@
-//! Exchanges by NCCL.
+//! Exchanges over NCCL.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -30,17 +30,17 @@ use super::{
     nccl_library::{Functions, IN_PROGRESS, Library, OLDEST, OLDEST_OF_OWN},
 };
 
-/// Bytes of what ranks find each other by.
+/// Size of the id by which ranks find each other, in bytes.
 pub const ID_BYTES: usize = 128;
 
-/// The stack of a thread that aborts or releases: enough for what NCCL calls.
+/// Stack of a thread that aborts or releases a communicator, in bytes. It is enough for NCCL's calls.
 const STACK_BYTES: usize = 1 << 20;
 
-/// How long a release waits for NCCL, which waits for the other ranks of the node. They may release theirs much later,
-/// or after a call in which they wait for this rank: Python's garbage collection chooses the time.
+/// Longest wait of a release for NCCL, which waits for the other ranks of the node. They may release theirs much later,
+/// or after a call that waits for this rank: Python's garbage collection chooses the time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The beginning of ncclConfig_t, as it is since 2.14: with its size NCCL takes the rest as if nothing were said.
+/// Beginning of ncclConfig_t, unchanged since NCCL 2.14. NCCL uses defaults for all fields beyond `size`.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -50,41 +50,41 @@ struct Config {
 }
 
 impl Config {
-    /// Of a communicator of our own, which does not block.
+    /// Configuration of an owned communicator, which does not block.
     const OWN: Self =
         Self { size: mem::offset_of!(Self, blocking) + 4, magic: 0xcafe_beef, version: 21400, blocking: 0 };
 }
 
-/// A communicator of NCCL's.
+/// Transport over a communicator of NCCL.
 pub struct Nccl {
     shared: Arc<Shared>,
     rank: usize,
     world: usize,
-    /// Whether a call on it has failed.
+    /// True if a call on the communicator has failed.
     broken: AtomicBool,
-    /// For a record of this rank, and behind it those of all.
+    /// Memory for the record of this rank, followed by the records of all ranks.
     records: Option<cuda::Memory>,
-    /// NCCL may be at work for ever: it was waited for too long.
+    /// True once a wait for NCCL has timed out: its work may never end.
     hangs: AtomicBool,
 }
 
-/// What the threads that abort and release it need, too.
+/// State shared with the threads that abort and release the communicator.
 struct Shared {
     library: Library,
     comm: ncclComm_t,
-    /// Whether it is ours to destroy.
+    /// True if the library created the communicator, and must destroy it.
     owned: bool,
     device: i32,
-    /// A call of NCCL is under way, on a communicator of our own: these return at once.
+    /// Lock for calls to NCCL on an owned communicator. These calls do not block.
     calls: Mutex<()>,
-    /// A thread aborts it, or has.
+    /// True once a thread is aborting the communicator, or has aborted it.
     aborting: AtomicBool,
 }
 
-// SAFETY: a communicator of NCCL's belongs to no thread.
+// SAFETY: an NCCL communicator is not bound to a thread.
 unsafe impl Send for Shared {}
-// SAFETY: `Communicator` lets one call in at a time; what is asked of the state of a borrowed one may be asked at any
-// time, and one of our own is used by whoever has `calls`.
+// SAFETY: `Communicator` admits one call at a time. The state of a borrowed communicator may be queried at any time,
+// and an owned one is used only under the lock `calls`.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -92,16 +92,16 @@ impl Shared {
         Self { library, comm, owned, device, calls: Mutex::new(()), aborting: AtomicBool::new(false) }
     }
 
-    /// The communicator, for a call of NCCL, and what keeps it from being aborted meanwhile, if it is our own.
+    /// Returns the communicator for a call to NCCL and, if it is owned, a guard that keeps it from being aborted.
     fn enter(&self) -> Result<(ncclComm_t, Option<MutexGuard<'_, ()>>)> {
         let entered = self.owned.then(|| self.calls.lock().unwrap_or_else(PoisonError::into_inner));
-        self.library.check_aborted()?; // and so the thread that aborts it has to wait
+        self.library.check_aborted()?; // a thread that aborts it later waits for the guard
         Ok((self.comm, entered))
     }
 
     fn state(&self) -> Result<c_int> {
         let (comm, _entered) = self.enter()?;
-        // SAFETY: the communicator is there as long as this is entered.
+        // SAFETY: `_entered` keeps an owned communicator alive, and the program a borrowed one.
         unsafe { self.library.state(comm) }
     }
 
@@ -109,85 +109,85 @@ impl Shared {
         self.library.settle(|| self.state(), code, call)
     }
 
-    /// What has gone wrong since, without waiting.
+    /// Returns the error that NCCL reports for the communicator. Never waits.
     fn async_error(&self, rank: usize) -> Result<()> {
         let _entered = match self.calls.try_lock() {
-            Err(TryLockError::WouldBlock) => return Ok(()), // the call that is under way will say so
+            Err(TryLockError::WouldBlock) => return Ok(()), // the running call reports the error
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Ok(entered) => entered,
         };
         self.library.check_aborted()?;
-        // SAFETY: the communicator is there as long as this is entered.
+        // SAFETY: `_entered` keeps an owned communicator alive, and the program a borrowed one.
         match unsafe { self.library.state(self.comm)? } {
             0 | IN_PROGRESS => Ok(()),
             code => Err(self.library.failure(code, format_args!("communicator: rank {rank}"))),
         }
     }
 
-    /// Ends what NCCL is at on a communicator of our own, and that with it. Waits for NCCL.
+    /// Aborts an owned communicator, which ends NCCL's work on it. Waits for NCCL.
     fn abort(&self) -> Result<()> {
-        // A later call, or the release, tries again.
+        // If this fails, a later call or the release tries again.
         let _entered =
             InPrimary::enter_relaxed(self.device).inspect_err(|_| self.aborting.store(false, Ordering::Release))?;
         let _alone = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: ours, and nothing uses it any more: all who enter see that it is aborted. Errors are ignored: there
-        // is no caller left to return them to.
+        // SAFETY: the communicator is owned, and nothing uses it any more: `enter` fails once it is aborted. Errors are
+        // ignored: there is no caller left to return them to.
         unsafe { (self.library.functions.ncclCommAbort)(self.comm) };
         Ok(())
     }
 
-    /// Destroys a communicator of our own, or aborts one that is broken.
+    /// Destroys an owned communicator, or aborts it if it is broken.
     fn release(&self, is_broken: bool) {
         let Ok(_entered) = InPrimary::enter_relaxed(self.device) else { return };
         let Functions { ncclCommDestroy, ncclCommAbort, .. } = self.library.functions;
-        // SAFETY: ours, and nothing uses it any more. Errors are ignored: there is no caller left to return them to.
+        // SAFETY: the communicator is owned, and nothing uses it any more. Errors are ignored: no caller is left.
         unsafe { if is_broken { ncclCommAbort(self.comm) } else { ncclCommDestroy(self.comm) } };
     }
 }
 
-/// What the thread does that aborts a communicator.
+/// Runs on the thread that aborts a communicator.
 extern "C" fn abort_shared(shared: *mut c_void) -> *mut c_void {
     boundary(|| {
-        // SAFETY: `Nccl::abort` has boxed it for this thread.
+        // SAFETY: `Nccl::abort` boxed the pointer for this thread.
         let shared = unsafe { Box::from_raw(shared.cast::<Arc<Shared>>()) };
         shared.abort()?;
         Ok(ptr::null_mut::<c_void>())
     })
 }
 
-/// What the thread that releases a communicator gets: the communicator, whether it is broken, and a channel for the end.
+/// Argument of `release_shared`: the communicator, true if it is broken, and a channel for the end of the release.
 type Release = (Arc<Shared>, bool, mpsc::Sender<()>);
 
-/// The thread that releases a communicator.
+/// Runs on the thread that releases a communicator.
 extern "C" fn release_shared(given: *mut c_void) -> *mut c_void {
     boundary(|| {
-        // SAFETY: `Nccl::drop` has boxed it for this thread.
+        // SAFETY: `Nccl::drop` boxed the pointer for this thread.
         let (shared, is_broken, released) = *unsafe { Box::from_raw(given.cast::<Release>()) };
         shared.release(is_broken);
-        let _ = released.send(()); // nobody may wait any more
+        let _ = released.send(()); // fails if the release is no longer waited for
         Ok(ptr::null_mut::<c_void>())
     })
 }
 
 impl Nccl {
-    /// What the caller passes to all ranks of a new world.
+    /// Returns an id, which the caller passes to all ranks of a new world.
     ///
     /// # Safety
     /// `handle` is NULL or came from dlopen, and is open.
     pub unsafe fn new_id(handle: *mut c_void) -> Result<[u8; ID_BYTES]> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `handle` is NULL or came from dlopen, and stays open.
         let library = unsafe { Library::of_new(handle, 0)? };
         let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
-        // SAFETY: the place outlives the call.
+        // SAFETY: `id` outlives the call.
         let code = unsafe { (library.functions.ncclGetUniqueId)(&mut id) };
         library.check(code, format_args!("ncclGetUniqueId"))?;
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// A communicator of its own. Blocks until all ranks of the world do this.
+    /// Creates an owned communicator. Blocks until all ranks of the world call this.
     ///
     /// # Safety
-    /// `handle` is NULL or came from dlopen, and stays open until all ranks of the node have released theirs.
+    /// `handle` is NULL or came from dlopen, and stays open until all ranks of the node have released the communicator.
     pub unsafe fn of_id(
         handle: *mut c_void, id: &[u8; ID_BYTES], rank: i32, world: i32, device: Device, timeout_ms: u32,
     ) -> Result<Self> {
@@ -197,12 +197,12 @@ impl Nccl {
         if rank < 0 || rank >= world {
             return Err(error!(InvalidArgument, "rank {rank} of {world}: 0 <= rank < world_size expected"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `handle` is NULL or came from dlopen, and stays open.
         let library = unsafe { Library::of_new(handle, timeout_ms)? };
         let _entered = InPrimary::enter(device)?;
         let records = Some(room_for_records(device, world)?);
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
-        // SAFETY: the place is the call's.
+        // SAFETY: the closure calls a function of `library` with the place that it gets; there is no parent.
         let comm = unsafe {
             library.make(ptr::null_mut(), "ncclCommInitRankConfig", |place| {
                 let mut config = Config::OWN;
@@ -217,19 +217,19 @@ impl Nccl {
         Self { shared, rank: rank as usize, world: world as usize, broken, records, hangs }
     }
 
-    /// A caller's communicator; with `split` one of our own, made of all its ranks, which all do this.
+    /// Borrows the caller's communicator. With `split`, creates an owned one; all its ranks must then call this.
     ///
     /// # Safety
-    /// `comm` is a communicator of the library with this handle, or of the only one if that is NULL. Both stay
-    /// as long as this lives, unless it is split, and then the library does.
+    /// `comm` is a communicator of the library with this handle, or of the only NCCL if that is NULL. The library stays
+    /// as long as the result lives; so does `comm`, unless it is split.
     pub unsafe fn of_comm(handle: *mut c_void, comm: *mut c_void, split: bool, timeout_ms: u32) -> Result<Self> {
         let comm: ncclComm_t = comm.cast();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `handle` is NULL or came from dlopen, and stays open.
         let library = unsafe { Library::of_borrowed(handle, if split { OLDEST_OF_OWN } else { OLDEST }, timeout_ms)? };
         let (mut rank, mut world, mut device) = (0, 0, 0);
-        // SAFETY: a communicator of this library, by the caller's promise; the places outlive the calls.
+        // SAFETY: the caller promises a communicator of this library; the variables outlive the calls.
         unsafe {
-            // It may be one that does not block and is not ready.
+            // A non-blocking communicator may not be ready yet.
             library.settle(|| library.state(comm), library.state(comm)?, format_args!("options: the communicator"))?;
             let functions = &library.functions;
             library.check((functions.ncclCommUserRank)(comm, &mut rank), format_args!("ncclCommUserRank"))?;
@@ -242,7 +242,7 @@ impl Nccl {
         let _entered = InPrimary::enter(device)?;
         let records = Some(room_for_records(device, world)?);
         let comm = match split {
-            // SAFETY: as above; all ranks are of one color and keep their numbers; the new one does not block.
+            // SAFETY: `comm` is of `library`, as above; all ranks have one color and keep their numbers.
             true => unsafe {
                 library.make(comm, "ncclCommSplit", |place| {
                     let mut config = Config::OWN;
@@ -254,8 +254,8 @@ impl Nccl {
         Ok(Self::over(Arc::new(Shared::new(library, comm, split, device)), rank, world, records))
     }
 
-    /// A communicator that does not block may be at work on what its owner asked of it before, and refuses all else
-    /// then.
+    /// Waits until the communicator is ready. A non-blocking one may still work on an earlier request of its owner, and
+    /// then refuses all others.
     fn ready(&self) -> Result<()> {
         self.shared.settle(self.shared.state()?, format_args!("the communicator"))
     }
@@ -266,20 +266,20 @@ impl Nccl {
         let Exchange { send, recv, bytes, .. } = *exchange;
         let (uint8, stream) = (ncclDataType_t::ncclUint8, exchange.stream.as_raw().cast());
         let (comm, entered) = self.shared.enter()?;
-        // SAFETY: it may be called at any time.
+        // SAFETY: this function may be called at any time.
         library.check(unsafe { ncclGroupStart() }, format_args!("ncclGroupStart"))?;
         let asked = (0..self.world).try_for_each(|peer| {
             let (to, from) = (send.wrapping_add(peer * bytes).cast(), recv.wrapping_add(peer * bytes).cast());
-            // SAFETY: a block for each rank, and room for one of each, in memory of the communicator's device that is
-            // left alone until the stream has passed this; the stream is alive.
+            // SAFETY: both sides have a block for each rank, in memory of the communicator's device that nothing else
+            // uses until the stream has passed this; the stream is alive.
             let sent = unsafe { ncclSend(to, bytes, uint8, peer as c_int, comm, stream) };
             library.check(enqueued(sent), format_args!("ncclSend of {bytes} bytes to rank {peer}"))?;
-            // SAFETY: as above.
+            // SAFETY: the reasons for ncclSend hold here, too.
             let received = unsafe { ncclRecv(from, bytes, uint8, peer as c_int, comm, stream) };
             library.check(enqueued(received), format_args!("ncclRecv of {bytes} bytes from rank {peer}"))
         });
-        // In any case, or all that this thread asks of NCCL from now on would belong to the group.
-        // SAFETY: a group was begun; the communicator is there as long as it is entered.
+        // The group must end in any case: otherwise all later calls of this thread to NCCL would belong to it.
+        // SAFETY: a group was begun; `entered` keeps an owned communicator alive, and the program a borrowed one.
         let code = unsafe { ncclGroupEnd() };
         drop(entered);
         asked.and(self.shared.settle(code, format_args!("ncclGroupEnd")))
@@ -289,7 +289,7 @@ impl Nccl {
         let Exchange { send, recv, bytes, .. } = *exchange;
         let (uint8, stream) = (ncclDataType_t::ncclUint8, exchange.stream.as_raw().cast());
         let (gather, (comm, entered)) = (self.shared.library.functions.ncclAllGather, self.shared.enter()?);
-        // SAFETY: as in `all_to_all`: a block that is sent, and room for one of each rank.
+        // SAFETY: `send` has one block and `recv` room for one of each rank; the rest is as in `all_to_all`.
         let code = unsafe { gather(send.cast(), recv.cast(), bytes, uint8, comm, stream) };
         drop(entered);
         self.shared.settle(code, format_args!("ncclAllGather of {bytes} bytes"))
@@ -297,13 +297,12 @@ impl Nccl {
 }
 
 impl Transport for Nccl {
-    /// The rank, and how many there are.
     fn place(&self) -> (usize, usize) {
         (self.rank, self.world)
     }
 
-    /// Refuses memory that is not of its device, or in another context than the one that CUDA's runtime works in: there
-    /// the legacy stream is another.
+    /// Refuses memory of another device, and memory outside the context in which CUDA's runtime works: another context
+    /// has another legacy stream.
     fn check(&self, device: Device, memory: &Block, _bytes: i64) -> Result<()> {
         let own = Device::Cuda(self.shared.device);
         match memory {
@@ -335,9 +334,9 @@ impl Transport for Nccl {
         outcome.map(|()| exchange.recv.cast_const())
     }
 
-    /// The bootstrap all-gather, on the legacy stream. Waits for it.
+    /// Performs the bootstrap all-gather on the legacy stream, and waits for it.
     fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
-        /// Behind the record that is sent.
+        /// Offset of the received records, in bytes: after the record that is sent.
         const RECEIVED: u64 = record::BYTES as u64;
         let _entered = InPrimary::enter(self.shared.device)?;
         let Some(records) = &self.records else { return Err(error!(Comm, "communicator: no room for records")) };
@@ -363,19 +362,18 @@ impl Transport for Nccl {
         waited.and_then(|()| records.read(RECEIVED, all.as_flattened_mut()))
     }
 
-    /// What has gone wrong since, without waiting.
     fn async_error(&self, rank: usize) -> Result<()> {
         self.shared.async_error(rank)
     }
 
-    /// Whether NCCL was aborted, or its owner is to do so, or was waited for too long: when its kernels end is not
-    /// known.
+    /// Returns true if the communicator is aborted, or its owner must abort it, or a wait for NCCL has timed out:
+    /// NCCL's kernels may then never end.
     fn may_hang(&self) -> bool {
         self.hangs.load(Ordering::Relaxed) || self.shared.library.aborted.load(Ordering::Acquire)
     }
 
-    /// Ends the waiting of the host, and, on a communicator of our own, what NCCL is at. That has a thread of its own,
-    /// for NCCL waits until the GPU has stopped.
+    /// Ends waits of the host and, if the communicator is owned, NCCL's work. A separate thread does the latter,
+    /// because NCCL waits until the GPU has stopped.
     fn abort(&self) -> Result<()> {
         self.broken.store(true, Ordering::Relaxed);
         self.shared.library.aborted.store(true, Ordering::Release);
@@ -386,9 +384,9 @@ impl Transport for Nccl {
             return Ok(());
         }
         let shared: *mut Arc<Shared> = Box::into_raw(Box::new(self.shared.clone()));
-        // SAFETY: the thread gets what it takes back as it was boxed.
+        // SAFETY: `abort_shared` may run on any thread, and unboxes the type that was boxed here.
         if unsafe { detached::start(STACK_BYTES, abort_shared, shared.cast()) }.is_none() {
-            // SAFETY: from above, and no thread has it.
+            // SAFETY: `shared` was boxed above, and no thread has it.
             drop(unsafe { Box::from_raw(shared) });
             self.shared.aborting.store(false, Ordering::Release);
             return Err(error!(OutOfMemory, "cannot start the thread that aborts NCCL's communicator"));
@@ -396,7 +394,7 @@ impl Transport for Nccl {
         Ok(())
     }
 
-    /// NCCL has no function that ends the wait of the others.
+    /// Does nothing: NCCL has no function that ends the wait of the other ranks.
     fn give_up(&self) {}
 }
 
@@ -404,7 +402,7 @@ fn room_for_records(device: i32, world: c_int) -> Result<cuda::Memory> {
     cuda::Memory::new(&mut cuda::Queue::of(device, Stream::LEGACY)?, (world as u64 + 1) * record::BYTES as u64)
 }
 
-/// In a group nothing has begun: what a communicator that does not block is at work on is waited for at its end.
+/// Maps IN_PROGRESS to success within a group: nothing has begun yet, and the wait is at the end of the group.
 fn enqueued(code: c_int) -> c_int {
     if code == IN_PROGRESS { 0 } else { code }
 }
@@ -418,17 +416,17 @@ impl Drop for Nccl {
         if !self.shared.owned || self.shared.aborting.load(Ordering::Acquire) {
             return;
         }
-        // In a forked child, and while the process ends, the driver refuses, and NCCL is left alone.
+        // In a forked child, and while the process ends, the driver refuses this. Then NCCL is not called.
         if InPrimary::enter(self.shared.device).is_err() {
             return;
         }
-        // What failed may never end, and destroying it would wait for that.
+        // Work that failed may never end, and destroying the communicator would wait for it.
         let is_broken = self.broken.load(Ordering::Relaxed) || self.async_error(self.rank).is_err();
         let (released, end) = mpsc::channel();
         let given: *mut Release = Box::into_raw(Box::new((self.shared.clone(), is_broken, released)));
-        // SAFETY: the thread gets what it takes back as it was boxed.
+        // SAFETY: `release_shared` may run on any thread, and unboxes the type that was boxed here.
         if unsafe { detached::start(STACK_BYTES, release_shared, given.cast()) }.is_none() {
-            release_shared(given.cast()); // without a thread this one waits, however long it takes
+            release_shared(given.cast()); // without another thread, this one waits without a limit
         }
         if end.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) && is_broken {
             mem::forget(self.records.take()); // as above

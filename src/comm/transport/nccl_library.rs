@@ -1,6 +1,6 @@
-//! NCCL itself: found when it is first asked for, its answers taken as the integers they are.
+//! NCCL's functions, found at first use. Their results are taken as integers.
 //!
-//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
+//! cudarc declares the functions, and the compiler checks our declarations against its own. cudarc does not make the
 //! calls: it panics where a library is missing, does not look for `libnccl.so.2`, and returns a Rust enum.
 
 use std::{
@@ -23,13 +23,13 @@ use crate::ffi::{
 
 use super::exchange::timeout;
 
-/// The first that can split communicators, as ncclGetVersion says it, and in words.
+/// Oldest version that can split communicators: the number that ncclGetVersion returns, and its text.
 pub const OLDEST: (c_int, &str) = (21800, "2.18");
 
-/// The first in which a communicator that does not block can be aborted at any time, as those of our own are.
+/// Oldest version in which a non-blocking communicator can be aborted at any time. Owned communicators need it.
 pub const OLDEST_OF_OWN: (c_int, &str) = (21901, "2.19.1");
 
-/// What a communicator that does not block answers while it is at work.
+/// Result of a non-blocking communicator that is still at work.
 pub const IN_PROGRESS: c_int = 7;
 
 table! {
@@ -54,33 +54,33 @@ table! {
     optional {}
 }
 
-/// Apart from the table, for they do not answer an int, or are asked before there is one.
+/// Types of functions outside the table: these do not return an int, or are called before there is a table.
 type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetLastError = unsafe extern "C" fn(ncclComm_t) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// NCCL, as this process has it.
+/// NCCL library that this process uses.
 pub struct Library {
     pub functions: Functions,
     error_string: GetErrorString,
     last_error: GetLastError,
-    /// How long it is waited for.
+    /// Longest wait for NCCL, in milliseconds.
     timeout_ms: u32,
-    /// What is waited for is of no use any more.
+    /// True once the communicator is aborted, which ends all waits.
     pub aborted: AtomicBool,
 }
 
 impl Library {
-    /// The one that a caller names by its handle; else the one that is loaded, if it is clear which.
+    /// Returns the library with the caller's handle or, for NULL, the one that is loaded, if there is only one.
     ///
     /// # Safety
-    /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
+    /// `handle` is NULL or came from dlopen, and stays open as long as the result is used.
     pub unsafe fn of_borrowed(handle: *mut c_void, oldest: (c_int, &str), timeout_ms: u32) -> Result<Self> {
         if !handle.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `handle` came from dlopen, and keeps it open.
             return unsafe { Self::of(handle, oldest, timeout_ms) };
         }
-        // A communicator belongs to one of them, and no function says to which.
+        // A communicator belongs to one of the libraries, and no function returns which one.
         let copies = copies()?;
         if let [one, other, ..] = copies[..] {
             let (one, other) = (file_of(one), file_of(other));
@@ -90,7 +90,7 @@ impl Library {
             ));
         }
         match (loaded(), copies.first()) {
-            // SAFETY: it is never closed.
+            // SAFETY: a handle from `loaded` is never closed.
             (Some(library), _) => unsafe { Self::of(library, oldest, timeout_ms) },
             (None, Some(&only)) => Err(error!(
                 CommUnavailable,
@@ -104,29 +104,29 @@ impl Library {
         }
     }
 
-    /// The one that a caller names by its handle; else the one that is loaded; else libnccl.so.2.
+    /// Returns the library with the caller's handle or, for NULL, the one that is loaded, or else libnccl.so.2.
     ///
     /// # Safety
-    /// As for [`Library::of_borrowed`].
+    /// See [`Library::of_borrowed`].
     pub unsafe fn of_new(handle: *mut c_void, timeout_ms: u32) -> Result<Self> {
         let library = if handle.is_null() { loaded().or_else(|| dynamic::load(NAME)) } else { Some(handle) };
         let library = library.ok_or_else(|| error!(CommUnavailable, "cannot load NCCL: {}", dynamic::failure()))?;
-        // SAFETY: it is never closed, or the caller's promise.
+        // SAFETY: a handle from `loaded` or `load` is never closed; the caller keeps its own open.
         unsafe { Self::of(library, OLDEST_OF_OWN, timeout_ms) }
     }
 
     /// # Safety
-    /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as this is used.
+    /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as the result is used.
     unsafe fn of(library: *mut c_void, (oldest, in_words): (c_int, &str), timeout_ms: u32) -> Result<Self> {
         let missing = |name: &CStr| -> Error {
             error!(CommUnavailable, "NCCL has no {}: {in_words} or later is needed", name.to_string_lossy())
         };
-        // SAFETY: the caller's promise; these are the functions' types by NCCL's reference.
+        // SAFETY: the caller promises an open library; the functions have these types in NCCL's reference.
         unsafe {
             let address = |name| dynamic::address(library, name).ok_or_else(|| missing(name));
             let version = mem::transmute::<*mut c_void, GetVersion>(address(c"ncclGetVersion")?);
             let error_string = mem::transmute::<*mut c_void, GetErrorString>(address(c"ncclGetErrorString")?);
-            // Before anything that an older one may lack.
+            // Check the version before looking up functions that an older NCCL may lack.
             let mut found = 0;
             match version(&mut found) {
                 0 => {}
@@ -136,7 +136,7 @@ impl Library {
                 }
             }
             if found < oldest {
-                // Up to 2.8 the number had a digit less.
+                // Up to NCCL 2.8 the number has one digit less.
                 let major = if found < 10000 { 1000 } else { 10000 };
                 return Err(error!(
                     CommUnavailable,
@@ -153,20 +153,20 @@ impl Library {
         }
     }
 
-    /// Turns what a call answered into a result; `call` says which it was, and on what.
+    /// Turns the code of a call into a result. `call`: the call and its argument, for the message.
     pub fn check(&self, code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(self.failure(code, call)) }
     }
 
     #[cold]
     pub fn failure(&self, code: c_int, call: fmt::Arguments<'_>) -> Error {
-        // SAFETY: any code may be asked for, and NULL for the communicator.
+        // SAFETY: both functions accept these arguments: any code, and NULL as the communicator.
         let (name, last) = unsafe { ((self.error_string)(code), (self.last_error)(ptr::null_mut())) };
         let mut text = [0u8; 200];
         let mut length = 0;
         while length < text.len() && !last.is_null() {
-            // Read once and by bytes, for another thread's failure may be written there meanwhile.
-            // SAFETY: NCCL's text ends with a NUL that stays, and no byte before it was one.
+            // Read each byte once: a failure of another thread may overwrite the text meanwhile.
+            // SAFETY: NCCL's text ends with a NUL that stays, and no byte read so far was a NUL.
             match unsafe { last.add(length).cast::<u8>().read_volatile() } {
                 0 | b'\n' => break,
                 byte => text[length] = byte,
@@ -175,12 +175,12 @@ impl Library {
         }
         let details = String::from_utf8_lossy(&text[..length]);
         let separator = if length > 0 { "; " } else { "" };
-        // SAFETY: a text of NCCL's that stays.
+        // SAFETY: NCCL's text ends with a NUL, and stays.
         let name = if name.is_null() { c"an unknown error" } else { unsafe { CStr::from_ptr(name) } };
         error!(Comm, "{call}: {} ({code}){separator}{details}", name.to_string_lossy())
     }
 
-    /// Waits while a communicator that does not block is at work on what a call asked of it, as its `state` says.
+    /// Waits while a non-blocking communicator is at work on a call. `state`: returns its current state.
     pub fn settle(&self, state: impl Fn() -> Result<c_int>, mut code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
         self.poll(call, || {
             if code == IN_PROGRESS {
@@ -191,7 +191,7 @@ impl Library {
         self.check(code, call)
     }
 
-    /// COMM once it was aborted.
+    /// Returns COMM once the communicator is aborted.
     pub fn check_aborted(&self) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) {
             return Err(error!(Comm, "communicator: was aborted"));
@@ -199,7 +199,7 @@ impl Library {
         Ok(())
     }
 
-    /// Asks until something is done, which `call` names, the timeout has passed, or it was aborted.
+    /// Polls until `is_done` returns true, the timeout has passed or the communicator is aborted. `call`: for messages.
     pub fn poll(&self, call: fmt::Arguments<'_>, mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
         let (begin, timeout) = (Instant::now(), Duration::from_millis(self.timeout_ms.into()));
         let mut polls = 0u32;
@@ -217,19 +217,19 @@ impl Library {
         Ok(())
     }
 
-    /// The error of a communicator, or that it is at work.
+    /// Returns the error of a communicator, or IN_PROGRESS.
     ///
     /// # Safety
     /// `comm` is a communicator of this library.
     pub unsafe fn state(&self, comm: ncclComm_t) -> Result<c_int> {
         let mut state: c_int = 0;
-        // SAFETY: the caller's promise; the enum is an int to NCCL, and the place outlives the call.
+        // SAFETY: the caller promises a communicator of this library; NCCL's enum is an int; `state` outlives the call.
         let code = unsafe { (self.functions.ncclCommGetAsyncError)(comm, ptr::from_mut(&mut state).cast()) };
         self.check(code, format_args!("ncclCommGetAsyncError"))?;
         Ok(state)
     }
 
-    /// A new communicator, by a call that puts it into a place.
+    /// Creates a communicator. `call` gets a place, and has NCCL write the communicator there.
     ///
     /// # Safety
     /// `call` calls a function of this library with its argument; `parent` is a communicator of this library that the
@@ -239,10 +239,10 @@ impl Library {
     ) -> Result<ncclComm_t> {
         let place = Box::new(AtomicPtr::<ncclComm>::new(ptr::null_mut()));
         let code = call(place.as_ptr());
-        // Where it is split from another one, and that does not block, a thread of NCCL's fills the place while the
-        // other one is at work.
+        // If the communicator is split from a non-blocking one, a thread of NCCL fills the place while the parent is at
+        // work.
         let at_work = if parent.is_null() { place.load(Ordering::Acquire) } else { parent };
-        // SAFETY: a communicator of this library.
+        // SAFETY: `comm` is a communicator of this library: `parent` or the new one.
         let state = |comm| unsafe { self.state(comm) };
         let outcome = self.settle(|| state(at_work), code, format_args!("{name}"));
         let made = place.load(Ordering::Acquire);
@@ -252,43 +252,43 @@ impl Library {
         });
         if outcome.is_err() {
             if !made.is_null() {
-                // SAFETY: a communicator of this library that nothing else has. Errors are
-                // ignored: the one that led here is returned.
+                // SAFETY: this library made the communicator, and nothing else has it. An error is ignored: the first
+                // one is returned.
                 unsafe { (self.functions.ncclCommAbort)(made) };
             }
             if code == IN_PROGRESS {
-                mem::forget(place); // whether NCCL is done with it is not known
+                mem::forget(place); // NCCL may still write to it
             }
         }
         outcome.map(|()| made)
     }
 }
 
-/// NCCL as this process has loaded it, if it has: RTLD_DEFAULT, or a handle that is never closed.
+/// Returns the NCCL that this process has loaded: RTLD_DEFAULT, or a handle that is never closed.
 fn loaded() -> Option<*mut c_void> {
-    // SAFETY: RTLD_DEFAULT needs no library.
+    // SAFETY: RTLD_DEFAULT is valid without an open library.
     if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"ncclSend") }.is_some() {
         return Some(libc::RTLD_DEFAULT);
     }
     dynamic::loaded(NAME)
 }
 
-/// The only name in NCCL's packages that programs can rely on.
+/// Only file name in NCCL's packages that programs can rely on.
 const NAME: &CStr = c"libnccl.so.2";
 
-/// Where each ncclSend of this process is, also of libraries whose names others do not see.
+/// Returns the address of each ncclSend in this process, also in libraries that were loaded with RTLD_LOCAL.
 fn copies() -> Result<Vec<*mut c_void>> {
     let loaded = Loaded::list()?;
     let mut found = Vec::new();
     for name in loaded.names() {
-        let Some(library) = dynamic::loaded(name) else { continue }; // the kernel's own, or closed meanwhile
-        // SAFETY: it is open, until it is closed here, which leaves it to those who have it open, too.
+        let Some(library) = dynamic::loaded(name) else { continue }; // the vDSO, or closed meanwhile
+        // SAFETY: `library` is open until it is closed here. Others who have it open keep it.
         let address = unsafe {
             let address = dynamic::address(library, c"ncclSend");
             libc::dlclose(library);
             address
         };
-        // Those that depend on it show it, too.
+        // dlsym also finds the function through libraries that depend on NCCL, so an address may repeat.
         if let Some(address) = address.filter(|address| !found.contains(address)) {
             fallible::reserve(&mut found, 1, "libraries")?;
             found.push(address);
@@ -297,7 +297,7 @@ fn copies() -> Result<Vec<*mut c_void>> {
     Ok(found)
 }
 
-/// The file of the library that has an address, for a sentence.
+/// Returns the file of the library that contains an address, for a message.
 fn file_of(address: *mut c_void) -> String {
     // SAFETY: the name is copied at once; its library was loaded a moment ago.
     let name = unsafe { dynamic::file_of(address) }.unwrap_or(c"a library that was closed meanwhile");

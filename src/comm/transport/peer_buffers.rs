@@ -10,9 +10,9 @@
 //!     area     | of rank 0 | of rank 1 | ...          and in odd ones
 //! ```
 //!
-//! All-to-all and all-gather take turns, so that a barrier, that of the other one, lies between the reading of an area
-//! and the next write to it. Where one follows itself, a barrier of its own is needed. A one-shot call has one barrier,
-//! whose number selects the area: all ranks pass another barrier before the next call that takes the same area.
+//! All-to-all and all-gather alternate, so the barrier of one lies between a read of the other's area and the next
+//! write to it. Two exchanges of one pattern in a row need an extra barrier. A one-shot call has one barrier, whose
+//! number selects the area. All ranks pass another barrier before the next call that uses the same area.
 
 use std::ptr;
 
@@ -27,20 +27,20 @@ use crate::{
 
 use super::exchange::Pattern;
 
-/// The most ranks that the kernels have room for.
+/// Largest number of ranks that the kernels have room for.
 pub const MOST_RANKS: usize = 64;
 
-/// Bytes of the signals.
+/// Size of the signals, in bytes.
 pub const SIGNALS: u64 = 2 * 8 * MOST_RANKS as u64;
 
-/// Areas are aligned to so many bytes.
+/// Alignment of the areas, in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// The most bytes of all payloads of a one-shot call. It is the limit of two to four ranks, in every world: buffers for
-/// many ranks may be those of the two ranks of a node, with areas of the same sizes.
+/// Largest size of all payloads of a one-shot call, in bytes. Every world has the limit of two to four ranks: buffers
+/// for many ranks may be those of the two ranks of a node, with areas of the same sizes.
 const MOST_ONCE: u64 = ONE_EXCHANGE_BYTES_OF_PEERS as u64;
 
-/// The bytes of an area of a buffer, of an exchange and of one-shot calls.
+/// Sizes of the areas of a buffer, in bytes: for an exchange, and for one-shot calls.
 #[derive(Clone, Copy)]
 pub struct Areas {
     pub exchange: u64,
@@ -48,14 +48,14 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// The areas of a buffer of at least [`least_buffer_bytes`].
+    /// Returns the areas of a buffer of `bytes` bytes, at least [`least_buffer_bytes`].
     pub fn of(bytes: u64) -> Self {
         let all = bytes.saturating_sub(SIGNALS);
         let once = (all / 4 / ALIGNMENT * ALIGNMENT).min(MOST_ONCE);
         Self { exchange: all.saturating_sub(2 * once) / 2 / ALIGNMENT * ALIGNMENT, once }
     }
 
-    /// Where an area begins in a buffer.
+    /// Returns the offset of an area in a buffer, in bytes.
     pub fn start(&self, pattern: Pattern) -> u64 {
         match pattern {
             Pattern::AllToAll => SIGNALS,
@@ -63,26 +63,26 @@ impl Areas {
         }
     }
 
-    /// Where the area of one-shot calls in even barriers begins. The other one is behind it.
+    /// Returns the offset of the area for one-shot calls in even barriers, in bytes. The area for odd ones follows.
     pub fn start_once(&self) -> u64 {
         SIGNALS + 2 * self.exchange
     }
 }
 
-/// Bytes of each rank's buffer for exchanges of blocks of up to `block` bytes.
+/// Returns the bytes of each rank's buffer for exchanges of blocks of up to `block` bytes.
 pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
     let area = (ranks as u64).checked_mul(block as u64)?.checked_next_multiple_of(ALIGNMENT)?;
     let bytes = area.checked_add(area.min(MOST_ONCE))?.checked_mul(2)?.checked_add(SIGNALS)?;
     i64::try_from(bytes).ok()
 }
 
-/// Bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]: for chunks with a header and no element,
-/// which are larger than the records of a bootstrap.
+/// Returns the bytes of the smallest buffers of `ranks` ranks, at most [`MOST_RANKS`]. They hold chunks with a header
+/// and no element, which are larger than the records of a bootstrap.
 pub fn least_buffer_bytes(ranks: usize) -> i64 {
     buffer_bytes(ranks, LEAST_STRIDE).unwrap_or(i64::MAX)
 }
 
-/// Checks that buffers have room for what every communicator exchanges.
+/// Checks that buffers have room for the exchanges that every communicator makes.
 pub fn check_buffer_bytes(name: &str, bytes: i64, ranks: usize) -> Result<u64> {
     let least = least_buffer_bytes(ranks);
     if bytes < least {
@@ -95,7 +95,7 @@ pub fn check_buffer_bytes(name: &str, bytes: i64, ranks: usize) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// How many ranks a world has.
+/// Returns the number of ranks of a world, and checks that the kernels have room for it.
 pub fn ranks_of(world: i32) -> Result<usize> {
     match usize::try_from(world) {
         Ok(ranks @ 1..=MOST_RANKS) => Ok(ranks),
@@ -103,7 +103,7 @@ pub fn ranks_of(world: i32) -> Result<usize> {
     }
 }
 
-/// The number of a CUDA device.
+/// Returns the number of a CUDA device, and refuses the CPU.
 pub fn ordinal_of(device: Device) -> Result<i32> {
     match device {
         Device::Cuda(ordinal) => Ok(ordinal),
@@ -111,12 +111,12 @@ pub fn ordinal_of(device: Device) -> Result<i32> {
     }
 }
 
-/// What a rank sends to the others, so that they can reach its buffer.
+/// Data that a rank sends to the others, so that they can reach its buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Of the GPU.
+    /// UUID of the GPU.
     pub uuid: [u8; 16],
-    /// In this process: where the buffer lies, and its context.
+    /// Address of the buffer, and handle of its context, within the rank's process.
     pub address: u64,
     pub context: u64,
 }
@@ -129,7 +129,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `bytes` bytes in the context that calls without a stream work in, all 0.
+    /// Allocates `bytes` bytes, all 0, in the context of calls without a stream.
     pub fn new(ordinal: i32, bytes: u64) -> Result<Self> {
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let memory = Memory::new(&mut queue, bytes)?;
@@ -142,7 +142,7 @@ impl Buffer {
         Ok(Identity { uuid: self.device.uuid()?, address: self.memory.at(0), context: home.handle() as u64 })
     }
 
-    /// A queue in the context of the buffer.
+    /// Returns a queue in the context of the buffer.
     pub fn queue(&self) -> Result<Queue> {
         self.memory.queue(Stream::LEGACY)
     }
@@ -151,37 +151,37 @@ impl Buffer {
         self.bytes
     }
 
-    /// The memory, for the rank that keeps it.
+    /// Returns the memory, for the rank that keeps it.
     pub fn into_memory(self) -> Memory {
         self.memory
     }
 
-    /// For another process.
+    /// Returns the buffer's IPC handle, for another process.
     pub fn handle(&self) -> Result<[u8; 64]> {
         let mut queue = self.queue()?;
         queue.current()?;
         let (driver, mut handle) = (self.device.driver, CUipcMemHandle { reserved: [0; 64] });
-        // SAFETY: the place outlives the call; the address is of memory from cuMemAlloc.
+        // SAFETY: `handle` outlives the call; the address comes from cuMemAlloc.
         let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, self.memory.at(0)) };
         driver.check(code, format_args!("cuIpcGetMemHandle of {} bytes on {}", self.bytes, self.device))?;
         Ok(handle.reserved.map(|byte| byte as u8))
     }
 
-    /// The buffer of another process.
+    /// Maps the buffer of another process.
     pub fn open(&self, handle: &[u8; 64]) -> Result<Mapped> {
-        /// So that a GPU that can be reached is.
+        /// Flag that enables access to the buffer's GPU, if this GPU can reach it.
         const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
         let mut queue = self.queue()?;
         queue.current()?;
         let (driver, mut address) = (self.device.driver, 0);
         let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
-        // SAFETY: the place outlives the call; the driver checks a handle.
+        // SAFETY: `address` outlives the call; the driver checks the handle.
         let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
         driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device)).map_err(unreachable)?;
         Ok(Mapped { device: self.device, home: self.memory.home, address })
     }
 
-    /// The buffer of another rank of this process: its address, once this GPU reaches it.
+    /// Makes the buffer of another rank of this process reachable from this GPU. Returns its address.
     pub fn reach(&self, other: &Identity) -> Result<u64> {
         let driver = self.device.driver;
         if self.device.uuid()? == other.uuid {
@@ -190,7 +190,7 @@ impl Buffer {
         let mut queue = self.queue()?;
         queue.current()?;
         const ALREADY_ENABLED: i32 = 704;
-        // SAFETY: the other rank of this process keeps its buffer's context; a context is current.
+        // SAFETY: the other rank of this process keeps the context of its buffer; a context is current.
         let code = unsafe { (driver.functions.cuCtxEnablePeerAccess)(other.context as _, 0) };
         if code != ALREADY_ENABLED {
             driver.check(code, format_args!("cuCtxEnablePeerAccess on {}", self.device)).map_err(unreachable)?;
@@ -209,13 +209,13 @@ pub struct Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         self.home.give_back(self.device, || {
-            // SAFETY: from cuIpcOpenMemHandle in this context, which is current; its user's work is done.
+            // SAFETY: the address is from cuIpcOpenMemHandle in this context, which is current; its work is done.
             unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(self.address) };
         });
     }
 }
 
-/// Checks that a buffer of the caller's is memory of a GPU that the device's context reaches.
+/// Checks that a buffer of the caller is memory of a GPU that the device's context reaches.
 pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bool) -> Result<()> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
@@ -233,7 +233,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
         ));
     }
     let (mut memory_type, mut on) = (0u32, 0i32);
-    // SAFETY: the places are of the attributes' types; any address may be asked for.
+    // SAFETY: the results have the types of their attributes, and outlive the calls; any address is allowed.
     unsafe {
         let get = driver.functions.cuPointerGetAttribute;
         if get(ptr::from_mut(&mut memory_type).cast(), MEMORY_TYPE, address) != 0 || memory_type != OF_DEVICE {
@@ -242,7 +242,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
         let code = get(ptr::from_mut(&mut on).cast(), ORDINAL, address);
         driver.check(code, format_args!("cuPointerGetAttribute of buffers[{rank}]"))?;
     }
-    // The device of another rank's memory may be that rank's or this one.
+    // For another rank's memory the driver may report that rank's device or this one.
     if own && on != ordinal {
         return Err(error!(
             InvalidArgument,
@@ -253,7 +253,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
     let mut there = address;
     while there - address < bytes {
         let (mut first, mut size) = (0, 0);
-        // SAFETY: the places outlive the call. Any address may be asked about.
+        // SAFETY: `first` and `size` outlive the call; any address is allowed.
         let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut size, there) };
         let end = if code == 0 { first.saturating_add(size as u64) } else { there };
         if end <= there {
@@ -266,7 +266,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
         there = end;
     }
     let mut signals = [0u64; 2 * MOST_RANKS];
-    // SAFETY: the driver refuses what is not mapped; the integers outlive the call.
+    // SAFETY: the driver refuses addresses that are not mapped; `signals` outlives the call.
     let code =
         unsafe { (driver.functions.cuMemcpyDtoH_v2)(signals.as_mut_ptr().cast(), address, size_of_val(&signals)) };
     if code != 0 {
@@ -275,7 +275,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
     if own && signals.contains(&u64::MAX) {
         return Err(error!(Comm, "options: a rank that was ahead has aborted over these buffers"));
     }
-    // Ranks that are ahead have signalled the first barrier, but no other one.
+    // Ranks that are ahead may have signalled the first barrier, but no later one.
     if own
         && (signals[..MOST_RANKS].iter().any(|&number| number != 0)
             || signals[MOST_RANKS..].iter().any(|&number| number > 1))
@@ -285,7 +285,7 @@ pub fn check_buffer(ordinal: i32, rank: usize, address: u64, bytes: u64, own: bo
     Ok(())
 }
 
-/// The status of peers that cannot be reached, whatever error the driver gives.
+/// Gives an error of the driver the status of unreachable peers, UNSUPPORTED_DEVICE, unless memory or context is lost.
 fn unreachable(failure: Error) -> Error {
     match failure.status {
         Status::OutOfMemory | Status::ContextLost => failure,

@@ -1,5 +1,5 @@
-//! Exchanges over memory that the ranks of a node reach, by kernels of ours: kernels/peers.cu. `peer_buffers` has the
-//! buffers of the ranks, and why the exchanges in them need no barriers but those here.
+//! Exchanges over peer memory, by the kernels in kernels/peers.cu. `peer_buffers` describes the buffers of the ranks,
+//! and why the barriers here suffice.
 
 use std::{
     mem::{self, offset_of},
@@ -35,20 +35,20 @@ use super::{
     rendezvous::Rendezvous,
 };
 
-/// The most bytes that a thread block pushes: 256 threads, 4 vectors of 16.
+/// Largest number of bytes that a thread block pushes: 256 threads with 4 vectors of 16 bytes each.
 const PUSHED: u64 = 256 * 4 * 16;
 
-/// Offsets in pinned memory. At 0 is a uint32 that a GPU sets when a barrier fails: to [`ABORTED`] if a rank has
-/// aborted, else because a rank did not arrive.
+/// Offset of the record in pinned memory, in bytes. Offset 0 has a uint32 that a GPU sets when a barrier fails: to
+/// [`ABORTED`] if a rank has aborted, to 1 if a rank did not arrive.
 const RECORD: usize = 64;
-/// Signals that no barrier waits for: an abort copies them over the signals of all ranks.
+/// Offset of signals that no barrier waits for, in bytes. An abort copies them over the signals of all ranks.
 const ABORT_SIGNALS: usize = 128;
 const PINNED_BYTES: usize = ABORT_SIGNALS + SIGNALS as usize;
 
 const ABORTED: u32 = 2;
 
 kernel_structs! {
-    /// What the kernels read about the ranks: in device memory of this one.
+    /// Struct in this rank's device memory that the kernels read about the ranks.
     #[derive(Clone, Copy)]
     struct Known: gc_peers {
         barriers: u64,
@@ -69,50 +69,50 @@ kernel_structs! {
     }
 }
 
-/// One rank's part.
+/// Peer-memory transport of one rank.
 pub struct Peers {
     rank: usize,
     device: cuda::device::Device,
     home: ContextRef,
     areas: Areas,
-    /// By rank, as they are mapped here.
+    /// Addresses of the buffers as mapped here, by rank.
     buffers: Vec<u64>,
     timeout_ms: u32,
-    /// The address of [`Known`], and its memory until this is dropped.
+    /// Address of [`Known`] in `memory`, which is None only during the drop.
     known: u64,
     memory: Option<Memory>,
     pinned: Pinned,
-    /// The end of the last call.
+    /// Event at the end of the last call.
     ended: Event,
-    /// For the bootstrap.
+    /// Stream of the bootstrap all-gather.
     stream: OwnStream,
-    /// For aborts alone: on the other one a barrier may be waiting.
+    /// Stream for aborts alone: a barrier may be waiting on `stream`.
     aborts: OwnStream,
-    /// The other ranks' buffers and this rank's, where they are ours.
+    /// Buffers of other ranks and of this rank, if the library allocated them.
     _mapped: Vec<Mapped>,
     own: Option<Memory>,
-    /// Where ranks share a GPU within a process: all of the process arrive at the barrier before one waits in it, for
-    /// kernels that wait may keep others from being launched.
+    /// Rendezvous of a process in which ranks share a GPU. All its ranks signal in a barrier before one waits in it,
+    /// because kernels that wait may keep others from being launched.
     arrivals: Option<Arc<Rendezvous>>,
-    /// An exchange was not enqueued as a whole: the others count one more.
+    /// True once an exchange was enqueued only in part: the other ranks then count one barrier more.
     broken: AtomicBool,
-    /// A rank of this process did not arrive.
+    /// True once a rank of this process did not arrive.
     peer_lost: AtomicBool,
 }
 
-/// Where the buffers of all ranks are, as the caller has mapped them.
+/// Buffers of all ranks, as the caller has mapped them.
 pub struct Places<'a> {
     pub rank: i32,
     pub device: Device,
     pub bytes: usize,
-    /// By rank.
+    /// Addresses of the buffers, by rank.
     pub buffers: &'a [u64],
-    /// As for `timeout`.
+    /// Timeout of a barrier in milliseconds; 0: 10 minutes.
     pub timeout_ms: u32,
 }
 
 impl Peers {
-    /// Over buffers of the caller's.
+    /// Creates a transport over the caller's buffers.
     pub fn new(places: &Places<'_>) -> Result<Self> {
         let ranks = places.buffers.len();
         let rank = usize::try_from(places.rank).ok().filter(|&rank| rank < ranks).ok_or_else(|| {
@@ -133,7 +133,7 @@ impl Peers {
         Self::over(queue, rank, places.buffers, bytes, timeout(places.timeout_ms))
     }
 
-    /// Over buffers of `bytes` bytes, by rank, that are mapped in the queue's context.
+    /// Creates a transport over buffers of `bytes` bytes that are mapped in the queue's context. `given`: by rank.
     fn over(mut queue: cuda::Queue, rank: usize, given: &[u64], bytes: u64, timeout_ms: u32) -> Result<Self> {
         queue.put_into_context(&PEERS_MODULE)?;
         let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
@@ -142,7 +142,7 @@ impl Peers {
         queue.wait()?;
         let mut buffers = fallible::list(given.len(), "buffers")?;
         buffers.extend_from_slice(given);
-        // SAFETY: within pinned memory that nothing else has yet.
+        // SAFETY: the range lies within the PINNED_BYTES bytes of `pinned`, which nothing else uses yet.
         unsafe { pinned.data().add(ABORT_SIGNALS).write_bytes(0xff, SIGNALS as usize) };
         let mut known = Known {
             barriers: 0,
@@ -177,7 +177,7 @@ impl Peers {
         })
     }
 
-    /// Over buffers of the ranks' own, of which `mapped` are to be closed. `take` follows.
+    /// Creates a transport over buffers that the ranks allocated; dropping it closes `mapped`. Call `take` next.
     pub fn over_own(
         own: &Buffer, rank: usize, buffers: &[u64], timeout_ms: u32, mapped: Vec<Mapped>,
         arrivals: Option<Arc<Rendezvous>>,
@@ -187,7 +187,7 @@ impl Peers {
         Ok(peers)
     }
 
-    /// Takes this rank's buffer over.
+    /// Takes ownership of this rank's buffer.
     pub fn take(&mut self, own: Buffer) {
         self.own = Some(own.into_memory());
     }
@@ -196,17 +196,17 @@ impl Peers {
         self.buffers.len()
     }
 
-    /// The most bytes of a block of an exchange.
+    /// Returns the largest size of a block in an exchange, in bytes.
     fn most_bytes(&self) -> u64 {
         self.areas.exchange / self.world() as u64
     }
 
-    /// Where blocks arrive.
+    /// Returns the address of the area in which blocks arrive.
     fn area(&self, pattern: Pattern) -> u64 {
         self.buffers[self.rank] + self.areas.start(pattern)
     }
 
-    /// The way of this rank's block of `bytes` bytes, a multiple of 16, to the others.
+    /// Returns where this rank's block lies in each buffer. `bytes`: the size of a block, a multiple of 16.
     fn way(&self, pattern: Pattern, bytes: u64) -> Way {
         assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
         Way { peers: self.known, at: self.areas.start(pattern) + self.rank as u64 * bytes }
@@ -216,9 +216,9 @@ impl Peers {
         cuda::Queue::at(self.device, stream.stream(), self.home)
     }
 
-    /// What a GPU has written about a barrier that failed; 0: none has.
+    /// Returns the word that a GPU sets when a barrier fails; 0: no barrier has failed.
     fn barrier_failure(&self) -> u32 {
-        // SAFETY: four bytes that are there as long as this is, which a GPU may be writing.
+        // SAFETY: `pinned` owns the four bytes; a GPU may write them, so the read is volatile.
         unsafe { self.pinned.data().cast::<u32>().read_volatile() }
     }
 
@@ -228,7 +228,7 @@ impl Peers {
 
     fn begin_on(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
         if self.is_broken() {
-            self.give_up(); // if others still wait on the host
+            self.give_up(); // ends waits of other ranks on the host
             return Err(error!(
                 Comm,
                 "communicator: an earlier exchange of rank {} over peer memory was broken off; make another one",
@@ -236,23 +236,23 @@ impl Peers {
             ));
         }
         if !queue.is_capturing()? {
-            // What follows is ordered behind the call before, on whichever stream that was.
-            // SAFETY: an event that this has.
+            // Order this call after the previous one, which may have used another stream.
+            // SAFETY: `self` keeps the event alive.
             unsafe { self.ended.handle().hold_up(queue)? };
         }
-        // The call before may have ended with reading what this one writes to.
+        // On another rank the previous call may still read the area that this call writes to first.
         if phases == Phases::AllGather { self.barrier_on(queue) } else { Ok(()) }
     }
 
     fn end_on(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
-        // The next call may begin with writing to what this one has read.
+        // The next call may begin with a write to the area that this call has read.
         if phases == Phases::AllToAll {
             self.barrier_on(queue)?;
         }
         if queue.is_capturing()? {
             return Ok(());
         }
-        // SAFETY: an event that this has, of the context that the queue works in.
+        // SAFETY: `self` keeps the event alive, and the event belongs to the context of the queue.
         unsafe { self.ended.handle().record(queue) }
     }
 
@@ -274,9 +274,9 @@ impl Peers {
         self.wait(arrivals, queue, error_flag)
     }
 
-    /// `error_flag`: NULL or part of a codec, which lives until its work is done.
+    /// Launches a barrier. `error_flag`: NULL or part of a codec, which lives until its work is done.
     fn launch_barrier(&self, queue: &mut cuda::Queue, steps: Steps, error_flag: *mut u8) -> Result<()> {
-        // SAFETY: buffers that are mapped here; this and the codec live until the stream has passed the barrier.
+        // SAFETY: the buffers are mapped here; `self` and the codec live until the stream has passed the barrier.
         unsafe { Way { peers: self.known, at: 0 }.barrier(queue, steps, error_flag) }
     }
 
@@ -294,22 +294,22 @@ impl Peers {
     /// Pushes blocks of `bytes` bytes, a multiple of 16: one for each rank, or one for all.
     ///
     /// # Safety
-    /// There is such memory of this device at `from`, aligned to 16, which stays until the stream has passed this; no
-    /// rank reads what arrived in the area before.
+    /// The blocks lie at `from`, aligned to 16 bytes, in memory that this device reads, and stay until the stream has
+    /// passed this. No rank still reads the area.
     unsafe fn push(&self, queue: &mut cuda::Queue, pattern: Pattern, from: *const u8, bytes: u64) -> Result<()> {
         let apart = if pattern == Pattern::AllToAll { bytes } else { 0 };
         let mut call = Push { way: self.way(pattern, bytes), from, vectors: bytes / 16, apart };
         let blocks = self.world() as u64 * bytes.div_ceil(PUSHED);
-        // SAFETY: the kernel's argument: buffers that are mapped here, with room for a block of each rank in each area,
-        // as `way` asserts, and the caller's memory.
+        // SAFETY: `call` is the kernel's argument. Its buffers are mapped here and have room in each area for a block
+        // of each rank, as `way` asserts; the caller promises the memory at `from`.
         unsafe { queue.launch(&PEERS.push, blocks, &mut argument(&mut call)) }
     }
 
     fn gather(&self, queue: &mut cuda::Queue, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         let (record, all) = (self.pinned.data().wrapping_add(RECORD), all.as_flattened_mut());
         assert!(all.len() as u64 <= self.areas.exchange);
-        // SAFETY: the record is pinned memory that only this function writes to, and it waits until it was read;
-        // `begin_on` has passed a barrier.
+        // SAFETY: only this function writes to the record in pinned memory, and it waits until the GPU has read it.
+        // `begin_on` has passed a barrier, so no rank still reads the area.
         unsafe {
             record.copy_from_nonoverlapping(own.as_ptr(), own.len());
             self.push(queue, Pattern::AllGather, record, record::BYTES as u64)?;
@@ -317,21 +317,21 @@ impl Peers {
         self.barrier(queue, ptr::null_mut())?;
         queue.current()?;
         queue.wait()?;
-        // SAFETY: from within this rank's buffer, as was asserted.
+        // SAFETY: the bytes lie within an area of this rank's buffer, as asserted above.
         unsafe { queue.copy_to_host(all, self.area(Pattern::AllGather))? };
         self.end_on(queue, Phases::AllGather)?;
         self.lost_rank(self.rank)
     }
 
-    /// Makes the barriers of all ranks fail, those that are under way and the next ones. This rank signals in none that
-    /// begins from now on. If it has just signalled, that barrier may pass; the one behind it sees that this rank has
-    /// aborted, for the signals of even and of odd barriers are apart.
+    /// Makes current and later barriers fail on all ranks. This rank signals in no barrier that begins from now on. If
+    /// it has just signalled, that barrier may pass. The next one then fails, since even and odd barriers have separate
+    /// signals.
     fn end_barriers(&self) -> Result<()> {
         let mut queue = self.queue_on(&self.aborts)?;
         let signals = self.pinned.data().wrapping_add(ABORT_SIGNALS);
         let broken = ptr::with_exposed_provenance_mut((self.known + offset_of!(Known, broken) as u64) as usize);
-        // SAFETY: pinned memory, and buffers that are mapped here, which begin with the signals of their ranks. All of
-        // it stays until this is dropped, which waits for what is enqueued.
+        // SAFETY: the copies read pinned memory, and write to `known` and to buffers mapped here, which begin with the
+        // signals. All of it stays until `self` is dropped, which waits for enqueued work.
         unsafe {
             queue.copy(broken, signals, size_of::<u32>())?;
             self.buffers.iter().try_for_each(|&buffer| {
@@ -351,14 +351,14 @@ impl Transport for Peers {
             return Err(error!(UnsupportedDevice, "{}: only CUDA has peer memory", exchange.device));
         };
         let Exchange { pattern, send, bytes, error_flag, .. } = *exchange;
-        // SAFETY: blocks whose size was checked when their memory was made; a barrier lies between this and what read
-        // the receive slots last, on any rank: that of the exchange before, or one of `begin` or `end`.
+        // SAFETY: the size of the blocks was checked when their memory was made. On every rank a barrier lies between
+        // the last read of the receive slots and this: that of the exchange before, or one of `begin` or `end`.
         let pushed = unsafe { self.push(&mut queue, pattern, send, bytes as u64) };
         pushed.and_then(|()| self.barrier(&mut queue, error_flag))?;
         Ok(ptr::with_exposed_provenance(self.area(pattern) as usize))
     }
 
-    /// The bootstrap all-gather. Waits for it.
+    /// Performs the bootstrap all-gather, and waits for it.
     fn all_gather_records(&self, own: &Bytes, all: &mut [Bytes]) -> Result<()> {
         let mut queue = self.queue_on(&self.stream)?;
         self.begin_on(&mut queue, Phases::AllGather)?;
@@ -369,7 +369,7 @@ impl Transport for Peers {
         gathered
     }
 
-    /// Ends the barriers of all ranks, those in which ranks wait and later ones.
+    /// Makes current and later barriers of all ranks fail.
     fn abort(&self) -> Result<()> {
         if let Some(arrivals) = &self.arrivals {
             arrivals.abort();
@@ -378,11 +378,11 @@ impl Transport for Peers {
         self.end_barriers()
     }
 
-    /// The other ranks see it when their timeout ends.
+    /// Marks the transport as broken. Other ranks notice in the rendezvous, or when their timeout ends.
     fn give_up(&self) {
         self.broken.store(true, Ordering::Relaxed);
         match &self.arrivals {
-            // The other ranks of this process may not see the abort yet.
+            // The other ranks of this process may not have seen the abort yet.
             Some(arrivals) if self.barrier_failure() == ABORTED => arrivals.abort(),
             Some(arrivals) => arrivals.give_up(),
             None => {}
@@ -436,7 +436,7 @@ impl Transport for Peers {
         Ok(())
     }
 
-    /// Whether threads of this process wait for each other.
+    /// Returns true if threads of this process wait for each other.
     fn waits_on_host(&self) -> bool {
         self.arrivals.is_some()
     }
@@ -494,11 +494,11 @@ fn on_cuda(queue: &mut Queue, work: impl FnOnce(&mut cuda::Queue) -> Result<()>)
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // cuMemFree waits for what is under way: only then is it known how that has ended.
+        // cuMemFree waits for running work, so `is_broken` below covers that work, too.
         self.memory = None;
         if self.is_broken() {
-            // A rank that arrives late, or has not seen the failure yet, writes to this rank's buffer: it is never
-            // freed.
+            // A rank that is late, or has not seen the failure yet, may still write to this rank's buffer. So the
+            // buffer is never freed.
             mem::forget(self.own.take());
         }
     }

@@ -1,4 +1,4 @@
-//! Where threads of this process that are ranks wait for each other, for so long.
+//! A barrier with a timeout for ranks that are threads of this process.
 
 use std::{
     ptr,
@@ -14,24 +14,24 @@ use crate::ffi::{
 pub struct Rendezvous {
     ranks: usize,
     state: Mutex<State>,
-    /// All have arrived, or one has given up.
+    /// Signalled when all ranks have arrived, or one has given up or aborted.
     moved: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// How often all have arrived, and how many have since.
+    /// Number of completed rounds, and number of ranks that have arrived since.
     rounds: u64,
     here: usize,
     given_up: bool,
     aborted: bool,
 }
 
-/// Those that ranks are about to find, by a number that only they have.
+/// Rendezvous that ranks can still find, each with a key that only these ranks have.
 static OPEN: Mutex<Vec<(u64, Arc<Rendezvous>)>> = Mutex::new(Vec::new());
 
 impl Rendezvous {
-    /// That of so many ranks with this key, made by the first who asks. `close` follows when all have it.
+    /// Returns the rendezvous of `ranks` ranks with this key; the first call creates it. Call `close` once all have it.
     pub fn find(key: u64, ranks: usize) -> Result<Arc<Self>> {
         let mut open = lock(&OPEN);
         if let Some((_, found)) = open.iter().find(|(other, _)| *other == key) {
@@ -43,7 +43,7 @@ impl Rendezvous {
         Ok(new)
     }
 
-    /// No other rank will look for it.
+    /// Removes the rendezvous from the list, because no other rank needs to find it.
     pub fn close(&self) {
         lock(&OPEN).retain(|(_, other)| !ptr::eq(&**other, self));
     }
@@ -78,7 +78,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// A rank has aborted it: no rank waits any more.
+    /// Ends all waits, because a rank has aborted.
     pub fn abort(&self) {
         self.set(|state| state.aborted = true);
     }
@@ -87,7 +87,7 @@ impl Rendezvous {
         lock(&self.state).aborted
     }
 
-    /// One rank will not arrive any more.
+    /// Ends all waits, because a rank will not arrive any more.
     pub fn give_up(&self) {
         self.set(|state| state.given_up = true);
     }
@@ -98,7 +98,7 @@ impl Rendezvous {
     }
 }
 
-/// Nothing panics while it is held.
+/// Locks a mutex, also if it is poisoned: no code panics while it holds the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,32 +19,32 @@ use crate::{
 };
 
 /// Does the work of the first calls on a device in advance. It loads the driver, makes the device's primary context
-/// unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
-/// library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
-/// Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
-/// meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+/// unless your current one is on the device, and loads all kernels into it. That takes 1 to 2 ms if the library has
+/// machine code for the device (see gc_builtin_kernels()), and up to 1 s if the driver compiles it. Call it before a
+/// first `_into` inside a graph capture, in the context that captures. Other threads may be capturing meanwhile. For a
+/// CPU it counts the CPUs and chooses the instruction set.
 ///
-/// UNSUPPORTED_DEVICE: also a compute capability below 7.5.
+/// - GC_STATUS_UNSUPPORTED_DEVICE: also if the compute capability is below 7.5.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_prepare(device: DLDevice) -> gc_status_t {
     boundary(|| devices::prepare(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
 /// Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
-/// would choose, and the pinned staging buffers of gc_copy_into() for the device. Waits for the work that was enqueued
-/// there before. For a CPU this does nothing.
+/// would choose, and the pinned staging buffers of gc_copy_into() for the device. It waits for the work that was
+/// enqueued there before. For a CPU it does nothing.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_trim(device: DLDevice) -> gc_status_t {
     boundary(|| devices::trim(Device::from_dlpack(&Name::new("device"), device)?))
 }
 
-/// The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
+/// Returns CUDA kernels of the library as a *fatbin*, for you to load and launch. A family has machine code for GPUs of
 /// compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it
 /// from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
-/// arguments and what they count as an item; all other kernels are unstable. Needs no driver.
+/// arguments and their items; all other kernels are unstable. This needs no driver.
 ///
-/// `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16; `*size`: its
-/// bytes.
+/// `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16 bytes. `*size`:
+/// its size in bytes.
 ///
 /// - INVALID_ARGUMENT: the library has no such family.
 ///
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn gc_builtin_kernels(
     family: *const c_char, fatbin: *mut *const c_void, size: *mut usize,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a text, and room.
+        // SAFETY: the caller promises a text, and room for a pointer and a number.
         let (family, fatbin, size) =
             unsafe { (borrow::text("family", family)?, Out::one("fatbin", fatbin)?, Out::one("size", size)?) };
         let bytes = devices::builtin_kernels(family)?;
@@ -65,34 +65,34 @@ pub unsafe extern "C" fn gc_builtin_kernels(
     })
 }
 
-/// How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension.
+/// Launch shape of a kernel: ceil(items / items_per_block) thread blocks of `threads` threads, both in one dimension.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_kernel_shape_t {
     /// Set by you: sizeof(gc_kernel_shape_t).
     pub struct_size: u32,
-    /// Threads of a block.
+    /// Threads of a thread block.
     pub threads: u32,
-    /// How many of what the kernel counts a block works on: bytes of bits, or elements, as docs/ABI.md says.
+    /// Items that a thread block works on: bytes of bits, or elements, as docs/ABI.md says for the kernel.
     pub items_per_block: u32,
-    /// Bytes of dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory of a thread block.
     pub shared_bytes: u32,
-    /// Blocks of a cluster; 1 where the kernel is launched without clusters.
+    /// Thread blocks of a cluster; 1 if the kernel is launched without clusters.
     pub cluster: u32,
-    /// Written as 0.
+    /// Reserved; written as 0.
     pub reserved: [u32; 3],
 }
 
-// SAFETY: numbers without gaps between them.
+// SAFETY: the fields are numbers, without padding.
 unsafe impl borrow::Extensible for gc_kernel_shape_t {
     const FIRST_SIZE: usize = 32;
 }
 
-/// The launch shape of a kernel on GPUs of a compute capability. Needs no driver. Ask for it in the program that
-/// launches the kernel: the next version may have another.
+/// Returns the launch shape of a kernel on GPUs of a compute capability. This needs no driver. The program that
+/// launches the kernel should call this: the next version may have another shape.
 ///
-/// `kernel`: a name in docs/ABI.md. `compute_capability`: of the device, 90 for 9.0. `out`: you set struct_size, the
-/// other fields are written.
+/// `kernel`: a name in docs/ABI.md. `compute_capability`: that of the device, 90 for 9.0. `out`: you set struct_size,
+/// the other fields are written.
 ///
 /// - INVALID_ARGUMENT: docs/ABI.md has no such kernel, or struct_size is invalid.
 /// - UNSUPPORTED_DEVICE: the compute capability is below 75.

@@ -1,4 +1,4 @@
-//! `gc_tensor_empty`, of the header's section TENSORS.
+//! The function `gc_tensor_empty` of the header's section TENSORS.
 
 use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensor};
 
@@ -13,10 +13,10 @@ use crate::{
     },
 };
 
-/// A new compact tensor; its elements are not initialized.
+/// Creates a compact tensor. Its elements are not initialized.
 ///
-/// `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
-/// NULL when `ndim` is 0. `*out`: yours to release.
+/// `dtype`: any; elements smaller than a byte are packed, and the size is rounded up to bytes. `shape`: `ndim` sizes,
+/// copied; may be NULL when `ndim` is 0. `*out`: yours to release.
 ///
 /// - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
 /// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
