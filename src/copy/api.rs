@@ -6,7 +6,7 @@
 //! ```c
 //! DLDevice gpu = {kDLCUDA, 0};
 //! gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
-//! gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
+//! gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and transposed in one pass
 //! ```
 //!
 //! `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
@@ -15,7 +15,7 @@
 //! Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
 //! integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
 //!
-//! - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
+//! - integer to integer: the lowest bits, extended by the sign or by zeros: 300 is 44 in uint8, -1 is 255;
 //! - float to integer: towards 0; values beyond the integer's range become its least or greatest, NaN becomes 0;
 //! - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
 //! - to a float: rounded once, to nearest even, also from float64 to bfloat16 or from int64 to float16; values that
@@ -36,7 +36,7 @@ use crate::{
 
 use super::ops;
 
-/// A new compact copy of a tensor, on the device that you name.
+/// Makes a new compact copy of a tensor, on the device that you name.
 ///
 /// `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
 /// C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
@@ -58,24 +58,23 @@ pub unsafe extern "C" fn gc_tensor_to_device(
     })
 }
 
-/// Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
-/// CUDAHost, CUDA and CUDAManaged.
+/// Copies a tensor into another one, with any strides and dtypes. Both may be on CPU, CUDAHost, CUDA or CUDAManaged.
 ///
-/// `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors
-/// nothing behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's
-/// device, or of src's where dst is on CPU or CUDAHost; ignored where both are.
+/// `src`: broadcast to the shape of dst. `dst`: written; bytes between its elements are not. Behind a last element of
+/// less than a byte, the bits of its byte are kept between CPU tensors, and overwritten if a GPU takes part. `stream`:
+/// of dst's device, or of src's where dst is on CPU or CUDAHost; ignored where both are.
 ///
-/// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
+/// Between CPU and CUDA the copy is complete when this returns, and it cannot be captured. Between CUDAHost and CUDA it
 /// is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
-/// The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
-/// until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
+/// The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), and keeps it
+/// until gc_trim(). CPU memory that is pinned, in one piece, is copied without it.
 ///
 /// Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
-/// this stream must wait for it. The device of dst is given access to the memory of src's device where that is
-/// possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
-/// another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
-/// like a copy between CPU and CUDA. src is read from another context than its own, so if this library has allocated
-/// it, release it only when the stream has done the copy.
+/// this stream must wait for it. The device of dst is given access to the memory of src's device if possible. If it
+/// still cannot read src, which may be memory of a pool or mapped memory, a copy to another layout or dtype goes
+/// through the CPU: it is complete when this returns, allocates and cannot be captured, like a copy between CPU and
+/// CUDA. src is read from another context than its own, so if this library has allocated it, release it only when the
+/// stream has done the copy.
 ///
 /// Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
 /// done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of

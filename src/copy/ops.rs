@@ -20,32 +20,32 @@ use super::{
     plan::{Conversion, CopyPlan},
 };
 
-/// The elements of `src`, as the dtype of `dst`, broadcast to its shape.
+/// Copies the elements of `src` to `dst`, cast to its dtype and broadcast to its shape.
 pub fn copy_into(src: &Elements<'_>, dst: &Elements<'_>, stream: Stream) -> Result<()> {
     let queue = &mut queue_of(dst.device(), src.device(), stream)?;
     copy_by(cpu::copy_among_others, queue, src, dst)
 }
 
-/// The same between memory that no stream of the caller's works on; it is done when this returns.
+/// Like `copy_into`, for memory that no stream of the caller uses. The copy is complete when this returns.
 pub fn copy_now(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     if let (Device::Cuda(from), Device::Cuda(to)) = (src.device(), dst.device())
         && from != to
         && src.elements() > 0
     {
-        // The target's stream does not wait for what makes the source.
+        // The target's stream does not wait for the work that writes the source.
         Queue::of(src.device(), Stream::LEGACY)?.wait_for_all()?;
     }
     let mut queue = queue_of(dst.device(), src.device(), Stream::LEGACY)?;
-    // What was enqueued is waited for also where more could not be: it uses memory that is given up then.
+    // Waits for the enqueued work also after a failure, because the caller then frees memory that the work uses.
     copy_on(&mut queue, src, dst).and(queue.wait())
 }
 
-/// The same in the order of a queue, which is on the target's device. Bytes are written whole.
+/// Copies in the order of a queue on the target's device. Bytes that elements share are written completely.
 pub fn copy_on(queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     copy_by(cpu::copy, queue, src, dst)
 }
 
-/// `on_cpu`: what copies where both sides are on the CPU.
+/// Checks a copy and does it. `on_cpu`: function for a copy with both sides on the CPU.
 fn copy_by(on_cpu: OnCpu, queue: &mut Queue, src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     let conversion = conversion(src, dst)?;
     check_shapes(src, dst)?;
@@ -67,7 +67,7 @@ fn copy_by(on_cpu: OnCpu, queue: &mut Queue, src: &Elements<'_>, dst: &Elements<
 
 type OnCpu = fn(&CopyPlan, &Elements<'_>, &Elements<'_>);
 
-/// A compact copy on this device.
+/// Returns a compact copy on this device.
 pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
     let name = Name::new("device");
     let target = Device::from_dlpack(&name, device)?;
@@ -79,7 +79,7 @@ pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
         ));
     }
     let bytes = tensors::bytes_of(src.name(), src.shape(), src.bits())?;
-    // A source that is nowhere may be of any size: refused before memory is asked for.
+    // A source on a device that does not exist may have any size. Refuse it before memory is allocated.
     Queue::of(src.device(), Stream::LEGACY)?;
     let memory = Queue::of(target, Stream::LEGACY)?.allocate(bytes)?;
     let copy = NewTensor::over(memory, target, src.dtype(), src.shape())?;
@@ -87,12 +87,12 @@ pub fn to_device(src: &Elements<'_>, device: DLDevice) -> Result<Outputs> {
     Ok(copy.finished())
 }
 
-/// The queue of the target's device, or of the source's where the target is memory of the host.
+/// Returns the queue of the target's device, or of the source's device if the target is host memory.
 fn queue_of(target: Device, source: Device, stream: Stream) -> Result<Queue> {
     Queue::of(if target == Device::Cpu { source } else { target }, stream)
 }
 
-/// Sizes and strides of both sides, the target's first, once `src` is broadcast to the shape of `dst`.
+/// Returns sizes and strides of both sides, the target's first, with `src` broadcast to the shape of `dst`.
 fn broadcast(src: &Elements<'_>, dst: &Elements<'_>) -> impl Iterator<Item = ((i64, i64), (i64, i64))> + Clone {
     let (from, to) = (src.dims(), dst.dims());
     let (more, fewer) = (from.len().saturating_sub(to.len()), to.len().saturating_sub(from.len()));
@@ -116,20 +116,20 @@ fn check_shapes(src: &Elements<'_>, dst: &Elements<'_>) -> Result<()> {
     ))
 }
 
-/// The plan for shapes that fit. `bytes`: of elements that share bytes, which are copied whole; None if they do not.
+/// Makes the plan for shapes that fit. `bytes`: total bytes if elements share bytes, which are copied whole; else None.
 fn plan(src: &Elements<'_>, dst: &Elements<'_>, conversion: Conversion, bytes: Option<i64>) -> CopyPlan {
     if let Some(bytes) = bytes {
         return CopyPlan::new(conversion, iter::once((bytes, [1, 1])));
     }
     let [to, from] = conversion.sizes();
-    // The stride of a size of 1 may be anything.
+    // The stride of a size of 1 may have any value.
     let dims = broadcast(src, dst).map(|((size, target), (src_size, source))| {
         (size, [target.wrapping_mul(to), if src_size == 1 { 0 } else { source.wrapping_mul(from) }])
     });
     CopyPlan::new(conversion, dims)
 }
 
-/// What becomes of an element; None if it shares a byte with others.
+/// Returns the conversion of an element; None if elements share bytes.
 fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversion>> {
     let (from, to) = (src.dtype(), dst.dtype());
     if from == to {
@@ -149,7 +149,7 @@ fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversio
         ));
     };
     let integers = [from, to].iter().all(|dtype| matches!(dtype.kind, Kind::Int | Kind::Uint));
-    // Integers wrap: with the same width they are the same bytes.
+    // Integers wrap, so integers of the same width have the same bytes.
     Ok(Some(if integers && from.size == to.size {
         Conversion::Bytes(to.size as i64)
     } else {
@@ -157,7 +157,7 @@ fn conversion(src: &Elements<'_>, dst: &Elements<'_>) -> Result<Option<Conversio
     }))
 }
 
-/// The bytes of elements that share them.
+/// Checks elements that share bytes, and returns their bytes.
 fn packed(src: &Elements<'_>, dst: &Elements<'_>) -> Result<i64> {
     for side in [src, dst] {
         if !side.is_contiguous() {
@@ -184,7 +184,7 @@ fn packed(src: &Elements<'_>, dst: &Elements<'_>) -> Result<i64> {
     tensors::bytes_of(dst.name(), dst.shape(), dst.bits())
 }
 
-/// Whether every element is to be copied to where it is.
+/// Returns true if every element would be copied onto itself.
 fn stays(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> bool {
     let same = |[target, source]: [i64; 2]| target == source;
     matches!(plan.conversion, Conversion::Bytes(_))
@@ -193,7 +193,7 @@ fn stays(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) -> bool {
         && plan.loops.as_slice().iter().all(|item| same(item.strides))
 }
 
-/// A dtype in words, whatever it is.
+/// Dtype as text for messages, known or not.
 struct Words(DLDataType);
 
 impl fmt::Display for Words {

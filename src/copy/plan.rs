@@ -1,7 +1,7 @@
-//! The plan of a copy: where each element lies on both sides, and what becomes of it.
+//! Plan of a copy: the place of each element on both sides, and its conversion.
 //!
-//! Elements are copied in whatever order suits: loops step through the target, far outside and by little inside, and never
-//! backwards.
+//! Elements may be copied in any order. Loops are sorted by their steps in the target, the largest step outside, and
+//! never step backwards there.
 //!
 //! ```text
 //! target [1024, 512] compact, source its transpose, float32:  1024 at [2048, 4], 512 at [4, 4096]
@@ -11,10 +11,10 @@
 
 use crate::dlpack::{Dtype, loops::Loops};
 
-/// What becomes of an element.
+/// Conversion of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conversion {
-    /// Its bytes, so many, as they are.
+    /// Copy of an element's bytes, of which there are this many.
     Bytes(i64),
     Cast {
         from: Dtype,
@@ -23,7 +23,7 @@ pub enum Conversion {
 }
 
 impl Conversion {
-    /// Bytes of an element, of the target and of the source.
+    /// Returns the bytes of an element, of the target and of the source.
     pub fn sizes(self) -> [i64; 2] {
         match self {
             Self::Bytes(size) => [size; 2],
@@ -32,17 +32,17 @@ impl Conversion {
     }
 }
 
-/// Offsets and strides are in bytes, of the target first, then of the source.
+/// Plan of a copy. Offsets and strides are in bytes, of the target first, then of the source.
 #[derive(Clone, Debug)]
 pub struct CopyPlan {
     pub conversion: Conversion,
-    /// Where the first round lies, from element 0 of each side.
+    /// Offset of the first round from element 0 of each side.
     pub starts: [i64; 2],
-    /// One round an element. The target's strides are not negative; the source's are 0 where it is broadcast.
+    /// Loops: a round per element. The target's strides are not negative; a broadcast source has strides of 0.
     pub loops: Loops<2>,
 }
 
-/// What is special about a plan, for a device to choose its way of working by. The first that holds is the plan's.
+/// Class of a plan, by which a device chooses its method. A plan has the first class that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Contiguous on both sides.
@@ -56,14 +56,14 @@ pub enum Layout {
 }
 
 impl CopyPlan {
-    /// `dims`: of the shape that both sides have by now, the size of each and its strides in bytes. The product of the
-    /// sizes must stay below 2^63.
-    #[inline(never)] // otherwise it is made on the stack of its caller twice
+    /// Makes a plan. `dims`: size and strides in bytes of each dimension of the shape, which is the same on both sides
+    /// after broadcasting. The product of the sizes must stay below 2^63.
+    #[inline(never)] // otherwise the caller's stack has the plan twice
     pub fn new(conversion: Conversion, dims: impl Iterator<Item = (i64, [i64; 2])> + Clone) -> Self {
-        // Where it is made and stays, for to move so many loops takes as long as a small copy.
+        // The plan is built in place, because moving its loops takes as long as a small copy.
         let mut plan = Self { conversion, starts: [0; 2], loops: Loops::new() };
         if dims.clone().any(|(count, _)| count == 0) {
-            plan.loops.push(0, [0; 2]); // the other sizes may be as large as they like
+            plan.loops.push(0, [0; 2]); // the other sizes may have any value
             return plan;
         }
         for (count, strides) in dims.filter(|&(count, _)| count > 1) {
@@ -77,7 +77,7 @@ impl CopyPlan {
         plan
     }
 
-    /// The class of this plan.
+    /// Returns the class of this plan.
     pub fn layout(&self) -> Layout {
         let sizes = self.conversion.sizes();
         let Some((inner, outer)) = self.loops.as_slice().split_last() else {

@@ -1,22 +1,22 @@
 //! CPU THREADS
 //!
-//! Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
-//! child that needs them. Results are the same with any number of them.
+//! Several threads work on large CPU tensors. The first call with a large tensor starts them, also in a forked child.
+//! Results are the same with any number of threads.
 //!
-//! Unless gc_set_threads() asks for another number, there is one for each CPU that the calling thread may use (its
-//! affinity mask), but no more than the quota of the process's cgroup allows. The library's threads may run on these CPUs.
-//! They are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and whenever
-//! the calling thread may run on a CPU that was not among them. Where each thread is held to one CPU (by OMP_PROC_BIND,
-//! say), ask for threads by gc_set_threads().
+//! Unless gc_set_threads() sets another number, there is one thread for each CPU that the calling thread may use (its
+//! affinity mask), but no more than the quota of the process's cgroup allows. The library's threads may run on these
+//! CPUs. The CPUs are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and
+//! whenever the calling thread may run on a CPU that was not among them. If each of your threads is bound to one CPU
+//! (by OMP_PROC_BIND, for example), set the number with gc_set_threads().
 //!
-//! The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks for another that the
-//! processor has: portable, avx2 or avx512. Results are the same with any set.
+//! The instruction set is chosen at run time. The environment variable GRADCODEC_CPU, which is read once, selects
+//! another one that the processor has: portable, avx2 or avx512. Results are the same with any set.
 
 use crate::ffi::{api::gc_status_t, panics::boundary};
 
 use super::pool;
 
-/// Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
+/// Sets the number of CPU threads for later calls, including the calling thread. 1 starts no thread. 0, the default,
 /// stands for the number of CPUs that the calling threads may use.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: `n` is more than 1024.

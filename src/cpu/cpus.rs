@@ -6,36 +6,36 @@ use std::{
     thread,
 };
 
-/// What this library calls its own threads.
+/// Name of this library's threads.
 pub const OWN_NAME: &CStr = c"gradcodec";
 
-/// Words of a set: of 8192 CPUs, the most that Linux can be built for on x86-64. cpu_set_t has room for 1024.
+/// Words of a set: for 8192 CPUs, the most that Linux can be built for on x86-64. cpu_set_t has room for 1024.
 const SET_WORDS: usize = 128;
 
-/// Some of the machine's CPUs: bit number `cpu % 64` of word `cpu / 64`.
+/// Set of CPUs: bit number `cpu % 64` of word `cpu / 64`.
 pub struct CpuSet([u64; SET_WORDS]);
 
 impl CpuSet {
-    /// The CPUs that the calling thread may run on. None where the system does not tell.
+    /// Returns the CPUs that the calling thread may run on. None: the system refuses the call.
     pub fn of_caller() -> Option<Self> {
         let mut set = [0u64; SET_WORDS];
-        // SAFETY: writes no more than the size of the set. Any bits are a set.
+        // SAFETY: the call writes at most the size of `set`, and any bits are a valid set.
         let refused = unsafe { libc::sched_getaffinity(0, size_of_val(&set), (&raw mut set).cast()) } != 0;
         (!refused).then_some(Self(set))
     }
 
-    /// Has a thread of this library run on these CPUs. It runs where it did if the system refuses.
+    /// Sets the CPUs that a thread of this library may run on. If the system refuses, they do not change.
     pub fn give(&self, thread: libc::pthread_t) {
-        // SAFETY: the library's threads never end; reads no more than the size of the set.
+        // SAFETY: the library's threads never end, and the call reads at most the size of the set.
         unsafe { libc::pthread_setaffinity_np(thread, size_of_val(&self.0), (&raw const self.0).cast()) };
     }
 }
 
-/// A set that threads may read and change at the same time, word by word.
+/// Set that threads may read and change at the same time, word by word.
 pub struct SharedCpuSet([AtomicU64; SET_WORDS]);
 
 impl SharedCpuSet {
-    /// No CPU.
+    /// Makes a set without CPUs.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; SET_WORDS])
     }
@@ -59,7 +59,7 @@ impl SharedCpuSet {
     }
 }
 
-/// How many CPUs the calling thread's affinity and the CPU quota of the process's cgroups allow, at least 1.
+/// Returns the number of CPUs that the caller's affinity and the process's cgroup quotas allow, at least 1.
 pub fn count() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }

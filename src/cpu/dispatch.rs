@@ -1,4 +1,4 @@
-//! The instruction set in use, and how a generic function is compiled for each.
+//! Chooses the instruction set, and compiles generic functions for each set.
 
 use std::{
     ffi::CStr,
@@ -17,7 +17,7 @@ pub enum InstructionSet {
 
 use InstructionSet::*;
 
-/// The best first.
+/// All instruction sets, the best first.
 #[cfg(target_arch = "x86_64")]
 const ALL: [InstructionSet; 3] = [Avx512, Avx2, Portable];
 #[cfg(not(target_arch = "x86_64"))]
@@ -25,12 +25,12 @@ const ALL: [InstructionSet; 1] = [Portable];
 
 pub const SETS: usize = ALL.len();
 
-/// The place in `ALL` of the one in use, and 1; 0 until it has been chosen. No lock: a child that is forked while another
-/// thread chooses would wait for it for ever. Threads that choose at the same time choose the same.
+/// Index in `ALL` of the set in use, plus 1; 0 until a set is chosen. There is no lock, because a child that is forked
+/// during the choice could wait for it for ever. Threads that choose at the same time choose the same set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
 
 impl InstructionSet {
-    /// What GRADCODEC_CPU calls it.
+    /// Returns the set's name in GRADCODEC_CPU.
     pub fn name(self) -> &'static str {
         match self {
             Portable => "portable",
@@ -41,7 +41,7 @@ impl InstructionSet {
         }
     }
 
-    /// Whether this processor has it: all that [`multiversion`] enables for it.
+    /// Returns true if this processor has all instructions that [`multiversion`] enables for the set.
     fn is_available(self) -> bool {
         match self {
             Portable => true,
@@ -58,12 +58,12 @@ impl InstructionSet {
         }
     }
 
-    /// Those that this processor has, the best first.
+    /// Returns the sets that this processor has, the best first.
     pub fn available() -> impl Iterator<Item = Self> {
         ALL.into_iter().filter(|set| set.is_available())
     }
 
-    /// The one to use: the best there is, or the one that GRADCODEC_CPU names, if it is there.
+    /// Returns the set to use: the best one, or the one that GRADCODEC_CPU names if the processor has it.
     #[inline(always)]
     pub fn chosen() -> Self {
         match ALL.get(CHOSEN.load(Ordering::Relaxed).wrapping_sub(1)) {
@@ -74,8 +74,8 @@ impl InstructionSet {
 
     #[cold]
     fn choose() -> Self {
-        // Not std::env::var_os, which allocates.
-        // SAFETY: a name that ends with a NUL; what it stands for ends with one too, and is not used below.
+        // std::env::var_os would allocate.
+        // SAFETY: the name and its value end with a NUL, and the value is read in the next statement only.
         let wanted = unsafe { libc::getenv(c"GRADCODEC_CPU".as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
         let named = Self::available().find(|set| wanted.is_none_or(|name| name.to_bytes() == set.name().as_bytes()));
         let chosen = named.or_else(|| Self::available().next()).unwrap_or(Portable);
@@ -85,10 +85,10 @@ impl InstructionSet {
     }
 }
 
-/// The types of elements that functions are compiled for: `u8`, `u16`, `u32`, `u64`.
+/// Number of element types that functions are compiled for: `u8`, `u16`, `u32`, `u64`.
 pub const TYPES: usize = 4;
 
-/// Which of the compiled functions to call: for an instruction set that this processor has, and a type of element.
+/// Choice of a compiled function: an instruction set that this processor has, and an element type.
 #[derive(Clone, Copy)]
 pub struct Variant {
     set: InstructionSet,
@@ -96,13 +96,13 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// For elements of `size` bytes: 1, 2, 4 or 8. `set` is one of [`InstructionSet::available`].
+    /// Makes the choice for elements of `size` bytes: 1, 2, 4 or 8. `set` is one of [`InstructionSet::available`].
     #[inline(always)]
     pub fn new(set: InstructionSet, size: usize) -> Self {
         Self { set, element: size.trailing_zeros() as usize }
     }
 
-    /// The set that it is for.
+    /// Returns the instruction set.
     pub fn set(self) -> InstructionSet {
         self.set
     }
@@ -120,8 +120,8 @@ impl Variant {
 /// - `fn name(arguments) for each element = module::generic;` is for a `generic<S: Simd<T>, T: Element>`: the function
 ///   takes a [`Variant`], and calls the one for that set and that type.
 ///
-/// All that a generic function calls must be `#[inline(always)]`, or it is compiled without the instructions of the
-/// set, and takes many times as long. tests/abi/instructions.py looks for that in the library.
+/// Every function that a generic function calls must be `#[inline(always)]`. Otherwise it is compiled without the set's
+/// instructions, and takes many times as long. tests/abi/instructions.py checks this in the library.
 macro_rules! multiversion {
     () => {};
     (
@@ -132,7 +132,7 @@ macro_rules! multiversion {
         $(#[$attribute])*
         ///
         /// # Safety
-        /// That of the generic function; the variant is of such elements, and of a set that this processor has.
+        /// See the generic function. The variant has these elements, and a set that this processor has.
         #[inline(always)]
         pub unsafe fn $name(variant: $crate::cpu::dispatch::Variant, $($argument: $type),*) {
             use $crate::cpu::{dispatch::{SETS, TYPES}, simd::{Element, Simd}};
@@ -159,7 +159,7 @@ macro_rules! multiversion {
         $(#[$attribute])*
         ///
         /// # Safety
-        /// That of the generic function, and the set is one that this processor has.
+        /// See the generic function. The processor has the set.
         pub unsafe fn $name $(<$($T: $bound),+>)? (
             set: $crate::cpu::dispatch::InstructionSet,
             $($argument: $type),*
@@ -179,7 +179,7 @@ macro_rules! multiversion {
         }
         multiversion! { $($others)* }
     };
-    // One function for each set, of the types that the two forms above leave open.
+    // Makes one function for each set, generic over the types that the two forms above leave open.
     (@compile [$($T:ident: $bound:ident),*] $simd:tt $arguments:tt $result:tt $generic:tt) => {
         multiversion!(@one portable Portable [] [$($T: $bound),*] $simd $arguments $result $generic);
         #[cfg(target_arch = "x86_64")]
@@ -199,7 +199,7 @@ macro_rules! multiversion {
         where
             $crate::cpu::simd::$set: $($simd)*,
         {
-            // SAFETY: the conditions of the generic function are those of this one.
+            // SAFETY: this function has the same conditions as the generic function.
             unsafe { $($generic)*::<$crate::cpu::simd::$set, $($T),*>($($argument),*) }
         }
     };

@@ -1,4 +1,4 @@
-//! The CPU: also the reference that CUDA is held to, bit for bit.
+//! The CPU implementation. It is also the reference: CUDA results must be bit-identical to it.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;

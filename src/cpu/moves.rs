@@ -1,7 +1,7 @@
-//! Elements from one place to another, as they are.
+//! Copies elements without conversion, at any strides.
 //!
-//! A plane is what the two innermost loops of a plan visit: lines of elements, each side at steps of its own. Generic
-//! functions over the width of an element, compiled for each instruction set.
+//! A plane is the elements of two loops of a plan: lines of elements, with separate steps on either side. The functions
+//! are generic over the width of an element and compiled for each instruction set.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -17,13 +17,13 @@ use super::{
 pub struct Plane {
     pub lines: usize,
     pub line_steps: [isize; 2],
-    /// Elements of a line.
+    /// Number of elements of a line.
     pub count: usize,
     pub steps: [isize; 2],
 }
 
 impl Plane {
-    /// Lines as a run of them has it, each all rounds of `inner`.
+    /// Makes a plane whose lines are the rounds of `run`, each with all rounds of `inner`.
     pub fn new(run: &Run<2>, inner: &Loop<2>) -> Self {
         Self {
             lines: run.count as usize,
@@ -33,23 +33,23 @@ impl Plane {
         }
     }
 
-    /// Whether the source's elements lie closer from line to line than along a line.
+    /// Returns true if the source's elements lie closer from line to line than along a line.
     pub fn is_across(&self) -> bool {
         self.lines > 1 && (1..self.steps[1].unsigned_abs()).contains(&self.line_steps[1].unsigned_abs())
     }
 
-    /// Whether it goes in tiles: it is across, and has enough lines and elements, at least a square in registers.
+    /// Returns true if it is copied in tiles: it is across, and large enough, at least a square in registers.
     fn is_tiled(&self, size: usize) -> bool {
         let least = if self.is_dense_across(size) { side_of(size) / 4 } else { side_of(size) };
         self.is_across() && self.lines.min(self.count) >= least
     }
 
-    /// Whether the target's lines are dense, and the source's elements from line to line.
+    /// Returns true if the target is dense along lines and the source is dense from line to line.
     fn is_dense_across(&self, size: usize) -> bool {
         [self.steps[0], self.line_steps[1]] == [size as isize; 2]
     }
 
-    /// Whether each line lies on several cache lines of its own, so that it is better read or written as a whole.
+    /// Returns true if each line spans several cache lines of its own, so that whole lines are faster to read or write.
     fn is_on_several_cache_lines(&self, size: usize) -> bool {
         (0..2).any(|side| {
             let [line, step] = [self.line_steps[side], self.steps[side]].map(isize::unsigned_abs);
@@ -57,24 +57,24 @@ impl Plane {
         })
     }
 
-    /// Some of its lines, and of their elements, from `first` of each on.
+    /// Returns the plane with these numbers of lines and of elements per line.
     fn part(&self, lines: usize, count: usize) -> Self {
         Self { lines, count, ..*self }
     }
 
-    /// With its elements as lines.
+    /// Returns the plane with lines and elements exchanged.
     fn turned(&self) -> Self {
         Self { lines: self.count, line_steps: self.steps, count: self.lines, steps: self.line_steps }
     }
 
-    /// How far an element is from the first.
+    /// Returns the offset of an element from the first one, in bytes.
     pub fn offset(&self, side: usize, line: usize, element: usize) -> isize {
         line as isize * self.line_steps[side] + element as isize * self.steps[side]
     }
 }
 
-/// Takes out of a nest of loops over elements of these sizes the inner one, that of its planes. Last in `loops` is then
-/// the planes' other one: that with the index which `choose` gives, or the next one.
+/// Removes the innermost loop from a nest and returns it: the elements of a plane's lines, `sizes` apart if there is no
+/// loop. The last of `loops` is then the loop over lines: the one at the index that `choose` returns, or the next one.
 pub fn take_plane(
     loops: &mut Loops<2>, sizes: [i64; 2], choose: impl Fn(&Loop<2>, &[Loop<2>]) -> Option<usize>,
 ) -> Loop<2> {
@@ -89,14 +89,14 @@ pub fn take_plane(
     inner
 }
 
-/// With fewer lines than this, a plane takes longer to begin than to copy.
+/// Number of lines below which a plane takes longer to begin than to copy.
 const FEW_LINES: i64 = 16;
 
-/// Copies all elements of a nest of loops, which are changed, of `size` bytes: so few that the caches hold them in
-/// whatever order.
+/// Copies all elements, of `size` bytes each, of a nest of loops, which it changes. They are few enough for the caches
+/// to hold them in any order.
 ///
 /// # Safety
-/// `set` is there; the elements can be read from `src` on, written from `dst` on, and do not overlap.
+/// The processor has `set`. The elements can be read from `src` on, written from `dst` on, and do not overlap.
 pub unsafe fn move_all(set: InstructionSet, size: usize, dst: *mut u8, src: *const u8, loops: &mut Loops<2>) {
     let inner = take_plane(loops, [size as i64; 2], |_, others| {
         let many = others.iter().rposition(|item| item.count >= FEW_LINES);
@@ -105,7 +105,7 @@ pub unsafe fn move_all(set: InstructionSet, size: usize, dst: *mut u8, src: *con
     let mut cursor = Cursor::starting_at(loops, 0);
     while let Some(run) = cursor.next_run(i64::MAX) {
         let [to, from] = run.offsets.map(|offset| offset as isize);
-        // SAFETY: these lines are some of the elements.
+        // SAFETY: these lines are a part of the elements, for which the caller promises this.
         unsafe {
             move_plane(set, size, dst.wrapping_offset(to), src.wrapping_offset(from), &Plane::new(&run, &inner));
         }
@@ -115,7 +115,7 @@ pub unsafe fn move_all(set: InstructionSet, size: usize, dst: *mut u8, src: *con
 /// Copies the elements of a plane, of `size` bytes.
 ///
 /// # Safety
-/// `set` is there; the plane's elements can be read from `src` on, written from `dst` on, and do not overlap.
+/// The processor has `set`. The elements can be read from `src` on, written from `dst` on, and do not overlap.
 pub unsafe fn move_plane(set: InstructionSet, size: usize, dst: *mut u8, src: *const u8, plane: &Plane) {
     let variant = Variant::new(set, size);
     // SAFETY: the elements of the plane can be read and written, and the processor has the instructions.
@@ -136,7 +136,7 @@ multiversion! {
 }
 
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 #[inline(always)]
 unsafe fn across_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane: &Plane) {
     // SAFETY: the elements of the plane can be read and written.
@@ -144,7 +144,7 @@ unsafe fn across_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane:
 }
 
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 #[inline(always)]
 unsafe fn lines_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane: &Plane) {
     // SAFETY: the elements of the plane can be read and written.
@@ -154,12 +154,12 @@ unsafe fn lines_on<S: Simd<T>, T: Element>(dst: *mut u8, src: *const u8, plane: 
 /// Copies line by line, the longer loop inside if lines are short.
 ///
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 #[inline(always)]
 unsafe fn lines<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     let size = size_of::<T>();
     if plane.is_across() && plane.count > 1 {
-        // The longer direction inside, as far as all lines stay in the first cache.
+        // Makes the longer direction the inner loop, in parts whose lines all stay in the L1 cache.
         let is_wide = plane.lines < plane.count;
         let (few, many) = if is_wide { (plane.lines, plane.count) } else { (plane.count, plane.lines) };
         let some = NEAR_BYTES / size / few;
@@ -186,21 +186,21 @@ unsafe fn lines<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
 /// Copies line by line.
 ///
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 #[inline(always)]
 unsafe fn lines_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     let size = size_of::<T>() as isize;
-    // SAFETY: the elements of the plane can be read and written, and its steps are these.
+    // SAFETY: the elements of the plane can be read and written, and each arm passes the plane's steps.
     unsafe {
         match plane.steps {
             [to, from] if to == size && from == size => dense_lines(dst, src, plane, plane.count * size_of::<T>()),
-            // What the compiler knows becomes vectors.
+            // The compiler emits vector code for steps that are constants.
             [to, 0] if to == size => lines_at::<T>(dst, src, plane, [size, 0]),
             [to, from] if to == size && from == -size => lines_at::<T>(dst, src, plane, [size, -size]),
             [to, from] if to == size && from == 2 * size => lines_at::<T>(dst, src, plane, [size, 2 * size]),
             [to, from] if to == size && from == 3 * size => lines_at::<T>(dst, src, plane, [size, 3 * size]),
             [to, from] if to == size && from == 4 * size => lines_at::<T>(dst, src, plane, [size, 4 * size]),
-            // Bytes alone, which take half the time or less. For all widths it would be 45 KB of code more.
+            // For bytes only, which then take half the time or less. All widths would add 45 KB of code.
             [1, 5] if size == 1 => lines_at::<T>(dst, src, plane, [1, 5]),
             [1, 6] if size == 1 => lines_at::<T>(dst, src, plane, [1, 6]),
             [1, 7] if size == 1 => lines_at::<T>(dst, src, plane, [1, 7]),
@@ -213,7 +213,7 @@ unsafe fn lines_of<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
 }
 
 /// # Safety
-/// As for [`move_plane`], of a plane with these steps.
+/// See [`move_plane`]; the plane has these steps.
 #[inline(always)]
 unsafe fn lines_at<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane, [to, from]: [isize; 2]) {
     for line in 0..plane.lines {
@@ -229,10 +229,10 @@ unsafe fn lines_at<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane, [to, fr
     }
 }
 
-/// The same at any steps. As vectors, scattered elements would take longer than one by one.
+/// Copies line by line, at any steps. Vectors of scattered elements would take longer than single elements.
 ///
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 #[inline(always)]
 unsafe fn lines_apart<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     for line in 0..plane.lines {
@@ -246,11 +246,11 @@ unsafe fn lines_apart<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     }
 }
 
-/// Copies lines of `bytes` bytes side by side: short ones without a call, in two pieces that may overlap, the first bytes
-/// and the last.
+/// Copies lines of `bytes` contiguous bytes. Short lines take no call: the first bytes and the last are two pieces that
+/// may overlap.
 ///
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 #[inline(always)]
 unsafe fn dense_lines(dst: *mut u8, src: *const u8, plane: &Plane, bytes: usize) {
     macro_rules! in_pieces {
@@ -284,7 +284,7 @@ unsafe fn dense_lines(dst: *mut u8, src: *const u8, plane: &Plane, bytes: usize)
 }
 
 /// # Safety
-/// As for [`move_plane`].
+/// See [`move_plane`].
 unsafe fn plane_of_any(size: usize, dst: *mut u8, src: *const u8, plane: &Plane) {
     for line in 0..plane.lines {
         // SAFETY: `line` is one of the plane's, and each of its elements has `size` bytes on both sides.
@@ -305,32 +305,32 @@ unsafe fn plane_of_any(size: usize, dst: *mut u8, src: *const u8, plane: &Plane)
 /// Bytes of a side of a tile: a cache line.
 const TILE_BYTES: usize = 64;
 
-/// The elements of a side of a tile, of so many bytes.
+/// Returns the number of elements of `size` bytes on a side of a tile.
 fn side_of(size: usize) -> usize {
     if size == 16 { 16 } else { TILE_BYTES / size }
 }
 
-/// Rows that are a multiple of so many bytes apart share at most four places of the first cache.
+/// Distance in bytes: rows that are a multiple of it apart share at most four sets of the L1 cache.
 const SHARES: usize = 1024;
 
-/// Bytes of a few lines that are copied one after the other.
+/// Bytes of the lines that are copied together and stay in the L1 cache.
 const NEAR_BYTES: usize = 8 << 10;
 
-/// Copies a plane whose source's elements lie closer from line to line: in tiles, so that each of its cache lines is
-/// used whole while it is there.
+/// Copies a plane that is across, in tiles, so that each cache line of the source is used completely while it is
+/// cached.
 ///
 /// # Safety
-/// As for [`move_plane`]; the plane is one for tiles.
+/// See [`move_plane`]; the plane is tiled ([`Plane::is_tiled`]).
 #[inline(always)]
 unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     let size = size_of::<T>();
     let (side, is_dense) = (side_of(size), plane.is_dense_across(size));
-    // Some tiles beside each other, so that what is read of a page is more than a cache line.
+    // Goes through four neighbouring tiles at a time, so that more than one cache line of a page is read.
     for lines in (0..plane.lines).step_by(4 * side) {
         for element in (0..plane.count).step_by(side) {
             for line in (lines..plane.lines.min(lines + 4 * side)).step_by(side) {
                 let tile = plane.part(side.min(plane.lines - line), side.min(plane.count - element));
-                // No prefetcher of a processor follows as many lines as a tile has.
+                // No hardware prefetcher follows as many lines as a tile has.
                 let ahead = if element + 2 * side <= plane.count { side } else { 0 };
                 for next in 0..ahead {
                     prefetch(src.wrapping_offset(plane.offset(1, line, element + side + next)));
@@ -353,21 +353,21 @@ unsafe fn across<T: Copy>(dst: *mut u8, src: *const u8, plane: &Plane) {
     }
 }
 
-/// Transposes a tile, or what there is of one, whose lines are dense in the target and across them in the source: squares
-/// of 16 bytes in registers, and what is left element by element.
+/// Transposes a tile, or a part of one, that is dense along lines in the target and across lines in the source. Squares
+/// with sides of 16 bytes go through registers, the remaining elements are copied one by one.
 ///
 /// # Safety
-/// As for [`move_plane`]; 16 bytes hold `N` elements.
+/// See [`move_plane`]; 16 bytes hold `N` elements.
 #[inline(always)]
 unsafe fn transpose_tile<T: Copy, const N: usize>(dst: *mut u8, src: *const u8, tile: &Plane) {
     let size = size_of::<T>();
     let side = TILE_BYTES / size;
-    // A whole one whose rows share few places of the first cache goes by the stack, so that each cache line is read once.
+    // A full tile whose rows share few sets of the L1 cache is first copied to the stack, to read each cache line once.
     let LineAligned(block) = &mut LineAligned([[MaybeUninit::<[u8; TILE_BYTES]>::uninit(); N]; TILE_BYTES / 16]);
     let (mut from, mut step) = (src, tile.steps[1]);
     if tile.lines == side && tile.count == side && step.unsigned_abs() % SHARES == 0 {
         for (row, copied) in block.as_flattened_mut().iter_mut().enumerate() {
-            // SAFETY: a whole row of a tile: the caller's promise.
+            // SAFETY: a full row of the tile has `TILE_BYTES` bytes, which the caller promises.
             copied.write(unsafe { src.offset(row as isize * step).cast::<[u8; TILE_BYTES]>().read_unaligned() });
         }
         (from, step) = (block.as_ptr().cast(), TILE_BYTES as isize);
@@ -382,7 +382,7 @@ unsafe fn transpose_tile<T: Copy, const N: usize>(dst: *mut u8, src: *const u8, 
             }
         }
     }
-    // SAFETY: what is left of each of these lines, and the lines that are left.
+    // SAFETY: both parts lie within the tile: the remaining elements of these lines, and the remaining lines.
     unsafe {
         if count < tile.count {
             let left = tile.part(lines, tile.count - count);

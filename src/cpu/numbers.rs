@@ -1,28 +1,28 @@
-//! Elements as numbers: read to float32 exactly, in the default environment, and written with one rounding.
+//! Converts elements to float32 exactly, in the default floating-point environment, and back with one rounding.
 
 use crate::dlpack::floats::{canonical, to_bf16};
 
-/// `scale` with the sign of an element: sigma is -1 where it is below 0.
+/// Returns `scale` times an element's sigma, which is -1 if the element is below 0, else 1.
 #[inline(always)]
 pub fn signed(scale: f32, element: f32) -> f32 {
     if element < 0.0 { -scale } else { scale }
 }
 
-/// An element type, as its bits lie in memory at any address.
+/// Element type, whose bits lie in memory at any address.
 pub trait Number: 'static {
     type Bits: Copy;
 
     fn widen(bits: Self::Bits) -> f32;
-    /// Rounded to nearest even; NaN is the one that is written.
+    /// Rounds to nearest even. NaN becomes the only NaN that is written.
     fn narrow(value: f32) -> Self::Bits;
 
-    /// The same, where a finite value stays finite if the type has few exponents: at most 65504 in magnitude.
+    /// Like `narrow`, but a finite value stays finite in float16: it is clamped to 65504 in magnitude.
     #[inline(always)]
     fn narrow_finite(value: f32) -> Self::Bits {
         Self::narrow(value)
     }
 
-    /// What of a value is kept.
+    /// Returns the value that remains after `narrow`.
     #[inline(always)]
     fn round(value: f32) -> f32 {
         Self::widen(Self::narrow(value))
@@ -45,7 +45,7 @@ pub trait Number: 'static {
     }
 }
 
-/// Whether elements are kept at all.
+/// Returns true if elements are stored at all.
 #[inline(always)]
 pub const fn is_kept<E: Number>() -> bool {
     size_of::<E::Bits>() > 0
@@ -54,7 +54,7 @@ pub const fn is_kept<E: Number>() -> bool {
 pub struct F32;
 pub struct F16;
 pub struct BF16;
-/// No element: errors that are not kept.
+/// Type of errors that are not kept: no element.
 pub struct Nothing;
 
 impl Number for F32 {
@@ -86,21 +86,21 @@ impl Number for F16 {
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
         let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff));
-        // Exponents are 112 less; that of Inf and NaN is the highest again. A denormal is a count of 2^-24, the
-        // distance of neighbours of 0.5.
+        // Exponents of float32 are 112 higher; Inf and NaN get its highest one. A denormal is a multiple of 2^-24, the
+        // distance between neighbours of 0.5.
         let rebias = if rest >= 0x7c00 { 224 << 23 } else { 112 << 23 };
         let normal = (rest << 13) + rebias;
         let denormal = (f32::from_bits(0.5f32.to_bits() | rest) - 0.5).to_bits();
         f32::from_bits(sign | if rest < 0x400 { denormal } else { normal })
     }
-    /// `floats::to_f16` without branches, so that loops over it become vectors.
+    /// Like `floats::to_f16`, but without branches, so that loops over it become vectors.
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
         const OVERFLOWS: u32 = 65520f32.to_bits();
         const NORMAL: u32 = 0x3880_0000; // 2^-14
         let (sign, size) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7fff_ffff);
         let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
-        // The distance of neighbours of 0.5 is 2^-24, of which a denormal is a multiple: the sum is rounded to one.
+        // A denormal is a multiple of 2^-24, the distance between neighbours of 0.5: the sum is rounded to one.
         let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         let finite = if size < NORMAL { denormal } else { normal };
         let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
@@ -126,7 +126,7 @@ impl Number for Nothing {
     }
 }
 
-/// Calls a generic function for element types that are known at run time: of values and of what is kept.
+/// Calls a generic function for element types chosen at run time: of values, and of kept errors.
 macro_rules! with_numbers {
     ($values:expr, $kept:expr, |$G:ident, $E:ident| $work:expr) => {{
         use $crate::{

@@ -1,4 +1,4 @@
-//! Which context a call works in, and leaving the caller's thread as it was.
+//! Finds the context that a call works in, and restores the caller's context afterwards.
 
 use std::{
     ffi::{c_int, c_void},
@@ -16,23 +16,23 @@ use super::{
     stream::Stream,
 };
 
-/// The context that a call works in.
+/// Context that a call works in.
 pub struct Context {
     driver: &'static Driver,
     handle: CUcontext,
-    /// What tells it apart from all others of the process, also from those that are gone.
+    /// Id that no other context of the process has, including contexts that are gone.
     pub id: u64,
-    /// Whether it is current on this thread.
+    /// True if the context is current on this thread.
     current: bool,
-    /// Whether that is our doing: then the one before is current again once this is dropped.
+    /// True if this object made it current. Dropping it then makes the previous context current again.
     pushed: bool,
 }
 
 impl Context {
-    /// The stream's own context; for the legacy and the per-thread stream the current one if it is on this device, else
-    /// the device's primary one.
+    /// Returns the stream's own context. For the legacy and the per-thread stream, returns the current context if it is
+    /// on this device, else the device's primary context.
     ///
-    /// A stream's own need not be current for launches: a kernel that belongs to no context takes it from the stream.
+    /// A stream's own context need not be current for launches: a kernel without a context takes the stream's.
     pub fn of(device: Device, stream: Stream) -> Result<Self> {
         match stream.created() {
             Some(stream) => Self::of_stream(device, stream),
@@ -43,7 +43,7 @@ impl Context {
     fn of_stream(device: Device, stream: *mut c_void) -> Result<Self> {
         let driver = device.driver;
         let mut handle = ptr::null_mut();
-        // SAFETY: the caller of the stream tier promises a stream that is alive.
+        // SAFETY: the caller of a function with a stream promises that the stream is alive.
         let code = unsafe { (driver.functions.cuStreamGetCtx)(stream.cast(), &mut handle) };
         driver.check(code, format_args!("cuStreamGetCtx"))?;
         let id = id_of(driver, handle)?;
@@ -65,7 +65,7 @@ impl Context {
         }
     }
 
-    /// The context that calls without a stream work in, unless it is a primary one that nobody here has used.
+    /// Returns the context that calls without a stream use. None: a primary context that this library has not used yet.
     pub fn existing(device: Device) -> Result<Option<Self>> {
         match Self::of_thread_now(device)? {
             None if device.properties().primary.get().is_some() => Self::primary(device).map(Some),
@@ -73,7 +73,7 @@ impl Context {
         }
     }
 
-    /// The current context, if it is on this device.
+    /// Returns the current context if it is on this device.
     fn of_thread_now(device: Device) -> Result<Option<Self>> {
         let Some(current) = Self::of_thread_anywhere(device.driver)? else { return Ok(None) };
         let on = match DEVICES.recall(current.id) {
@@ -83,20 +83,20 @@ impl Context {
         Ok((on == device.ordinal).then_some(current))
     }
 
-    /// The current context, on whatever device it is.
+    /// Returns the current context, on any device.
     fn of_thread_anywhere(driver: &'static Driver) -> Result<Option<Self>> {
         let mut id = 0;
-        // SAFETY: the place outlives the call; NULL stands for the current context.
+        // SAFETY: `id` outlives the call; NULL stands for the current context.
         let code = unsafe { (driver.functions.cuCtxGetId)(ptr::null_mut(), &mut id) };
         if code == INVALID_CONTEXT {
-            return Ok(None); // there is none
+            return Ok(None); // no context is current
         }
         driver.check(code, format_args!("cuCtxGetId of the current context"))?;
         Ok(Some(Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false }))
     }
 
-    /// The context that a handle was made in. A stream that somebody created must belong to it; the others are its own,
-    /// whichever context is current.
+    /// Returns the context that a handle was made in. A created stream must belong to it. The legacy and the per-thread
+    /// stream exist in every context.
     pub fn of_home(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
         if let Some(stream) = stream.created() {
             let context = Self::of_stream(device, stream)?;
@@ -119,25 +119,25 @@ impl Context {
         Ok(context)
     }
 
-    /// A reference to this, which is current and on this device, for a handle to come back to.
+    /// Returns a reference to this context, which is current and on this device, for a handle to use later.
     pub fn home(&self, device: Device) -> Result<ContextRef> {
         let handle = self.handle_now()?;
-        // Retained, it lives as long as the process.
+        // A primary context is retained and lives as long as the process.
         let is_primary = is_primary_active(device)? && primary(device)? == handle;
         Ok(ContextRef { handle: handle as usize, id: self.id, is_primary })
     }
 
-    /// The handle of this, which is current.
+    /// Returns the driver's handle of this context, which is current.
     pub fn handle_now(&self) -> Result<CUcontext> {
         let mut handle = ptr::null_mut();
-        // SAFETY: what the driver writes to is a local variable, which outlives the call.
+        // SAFETY: the driver writes to a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetCurrent)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetCurrent"))?;
         Ok(handle)
     }
 
-    /// Whether this, which is current, is still the context that a handle was made in: a primary one that was reset
-    /// keeps its address, and all memory is gone.
+    /// Returns true if this context, which is current, is still the one that a handle was made in. A primary context
+    /// that was reset keeps its address, but all of its memory is gone.
     pub fn is_still(&self, home: ContextRef) -> bool {
         id_of(self.driver, ptr::null_mut()).is_ok_and(|id| id == home.id)
     }
@@ -151,10 +151,10 @@ impl Context {
         Ok(primary)
     }
 
-    /// Makes it current on this thread, for whatever is not a launch.
+    /// Makes the context current on this thread; every call except a launch needs it.
     pub fn make_current(&mut self) -> Result<()> {
         if !self.current {
-            // SAFETY: a stream's own context, or a primary one that is retained.
+            // SAFETY: the handle is a live stream's own context, or a primary context, which is retained.
             let code = unsafe { (self.driver.functions.cuCtxPushCurrent_v2)(self.handle) };
             self.driver.check(code, format_args!("cuCtxPushCurrent"))?;
             (self.current, self.pushed) = (true, true);
@@ -162,12 +162,12 @@ impl Context {
         Ok(())
     }
 
-    /// The number of the device that a stream of this context is on.
+    /// Returns the number of the device that a stream of this context is on.
     fn ask_for_device_of(&mut self, stream: *mut c_void) -> Result<usize> {
-        // A context of some of a GPU's processors may be current to one thread at a time: it is not made so for this.
+        // A context with a part of a GPU's processors may be current on one thread only: do not make it current.
         if let Some(get_device) = self.driver.functions.cuStreamGetDevice {
             let mut handle = 0;
-            // SAFETY: a stream that is alive; the place outlives the call.
+            // SAFETY: the stream is alive, and `handle` outlives the call.
             let code = unsafe { get_device(stream.cast(), &mut handle) };
             self.driver.check(code, format_args!("cuStreamGetDevice"))?;
             return self.remember_device(handle);
@@ -178,10 +178,10 @@ impl Context {
         found
     }
 
-    /// The number of the device that this context, which is current, is on.
+    /// Returns the number of the device that this context, which is current, is on.
     fn ask_for_device(&self) -> Result<usize> {
         let mut handle = 0;
-        // SAFETY: what the driver writes to is a local variable, which outlives the call.
+        // SAFETY: the driver writes to a local variable, which outlives the call.
         let code = unsafe { (self.driver.functions.cuCtxGetDevice)(&mut handle) };
         self.driver.check(code, format_args!("cuCtxGetDevice"))?;
         self.remember_device(handle)
@@ -196,43 +196,43 @@ impl Context {
         Ok(ordinal)
     }
 
-    /// Makes the context current that was so before.
+    /// Makes the previous context current again, if this object had replaced it.
     fn leave(&mut self) {
         if self.pushed {
             let mut context = ptr::null_mut();
-            // SAFETY: what was pushed on this thread is still on top: nothing of ours leaves another one there. There
-            // is nobody to tell of a failure, and none that leaves the caller worse off than it is.
+            // SAFETY: the pushed context is still on top of this thread's stack: this library leaves no other one
+            // there. A failure is ignored: no caller can receive it, and it leaves the caller no worse off.
             unsafe { (self.driver.functions.cuCtxPopCurrent_v2)(&mut context) };
             (self.current, self.pushed) = (false, false);
         }
     }
 }
 
-/// A reference to the context that a handle of ours lives in, and must not outlive. The address as a number, to be
-/// shared.
+/// Reference to the context that a handle lives in and must not outlive. The address is a number, so that threads can
+/// share it.
 #[derive(Clone, Copy)]
 pub struct ContextRef {
     handle: usize,
     pub id: u64,
-    /// Whether it is the device's primary context.
+    /// True if this is the device's primary context.
     pub is_primary: bool,
 }
 
 impl ContextRef {
-    /// The context, for others of this process.
+    /// Returns the context's address, for other code of this process.
     pub fn handle(self) -> usize {
         self.handle
     }
 
-    /// Whether its handle may be used: the primary context is retained, and the current one is alive. Any other context
-    /// the program may have destroyed, and the driver does not say what it does with a handle of such.
+    /// Returns true if the handle may be used: the primary context is retained, and the current one is alive. The
+    /// program may have destroyed any other context, and the driver does not define the use of its handle then.
     pub fn may_be_entered(self, device: Device) -> bool {
         let is_current =
             || Context::of_thread_anywhere(device.driver).is_ok_and(|it| it.is_some_and(|it| it.id == self.id));
         self.is_primary || is_current()
     }
 
-    /// Whether it is gone, or another has its address. Of a context that may be entered.
+    /// Returns true if the context is gone, or if another one has its address. The context may be entered.
     pub fn is_gone(self, device: Device) -> bool {
         let mut id = 0;
         // SAFETY: `id` outlives the call, and the context may be entered.
@@ -240,10 +240,9 @@ impl ContextRef {
         code == INVALID_CONTEXT || code == 0 && id != self.id
     }
 
-    /// Calls what gives something of this context back to the driver, with the context current. Not where the context
-    /// is gone, with all that was in it, or may be: then what is in it is left to whoever destroys it. Errors are
-    /// ignored, for there is no caller to return them to: in a forked child, and while the process ends, the driver
-    /// refuses everything.
+    /// Calls `release` with the context current, to give something of it back to the driver. Does nothing if the
+    /// context is gone or may be gone: its destruction frees its contents. Errors are ignored, because no caller can
+    /// receive them: in a forked child and while the process ends, the driver refuses every call.
     pub fn give_back(self, device: Device, release: impl FnOnce()) {
         if !self.may_be_entered(device) {
             return;
@@ -263,8 +262,8 @@ impl Drop for Context {
     }
 }
 
-/// While it lives, a device's primary context is current on this thread, whichever was before: for libraries over
-/// CUDA's runtime, which work in no other one and may leave it current.
+/// Guard that keeps a device's primary context current on this thread. Libraries over CUDA's runtime need it: they work
+/// in no other context, and may leave it current.
 pub struct InPrimary {
     _context: Context,
 }
@@ -278,16 +277,16 @@ impl InPrimary {
         Ok(Self { _context: context })
     }
 
-    /// The same on a thread of the library, which disturbs no capture of other threads if the driver lets it.
+    /// Like `enter`, for threads of the library: they do not disturb captures of other threads if the driver permits.
     pub fn enter_relaxed(ordinal: i32) -> Result<(Self, Option<RelaxedCapture>)> {
         Ok((Self::enter(ordinal)?, RelaxedCapture::begin(Device::of(ordinal)?.driver).ok()))
     }
 }
 
-/// The id of a context; NULL stands for the current one.
+/// Returns the id of a context; NULL stands for the current one.
 fn id_of(driver: &Driver, handle: CUcontext) -> Result<u64> {
     let mut id = 0;
-    // SAFETY: a context that is alive, or NULL; the place outlives the call.
+    // SAFETY: the handle is a live context or NULL, and `id` outlives the call.
     let code = unsafe { (driver.functions.cuCtxGetId)(handle, &mut id) };
     driver.check(code, format_args!("cuCtxGetId"))?;
     Ok(id)
@@ -296,31 +295,30 @@ fn id_of(driver: &Driver, handle: CUcontext) -> Result<u64> {
 fn is_primary_active(device: Device) -> Result<bool> {
     let (mut flags, mut active) = (0, 0);
     let handle = device.properties().handle;
-    // SAFETY: the integers outlive the call, and the handle is that of a device that the driver listed.
+    // SAFETY: the integers outlive the call, and the handle belongs to a device that the driver listed.
     let code = unsafe { (device.driver.functions.cuDevicePrimaryCtxGetState)(handle, &mut flags, &mut active) };
     device.driver.check(code, format_args!("cuDevicePrimaryCtxGetState of {device}"))?;
     Ok(active != 0)
 }
 
-/// The primary context of a device, retained for good.
+/// Returns the primary context of a device, retained for good.
 pub fn primary(device: Device) -> Result<CUcontext> {
     let Properties { handle, primary, .. } = device.properties();
     if let Some(&context) = primary.get() {
         return Ok(context as CUcontext);
     }
     let mut context = ptr::null_mut();
-    // SAFETY: a device of the driver's. Two threads may retain it side by side: it is one context.
+    // SAFETY: the driver listed the device. If two threads retain the context at the same time, both get the same one.
     let code = unsafe { (device.driver.functions.cuDevicePrimaryCtxRetain)(&mut context, *handle) };
     device.driver.check(code, format_args!("cuDevicePrimaryCtxRetain of {device}"))?;
     Ok(*primary.get_or_init(|| context as usize) as CUcontext)
 }
 
-/// The devices of contexts.
+/// Device numbers of contexts.
 static DEVICES: LossyCache = LossyCache::nothing();
 
-/// A small number for each of some contexts, by their ids, which the driver never gives twice. What is asked for again
-/// and again is there; a context that comes to another's place takes it, and then that one's number is to be found out
-/// anew.
+/// Small numbers by context id, which the driver never reuses. A number that is often asked for stays. A context with
+/// the same slot replaces it, and then the number of the first must be found again.
 pub struct LossyCache([AtomicU64; 64]);
 
 impl LossyCache {
@@ -332,7 +330,7 @@ impl LossyCache {
         &self.0[(id % 64) as usize]
     }
 
-    /// The number remembered of this context.
+    /// Returns the number remembered for this context.
     pub fn recall(&self, id: u64) -> Option<usize> {
         let word = self.place(id).load(Ordering::Relaxed);
         (word >> 8 == id && word & 0xff > 0).then(|| (word & 0xff) as usize - 1)
@@ -346,8 +344,8 @@ impl LossyCache {
     }
 }
 
-/// While it lives, calls of this thread do not disturb what other threads, or this one, capture: to load, to allocate
-/// or to wait for the legacy stream would fail otherwise, and break the capture, for as long as any thread captures.
+/// Guard: while it lives, calls of this thread do not disturb captures of any thread. Otherwise loading, allocating and
+/// waiting for the legacy stream would fail while any thread captures, and break the capture.
 pub struct RelaxedCapture {
     driver: &'static Driver,
     before: c_int,
@@ -362,14 +360,14 @@ impl RelaxedCapture {
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // The mode that this thread came with, so it is a valid one.
+        // `before` was this thread's mode, so the driver accepts it and the result can be ignored.
         let _ = exchange_capture_mode(self.driver, self.before);
     }
 }
 
 /// Sets this thread's capture mode, a CUstreamCaptureMode, and returns the one before.
 fn exchange_capture_mode(driver: &Driver, mut mode: c_int) -> Result<c_int> {
-    // SAFETY: the enum is an int to the driver, which reads and writes it as such.
+    // SAFETY: the driver reads and writes the enum as an int.
     let code = unsafe { (driver.functions.cuThreadExchangeStreamCaptureMode)(ptr::from_mut(&mut mode).cast()) };
     driver.check(code, format_args!("cuThreadExchangeStreamCaptureMode"))?;
     Ok(mode)

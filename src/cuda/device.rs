@@ -1,4 +1,4 @@
-//! Devices, by their numbers.
+//! CUDA devices by number.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use crate::ffi::error::{Result, error};
 
 use super::driver::{Driver, Properties};
 
-/// The name of a device, which is the same in every process.
+/// UUID of a device, which is the same in every process.
 pub type Uuid = [u8; 16];
 
-/// A device that is there.
+/// Device that exists.
 #[derive(Clone, Copy)]
 pub struct Device {
     pub driver: &'static Driver,
@@ -32,7 +32,7 @@ impl Device {
 
     pub fn uuid(self) -> Result<Uuid> {
         let mut uuid = CUuuid { bytes: [0; 16] };
-        // SAFETY: `uuid` outlives the call, and the handle is that of a device that the driver listed.
+        // SAFETY: `uuid` outlives the call, and the handle belongs to a device that the driver listed.
         let code = unsafe { (self.driver.functions.cuDeviceGetUuid_v2)(&mut uuid, self.properties().handle) };
         self.driver.check(code, format_args!("cuDeviceGetUuid of {self}"))?;
         Ok(uuid.bytes.map(|byte| byte as u8))

@@ -1,11 +1,11 @@
-//! Division on the device by a number that is known here.
+//! Division on the device by a number that the host sets.
 
 use crate::dlpack::loops::Loop;
 
 use super::layout::{kernel_structs, same_layout};
 
 kernel_structs! {
-    /// A number to divide by, as kernels/divisor.cuh declares it: the kernels multiply.
+    /// Divisor as kernels/divisor.cuh declares it: the kernels multiply by its reciprocal.
     #[derive(Clone, Copy)]
     pub struct Divisor: gc_divisor {
         by: u64,
@@ -14,7 +14,7 @@ kernel_structs! {
 }
 
 impl Divisor {
-    /// 0 is for no division at all.
+    /// Makes a divisor; 0 stands for no division.
     pub const fn new(by: u64) -> Self {
         Self {
             by,
@@ -30,7 +30,7 @@ impl Divisor {
     }
 }
 
-/// A loop of a plan, which the kernels of each source declare as a struct of their own.
+/// Loop of a plan. The kernels of each source declare it as a struct of their own.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DividedLoop<const SIDES: usize> {
@@ -46,7 +46,7 @@ same_layout!(gc_sign_loop, DividedLoop<1> { count, strides });
 impl<const SIDES: usize> DividedLoop<SIDES> {
     pub const NONE: Self = Self { count: Divisor::new(0), strides: [0; SIDES] };
 
-    /// Puts loops into the first of these places, of which there are enough. The result says how many they were.
+    /// Puts loops into the first of `places`, which must be enough, and returns their number.
     pub fn put(places: &mut [Self], loops: impl Iterator<Item = Loop<SIDES>>) -> u32 {
         let filled = places.iter_mut().zip(loops).map(|(place, Loop { count, strides })| {
             *place = Self { count: Divisor::new(count as u64), strides };

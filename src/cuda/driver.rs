@@ -1,8 +1,8 @@
-//! The CUDA driver: found on first use, its answers taken as the integers they are.
+//! The CUDA driver: loaded on first use. Its results are kept as plain integers.
 //!
-//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
-//! calls: its wrappers panic where a library or a symbol is missing, and return a Rust enum, for which an error code
-//! that a newer driver invents is undefined behaviour.
+//! cudarc declares the functions, and a compile-time check compares its declarations with ours. cudarc does not make
+//! the calls: its wrappers panic if a library or a symbol is missing. They also return a Rust enum, for which an error
+//! code of a newer driver is undefined behaviour.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void},
@@ -25,9 +25,9 @@ use crate::ffi::{
 
 use super::allocator::blocks::Cache;
 
-/// What the driver of CUDA 12.0 (525) calls itself: the first that reads our fatbins, and the PTX in them.
+/// Oldest driver version: CUDA 12.0 (driver 525), the first that reads our fatbins and the PTX in them.
 const OLDEST: c_int = 12000;
-/// The first that takes launches that begin early into graphs.
+/// First version that accepts launches with early begin (PDL) in graphs.
 const EARLY_IN_GRAPHS: c_int = 12030;
 
 table! {
@@ -107,59 +107,59 @@ table! {
         cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
     }
     optional {
-        /// 12.8. Without it a stream's device is that of its context, once made current to be asked.
+        /// Since 12.8. Without it, the device of a stream is found by making its context current.
         cuStreamGetDevice(CUstream, *mut CUdevice);
     }
 }
 
-/// Apart from the table, where the code is an enum to the crate that declares it.
+/// Type of cuGetErrorName. It is not in the table, because the declaring crate has an enum for the code.
 type GetErrorName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
-/// The driver of this machine, initialized.
+/// Driver of this machine, initialized.
 pub struct Driver {
     pub functions: Functions,
     error_name: GetErrorName,
-    /// Whether a launch may begin while the one before it ends, also in a graph.
+    /// True if a launch may begin while the one before it ends, also in a graph.
     pub begins_launches_early: bool,
-    /// The devices it shows, by their numbers.
+    /// Devices that the driver shows, by their numbers.
     pub devices: Vec<Properties>,
 }
 
-/// What a device is, and what this process has of it.
+/// Properties of a device, and the state that this process keeps of it.
 pub struct Properties {
     pub handle: CUdevice,
-    /// 90 for 9.0.
+    /// Compute capability: 90 for 9.0.
     pub compute_capability: i32,
     pub multiprocessors: u64,
-    /// That all of them run at once.
+    /// Number of threads that all multiprocessors run at once.
     pub threads: u64,
-    /// The primary context, once it was needed: kept as long as the process lives. As a number, to be shared.
+    /// Primary context as a number, so that threads can share it. Set on first use, and then kept for good.
     pub primary: OnceLock<usize>,
-    /// The memory that is kept for reuse.
+    /// Cache of device memory.
     pub cache: Cache,
 }
 
 impl Driver {
-    /// The driver, loaded and initialized by the first call that finds one.
+    /// Returns the driver. The first call that finds one loads and initializes it.
     pub fn get() -> Result<&'static Self> {
         static DRIVER: OnceLock<Driver> = OnceLock::new();
         match DRIVER.get() {
             Some(driver) => Ok(driver),
-            // Two threads may load it side by side; one of the two equal tables stays.
+            // Two threads may load the driver at the same time; one of the two equal tables stays.
             None => Self::load().map(|driver| DRIVER.get_or_init(|| driver)),
         }
     }
 
     fn load() -> Result<Self> {
-        // The name that NVIDIA's driver packages install, and the one that CUDA's own runtime loads. libcuda.so may be
-        // a toolkit's stub.
+        // libcuda.so.1 is the name that NVIDIA's driver packages install and that CUDA's runtime loads. libcuda.so may
+        // be a toolkit's stub.
         let library = dynamic::load(c"libcuda.so.1")
             .ok_or_else(|| error!(DriverUnavailable, "cannot load the CUDA driver: {}", dynamic::failure()))?;
-        // Drivers older than 12.0 lack some.
+        // Drivers older than 12.0 lack some functions.
         let missing = |name: &CStr| -> Error {
             error!(DriverUnavailable, "the CUDA driver has no {}: 12.0 is needed (driver 525)", name.to_string_lossy())
         };
-        // SAFETY: libcuda.so.1 is the driver, and it stays loaded; this is what its reference says of this function.
+        // SAFETY: libcuda.so.1 is the driver and stays loaded; its reference gives cuGetErrorName this signature.
         let (functions, error_name) = unsafe {
             const NAME: &CStr = c"cuGetErrorName";
             let error_name = dynamic::address(library, NAME).ok_or_else(|| missing(NAME))?;
@@ -168,9 +168,9 @@ impl Driver {
         let unavailable = |failure| Error { status: Status::DriverUnavailable, ..failure };
         let mut driver = Self { functions, error_name, begins_launches_early: false, devices: Vec::new() };
         let (mut version, mut count) = (0, 0);
-        // SAFETY: the integers outlive the calls; these may be called at any time.
+        // SAFETY: the integers outlive the calls, and these functions may be called at any time.
         unsafe {
-            // Before cuInit, for an old driver may have any reason to fail there.
+            // Check the version before cuInit, because cuInit of an old driver may fail for any reason.
             driver
                 .check((driver.functions.cuDriverGetVersion)(&mut version), format_args!("cuDriverGetVersion"))
                 .map_err(unavailable)?;
@@ -184,7 +184,7 @@ impl Driver {
             }
             driver.begins_launches_early = version >= EARLY_IN_GRAPHS;
             match (driver.functions.cuInit)(0) {
-                // The driver is there, and no device is: every device number is one that does not exist.
+                // The driver works but has no device, so no device number exists.
                 NO_DEVICE => return Ok(driver),
                 code => driver.check(code, format_args!("cuInit")).map_err(unavailable)?,
             }
@@ -236,7 +236,7 @@ impl Driver {
         })
     }
 
-    /// Turns what a driver call answered into a result; `call` says which it was, and on what.
+    /// Converts the code of a driver call to a result. `call`: the function and its object, for the message.
     #[inline]
     pub fn check(&self, code: c_int, call: fmt::Arguments<'_>) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(self.failure(code, call)) }
@@ -245,9 +245,9 @@ impl Driver {
     #[cold]
     fn failure(&self, code: c_int, call: fmt::Arguments<'_>) -> Error {
         let mut name = ptr::null();
-        // SAFETY: any code may be asked for; an unknown one leaves NULL.
+        // SAFETY: cuGetErrorName takes any code and leaves NULL for an unknown one.
         let known = unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null();
-        // SAFETY: a name is text of the driver's that stays.
+        // SAFETY: the name is a text of the driver that is never freed.
         let name = if known { unsafe { CStr::from_ptr(name) } } else { c"an error of a newer driver" };
         let status = status_of(code);
         let consequence = match code {
@@ -271,23 +271,23 @@ impl Driver {
 const NOT_INITIALIZED: c_int = 3;
 const DEINITIALIZED: c_int = 4;
 const NO_DEVICE: c_int = 100;
-/// Of a stream that has not done its work.
+/// Code for a stream with unfinished work.
 pub const NOT_READY: c_int = 600;
-/// What is asked of the current context, where there is none.
+/// Code for a query of the current context if there is none.
 pub const INVALID_CONTEXT: c_int = 201;
 
-/// For a GPU without machine code in a fatbin the driver compiles PTX, unless what it does so with is missing or off.
+/// Codes for a GPU without machine code in a fatbin: the driver's PTX compiler is missing (221) or disabled (223).
 const NO_COMPILER: c_int = 221;
 const COMPILER_DISABLED: c_int = 223;
 
-/// The status of an error code of the driver.
+/// Returns the status for an error code of the driver.
 fn status_of(code: c_int) -> Status {
     match code {
         2 => Status::OutOfMemory,
-        // Those after which the context answers nothing else: uncorrectable ECC and NVLink errors, a context destroyed
-        // or lost to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned
-        // address, address space, program counter, or failed launch; the end of an MPS server or client; an external
-        // device's error.
+        // After these codes the context is unusable: uncorrectable ECC and NVLink errors; a context destroyed or lost
+        // to a kernel's illegal address, timeout, assertion, stack error, illegal instruction, misaligned address,
+        // address space, program counter, or failed launch; the end of an MPS server or client; an external device's
+        // error.
         214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 806 | 810 | 911 => Status::ContextLost,
         _ => Status::Cuda,
     }

@@ -1,4 +1,4 @@
-//! Points in a stream's work that other streams wait for.
+//! Events: points in a stream's work that other streams wait for.
 
 use std::ptr;
 
@@ -16,7 +16,7 @@ pub struct Event {
     handle: EventHandle,
 }
 
-/// An event of somebody's, as a number, to be shared.
+/// Event of any owner, as a number so that threads can share it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct EventHandle(usize);
 
@@ -24,7 +24,7 @@ impl Event {
     pub fn new(queue: &mut Queue) -> Result<Self> {
         let (device, mut handle) = (queue.device, ptr::null_mut());
         let home = queue.home()?;
-        // SAFETY: what the driver writes to is a local variable, which outlives the call.
+        // SAFETY: the driver writes to a local variable, which outlives the call.
         let code = unsafe { (device.driver.functions.cuEventCreate)(&mut handle, WITHOUT_TIMES) };
         device.driver.check(code, format_args!("cuEventCreate on {device}"))?;
         Ok(Self { device, home, handle: EventHandle(handle.expose_provenance()) })
@@ -34,7 +34,7 @@ impl Event {
         self.handle
     }
 
-    /// Whether it is of the context that a queue works in: only there it can be recorded.
+    /// Returns true if the event is in the context that a queue works in; it can only be recorded there.
     pub fn is_of(&self, queue: &mut Queue) -> Result<bool> {
         Ok(queue.context()?.id == self.home.id)
     }
@@ -45,38 +45,38 @@ impl EventHandle {
         ptr::with_exposed_provenance_mut(self.0)
     }
 
-    /// It is after what has been enqueued on the queue's stream so far.
+    /// Records the event after all work that was enqueued on the queue's stream so far.
     ///
     /// # Safety
-    /// The event is alive, and of the context that the queue works in.
+    /// The event is alive, and in the context that the queue works in.
     pub unsafe fn record(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
         let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
-        // SAFETY: the event is alive, as the caller promises; so is the stream.
+        // SAFETY: the caller promises that the event is alive, and the stream is alive.
         let code = unsafe { (driver.functions.cuEventRecord)(self.as_ptr(), stream) };
         driver.check(code, format_args!("cuEventRecord on {}", queue.device))
     }
 
-    /// What is enqueued on the queue's stream from now on waits for what the event was last recorded after.
+    /// Makes later work on the queue's stream wait for the work that the event was last recorded after.
     ///
     /// # Safety
-    /// The event is alive; it may be of any context.
+    /// The event is alive; it may be in any context.
     pub unsafe fn hold_up(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
         let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
-        // SAFETY: the event is alive, as the caller promises; so is the stream.
+        // SAFETY: the caller promises that the event is alive, and the stream is alive.
         let code = unsafe { (driver.functions.cuStreamWaitEvent)(stream, self.as_ptr(), 0) };
         driver.check(code, format_args!("cuStreamWaitEvent on {}", queue.device))
     }
 
-    /// Waits until what it was last recorded after is done.
+    /// Waits until the work that the event was last recorded after is done.
     ///
     /// # Safety
     /// The event is alive.
     pub unsafe fn wait(self, queue: &mut Queue) -> Result<()> {
         queue.current()?;
         let driver = queue.device.driver;
-        // SAFETY: the event is alive, as the caller promises; so is the stream.
+        // SAFETY: the caller promises that the event is alive.
         let code = unsafe { (driver.functions.cuEventSynchronize)(self.as_ptr()) };
         driver.check(code, format_args!("cuEventSynchronize on {}", queue.device))
     }
@@ -85,7 +85,7 @@ impl EventHandle {
 impl Drop for Event {
     fn drop(&mut self) {
         self.home.give_back(self.device, || {
-            // SAFETY: from cuEventCreate in this context, which is current; streams that wait for it go on to do so.
+            // SAFETY: cuEventCreate made it in this context, which is current; streams that wait for it still do.
             unsafe { (self.device.driver.functions.cuEventDestroy_v2)(self.handle.as_ptr()) };
         });
     }

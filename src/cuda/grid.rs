@@ -1,16 +1,16 @@
-//! How work is cut into blocks of threads.
+//! Cuts work into thread blocks.
 
-/// Threads of a block, as a power of 2.
+/// Threads of a thread block, as a power of 2.
 pub const LOG_BLOCK: u32 = 8;
 
-/// Most blocks of a launch.
+/// Largest number of thread blocks of a launch.
 pub const MOST_BLOCKS: i64 = i32::MAX as i64;
 
 /// Bytes of a vector: the most that a thread reads or writes at once.
 pub const VECTOR: i64 = 16;
 
-/// Threads along x, as a power of 2, for this many pieces of work, of which a thread does `rounds`: as many as leave
-/// hardly more without any than the fewest, but a warp at least, which reads and writes side by side.
+/// Returns the threads along x, as a power of 2, for `pieces` pieces, `rounds` per thread: the largest width with at
+/// most 1/32 more room than the tightest one. From 32 pieces on, the width is at least a warp.
 pub fn width(pieces: i64, rounds: i64) -> u32 {
     if pieces < 32 {
         return (pieces as u64).next_power_of_two().ilog2();

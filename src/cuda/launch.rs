@@ -1,4 +1,4 @@
-//! Every launch of a kernel.
+//! Launches of kernels. All launches go through this file.
 
 use std::{
     ffi::{CStr, c_void},
@@ -15,12 +15,12 @@ use super::{
     queue::Queue,
 };
 
-/// A kernel's only argument, for a launch.
+/// Returns a kernel's only argument, for a launch.
 pub fn argument<T>(call: &mut T) -> [*mut c_void; 1] {
     [ptr::from_mut(call).cast()]
 }
 
-/// A kernel's arguments, for a launch in the same statement: it has copies of these values.
+/// Makes a kernel's arguments for a launch in the same statement, from copies of these values.
 macro_rules! arguments {
     ($($value:expr),+ $(,)?) => {
         &mut [$(std::ptr::from_mut(&mut { $value }).cast()),+]
@@ -29,29 +29,29 @@ macro_rules! arguments {
 pub(crate) use arguments;
 
 impl Queue {
-    /// Launches a kernel on as many blocks as `items` of what it counts need.
+    /// Launches a kernel with enough thread blocks for `items` items.
     ///
     /// # Safety
-    /// `arguments` are the kernel's, in order and of its types, and describe memory that it may use until it is done.
+    /// `arguments` are the kernel's, in order and of its types. Their memory may be used until the kernel is done.
     pub unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
         let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
-        // SAFETY: `ready` put the kernel into this context, which is current or the stream's own; the arguments are as
-        // the caller promises.
+        // SAFETY: `ready` put the kernel into this context, which is current or the stream's own. The caller promises
+        // the arguments.
         unsafe { self.enqueue(function, kernel.name, grid, arguments)? };
         kernel.note_loaded_in(self.context()?.id);
         Ok(())
     }
 
-    /// Launches a kernel with programmatic dependent launch (PDL): it waits by itself for the launch before it on this
-    /// call's stream, and so may begin while that one ends, where devices and drivers can do so.
+    /// Launches a kernel with programmatic dependent launch (PDL), if device and driver support it. The kernel itself
+    /// waits for the preceding launch on this call's stream, so it may begin while that one ends.
     ///
     /// # Safety
-    /// As for [`Queue::launch`]; before it waits the kernel reads nothing that a launch writes; and the launch before
-    /// it is one of ours, for those of others need not have waited for what was before them.
+    /// See [`Queue::launch`]. Before its wait, the kernel reads nothing that a launch writes. The preceding launch is
+    /// one of this library, because others need not have waited for the work before them.
     pub unsafe fn launch_pdl(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
         let (driver, stream) = (self.device.driver, self.stream);
         if !driver.begins_launches_early || self.device.properties().compute_capability < 90 {
-            // SAFETY: the arguments are as the caller promises.
+            // SAFETY: the caller promises the arguments.
             return unsafe { self.launch(kernel, items, arguments) };
         }
         let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
@@ -72,7 +72,7 @@ impl Queue {
             attrs: &mut early,
             numAttrs: 1,
         };
-        // SAFETY: as in `launch`; what the configuration refers to outlives the call.
+        // SAFETY: as in `launch`; the configuration's pointers outlive the call.
         let code =
             unsafe { (driver.functions.cuLaunchKernelEx)(&config, function, arguments.as_mut_ptr(), ptr::null_mut()) };
         let name = kernel.name.to_string_lossy();
@@ -82,11 +82,11 @@ impl Queue {
     }
 
     /// # Safety
-    /// As for [`Queue::launch`], and the function is in the context of the stream.
+    /// See [`Queue::launch`]; the function is in the context of the stream.
     pub unsafe fn enqueue(
         &self, function: CUfunction, name: &CStr, grid: Grid, arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        // SAFETY: the function is in the stream's context and the arguments are its own, as the caller promises.
+        // SAFETY: the caller promises that the function is in the stream's context and that the arguments match it.
         let code = unsafe {
             (self.device.driver.functions.cuLaunchKernel)(
                 function,
@@ -106,7 +106,7 @@ impl Queue {
     }
 }
 
-/// What a launch has of blocks, of one dimension.
+/// Grid of a launch, of one dimension.
 pub struct Grid {
     blocks: u32,
     threads: u32,

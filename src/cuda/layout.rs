@@ -1,8 +1,8 @@
-//! The layout of the structs that kernels read: kernels/layout.cuh lists their fields for both sides.
+//! Layout of the structs that kernels read: kernels/layout.cuh lists their fields for both sides.
 
 const LIST: &[u8] = include_bytes!("../../kernels/layout.cuh");
 
-/// Holds a struct to the fields that kernels/layout.cuh lists under its name there, when it is compiled.
+/// Checks at compile time that a struct has the fields that kernels/layout.cuh lists under its name there.
 macro_rules! same_layout {
     ($listed:ident, $type:ty { $($field:ident),+ $(,)? }) => {
         const _: () = {
@@ -16,8 +16,8 @@ macro_rules! same_layout {
 }
 pub(crate) use same_layout;
 
-/// Declares structs that kernels read, and holds each to the fields that kernels/layout.cuh lists under the name behind
-/// the colon.
+/// Declares structs that kernels read. Each is checked against the fields that kernels/layout.cuh lists under the name
+/// after the colon.
 macro_rules! kernel_structs {
     ($(
         $(#[$meta:meta])*
@@ -35,7 +35,7 @@ macro_rules! kernel_structs {
 }
 pub(crate) use kernel_structs;
 
-/// A field of the list, and where what follows it begins.
+/// Field of the list, and the position after it.
 struct Field {
     name: &'static [u8],
     bytes: usize,
@@ -50,7 +50,7 @@ const fn begins(text: &[u8], with: &[u8]) -> bool {
     k == with.len()
 }
 
-/// Where the fields of a struct begin.
+/// Returns the position of a struct's first field in the list.
 const fn fields_of(name: &str) -> usize {
     let mut at = 0;
     while !(begins(from(at), b"LAYOUT_") && begins(from(at + 7), name.as_bytes()) && LIST[at + 7 + name.len()] == b'(')
@@ -64,7 +64,7 @@ const fn from(at: usize) -> &'static [u8] {
     LIST.split_at(at).1
 }
 
-/// The next field; none behind the last of a struct, whose line has no backslash.
+/// Returns the next field. None: the struct has no more; its last line ends without a backslash.
 const fn next(mut at: usize) -> Option<Field> {
     while !begins(from(at), b"field(") {
         if LIST[at] == b'\n' && LIST[at - 1] != b'\\' {
@@ -87,16 +87,16 @@ const fn next(mut at: usize) -> Option<Field> {
     Some(Field { name, bytes, end })
 }
 
-/// Panics, and so fails to compile, unless `fields`, each with its name, offset and bytes, are those of the list.
+/// Panics, which fails the build, unless `fields`, each with name, offset and bytes, match the list.
 pub const fn check(listed: &str, size: usize, fields: &[(&str, usize, usize)]) {
     let (mut at, mut offset, mut k) = (fields_of(listed), 0, 0);
     while k < fields.len() {
         let (name, place, bytes) = fields[k];
         assert!(place == offset, "a field lies elsewhere in kernels/layout.cuh");
-        // An array may be several fields there, which have names of their own.
+        // An array here may be several fields with their own names in the list.
         while offset < place + bytes {
             let Some(field) = next(at) else { panic!("fewer fields in kernels/layout.cuh") };
-            // `strides` of one side are `stride` there.
+            // `strides` of one side are named `stride` in the list.
             let same_name = begins(name.as_bytes(), field.name) && name.len() - field.name.len() <= 1;
             assert!(same_name || field.bytes < bytes, "a field has another name in kernels/layout.cuh");
             (at, offset) = (field.end, offset + field.bytes);
@@ -107,7 +107,7 @@ pub const fn check(listed: &str, size: usize, fields: &[(&str, usize, usize)]) {
     assert!(next(at).is_none() && offset == size, "more fields in kernels/layout.cuh");
 }
 
-/// The bytes of a struct that the host does not declare.
+/// Returns the size in bytes of a struct that the host does not declare.
 pub const fn bytes_of(listed: &str) -> usize {
     let (mut at, mut bytes) = (fields_of(listed), 0);
     while let Some(field) = next(at) {
@@ -116,7 +116,7 @@ pub const fn bytes_of(listed: &str) -> usize {
     bytes
 }
 
-/// Where a field lies in a struct that the host does not declare.
+/// Returns the offset of a field in a struct that the host does not declare.
 pub const fn offset_in(listed: &str, name: &str) -> usize {
     let (mut at, mut offset) = (fields_of(listed), 0);
     loop {

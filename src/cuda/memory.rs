@@ -1,4 +1,4 @@
-//! Memory of a handle: its own from creation to the end, never the cache's.
+//! Device memory that a handle owns as long as it lives. The allocator's cache never has it.
 
 use std::ptr;
 
@@ -6,10 +6,10 @@ use crate::ffi::error::{Result, error};
 
 use super::{context::ContextRef, device::Device, queue::Queue, stream::Stream};
 
-/// What parts of it are aligned to.
+/// Alignment of the parts of a block, in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// A block of device memory.
+/// Block of device memory.
 pub struct Memory {
     device: Device,
     pub home: ContextRef,
@@ -18,13 +18,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// So much memory in the queue's context, all 0 for what follows on its stream.
+    /// Allocates `bytes` bytes in the queue's context. Later work on its stream finds them set to 0.
     pub fn new(queue: &mut Queue, bytes: u64) -> Result<Self> {
         let (device, driver) = (queue.device, queue.device.driver);
         let home = queue.home()?;
         let size = usize::try_from(bytes).map_err(|_| error!(SizeOverflow, "{bytes} bytes for a codec"))?;
         let mut address = 0;
-        // SAFETY: what the driver writes to is a local variable, which outlives the call.
+        // SAFETY: the driver writes to a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemAlloc_v2)(&mut address, size) };
         driver.check(code, format_args!("cuMemAlloc of {bytes} bytes on {device}"))?;
         let memory = Self { device, home, address, bytes };
@@ -32,7 +32,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// A queue on a stream of the context that this is in.
+    /// Makes a queue on a stream of the memory's context.
     pub fn queue(&self, stream: Stream) -> Result<Queue> {
         Queue::at(self.device, stream, self.home)
     }
@@ -41,18 +41,18 @@ impl Memory {
         self.address + offset
     }
 
-    /// Sets some of it to 0.
+    /// Sets a part of the memory to 0.
     pub fn clear(&self, queue: &mut Queue, offset: u64, bytes: u64) -> Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
         if bytes == 0 {
             return Ok(());
         }
         let at = ptr::with_exposed_provenance_mut(self.at(offset) as usize);
-        // SAFETY: within this memory, as was asserted, on a stream of its context.
+        // SAFETY: the range lies within this memory (asserted), and the queue's stream is in its context.
         unsafe { queue.clear(at, bytes as usize) }
     }
 
-    /// Copies a table into it, and waits for that.
+    /// Copies a table into the memory, and waits for the copy.
     pub fn put<T: Copy>(&self, offset: u64, table: &[T]) -> Result<()> {
         let bytes = size_of_val(table) as u64;
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
@@ -60,43 +60,43 @@ impl Memory {
             return Ok(());
         }
         let driver = self.device.driver;
-        // SAFETY: within this memory, as was asserted, whose context is current; the table is there until it is copied.
+        // SAFETY: within this memory (asserted), its context is current, and the synchronous copy reads `table`.
         let code =
             unsafe { (driver.functions.cuMemcpyHtoD_v2)(self.address + offset, table.as_ptr().cast(), bytes as usize) };
         driver.check(code, format_args!("cuMemcpyHtoD of {bytes} bytes on {}", self.device))
     }
 
-    /// Copies bytes of the host into it, behind what was enqueued on the legacy stream, and waits for that.
+    /// Copies bytes of the host into the memory, after the work enqueued on the legacy stream, and waits for the copy.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
         let mut queue = self.queue(Stream::LEGACY)?;
         queue.current()?;
         self.put(offset, from)
     }
 
-    /// Copies some of it to the host, behind what was enqueued on the legacy stream, and waits for that.
+    /// Copies a part of the memory to the host, after the work enqueued on the legacy stream, and waits for the copy.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         assert!(offset.checked_add(to.len() as u64).is_some_and(|end| end <= self.bytes));
-        // SAFETY: from within this memory, as was asserted, and in its context.
+        // SAFETY: the range lies within this memory (asserted), and the queue works in its context.
         unsafe { self.queue(Stream::LEGACY)?.copy_to_host(to, self.address + offset) }
     }
 
-    /// Whether it is in the device's primary context.
+    /// Returns true if the memory is in the device's primary context.
     pub fn is_in_primary(&self) -> bool {
         self.home.is_primary
     }
 
-    /// Copies some of it to memory of the device, or to pinned memory of the host.
+    /// Copies a part of the memory to memory of the device, or to pinned memory of the host.
     ///
     /// # Safety
-    /// `to` is such memory, of so many bytes, which nobody else uses until that is done.
+    /// `to` is device or pinned memory of `bytes` bytes, which nothing else uses until the copy is done.
     pub unsafe fn copy_to(&self, queue: &mut Queue, offset: u64, to: *mut u8, bytes: u64) -> Result<()> {
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
         if bytes == 0 {
             return Ok(());
         }
         let from = ptr::with_exposed_provenance(self.at(offset) as usize);
-        // SAFETY: from within this memory, as was asserted, on a stream of its context; the rest is the caller's
-        // promise.
+        // SAFETY: the range lies within this memory (asserted), and the stream is in its context. The caller promises
+        // `to`.
         unsafe { queue.copy(to, from, bytes as usize) }
     }
 }
@@ -104,20 +104,20 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         self.home.give_back(self.device, || {
-            // SAFETY: memory of this context, which is current, from cuMemAlloc; the handle's work is done.
+            // SAFETY: cuMemAlloc allocated it in this context, which is current; the handle's work is done.
             unsafe { (self.device.driver.functions.cuMemFree_v2)(self.address) };
         });
     }
 }
 
-/// Gives parts of a block their places.
+/// Assigns offsets to the parts of a block.
 #[derive(Default)]
 pub struct Parts {
     pub bytes: u64,
 }
 
 impl Parts {
-    /// Where the next part begins, of `count` things of `size` bytes.
+    /// Returns the offset of the next part, which has `count` items of `size` bytes.
     pub fn add(&mut self, count: usize, size: usize) -> Result<u64> {
         let begin = self.bytes;
         let bytes = (count as u64).checked_mul(size as u64).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));

@@ -1,6 +1,6 @@
-//! The built-in kernels: machine code and PTX that travel in the library, a fatbin per module.
+//! The built-in kernels: machine code and PTX in the library, one fatbin per module.
 //!
-//! The list below is the only one: the structs, the kernels' names and their launch shapes come from it.
+//! The list below defines the structs, the kernels' names and their launch shapes.
 
 use std::{
     ffi::CStr,
@@ -18,27 +18,27 @@ use crate::ffi::{
 
 use super::{context::LossyCache, queue::Queue};
 
-/// The lowest compute capability that kernels are compiled for: 7.5.
+/// Lowest compute capability that kernels are compiled for: 7.5.
 const LOWEST: i32 = 75;
 
-/// How a kernel is launched: on as many blocks of one dimension as its items need.
+/// Launch shape of a kernel: a grid of one dimension with enough thread blocks for its items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
     pub threads: u32,
-    /// Items that a block processes, in the unit that the kernel counts.
+    /// Items that a thread block processes, in the unit that the kernel counts.
     pub items_per_block: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a thread block, in bytes.
     pub shared_bytes: u32,
 }
 
-/// A kernel of any context: the driver puts it into one when it is first launched there.
+/// Kernel for any context. The driver loads it into a context at its first launch there.
 pub struct Kernel {
     pub name: &'static CStr,
     pub shape: LaunchShape,
     module: &'static Module,
-    /// A CUkernel, from when its module is loaded.
+    /// CUkernel; set when its module is loaded.
     handle: OnceLock<usize>,
-    /// The contexts in which it is, so that no launch there loads it.
+    /// Contexts in which the kernel is loaded, so that a launch there does not load it.
     contexts: LossyCache,
 }
 
@@ -48,7 +48,7 @@ impl Kernel {
         Self { name: with_nul(name), shape, module, handle: OnceLock::new(), contexts: LossyCache::nothing() }
     }
 
-    /// Of a kernel whose module is loaded.
+    /// Returns the CUkernel. The module must be loaded.
     fn handle(&self) -> Result<usize> {
         let handle = self.handle.get().copied();
         handle.ok_or_else(|| error!(Cuda, "{} is launched before its module is loaded", self.name.to_string_lossy()))
@@ -66,7 +66,7 @@ impl Kernel {
 pub struct Module {
     pub name: &'static CStr,
     pub fatbin: &'static [u8],
-    /// The kernels that docs/ABI.md lists: their names, arguments and items never change.
+    /// Kernels that docs/ABI.md lists: their names, arguments and items never change.
     promised: &'static [&'static [Kernel]],
     internal: &'static [&'static [Kernel]],
 }
@@ -77,12 +77,12 @@ impl Module {
     }
 }
 
-/// Machine code lies at addresses that drivers expect of it.
+/// Machine code at the alignment that drivers expect.
 #[repr(align(16))]
 struct Aligned<T>(T);
 
-/// A kernel is `gc_name`, with `: items` per block where that is not 1 and `x threads` where these are not 256. One in
-/// parentheses is a field by itself, some in brackets are an array.
+/// An entry is `gc_name`, then `: items` per thread block if not 1, then `x threads` if not 256. An entry in
+/// parentheses is one field; entries in brackets are an array.
 macro_rules! kernels {
     (@type ($($kernel:tt)*)) => { Kernel };
     (@type [$($name:ident $(: $items:literal)?),* $(,)?]) => { [Kernel; [$(stringify!($name)),*].len()] };
@@ -132,7 +132,7 @@ macro_rules! modules {
             };
         )*
 
-        /// All modules.
+        /// Every module.
         pub static MODULES: &[&Module] = &[$(&$module),*];
     };
 }
@@ -141,19 +141,19 @@ modules! {
     /// The kernels of kernels/bits.cu.
     BITS: Bits, BITS_MODULE in "bits" {
         promised {
-            /// By the binary logarithm of the element's size. Counted in bytes of bits.
+            /// Indexed by the binary logarithm of the element's size. Items are bytes of bits.
             pack_truth: [
                 gc_pack_truth_u8: 2048, gc_pack_truth_u16: 1024, gc_pack_truth_u32: 1024, gc_pack_truth_u64: 1024,
             ],
-            /// float16, bfloat16, float32, float64. Counted in bytes of bits.
+            /// float16, bfloat16, float32, float64. Items are bytes of bits.
             pack_signs: [
                 gc_pack_signs_f16: 1024, gc_pack_signs_bf16: 1024, gc_pack_signs_f32: 1024, gc_pack_signs_f64: 1024,
             ],
-            /// By the binary logarithm of the element's size. Counted in elements.
+            /// Indexed by the binary logarithm of the element's size. Items are elements.
             unpack: [gc_unpack_u8: 8192, gc_unpack_u16: 4096, gc_unpack_u32: 2048, gc_unpack_u64: 1024],
         }
         internal {
-            /// Any layout. Counted in blocks.
+            /// Any layout. Items are thread blocks.
             pack_strided: (gc_pack_strided),
             unpack_strided: (gc_unpack_strided),
         }
@@ -162,65 +162,65 @@ modules! {
     /// The kernels of kernels/signs.cu.
     SIGNS: Signs, SIGNS_MODULE in "signs" {
         internal {
-            /// By the binary logarithm of the element's size. Counted in elements.
+            /// Indexed by the binary logarithm of the element's size. Items are elements.
             unpack: [
                 gc_unpack_signs_u8: 8192, gc_unpack_signs_u16: 4096, gc_unpack_signs_u32: 2048,
                 gc_unpack_signs_u64: 1024,
             ],
-            /// Any strides. Counted in bytes of bits.
+            /// Any strides. Items are bytes of bits.
             unpack_strided: (gc_unpack_signs_strided: 256),
-            /// For up to 30 voters, and for any number. Counted in bytes of the result, and one block more.
+            /// For up to 30 voters, and for any number. Items are bytes of the result, plus one thread block.
             vote_few: (gc_vote_few: 4096),
             vote_many: (gc_vote_many: 1024),
         }
     }
 
-    /// The kernels of kernels/onebit.cu: those of ONEBIT and SIGN, and those that every codec uses, of state, errors,
-    /// addresses and sums within a node. Counted in blocks, but for one.
+    /// The kernels of kernels/onebit.cu: for ONEBIT and SIGN, and for state, errors, addresses and sums within a node,
+    /// which every codec uses. Items are thread blocks, except for `state_out`.
     ONEBIT: Onebit, ONEBIT_MODULE in "onebit" {
         internal {
-            /// By values (float32, 16 bits of either dtype), and in each by errors (float32, bfloat16, none).
+            /// Values: float32, 16 bits of either dtype. For each, errors: float32, bfloat16, none.
             encode: [
                 gc_onebit_encode_f32_f32, gc_onebit_encode_f32_bf16, gc_onebit_encode_f32,
                 gc_onebit_encode_16_f32, gc_onebit_encode_16_bf16, gc_onebit_encode_16,
             ],
-            /// To elements of 4 bytes, of 2 bytes; added to float32.
+            /// Results: elements of 4 bytes, elements of 2 bytes, added to float32.
             decode: [gc_onebit_decode_u32, gc_onebit_decode_u16, gc_onebit_decode_add],
-            /// By errors: float32, bfloat16, none.
+            /// Errors: float32, bfloat16, none.
             reduce: [gc_onebit_reduce_f32, gc_onebit_reduce_bf16, gc_onebit_reduce],
             finish: (gc_onebit_finish),
             commit: (gc_onebit_commit),
             reset: (gc_onebit_reset),
-            /// Counted in words of 4 bytes.
+            /// Items are words of 4 bytes.
             state_out: (gc_onebit_state_out: 256),
             check_state: (gc_onebit_check_state),
             state_in: (gc_onebit_state_in),
             errors_in: (gc_onebit_errors_in),
             errors_out: (gc_onebit_errors_out),
             addresses: (gc_onebit_addresses),
-            /// What `reduce` adds the error to.
+            /// Computes the mean without the error that `reduce` adds to it.
             mean: (gc_onebit_mean),
-            /// Within a node.
+            /// For sums within a node.
             pack_blocks: (gc_nodes_pack),
             sum_blocks: (gc_nodes_sum),
         }
     }
 
-    /// The kernels of kernels/blocks.cu. Counted in blocks.
+    /// The kernels of kernels/blocks.cu. Items are thread blocks.
     BLOCKS: Blocks, BLOCKS_MODULE in "blocks" {
         internal {
-            /// Of float32 and of 16 bits of either dtype; and in each without errors and with.
+            /// Values: float32, 16 bits of either dtype. For each: without errors, then with errors.
             encode: [gc_blocks_encode_f32, gc_blocks_encode_f32_kept, gc_blocks_encode_16, gc_blocks_encode_16_kept],
-            /// To elements of 4 bytes, of 2 bytes; added to float32.
+            /// Results: elements of 4 bytes, elements of 2 bytes, added to float32.
             decode: [gc_blocks_decode_u32, gc_blocks_decode_u16, gc_blocks_decode_add],
-            /// Without errors, also to the sum or mean alone; and with them.
+            /// Errors: not kept (also to a shard, which is not encoded), kept.
             reduce: [gc_blocks_reduce, gc_blocks_reduce_kept],
-            /// Where `Reduce::is_by_lanes` says so; as many as run at once.
+            /// For calls with `Reduce::is_by_lanes`. The grid has at most as many thread blocks as run at once.
             reduce_by_lanes: (gc_blocks_reduce_by_lanes),
         }
     }
 
-    /// The kernels of kernels/blocks_peers.cu, the first in the same order. Counted in blocks.
+    /// The kernels of kernels/blocks_peers.cu, with `encode` and `reduce` in the same order. Items are thread blocks.
     BLOCKS_PEERS: BlocksPeers, BLOCKS_PEERS_MODULE in "blocks_peers" {
         internal {
             encode: [
@@ -228,58 +228,58 @@ modules! {
                 gc_blocks_encode_16_kept_peers,
             ],
             reduce: [gc_blocks_reduce_peers, gc_blocks_reduce_kept_peers],
-            /// One exchange, of float32 and of 16 bits of either dtype.
+            /// Kernels of the one-shot all-reduce: of float32, and of 16 bits of either dtype.
             once: [gc_blocks_once_f32, gc_blocks_once_16],
-            /// Two exchanges with errors.
+            /// Two-shot all-reduce with errors.
             twice: (gc_blocks_twice),
         }
     }
 
-    /// The kernels of kernels/copy.cu. Counted in blocks, but transposed matrices in blocks times the side of a tile.
+    /// The kernels of kernels/copy.cu. Items are thread blocks; for transposed matrices, times the side of a tile.
     COPY: Copy, COPY_MODULE in "copy" {
         internal {
-            /// Bytes as they are.
+            /// Copies bytes unchanged.
             rows: (gc_copy_rows),
-            /// Words of 4 and of 8 bytes that do not lie alike within vectors.
+            /// Words of 4 and of 8 bytes that are not aligned alike on both sides within vectors.
             words: [gc_copy_rows_u32, gc_copy_rows_u64],
-            /// The usual casts.
+            /// Common casts, in the order of `usual_cast`.
             cast_rows: [
                 gc_cast_rows_f32_bf16, gc_cast_rows_f32_f16, gc_cast_rows_bf16_f32, gc_cast_rows_f16_f32,
                 gc_cast_rows_f64_f32, gc_cast_rows_f32_f64,
             ],
             /// Any cast between elements of up to 4 bytes.
             cast_rows_any: (gc_cast_rows),
-            /// By the binary logarithm of the element's size.
+            /// Indexed by the binary logarithm of the element's size.
             transposed: [
                 gc_copy_transposed_u8: 128, gc_copy_transposed_u16: 64, gc_copy_transposed_u32: 64,
                 gc_copy_transposed_u64: 32, gc_copy_transposed_u128: 32,
             ],
-            /// The first of the usual casts.
+            /// The first of the common casts.
             cast_transposed: [
                 gc_cast_transposed_f32_bf16: 64, gc_cast_transposed_f32_f16: 64, gc_cast_transposed_bf16_f32: 64,
                 gc_cast_transposed_f16_f32: 64,
             ],
             cast_transposed_any: (gc_cast_transposed: 32),
-            /// By the binary logarithm of the element's size.
+            /// Indexed by the binary logarithm of the element's size.
             gathered: [gc_copy_gathered_u8, gc_copy_gathered_u16, gc_copy_gathered_u32, gc_copy_gathered_u64],
             general: (gc_copy_general),
             cast_general: (gc_cast_general),
         }
     }
 
-    /// The kernels of kernels/peers.cu. Counted in blocks.
+    /// The kernels of kernels/peers.cu. Items are thread blocks.
     PEERS: Peers, PEERS_MODULE in "peers" {
         internal {
             push: (gc_peers_push),
             barrier: (gc_peers_barrier: 1 x 64),
-            /// What the allocator's probe keeps a stream busy with.
+            /// Keeps a stream busy for the allocator's probe.
             spin: (gc_spin: 1 x 1),
         }
     }
 }
 
-/// The launch shape of a kernel on devices of a compute capability (90: 9.0); None for kernels that
-/// docs/ABI.md does not list.
+/// Returns a kernel's launch shape on devices of a compute capability (90: 9.0). None: docs/ABI.md does not list the
+/// kernel.
 pub fn launch_shape(kernel: &CStr, compute_capability: i32) -> Result<Option<LaunchShape>> {
     supported(compute_capability)?;
     let mut promised = MODULES.iter().flat_map(|module| module.promised.iter().copied().flatten());
@@ -295,9 +295,9 @@ fn supported(compute_capability: i32) -> Result<()> {
 }
 
 impl Queue {
-    /// A kernel for launches on this device. Where it is not in the context yet, its module is put there, which waits
-    /// for all that runs in it. But a context that a stream brings along need not be current, and so is not made so:
-    /// there the launch itself loads the kernel, in a capture mode in which that disturbs nobody.
+    /// Returns a kernel for launches on this device, and loads its module into the context on first use, which waits
+    /// for all work of the context. A created stream's context need not be current and is not made current: the launch
+    /// itself loads the kernel there, in a capture mode that disturbs no capture.
     pub fn ready(&mut self, kernel: &Kernel) -> Result<CUfunction> {
         let context = self.context()?.id;
         if kernel.contexts.recall(context).is_none() {
@@ -308,16 +308,16 @@ impl Queue {
                 self.put_into_context(kernel.module)?;
             }
         }
-        // cuLaunchKernel takes kernels and functions alike.
+        // cuLaunchKernel takes both CUkernel and CUfunction.
         Ok(kernel.handle()? as CUfunction)
     }
 
-    /// Loads what calls in this context need, down to every kernel.
+    /// Loads everything that calls in this context need, including every kernel.
     pub fn prepare(&mut self) -> Result<()> {
         MODULES.iter().try_for_each(|module| self.put_into_context(module))
     }
 
-    /// Loads a module, down to every kernel.
+    /// Loads a module with all of its kernels.
     #[cold]
     pub fn put_into_context(&mut self, module: &'static Module) -> Result<()> {
         let context = self.current()?.id;
@@ -329,7 +329,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Gives every kernel of a module its handle, unless they have them.
+    /// Sets the handle of every kernel of a module, unless they are set.
     fn load(&self, module: &'static Module) -> Result<()> {
         supported(self.device.properties().compute_capability)?;
         static LOADING: Mutex<()> = Mutex::new(());
@@ -340,7 +340,7 @@ impl Queue {
         let driver = self.device.driver;
         let mut handles = fallible::list(module.kernels().count(), format_args!("kernels of {:?}", module.name))?;
         let mut library = ptr::null_mut();
-        // SAFETY: a fatbin that stays, which says its own size, and no options.
+        // SAFETY: the fatbin is static and contains its own size, and there are no options.
         let code = unsafe {
             (driver.functions.cuLibraryLoadData)(
                 &mut library,
@@ -356,7 +356,7 @@ impl Queue {
         driver.check(code, format_args!("cuLibraryLoadData on {}", self.device))?;
         for kernel in module.kernels() {
             handles.push(self.find(library, kernel).inspect_err(|_| {
-                // SAFETY: loaded above, and no kernel of it has a handle.
+                // SAFETY: loaded above, and no kernel has a handle of this library yet.
                 unsafe { (driver.functions.cuLibraryUnload)(library) };
             })?);
         }
@@ -368,22 +368,22 @@ impl Queue {
 
     fn find(&self, library: CUlibrary, kernel: &Kernel) -> Result<usize> {
         let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
-        // SAFETY: a library that is loaded, and a name that ends with a NUL.
+        // SAFETY: the library is loaded, and the name ends with a NUL.
         let code = unsafe { (driver.functions.cuLibraryGetKernel)(&mut handle, library, kernel.name.as_ptr()) };
         driver.check(code, format_args!("cuLibraryGetKernel of {}", kernel.name.to_string_lossy()))?;
         Ok(handle as usize)
     }
 
-    /// Puts a kernel that has its handle into the current context.
+    /// Loads a kernel, whose handle is set, into the current context.
     fn load_function(&self, kernel: &Kernel) -> Result<()> {
         let (driver, name) = (self.device.driver, kernel.name.to_string_lossy());
         let handle = kernel.handle()? as CUkernel;
         let (mut function, mut registers) = (ptr::null_mut(), 0);
-        // SAFETY: a kernel of a library that is never unloaded, and this context is current.
+        // SAFETY: the kernel's library is never unloaded, and a context is current.
         unsafe {
             let code = (driver.functions.cuKernelGetFunction)(&mut function, handle);
             driver.check(code, format_args!("cuKernelGetFunction of {name}"))?;
-            // Asking is what loads: drivers load lazily.
+            // Drivers load lazily: the query of an attribute loads the function.
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
             let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
             driver.check(code, format_args!("cuFuncGetAttribute of {name}"))
@@ -397,7 +397,7 @@ mod tests {
 
     use super::*;
 
-    /// The text of a kernel source and of all headers of ours that it includes, each once, without comments.
+    /// Returns a kernel source and all headers of this project that it includes, each once, without comments.
     fn source(file: &str, seen: &mut BTreeSet<String>) -> String {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(file);
         if !seen.insert(file.to_owned()) || !path.exists() {
@@ -414,7 +414,7 @@ mod tests {
         all
     }
 
-    /// The kernels that a source defines: by name behind `__global__`, or as the first argument of a macro.
+    /// Returns the kernels that a source defines: by name behind `__global__`, or as the first argument of a macro.
     fn defined(text: &str) -> BTreeSet<String> {
         let name = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
         let declared = text.split("__global__").skip(1).filter_map(|behind| {
@@ -426,7 +426,7 @@ mod tests {
             let (head, arguments) = line.split_once('(')?;
             let is_macro = !head.is_empty() && head.chars().all(|c| c.is_ascii_uppercase() || c == '_');
             let kernel = name(arguments);
-            // A struct of layout.cuh is the only argument of its macro.
+            // A macro whose only argument has the prefix declares a struct of layout.cuh.
             (is_macro && kernel.starts_with("gc_") && arguments[kernel.len()..].starts_with(',')).then_some(kernel)
         });
         declared.chain(by_macro).collect()

@@ -1,11 +1,11 @@
-//! What launches know of the memory of other ranks: kernels/peers.cu.
+//! Arguments of launches that access the memory of other ranks: kernels/peers.cu.
 
 use crate::ffi::error::Result;
 
 use super::{launch::argument, layout::kernel_structs, module::PEERS, queue::Queue};
 
 kernel_structs! {
-    /// Where this rank's block lies in each buffer, for the kernels. Without an address: nowhere.
+    /// Offset of this rank's block in each rank's buffer, for the kernels. `peers` 0: nothing is sent.
     #[derive(Clone, Copy, Default)]
     pub struct Way: gc_way {
         pub peers: u64,
@@ -20,7 +20,7 @@ kernel_structs! {
     }
 }
 
-/// What the launch of a barrier does.
+/// Steps of a barrier that a launch does.
 #[derive(Clone, Copy)]
 pub enum Steps {
     Signal = 1,
@@ -29,37 +29,37 @@ pub enum Steps {
 }
 
 impl Way {
-    /// Whether it leads anywhere.
+    /// Returns true if the way leads to other ranks.
     pub fn is_given(&self) -> bool {
         self.peers != 0
     }
 
-    /// A barrier of the ranks that it leads to. `mark`: a uint32 on this device that becomes 1 if a rank does not
-    /// arrive, or NULL.
+    /// Launches a barrier of all ranks. `mark`: a uint32 on this device that becomes 1 if a rank does not arrive in
+    /// time, or NULL.
     ///
     /// # Safety
-    /// The way was made of buffers that are mapped here, and stays until the stream has passed this, as does the mark.
+    /// The way's buffers are mapped here. They and `mark` stay until the stream has done this launch.
     pub unsafe fn barrier(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         let mut call = Barrier { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
-        // SAFETY: the kernel's argument: memory of this rank, which names buffers that are mapped here, and the
-        // caller's mark.
+        // SAFETY: the argument is the kernel's struct. `peers` is memory of this rank that lists mapped buffers, and
+        // the caller promises `mark`.
         unsafe { queue.launch(&PEERS.barrier, 1, &mut argument(&mut call)) }
     }
 }
 
-/// Where chunks go that a launch writes to other ranks, and the barrier behind them.
+/// Destination of the chunks that a launch writes to other ranks, and the barrier after them.
 #[derive(Clone, Copy)]
 pub struct Sending {
     pub way: Way,
     pub steps: Steps,
 }
 
-/// Where whole payloads go of calls that exchange once.
+/// Destination of complete payloads in a one-shot all-reduce.
 #[derive(Clone, Copy)]
 pub struct Once {
-    /// Of this rank's payload, to the area of even barriers.
+    /// Place of this rank's payload in the area of even barriers.
     pub way: Way,
-    /// Bytes from payload to payload, and from that area to the other one.
+    /// Bytes from payload to payload (`apart`), and from that area to the area of odd barriers (`turn`).
     pub apart: u64,
     pub turn: u64,
 }

@@ -1,4 +1,4 @@
-//! A call's way to a device: which one, in what context, on what stream.
+//! Queues: the device, context and stream that a call uses.
 
 use std::{ffi::c_int, ptr};
 
@@ -11,9 +11,9 @@ use super::{
     stream::Stream,
 };
 
-/// A device that is there, and a stream there. Its context is found at the first allocation or launch.
+/// A device and one of its streams. The context is found at the first allocation or launch.
 pub struct Queue {
-    // In this order they are dropped, so that the thread is left as it was found.
+    // The fields are dropped in this order, which restores the thread's state.
     relaxed: Option<RelaxedCapture>,
     context: Option<Context>,
     pub device: Device,
@@ -26,13 +26,13 @@ impl Queue {
         Ok(Self { relaxed: None, context: None, device: Device::of(ordinal)?, stream })
     }
 
-    /// On a stream, in the context that a handle was made in.
+    /// Makes a queue on a stream, in the context that a handle was made in.
     pub fn at(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
         let context = Some(Context::of_home(device, stream, home)?);
         Ok(Self { relaxed: None, context, device, stream })
     }
 
-    /// The context, for launches.
+    /// Returns the context, for launches.
     pub fn context(&mut self) -> Result<&mut Context> {
         let context = match self.context.take() {
             Some(context) => context,
@@ -41,7 +41,7 @@ impl Queue {
         Ok(self.context.insert(context))
     }
 
-    /// Whether there is a context to work in that need not be made.
+    /// Returns true if there is a context that need not be created.
     pub fn has_context(&mut self) -> Result<bool> {
         if self.context.is_none() {
             self.context = Context::existing(self.device)?;
@@ -49,21 +49,21 @@ impl Queue {
         Ok(self.context.is_some())
     }
 
-    /// The context, current on this thread, and in a capture mode in which what is not a launch disturbs no capture:
-    /// for loading, allocating, freeing and waiting.
+    /// Returns the context, current on this thread and in a capture mode that disturbs no capture. Loading, allocating,
+    /// freeing and waiting need it.
     pub fn current(&mut self) -> Result<&mut Context> {
         self.context()?.make_current()?;
         self.relax()?;
         self.context()
     }
 
-    /// A reference to the context.
+    /// Returns a reference to the context.
     pub fn home(&mut self) -> Result<ContextRef> {
         let device = self.device;
         self.current()?.home(device)
     }
 
-    /// Begins the capture mode in which what is not a launch disturbs no capture.
+    /// Begins the capture mode in which calls other than launches disturb no capture.
     pub fn relax(&mut self) -> Result<()> {
         if self.relaxed.is_none() {
             self.relaxed = Some(RelaxedCapture::begin(self.device.driver)?);
@@ -71,22 +71,22 @@ impl Queue {
         Ok(())
     }
 
-    /// The bytes of a contiguous view, which are as many as `to` has, once what was enqueued before is done.
+    /// Reads a contiguous view of `to.len()` bytes, after all work that was enqueued before is done.
     pub fn read_bytes(&mut self, src: &View<'_>, to: &mut [u8]) -> Result<()> {
         self.current()?;
         self.wait()?;
-        // SAFETY: the maker of the view vouched for so many bytes there.
+        // SAFETY: the maker of the view promised that its memory has as many bytes.
         unsafe { self.copy_to_host(to, src.data() as u64) }
     }
 
-    /// Copies from memory of the device, behind what was enqueued on the legacy stream, and waits for that.
+    /// Copies from device memory, after the work enqueued on the legacy stream, and waits for the copy.
     ///
     /// # Safety
-    /// There are as many bytes.
+    /// `from` has at least `to.len()` bytes.
     pub unsafe fn copy_to_host(&mut self, to: &mut [u8], from: u64) -> Result<()> {
         self.current()?;
         let driver = self.device.driver;
-        // SAFETY: the caller's promise; a context is current, and `to` is there until it is done.
+        // SAFETY: the caller promises the bytes, a context is current, and `to` outlives the synchronous copy.
         let code = unsafe { (driver.functions.cuMemcpyDtoH_v2)(to.as_mut_ptr().cast(), from, to.len()) };
         driver.check(code, format_args!("cuMemcpyDtoH of {} bytes on {}", to.len(), self.device))
     }
@@ -94,7 +94,7 @@ impl Queue {
     /// Copies between memory of devices and pinned memory of the host, in the order of the stream.
     ///
     /// # Safety
-    /// Both sides are such memory of so many bytes, and stay until the stream has done it.
+    /// Both sides are device memory or pinned memory of `bytes` bytes, and stay until the stream has done the copy.
     pub unsafe fn copy(&mut self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         self.context()?.make_current()?;
         let (driver, stream) = (self.device.driver, self.stream.as_raw().cast());
@@ -107,20 +107,20 @@ impl Queue {
     /// Sets memory of the device to 0.
     ///
     /// # Safety
-    /// It has so many bytes, and stays until the stream has done it.
+    /// The memory has `bytes` bytes, and stays until the stream has done the work.
     pub unsafe fn clear(&mut self, at: *mut u8, bytes: usize) -> Result<()> {
         self.context()?.make_current()?;
         let (driver, stream) = (self.device.driver, self.stream.as_raw().cast());
-        // SAFETY: so many bytes of the device, as the caller promises; the stream is alive.
+        // SAFETY: the caller promises `bytes` bytes of the device; the stream is alive.
         let code = unsafe { (driver.functions.cuMemsetD8Async)(at as u64, 0, bytes, stream) };
         driver.check(code, format_args!("cuMemsetD8Async of {bytes} bytes on {}", self.device))
     }
 
-    /// Whether what is enqueued becomes part of a graph.
+    /// Returns true if work on the stream is captured into a graph.
     pub fn is_capturing(&mut self) -> Result<bool> {
         self.context()?.make_current()?;
         let (driver, mut status) = (self.device.driver, 0 as c_int);
-        // SAFETY: the stream is alive; the enum is an int to the driver, which writes it.
+        // SAFETY: the stream is alive, and the driver writes the enum as an int.
         let code = unsafe {
             (driver.functions.cuStreamIsCapturing)(self.stream.as_raw().cast(), ptr::from_mut(&mut status).cast())
         };
@@ -128,7 +128,7 @@ impl Queue {
         Ok(status != 0)
     }
 
-    /// Whether all that is enqueued on its stream is done. Never waits.
+    /// Returns true if all work enqueued on the stream is done. Never waits.
     pub fn is_done(&mut self) -> Result<bool> {
         self.current()?;
         // SAFETY: the stream is alive, as the caller promised.
@@ -138,15 +138,15 @@ impl Queue {
         }
     }
 
-    /// Waits until what this call enqueued on its stream is done.
+    /// Waits until the work that this call enqueued on the stream is done.
     pub fn wait(&mut self) -> Result<()> {
         if self.context.is_none() {
-            return Ok(()); // nothing was
+            return Ok(()); // nothing was enqueued
         }
         self.wait_for_all()
     }
 
-    /// Waits until all that is enqueued on its stream is done, whoever did that.
+    /// Waits until all work enqueued on the stream is done, including other callers' work.
     pub fn wait_for_all(&mut self) -> Result<()> {
         self.current()?;
         // SAFETY: the stream is alive, as the caller promised.

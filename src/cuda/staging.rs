@@ -1,4 +1,4 @@
-//! Pinned memory that copies between the host and a GPU go through, kept from one copy to the next.
+//! Pinned staging buffers for copies between the host and a GPU, kept from one copy to the next.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,36 +6,36 @@ use crate::ffi::error::Result;
 
 use super::{event::Event, own_stream::OwnStream, pinned::Pinned, queue::Queue, stream::Stream};
 
-/// Pieces that exist at a time, and the bytes of one.
+/// Number of pieces of a staging buffer, and bytes of a piece.
 pub const PIECES: usize = 2;
 pub const PIECE_BYTES: i64 = 4 << 20;
 
-/// Pinned memory for pieces, and for each of them when the GPU is done with it.
+/// Pinned memory for the pieces, and an event per piece that is recorded after the GPU's last use of it.
 pub struct Staging {
     pinned: Pinned,
     events: [Event; PIECES],
-    /// Of the GPU that the last copy between GPUs came from: the legacy stream would wait for others there, and they
-    /// for it.
+    /// Stream on the GPU that was the source of the last copy between GPUs. On the legacy stream, the copy would wait
+    /// for other work there, and other work for it.
     source: Option<OwnStream>,
 }
 
-/// The staging memory that the last copy on a device has left, by the device's number modulo their count. One is kept;
-/// further ones, of calls at the same time, are freed.
+/// Staging buffer of the last copy on a device, by the device's number modulo 64. One is kept per entry; buffers of
+/// concurrent calls are freed.
 static KEPT: [Mutex<Option<Staging>>; 64] = [const { Mutex::new(None) }; 64];
 
 fn kept(queue: &Queue) -> MutexGuard<'static, Option<Staging>> {
     KEPT[queue.device.ordinal % KEPT.len()].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Frees what is kept for the queue's device.
+/// Frees the buffer that is kept for the queue's device.
 pub fn trim(queue: &Queue) {
-    // Dropping calls the driver, so it happens after the lock is released.
+    // Dropping calls the driver, so the lock is released first.
     let before = kept(queue).take();
     drop(before);
 }
 
 impl Staging {
-    /// What is kept of the queue's device, if it is of the queue's context, or a new one.
+    /// Takes the buffer kept for the queue's device if it is in the queue's context, else makes a new one.
     pub fn of(queue: &mut Queue) -> Result<Self> {
         let before = kept(queue).take();
         if let Some(staging) = before
@@ -47,7 +47,7 @@ impl Staging {
         Ok(Self { pinned, events: [Event::new(queue)?, Event::new(queue)?], source: None })
     }
 
-    /// A stream of the source's GPU.
+    /// Returns a stream on the source's GPU.
     pub fn source(&mut self, from: i32) -> Result<Stream> {
         let mut there = Queue::of(from, Stream::LEGACY)?;
         let source = match self.source.take() {
@@ -61,21 +61,21 @@ impl Staging {
         self.pinned.data().wrapping_add(number % PIECES * PIECE_BYTES as usize)
     }
 
-    /// What is enqueued so far is all that uses this piece.
+    /// Records that the work enqueued so far is all that uses this piece.
     pub fn record(&self, queue: &mut Queue, number: usize) -> Result<()> {
-        // SAFETY: an event of this, and of the queue's context.
+        // SAFETY: the event is alive, and `of` made or took it for the queue's context.
         unsafe { self.events[number % PIECES].handle().record(queue) }
     }
 
-    /// Waits for what was enqueued before record().
+    /// Waits for the work that was enqueued before record().
     pub fn wait(&self, queue: &mut Queue, number: usize) -> Result<()> {
-        // SAFETY: an event of this.
+        // SAFETY: the event is alive.
         unsafe { self.events[number % PIECES].handle().wait(queue) }
     }
 
-    /// Keeps it for the next copy.
+    /// Keeps the buffer for the next copy.
     pub fn keep(self, queue: &Queue) {
         let before = kept(queue).replace(self);
-        drop(before); // calls the driver, so not under the lock
+        drop(before); // dropped here, without the lock, because dropping calls the driver
     }
 }

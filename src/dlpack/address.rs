@@ -1,10 +1,10 @@
 //! Addresses that threads share.
 
-/// Where something begins in memory that threads share, each in places of its own.
+/// Address in memory that threads share. Each thread accesses places of its own.
 #[derive(Clone, Copy)]
 pub struct Address(pub *mut u8);
 
-// SAFETY: an address; who reads and writes there promises that it may be done.
+// SAFETY: this is only an address; unsafe code that reads or writes there must prove that it may.
 unsafe impl Send for Address {}
 // SAFETY: likewise.
 unsafe impl Sync for Address {}

@@ -2,7 +2,7 @@
 //!
 //! Creates tensors in new memory or over your memory, and converts between the two forms of DLPack. The *legacy* form
 //! is DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned
-//! of DLPack 1.0 and later, which can say that a tensor is read-only.
+//! of DLPack 1.0 and later, which can mark a tensor as read-only.
 //!
 //! ```c
 //! float values[1000];
@@ -24,7 +24,7 @@ use crate::{
 
 use super::{Described, Release, input};
 
-/// A tensor over your memory. Nothing is copied, and no element is read.
+/// Makes a tensor over your memory. Nothing is copied, and no element is read.
 ///
 /// `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
 /// many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn gc_tensor_free(tensor: *mut DLManagedTensor) {
     });
 }
 
-/// Releases a tensor in DLPack's versioned form, as gc_tensor_free().
+/// Releases a tensor in DLPack's versioned form, like gc_tensor_free().
 ///
 /// # Safety
 /// `tensor` is NULL or yours, and not used afterwards.
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 }
 
 /// Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
-/// read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
+/// read-only.) The version is the lowest 1.x that has the dtype; there are no flags.
 ///
 /// `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
 /// still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
@@ -136,8 +136,7 @@ pub unsafe extern "C" fn gc_tensor_from_versioned(
     })
 }
 
-/// Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
-/// cffi.
+/// Releases the tensor of a Python capsule that was not consumed: a destructor for PyCapsule_New from ctypes or cffi.
 ///
 /// Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
 /// NULL only sets the last error. The function looks up Python in the calling process. Pass its address only: a caller

@@ -1,4 +1,4 @@
-//! What more than one operation demands of a tensor.
+//! Checks of tensors that several operations share.
 #![forbid(unsafe_code)]
 
 use crate::ffi::{

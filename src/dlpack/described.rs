@@ -1,4 +1,4 @@
-//! A tensor whose elements nobody here reads: of any dtype and any device.
+//! Tensors whose elements are not read: of any dtype and any device.
 
 use std::ops::Range;
 
@@ -15,11 +15,11 @@ use super::{
     view::{Device, Strides, dims, integers},
 };
 
-/// How far elements of so many bits reach, in bits, before the beginning of the first and behind it: of sizes that are not 0,
-/// each with its stride.
+/// Returns the range of bits that elements of `bits` bits cover, relative to the first bit of element 0. `dims`: size,
+/// not 0, and stride of each dimension.
 ///
-/// As 128-bit integers: a product of two 64-bit ones and a 24-bit one fits, so sums of as many as there can be do not overflow
-/// unless they are far beyond what is allowed.
+/// The range is in 128-bit integers: a product of two 64-bit integers and a 24-bit one fits, and sums of them overflow
+/// only far beyond the limits.
 pub fn reach(dims: impl Iterator<Item = (i64, i64)>, bits: i128) -> (i128, i128) {
     let (mut low, mut high) = (0i128, bits);
     for (count, stride) in dims {
@@ -30,18 +30,18 @@ pub fn reach(dims: impl Iterator<Item = (i64, i64)>, bits: i128) -> (i128, i128)
     (low, high)
 }
 
-/// A borrowed descriptor that holds together: dimensions not negative, the element count within 63 bits, an element of at
-/// least one bit and, on the devices of ours, every element within the address space.
+/// Borrowed, valid descriptor: no dimension is negative, the element count fits 63 bits, an element has at least one
+/// bit, and on supported devices every element lies within the address space.
 ///
-/// Elsewhere `data` may be a handle that is no address (OpenCL's, Metal's), so it is passed on as it is.
+/// On other devices `data` may be a handle that is no address (OpenCL's, Metal's), so it is passed on unchanged.
 #[derive(Clone, Copy)]
 pub struct Described<'a> {
-    /// As it came in, but for `data` and `byte_offset`, which are one where that is an address.
+    /// Descriptor as given, except that `byte_offset` is added to `data` if `data` is an address.
     pub tensor: DLTensor,
     shape: &'a [i64],
     strides: Option<&'a [i64]>,
     elements: i64,
-    /// Addresses from the lowest to past the highest byte; empty where there is no element, or `data` is no address.
+    /// Addresses from the lowest to past the highest byte; empty if there is no element, or if `data` is no address.
     extent: (usize, usize),
 }
 
@@ -98,7 +98,7 @@ impl<'a> Described<'a> {
         self.elements
     }
 
-    /// The addresses from the lowest to past the highest byte of any element; none where there is no element.
+    /// Returns the addresses from the lowest to past the highest byte of any element; empty if there is no element.
     pub fn extent(&self) -> Range<usize> {
         self.extent.0..self.extent.1
     }
@@ -107,7 +107,7 @@ impl<'a> Described<'a> {
         self.shape.len()
     }
 
-    /// Whether it has no element.
+    /// Returns true if there is no element.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }

@@ -1,4 +1,4 @@
-//! The element types this library reads and writes, and the size of those that it only passes on.
+//! Element types that this library reads and writes, and the sizes of types that it only passes on.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::ffi::{
     name::Name,
 };
 
-/// What an element is, apart from its width.
+/// Kind of an element, without its width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Bool,
@@ -23,7 +23,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dtype {
     pub kind: Kind,
-    /// Bytes an element.
+    /// Bytes of an element.
     pub size: usize,
 }
 
@@ -84,13 +84,13 @@ impl Dtype {
         matches!(self.kind, Kind::Float | Kind::Bfloat)
     }
 
-    /// Whether there is a -1.
+    /// Returns true if the dtype has the value -1.
     pub fn is_signed(self) -> bool {
         self.is_float() || self.kind == Kind::Int
     }
 }
 
-/// Bits of an element of any dtype. Lanes are counted in; elements smaller than a byte are packed.
+/// Returns the bits of an element of any dtype, lanes included. Elements smaller than a byte are packed.
 pub fn element_bits(name: &Name, dtype: DLDataType) -> Result<u32> {
     let bits = u32::from(dtype.bits) * u32::from(dtype.lanes);
     if bits == 0 {
@@ -102,7 +102,7 @@ pub fn element_bits(name: &Name, dtype: DLDataType) -> Result<u32> {
     Ok(bits)
 }
 
-/// The lowest minor version of DLPack 1 that has this dtype's code; the newest known, for codes that none has.
+/// Returns the lowest minor version of DLPack 1 that has this dtype's code; for unknown codes, the newest known one.
 pub fn lowest_minor_version(dtype: DLDataType) -> u32 {
     match dtype.code.0 {
         0..=6 => 0,

@@ -1,4 +1,4 @@
-//! A tensor of any dtype whose elements are copied: what they are matters only where they are cast.
+//! Tensors of any dtype whose elements are copied. The dtype matters only for casts.
 
 use std::{fmt, ops::Range, ptr};
 
@@ -13,9 +13,9 @@ use super::{
     view::{Device, Strides, check_places, is_compact},
 };
 
-/// A borrowed tensor on a device of ours, whose descriptor holds together.
+/// Borrowed tensor on a supported device, with a valid descriptor.
 ///
-/// That the memory is there, and that nobody else writes it, was the caller's promise when this was made.
+/// The caller of the constructor promised that the memory exists and that nothing else writes it.
 pub struct Elements<'a> {
     name: Name,
     device: Device,
@@ -26,11 +26,11 @@ pub struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Refuses devices that are not ours.
+    /// Makes elements from a valid descriptor. Refuses unsupported devices.
     ///
     /// # Safety
-    /// For `'a`, and on CUDA until the stream has done what it is used for: the elements that are described are memory of
-    /// that device, which nobody else writes (nor reads, if the tensor is an output).
+    /// For `'a`, and on CUDA until the stream has done the work on them: the described elements are memory of that
+    /// device, which nothing else writes (nor reads, if the tensor is an output).
     pub unsafe fn new(name: &Name, described: Described<'a>) -> Result<Self> {
         let device = Device::from_dlpack(name, described.tensor.device)?;
         let bits = element_bits(name, described.tensor.dtype)?;
@@ -39,10 +39,10 @@ impl<'a> Elements<'a> {
         Ok(Self { name: *name, device, pinned, bits, contiguous, described })
     }
 
-    /// A compact tensor in memory that is not a tensor of the caller's.
+    /// Makes elements of a compact tensor in memory that is not a caller's tensor.
     ///
     /// # Safety
-    /// As for [`Self::new`]: `data` is where the elements are, or NULL if there is none.
+    /// See [`Self::new`]. `data` is the address of the elements, or NULL if there is none.
     pub unsafe fn of_memory(
         name: &Name, device: Device, dtype: DLDataType, shape: &'a [i64], data: *mut u8,
     ) -> Result<Self> {
@@ -55,7 +55,7 @@ impl<'a> Elements<'a> {
             strides: ptr::null_mut(),
             byte_offset: 0,
         };
-        // SAFETY: the shape is a slice; the rest is the caller's promise.
+        // SAFETY: the shape is a slice for `'a`, and the caller promises the elements.
         unsafe { Self::new(name, Described::from_dlpack(name, &tensor)?) }
     }
 
@@ -67,7 +67,7 @@ impl<'a> Elements<'a> {
         self.device
     }
 
-    /// CUDAHost memory: the CPU's, where CUDA can write too.
+    /// Returns true for CUDAHost memory, which the CPU works on and CUDA can write too.
     pub fn is_pinned(&self) -> bool {
         self.pinned
     }
@@ -76,7 +76,7 @@ impl<'a> Elements<'a> {
         self.described.tensor.dtype
     }
 
-    /// Bits of an element, lanes counted in.
+    /// Returns the bits of an element, lanes included.
     pub fn bits(&self) -> u32 {
         self.bits
     }
@@ -85,7 +85,7 @@ impl<'a> Elements<'a> {
         Shape::of(self.described.shape())
     }
 
-    /// The strides in words: as given, or that there are none.
+    /// Returns the strides as text: as given, or "NULL".
     pub fn strides(&self) -> impl fmt::Display + 'a {
         Strides(self.described.strides())
     }
@@ -94,27 +94,27 @@ impl<'a> Elements<'a> {
         self.described.elements()
     }
 
-    /// Size and stride (in elements) of each dimension, outermost first.
+    /// Returns size and stride (in elements) of each dimension, outermost first.
     pub fn dims(&self) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
         self.described.dims()
     }
 
-    /// Element 0; NULL when empty.
+    /// Returns the address of element 0; NULL when empty.
     pub fn data(&self) -> *mut u8 {
         self.described.tensor.data.cast()
     }
 
-    /// C-contiguous: sizes of 1 may carry any stride, and a tensor without elements always is.
+    /// Returns true if C-contiguous: sizes of 1 may have any stride, and a tensor without elements always is.
     pub fn is_contiguous(&self) -> bool {
         self.contiguous
     }
 
-    /// The addresses from the lowest to past the highest byte of any element.
+    /// Returns the addresses from the lowest to past the highest byte of any element.
     pub fn extent(&self) -> Range<usize> {
         self.described.extent()
     }
 
-    /// Refuses an output two of whose elements share a place.
+    /// Refuses an output in which two elements share an address.
     pub fn check_places(&self) -> Result<()> {
         let described = &self.described;
         check_places(&self.name, described.shape(), described.strides(), described.elements(), self.contiguous)

@@ -1,4 +1,4 @@
-//! Tensors from outside, borrowed for a call.
+//! Borrows callers' tensors for a call.
 
 use dlpark::{
     DlpackFlags,
@@ -29,19 +29,19 @@ pub unsafe fn tensor<'a>(name: &'static str, tensor: *const DLTensor) -> Result<
     unsafe { View::from_dlpack(&name, &*tensor) }
 }
 
-/// Borrows a tensor that need not be there: NULL is None.
+/// Borrows an optional tensor: NULL gives None.
 ///
 /// # Safety
-/// As for [`tensor`].
+/// See [`tensor`].
 pub unsafe fn optional<'a>(name: &'static str, tensor: *const DLTensor) -> Result<Option<View<'a>>> {
     if tensor.is_null() {
         return Ok(None);
     }
-    // SAFETY: not NULL: a tensor as [`tensor`] wants it.
+    // SAFETY: `tensor` is not NULL, and the caller makes the promises of [`tensor`].
     unsafe { self::tensor(name, tensor).map(Some) }
 }
 
-/// Borrows `count` tensors, each when it is its turn: no list of them is made, which would have to be allocated.
+/// Borrows `count` tensors, each when the iterator reaches it, so that no list of them must be allocated.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `tensors` points at `count` pointers, each as for [`tensor`]; all of that for `'a`.
@@ -63,7 +63,7 @@ pub unsafe fn tensors<'a>(
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promise of [`View::from_dlpack`].
 pub unsafe fn managed<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<View<'a>> {
-    // SAFETY: unless NULL or unaligned, `tensor` points at a tensor as [`managed_named`] wants it.
+    // SAFETY: the caller makes the promises of [`managed_named`].
     unsafe { managed_named(Name::new(name), tensor) }
 }
 
@@ -78,21 +78,21 @@ pub unsafe fn managed_items<'a>(
     let tensors = unsafe { items(name, tensors, count)? };
     let mut views = fallible::list(tensors.len(), format_args!("views of {name}"))?;
     for (index, &tensor) in tensors.iter().enumerate() {
-        // SAFETY: each of the `count` pointers is as [`managed_named`] wants it.
+        // SAFETY: the caller makes the promises of [`managed_named`] for each of the `count` pointers.
         views.push(unsafe { managed_named(Name::of_item(name, index), tensor)? });
     }
     Ok(views)
 }
 
 /// # Safety
-/// As for [`managed`].
+/// See [`managed`].
 unsafe fn managed_named<'a>(name: Name, tensor: *const DLManagedTensor) -> Result<View<'a>> {
     check(&name, tensor)?;
     // SAFETY: not NULL, aligned, and a tensor by the caller's promise; no reference to its other fields is made.
     unsafe { View::from_dlpack(&name, &(*tensor).dl_tensor) }
 }
 
-/// Borrows a managed tensor that is only to be passed on.
+/// Borrows a managed tensor that is only passed on.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promise of [`Described::from_dlpack`].
@@ -109,7 +109,7 @@ pub unsafe fn described<'a>(name: &'static str, tensor: *const DLManagedTensor) 
 /// Unless NULL or unaligned, `tensor` points at a `dl_tensor` that keeps the promises of [`Described::from_dlpack`] and
 /// [`Elements::new`].
 pub unsafe fn managed_elements<'a>(name: &'static str, tensor: *const DLManagedTensor) -> Result<Elements<'a>> {
-    // SAFETY: `tensor` is as [`described`] and [`Elements::new`] want it.
+    // SAFETY: the caller makes the promises of [`described`] and [`Elements::new`].
     unsafe { Elements::new(&Name::new(name), described(name, tensor)?) }
 }
 
@@ -125,7 +125,7 @@ pub unsafe fn elements<'a>(name: &'static str, tensor: *const DLTensor) -> Resul
     unsafe { Elements::new(&name, Described::from_dlpack(&name, &*tensor)?) }
 }
 
-/// Borrows a versioned tensor that is to be passed on in the legacy form, which cannot say all that flags can.
+/// Borrows a versioned tensor that is converted to the legacy form, which cannot express all flags.
 ///
 /// # Safety
 /// Unless NULL or unaligned, `tensor` points at a versioned tensor, and if that is of version 1 its `dl_tensor` keeps
@@ -133,7 +133,7 @@ pub unsafe fn elements<'a>(name: &'static str, tensor: *const DLTensor) -> Resul
 pub unsafe fn versioned<'a>(name: &'static str, tensor: *const DLManagedTensorVersioned) -> Result<Described<'a>> {
     let name = Name::new(name);
     check(&name, tensor)?;
-    // SAFETY: not NULL, aligned, and by the caller's promise a tensor; what follows the version is read only in 1.x.
+    // SAFETY: not NULL, aligned, and a tensor by the caller's promise; fields after the version are read only in 1.x.
     unsafe {
         let version = (*tensor).version;
         if version.major != DLPACK_MAJOR_VERSION {

@@ -1,4 +1,4 @@
-//! Nested loops over strided memory, as few as describe it.
+//! Nested loops over strided memory, with as few loops as possible.
 //!
 //! ```text
 //! shape [2, 3, 4], strides [12, 4, 1]:  one loop of 24        (contiguous)
@@ -10,10 +10,10 @@ use std::cmp::Reverse;
 
 use arrayvec::ArrayVec;
 
-/// As many as there can be: each counts at least 2, and the product of all counts stays below 2^63.
+/// Largest number of loops: each counts at least 2, and the product of all counts stays below 2^63.
 pub const MAX_LOOPS: usize = 62;
 
-/// One loop: how often it runs, and how far each round moves on every side, in bytes.
+/// Loop: number of rounds, and the bytes that each round moves on every side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop<const SIDES: usize> {
     pub count: i64,
@@ -21,14 +21,14 @@ pub struct Loop<const SIDES: usize> {
 }
 
 impl<const SIDES: usize> Loop<SIDES> {
-    /// Whether a round of this is all rounds of `inner`, so that the two are one longer loop.
+    /// Returns true if a round of this is all rounds of `inner`, so that the two are one longer loop.
     fn is_outside(&self, inner: &Self) -> bool {
         self.strides == inner.strides.map(|stride| stride.wrapping_mul(inner.count))
     }
 }
 
-/// Nested loops, outermost first, in the order of C. Loops of one round are left out, and neighbours that together are
-/// one longer loop are merged: contiguous memory of any shape is a single loop.
+/// Nested loops, outermost first, in the order of C. Loops of one round are left out, and neighbours that make one
+/// longer loop are merged, so contiguous memory of any shape is a single loop.
 #[derive(Clone, Debug)]
 pub struct Loops<const SIDES: usize> {
     items: ArrayVec<Loop<SIDES>, MAX_LOOPS>,
@@ -36,19 +36,19 @@ pub struct Loops<const SIDES: usize> {
 }
 
 impl<const SIDES: usize> Loops<SIDES> {
-    /// No loop: a single round.
+    /// Makes a nest without loops: a single round.
     #[inline]
     pub fn new() -> Self {
         Self { items: ArrayVec::new(), count: 1 }
     }
 
-    /// Back to no loop.
+    /// Removes all loops.
     pub fn clear(&mut self) {
         self.items.clear();
         self.count = 1;
     }
 
-    /// Adds a loop inside those that are there. The product of all counts other than 0 must stay below 2^63.
+    /// Adds a loop inside the existing ones. The product of all counts other than 0 must stay below 2^63.
     #[inline]
     pub fn push(&mut self, count: i64, strides: [i64; SIDES]) {
         self.count *= count;
@@ -62,7 +62,7 @@ impl<const SIDES: usize> Loops<SIDES> {
         }
     }
 
-    /// Rounds of all loops together: the product of their counts.
+    /// Returns the number of rounds of all loops together: the product of their counts.
     pub fn count(&self) -> i64 {
         self.count
     }
@@ -71,21 +71,20 @@ impl<const SIDES: usize> Loops<SIDES> {
         &self.items
     }
 
-    /// Takes out the loop at this index.
+    /// Removes the loop at this index, and returns it.
     pub fn remove(&mut self, index: usize) -> Loop<SIDES> {
         let found = self.items.remove(index);
         self.count /= found.count;
         found
     }
 
-    /// Puts loops whose rounds may come in any order in another: those that step far on the first side outside, those that
-    /// step by little inside.
+    /// Sorts loops whose rounds may run in any order: the larger a loop's step on the first side, the further outside.
     pub fn sort_by_step(&mut self) {
         if self.items.len() < 2 {
             return;
         }
         self.items.sort_unstable_by_key(|item| Reverse(item.strides[0].unsigned_abs()));
-        // Neighbours become one where they are: so many loops are too large to be copied on the stack.
+        // Neighbours are merged in place, because the loops are too large for a copy on the stack.
         let mut kept = 0;
         for index in 0..self.items.len() {
             let item = self.items[index];
@@ -99,7 +98,7 @@ impl<const SIDES: usize> Loops<SIDES> {
         self.items.truncate(kept);
     }
 
-    /// The stride of the only loop: None if there are several; `any` if there is at most one round.
+    /// Returns the stride of the only loop, or `any` if there is at most one round. None: there are several loops.
     pub fn single_stride(&self, any: [i64; SIDES]) -> Option<[i64; SIDES]> {
         match self.as_slice() {
             [] => Some(any),
@@ -112,7 +111,7 @@ impl<const SIDES: usize> Loops<SIDES> {
 /// Rounds that follow each other at fixed strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run<const SIDES: usize> {
-    /// Where the first round lies, in bytes from the very first.
+    /// Offset of the first round from round 0, in bytes.
     pub offsets: [i64; SIDES],
     pub count: i64,
     pub strides: [i64; SIDES],
@@ -121,14 +120,14 @@ pub struct Run<const SIDES: usize> {
 /// `count` rounds of a loop at fixed strides, each with all rounds of the loops inside it.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a, const SIDES: usize> {
-    /// Where the first round lies, in bytes from the very first.
+    /// Offset of the first round from round 0, in bytes.
     pub offsets: [i64; SIDES],
     pub count: i64,
     pub strides: [i64; SIDES],
     pub inside: &'a [Loop<SIDES>],
 }
 
-/// Walks all rounds of some loops in order, a run of the innermost loop at a time.
+/// Iterator over all rounds of some loops in order, a run of the innermost loop at a time.
 #[derive(Clone)]
 pub struct Cursor<'a, const SIDES: usize> {
     loops: &'a [Loop<SIDES>],
@@ -138,7 +137,7 @@ pub struct Cursor<'a, const SIDES: usize> {
 }
 
 impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
-    /// Begins at round number `first`.
+    /// Makes a cursor that begins at round number `first`.
     #[inline]
     pub fn starting_at(loops: &'a Loops<SIDES>, first: i64) -> Self {
         let left = (loops.count - first).max(0);
@@ -153,7 +152,7 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
         cursor
     }
 
-    /// The next run, of at most `limit` rounds; None past the last round.
+    /// Returns the next run, of at most `limit` rounds; None past the last round.
     #[inline]
     pub fn next_run(&mut self, limit: i64) -> Option<Run<SIDES>> {
         let limit = limit.min(self.left);
@@ -171,8 +170,8 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
         Some(run)
     }
 
-    /// At most `limit` of the next rounds, as large a block as can be: some rounds of one loop, and all of those
-    /// inside it. None past the last round.
+    /// Returns the largest block of at most `limit` of the next rounds: some rounds of one loop, with all rounds of the
+    /// loops inside it. None past the last round.
     pub fn next_block(&mut self, limit: i64) -> Option<Block<'a, SIDES>> {
         let limit = limit.min(self.left);
         if limit <= 0 || self.loops.is_empty() {
@@ -192,7 +191,7 @@ impl<'a, const SIDES: usize> Cursor<'a, SIDES> {
         Some(block)
     }
 
-    /// Goes `rounds` rounds on in the loop at `depth`, at most to its end, and then a round in the loop around it.
+    /// Advances `rounds` rounds in the loop at `depth`, at most to its end, and then a round in the loop around it.
     #[inline(always)]
     fn advance(&mut self, depth: usize, rounds: i64) {
         let mut rounds = rounds;

@@ -1,6 +1,6 @@
-//! DLPack in and out. What comes in is a [`View`], whose elements can be read, [`Elements`], which are copied whatever they
-//! are, or a [`Described`] tensor that is only passed on; what goes out are [`Outputs`]. Nothing here knows where memory
-//! comes from: an [`Owner`] is a value.
+//! DLPack input and output. An input is a [`View`], whose elements can be read, [`Elements`], which are copied whatever
+//! their dtype, or a [`Described`] tensor, which is only passed on. [`Outputs`] are handed out. This module does not
+//! depend on the source of memory: an [`Owner`] is a value.
 
 pub mod address;
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]

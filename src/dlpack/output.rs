@@ -1,7 +1,7 @@
-//! A tensor that goes out: headers of ours over memory that they keep alive.
+//! Output tensors: headers of this library over memory that they keep alive.
 //!
-//! One allocation holds the headers of all tensors that share a memory, with a count of those not yet released; the
-//! last release frees it. Everything that can fail happens in [`Headers::reserve`], before anything is taken over.
+//! A single allocation has the headers of all tensors that share memory, and the number of tensors not yet released.
+//! The last release frees it. Everything that can fail happens in [`Headers::reserve`], before anything is taken over.
 
 use std::{
     alloc::{self, Layout},
@@ -33,8 +33,8 @@ use super::{
     view::{Device, View},
 };
 
-/// Calls a deleter or a callback of others. An exception that leaves it, which none
-/// must, ends the process: calling it as a function that may unwind makes that so, where it would be undefined otherwise.
+/// Calls a deleter or a callback of another library, which must not throw. If it throws, the process ends, because the
+/// call is one that may unwind. Otherwise an exception would be undefined behaviour.
 ///
 /// # Safety
 /// `function` may be called with `argument` now.
@@ -44,16 +44,16 @@ unsafe fn call<T>(function: unsafe extern "C" fn(*mut T), argument: *mut T) {
     environment::callers(|| unsafe { transmute::<unsafe extern "C" fn(*mut T), Unwinding<T>>(function)(argument) });
 }
 
-/// What [`call`]s a function, the first word, with the second, once nobody needs the memory any more.
+/// Frees an owner's memory: [`call`]s the function in the first word with the second word.
 ///
 /// # Safety
 /// The first word is a `unsafe extern "C" fn(*mut T)`, which may be called with the second.
 unsafe fn call_word<T>(_: *mut u8, [function, argument]: [*mut c_void; 2]) {
-    // SAFETY: the first word is such a function, which may be called with the second.
+    // SAFETY: the caller promises that the first word is this function, which may be called with the second.
     unsafe { call(transmute::<*mut c_void, unsafe extern "C" fn(*mut T)>(function), argument.cast()) };
 }
 
-/// A callback of the caller's, to run once.
+/// Callback of the caller, which runs once.
 pub struct Release {
     pub function: Option<unsafe extern "C" fn(*mut c_void)>,
     pub context: *mut c_void,
@@ -70,17 +70,15 @@ impl From<Release> for Owner {
     }
 }
 
-/// Takes a tensor over: what of it must stay alive as long as its memory is used, if anything.
+/// Takes a tensor over. Returns the owner that must live as long as the tensor's memory is used, if there is one.
 ///
-/// The deleter is read here: a tensor without one may be a struct that is gone when the new tensor is released, so
-/// nothing of it is kept. And one of our own gives its owner up, so that a tensor that changes its form again and
-/// again neither grows nor nests its releases.
-///
+/// The deleter is read here, because a tensor without one may be gone when the new tensor is released. A tensor of this
+/// library that is the last one of its allocation gives up its owner, so repeated conversions do not nest releases.
 /// # Safety
-/// `tensor` is the caller's to give away.
+/// The caller owns `tensor`, and gives it away.
 unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
-    // SAFETY: a tensor by the caller's promise. If it is ours, `finish` made it, and as long as it is not released its
-    // allocation lives; when it is the last one, nobody else can come to look at that.
+    // SAFETY: the caller promises a tensor. If its deleter is ours, `finish` made it, and its allocation lives until it
+    // is released. If it is the last one alive, nothing else reads or changes the allocation.
     unsafe {
         let its_deleter = (*tensor).deleter()?;
         if ptr::fn_addr_eq(its_deleter, deleter::<M> as unsafe extern "C" fn(*mut M)) {
@@ -95,20 +93,20 @@ unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
 
 /// The start of an allocation of headers: `Shared`, then the headers, then one shape and strides for all of them.
 struct Shared {
-    /// Tensors that were handed out and not released.
+    /// Number of tensors that were handed out and not released.
     alive: AtomicUsize,
     layout: Layout,
-    /// None: memory that needs nobody, of a tensor that came without a deleter.
+    /// Owner of the memory. None: the tensor that was taken over had no deleter.
     owner: Option<Owner>,
 }
 
 impl Shared {
-    /// Frees the headers and hands out what they kept alive.
+    /// Frees the headers and returns the owner that they kept alive.
     ///
     /// # Safety
-    /// `shared` was written by [`Headers::finish`], and nobody uses any of its tensors any more.
+    /// `shared` was written by [`Headers::finish`], and none of its tensors is in use any more.
     unsafe fn take_apart(shared: *mut Self) -> Option<Owner> {
-        // SAFETY: the caller's promise; the allocation was made with this layout.
+        // SAFETY: `finish` wrote `shared`, no tensor of it is in use, and the allocation was made with this layout.
         unsafe {
             let Self { layout, owner, .. } = ptr::read(shared);
             alloc::dealloc(shared.cast(), layout);
@@ -155,13 +153,13 @@ impl<M: ManagedTensorBase> Headers<M> {
         Ok(headers)
     }
 
-    /// Makes the tensors: number k is `tensor` with its data `step * k` bytes further on, with these headers' shape and
-    /// strides, and all keep `owner` alive.
+    /// Makes the tensors. Tensor k is `tensor` with these headers' shape and strides, and its data `step * k` bytes
+    /// further on. All of them keep `owner` alive.
     fn finish(self, owner: Option<Owner>, tensor: DLTensor, step: usize) -> Outputs<M> {
         let shared = self.shared.as_ptr();
-        // Without dimensions both may be NULL, and JAX and others write it so.
+        // Without dimensions, shape and strides may be NULL, and JAX and others write NULL.
         let lengths = if self.ndim == 0 { ptr::null_mut() } else { self.lengths.as_ptr() };
-        // SAFETY: `reserve` made room for a Shared, `count` headers and the lengths; nobody else knows of them yet.
+        // SAFETY: `reserve` made room for a Shared, `count` headers and the lengths; nothing else refers to them yet.
         unsafe {
             shared.write(Shared { alive: AtomicUsize::new(self.count), layout: self.layout, owner });
             for index in 0..self.count {
@@ -189,28 +187,28 @@ impl<M> Drop for Headers<M> {
     }
 }
 
-/// Layout of the allocation of headers, with the offsets of the first header and of the shape.
+/// Returns the layout of the allocation of headers, with the offsets of the first header and of the shape.
 fn layout_of<M>(count: usize, ndim: usize) -> Option<(Layout, usize, usize)> {
     let (layout, first) = Layout::new::<Shared>().extend(Layout::array::<M>(count).ok()?).ok()?;
     let (layout, lengths) = layout.extend(Layout::array::<i64>(ndim.checked_mul(2)?).ok()?).ok()?;
     Some((layout.pad_to_align(), first, lengths))
 }
 
-/// Finished tensors that nobody has taken yet; dropping them releases them.
+/// Finished tensors that were not handed out yet. Dropping them releases them.
 pub struct Outputs<M: ManagedTensorBase = DLManagedTensor> {
     first: NonNull<M>,
     count: usize,
 }
 
 impl Outputs {
-    /// `count` compact tensors over new memory, each `step` bytes after the one before.
+    /// Makes `count` compact tensors over new memory, each `step` bytes after the one before.
     pub fn over(
         memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
     ) -> Result<Self> {
         Self::over_made(|| memory, device, dtype, shape, count, step)
     }
 
-    /// The same over memory that is taken only when nothing can fail any more.
+    /// Like `over`, but calls `memory` only when nothing can fail any more.
     pub fn over_made(
         memory: impl FnOnce() -> Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
     ) -> Result<Self> {
@@ -231,17 +229,17 @@ impl Outputs {
     }
 }
 
-/// Tensors in new memory, that are to be written before they go out.
+/// Tensors in new memory, to be written before they are handed out.
 pub struct NewTensors {
     outputs: Outputs,
     device: Device,
     dtype: Dtype,
-    /// Of all of them together.
+    /// Bytes of all tensors together.
     bytes: i64,
 }
 
 impl NewTensors {
-    /// `count` tensors of this shape side by side in `memory`, which holds `bytes` bytes: those of all of them.
+    /// Makes `count` tensors of this shape side by side in `memory`. `bytes`: bytes of all of them, which it holds.
     pub fn over(
         memory: Owner, device: Device, dtype: Dtype, shape: Shape<'_>, count: usize, bytes: i64,
     ) -> Result<Self> {
@@ -254,62 +252,63 @@ impl NewTensors {
         })
     }
 
-    /// The first tensor, to be written.
+    /// Returns the first tensor, to be written.
     pub fn view(&self) -> View<'_> {
         let (shape, data) = self.outputs.first();
         View::compact(self.device, self.dtype, shape, data)
     }
 
-    /// The first tensor, to be copied to.
+    /// Returns the first tensor, as the target of a copy.
     pub fn elements(&self) -> Result<Elements<'_>> {
         let (shape, data) = self.outputs.first();
-        // SAFETY: the memory is new, has these elements, and nobody else knows of it.
+        // SAFETY: the memory is new, has these elements, and nothing else refers to it.
         unsafe { Elements::of_memory(&Name::new("out"), self.device, self.dtype.to_dlpack(), shape, data) }
     }
 
-    /// The bytes of all tensors as one.
+    /// Returns the bytes of all tensors as one tensor.
     pub fn joined(&self) -> View<'_> {
         View::compact(self.device, Dtype::U8, slice::from_ref(&self.bytes), self.view().data())
     }
 
-    /// To be given away.
+    /// Returns the tensors, to be handed out.
     pub fn finished(self) -> Outputs {
         self.outputs
     }
 }
 
-/// A tensor of any dtype in new memory, that is to be written before it goes out.
+/// Tensor of any dtype in new memory, to be written before it is handed out.
 pub struct NewTensor {
     outputs: Outputs,
     device: Device,
 }
 
 impl NewTensor {
-    /// Of this shape in `memory`, which holds its elements.
+    /// Makes a tensor of this shape in `memory`, which holds its elements.
     pub fn over(memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>) -> Result<Self> {
         Ok(Self { outputs: Outputs::over(memory, device, dtype, shape, 1, 0)?, device })
     }
 
-    /// It, to be written.
+    /// Returns the tensor, to be written.
     pub fn elements(&self) -> Result<Elements<'_>> {
         let (shape, data) = self.outputs.first();
-        // SAFETY: `finish` made the header, whose dtype is as it was then; the memory is new, and nobody else knows of it.
+        // SAFETY: `finish` made the header, whose dtype has not changed; the memory is new, and nothing else refers to
+        // it.
         unsafe {
             let dtype = self.outputs.first.as_ref().tensor().dtype;
             Elements::of_memory(&Name::new("out"), self.device, dtype, shape, data)
         }
     }
 
-    /// To be given away.
+    /// Returns the tensor, to be handed out.
     pub fn finished(self) -> Outputs {
         self.outputs
     }
 }
 
 impl<M: ManagedTensorBase> Outputs<M> {
-    /// Shape and data of the first tensor, which there is.
+    /// Returns shape and data of the first tensor, which must exist.
     fn first(&self) -> (&[i64], *mut u8) {
-        // SAFETY: `finish` made the header, with `ndim` sizes behind it, and nobody else has seen it yet.
+        // SAFETY: `finish` made the header, with `ndim` sizes behind it, and it was not handed out yet.
         unsafe {
             let tensor = self.first.as_ref().tensor();
             let ndim = tensor.ndim as usize;
@@ -335,59 +334,59 @@ impl<M: ManagedTensorBase> Drop for Outputs<M> {
     }
 }
 
-/// A tensor over the caller's memory, as it is described; `release` runs when its last user has released it.
+/// Makes a tensor over the caller's memory, as described. `release` runs when its last user has released it.
 pub fn from_pointer(described: &Described<'_>, release: Release) -> Result<Outputs> {
     over_described(described, || release.into())
 }
 
-/// A tensor as it is described, over memory that is taken only when nothing can fail any more.
+/// Makes a tensor as described, over memory that is taken only when nothing can fail any more.
 pub fn over_described(described: &Described<'_>, memory: impl FnOnce() -> Owner) -> Result<Outputs> {
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
     Ok(headers.finish(Some(memory()), described.tensor, 0))
 }
 
-/// The same tensor in DLPack's versioned form, of the lowest version that knows its dtype and without flags: every
-/// importer that can use it takes that.
+/// Converts a tensor to DLPack's versioned form, with the lowest version that has its dtype and without flags. Every
+/// importer that can use the tensor accepts this.
 ///
 /// # Safety
-/// `tensor` is the one described, and the caller's to give away. It is taken on success only.
+/// `described` describes `tensor`, which the caller owns. It is taken on success only.
 pub unsafe fn to_versioned(
     described: &Described<'_>, tensor: *mut DLManagedTensor,
 ) -> Result<Outputs<DLManagedTensorVersioned>> {
     let version = DLPackVersion { major: DLPACK_MAJOR_VERSION, minor: lowest_minor_version(described.tensor.dtype) };
-    // SAFETY: `tensor` is the one described, and the caller gives it away.
+    // SAFETY: `described` describes `tensor`, and the caller gives it away.
     let outputs: Outputs<DLManagedTensorVersioned> = unsafe { convert(described, tensor)? };
-    // SAFETY: the header was just made and nobody else knows of it.
+    // SAFETY: the header was just made, and nothing else refers to it.
     unsafe { (*outputs.first.as_ptr()).version = version };
     Ok(outputs)
 }
 
-/// The same tensor in DLPack's legacy form.
+/// Converts a tensor to DLPack's legacy form.
 ///
 /// # Safety
-/// `tensor`, of major version 1, is the one described, and the caller's to give away. It is taken on success only.
+/// `described` describes `tensor`, of major version 1, which the caller owns. It is taken on success only.
 pub unsafe fn from_versioned(described: &Described<'_>, tensor: *mut DLManagedTensorVersioned) -> Result<Outputs> {
-    // SAFETY: `tensor` is the one described, and the caller gives it away.
+    // SAFETY: `described` describes `tensor`, and the caller gives it away.
     unsafe { convert(described, tensor) }
 }
 
 /// # Safety
-/// `tensor` is the one described, and the caller's to give away. It is taken on success only.
+/// `described` describes `tensor`, which the caller owns. It is taken on success only.
 unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
     described: &Described<'_>, tensor: *mut From,
 ) -> Result<Outputs<To>> {
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
-    // Once the tensor is taken, the shape and strides that were described may be gone: from here on they are not read.
+    // Once the tensor is taken, the described shape and strides may be gone, so they are not read from here on.
     let description = described.tensor;
-    // SAFETY: `tensor` is the one described, and the caller gives it away.
+    // SAFETY: `described` describes `tensor`, and the caller gives it away.
     let owner = unsafe { take(tensor) };
     Ok(headers.finish(owner, description, 0))
 }
 
-/// Releases a tensor of either form through its deleter; NULL, or a NULL deleter: nothing.
+/// Releases a tensor of either form through its deleter. A NULL tensor or a NULL deleter is ignored.
 ///
 /// # Safety
-/// `tensor` is NULL or the caller's to give away.
+/// `tensor` is NULL, or the caller owns it and gives it away.
 pub unsafe fn release<M: ManagedTensorBase>(tensor: *mut M) {
     // SAFETY: not NULL where it is read, and the caller gives it away.
     unsafe {
@@ -399,17 +398,17 @@ pub unsafe fn release<M: ManagedTensorBase>(tensor: *mut M) {
     }
 }
 
-/// The deleter of every tensor handed out.
+/// Releases a tensor that was handed out. It is the deleter of all of them.
 ///
 /// # Safety
-/// `tensor` is one of ours, not released before. NULL is nothing.
+/// `tensor` is NULL, or a tensor of this library that was not released before.
 unsafe extern "C" fn deleter<M: ManagedTensorBase>(tensor: *mut M) {
     boundary(|| {
         if tensor.is_null() {
             return Ok(());
         }
-        // SAFETY: `finish` put the allocation's start into manager_ctx. It lives as long as a tensor of it does, and
-        // the count, changed atomically, tells which release was the last: only that one takes it apart.
+        // SAFETY: `finish` put the allocation's start into manager_ctx. The allocation lives as long as one of its
+        // tensors. The count changes atomically, so exactly one release, the last, frees the allocation.
         unsafe {
             let shared = (*tensor).manager_ctx().cast::<Shared>();
             if (*shared).alive.fetch_sub(1, Ordering::Release) == 1 {
@@ -436,7 +435,7 @@ mod tests {
     }
 
     fn there_and_back(tensor: *mut DLManagedTensor) -> *mut DLManagedTensor {
-        // SAFETY: the tensor is given away; so is what becomes of it.
+        // SAFETY: each tensor is owned here and given away once.
         unsafe {
             let versioned = to_versioned(&described(tensor), tensor).unwrap().into_raw().next().unwrap();
             from_versioned(&described(versioned), versioned).unwrap().into_raw().next().unwrap()
@@ -450,7 +449,7 @@ mod tests {
             drop(unsafe { Box::from_raw(memory.cast::<[u8; 3 * 64]>()) });
         }
         let memory = Box::into_raw(Box::new([0u8; 3 * 64]));
-        // SAFETY: a leaked box, and what frees it.
+        // SAFETY: a leaked box, and the function that frees it.
         let owner = unsafe { Owner::new(memory.cast(), [memory.cast(), ptr::null_mut()], free) };
         let outputs = NewTensors::over(owner, Device::Cpu, Dtype::U8, Shape::of(&[64]), 3, 3 * 64).unwrap();
         let mut chunks: Vec<_> = outputs.finished().into_raw().collect();

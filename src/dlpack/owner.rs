@@ -1,21 +1,21 @@
-//! What keeps a tensor's memory alive.
+//! Owners of tensors' memory.
 
 use std::ffi::c_void;
 
-/// Memory as a value: where it lies, and what gives it back once this is dropped, whoever that is: a backend, a caller, or
-/// the producer of a tensor that was taken over.
+/// Owner of memory: its address, and the function that frees it when the owner is dropped. A backend, a caller, or the
+/// producer of a tensor that was taken over provides the function.
 pub struct Owner {
     data: *mut u8,
     words: [*mut c_void; 2],
     free: unsafe fn(data: *mut u8, words: [*mut c_void; 2]),
 }
 
-// SAFETY: `new` was promised that `free` may be called on any thread; the memory itself belongs to whoever has this.
+// SAFETY: the caller of `new` promised that `free` may be called on any thread; the owner alone has the memory.
 unsafe impl Send for Owner {}
 
 impl Owner {
-    /// `data` is where the memory begins; NULL if there is none of it, or if that is told elsewhere. `words` are whatever
-    /// `free` wants to know.
+    /// Makes an owner. `data`: address of the memory; NULL if there is none, or if the address is kept elsewhere.
+    /// `words`: arguments of `free`.
     ///
     /// # Safety
     /// `free` may be called with `data` and `words`, once, on any thread.
@@ -25,7 +25,7 @@ impl Owner {
         Self { data, words, free }
     }
 
-    /// Memory of no bytes, which belongs to nobody.
+    /// Makes an owner of no memory.
     pub fn of_nothing() -> Self {
         fn nothing(_: *mut u8, _: [*mut c_void; 2]) {}
         // SAFETY: a function that does nothing.
@@ -39,7 +39,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // SAFETY: `new` was promised that this may be called once, which is here.
+        // SAFETY: the caller of `new` promised that `free` may be called once, and a value is dropped once.
         unsafe { (self.free)(self.data, self.words) };
     }
 }

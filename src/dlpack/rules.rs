@@ -1,26 +1,26 @@
-//! Elements as bits, and bits as elements: by the unsigned integer of an element's width.
+//! Conversion of elements to bits and back, by the unsigned integer of an element's width.
 #![forbid(unsafe_code)]
 
 use super::dtype::Dtype;
 
-/// How elements become bits. Each is looked at as an unsigned integer of its width: its bit is 0 when it lies in
-/// `first_zero ..= first_zero + span`, and 1 otherwise. That covers non-zero (only 0 gives 0) and signs: as integers, the
-/// floats below zero are one range, from the smallest negative denormal to -inf; -0 and the NaNs lie outside it.
+/// Rule for the bit of an element. As an unsigned integer of its width, an element gives 0 if it lies in
+/// `first_zero ..= first_zero + span`, else 1. This covers truth (only 0 gives 0) and signs: as integers, the floats
+/// below zero are one range, from the smallest negative denormal to -inf. -0 and the NaNs lie outside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BitRule {
-    /// Bytes an element.
+    /// Bytes of an element.
     pub size: usize,
     pub first_zero: u64,
     pub span: u64,
 }
 
 impl BitRule {
-    /// Non-zero is 1: for bool and integers.
+    /// Makes the rule for bool and integers: every element but 0 gives 1.
     pub fn nonzero(dtype: Dtype) -> Self {
         Self { size: dtype.size, first_zero: 0, span: 0 }
     }
 
-    /// Not below zero is 1: for floats.
+    /// Makes the rule for floats: an element that is not below zero gives 1.
     pub fn not_below_zero(dtype: Dtype) -> Self {
         let (minus_zero, minus_infinity) = match dtype {
             Dtype::BF16 => (0x8000, 0xff80),
@@ -32,17 +32,17 @@ impl BitRule {
     }
 }
 
-/// How bits become elements: what is written for a 0 and for a 1.
+/// Elements that are written for a bit of 0 and of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patterns {
-    /// Bytes an element.
+    /// Bytes of an element.
     pub size: usize,
     pub zero: u64,
     pub one: u64,
 }
 
 impl Patterns {
-    /// The numbers 0 and 1.
+    /// Returns the patterns of the numbers 0 and 1.
     pub fn of(dtype: Dtype) -> Self {
         let one = match dtype {
             Dtype::BF16 => 0x3f80,

@@ -1,4 +1,4 @@
-//! The shape of a tensor to be.
+//! Shapes of tensors, also of new ones.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::ffi::{
     name::Name,
 };
 
-/// The dimensions of another tensor, one of them possibly of another length.
+/// Dimensions of another tensor, possibly with one of them changed.
 #[derive(Clone, Copy)]
 pub struct Shape<'a> {
     pub sizes: &'a [i64],
@@ -31,10 +31,10 @@ impl<'a> Shape<'a> {
         })
     }
 
-    /// The number of elements: no dimension negative, the product within 63 bits.
+    /// Returns the number of elements. Refuses a negative dimension, and a product of more than 63 bits.
     #[inline(always)]
     pub fn elements(self, name: &Name) -> Result<i64> {
-        // A 0 may come after sizes whose product is too large.
+        // A 0 may follow sizes whose product is too large.
         let (mut product, mut empty) = (Some(1i64), false);
         for (axis, size) in self.iter().enumerate() {
             if size < 0 {
@@ -49,13 +49,13 @@ impl<'a> Shape<'a> {
         product.ok_or_else(|| error!(SizeOverflow, "{name}: shape {self} has more than 2^63 - 1 elements"))
     }
 
-    /// The product of all sizes, of which 0 counts as 1, as in NumPy and torch. Beside a 0 the others may overflow: then it
-    /// is 0, for any strides will do.
+    /// Returns the product of all sizes, with 0 counted as 1, as in NumPy and torch. If the product overflows beside a
+    /// size of 0, it returns 0, since any strides are valid then.
     pub(super) fn span(self) -> i64 {
         self.iter().try_fold(1i64, |product, size| product.checked_mul(size.max(1))).unwrap_or(0)
     }
 
-    /// Size and stride, in elements, of each dimension when the elements lie in C order without gaps.
+    /// Returns size and stride, in elements, of each dimension if the elements lie in C order without gaps.
     pub fn compact(self) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
         let mut stride = self.span();
         self.iter().map(move |size| {

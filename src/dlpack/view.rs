@@ -1,4 +1,4 @@
-//! A tensor that came in: borrowed, validated once, read from then on without further checks.
+//! Input tensors: borrowed, validated once, and read from then on without further checks.
 
 use std::{fmt, ops::Range, slice};
 
@@ -11,7 +11,7 @@ use crate::ffi::{
 
 use super::{dtype::Dtype, shape::Shape};
 
-/// Where work runs: a device type that DLPack counts several times over is one of these.
+/// Device that work runs on. Several device types of DLPack map to one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// CPU and CUDAHost memory.
@@ -49,10 +49,10 @@ impl fmt::Display for Device {
     }
 }
 
-/// A borrowed tensor whose descriptor holds together: dimensions not negative, the element count within 64 bits, a
-/// dtype and a device of ours, and every element within the address space.
+/// Borrowed tensor with a valid descriptor: no dimension is negative, the element count fits 63 bits, the dtype and the
+/// device are supported, and every element lies within the address space.
 ///
-/// That the memory is there, and that nobody else writes it, was the caller's promise when the view was made.
+/// The caller of the constructor promised that the memory exists and that nothing else writes it.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     name: Name,
@@ -60,11 +60,11 @@ pub struct View<'a> {
     pinned: bool,
     dtype: Dtype,
     shape: &'a [i64],
-    /// None: compact, in C order.
+    /// Strides in elements. None: compact, in C order.
     strides: Option<&'a [i64]>,
     elements: i64,
     contiguous: bool,
-    /// Element 0, `byte_offset` applied; NULL when empty.
+    /// Address of element 0, `byte_offset` applied; NULL when empty.
     data: *mut u8,
     /// Addresses from the lowest to past the highest byte; empty when there is no element.
     extent: (usize, usize),
@@ -74,8 +74,8 @@ impl<'a> View<'a> {
     /// Validates a descriptor.
     ///
     /// # Safety
-    /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change, and the elements they
-    /// describe are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
+    /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change. The elements are
+    /// memory of that device, which nothing else writes (nor reads, if the tensor is an output).
     #[inline(always)]
     pub unsafe fn from_dlpack(name: &Name, tensor: &DLTensor) -> Result<Self> {
         let device = Device::from_dlpack(name, tensor.device)?;
@@ -109,9 +109,9 @@ impl<'a> View<'a> {
         Ok(Self { name: *name, device, pinned, dtype, shape, strides, elements, contiguous, data, extent })
     }
 
-    /// A compact tensor in new memory, of a shape whose size in bytes was found to fit.
+    /// Makes a view of a compact tensor in new memory. The caller has checked that its size in bytes fits.
     pub(super) fn compact(device: Device, dtype: Dtype, shape: &'a [i64], data: *mut u8) -> Self {
-        // Beside a 0 the product of the others may overflow.
+        // If one size is 0, the product of the others may overflow.
         let elements = if shape.contains(&0) { 0 } else { shape.iter().product() };
         let start = data.addr();
         let extent = (start, start + elements as usize * dtype.size);
@@ -129,15 +129,15 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A compact tensor in memory that is not a tensor of the caller's, of a size that fits.
+    /// Makes a view of a compact tensor in memory that is not a caller's tensor. Its size in bytes fits.
     ///
     /// # Safety
-    /// For `'a`: the elements are memory of that device, which nobody else writes (nor reads, if the tensor is an output).
+    /// For `'a`: the elements are memory of that device, which nothing else writes (nor reads, if it is an output).
     pub unsafe fn of_memory(name: &Name, device: Device, dtype: Dtype, shape: &'a [i64], data: *mut u8) -> Self {
         Self { name: *name, ..Self::compact(device, dtype, shape, data) }
     }
 
-    /// A compact tensor of the elements from number `first` on, which this one, that is C-contiguous, has.
+    /// Returns a compact tensor of this shape: the elements from number `first` on. `self` is C-contiguous.
     pub fn part<'b>(&self, first: i64, shape: &'b [i64]) -> View<'b>
     where
         'a: 'b,
@@ -152,7 +152,7 @@ impl<'a> View<'a> {
         self.name
     }
 
-    /// The same tensor by another name, for refusals.
+    /// Returns the same tensor with another name for error messages.
     pub fn named(self, name: Name) -> Self {
         Self { name, ..self }
     }
@@ -161,7 +161,7 @@ impl<'a> View<'a> {
         self.device
     }
 
-    /// CUDAHost memory: the CPU's, where CUDA can write too.
+    /// Returns true for CUDAHost memory, which the CPU works on and CUDA can write too.
     pub fn is_pinned(&self) -> bool {
         self.pinned
     }
@@ -182,28 +182,27 @@ impl<'a> View<'a> {
         self.data
     }
 
-    /// Size and stride (in elements) of each dimension, outermost first.
+    /// Returns size and stride (in elements) of each dimension, outermost first.
     pub fn dims(&self) -> impl Iterator<Item = (i64, i64)> + 'a {
         dims(self.shape, self.strides)
     }
 
-    /// C-contiguous: sizes of 1 may carry any stride, and a tensor without elements always is.
+    /// Returns true if C-contiguous: sizes of 1 may have any stride, and a tensor without elements always is.
     pub fn is_contiguous(&self) -> bool {
         self.contiguous
     }
 
-    /// The strides in words: as given, or that there are none.
+    /// Returns the strides as text: as given, or "NULL".
     pub fn strides(&self) -> impl fmt::Display + 'a {
         Strides(self.strides)
     }
 
-    /// The addresses from the lowest to past the highest byte of any element.
+    /// Returns the addresses from the lowest to past the highest byte of any element.
     pub fn extent(&self) -> Range<usize> {
         self.extent.0..self.extent.1
     }
 
-    /// Refuses an output that cannot be written without harm: its bytes intersect those of `inputs`, or two of its
-    /// elements share a byte.
+    /// Refuses an output if its bytes intersect the bytes of `inputs`, or if two of its elements share a byte.
     pub fn check_output(&self, inputs: &[&View<'_>]) -> Result<()> {
         for input in inputs {
             check_apart(&self.name, &self.extent(), &input.name, &input.extent())?;
@@ -212,7 +211,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Refuses an output two of whose elements share a place.
+/// Refuses an output in which two elements share an address.
 pub(super) fn check_places(
     name: &Name, shape: &[i64], strides: Option<&[i64]>, elements: i64, contiguous: bool,
 ) -> Result<()> {
@@ -230,9 +229,9 @@ pub(super) fn check_places(
     }
 }
 
-/// Whether two elements share a place. None: finding out would take more than [`OVERLAP_BUDGET`] steps.
+/// Returns true if two elements share an address. None: the answer would take over [`OVERLAP_BUDGET`] steps.
 fn some_share_a_place(dims: impl Iterator<Item = (i64, i64)>, elements: i64) -> Option<bool> {
-    // Dimensions of more than one element, narrowest stride first: at most 62, for the elements are fewer than 2^63.
+    // Dimensions of more than one element, narrowest stride first: at most 62, as there are fewer than 2^63 elements.
     let mut steps = [Step::default(); 62];
     let mut used = 0;
     for (size, stride) in dims.filter(|&(size, _)| size > 1) {
@@ -256,7 +255,7 @@ fn some_share_a_place(dims: impl Iterator<Item = (i64, i64)>, elements: i64) -> 
     has_other_zero(steps, 0, false, &mut OVERLAP_BUDGET.clone())
 }
 
-/// Refuses an output whose bytes, from the lowest address to past the highest, intersect those of another tensor.
+/// Refuses an output if its bytes, from the lowest address to past the highest, intersect another tensor's bytes.
 pub fn check_apart(name: &Name, own: &Range<usize>, other_name: &Name, other: &Range<usize>) -> Result<()> {
     if own.start < other.end && other.start < own.end {
         return Err(error!(
@@ -274,18 +273,19 @@ pub fn check_apart(name: &Name, own: &Range<usize>, other_name: &Name, other: &R
 /// Steps after which [`some_share_a_place`] gives up: less than a millisecond, at 13 ns each on a current processor.
 const OVERLAP_BUDGET: u32 = 50_000;
 
-/// A dimension, as far as overlap goes.
+/// Dimension of the overlap search.
 #[derive(Clone, Copy, Default)]
 struct Step {
     stride: i128,
-    /// How often it can be taken: the size, less one.
+    /// Largest number of times that the stride can be taken: the size minus 1.
     most: i128,
-    /// What the dimensions of narrower strides reach together.
+    /// Reach of all dimensions with narrower strides together.
     narrower: i128,
 }
 
-/// Whether `sum` plus a combination of strides, each taken -most to most times, gives 0, other than by taking none:
-/// the difference of the two indices that share a place. `steps` go up to the widest stride. None: out of budget.
+/// Returns true if `sum` plus a combination of strides is 0: each taken -most to most times, and not all 0 times. It is
+/// then the difference of two indices that share an address. The widest stride is last in `steps`. None: the budget is
+/// spent.
 fn has_other_zero(steps: &[Step], sum: i128, moved: bool, budget: &mut u32) -> Option<bool> {
     let Some((&Step { stride, most, narrower }, rest)) = steps.split_last() else {
         return Some(moved && sum == 0);
@@ -293,8 +293,8 @@ fn has_other_zero(steps: &[Step], sum: i128, moved: bool, budget: &mut u32) -> O
     if stride == 0 {
         return Some(true); // taking it once changes nothing, and `most` is at least 1
     }
-    // What the narrower strides can make up for bounds how often this one can be taken. As long as none is, forwards
-    // will do: backwards is the same with the two indices exchanged.
+    // The reach of the narrower strides bounds how often this one can be taken. Until a stride is taken, positive
+    // counts are enough: negative ones exchange the two indices.
     let first = if moved { -(narrower + sum).div_euclid(stride) } else { 0 };
     let last = (narrower - sum).div_euclid(stride);
     for times in first.max(-most)..=last.min(most) {
@@ -306,7 +306,7 @@ fn has_other_zero(steps: &[Step], sum: i128, moved: bool, budget: &mut u32) -> O
     Some(false)
 }
 
-/// Strides as refusals say them.
+/// Strides as error messages show them.
 pub struct Strides<'a>(pub Option<&'a [i64]>);
 
 impl fmt::Display for Strides<'_> {
@@ -318,11 +318,11 @@ impl fmt::Display for Strides<'_> {
     }
 }
 
-/// Size and stride (in elements) of each dimension, outermost first.
+/// Returns size and stride (in elements) of each dimension, outermost first.
 pub fn dims<'a>(
     shape: &'a [i64], strides: Option<&'a [i64]>,
 ) -> impl ExactSizeIterator<Item = (i64, i64)> + Clone + 'a {
-    // As Shape::compact, without its divisions where the strides are given: this is on the way of every call.
+    // Like Shape::compact, but without its divisions if strides are given, because every call runs this.
     let mut compact = if strides.is_some() { 0 } else { Shape::of(shape).span() };
     shape.iter().enumerate().map(move |(axis, &size)| match strides {
         Some(strides) => (size, strides[axis]),
@@ -333,8 +333,8 @@ pub fn dims<'a>(
     })
 }
 
-/// Whether the elements, of which there is one at least, lie in C order without gaps. Innermost first, for that takes
-/// no division.
+/// Returns true if the elements, at least one, lie in C order without gaps. It starts at the innermost dimension, which
+/// needs no division.
 pub(super) fn is_compact(shape: &[i64], strides: Option<&[i64]>) -> bool {
     let Some(strides) = strides else {
         return true;
@@ -349,8 +349,8 @@ pub(super) fn is_compact(shape: &[i64], strides: Option<&[i64]>) -> bool {
     true
 }
 
-/// The bytes of memory that elements cover, of which there is one at least: from the lowest, relative to element 0, to
-/// past the highest. None if there are more than memory has.
+/// Returns the range of bytes that elements, at least one, cover: from the lowest, relative to element 0, to past the
+/// highest. None: the range has more than 2^63 - 1 bytes.
 fn reach_of(dtype: Dtype, dims: impl IntoIterator<Item = (i64, i64)>) -> Option<(i64, i64)> {
     let size = dtype.size as i64;
     let (mut low, mut high) = (0i64, size);
@@ -359,18 +359,18 @@ fn reach_of(dtype: Dtype, dims: impl IntoIterator<Item = (i64, i64)>) -> Option<
         let end = if reach < 0 { &mut low } else { &mut high };
         *end = end.checked_add(reach)?;
     }
-    // More than isize::MAX bytes are no object of any allocator's.
+    // No allocator returns an object of more than isize::MAX bytes.
     high.checked_sub(low)?;
     Some((low, high))
 }
 
-/// The addresses that the elements of `tensor` cover, of what they reach; None if they do not fit in memory.
+/// Returns the addresses that the elements of `tensor` cover, from their range; None if they do not fit in memory.
 fn addresses(tensor: &DLTensor, (low, high): (i64, i64)) -> Option<(usize, usize)> {
     let start = tensor.data.addr().checked_add(usize::try_from(tensor.byte_offset).ok()?)?;
     Some((start.checked_add_signed(low as isize)?, start.checked_add_signed(high as isize)?))
 }
 
-/// The shape of a tensor, and its strides unless they are NULL.
+/// Returns the shape of a tensor, and its strides unless they are NULL.
 ///
 /// # Safety
 /// For `'a`: `shape`, and `strides` unless NULL, point at `ndim` integers that do not change.
@@ -387,7 +387,7 @@ pub unsafe fn integers<'a>(name: &Name, tensor: &DLTensor) -> Result<(&'a [i64],
     Ok((shape, strides))
 }
 
-/// `count` integers at `pointer`; None when it is NULL (unless there are none) or not aligned.
+/// Returns the `count` integers at `pointer`. None: `pointer` is NULL (and `count` not 0) or not aligned.
 ///
 /// # Safety
 /// Unless NULL, `pointer` is the address of `count` integers that stay readable and unchanged for `'a`.
@@ -412,7 +412,7 @@ mod tests {
         some_share_a_place(view.dims(), view.elements())
     }
 
-    /// A view over `memory`, whose element 0 is in its middle.
+    /// Makes a view over `memory`, with element 0 in its middle.
     fn view<'a>(memory: &[u8], shape: &'a mut [i64], strides: &'a mut [i64]) -> View<'a> {
         let tensor = DLTensor {
             data: memory[memory.len() / 2..].as_ptr().cast_mut().cast(),
@@ -434,7 +434,7 @@ mod tests {
         for sizes in [[2, 2, 2], [2, 3, 1], [3, 2, 2], [4, 1, 3]] {
             for code in 0..(13i64).pow(3) {
                 let (mut shape, mut strides) = (sizes, [code % 13 - 6, code / 13 % 13 - 6, code / 169 - 6]);
-                // The model: two of all places are the same.
+                // The model compares the places of all elements.
                 let mut places = HashSet::new();
                 let mut model = false;
                 for index in 0..sizes.iter().product::<i64>() {
@@ -449,7 +449,7 @@ mod tests {
         assert!(overlapping > 1000);
     }
 
-    /// Conway and Guy's numbers: 17 strides with 2^17 different sums, though none is wider than the narrower together.
+    /// Returns Conway and Guy's 17 strides: their 2^17 sums differ, though none exceeds all narrower ones together.
     fn conway_guy() -> [i64; 17] {
         let mut bounds = vec![0, 1];
         for n in 1..17 {
@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(sums.len(), 1 << 17, "no two elements in one place");
         let memory = [0; 64];
         assert_eq!(overlaps(&view(&memory, &mut [2; 17], &mut strides.clone())), None);
-        // Fewer places than elements: no search needed.
+        // There are fewer places than elements, so no search is needed.
         let mut narrow = strides.map(|stride| stride / 5 + 1);
         assert!(narrow.iter().sum::<i64>() < 1 << 17);
         assert_eq!(overlaps(&view(&memory, &mut [2; 17], &mut narrow)), Some(true));

@@ -1,7 +1,7 @@
-//! Elements of one dtype as those of another, side by side on both sides. The rules are in the header.
+//! Casts contiguous elements to another dtype. The rules are in the header.
 //!
-//! Everything goes in one step or two: float16 and bfloat16 are read as float32, which has all of their values; what
-//! becomes one of them is first a float32 that is rounded to odd, so that it can be rounded a second time.
+//! A cast has one step or two. float16 and bfloat16 are read as float32, which has all of their values. A result of
+//! these dtypes is first a float32 that is rounded to odd, so that a second rounding gives the right value.
 
 use std::{marker::PhantomData, mem::MaybeUninit};
 
@@ -17,28 +17,28 @@ use crate::{
     },
 };
 
-/// Casts so many elements.
+/// Function that casts `count` elements.
 ///
 /// # Safety
-/// They can be read, there is room for them, and the two do not overlap. The processor has the set's instructions.
+/// The elements can be read, there is room for the results, and the two do not overlap. The processor has `set`.
 type Kernel = unsafe fn(set: InstructionSet, dst: *mut u8, src: *const u8, count: usize);
 
-/// Elements that pass through the stack at once.
+/// Number of elements that pass through the stack at once.
 pub const BLOCK: usize = 256;
 
-/// How elements are cast.
+/// Cast from one dtype to another.
 #[derive(Clone, Copy)]
 pub struct Cast {
     set: InstructionSet,
     first: Kernel,
-    /// From the float32 that the first makes.
+    /// Second step, from the float32 that the first one makes.
     second: Option<Kernel>,
     /// Bytes of an element, of the target and of the source.
     pub sizes: [usize; 2],
 }
 
 impl Cast {
-    /// `set` is one of [`InstructionSet::available`].
+    /// Makes a cast. `set` is one of [`InstructionSet::available`].
     pub fn new(set: InstructionSet, from: Dtype, to: Dtype) -> Self {
         let sizes = [to.size, from.size];
         let widened: Option<Kernel> = match from {
@@ -63,7 +63,7 @@ impl Cast {
     }
 
     /// # Safety
-    /// As for [`Kernel`].
+    /// See [`Kernel`].
     pub unsafe fn run(&self, dst: *mut u8, src: *const u8, count: usize) {
         let Some(second) = self.second else {
             // SAFETY: `count` elements can be read and written, and the processor has the instructions.
@@ -83,7 +83,7 @@ impl Cast {
     }
 }
 
-/// How one element becomes another.
+/// Conversion of one element.
 pub trait Convert: 'static {
     type From: Copy;
     type To: Copy;
@@ -96,27 +96,27 @@ multiversion! {
 }
 
 /// # Safety
-/// As for [`Kernel`].
+/// See [`Kernel`].
 #[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn each_on<S, C: Convert>(dst: *mut u8, src: *const u8, count: usize) {
     let (dst, src) = (dst.cast::<C::To>(), src.cast::<C::From>());
     for index in 0..count {
-        // SAFETY: `index` is below `count`; so many elements are readable and writable, at any address.
+        // SAFETY: `index` is below `count`, and `count` elements are readable and writable, at any address.
         unsafe { dst.add(index).write_unaligned(C::convert(src.add(index).read_unaligned())) };
     }
 }
 
-/// A bool, as its byte.
+/// Bool, as its byte.
 #[derive(Clone, Copy)]
 struct Truth(u8);
 
-/// The cast of this to that, which no step comes between.
+/// Cast of this type to another in one step.
 trait CastTo<To> {
     fn cast(self) -> To;
 }
 
-/// Rust's `as` is what the header says, but for NaN: integers wrap, integers to floats are rounded once.
+/// Implements casts by Rust's `as`. It follows the header, except for NaN: integers wrap or are rounded once to floats.
 macro_rules! casts {
     ($($from:ty: $($to:ty)*;)*) => {$($(
         impl CastTo<$to> for $from {
@@ -138,20 +138,20 @@ casts! {
     u64: i8 u8 i16 u16 i32 u32 i64 u64 f32 f64;
 }
 
-/// Floats to integers, as `as` does it, too; but that does not become vectors.
+/// Implements casts of floats to integers. `as` has the same results, but does not become vectors.
 macro_rules! truncations {
     ($($from:ident, $through:ident: $($to:ident)*;)*) => {$($(
         impl CastTo<$to> for $from {
             #[inline(always)]
             fn cast(self) -> $to {
                 const LEAST: $from = $to::MIN as $from;
-                // The greatest is rounded up where there are too few bits for it.
+                // The greatest value is rounded up if the float has too few bits for it.
                 const ABOVE: $from = $to::MAX as $from;
                 const IS_EXACT: bool = ABOVE as i128 == $to::MAX as i128;
                 const MOST: $from = if IS_EXACT { ABOVE } else { ABOVE.next_down() };
                 let within = if self > LEAST { self } else { LEAST };
                 let within = if within < MOST { within } else { MOST };
-                // SAFETY: between the least and the greatest that there are, and no NaN.
+                // SAFETY: `within` lies between the least and the greatest value, and is not NaN.
                 let whole = unsafe { within.to_int_unchecked::<$through>() } as $to;
                 let whole = if !IS_EXACT && self >= ABOVE { $to::MAX } else { whole };
                 if self.is_nan() { 0 } else { whole }
@@ -251,8 +251,8 @@ impl<N: Number> Convert for Narrow<N> {
     }
 }
 
-/// A float32 that says on which side of its neighbours a value lies: where it is not exact, its last bit is 1. Rounded to
-/// a float of at least two bits less it gives what the value itself would.
+/// Rounding to odd: the last bit of the float32 is 1 if it is not exact. Rounded to a float of at least two bits less,
+/// it gives the same result as the value itself.
 trait Odd {
     fn odd(self) -> f32;
 }
@@ -272,7 +272,7 @@ odd! {
     Truth i8 u8 i16 u16 f32: |value| value.cast();
     i32 u32: |value| f64::from(value).odd();
     i64 u64: |value| {
-        // Beyond 2^53 the low 11 bits are too many for a float64: one bit says whether there are any.
+        // Beyond 2^53 the low 11 bits are too many for a float64: one bit replaces them, which is 1 if any is 1.
         let some = if value & 0x7ff == 0 { 0 } else { 0x800 };
         let exact = if value.abs_diff(0) >> 53 == 0 { value } else { value & !0x7ff | some };
         (exact as f64).odd()
@@ -281,7 +281,7 @@ odd! {
         let nearest = value as f32;
         let back = f64::from(nearest);
         let bits = nearest.to_bits();
-        // Of its two neighbours one is odd: the nearest, or the other one.
+        // Either the nearest neighbour of the value or the other one is odd.
         let other = if back.abs() > value.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
         f32::from_bits(if back != value && bits & 1 == 0 { other } else { bits })
     };
@@ -298,7 +298,7 @@ impl<From: Odd + Copy + 'static> Convert for Middle<From> {
     }
 }
 
-/// Calls `$kernel!(type)` for a dtype that has a type, which float16 and bfloat16 have not.
+/// Calls `$kernel!(type)` for a dtype that has a Rust type; float16 and bfloat16 have none.
 macro_rules! with_type {
     ($dtype:expr, $kernel:ident) => {
         match ($dtype.kind, $dtype.size) {
@@ -317,7 +317,7 @@ macro_rules! with_type {
     };
 }
 
-/// From a dtype to another, neither of them float16 or bfloat16.
+/// Returns the kernel from a dtype to another, neither of them float16 or bfloat16.
 fn direct(from: Dtype, to: Dtype) -> Kernel {
     macro_rules! from {
         ($from:ty) => {{
@@ -332,7 +332,7 @@ fn direct(from: Dtype, to: Dtype) -> Kernel {
     with_type!(from, from)
 }
 
-/// To a float32 that is rounded to odd, from a dtype other than float16 and bfloat16.
+/// Returns the kernel to a float32 that is rounded to odd, from a dtype other than float16 and bfloat16.
 fn to_middle(from: Dtype) -> Kernel {
     macro_rules! from {
         ($from:ty) => {

@@ -1,10 +1,10 @@
 //! Copies on the CPU, with a cast or without.
 //!
-//! Two loops of a plan are a plane (`cpu::moves`), and the others lead from plane to plane. The inner one is where the
-//! target's elements lie closest; the other is where the source's do, if that is another, and then planes go in tiles.
+//! Two loops of a plan make a plane (`cpu::moves`); the others go from plane to plane. The target's elements lie
+//! closest in the inner one, the source's in the other one, if that differs: such planes are copied in tiles.
 //!
-//! Casts (`casts`) are of elements that lie side by side. Where they do not, they pass through the stack a block at a
-//! time: gathered as by a copy, cast, and scattered as by a copy.
+//! Casts (`casts`) take contiguous elements. Other elements pass through the stack, a block at a time: a copy gathers
+//! them, they are cast, and a copy scatters them.
 
 mod casts;
 
@@ -27,17 +27,17 @@ use super::plan::{Conversion, CopyPlan};
 
 use casts::{BLOCK, Cast};
 
-/// Bytes of both sides that are worth waking another thread for, and that a part has at least, as in `bits`.
+/// Bytes of both sides that are worth another thread, and the least bytes of a part, as in `bits`.
 const BYTES_A_THREAD: i64 = 4 << 20;
 const BYTES_A_PART: i64 = BYTES_A_THREAD / 4;
 
-/// Copies the elements of `src` to those of `dst`. `plan` was made of these two.
+/// Copies the elements of `src` to `dst`. `plan` was made of these two.
 pub fn copy(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
-    // SAFETY: `src` and `dst` vouch for their memory.
+    // SAFETY: the makers of `src` and `dst` promised their memory.
     unsafe { copy_with(InstructionSet::chosen(), plan, src.data(), dst.data()) };
 }
 
-/// The same, and if the last byte of `dst` is not all its own, what is behind its elements there stays.
+/// Like `copy`, but keeps the bits of the last byte of `dst` that are behind its elements.
 pub fn copy_among_others(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>) {
     let shared = SharedByte::of(dst);
     copy(plan, src, dst);
@@ -46,12 +46,12 @@ pub fn copy_among_others(plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>
     }
 }
 
-/// The last byte of a tensor whose elements are less than a byte and do not fill it. The first element of a byte has its
-/// lowest bits, so the highest are those of elements behind the tensor.
+/// Last byte of a tensor whose elements are smaller than a byte and do not fill it. The first element of a byte has its
+/// lowest bits, so the highest bits belong to elements behind the tensor.
 struct SharedByte {
     place: *mut u8,
     before: u8,
-    /// The bits that are not the tensor's.
+    /// Mask of the bits behind the tensor.
     behind: u8,
 }
 
@@ -63,35 +63,35 @@ impl SharedByte {
             return None;
         }
         let place = dst.data().wrapping_add((bits / 8) as usize);
-        // SAFETY: such elements are contiguous, and `dst` vouches for the memory of all of them.
+        // SAFETY: elements that share bytes are contiguous, and the maker of `dst` promised their memory.
         Some(Self { place, before: unsafe { place.read() }, behind: u8::MAX << used })
     }
 
-    /// Puts back what is not the tensor's.
+    /// Restores the bits that are not the tensor's.
     fn restore(self) {
-        // SAFETY: as in `of`: a byte of the target.
+        // SAFETY: as in `of`, the byte is one of the target's.
         unsafe { self.place.write(self.place.read() & !self.behind | self.before & self.behind) };
     }
 }
 
-/// The same between addresses, of the target's element 0 and of the source's.
+/// Like `copy`, for the addresses of element 0 of target and source.
 ///
 /// # Safety
-/// Both sides are such memory as the plan describes.
+/// Both sides are memory as the plan describes it.
 pub unsafe fn copy_at(plan: &CopyPlan, data: [*mut u8; 2]) {
     // SAFETY: both addresses are of memory as the plan describes it.
     unsafe { copy_with(InstructionSet::chosen(), plan, data[1], data[0]) };
 }
 
-/// The same on processors with these instructions.
+/// Like `copy_at`, for a processor that has `set`.
 ///
 /// # Safety
-/// As for [`copy_at`].
+/// See [`copy_at`].
 unsafe fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *mut u8) {
     if plan.loops.count() == 0 {
         return;
     }
-    // Not a clone, which copies what there is no loop for, too: 1.5 KiB.
+    // A clone would also copy the places of unused loops: 1.5 KiB.
     let mut lines = Loops::new();
     plan.loops.as_slice().iter().for_each(|item| lines.push(item.count, item.strides));
     let inner = take_plane(&mut lines, plan.conversion.sizes(), closest_in_source);
@@ -110,27 +110,27 @@ unsafe fn copy_with(set: InstructionSet, plan: &CopyPlan, src: *const u8, dst: *
     job.split(bytes, |part| job.run(part));
 }
 
-/// The loop in which the source's elements lie closest, if they lie closer than in the inner one.
+/// Returns the loop in which the source's elements lie closest, if they lie closer than in the inner one.
 fn closest_in_source(inner: &Loop<2>, others: &[Loop<2>]) -> Option<usize> {
     let step = |item: &Loop<2>| item.strides[1].unsigned_abs();
-    // Where the source repeats its elements, they need not be read in another order.
+    // A loop that repeats the source's elements (a stride of 0) needs no other order of reads.
     let closer = |&index: &usize| (1..step(inner)).contains(&step(&others[index]));
     (0..others.len()).filter(closer).min_by_key(|&index| step(&others[index]))
 }
 
-/// What is done with elements.
+/// Operation on elements.
 #[derive(Clone, Copy)]
 enum Step {
-    /// Of so many bytes.
+    /// Copies elements of this many bytes.
     Move(usize),
     Cast(Cast),
 }
 
-/// A plan with its memory.
+/// Plan with its memory.
 ///
-/// What makes the accesses below sound: the plan was made of two tensors, whose memory their makers vouched for. Every
-/// offset that its loops give lies within them, they do not intersect, and no two rounds of the target lie in the same
-/// place, so that parts of the work may run side by side.
+/// The accesses below are sound for these reasons. The makers of the plan's two tensors promised their memory. Every
+/// offset of its loops lies within the tensors, which do not intersect. No two rounds of the target lie in the same
+/// place, so parts of the work may run at the same time.
 struct Job<'a> {
     set: InstructionSet,
     conversion: Step,
@@ -140,19 +140,19 @@ struct Job<'a> {
     source: Address,
 }
 
-/// A part of the work: some elements of some lines.
+/// Part of the work: some elements of some lines.
 struct Part {
     elements: Range<i64>,
     lines: Range<i64>,
 }
 
 impl Job<'_> {
-    /// Does the work in as many parts as `bytes` are worth.
+    /// Does the work, in a number of parts that depends on `bytes`.
     fn split(&self, bytes: i64, work: impl Fn(&Part) + Sync) {
         let (elements, lines) = (self.inner.count, self.lines.count());
         let parts_for = |threads: usize| (bytes / BYTES_A_PART).clamp(threads as i64, i64::from(u32::MAX)) as u32;
         pool::run((bytes / BYTES_A_THREAD) as usize, parts_for, |index, parts| {
-            // Along the longer direction.
+            // Cuts along the longer direction.
             work(&if lines >= elements {
                 Part { elements: 0..elements, lines: cut(lines, index, parts) }
             } else {
@@ -187,7 +187,7 @@ impl Job<'_> {
     }
 
     /// # Safety
-    /// The plane is a part of the job's.
+    /// The plane is a part of the job's plane.
     unsafe fn cast_plane(&self, cast: &Cast, dst: *mut u8, src: *const u8, plane: &Plane) {
         let sizes = cast.sizes.map(|size| size as isize);
         if plane.steps == sizes {
@@ -199,7 +199,7 @@ impl Job<'_> {
             }
             return;
         }
-        // Lines and elements of a block: in tiles, whole short lines, or a part of a long one.
+        // A block is a tile, several whole short lines, or a part of a long line.
         let (lines, count) = match () {
             _ if plane.is_across() => {
                 let lines = plane.lines.min(TILE_LINES);
@@ -224,7 +224,7 @@ impl Job<'_> {
     /// Casts at most [`BLOCK`] elements.
     ///
     /// # Safety
-    /// As for [`Self::cast_plane`].
+    /// See [`Self::cast_plane`].
     unsafe fn cast_block(&self, cast: &Cast, dst: *mut u8, src: *const u8, block: &Plane) {
         let (LineAligned(gathered), LineAligned(made)) =
             (&mut LineAligned([ROOM; BLOCK]), &mut LineAligned([ROOM; BLOCK]));
@@ -235,7 +235,7 @@ impl Job<'_> {
             (is_dense, (line, size))
         });
         let mut from = src;
-        // SAFETY: see Job; each block of the stack has room for as many elements of 8 bytes.
+        // SAFETY: see Job; each block on the stack has room for [`BLOCK`] elements of 8 bytes, the most there are.
         unsafe {
             if !loose.0 {
                 let (line, size) = loose.1;
@@ -262,16 +262,16 @@ impl Job<'_> {
     }
 }
 
-/// Lines of a tile that is cast: side by side in the source.
+/// Number of lines of a tile that is cast. They lie side by side in the source.
 const TILE_LINES: usize = 32;
 
-/// So many elements side by side in the target are worth a cast of their own.
+/// Number of contiguous elements in the target from which a line is cast directly.
 const LONG_LINE: usize = 32;
 
-/// For an element on the stack.
+/// Room for an element on the stack.
 const ROOM: MaybeUninit<u64> = MaybeUninit::uninit();
 
-/// The element of a view of one, as another dtype: its bytes, the lowest first.
+/// Returns the only element of a view, cast to another dtype: its bytes, the lowest first.
 pub fn cast(src: &View<'_>, dtype: Dtype) -> u64 {
     let mut bytes = 0u64;
     let conversion = match src.dtype() {
@@ -279,7 +279,7 @@ pub fn cast(src: &View<'_>, dtype: Dtype) -> u64 {
         from => Conversion::Cast { from, to: dtype },
     };
     let plan = CopyPlan::new(conversion, iter::empty());
-    // SAFETY: a view of one element, and room for one of up to 8 bytes.
+    // SAFETY: the view has one element, and `bytes` has room for one of up to 8 bytes.
     unsafe { copy_at(&plan, [ptr::from_mut(&mut bytes).cast(), src.data()]) };
     bytes
 }

@@ -1,4 +1,4 @@
-//! Which of the kernels of kernels/copy.cu does a plan, and how the work is cut into tiles.
+//! Chooses the kernel of kernels/copy.cu for a plan, and cuts the work into tiles.
 
 use std::mem;
 
@@ -19,29 +19,29 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-/// What a thread does, one after the other: vectors of rows, or single elements.
+/// Number of vectors (rows, fours), words (gather) or elements that a thread processes one after the other.
 const ROW_ROUNDS: i64 = 4;
 const FOURS_ROUNDS: i64 = 2;
 const GATHER_ROUNDS: i64 = 4;
 const ELEMENT_ROUNDS: i64 = 8;
 
-/// Elements of a vector in the kernel of any cast, and their bytes at most.
+/// Elements of a vector in the kernel for any cast, and the largest element size of that kernel, in bytes.
 const FOUR: i64 = 4;
 
-/// Bytes of a word that is gathered, and of the largest element that is.
+/// Bytes of a gathered word, and of the largest element that is gathered.
 const WORD: i64 = 4;
 const LARGEST_GATHERED: i64 = 8;
 
-/// An innermost loop of fewer rounds counts together with the next, where that follows it in the target.
+/// Innermost loops with fewer rounds are counted together with the next loop, if it continues them in the target.
 const SHORT_LOOP: i64 = 512;
 
-/// A transposed matrix with a shorter side than this would leave most of a tile empty.
+/// Shortest side of a matrix for the tiled kernels: a shorter one would leave most of a tile empty.
 const SHORTEST_SIDE: i64 = 16;
 
-/// The most loops beside the two that make tiles.
+/// Largest number of loops besides the two that make tiles.
 const MOST_OUTER: usize = 60;
 
-/// As kernels/convert.cuh counts them.
+/// Element types, numbered as in kernels/convert.cuh.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 enum Number {
@@ -84,10 +84,10 @@ kernel_structs! {
         dst: *mut u8,
         begin: usize,
         end: usize,
-        /// Of the innermost loop.
+        /// Rounds of the innermost loop.
         count: i64,
         steps: [i64; 2],
-        /// Of the loop whose rounds are rows.
+        /// Rounds of the loop that counts rows.
         rows: i64,
         row_strides: [i64; 2],
         across: Divisor,
@@ -105,15 +105,15 @@ kernel_structs! {
     }
 }
 
-/// A launch of one of the kernels. Not on the heap, and so large that it is made where it stays.
+/// Launch of one of the kernels. It lies on the stack and is large, so it is built in place.
 struct Work {
     kernel: &'static Kernel,
     tiles: Tiles,
     blocks: u64,
 }
 
-/// Launches what does the plan, of which at least one round is to be done. The target's and the source's element 0 lie
-/// at `data`. Its frame holds the kernel's argument: it is to be there once, however many call this.
+/// Launches the kernel for a plan with at least one round. `data`: addresses of element 0 of target and source. The
+/// function is never inlined, so that the stack has the kernel's large argument only once.
 ///
 /// # Safety
 /// The plan and the addresses describe memory that the kernel may use until it is done.
@@ -121,14 +121,14 @@ struct Work {
 pub unsafe fn launch(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
     let mut work = Work::NOTHING;
     work.set(plan, data)?;
-    // What is beyond any number of items is more than a launch can have, and refused there.
+    // A saturated item count exceeds the limit of a launch, which refuses it.
     let items = work.blocks.saturating_mul(u64::from(work.kernel.shape.items_per_block));
     // SAFETY: the argument is the kernel's struct, over memory that it may use until it is done, as the caller
     // promises.
     unsafe { queue.launch(work.kernel, items, &mut argument(&mut work.tiles)) }
 }
 
-/// Both sides as numbers: where the first round lies, of the target and of the source.
+/// Addresses of the first round, of the target and of the source.
 #[derive(Clone, Copy)]
 struct Sides([*mut u8; 2]);
 
@@ -144,7 +144,7 @@ impl Sides {
 impl Work {
     const NOTHING: Self = Self { kernel: &COPY.rows, tiles: Tiles::NOTHING, blocks: 0 };
 
-    /// Makes it what does the plan.
+    /// Chooses the kernel for the plan and sets its argument.
     fn set(&mut self, plan: &CopyPlan, data: [*mut u8; 2]) -> Result<()> {
         let first = |side: usize| data[side].wrapping_offset(plan.starts[side] as isize);
         let sides = Sides([first(0), first(1)]);
@@ -198,8 +198,8 @@ impl Work {
         }
     }
 
-    /// Contiguous on the target's side alone. `row`: the loop whose rounds are rows, unless it is `within`: one that
-    /// follows the innermost one in the target, and counts together with it.
+    /// Sets up a gather, contiguous on the target's side only. `within`: a loop that continues the innermost one in the
+    /// target and counts together with it. `row`: the loop whose rounds are rows; if it is `within`, the next one out.
     fn gathered(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>, within: Option<usize>) -> Result<()> {
         let size = plan.conversion.sizes()[0];
         let row = if within.is_some() && row == within { row.and_then(|row| row.checked_sub(1)) } else { row };
@@ -212,8 +212,8 @@ impl Work {
         self.cut(&COPY.gathered[size.ilog2() as usize], words, GATHER_ROUNDS)
     }
 
-    /// Rows of bytes as they are: counted in bytes, or in words where these are at multiples of their size, and vectors
-    /// do not lie alike.
+    /// Sets up a copy of rows without a cast. It copies bytes, or aligned words if vectors are not aligned alike on
+    /// both sides.
     fn rows_of_bytes(&mut self, plan: &CopyPlan, sides: Sides) -> Result<()> {
         self.rows(plan, sides, &COPY.rows, [1; 2], VECTOR, ROW_ROUNDS)?;
         let size = plan.conversion.sizes()[0];
@@ -232,8 +232,8 @@ impl Work {
         }
     }
 
-    /// Rows that are contiguous on both sides, of elements of such sizes, of which a vector has so many. Without a cast
-    /// elements may be what the kernel takes for some.
+    /// Sets up rows that are contiguous on both sides. `sizes`: bytes of an element on each side; `a_vector`: elements
+    /// per vector. Without a cast, an element may be any unit that the kernel copies.
     fn rows(
         &mut self, plan: &CopyPlan, sides: Sides, kernel: &'static Kernel, sizes: [i64; 2], a_vector: i64, rounds: i64,
     ) -> Result<()> {
@@ -252,7 +252,7 @@ impl Work {
         self.cut(kernel, vectors, rounds)
     }
 
-    /// Any strides, `row` being the loop that is next to the innermost one.
+    /// Sets up a copy with any strides. `row`: the loop next to the innermost one, whose rounds are rows.
     fn general(&mut self, plan: &CopyPlan, sides: Sides, aligned: bool, row: Option<usize>) -> Result<()> {
         let casts = matches!(plan.conversion, Conversion::Cast { .. });
         let kernel = if casts { &COPY.cast_general } else { &COPY.general };
@@ -261,7 +261,7 @@ impl Work {
         self.cut(kernel, self.tiles.count, ELEMENT_ROUNDS)
     }
 
-    /// Contiguous along the innermost loop on the target's side, along `across` on the source's.
+    /// Sets up a transpose: contiguous along the innermost loop on the target's side, along `across` on the source's.
     fn transposed(&mut self, plan: &CopyPlan, sides: Sides, across: usize, kernel: &'static Kernel) -> Result<()> {
         let tiles = &mut self.tiles;
         tiles.set(plan, sides, Some(across), None);
@@ -273,17 +273,17 @@ impl Work {
         self.tile(kernel, x, y)
     }
 
-    /// So many pieces of work along x, of which a thread does `rounds` one after the other, and a row of them for each
-    /// round of the others.
+    /// Cuts `pieces` pieces of work along x into tiles; a thread does `rounds` pieces. Each round of the other loops
+    /// has one row of pieces.
     fn cut(&mut self, kernel: &'static Kernel, pieces: i64, rounds: i64) -> Result<()> {
         let tiles = &mut self.tiles;
         let threads = 1 << LOG_BLOCK;
-        // Small tiles leave most of a block without work: then rows of all loops follow each other.
+        // Small tiles would leave most of a thread block idle, so the rows of all loops are joined to one sequence.
         if tiles.n_outer > 0 && pieces.saturating_mul(tiles.rows) < threads * rounds && tiles.join(rounds) {
             tiles.joined = 1;
         } else {
-            // Also where rows lie beside each other within the source: what one reads of a cache line the next one
-            // needs.
+            // Rounds also follow each other along y if rows are neighbours in the source, because they share cache
+            // lines.
             let [row, step] = [tiles.row_strides, tiles.steps].map(|strides| strides[1].unsigned_abs());
             let are_beside = tiles.rows >= rounds / 2 && (1..step).contains(&row);
             tiles.down = u32::from(pieces < 32 * rounds || are_beside);
@@ -302,7 +302,7 @@ impl Work {
         self.tile(kernel, across, along)
     }
 
-    /// With so many tiles along x and y.
+    /// Sets the numbers of tiles along x and y, and the number of thread blocks.
     fn tile(&mut self, kernel: &'static Kernel, across: i64, along: i64) -> Result<()> {
         let tiles = &mut self.tiles;
         let outer = if tiles.joined == 1 { &[] } else { tiles.outer() };
@@ -318,11 +318,11 @@ impl Work {
 }
 
 impl Tiles {
-    // SAFETY: numbers, NULL, and an enum whose first variant is 0.
+    // SAFETY: all bytes may be 0: the fields are numbers, pointers, and an enum whose first variant is 0.
     const NOTHING: Self = unsafe { mem::zeroed() };
 
-    /// All but the tiles. `row`: the loop, beside the innermost one, whose rounds are rows. `within`: one that counts
-    /// together with the innermost one.
+    /// Sets all fields except `across` and `along`. `row`: the outer loop whose rounds are rows. `within`: an outer
+    /// loop that counts together with the innermost one.
     fn set(&mut self, plan: &CopyPlan, sides: Sides, row: Option<usize>, within: Option<usize>) {
         let sizes = plan.conversion.sizes();
         let (from, to, [to_size, from_size]) = match plan.conversion {
@@ -362,13 +362,13 @@ impl Tiles {
         &self.outer[..self.n_outer as usize]
     }
 
-    /// Those of all loops but the innermost one.
+    /// Returns the strides of the outer loops and of the rows.
     fn other_strides(&self) -> impl Iterator<Item = [i64; 2]> {
         self.outer().iter().map(|item| item.strides).chain([self.row_strides])
     }
 
-    /// Makes rows of the rounds of all loops but the innermost one, unless there are too many. Where rows come in so
-    /// many rounds, a thread has these together: it looks for their place once.
+    /// Counts the rounds of all outer loops as rows, unless they are too many. If `rounds` divides the number of rows,
+    /// a thread takes `rounds` neighbouring rows and computes their place once.
     fn join(&mut self, rounds: i64) -> bool {
         let n = self.n_outer as usize;
         let together = if self.rows % rounds == 0 { rounds } else { 1 };
@@ -389,12 +389,12 @@ impl Tiles {
     }
 }
 
-/// Whether elements of so many bytes are contiguous on the target's side, and can be gathered.
+/// Returns true if elements of `size` bytes are contiguous on the target's side and small enough to be gathered.
 fn is_gathered(plan: &CopyPlan, size: i64) -> bool {
     size <= LARGEST_GATHERED && plan.loops.as_slice().last().is_some_and(|inner| inner.strides[0] == size)
 }
 
-/// The loop that follows a short innermost one in the target.
+/// Returns the loop that continues a short innermost loop in the target.
 fn follows(plan: &CopyPlan) -> Option<usize> {
     let (inner, outer) = plan.loops.as_slice().split_last()?;
     let next = outer.len().checked_sub(1)?;
@@ -402,8 +402,7 @@ fn follows(plan: &CopyPlan) -> Option<usize> {
     is_next.then_some(next)
 }
 
-/// The plan in elements of 1, 2, 4, 8 or 16 bytes that lie at multiples of their size: what is larger or lies elsewhere
-/// is several.
+/// Returns the plan in aligned units of 1, 2, 4, 8 or 16 bytes. A larger or unaligned element becomes several units.
 fn in_units(plan: &CopyPlan, size: i64, sides: Sides) -> CopyPlan {
     let strides = plan.loops.as_slice().iter().flat_map(|item| item.strides);
     let addresses = sides.0.map(|side| side.addr() as i64);
@@ -415,7 +414,7 @@ fn in_units(plan: &CopyPlan, size: i64, sides: Sides) -> CopyPlan {
     CopyPlan { conversion: Conversion::Bytes(unit), starts: plan.starts, loops }
 }
 
-/// The casts that have kernels of their own for rows; the first four for transposed matrices, too.
+/// Returns the index of a cast that has its own kernel for rows. The first four have one for transposed matrices, too.
 fn usual_cast(from: Dtype, to: Dtype) -> Option<usize> {
     const F32: Dtype = Dtype::F32;
     [(F32, Dtype::BF16), (F32, Dtype::F16), (Dtype::BF16, F32), (Dtype::F16, F32), (Dtype::F64, F32), (F32, Dtype::F64)]
@@ -432,7 +431,7 @@ mod tests {
     const TO_BF16: Conversion = Conversion::Cast { from: Dtype::F32, to: Dtype::BF16 };
     const TO_U8: Conversion = Conversion::Cast { from: Dtype::F32, to: Dtype::U8 };
 
-    /// Of these dimensions, at addresses so far beyond multiples of 4096.
+    /// Returns the work for these dimensions, at addresses `beyond` bytes after a multiple of 4096.
     fn work(conversion: Conversion, beyond: [usize; 2], dims: &[(i64, [i64; 2])]) -> Work {
         let (plan, mut work) = (CopyPlan::new(conversion, dims.iter().copied()), Work::NOTHING);
         work.set(&plan, beyond.map(|beyond| std::ptr::without_provenance_mut((1 << 40) + beyond))).unwrap();
@@ -461,7 +460,7 @@ mod tests {
             (F32, [0, 0], &[(100, [4, -4])], c"gc_copy_general"),
             (F32, [0, 0], &[(100, [4, 0])], c"gc_copy_general"),
             (Conversion::Bytes(16), [0, 0], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_transposed_u128"),
-            // As elements of 8 bytes, two each.
+            // An element of 16 bytes is copied as two of 8 bytes.
             (Conversion::Bytes(16), [0, 8], &[(100, [1600, 16]), (100, [16, 1600])], c"gc_copy_rows_u64"),
             (Conversion::Bytes(3), [0, 0], &[(100, [3, 6])], c"gc_copy_rows"),
             (TO_BF16, [0, 0], &[(100, [2, 4])], c"gc_cast_rows_f32_bf16"),
@@ -508,10 +507,10 @@ mod tests {
             (F32, &[(1000, [64, 128]), (8, [4, 4])], 2), // 2 vectors each, and 4 rows a thread
             (F32, &[(16384, [65536, 4]), (16384, [4, 65536])], 256 * 256),
             (F32, &[(1 << 20, [4, 8])], 512),
-            // Many short rows in several loops are one loop, of four rows together.
+            // Short rows of several loops are joined. A thread takes four rows if four divides the number of rows.
             (F32, &[(64, [49152, 3072]), (3, [1024, 1 << 20]), (16, [64, 512]), (16, [4, 4])], 64 * 3 * 4 * 4 / 256),
             (F32, &[(64, [49152, 3072]), (3, [1024, 1 << 20]), (15, [64, 512]), (16, [4, 4])], 45), // 64 * 3 * 15 * 4 / 256
-            // Channels last to first: three rows a thread, of words; and back: words of pixels and channels.
+            // Channels last to channels first: three rows per thread, of words. And back: words of pixels and channels.
             (U8, &[(64, [3 << 18, 3 << 18]), (3, [1 << 18, 1]), (1 << 18, [1, 3])], 64 << 8),
             (U8, &[(64, [3 << 18, 3 << 18]), (1 << 18, [3, 1]), (3, [1, 1 << 18])], 64 * (3 << 18) / 4096),
         ] {

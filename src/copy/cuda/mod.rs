@@ -6,8 +6,7 @@
 //! | two GPUs | cuMemcpyPeerAsync | a kernel of the target's GPU, if it may read the source; else staged |
 //! | pageable memory and a GPU | staged | staged |
 //!
-//! What is staged (staged.rs) goes through pinned memory of the library's own, in pieces, and is done when the call
-//! returns.
+//! Staged copies (staged.rs) go through pinned staging buffers, in pieces, and are complete when the call returns.
 
 mod direct;
 mod launch;
@@ -32,20 +31,20 @@ use super::plan::CopyPlan;
 use direct::{OnHost, flat, on_device, with_pinned};
 use launch::launch;
 
-/// One side of a copy: on which device, and where its element 0 lies.
+/// Side of a copy: location of its memory, and address of its element 0.
 struct Side {
     place: Place,
     data: *mut u8,
 }
 
-/// Where memory is.
+/// Location of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Of the host, and GPUs do not reach it.
+    /// Host memory that GPUs cannot access.
     Pageable,
-    /// Of the host, and GPUs reach it: CUDAHost.
+    /// Host memory that GPUs can access: CUDAHost.
     Pinned,
-    /// Of the device with this number.
+    /// Memory of the device with this number.
     Device(i32),
 }
 
@@ -60,19 +59,19 @@ impl Side {
     }
 }
 
-/// Copies the elements of `src` to those of `dst`. `plan` was made of these two. `on_host`: what does the CPU's part.
+/// Copies the elements of `src` to `dst`. `plan` was made of these two. `on_host`: function for the CPU's part.
 pub fn copy(queue: &mut Queue, plan: &CopyPlan, src: &Elements<'_>, dst: &Elements<'_>, on_host: OnHost) -> Result<()> {
-    // SAFETY: the makers of the two vouched for the memory, until the stream has done it.
+    // SAFETY: the makers of `src` and `dst` promised the memory until the stream has done the copy.
     unsafe { between(queue, plan, Side::of(dst), Side::of(src), on_host) }
 }
 
-/// Copies the elements of the source to those of the target, in the order of the queue's stream, which is on the
-/// target's device, or on the source's where the target is memory of the host. What runs on another device is not
-/// waited for. Where one side is pageable, or a GPU may not read another one's memory and the copy is not of contiguous
-/// bytes, all is done when this returns, and in a capture it refuses.
+/// Copies the elements of the source to the target, in the order of the queue's stream. The stream is on the target's
+/// device, or on the source's if the target is host memory. Work on another device is not waited for. A copy with a
+/// pageable side is complete when this returns, and refused in a capture. So is a copy from a GPU whose memory the
+/// queue may not read, unless the bytes are contiguous.
 ///
 /// # Safety
-/// Both sides are such memory as the plan describes, and stay until the stream has done it.
+/// Both sides are memory as the plan describes it, and stay until the stream has done the copy.
 unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side, on_host: OnHost) -> Result<()> {
     if plan.loops.count() == 0 {
         return Ok(());
@@ -90,10 +89,10 @@ unsafe fn between(queue: &mut Queue, plan: &CopyPlan, target: Side, source: Side
     }
 }
 
-/// One side is said to be pageable. It may be pinned all the same, by cuMemHostRegister for instance.
+/// Copies if one side is described as pageable. It may still be pinned, for example by cuMemHostRegister.
 ///
 /// # Safety
-/// As for [`between`].
+/// See [`between`].
 unsafe fn with_pageable(
     queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], pageable: usize, on_host: OnHost,
 ) -> Result<()> {
@@ -119,7 +118,7 @@ fn refuse_capture(queue: &mut Queue, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// The addresses of the first and of the last byte of this side, of which there is at least one.
+/// Returns the addresses of the first and the last byte of this side, which has at least one.
 fn ends(plan: &CopyPlan, data: *mut u8, side: usize) -> [u64; 2] {
     let size = plan.conversion.sizes()[side];
     let mut ends = [plan.starts[side], plan.starts[side] + size - 1];
@@ -130,18 +129,18 @@ fn ends(plan: &CopyPlan, data: *mut u8, side: usize) -> [u64; 2] {
     ends.map(|end| data.wrapping_offset(end as isize).addr() as u64)
 }
 
-/// What the driver says of memory, in the context that is current; None of what it does not know.
+/// Returns a pointer attribute of the driver, in the current context. None: the address is unknown to the driver.
 fn ask(queue: &Queue, attribute: CUpointer_attribute, address: u64) -> Option<u64> {
     let mut said = 0u64;
-    // SAFETY: any address may be asked for; the place has room for the largest of what is asked here.
+    // SAFETY: any address may be queried; `said` has room for the largest attribute that is queried here.
     let code = unsafe {
         (queue.device.driver.functions.cuPointerGetAttribute)(ptr::from_mut(&mut said).cast(), attribute, address)
     };
-    // An address that it does not know is an error to it, and an answer to us.
+    // An unknown address is an error of the call, but a valid answer here.
     (code == 0).then_some(said)
 }
 
-/// Whether GPUs reach all of this side: it lies in one piece of memory of which the driver says so.
+/// Returns true if GPUs can access all of this side: according to the driver, it lies in one piece of host memory.
 fn is_pinned(queue: &Queue, plan: &CopyPlan, data: *mut u8, side: usize) -> bool {
     let [first, last] = ends(plan, data, side);
     let asked = [
@@ -161,8 +160,8 @@ const HOST_MEMORY: u64 = 1;
 /// CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ.
 const READ_ACCESS: u64 = 1;
 
-/// Whether kernels in the queue's context may read all of the source. To enable access to a context is not enough: that
-/// covers what cuMemAlloc made there, but no memory of pools, nor what is mapped by parts.
+/// Returns true if kernels in the queue's context may read all of the source. Enabled access to its context is not
+/// enough: it covers cuMemAlloc's memory there, but neither memory of pools nor memory that is mapped in parts.
 fn may_read(queue: &mut Queue, plan: &CopyPlan, source: *mut u8) -> Result<bool> {
     queue.current()?;
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS;
@@ -170,10 +169,10 @@ fn may_read(queue: &mut Queue, plan: &CopyPlan, source: *mut u8) -> Result<bool>
     Ok(ends(plan, source, 1).into_iter().all(may))
 }
 
-/// From another GPU, the one with the number `from`, to the queue's.
+/// Copies from the GPU with the number `from` to the queue's GPU.
 ///
 /// # Safety
-/// As for [`between`].
+/// See [`between`].
 unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
     let source = Device::of(from)?;
     if let Some((places, bytes)) = flat(plan, data) {
@@ -192,28 +191,28 @@ unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2]
 }
 
 /// # Safety
-/// So many bytes are there on both sides, and stay until the stream has done it.
+/// Both sides have `bytes` bytes, which stay until the stream has done the copy.
 unsafe fn copy_from_peer(queue: &mut Queue, source: Device, places: [*mut u8; 2], bytes: usize) -> Result<()> {
     let from = primary(source)?;
     let to = queue.current()?.handle_now()?;
     let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
     let [to_address, from_address] = places.map(|place| place.addr() as u64);
-    // SAFETY: the caller's promise; both contexts and the stream are alive.
+    // SAFETY: the caller promises both sides; both contexts and the stream are alive.
     let code = unsafe { (driver.functions.cuMemcpyPeerAsync)(to_address, to, from_address, from, bytes, stream) };
     driver.check(code, format_args!("cuMemcpyPeerAsync of {bytes} bytes from {source} to {}", queue.device))
 }
 
-/// The device that a context was last seen to reach.
+/// Last device found to be accessible from each context.
 static REACHED: LossyCache = LossyCache::nothing();
 
-/// The memory of the other is enabled for the context already.
+/// Code: access to the other context's memory is already enabled.
 const ALREADY_ENABLED: c_int = 704;
-/// It cannot be.
+/// Code: access cannot be enabled.
 const NOT_SUPPORTED: c_int = 217;
-/// Too many others are.
+/// Code: access to too many contexts is enabled.
 const TOO_MANY: c_int = 711;
 
-/// Whether kernels in the queue's context reach memory of another GPU's primary context. Makes it so if it can be.
+/// Returns true if kernels in the queue's context can access another GPU's primary context. Enables it if possible.
 fn reaches(queue: &mut Queue, other: Device) -> Result<bool> {
     let id = queue.current()?.id;
     if REACHED.recall(id) == Some(other.ordinal) {
@@ -221,7 +220,7 @@ fn reaches(queue: &mut Queue, other: Device) -> Result<bool> {
     }
     let (driver, mut can) = (queue.device.driver, 0 as c_int);
     let [here, there] = [queue.device, other].map(|device| device.properties().handle);
-    // SAFETY: the place outlives the call; both are devices of the driver's.
+    // SAFETY: `can` outlives the call, and the driver listed both devices.
     let code = unsafe { (driver.functions.cuDeviceCanAccessPeer)(&mut can, here, there) };
     driver.check(code, format_args!("cuDeviceCanAccessPeer of {other} by {}", queue.device))?;
     if can == 0 {
@@ -229,7 +228,7 @@ fn reaches(queue: &mut Queue, other: Device) -> Result<bool> {
     }
     let context = primary(other)?;
     queue.current()?;
-    // SAFETY: a context that is alive, and another one of another device is current.
+    // SAFETY: `context` is alive, and the current context is another one, of another device.
     let code = unsafe { (driver.functions.cuCtxEnablePeerAccess)(context, 0) };
     match code {
         NOT_SUPPORTED | TOO_MANY => return Ok(false),

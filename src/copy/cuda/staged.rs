@@ -1,12 +1,12 @@
-//! Copies by way of pinned memory of the library's own, in pieces: while one is on its way, the next is gathered, or
-//! the one before is scattered.
+//! Copies through pinned staging buffers, in pieces. While one piece is transferred, the next one is gathered, or the
+//! previous one is scattered.
 //!
 //! ```text
 //! source, any strides  ->  piece in pinned memory, compact  ->  target, any strides
 //! ```
 //!
-//! Either half may cast, and the one that makes pieces smaller does. Elements of the source that are broadcast travel
-//! once. Loops go in the order of the side on the host, which is the one that is slow to jump about in.
+//! Either half may cast: the one that makes the pieces smaller does. Broadcast elements of the source are transferred
+//! once. Loops follow the order of the host's side, where scattered accesses are slower.
 
 use std::{cmp::Reverse, iter};
 
@@ -24,17 +24,17 @@ use crate::{
 
 use super::direct::{OnHost, with_pinned};
 
-/// A copy in two halves.
+/// Copy in two halves.
 struct Halves {
-    /// Of the source's elements to the piece, and of the piece's to the target.
+    /// Conversions of the source's elements to the piece, and of the piece's to the target.
     gather: Conversion,
     scatter: Conversion,
     /// Bytes of an element in a piece.
     size: i64,
-    /// Of what travels, and how what has arrived is repeated.
+    /// Loops over the transferred elements, and loops that repeat them in the target.
     loops: Loops<2>,
     repeats: ArrayVec<Loop<2>, MAX_LOOPS>,
-    /// Where the first round lies, of the target and of the source.
+    /// Addresses of the first round, of the target and of the source.
     first: [*mut u8; 2],
 }
 
@@ -56,7 +56,7 @@ impl Halves {
         Self { gather, scatter, size: to.min(from), loops, repeats, first }
     }
 
-    /// The loops of a block, and how far a round of each moves in a piece, where the elements are compact.
+    /// Returns the loops of a block, and the bytes that a round of each moves in a piece, where elements are compact.
     fn dims<'a>(&self, block: &Block<'a, 2>) -> impl Iterator<Item = (Loop<2>, i64)> + Clone + use<'a> {
         let (size, outer) = (self.size, Loop { count: block.count, strides: block.strides });
         let loops = iter::once(outer).chain(block.inside.iter().copied());
@@ -67,14 +67,14 @@ impl Halves {
         })
     }
 
-    /// Does the first half of a block: to this piece. A plan is large, and this one is gone before there is another.
+    /// Runs `work` on the first half of a block, into `piece`. Never inlined, so that its large plan leaves the stack.
     #[inline(never)]
     fn gather<T>(&self, block: &Block<'_, 2>, piece: *mut u8, work: impl FnOnce(&CopyPlan, [*mut u8; 2]) -> T) -> T {
         let dims = self.dims(block).map(|(item, compact)| (item.count, [compact, item.strides[1]]));
         work(&CopyPlan::new(self.gather, dims), [piece, self.first[1].wrapping_offset(block.offsets[1] as isize)])
     }
 
-    /// The second half: from it, likewise.
+    /// Runs `work` on the second half of a block, from `piece`. Never inlined, like `gather`.
     #[inline(never)]
     fn scatter<T>(&self, block: &Block<'_, 2>, piece: *mut u8, work: impl FnOnce(&CopyPlan, [*mut u8; 2]) -> T) -> T {
         let dims = self.dims(block).map(|(item, compact)| (item.count, [item.strides[0], compact]));
@@ -88,10 +88,10 @@ impl Halves {
     }
 }
 
-/// `host`: the side that is pageable.
+/// Copies between pageable memory and a device. `host`: the pageable side, 0 for the target and 1 for the source.
 ///
 /// # Safety
-/// Both sides are such memory as the plan describes, and the host's stays until this returns.
+/// Both sides are memory as the plan describes it, and the host's stays until this returns.
 pub unsafe fn between_host_and_device(
     queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], host: usize, on_host: OnHost,
 ) -> Result<()> {
@@ -104,22 +104,22 @@ pub unsafe fn between_host_and_device(
     finish(queue, staging, done)
 }
 
-/// Waits for all that was enqueued, whatever became of it: nothing uses the caller's memory or the pieces any more.
+/// Waits for all enqueued work, also after a failure. Then nothing uses the caller's memory or the pieces any more.
 fn finish(queue: &mut Queue, staging: Staging, done: Result<()>) -> Result<()> {
     done.and(queue.wait())?;
     staging.keep(queue);
     Ok(())
 }
 
-/// From the host.
+/// Copies from the host.
 #[inline(never)]
 unsafe fn send(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
     let gather = |block: &Block<'_, 2>, piece: *mut u8| {
-        // SAFETY: the caller's promise; a piece that nothing uses now, and has room for so many elements.
+        // SAFETY: the caller promises the source. The piece is not in use, and has room for the block's elements.
         halves.gather(block, piece, |plan, data| unsafe { on_host(plan, data) });
         Ok(())
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises memory as the plan describes it.
     unsafe { through_pieces(queue, halves, staging, gather) }
 }
 
@@ -143,7 +143,7 @@ unsafe fn through_pieces(
     Ok(())
 }
 
-/// To the host.
+/// Copies to the host.
 #[inline(never)]
 unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host: OnHost) -> Result<()> {
     let mut cursor = Cursor::starting_at(&halves.loops, 0);
@@ -152,13 +152,13 @@ unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host
         let number = before.map_or(0, |(number, _)| number + 1);
         let next = cursor.next_block(halves.a_piece()).map(|block| (number, block));
         if let Some((_, block)) = &next {
-            // SAFETY: as in `send`; what was in this piece was scattered two rounds before.
+            // SAFETY: as in `send`; the last iteration scattered the piece's previous elements.
             halves.gather(block, staging.piece(number), |plan, data| unsafe { with_pinned(queue, plan, data) })?;
             staging.record(queue, number)?;
         }
         if let Some((number, block)) = &before {
             staging.wait(queue, *number)?;
-            // SAFETY: the caller's promise, and the piece has arrived.
+            // SAFETY: the caller promises the target, and the wait ensures that the piece is complete.
             halves.scatter(block, staging.piece(*number), |plan, data| unsafe { on_host(plan, data) });
         }
         before = next;
@@ -168,12 +168,12 @@ unsafe fn receive(queue: &mut Queue, halves: &Halves, staging: &Staging, on_host
     }
 }
 
-/// From a GPU, the one with the number `from`, to the queue's, which does not reach its memory.
+/// Copies from the GPU with the number `from` to the queue's GPU, which cannot access its memory.
 ///
 /// # Safety
-/// Both sides are such memory as the plan describes, and stay until this returns.
+/// Both sides are memory as the plan describes it, and stay until this returns.
 pub unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8; 2], from: i32) -> Result<()> {
-    // What the caller's stream waits for, the other GPU's stream does not.
+    // The other GPU's stream does not wait for the work that the caller's stream waits for.
     queue.wait()?;
     let mut staging = Staging::of(queue)?;
     let source = staging.source(from)?;
@@ -183,16 +183,16 @@ pub unsafe fn between_devices(queue: &mut Queue, plan: &CopyPlan, data: [*mut u8
     finish(queue, staging, done)
 }
 
-/// `from`: the source's GPU, and a stream there.
+/// Copies from another GPU through the pieces. `from`, `stream`: the source's GPU, and a stream on it.
 #[inline(never)]
 unsafe fn relay(queue: &mut Queue, (from, stream): (i32, Stream), halves: &Halves, staging: &Staging) -> Result<()> {
     let gather = |block: &Block<'_, 2>, piece: *mut u8| {
-        // Left before the target's context is needed again: contexts are a stack.
+        // `other` is dropped before the target's context is needed again, because contexts are a stack.
         let mut other = Queue::of(from, stream)?;
-        // SAFETY: the caller's promise; pinned memory is every context's.
+        // SAFETY: the caller promises the source; pinned memory may be used in every context.
         halves.gather(block, piece, |plan, data| unsafe { with_pinned(&mut other, plan, data) })?;
         other.wait()
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises memory as the plan describes it.
     unsafe { through_pieces(queue, halves, staging, gather) }
 }

@@ -1,52 +1,52 @@
-//! How one job at a time is shared: who takes which part, and when all of them are done.
+//! Shares one job at a time: threads take its parts, and the caller waits until all parts are done.
 //!
-//! Parts are taken, not handed out: a thread that is late, or not there, takes none, and the caller does them. No lock
-//! is held and nothing is allocated, so that a process can be forked while its threads are anywhere in here. The
-//! atomics and the futex are those of `sync`, so that `tests/loom` can put a model checker's in their place.
+//! No part is assigned to a thread: a thread that is late, or missing, takes none, and the caller does them. No lock is
+//! held and nothing is allocated, so the process can be forked at any point of this code. The atomics and the futex are
+//! those of `sync`, so that `tests/loom` can replace them by a model checker's.
 
 use super::sync::{AtomicBool, AtomicPtr, AtomicU64, Mutex, Ordering, Word};
 
-/// What the threads of a process and their callers share. `E` is how a part fails.
+/// State that the threads of a process and their callers share. `E`: error type of a part.
 pub struct Pool<E: 'static> {
-    /// Whether a caller has the threads. Only that caller changes the rest.
+    /// True if a caller has the threads. Only that caller may share a job.
     pub(super) taken: AtomicBool,
-    /// Lies on its caller's stack, and is there as long as a part of it is not done.
+    /// Current job. It lies on its caller's stack, and stays there until all of its parts are done.
     pub(super) job: AtomicPtr<Job<'static, E>>,
-    /// The job's number of parts in the upper half, the next one to be taken in the lower. They are read and counted in
-    /// one step, so that a late thread can only take a part of the job that it sees.
+    /// Number of the job's parts in the upper 32 bits, index of the next part in the lower ones. An atomic add reads
+    /// both and counts, so that a late thread can only take a part of the job that it reads.
     pub(super) tickets: AtomicU64,
-    /// The parts that are not done. The caller sleeps on it.
+    /// Number of parts that are not done. The caller sleeps on it.
     pub(super) left: Word,
-    /// Changes with each job. The threads sleep on it.
+    /// Counter of jobs. The threads sleep on it.
     pub(super) bell: Word,
 }
 
 pub struct Job<'a, E> {
     work: &'a (dyn Fn(usize, usize) -> Result<(), E> + Sync),
-    /// The first failure of a part.
+    /// First failure of a part.
     failure: Mutex<Option<E>>,
 }
 
-/// A caller's right to the threads.
+/// A caller's exclusive use of the threads.
 pub struct Taken<'a, E: 'static>(&'a Pool<E>);
 
 impl<E> Drop for Taken<'_, E> {
     fn drop(&mut self) {
-        // Not a store: see `share`.
+        // This is a swap and not a store, for the reason given in `share`.
         self.0.taken.swap(false, Ordering::Release);
     }
 }
 
 impl<E> Pool<E> {
-    /// The threads, unless another caller has them.
+    /// Returns the threads. None: another caller has them.
     pub fn take(&self) -> Option<Taken<'_, E>> {
         (!self.taken.swap(true, Ordering::Acquire)).then(|| Taken(self))
     }
 
-    /// What a thread does until it has `ended`.
+    /// Runs a thread's loop until `ended` returns true.
     pub fn serve(&self, ended: impl Fn() -> bool) {
         loop {
-            // Read before the tickets are looked at: a job that comes in between has changed it, and sleep returns.
+            // Read the bell before the tickets: a job that starts in between changes it, and sleep returns at once.
             let rung = self.bell.load(Ordering::Acquire);
             if ended() {
                 return;
@@ -56,14 +56,14 @@ impl<E> Pool<E> {
         }
     }
 
-    /// Forgets the threads and their job. In a forked child, which has this memory as some thread may have been about
-    /// to change it, but the forking thread alone.
+    /// Forgets the threads and their job, in a forked child. The child has only the forking thread, and this memory
+    /// possibly in the middle of another thread's change.
     pub fn start_anew(&self) {
         self.tickets.store(0, Ordering::Relaxed);
         self.taken.store(false, Ordering::Relaxed);
     }
 
-    /// Takes parts of the job, and does them, until there are none to be taken.
+    /// Takes parts of the job and does them, until no part is left.
     pub fn do_parts(&self) {
         loop {
             let ticket = self.tickets.fetch_add(1, Ordering::Acquire);
@@ -71,7 +71,7 @@ impl<E> Pool<E> {
             if index >= parts {
                 return;
             }
-            // SAFETY: the job was there before its tickets, and stays until this part of it is counted as done, below.
+            // SAFETY: the job was stored before its tickets, and stays until this part is counted as done, below.
             let job = unsafe { &*self.job.load(Ordering::Relaxed) };
             if let Err(failure) = (job.work)(index, parts)
                 && let Ok(mut first) = job.failure.lock()
@@ -95,8 +95,8 @@ impl<E> Taken<'_, E> {
         let job = Job { work, failure: Mutex::new(None) };
         pool.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         pool.left.store(parts, Ordering::Relaxed);
-        // A late thread may be counting the last job's tickets. A store cannot come between the reading and the writing
-        // of its step, but loom does not know that. A swap costs nothing here.
+        // A late thread may be counting the last job's tickets. A store cannot fall between the read and the write of
+        // that atomic add, but loom does not model that. A swap costs nothing here.
         pool.tickets.swap(u64::from(parts) << 32, Ordering::Release);
         pool.bell.fetch_add(1, Ordering::Release);
         pool.bell.wake(others);

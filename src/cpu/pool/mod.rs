@@ -1,7 +1,7 @@
-//! The threads of this library: they share the parts of a large job with the caller, and sleep in between.
+//! The library's threads: they share the parts of a large job with the caller, and sleep between jobs.
 //!
-//! One job at a time has the threads; a caller that finds them at work works alone, at once. `job` says how the parts
-//! are shared, and tests/loom tries it in every order. All state is in atomics: see there why.
+//! The threads work on one job at a time. A caller that finds them busy works alone, at once. `job` shares the parts,
+//! and tests/loom checks it in every order. All state is in atomics, for the reason given in `job`.
 
 mod job;
 mod sync;
@@ -24,12 +24,12 @@ use super::cpus::{self, CpuSet, SharedCpuSet};
 use job::{Pool, Taken};
 use sync::Word;
 
-/// Stack of a thread. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
+/// Bytes of a thread's stack. Parts take a few KiB; the rest is for thread-local storage, which glibc takes from it.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Workers asked for, the caller counted; 0: as many as this process has CPUs.
+/// Number of workers that was set, including the caller; 0: as many as this process has CPUs.
 static WANTED: AtomicU32 = AtomicU32::new(0);
-/// Whether a forked child will know that it has no threads.
+/// True if the handler that resets the pool in forked children is registered.
 static PREPARED: AtomicBool = AtomicBool::new(false);
 
 static POOL: Pool<Error> = Pool {
@@ -40,7 +40,7 @@ static POOL: Pool<Error> = Pool {
     bell: Word::new(0),
 };
 
-/// What the caller that has the threads knows of them, and changes.
+/// State of the threads, for the caller that has them.
 static TEAM: Team = Team {
     recount: AtomicBool::new(true),
     cpus: AtomicUsize::new(0),
@@ -50,22 +50,22 @@ static TEAM: Team = Team {
 };
 
 struct Team {
-    /// Whether the CPUs are to be counted at the next job, whoever comes with it.
+    /// True if the next job must count the CPUs, whichever thread starts it.
     recount: AtomicBool,
-    /// How many threads the CPUs of the callers and the process's quota allow.
+    /// Number of threads that the CPUs of the callers and the process's quota allow.
     cpus: AtomicUsize,
     /// The CPUs that the threads may run on.
     set: SharedCpuSet,
-    /// Threads that were started. They never end.
+    /// Number of threads that were started. They never end.
     started: AtomicUsize,
-    /// Their pthread_t.
+    /// pthread_t of each thread.
     threads: [AtomicU64; MOST_WORKERS as usize],
 }
 
-/// The most workers that can be asked for.
+/// Largest number of workers that can be set.
 const MOST_WORKERS: u32 = 1024;
 
-/// Sets the number of workers, the caller counted, for jobs from now on. Threads beyond it sleep.
+/// Sets the number of workers, including the caller, for later jobs. Threads beyond it sleep.
 pub fn set_threads(wanted: u32) -> Result<()> {
     if wanted > MOST_WORKERS {
         return Err(error!(InvalidArgument, "n: {wanted} workers; at most {MOST_WORKERS} expected"));
@@ -82,7 +82,7 @@ pub fn prepare() {
     }
 }
 
-/// Part number `index` of `parts`, in multiples of 64.
+/// Returns the range of part `index` of `parts`, in multiples of 64.
 pub fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
     if parts == 1 {
         return 0..total; // without a division
@@ -91,10 +91,10 @@ pub fn cut(total: i64, index: usize, parts: usize) -> Range<i64> {
     (index as i64 * piece).min(total)..((index as i64 + 1) * piece).min(total)
 }
 
-/// Runs `work(index, parts)` for every index below `parts`, on the caller and on threads: `worth` in all, if there are
-/// so many. `parts_for` says how many parts a number of threads is to have: more than threads, so that a slow one does
-/// not hold up the job with a whole share. A caller alone has one part. A panic in a part is raised again here, when
-/// all parts are done.
+/// Runs `work(index, parts)` for every index below `parts`, on the caller and on threads: up to `worth` in all.
+/// `parts_for` returns the number of parts for a number of threads. It is larger than the number of threads, so that a
+/// slow thread does not delay the job by a whole share. A caller alone has one part. A panic in a part is raised again
+/// here, after all parts are done.
 pub fn run(worth: usize, parts_for: impl Fn(usize) -> u32, work: impl Fn(usize, usize) + Sync) {
     let Some(taken) = (if worth > 1 && WANTED.load(Ordering::Relaxed) != 1 { take() } else { None }) else {
         return work(0, 1);
@@ -111,13 +111,13 @@ pub fn run(worth: usize, parts_for: impl Fn(usize) -> u32, work: impl Fn(usize, 
     }
 }
 
-/// The threads, unless another caller has them or a forked child could not be told that it has none.
+/// Returns the threads. None: another caller has them, or the handler for forked children could not be registered.
 fn take() -> Option<Taken<'static, Error>> {
     if prepared() { POOL.take() } else { None }
 }
 
 impl Team {
-    /// How many threads work on a job that is worth so many, the caller counted; starts those that are not there.
+    /// Returns the number of threads, including the caller, for a job that is worth `worth`. Starts missing threads.
     fn gather(&self, taken: &Taken<'_, Error>, worth: usize) -> usize {
         self.look_at_cpus(taken);
         let workers = match WANTED.load(Ordering::Relaxed) {
@@ -128,8 +128,8 @@ impl Team {
         self.start(others).min(others) + 1
     }
 
-    /// Counts the CPUs if that is to be done, or if the caller may use one that was not counted: an earlier caller, or
-    /// the process, may have been held to fewer.
+    /// Counts the CPUs if this is requested, or if the caller may use a CPU that was not counted. An earlier caller, or
+    /// the process, may have been limited to fewer.
     fn look_at_cpus(&self, taken: &Taken<'_, Error>) {
         let recount = self.recount.swap(false, Ordering::Relaxed);
         let callers = CpuSet::of_caller();
@@ -138,8 +138,8 @@ impl Team {
         }
     }
 
-    /// `anew`: what was counted for earlier callers does not count.
-    #[inline(never)] // nothing of it is to lie on the stack of a job
+    /// Counts the CPUs. `anew`: forgets the counts for earlier callers.
+    #[inline(never)] // keeps its sets off the stack of a job
     fn count_cpus(&self, _: &Taken<'_, Error>, callers: Option<&CpuSet>, anew: bool) {
         if let Some(callers) = callers {
             if anew {
@@ -154,13 +154,13 @@ impl Team {
         self.cpus.store(cpus::count().max(before), Ordering::Relaxed);
     }
 
-    /// Starts threads until there are as many as `wanted`, or the system refuses; tells how many there are.
+    /// Starts threads until there are `wanted`, or the system refuses. Returns the number of threads.
     fn start(&self, wanted: usize) -> usize {
         let mut started = self.started.load(Ordering::Relaxed);
         while started < wanted
             && let Some(thread) = start_one()
         {
-            // Not its starter's CPUs, who may be held to a single one. (glibc allocates for a set in the attributes.)
+            // A thread inherits its starter's CPUs, perhaps only one. (With a set in its attributes, glibc allocates.)
             self.set.load().give(thread);
             self.threads[started].store(thread, Ordering::Relaxed);
             started += 1;
@@ -170,7 +170,7 @@ impl Team {
     }
 }
 
-/// What a thread does, for ever.
+/// Runs the loop of a thread, for ever.
 extern "C" fn worker(_: *mut c_void) -> *mut c_void {
     boundary(|| {
         POOL.serve(|| false);
@@ -187,17 +187,17 @@ fn start_one() -> Option<libc::pthread_t> {
     }
 }
 
-/// Sees to it that forked children start anew. Before anything is taken, so that no child can miss it; twice is
-/// harmless.
+/// Registers the handler that resets the pool in forked children. This is done before the threads are taken, so that no
+/// child misses it; a second registration is harmless.
 fn prepared() -> bool {
-    // SAFETY: a function that can be called in a forked child.
+    // SAFETY: `start_anew` can be called in a forked child.
     if !PREPARED.load(Ordering::Relaxed) && unsafe { libc::pthread_atfork(None, None, Some(start_anew)) } == 0 {
         PREPARED.store(true, Ordering::Relaxed);
     }
     PREPARED.load(Ordering::Relaxed)
 }
 
-/// In a forked child: it has this memory as some thread may have been about to change it, but the forking thread alone.
+/// Resets the pool in a forked child: see [`Pool::start_anew`].
 extern "C" fn start_anew() {
     boundary(|| {
         TEAM.recount.store(true, Ordering::Relaxed);
@@ -222,14 +222,14 @@ mod tests {
     use super::*;
     use crate::ffi::panics::last_error;
 
-    /// A job of as many parts as threads.
+    /// Runs a job with as many parts as threads.
     fn run(worth: usize, work: impl Fn(usize, usize) + Sync) {
         super::run(worth, |threads| threads as u32, work);
     }
 
     const ALONE: &str = "GRADCODEC_TEST_ALONE";
 
-    /// Has a test run again in a process of its own, where nobody else takes the threads or changes their number.
+    /// Runs a test again in its own process, where no other test takes the threads or changes their number.
     fn again_alone(test: &str) -> Output {
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "--nocapture", &format!("cpu::pool::tests::{test}")])
@@ -248,14 +248,14 @@ mod tests {
                     again_alone(stringify!($name));
                     return;
                 }
-                // SAFETY: a job that is never done is to end this process, which has no other handler.
+                // SAFETY: the alarm ends this process, which has no other handler, if a job is never done.
                 unsafe { libc::alarm(60) };
                 $body
             }
         };
     }
 
-    /// How often each part of a job ran.
+    /// Returns how often each part of a job ran.
     fn runs_of(worth: usize) -> Vec<u32> {
         let (runs, parts_seen) = ([const { AtomicU32::new(0) }; 100], AtomicUsize::new(0));
         run(worth, |index, parts| {
@@ -267,7 +267,7 @@ mod tests {
         these.iter().map(|runs| runs.load(Ordering::Relaxed)).collect()
     }
 
-    /// The threads that do a job of parts that wait for each other.
+    /// Returns the threads that do a job whose parts wait for each other.
     fn threads_of(parts: usize) -> HashSet<thread::ThreadId> {
         let (barrier, threads) = (Barrier::new(parts), Mutex::new(HashSet::new()));
         run(parts, |_, parts_made| {
@@ -297,7 +297,7 @@ mod tests {
             set_threads(3).unwrap();
             let (slow, done, parts) = (Barrier::new(2), AtomicUsize::new(0), 100);
             super::run(3, |threads| { assert_eq!(threads, 3); parts }, |index, parts| {
-                // Whoever has the first part waits for whoever does the last but one of all.
+                // The thread with the first part waits for the thread that does the last of the other parts.
                 if index == 0 || done.fetch_add(1, Ordering::Relaxed) + 2 == parts {
                     slow.wait();
                 }
@@ -406,7 +406,7 @@ mod tests {
         }
     }
 
-    /// Run by the next test.
+    /// Runs in the process that the next test starts.
     #[test]
     fn jobs_of_which_parts_panic() {
         if env::var_os(ALONE).is_none() {

@@ -1,4 +1,4 @@
-//! What `job` is made of: atomics, and words that threads sleep on.
+//! Primitives of `job`: atomics, and words that threads sleep on.
 
 pub use std::sync::{
     Mutex,
@@ -22,14 +22,14 @@ impl Word {
         Self(AtomicU32::new(value))
     }
 
-    /// Sleeps until somebody wakes this word's sleepers, unless it is not `expected` any more. May return early.
+    /// Sleeps until this word is woken, unless its value is not `expected` any more. May return early.
     pub fn sleep(&self, expected: u32) {
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the word outlives the call, and NULL is no time limit.
         unsafe { libc::syscall(libc::SYS_futex, self.as_ptr(), operation, expected, ptr::null::<libc::timespec>()) };
     }
 
-    /// Wakes up to `count` of those who sleep on this word.
+    /// Wakes up to `count` threads that sleep on this word.
     pub fn wake(&self, count: usize) {
         let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the word outlives the call.

@@ -1,4 +1,4 @@
-//! AVX2: compares give bytes of ones, whose signs are gathered.
+//! AVX2: compares give bytes of ones, whose sign bits are gathered.
 
 #![allow(clippy::missing_safety_doc, reason = "the promises are those of Simd")]
 
@@ -6,33 +6,32 @@ use std::arch::x86_64::*;
 
 use super::{Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
 
-/// AVX2.
 pub struct Avx2;
 
-/// The bytes of each group of 8 in reverse: what makes a compare's mask most significant bit first.
+/// Shuffle that reverses each group of 8 bytes, so that a compare's mask has the most significant bit first.
 const REVERSED: [u8; 16] = [7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8];
 
 /// # Safety
 /// `dst` has room for a vector, aligned to 32 with STREAM, and the processor has AVX.
 #[inline(always)]
 unsafe fn store<const STREAM: bool>(dst: *mut u8, elements: __m256i) {
-    // SAFETY: the caller promises the room, and the alignment that streaming wants.
+    // SAFETY: the caller promises the room, and the alignment that streaming needs.
     unsafe {
         if STREAM { _mm256_stream_si256(dst.cast(), elements) } else { _mm256_storeu_si256(dst.cast(), elements) }
     }
 }
 
-/// Elements as the lanes of a vector. All of its functions want a processor that has AVX2.
+/// Elements as the lanes of a vector. All functions require a processor that has AVX2.
 trait Lanes256: Element {
-    /// `self` in every lane.
+    /// Returns a vector with `self` in every lane.
     unsafe fn splat(self) -> __m256i;
     unsafe fn subtract(one: __m256i, other: __m256i) -> __m256i;
-    /// The smaller of unsigned elements.
+    /// Returns the smaller one of unsigned elements in each lane.
     unsafe fn smaller(one: __m256i, other: __m256i) -> __m256i;
-    /// Ones in every bit of the lanes that are equal.
+    /// Returns ones in every bit of the lanes that are equal.
     unsafe fn equal(one: __m256i, other: __m256i) -> __m256i;
 
-    /// Ones in every bit of the lanes whose element has the bit 0.
+    /// Returns ones in every bit of the lanes whose element stands for a bit of 0.
     #[inline(always)]
     unsafe fn is_zero(zeros: ZeroRange<Self>, elements: __m256i) -> __m256i {
         // SAFETY: the processor has AVX2.
@@ -40,14 +39,14 @@ trait Lanes256: Element {
             if Self::SIZE == 1 {
                 return Self::equal(elements, _mm256_setzero_si256());
             }
-            // There is no unsigned compare: what is not above the span is the smaller of the two.
+            // AVX2 has no unsigned compare: an offset is not above the span if it is the smaller of the two.
             let offsets = Self::subtract(elements, zeros.first.splat());
             Self::equal(Self::smaller(offsets, zeros.span.splat()), offsets)
         }
     }
 }
 
-/// The instructions for elements of a width: `$splat` takes a signed integer.
+/// Implements [`Lanes256`] with the instructions for a width of elements. `$splat` takes a signed integer.
 macro_rules! lanes {
     ($($t:ty: $integer:ty, $splat:ident $subtract:ident $smaller:ident $equal:ident;)*) => {$(
         impl Lanes256 for $t {
@@ -80,7 +79,7 @@ lanes! {
     u32: i32, _mm256_set1_epi32 _mm256_sub_epi32 _mm256_min_epu32 _mm256_cmpeq_epi32;
 }
 
-/// The second vector where `mask` has ones in every bit of a lane, the first where it has none.
+/// Returns the second vector in lanes where every bit of `mask` is 1, and the first where every bit is 0.
 ///
 /// # Safety
 /// The processor has AVX2.
@@ -114,7 +113,7 @@ impl Simd<u8> for Avx2 {
         for part in 0..2 {
             // SAFETY: the vector lies within the room for 64 elements.
             unsafe {
-                // Each byte eight times, and of each copy one bit.
+                // Copies each byte to eight lanes, and tests one bit in each.
                 let copies = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
                 let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32((bits >> (part * 32)) as i32), copies);
                 let lane = _mm256_set1_epi64x(lane_bits::<BIG>() as i64);
@@ -137,7 +136,7 @@ impl Simd<u16> for Avx2 {
                 let high = _mm256_loadu_si256(src.add(part * 64 + 32).cast());
                 let low = u16::is_zero(zeros, low);
                 let high = u16::is_zero(zeros, high);
-                // Packing works within halves: the quarters come out as low, high, low, high.
+                // Packing works within halves, so the order of the quarters is low, high, low, high.
                 _mm256_movemask_epi8(_mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi16(low, high)))
             };
             bits |= u64::from(mask as u32) << (part * 32);
@@ -202,7 +201,7 @@ impl Simd<u64> for Avx2 {
         for part in 0..16 {
             // SAFETY: the vector lies within the 64 elements.
             let mask = unsafe {
-                // There is no unsigned compare of this width: turning the sign bits round makes the signed one fit.
+                // AVX2 has no unsigned compare of this width: with inverted sign bits, the signed one is equal to it.
                 let sign = _mm256_set1_epi64x(i64::MIN);
                 let elements = _mm256_loadu_si256(src.add(part * 32).cast());
                 let offsets = _mm256_sub_epi64(elements, _mm256_set1_epi64x(zeros.first as i64));

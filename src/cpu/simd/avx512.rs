@@ -1,4 +1,4 @@
-//! AVX-512: compares give masks, and masks give elements.
+//! AVX-512: compares give masks, and masks select elements.
 
 #![allow(clippy::missing_safety_doc, reason = "the promises are those of Simd")]
 
@@ -6,49 +6,49 @@ use std::arch::x86_64::*;
 
 use super::{Element, Simd, Values, ZeroRange, in_order, portable::lane_bits};
 
-/// AVX-512 F and BW, and BMI2.
+/// AVX-512 F, BW, DQ and VL, and BMI2.
 pub struct Avx512;
 
-/// The bytes of each group of 8 in reverse: what makes a compare's mask most significant bit first.
+/// Shuffle that reverses each group of 8 bytes, so that a compare's mask has the most significant bit first.
 const REVERSED: [u8; 16] = [7, 6, 5, 4, 3, 2, 1, 0, 15, 14, 13, 12, 11, 10, 9, 8];
 
 /// # Safety
 /// `dst` has room for a vector, aligned to 64 with STREAM, and the processor has AVX-512.
 #[inline(always)]
 unsafe fn store<const STREAM: bool>(dst: *mut u8, elements: __m512i) {
-    // SAFETY: the caller promises the room, and the alignment that streaming wants.
+    // SAFETY: the caller promises the room, and the alignment that streaming needs.
     unsafe {
         if STREAM { _mm512_stream_si512(dst.cast(), elements) } else { _mm512_storeu_si512(dst.cast(), elements) }
     }
 }
 
-/// Elements as the lanes of a vector; bit k of a mask stands for lane k. All of its functions want a processor that has
+/// Elements as the lanes of a vector; bit k of a mask stands for lane k. All functions require a processor that has
 /// AVX-512 F and BW.
 trait Lanes512: Element {
     const LANES: usize = 64 / Self::SIZE;
 
-    /// `self` in every lane.
+    /// Returns a vector with `self` in every lane.
     unsafe fn splat(self) -> __m512i;
-    /// The elements at `src` in some lanes, zeros in the others; only those are read.
+    /// Loads the elements at `src` into some lanes, and zeros into the others. Other elements are not read.
     unsafe fn load_some(lanes: u64, src: *const u8) -> __m512i;
-    /// Writes the elements of some lanes to `dst`, and nothing else.
+    /// Stores the elements of some lanes to `dst`, and nothing else.
     unsafe fn store_some(lanes: u64, dst: *mut u8, elements: __m512i);
     unsafe fn subtract(one: __m512i, other: __m512i) -> __m512i;
-    /// The lanes in which the first is above the other, both unsigned.
+    /// Returns the lanes in which the first element is above the other, both unsigned.
     unsafe fn above(one: __m512i, other: __m512i) -> u64;
-    /// The lanes in which a bit is set in both.
+    /// Returns the lanes in which both elements have a bit set in common.
     unsafe fn meet(one: __m512i, other: __m512i) -> u64;
-    /// Some lanes of the second vector, those of the first in the others.
+    /// Returns some lanes of the second vector, and the other lanes of the first one.
     unsafe fn select(lanes: u64, elements: [__m512i; 2]) -> __m512i;
 
-    /// Both values, each in every lane.
+    /// Returns both values, each in every lane.
     #[inline(always)]
     unsafe fn splat_both(values: Values<Self>) -> [__m512i; 2] {
         // SAFETY: the processor has AVX-512.
         unsafe { [values.zero.splat(), values.one.splat()] }
     }
 
-    /// The lanes whose element has the bit 1.
+    /// Returns the lanes whose element stands for a bit of 1.
     #[inline(always)]
     unsafe fn ones(zeros: ZeroRange<Self>, elements: __m512i) -> u64 {
         // SAFETY: the processor has AVX-512.
@@ -61,8 +61,8 @@ trait Lanes512: Element {
     }
 }
 
-/// The instructions for elements of a width, whose lanes have a mask of type `$mask`: `$splat` takes a signed
-/// integer.
+/// Implements [`Lanes512`] with the instructions for a width of elements, whose lanes have a mask of type `$mask`.
+/// `$splat` takes a signed integer.
 macro_rules! lanes {
     ($(
         $t:ty: $integer:ty, $mask:ty,
@@ -131,7 +131,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
             return unsafe {
                 let mut elements = _mm512_loadu_si512(src.cast());
                 if BIG {
-                    // Cheaper than to reverse the bits of a mask.
+                    // This is cheaper than reversing the bits of a mask.
                     let reversed = _mm512_broadcast_i32x4(_mm_loadu_si128(REVERSED.as_ptr().cast()));
                     elements = _mm512_shuffle_epi8(elements, reversed);
                 }
@@ -151,7 +151,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
         if T::SIZE == 1 {
             // SAFETY: 64 elements of a byte are a vector, for which there is room.
             return unsafe {
-                // Each byte eight times, and of each copy one bit: cheaper than to reverse the bits of a mask.
+                // Copies each byte to eight lanes, and tests one bit in each. Reversing a mask's bits costs more.
                 let copies = _mm512_set_epi64(
                     0x0707070707070707,
                     0x0606060606060606,
@@ -179,7 +179,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
         let mut bits = 0;
         for first in (0..count).step_by(T::LANES) {
             let lanes = u64::MAX >> (64 - T::LANES.min(count - first));
-            // SAFETY: the lanes are those of elements from `first` that are below `count`, which are there.
+            // SAFETY: the lanes have the elements from `first` on that are below `count`, which the caller promises.
             bits |= unsafe { T::ones(zeros, T::load_some(lanes, src.add(first * T::SIZE))) & lanes } << first;
         }
         bits
@@ -189,7 +189,7 @@ impl<T: Lanes512> Simd<T> for Avx512 {
     unsafe fn some_from_bits(values: Values<T>, bits: u64, dst: *mut u8, count: usize) {
         for first in (0..count).step_by(T::LANES) {
             let lanes = u64::MAX >> (64 - T::LANES.min(count - first));
-            // SAFETY: the lanes are those of elements from `first` that are below `count`, for which there is room.
+            // SAFETY: the lanes have the elements from `first` on that are below `count`, for which there is room.
             unsafe { T::store_some(lanes, dst.add(first * T::SIZE), T::select(bits >> first, T::splat_both(values))) };
         }
     }

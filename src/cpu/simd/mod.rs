@@ -1,10 +1,10 @@
-//! What differs between instruction sets: how 64 elements side by side become 64 bits and back. A file each; what is
-//! built on it is written once (`bits`) and compiled for each of them (`dispatch`).
+//! The code that differs between instruction sets: it converts 64 contiguous elements to 64 bits and back, in a file
+//! per set. Code on top of it (`bits`) is written once and compiled for each set (`dispatch`).
 //!
-//! **What is assumed of the platform.** Payloads may be memory that another process writes (`codec::sources`, `share`).
-//! In Rust's terms a plain load of it is a race. On the processors that have these sets it is a load like any other: it
-//! has no effect but its value. Each vector is loaded once, by an intrinsic, so that no decision depends on two loads of
-//! one byte. What lies between strided elements is neither read nor written. ThreadSanitizer may report these loads.
+//! **Assumptions about the platform.** Another process may write payloads while they are read (`codec::sources`,
+//! `share`). In Rust's terms, a plain load of them is a race. On the processors that have these sets, its only effect
+//! is its value. Each vector is loaded once, by an intrinsic, so that no decision depends on two loads of one byte.
+//! Bytes between strided elements are neither read nor written. ThreadSanitizer may report these loads.
 
 mod portable;
 mod transpose;
@@ -24,27 +24,27 @@ pub use transpose::transpose_square;
 #[cfg(target_arch = "x86_64")]
 pub use {avx2::Avx2, avx512::Avx512};
 
-/// The same bits with the order within each byte reversed, with BIG.
+/// Returns the bits; with BIG, in reverse order within each byte.
 #[inline(always)]
 pub fn in_order<const BIG: bool>(bits: u64) -> u64 {
     if BIG { bits.swap_bytes().reverse_bits() } else { bits }
 }
 
-/// Memory that begins at a cache line, as what vectors read and write on the stack should: a vector that crosses two lines
-/// costs Intel's processors twice the time, and many times where words of it were written just before.
+/// Memory aligned to a cache line, for vectors on the stack. On Intel's processors, a vector that crosses two lines
+/// takes twice the time, and many times as long if words of it were written just before.
 #[repr(align(64))]
 pub struct LineAligned<T>(pub T);
 
-/// An element as an unsigned integer of its width. A byte is a bool or an integer, whose bit is 0 only for 0: its range of
-/// zeros is not looked at, with which packing every third bool with AVX-512 takes 0.7 of the time.
+/// Element as an unsigned integer of its width. A byte is a bool or an integer, whose bit is 0 only for 0, so its zero
+/// range is not read. Packing every third bool with AVX-512 then takes 0.7 of the time.
 pub trait Element: Copy + Default + Ord {
     const SIZE: usize = size_of::<Self>();
     fn from_u64(value: u64) -> Self;
     fn wrapping_sub(self, other: Self) -> Self;
-    /// `self` where `bit` is 1, 0 where it is 0.
+    /// Returns `self` if `bit` is 1, 0 if it is 0.
     fn times(self, bit: u8) -> Self;
     fn xor(self, other: Self) -> Self;
-    /// The bit of this element.
+    /// Returns the bit of this element.
     #[inline(always)]
     fn bit(self, zeros: ZeroRange<Self>) -> u8 {
         let is_one =
@@ -91,7 +91,7 @@ impl<T: Element> ZeroRange<T> {
     }
 }
 
-/// What is written for a bit of either value.
+/// Elements that are written for a bit of 0 and of 1.
 #[derive(Clone, Copy)]
 pub struct Values<T> {
     pub zero: T,
@@ -104,30 +104,30 @@ impl<T: Element> Values<T> {
         Self { zero: T::from_u64(patterns.zero), one: T::from_u64(patterns.one) }
     }
 
-    /// That of a bit, without a branch.
+    /// Returns the element for a bit, without a branch.
     #[inline(always)]
     pub fn of(self, bit: u8) -> T {
         self.zero.xor(self.zero.xor(self.one).times(bit))
     }
 }
 
-/// What an instruction set does: elements to bits and back. The first element's bit is the lowest, or with BIG the
-/// highest of the lowest byte and so on: the order of bits in memory.
+/// Operations of an instruction set: elements to bits and back. The first element's bit is the lowest one, or with BIG
+/// the highest of the lowest byte and so on: the order of bits in memory.
 pub trait Simd<T: Element>: Sized {
-    /// The bits of 64 elements side by side.
+    /// Returns the bits of 64 contiguous elements.
     ///
     /// # Safety
     /// `src` holds the elements, at any alignment, and the processor has the instructions.
     unsafe fn to_bits<const BIG: bool>(zeros: ZeroRange<T>, src: *const u8) -> u64;
 
-    /// 64 elements side by side. With STREAM they go past the caches.
+    /// Writes 64 contiguous elements. With STREAM, the stores bypass the caches.
     ///
     /// # Safety
     /// `dst` has room for the elements, at any alignment (with STREAM, aligned to 64), and the processor has the
     /// instructions.
     unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8);
 
-    /// The bits of up to 64 elements side by side, the first one lowest, zeros above.
+    /// Returns the bits of up to 64 contiguous elements, the first one lowest, zeros above.
     ///
     /// # Safety
     /// `src` holds `count` elements, at any alignment, and the processor has the instructions.
@@ -141,7 +141,7 @@ pub trait Simd<T: Element>: Sized {
         }
     }
 
-    /// Up to 64 elements side by side, of bits of which the lowest is the first.
+    /// Writes up to 64 contiguous elements. The lowest bit is the first element's.
     ///
     /// # Safety
     /// `dst` has room for `count` elements, at any alignment, and the processor has the instructions.
@@ -156,7 +156,7 @@ pub trait Simd<T: Element>: Sized {
     }
 }
 
-/// Asks for the cache line at an address, which may be any.
+/// Prefetches the cache line at an address, which may be invalid.
 #[inline(always)]
 pub fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,17 +1,17 @@
-//! Rust alone: every processor has it, and the other sets are held to it.
+//! Plain Rust for every processor. The results of the other sets must equal its results.
 
 use super::{Element, Simd, Values, ZeroRange};
 
-/// No instructions but what every processor has.
+/// Instruction set of every processor.
 pub struct Portable;
 
-/// Multiplying 8 bytes of 0 or 1 by this gathers them in the top byte, the first byte's bit lowest ...
+/// Factor whose product with 8 bytes of 0 or 1 has their bits in the top byte, the first byte's bit lowest.
 const GATHER_LITTLE: u64 = 0x0102_0408_1020_4080;
 
-/// ... or highest.
+/// Factor like `GATHER_LITTLE`, with the first byte's bit highest.
 const GATHER_BIG: u64 = 0x8040_2010_0804_0201;
 
-/// Bit k in byte k, or bit 7 - k: what each of 8 copies of a byte is asked for.
+/// Returns a mask for 8 copies of a byte that keeps bit k of copy k, or with BIG bit 7 - k.
 pub const fn lane_bits<const BIG: bool>() -> u64 {
     if BIG { 0x0102_0408_1020_4080 } else { 0x8040_2010_0804_0201 }
 }
@@ -37,7 +37,7 @@ impl<T: Element> Simd<T> for Portable {
     unsafe fn from_bits<const BIG: bool, const STREAM: bool>(values: Values<T>, bits: u64, dst: *mut u8) {
         let mut truth = [0u8; 64];
         for (truth, byte) in truth.as_chunks_mut().0.iter_mut().zip(bits.to_le_bytes()) {
-            // Each lane has a copy of the byte and looks at one bit of it: if set, the sum carries into its top bit.
+            // Each lane keeps one bit of a copy of the byte. If it is set, the sum carries into the lane's top bit.
             let lanes = (u64::from(byte) * 0x0101_0101_0101_0101) & lane_bits::<BIG>();
             *truth = ((lanes + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101).to_le_bytes();
         }

@@ -1,6 +1,6 @@
-//! Squares of elements that are transposed in registers of 16 bytes, a row each: as many rows as a register has elements.
+//! Transposes squares of elements in registers of 16 bytes: one row each, and as many rows as a row has elements.
 //!
-//! The same for every instruction set, for all of those of x86-64 have these registers.
+//! The code is the same for every instruction set: all x86-64 processors have these registers.
 
 #[cfg(target_arch = "x86_64")]
 mod register {
@@ -11,7 +11,7 @@ mod register {
 
     pub type Register = __m128i;
 
-    /// The elements of two registers of `N` in turns: the first half of each, then the second.
+    /// Interleaves the elements of two registers of `N` elements: the first halves, then the second halves.
     #[inline(always)]
     pub fn interleaved<const N: usize>(a: Register, b: Register) -> [Register; 2] {
         // SAFETY: instructions that every x86-64 has.
@@ -45,8 +45,8 @@ mod register {
 
 use register::{Register, interleaved};
 
-/// Copies `N` rows of `N` elements, 16 bytes each, which lie `from` bytes apart, to `N` rows that lie `to` bytes apart, as
-/// columns.
+/// Copies `N` rows of `N` elements, 16 bytes each, to `N` rows as columns. Rows lie `from` bytes apart in `src` and
+/// `to` bytes apart in `dst`.
 ///
 /// # Safety
 /// The rows can be read and written.
@@ -55,7 +55,7 @@ pub unsafe fn transpose_square<const N: usize>(dst: *mut u8, to: isize, src: *co
     // SAFETY: there are N rows of N elements, `from` bytes apart, at any address.
     let mut rows: [Register; N] =
         std::array::from_fn(|row| unsafe { src.offset(row as isize * from).cast::<Register>().read_unaligned() });
-    // Of all elements in a line, the first half and the second in turns: that, as often as 2 divides N, transposes.
+    // Each pass interleaves the first half of all elements with the second half. log2(N) passes transpose the square.
     for _ in 0..N.trailing_zeros() {
         let before = rows;
         for pair in 0..N / 2 {

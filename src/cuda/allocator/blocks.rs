@@ -1,4 +1,4 @@
-//! Blocks of device memory that are kept for reuse. Lists only: what calls the driver is in mod.rs.
+//! Blocks of device memory that are kept for reuse. This file has the lists only; mod.rs calls the driver.
 //!
 //! ```text
 //! in a tensor --release--> released --collect--> pending --fence--> ready --take--> in a tensor
@@ -6,10 +6,10 @@
 //!                                     `-- given to another process --> exported --returned--> retired: freed
 //! ```
 //!
-//! What is in a tensor is listed, so that memory of ours that another process is given is known from that of others.
-//! *Released* blocks were let go on any thread, at any time, without a lock or a call of the driver. *Pending* ones may
-//! still be in use by work that was enqueued before their release. *Ready* ones are free. *Exported* ones another
-//! process may use; *retired* ones one has used, which may still see them: they are never used again.
+//! `live` lists the blocks in tensors, so that an export can distinguish this library's memory from others'. Any thread
+//! may release a block at any time, without a lock and without a driver call (*released*). Work that was enqueued
+//! before the release may still use a *pending* block. *Ready* blocks are free. Other processes may use *exported*
+//! blocks. A *retired* block was exported and may still be mapped elsewhere, so it is never used again.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -26,23 +26,23 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-/// What is kept of a GPU: this share of its memory, and this much of a small one.
+/// Bound of the memory kept per GPU: 1 / `SHARE` of the GPU's memory, but at least `AT_LEAST` bytes.
 const SHARE: usize = 32;
 const AT_LEAST: usize = 256 << 20;
 
-/// What may be pending in a context before a fence is worth its wait: so many blocks, or so many bytes.
+/// Pending blocks, or pending bytes, of a context from which a fence is worth its wait.
 const PENDING_BLOCKS: usize = 32;
 const PENDING_BYTES: usize = 256 << 20;
 
-/// The smallest block: the driver's own granularity.
+/// Smallest block, in bytes: the driver's own granularity.
 pub const SMALLEST: usize = 512;
 
-/// Whether other processes were given a block.
+/// Exports of a block to other processes.
 #[derive(Clone, Copy, Default)]
 struct Exports {
-    /// One was: then it is not used again.
+    /// True if the block was ever exported; it is then never used again.
     ever: bool,
-    /// How many have not said that they are done.
+    /// Number of exports that were not returned yet.
     users: usize,
 }
 
@@ -50,19 +50,19 @@ struct Exports {
 pub struct Block {
     pub address: u64,
     pub capacity: usize,
-    /// The id of the context that it belongs to: with that it is gone.
+    /// Id of the context that the block belongs to. The block is gone when the context is.
     pub context: u64,
-    /// As it was when its tensor was released.
+    /// Exports at the time when the block's tensor was released.
     exports: Exports,
     home: &'static Cache,
-    /// In a [`List`].
+    /// Next block of a [`List`].
     next: Option<Box<Block>>,
-    /// Among those released.
+    /// Next block in the list of released blocks.
     next_released: AtomicPtr<Block>,
 }
 
 impl Block {
-    /// A block without memory yet.
+    /// Creates a block without memory.
     pub fn new(capacity: usize, context: u64, home: &'static Cache) -> Box<Self> {
         Box::new(Self {
             address: 0,
@@ -75,7 +75,7 @@ impl Block {
         })
     }
 
-    /// The block as memory of a tensor, which releases it when it is dropped.
+    /// Turns the block into memory of a tensor, which releases the block when it is dropped.
     pub fn into_owner(self: Box<Self>) -> Owner {
         let data = self.address as usize as *mut u8;
         // SAFETY: `release` is called once, with a block that came out of a Box.
@@ -83,13 +83,13 @@ impl Block {
     }
 }
 
-/// Runs on any thread, in a forked child, and while the process ends: so no driver and no lock here.
+/// Releases a block. It runs on any thread, in a forked child and while the process ends: without driver and lock.
 ///
 /// # Safety
-/// `block` came out of a Box and is given away.
+/// `block` came out of a Box, and the caller does not use it afterwards.
 unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
     let block: *mut Block = block.cast();
-    // SAFETY: the caller gave it away, and it stays this call's until the exchange below gives it away in turn.
+    // SAFETY: the caller gave the block away, and only this call has it until the exchange below publishes it.
     let Block { home, capacity, next_released, .. } = unsafe { &*block };
     home.bytes.fetch_add(*capacity, Ordering::Relaxed);
     let mut head = home.released.load(Ordering::Relaxed);
@@ -102,32 +102,32 @@ unsafe fn release(_: *mut u8, [block, _]: [*mut c_void; 2]) {
     }
 }
 
-/// What is kept of a GPU's memory.
+/// Cached memory of a GPU.
 pub struct Cache {
     released: AtomicPtr<Block>,
-    /// Of all blocks that are in no tensor and not freed.
+    /// Bytes of all blocks that are neither in a tensor nor freed.
     bytes: AtomicUsize,
     bound: usize,
-    /// Whether there are blocks in tensors that other processes were given.
+    /// True if blocks in tensors were exported to other processes.
     has_exported: AtomicBool,
-    /// Whether there are retired blocks among the lists.
+    /// True if the lists have retired blocks.
     has_retired: AtomicBool,
     kept: Mutex<Lists>,
-    /// Somebody put blocks back, or freed them.
+    /// Notified when a thread has put blocks back or freed them.
     changed: Condvar,
 }
 
-/// The lists, a GPU's.
+/// Lists of one GPU's blocks.
 pub struct Lists {
-    /// Free: a list for each class of sizes, so that what is searched is all of about the wanted size.
+    /// Free blocks: one list per size class, so that a search only visits blocks of about the wanted size.
     ready: [List; CLASSES],
     pending: List,
     exported: List,
     retired: List,
-    /// What is known of blocks in tensors, by address: which memory is ours, and who was given it. Memory of others
-    /// that is given away leaves nothing here.
+    /// Blocks in tensors, by address: their contexts and exports. Exports of memory that this library did not allocate
+    /// are not recorded.
     live: HashMap<u64, Live>,
-    /// Threads that have taken blocks out to free them or to wait for them.
+    /// Number of threads that have taken blocks out to free them or to wait for them.
     batches: usize,
 }
 
@@ -138,7 +138,7 @@ struct Live {
 }
 
 impl Cache {
-    /// Nothing is kept of a GPU of so much memory.
+    /// Creates an empty cache for a GPU with `memory` bytes.
     pub fn of_device(memory: usize) -> Self {
         Self {
             released: AtomicPtr::default(),
@@ -162,13 +162,13 @@ impl Cache {
         self.bytes.load(Ordering::Relaxed) > self.bound
     }
 
-    /// The lists, with what was released meanwhile. Not to be held while the driver is called: that may wait for work
-    /// which ends only once another thread, of this device or of another, has its memory and goes on.
+    /// Locks the lists and moves released blocks into them. The lock must not be held during a driver call. A driver
+    /// call may wait for work that ends only after another thread, of any device, has allocated memory and continued.
     pub fn lock(&self) -> MutexGuard<'_, Lists> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let mut released = self.released.swap(ptr::null_mut(), Ordering::Acquire);
         while !released.is_null() {
-            // SAFETY: `release` put it there, out of a Box, and the swap made it ours alone.
+            // SAFETY: `release` put the block there, out of a Box, and after the swap only this thread has the list.
             let mut block = unsafe { Box::from_raw(released) };
             released = block.next_released.load(Ordering::Relaxed);
             if let Entry::Occupied(place) = kept.live.entry(block.address)
@@ -181,7 +181,7 @@ impl Cache {
         kept
     }
 
-    /// Puts a block aside that other processes were given.
+    /// Lists a released block that was exported to other processes.
     fn put_exported(&self, kept: &mut Lists, block: Box<Block>) {
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
         kept.put_by_users(block);
@@ -189,13 +189,13 @@ impl Cache {
         self.note_retired(kept);
     }
 
-    /// Notes what is asked for without the lock.
+    /// Updates the flag that callers read without the lock.
     fn note_retired(&self, kept: &Lists) {
         self.has_retired.store(kept.retired.0.is_some(), Ordering::Relaxed);
     }
 
-    /// Another process is given the memory that begins here. Of a block of ours it gives the context; the block stays
-    /// as it is until that process is done with it. None: the memory is another's.
+    /// Records that another process gets the memory that begins at `address`, and returns the context of its block. The
+    /// block is not reused until that process returns it. None: this library did not allocate the memory.
     pub fn export(&self, address: u64) -> Option<u64> {
         let mut kept = self.lock();
         if let Some(Live { context, exports }) = kept.live.get_mut(&address) {
@@ -203,7 +203,7 @@ impl Cache {
             self.has_exported.store(true, Ordering::Relaxed);
             return Some(*context);
         }
-        // Its tensor is released, and somebody has it still.
+        // The tensor is released, but another process still has the block.
         let mut block = kept.exported.take(|block| block.address == address)?;
         block.exports.users += 1;
         let context = block.context;
@@ -211,7 +211,7 @@ impl Cache {
         Some(context)
     }
 
-    /// A process that was given this block is done with it.
+    /// Records that a process is done with this block.
     pub fn returned(&self, address: u64, context: u64) {
         let mut kept = self.lock();
         if let Some(place) = kept.live.get_mut(&address)
@@ -227,13 +227,13 @@ impl Cache {
         self.note_retired(&kept);
     }
 
-    /// Whether there may be retired blocks.
+    /// Returns true if there may be retired blocks.
     pub fn may_have_retired(&self) -> bool {
         let is_released = || !self.released.load(Ordering::Relaxed).is_null();
         self.has_retired.load(Ordering::Relaxed) || self.has_exported.load(Ordering::Relaxed) && is_released()
     }
 
-    /// Takes a retired block of a context out, to be freed.
+    /// Takes one retired block of a context out, to be freed.
     pub fn take_retired(&'static self, context: u64) -> Option<Batch> {
         let mut kept = self.lock();
         let block = kept.retired.take(|block| block.context == context)?;
@@ -243,7 +243,7 @@ impl Cache {
         Some(taken)
     }
 
-    /// A free block for `bytes` bytes, of at most `capacity`, for a tensor.
+    /// Takes a free block of `bytes` to `capacity` bytes for a tensor.
     pub fn take(&self, context: u64, bytes: usize, capacity: usize) -> Result<Option<Box<Block>>> {
         let fits = |block: &Block| block.context == context && (bytes..=capacity).contains(&block.capacity);
         let mut kept = self.lock();
@@ -254,7 +254,7 @@ impl Cache {
         Ok(Some(block))
     }
 
-    /// A block of new memory is for a tensor.
+    /// Lists a block of new memory as one in a tensor.
     pub fn settle(&self, block: &Block) -> Result<()> {
         let mut kept = self.lock();
         kept.forget_gone(self, block.context, block.address, block.capacity);
@@ -272,12 +272,12 @@ impl Cache {
         Some(self.batch(&mut kept, blocks))
     }
 
-    /// Takes no block out: some are to be added.
+    /// Returns an empty batch, to which blocks will be added.
     pub fn empty_batch(&'static self) -> Batch {
         self.batch(&mut self.lock(), List(None))
     }
 
-    /// Takes all pending blocks of a context out, until a fence has passed.
+    /// Takes all pending blocks of a context out, to be put back after a fence.
     pub fn take_pending(&'static self, context: u64) -> Batch {
         let (mut kept, mut blocks) = (self.lock(), List(None));
         kept.pending.move_to(&mut blocks, |block| block.context == context);
@@ -289,7 +289,7 @@ impl Cache {
         Batch { home: self, blocks }
     }
 
-    /// If another thread has blocks out, waits until one has put them back or freed them.
+    /// If threads have blocks out, waits until one has put its blocks back or freed them. Returns true if it waited.
     pub fn wait_for_others(&self) -> bool {
         let kept = self.lock();
         let waits = kept.batches > 0;
@@ -300,8 +300,8 @@ impl Cache {
     }
 }
 
-/// Blocks that a thread has taken out. Those that are left when it is dropped are pending, or retired if they were
-/// exported.
+/// Blocks that a thread has taken out. When the batch is dropped, the remaining blocks become pending, or retired if
+/// they were exported.
 pub struct Batch {
     home: &'static Cache,
     blocks: List,
@@ -312,20 +312,20 @@ impl Batch {
         self.blocks.iter().max_by_key(|block| block.capacity)
     }
 
-    /// Adds a block that was in no tensor.
+    /// Adds a block that was not in a tensor.
     pub fn add(&mut self, block: Box<Block>) {
         self.home.bytes.fetch_add(block.capacity, Ordering::Relaxed);
         self.blocks.push(block);
     }
 
-    /// Strikes out a block that was freed.
+    /// Removes a block that was freed.
     pub fn forget(&mut self, address: u64) {
         if let Some(block) = self.blocks.take(|block| block.address == address) {
             self.home.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
         }
     }
 
-    /// Puts the blocks among those that are free: all work that used them is done.
+    /// Makes the blocks ready: all work that used them is done.
     pub fn make_ready(mut self) {
         let mut kept = self.home.lock();
         while let Some(block) = self.blocks.take(|_| true) {
@@ -350,23 +350,23 @@ impl Drop for Batch {
 }
 
 impl Lists {
-    /// Makes room to list one block more.
+    /// Reserves room to list one more block.
     fn reserve(&mut self) -> Result<()> {
         let room = self.live.try_reserve(1);
         room.map_err(|_| error!(OutOfMemory, "cannot allocate a list of blocks in tensors"))
     }
 
-    /// Lists a block of a tensor that is gone: whether others use it still, or have.
+    /// Lists a released block as exported if processes still use it, else as retired.
     fn put_by_users(&mut self, block: Box<Block>) {
         if block.exports.users > 0 { self.exported.push(block) } else { self.retired.push(block) }
     }
 
-    /// Lists a block, for which there is room. Where one of a context that is gone was listed, that is forgotten.
+    /// Lists a block as live; room was reserved. It replaces an entry of a context that is gone.
     fn add_live(&mut self, block: &Block) {
         self.live.insert(block.address, Live { context: block.context, exports: Exports::default() });
     }
 
-    /// Whether so much of a context is pending that a fence is worth its wait.
+    /// Returns true if enough blocks or bytes of a context are pending for a fence to be worth its wait.
     pub fn needs_fence(&self, context: u64) -> bool {
         let of_context = self.pending.iter().filter(|block| block.context == context);
         let (blocks, bytes) = of_context.fold((0, 0), |(blocks, bytes), block| (blocks + 1, bytes + block.capacity));
@@ -382,8 +382,8 @@ impl Lists {
         list.take(|block| block.context == context && block.capacity == largest)
     }
 
-    /// Drops the blocks of contexts that are gone: those of another than `context` that memory new to it overlaps, for
-    /// no two contexts that live have memory in one place.
+    /// Drops the blocks of contexts that are gone. New memory of `context` overlaps their blocks, and no two live
+    /// contexts have memory at one address.
     fn forget_gone(&mut self, home: &Cache, context: u64, address: u64, capacity: usize) {
         while let Some(gone) = self.overlapped(context, address, capacity) {
             let mut blocks = List(None);
@@ -395,11 +395,11 @@ impl Lists {
                 list.move_to(&mut blocks, |block| block.context == gone);
             }
             home.note_retired(self);
-            while blocks.take(|_| true).is_some() {} // one after the other, not one within the other
+            while blocks.take(|_| true).is_some() {} // iterative: dropping a list at once would recurse
         }
     }
 
-    /// Another context that has a block where this memory is.
+    /// Returns another context with a block that overlaps this memory.
     fn overlapped(&self, context: u64, address: u64, capacity: usize) -> Option<u64> {
         let overlaps = |block: &&Block| {
             let (end, other_end) = (address + capacity as u64, block.address + block.capacity as u64);
@@ -410,23 +410,23 @@ impl Lists {
     }
 }
 
-/// How large a block is made, so that sizes that are nearly the same share it: an eighth more at most.
+/// Returns the capacity of a block for `bytes` bytes: at most an eighth more, so that similar sizes share blocks.
 pub fn capacity_for(bytes: usize) -> usize {
     const LARGEST_STEP: usize = 2 << 20;
     let step = (bytes.checked_next_power_of_two().unwrap_or(usize::MAX) / 16).clamp(SMALLEST, LARGEST_STEP);
     bytes.checked_next_multiple_of(step).unwrap_or(bytes)
 }
 
-/// Eight to each power of two from [`SMALLEST`] on.
+/// Number of size classes: eight to each power of two from [`SMALLEST`] on.
 const CLASSES: usize = 8 * (usize::BITS as usize - 9);
 
-/// The class of a capacity.
+/// Returns the size class of a capacity.
 fn class_of(capacity: usize) -> usize {
     let power = capacity.max(SMALLEST).ilog2() as usize;
     8 * (power - 9) + (capacity >> (power - 3) & 7)
 }
 
-/// A list that allocates nothing.
+/// Linked list that allocates nothing.
 struct List(Option<Box<Block>>);
 
 impl List {
@@ -435,7 +435,7 @@ impl List {
         self.0 = Some(block);
     }
 
-    /// Removes the first that is wanted.
+    /// Removes the first block for which `wanted` is true.
     fn take(&mut self, wanted: impl Fn(&Block) -> bool) -> Option<Box<Block>> {
         let mut place = &mut self.0;
         while place.as_ref().is_some_and(|block| !wanted(block)) {
@@ -446,14 +446,14 @@ impl List {
         Some(block)
     }
 
-    /// Moves what is wanted to another list.
+    /// Moves the blocks for which `wanted` is true to another list.
     fn move_to(&mut self, other: &mut Self, wanted: impl Fn(&Block) -> bool) {
         while let Some(block) = self.take(&wanted) {
             other.push(block);
         }
     }
 
-    /// The capacity of a context's largest block here.
+    /// Returns the capacity of the largest block of a context in this list.
     fn largest_of(&self, context: u64) -> Option<usize> {
         self.iter().filter(|block| block.context == context).map(|block| block.capacity).max()
     }
@@ -467,7 +467,7 @@ impl List {
 mod tests {
     use super::*;
 
-    /// Of a device. It is never freed. A static keeps it reachable, so a leak checker does not report it.
+    /// Creates a device's cache, which is never freed. A static keeps it reachable, so no leak checker reports it.
     fn of_device() -> &'static Cache {
         static CACHES: Mutex<Vec<&'static Cache>> = Mutex::new(Vec::new());
         let cache: &Cache = Box::leak(Box::new(Cache::of_device(1 << 30)));
@@ -475,7 +475,7 @@ mod tests {
         cache
     }
 
-    /// A block in a tensor.
+    /// Creates a block in a tensor.
     fn live_block(home: &'static Cache, context: u64, address: u64, capacity: usize) -> Owner {
         let mut block = Block::new(capacity, context, home);
         block.address = address;
@@ -483,17 +483,17 @@ mod tests {
         block.into_owner()
     }
 
-    /// A block of a tensor that was released.
+    /// Creates a block and releases its tensor.
     fn released(home: &'static Cache, context: u64, address: u64, capacity: usize) {
         drop(live_block(home, context, address, capacity));
     }
 
-    /// A free block, which is dropped.
+    /// Takes a free block, drops it and returns its address.
     fn taken(home: &'static Cache, context: u64, bytes: usize, capacity: usize) -> Option<u64> {
         home.take(context, bytes, capacity).unwrap().map(|block| block.address)
     }
 
-    /// The addresses of what can be taken out, the largest first.
+    /// Takes all blocks of a context out and returns their addresses, the largest block first.
     fn addresses(home: &'static Cache, context: u64) -> Vec<u64> {
         let mut found = Vec::new();
         while let Some(mut blocks) = home.take_largest(context) {
@@ -548,7 +548,7 @@ mod tests {
         drop(owner);
         home.returned(4096, 7);
         let mut freed = home.take_retired(7).unwrap();
-        // The driver has freed it, and gives its place to another thread, which lends that twice.
+        // The driver has freed the block and gives its address to another thread, which exports the new block twice.
         let owner = live_block(home, 7, 4096, 1024);
         home.export(4096);
         freed.forget(4096);
@@ -561,7 +561,7 @@ mod tests {
         assert!(home.take_retired(7).is_none(), "one has it still");
         home.returned(4096, 7);
         let mut freed = home.take_retired(7).unwrap();
-        home.returned(4096, 7); // once too often
+        home.returned(4096, 7); // one return too many
         freed.forget(4096);
         drop(freed);
         assert!(!home.may_have_retired());

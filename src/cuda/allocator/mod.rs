@@ -1,18 +1,18 @@
 //! The caching allocator: device memory of tensors, kept for reuse within a bound.
 //!
-//! Work that was enqueued before a block's release may still use it, on streams that are not known here. So a block is
-//! pending until a *fence* has passed: cuMemFree waits for all work of the context, on any stream, and unlike every
-//! other way to wait for that, it breaks no capture of another thread (measured with driver 580: cuCtxSynchronize and
-//! cuCtxRecordEvent do). NVIDIA's text only says that it may wait, so each context is tested for it (`probe`); where it
-//! is not seen to wait, no block is used again. Fences are rare: only a call that needs memory, with much pending, runs
-//! one.
+//! Work that was enqueued before a block's release may still use it, on streams that the library has no handle of. A
+//! released block is therefore pending until a *fence* has passed: cuMemFree waits for all work of the context, on any
+//! stream. Every other way to wait for all work breaks captures of other threads (measured with driver 580:
+//! cuCtxSynchronize and cuCtxRecordEvent do). NVIDIA documents only that cuMemFree may wait, so `probe` tests each
+//! context. Where cuMemFree does not wait, no block is used again. Fences are rare: only an allocation that finds much
+//! pending runs one.
 //!
-//! Calls that make tensors give back what is kept beyond a share of the device's memory, the largest blocks first, but
-//! few blocks each: every cuMemFree waits for whatever was enqueued since the one before. No other call frees, so
+//! Calls that create tensors free memory beyond a share of the device's memory, the largest blocks first, but only a
+//! few blocks per call: every cuMemFree waits for the work enqueued since the last one. No other call frees, so
 //! launches never wait.
 //!
-//! Blocks come from cuMemAlloc, not from a pool of the driver: other processes can open them, and a pool orders a
-//! release with one stream only.
+//! Blocks come from cuMemAlloc and not from a driver pool: other processes can open them, and a pool orders a release
+//! with one stream only.
 
 pub mod blocks;
 
@@ -34,42 +34,42 @@ use super::{
 
 use blocks::{Batch, Block, Cache, SMALLEST, capacity_for};
 
-/// The most blocks that a call frees to keep within the bound.
+/// Largest number of blocks that a call frees to keep within the bound.
 const FREES_PER_CALL: usize = 8;
 
-/// How long the trials of the probe keep a stream busy: many times what cuMemFree takes otherwise. To pass for one that
-/// waits, a thread would have to stall in each of them, for that trial's time.
+/// Durations for which the probe's trials keep a stream busy: many times what cuMemFree takes otherwise. A cuMemFree
+/// that does not wait passes only if the thread stalls in each trial for that trial's duration.
 const SPINS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(11), Duration::from_millis(5)];
 
-/// What cuMemFree may take longer than the spin if it waits for it. Less than the spins differ by.
+/// Tolerance beyond the spin of a cuMemFree that waits. Less than the difference between the spins.
 const SLACK: Duration = Duration::from_millis(5);
 
-/// Unclear trials before a probe gives up for now, and those of a context before it is probed no more.
+/// Largest numbers of unclear trials: in one probe, and of a context before it is probed no more.
 const UNCLEAR_PER_PROBE: usize = 8;
 const MOST_UNCLEAR: usize = 40;
 
-/// Per context, whether cuMemFree waits there for all running work: 0 if not, 1 if so, or `UNCLEAR` and the number of
-/// trials that have been unclear.
+/// Result per context: 1 if cuMemFree waits for all running work, 0 if not, else `UNCLEAR` plus the number of unclear
+/// trials so far.
 static FREEING_WAITS: LossyCache = LossyCache::nothing();
 const UNCLEAR: usize = 2;
 
-/// How often a call that finds no memory waits for another thread that is freeing blocks or waiting for a fence.
+/// Largest number of times that a call without memory waits for another thread that frees blocks or waits for a fence.
 const MOST_WAITS: usize = 16;
 
-/// What one trial of the probe has shown.
+/// Result of one trial of the probe.
 enum Trial {
     /// cuMemFree took as long as the work on another stream.
     Waited,
-    /// It returned while that work was running.
+    /// cuMemFree returned while the work was running.
     DidNotWait,
-    /// The thread was held up for another reason.
+    /// The thread was delayed for another reason.
     Unclear,
-    /// There was no memory for it.
+    /// The device has no memory for a trial.
     NoMemory,
 }
 
 impl Queue {
-    /// Memory of `bytes` bytes, at least one, not initialized, aligned to 256 at least.
+    /// Allocates `bytes` bytes, at least one, not initialized, aligned to 256 bytes at least.
     pub fn allocate(&mut self, bytes: i64) -> Result<Owner> {
         let context = self.current()?.id;
         self.keep_within_bound(context)?;
@@ -93,7 +93,7 @@ impl Queue {
                     break;
                 }
                 Err(failure) if failure.status == Status::OutOfMemory => {
-                    // No more than is needed, for that may be there.
+                    // Retry with no more than the tensor needs, which may still be available.
                     block.capacity = bytes.checked_next_multiple_of(SMALLEST).unwrap_or(bytes);
                     let gave_back = self.give_back(context, usize::MAX)?;
                     if capacity > block.capacity && waits == 0 || gave_back {
@@ -115,7 +115,7 @@ impl Queue {
         Ok(block.into_owner())
     }
 
-    /// Frees what is kept beyond the bound, the largest first, but few blocks a call. Waits then.
+    /// Frees memory beyond the bound, the largest blocks first, a few blocks per call. Each cuMemFree may wait.
     fn keep_within_bound(&mut self, context: u64) -> Result<()> {
         for _ in 0..FREES_PER_CALL {
             if !self.cache().is_beyond_bound() || !self.give_back(context, 1)? {
@@ -125,7 +125,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Frees retired blocks: those that other processes were given, and that nobody uses any more.
+    /// Frees retired blocks, which no process uses any more.
     fn free_retired(&mut self) -> Result<()> {
         if !self.cache().may_have_retired() {
             return Ok(());
@@ -137,15 +137,14 @@ impl Queue {
         Ok(())
     }
 
-    /// The same in the context that calls without a stream work in, if there is one.
+    /// Like `free_retired`, in the context that calls without a stream use, if there is one.
     pub fn free_returned(&mut self) -> Result<()> {
         if self.cache().may_have_retired() && self.has_context()? { self.free_retired() } else { Ok(()) }
     }
 
-    /// Frees all that is kept, in the context that calls without a stream work in, if there is one.
+    /// Frees all cached blocks in the context that calls without a stream use, if there is one.
     pub fn trim(&mut self) -> Result<()> {
-        // The driver is asked before a lock is taken: in a forked child it refuses, and another thread may have had the
-        // lock.
+        // Ask the driver before taking a lock: in a forked child it refuses, and another thread may have held the lock.
         if self.has_context()? {
             let context = self.current()?.id;
             self.free_retired()?;
@@ -154,8 +153,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until all work of the context that was enqueued before is done, on any stream. Breaks no capture where
-    /// freeing is known to wait.
+    /// Waits until all work that was enqueued in the context before is done, on any stream. Breaks no capture if
+    /// cuMemFree is known to wait.
     pub fn finish(&mut self) -> Result<()> {
         let context = self.current()?.id;
         if self.fence(context)? { Ok(()) } else { self.synchronize_context() }
@@ -173,7 +172,7 @@ impl Queue {
         Ok(address)
     }
 
-    /// Frees a block of the batch; where freeing waits, all work of the context that was enqueued before is then done.
+    /// Frees a block of the batch. If cuMemFree waits, all work that was enqueued in the context before is then done.
     fn free(&self, batch: &mut Batch, address: u64) -> Result<()> {
         // SAFETY: a block of the batch came from cuMemAlloc in this context, and is in no tensor any more.
         let code = unsafe { (self.device.driver.functions.cuMemFree_v2)(address) };
@@ -182,7 +181,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Allocates the smallest block, for the batch: None if there is no memory even for that.
+    /// Allocates a block of the smallest size for the batch. None: the device has no memory even for that.
     fn add_smallest(&self, batch: &mut Batch, context: u64) -> Result<Option<u64>> {
         let mut block = Block::new(SMALLEST, context, self.cache());
         match self.allocate_anew(SMALLEST, SMALLEST) {
@@ -196,7 +195,7 @@ impl Queue {
         }
     }
 
-    /// Frees up to `most` blocks of a context, the largest first; tells whether there was one.
+    /// Frees up to `most` blocks of a context, the largest first. Returns true if there was one.
     fn give_back(&mut self, context: u64, most: usize) -> Result<bool> {
         let mut freed = 0;
         while freed < most
@@ -222,17 +221,18 @@ impl Queue {
         self.device.driver.check(code, format_args!("cuCtxSynchronize on {}", self.device))
     }
 
-    /// Waits until all work of the context that was enqueued before is done: then what is pending now is ready. Where
-    /// freeing is not known to wait for that, nothing becomes ready, and it has not waited.
+    /// Waits until all work that was enqueued in the context before is done, and makes the blocks pending now ready.
+    /// Returns false, without a wait and without a ready block, if cuMemFree is not known to wait or no block could be
+    /// freed.
     fn fence(&mut self, context: u64) -> Result<bool> {
-        // Taken out first of all, so that no other thread waits for the same.
+        // Take the blocks out first, so that no other thread waits for the same ones.
         let mut batch = self.cache().take_pending(context);
         if !self.freeing_waits(context)? {
             return Ok(false);
         }
         match self.add_smallest(&mut batch, context)? {
             Some(address) => self.free(&mut batch, address)?,
-            // Then any block will do, if there is one.
+            // The device has no memory for a small block: free any block of the batch instead.
             None if batch.largest().is_none() => return Ok(false),
             None => self.free_largest(&mut batch, context)?,
         }
@@ -240,8 +240,8 @@ impl Queue {
         Ok(true)
     }
 
-    /// Whether cuMemFree is known to wait for all work of this context. Probed when it is first asked, and again while
-    /// the answer is unclear: until then it counts as no, which is safe.
+    /// Returns true if cuMemFree is known to wait for all work of this context. The first call probes the context;
+    /// later calls probe again while the result is unclear. An unclear result counts as false, which is safe.
     fn freeing_waits(&mut self, context: u64) -> Result<bool> {
         let unclear = match FREEING_WAITS.recall(context) {
             Some(known @ 0..UNCLEAR) => return Ok(known == 1),
@@ -253,11 +253,11 @@ impl Queue {
         Ok(known == 1)
     }
 
-    /// Tries whether cuMemFree waits for work on another stream. `unclear`, and the result: as in [`FREEING_WAITS`].
+    /// Tests if cuMemFree waits for work on another stream. `unclear` and the result: as in [`FREEING_WAITS`].
     ///
-    /// That the stream is idle once cuMemFree has returned proves nothing, for this thread may have lost the CPU
-    /// meanwhile. So the time must follow the length of the work, in trials of different lengths. A stream that is
-    /// still at work proves the opposite.
+    /// An idle stream after cuMemFree proves nothing, because the thread may have lost the CPU meanwhile. The elapsed
+    /// time must therefore follow the length of the work, in trials of different lengths. A stream that is still busy
+    /// proves that cuMemFree did not wait.
     #[cold]
     fn probe(&mut self, context: u64, mut unclear: usize) -> Result<usize> {
         self.current()?;
@@ -277,10 +277,10 @@ impl Queue {
         Ok(1)
     }
 
-    /// Keeps a stream busy for a while, frees some memory, and looks how long that took.
+    /// Keeps a stream busy for `spin`, frees a block, and measures how long cuMemFree took.
     fn trial(&mut self, context: u64, stream: Stream, spin: Duration) -> Result<Trial> {
         let mut batch = self.cache().empty_batch();
-        // The first is freed before the clock starts: where freeing waits, what others have enqueued is then done.
+        // The first block is freed before the clock starts: if cuMemFree waits, other threads' work is then done.
         let (Some(before), Some(address)) =
             (self.add_smallest(&mut batch, context)?, self.add_smallest(&mut batch, context)?)
         else {
@@ -290,7 +290,7 @@ impl Queue {
         let mut other = Queue::of(self.device.ordinal as i32, stream)?;
         let mut nanoseconds = spin.as_nanos() as u64;
         let begin = Instant::now();
-        // SAFETY: the kernel's only argument is a uint64, and it uses no memory.
+        // SAFETY: the kernel's only argument is a uint64, and the kernel uses no memory.
         unsafe { other.launch(&PEERS.spin, 1, &mut argument(&mut nanoseconds))? };
         self.free(&mut batch, address)?;
         let elapsed = begin.elapsed();
