@@ -25,13 +25,13 @@ use super::{
     plan::BitOrder,
 };
 
-/// Which bit of a byte comes first: one of GC_BIT_ORDER_*.
+/// Order of the bits in a byte: one of GC_BIT_ORDER_*.
 pub type gc_bit_order_t = i32;
 
-/// For `axis`: all dimensions as one, in C order.
+/// Value of `axis` for all dimensions, flattened in C order.
 pub const GC_AXIS_NONE: i32 = i32::MIN;
 
-/// For `count`: all bits.
+/// Value of `count` for all bits.
 pub const GC_COUNT_ALL: i64 = i64::MIN;
 
 fn to_axis(code: i32) -> Axis {
@@ -50,20 +50,20 @@ pub(super) fn to_order(code: gc_bit_order_t) -> Result<BitOrder> {
     }
 }
 
-/// Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
-/// chunks.
+/// Returns the bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative
+/// n_elements or 0 chunks.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub extern "C" fn gc_chunk_bytes(n_elements: i64, n_chunks: usize) -> i64 {
     boundary(|| ops::chunk_bytes(n_elements, n_chunks))
 }
 
 /// Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
-/// byte comes first.
+/// byte is first.
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
 /// receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
 /// last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
-/// the first is aligned to 256 bytes, all are NULL when empty. It is freed with the last of them.
+/// the first is aligned to 256 bytes, all are NULL when empty. The allocation is freed with the last chunk.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0.
 /// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float; gc_pack_signs() packs signs.
@@ -105,12 +105,11 @@ pub unsafe extern "C" fn gc_unpack_chunks(
     })
 }
 
-/// Packs 8 elements along an axis to a byte, as numpy.packbits does. Zero bits pad the last byte of each
-/// row.
+/// Packs 8 elements along an axis to a byte, as numpy.packbits does. Zero bits pad the last byte of each row.
 ///
-/// `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
-/// end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
-/// `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+/// `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative numbers count from the
+/// end; GC_AXIS_NONE flattens in C order. `order`: order of the bits in a byte. `*out`: uint8, of the shape of `src`
+/// with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: `axis` is out of range, or `order` is unknown.
 /// - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float.
@@ -150,7 +149,7 @@ pub unsafe extern "C" fn gc_unpack_bits(
     })
 }
 
-/// gc_pack_chunks() into your memory.
+/// Packs like gc_pack_chunks(), into your memory.
 ///
 /// `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
 /// [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
@@ -163,7 +162,7 @@ pub unsafe extern "C" fn gc_pack_chunks_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        // SAFETY: the caller promises that `src` does not change during the call and nothing else uses `dst`'s memory.
         let (src, dst) = unsafe { (input::tensor("src", src)?, input::tensor("dst", dst)?) };
         ops::pack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
@@ -182,13 +181,13 @@ pub unsafe extern "C" fn gc_unpack_chunks_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        // SAFETY: the caller promises that `src` does not change during the call and nothing else uses `dst`'s memory.
         let (src, dst) = unsafe { (input::tensor("src", src)?, input::tensor("dst", dst)?) };
         ops::unpack_chunks_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
-/// gc_pack_bits() into your memory.
+/// Packs like gc_pack_bits(), into your memory.
 ///
 /// `dst`: uint8, of the shape that gc_pack_bits() would return, any strides.
 ///
@@ -200,13 +199,13 @@ pub unsafe extern "C" fn gc_pack_bits_into(
     src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        // SAFETY: the caller promises that `src` does not change during the call and nothing else uses `dst`'s memory.
         let (src, dst) = unsafe { (input::tensor("src", src)?, input::tensor("dst", dst)?) };
         ops::pack_bits_into(&src, to_axis(axis), to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
-/// gc_unpack_bits() into your memory.
+/// Unpacks like gc_unpack_bits(), into your memory.
 ///
 /// `dst`: of the shape that gc_unpack_bits() would return; its length along the axis is the count. Any strides; uint8,
 /// or any other dtype that gc_unpack_chunks_into() writes.
@@ -218,7 +217,7 @@ pub unsafe extern "C" fn gc_unpack_bits_into(
     src: *const DLTensor, axis: i32, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        // SAFETY: the caller promises that `src` does not change during the call and nothing else uses `dst`'s memory.
         let (src, dst) = unsafe { (input::tensor("src", src)?, input::tensor("dst", dst)?) };
         ops::unpack_bits_into(&src, to_axis(axis), to_order(order)?, &dst, Stream::from_raw(stream))
     })

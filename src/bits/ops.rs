@@ -1,6 +1,6 @@
 //! Packing to bits and unpacking from them.
 //!
-//! Every function here comes down to the same [`BitPlan`].
+//! Every function here makes a [`BitPlan`] and runs it.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -22,7 +22,7 @@ use super::{
     signs,
 };
 
-/// Non-zero is 1.
+/// Returns the rule that packs non-zero elements to 1; refuses floats.
 fn nonzero(src: &View<'_>) -> Result<BitRule> {
     let dtype = src.dtype();
     if dtype.is_float() {
@@ -35,17 +35,17 @@ fn nonzero(src: &View<'_>) -> Result<BitRule> {
     Ok(BitRule::nonzero(dtype))
 }
 
-/// What rows run along.
+/// Axis along which bits are packed or unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Everything, flattened in C order.
+    /// All dimensions, flattened in C order.
     All,
-    /// This dimension; negative ones count from the end.
+    /// Single dimension; a negative number counts from the end.
     One(i32),
 }
 
 impl Axis {
-    /// The dimension meant; None for all as one. As in NumPy, a tensor of no dimensions counts as one of one element.
+    /// Returns the dimension; None for `All`. As in NumPy, a tensor without dimensions counts as one of one element.
     fn dimension(self, src: &View<'_>) -> Result<Option<usize>> {
         let Self::One(axis) = self else {
             return Ok(None);
@@ -59,17 +59,17 @@ impl Axis {
     }
 }
 
-/// How many bits to unpack along an axis.
+/// Number of bits to unpack along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Those there are.
+    /// All bits of the source.
     All,
-    /// So many; zeros beyond the last. Negative: so many fewer than there are.
+    /// This number, with zeros after the last bit; if negative, all bits but this number at the end.
     Of(i64),
 }
 
 impl Count {
-    /// The number, where there are `bytes` bytes.
+    /// Returns the number for a source of `bytes` bytes along the axis.
     fn of(self, bytes: i64) -> Result<i64> {
         let left_off = match self {
             Self::Of(count @ 0..) => return Ok(count),
@@ -86,12 +86,12 @@ impl Count {
     }
 }
 
-/// The length of `src` along a dimension, or of all as one.
+/// Returns the length of `src` along a dimension; its number of elements without one.
 fn length(src: &View<'_>, axis: Option<usize>) -> i64 {
     axis.map_or(src.elements(), |axis| src.shape()[axis])
 }
 
-/// The shape of `src` made `length` long along a dimension; that length alone for all as one.
+/// Returns the shape of `src` with `length` along a dimension; a single dimension of `length` without one.
 fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a> {
     match axis {
         None => Shape { sizes: &[0], changed: Some((0, length)) },
@@ -99,7 +99,7 @@ fn shape_with<'a>(src: &View<'a>, axis: Option<usize>, length: i64) -> Shape<'a>
     }
 }
 
-/// Packs, if there is anything to write. `plan` was made from these two views.
+/// Packs `src`, unless `dst` is empty. `plan` was made from these two views.
 fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     match queue {
         _ if dst.elements() == 0 => Ok(()),
@@ -111,7 +111,7 @@ fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &
     }
 }
 
-/// Unpacks, if there is anything to write. `plan` was made from these two views.
+/// Unpacks `src`, unless `dst` is empty. `plan` was made from these two views.
 pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     match queue {
         _ if dst.elements() == 0 => Ok(()),
@@ -124,14 +124,14 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
     }
 }
 
-/// Waits for what was enqueued, whether or not all of it was: when a simple-tier call returns, the caller has its inputs
-/// back.
+/// Waits for the enqueued work, also after an error: when a call without a stream returns, nothing uses its inputs any
+/// more.
 pub fn complete<T>(mut queue: Queue, enqueued: Result<T>) -> Result<T> {
     let waited = queue.wait();
     enqueued.and_then(|value| waited.map(|()| value))
 }
 
-/// Bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
+/// Returns the bytes of one chunk when `elements` bits are split into `n_chunks` equal chunks of whole bytes.
 pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
     if elements < 0 {
         return Err(error!(InvalidArgument, "n_elements: {elements} is negative"));
@@ -139,13 +139,13 @@ pub fn chunk_bytes(elements: i64, n_chunks: usize) -> Result<i64> {
     if n_chunks == 0 {
         return Err(error!(InvalidArgument, "n_chunks: at least 1 expected, got 0"));
     }
-    // At most 2^60, so it fits.
+    // The value is at most 2^60, so the cast is exact.
     let bytes = bytes_for(elements) as u64;
-    // A division takes longer than all the rest of these checks.
+    // The division is left out for one chunk because it takes longer than all checks of this function.
     Ok(if n_chunks == 1 { bytes } else { bytes.div_ceil(n_chunks as u64) } as i64)
 }
 
-/// The bits of non-zero elements to `n_chunks` new tensors.
+/// Packs non-zero elements to 1 in `n_chunks` new tensors.
 pub fn pack_chunks(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     pack_to_chunks(src, nonzero(src)?, n_chunks)
 }
@@ -162,12 +162,12 @@ pub fn pack_to_chunks(src: &View<'_>, rule: BitRule, n_chunks: usize) -> Result<
     Ok(chunks.finished())
 }
 
-/// The chunks of `elements` bits to a new bool tensor.
+/// Unpacks chunks of `elements` bits to a new bool tensor.
 pub fn unpack_chunks(chunks: &[View<'_>], elements: i64) -> Result<Outputs> {
     unpack_from_chunks(chunks, elements, Dtype::BOOL, |_| Patterns::of(Dtype::BOOL))
 }
 
-/// The chunks of `elements` bits to a new tensor, by the patterns of each.
+/// Unpacks chunks of `elements` bits to a new tensor, with the patterns of each chunk.
 pub fn unpack_from_chunks(
     chunks: &[View<'_>], elements: i64, dtype: Dtype, patterns: impl Fn(usize) -> Patterns,
 ) -> Result<Outputs> {
@@ -193,13 +193,13 @@ pub fn unpack_from_chunks(
     Ok(elements.finished())
 }
 
-/// The bits of chunks of `bytes` bytes, one after the other, to all of `unpacked`.
+/// Unpacks chunks of `bytes` bytes, one after the other, to all of `unpacked`.
 fn unpack_each(
     queue: &mut Queue, patterns: impl Fn(usize) -> Patterns, chunks: &[View<'_>], bytes: i64, unpacked: &View<'_>,
 ) -> Result<()> {
     let (mut first, mut done) = (0, 0);
     while let Some(chunk) = chunks.get(done).filter(|_| first < unpacked.elements()) {
-        // Chunks that lie as gc_pack_chunks made them, each behind the one before, are one if their patterns are.
+        // Adjacent chunks, as gc_pack_chunks() makes them, are unpacked together if their patterns are equal.
         let stride = chunk.dims().next().filter(|&(size, _)| size > 1).map_or(1, |(_, stride)| stride);
         let of_chunk = patterns(done);
         let goes_on = |&next: &usize| is_behind(&chunks[next], &chunks[next - 1]) && patterns(next) == of_chunk;
@@ -215,12 +215,12 @@ fn unpack_each(
     Ok(())
 }
 
-/// Whether the bytes of a chunk, contiguous, lie right behind those of another, which are.
+/// Returns true if a chunk is contiguous and begins where another contiguous chunk ends.
 fn is_behind(chunk: &View<'_>, before: &View<'_>) -> bool {
     chunk.is_contiguous() && chunk.data() == before.data().wrapping_add(before.elements() as usize)
 }
 
-/// `numpy.packbits` to a new tensor.
+/// Packs like `numpy.packbits` to a new tensor.
 pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs> {
     let axis = axis.dimension(src)?;
     let rule = nonzero(src)?;
@@ -235,7 +235,7 @@ pub fn pack_bits(src: &View<'_>, axis: Axis, order: BitOrder) -> Result<Outputs>
     Ok(bytes.finished())
 }
 
-/// `numpy.unpackbits` to a new uint8 tensor.
+/// Unpacks like `numpy.unpackbits` to a new uint8 tensor.
 pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) -> Result<Outputs> {
     check_dtype(src, &[Dtype::U8])?;
     let axis = axis.dimension(src)?;
@@ -251,12 +251,12 @@ pub fn unpack_bits(src: &View<'_>, axis: Axis, count: Count, order: BitOrder) ->
     Ok(elements.finished())
 }
 
-/// The bits of non-zero elements to the chunks that are the rows of `dst`.
+/// Packs non-zero elements to 1 in the chunks that are the rows of `dst`.
 pub fn pack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     pack_rows_into(src, nonzero(src)?, order, dst, stream)
 }
 
-/// The bits of elements to the chunks that are the rows of `dst`.
+/// Packs elements by a rule to the chunks that are the rows of `dst`.
 pub fn pack_rows_into(src: &View<'_>, rule: BitRule, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(dst, src)?;
     check_same_device(dst, src)?;
@@ -267,7 +267,7 @@ pub fn pack_rows_into(src: &View<'_>, rule: BitRule, order: BitOrder, dst: &View
     pack(&mut queue, &plan, rule, src, dst)
 }
 
-/// The chunks that are the rows of `src` to 0 and 1 in `dst`.
+/// Unpacks the chunks that are the rows of `src` to 0 and 1 in `dst`.
 pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_chunk_rows(src, dst)?;
     check_same_device(dst, src)?;
@@ -279,7 +279,7 @@ pub fn unpack_chunks_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, strea
     unpack(&mut queue, &plan, patterns, src, dst)
 }
 
-/// `numpy.packbits` to `dst`.
+/// Packs like `numpy.packbits` to `dst`.
 pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     let axis = axis.dimension(src)?;
     let rule = nonzero(src)?;
@@ -293,7 +293,7 @@ pub fn pack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_
     pack(&mut queue, &plan, rule, src, dst)
 }
 
-/// `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
+/// Unpacks like `numpy.unpackbits` to 0 and 1 in `dst`, whose length along the axis is the count.
 pub fn unpack_bits_into(src: &View<'_>, axis: Axis, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     check_dtype(src, &[Dtype::U8])?;
     let axis = axis.dimension(src)?;

@@ -1,5 +1,5 @@
-//! The plan of packing and unpacking: rows, each with its bits on an *element* side (one element a bit, any strides) and
-//! on a *byte* side (8 bits a byte). Packing reads the first and writes the second, unpacking the other way round.
+//! Plan of packing and unpacking. Each row has an *element* side (one element per bit, any strides) and a *byte* side
+//! (8 bits per byte). Packing reads elements and writes bytes; unpacking does the reverse.
 //!
 //! ```text
 //!               elements of a row                       bytes of a row
@@ -11,51 +11,51 @@
 
 use crate::dlpack::{View, loops::Loops};
 
-/// Which bit of a byte comes first.
+/// Order of the bits in a byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BitOrder {
-    /// The most significant: NumPy's default, CuPy, DeepSpeed.
+    /// The most significant bit is first: NumPy's default, CuPy, DeepSpeed.
     Big = 0,
-    /// The least significant.
+    /// The least significant bit is first.
     Little = 1,
 }
 
-/// Bytes that hold so many bits.
+/// Returns the number of bytes that hold `bits` bits.
 pub fn bytes_for(bits: i64) -> i64 {
     bits / 8 + i64::from(bits % 8 != 0)
 }
 
-/// Where the bits lie on both sides. Offsets and strides are in bytes.
+/// Loops over elements and bytes. Offsets and strides are in bytes.
 #[derive(Debug)]
 pub struct BitPlan {
-    /// Bytes an element.
+    /// Size of an element in bytes.
     pub size: usize,
     pub order: BitOrder,
-    /// Where the first row's elements begin.
+    /// Offset of the first row's elements.
     pub start: i64,
-    /// From row to row: strides of the element side and of the byte side.
+    /// Loops over rows, with the strides of the element side and of the byte side.
     pub rows: Loops<2>,
-    /// The elements of a row.
+    /// Loops over the elements of a row.
     pub elements: Loops<1>,
-    /// The bytes of a row. Packing writes zeros past the last element; unpacking reads zeros past the last byte.
+    /// Loops over the bytes of a row. Packing pads them with zeros; unpacking reads zeros past the last byte.
     pub bytes: Loops<1>,
 }
 
 impl BitPlan {
-    /// A plan of nothing yet. Plans are large: they are filled in where they stand.
+    /// Makes an empty plan. Plans are large, so they are filled in place.
     #[inline]
     pub fn new(size: usize, order: BitOrder) -> Self {
         Self { size, order, start: 0, rows: Loops::new(), elements: Loops::new(), bytes: Loops::new() }
     }
 
-    /// One row: all elements in C order, all bytes in C order.
+    /// Adds one row: all elements and all bytes, both in C order.
     pub fn flat(&mut self, elements: &View<'_>, bytes: &View<'_>) {
         push_dims(&mut self.elements, elements);
         push_dims(&mut self.bytes, bytes);
     }
 
-    /// One row: `count` elements from number `first` of a contiguous tensor, in `bytes` bytes at a stride.
+    /// Adds one row: `count` elements from number `first` of a contiguous tensor, in `bytes` bytes with a stride.
     pub fn slice(&mut self, first: i64, count: i64, bytes: i64, stride: i64) {
         let size = self.size as i64;
         self.start = first * size;
@@ -63,15 +63,15 @@ impl BitPlan {
         self.bytes.push(bytes, [stride]);
     }
 
-    /// A row for every index of the dimensions other than `axis`, in which both sides agree; without an axis, one row.
+    /// Adds a row per index of the dimensions other than `axis`, which agree on both sides; one row without an axis.
     pub fn along(&mut self, axis: Option<usize>, elements: &View<'_>, bytes: &View<'_>) {
-        // Where neither side has anything, the other sizes are bounded by nothing, and their product may be too large.
+        // If both sides are empty, the other sizes are not bounded, and their product may overflow.
         let Some(axis) = axis.filter(|_| elements.elements() > 0 || bytes.elements() > 0) else {
             return self.flat(elements, bytes);
         };
         let sides = elements.dims().zip(bytes.dims());
         for (index, ((count, element_stride), (byte_count, byte_stride))) in sides.enumerate() {
-            // Strides that nothing uses may be anything: those of sizes of 1, and of a side without elements.
+            // Unused strides may have any value: those of dimensions of size 1, and of an empty side.
             let element_stride = element_stride.wrapping_mul(self.size as i64);
             let byte_stride = if bytes.elements() == 0 { 0 } else { byte_stride };
             if index == axis {
@@ -84,7 +84,7 @@ impl BitPlan {
         self.join_rows();
     }
 
-    /// Makes one row of rows of whole bytes that follow each other on both sides.
+    /// Joins rows of whole bytes to one row, if they are adjacent on both sides.
     fn join_rows(&mut self) {
         let (size, elements, bytes) = (self.size as i64, self.elements.count(), self.bytes.count());
         let &[rows] = self.rows.as_slice() else {
@@ -103,20 +103,20 @@ impl BitPlan {
         }
     }
 
-    /// Whether each row is contiguous on both sides.
+    /// Returns true if each row is contiguous on both sides.
     #[inline]
     pub fn has_contiguous_rows(&self) -> bool {
         let stride = [self.size as i64];
         self.elements.single_stride(stride) == Some(stride) && self.bytes.single_stride([1]) == Some([1])
     }
 
-    /// Whether all is one row that is contiguous on both sides.
+    /// Returns true if the plan is one row that is contiguous on both sides.
     #[inline]
     pub fn is_flat(&self) -> bool {
         self.rows.count() == 1 && self.has_contiguous_rows()
     }
 
-    /// Whether it is flat, and elements that begin at this address lie at multiples of their size.
+    /// Returns true if the plan is flat and elements at this address are aligned to their size.
     pub fn is_contiguous_at(&self, elements: usize) -> bool {
         self.is_flat() && elements.is_multiple_of(self.size)
     }
@@ -126,7 +126,7 @@ impl BitPlan {
 fn push_dims(loops: &mut Loops<1>, view: &View<'_>) {
     let size = view.dtype().size as i64;
     if view.elements() == 0 {
-        // The other dimensions may be as many and as large as they like.
+        // The number and the sizes of the other dimensions are not bounded.
         loops.push(0, [0]);
     } else if view.is_contiguous() {
         return loops.push(view.elements(), [size]);
@@ -140,7 +140,7 @@ fn push_dims(loops: &mut Loops<1>, view: &View<'_>) {
 mod tests {
     use super::*;
 
-    /// A plan of these loops, for elements of 4 bytes: of the rows, the elements and the bytes.
+    /// Makes a plan for elements of 4 bytes from the loops over rows, elements and bytes.
     fn plan(rows: &[(i64, [i64; 2])], elements: &[(i64, i64)], bytes: &[(i64, i64)]) -> BitPlan {
         let mut plan = BitPlan::new(4, BitOrder::Big);
         rows.iter().for_each(|&(count, strides)| plan.rows.push(count, strides));
@@ -153,7 +153,7 @@ mod tests {
     fn a_plan_is_flat_if_it_is_one_row_that_is_contiguous_on_both_sides() {
         for (rows, elements, bytes, expected) in [
             (vec![], vec![(1000, 4)], vec![(125, 1)], true),
-            (vec![], vec![(1001, 4)], vec![(140, 1)], true), // padding behind
+            (vec![], vec![(1001, 4)], vec![(140, 1)], true), // padding at the end
             (vec![], vec![(1, 4)], vec![(1, 1)], true),
             (vec![(7, [60, 2])], vec![(15, 4)], vec![(2, 1)], false),
             (vec![], vec![(1000, 8)], vec![(125, 1)], false),
@@ -170,7 +170,7 @@ mod tests {
     fn rows_of_whole_bytes_that_follow_each_other_are_one() {
         for (rows, elements, bytes, expected) in [
             (vec![(7, [64, 2])], (16, 4), (2, 1), Some((112, 14))),
-            (vec![(7, [60, 2])], (15, 4), (2, 1), None), // bytes with bits of one row only
+            (vec![(7, [60, 2])], (15, 4), (2, 1), None), // the last byte of a row has only bits of that row
             (vec![(7, [64, 3])], (16, 4), (2, 1), None),
             (vec![(7, [128, 2])], (16, 4), (2, 1), None),
             (vec![(7, [64, 2])], (16, 8), (2, 1), None),

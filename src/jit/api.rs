@@ -1,10 +1,9 @@
 //! KERNELS
 //!
-//! CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
-//! compiled for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
-//! driver is. Nothing is included: no headers and no toolkit are needed. Your preamble may include NVIDIA's headers, or
-//! CuPy's, from folders that options such as "-I/usr/local/cuda/include" name. What was compiled is kept on disk for
-//! the next process.
+//! CuPy's ElementwiseKernel and ReductionKernel, for CUDA tensors of any framework. You write C++ code for one element;
+//! NVRTC, NVIDIA's compiler library, compiles it for each combination of types. NVRTC is loaded on first use, as the
+//! driver is. No headers and no toolkit are needed. Your preamble may include NVIDIA's or CuPy's headers, from folders
+//! that options such as "-I/usr/local/cuda/include" name. Compiled code is kept on disk for the next process.
 //!
 //! ```c
 //! gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
@@ -21,43 +20,43 @@
 //! gc_run_options_t along = {.struct_size = sizeof along, .axes = &axis, .n_axes = 1};     // x.sum(axis=1)
 //! ```
 //!
-//! *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8
-//! to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
-//! tensors have. There may be up to 32. In the C++ each is a variable of that name: a const element of the input, or
-//! the element of the output, to be set. An output that is not set keeps its element, which can be read, too. float16
-//! and bfloat16 are computed with as float; where the headers of CuPy may be included, they are its classes. int8_t to
-//! int64_t, uint8_t to uint64_t, intptr_t and uintptr_t are known without a header. Not offered: complex numbers,
-//! textures, `no_return`. Names that begin with _, and the name i, are the kernel's own:
+//! *Parameters*: a list of types and names, separated by commas, as in "float32 x, raw T y". A type is one of NumPy's
+//! names (bool, int8 to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the
+//! dtype of the tensors. There may be up to 32. In the C++ code, each is a variable of that name: a const element of
+//! the input, or the element of the output, which you set. An output that you do not set keeps its element, which can
+//! be read, too. Arithmetic on float16 and bfloat16 is done in float; if CuPy's headers can be included, both are
+//! CuPy's classes. int8_t to int64_t, uint8_t to uint64_t, intptr_t and uintptr_t need no header. Not supported:
+//! complex numbers, textures, `no_return`. Names that begin with _, and the name i, are the kernel's own:
 //!
-//! - `i`: the element's number, in C order; `n`: how many there are, as `_ind.size()` says, too, unless a parameter has
-//!   that name;
-//! - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` that at an array of
-//!   ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part in
-//!   broadcasting, and must lie at a multiple of its element's size;
-//! - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
+//! - `i`: the element's number, in C order; `n`: the number of elements, also `_ind.size()`, unless a parameter has the
+//!   name n;
+//! - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` its element at an
+//!   array of ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It is not broadcast,
+//!   and its address must be a multiple of its element's size;
+//! - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: the number of elements of one output;
 //!   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
-//!   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.
+//!   `i` in post_map: the output's number; `_type_reduce`: the type of reduced values.
 //!
-//! Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other
-//! axes where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a
-//! graph keeps it), cast to the parameter's type as gc_copy_into() casts, and it decides what a letter stands for only
-//! where no tensor does.
+//! Inputs are broadcast against each other by NumPy's rule. Outputs have the broadcast shape, in a reduction without
+//! the reduced axes. An input on the CPU without dimensions is a *scalar*: its value is read during the call (a graph
+//! keeps it) and cast to the parameter's type, as gc_copy_into() casts. A scalar decides a letter's dtype only if no
+//! tensor has that letter.
 //!
-//! a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
-//! float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on dtypes,
-//! shapes and strides alone, so its result is the same on every run and card.
+//! a * b + c is not contracted into an FMA without GC_KERNEL_FMAD, so + - * / sqrt and comparisons of float32 and
+//! float64 give NumPy's results to the last bit. The order of additions in a reduction depends only on dtypes, shapes
+//! and strides, so its result is the same on every run and GPU.
 //!
-//! *NVRTC* is the one that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or else
-//! what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
-//! 11.2 or later. What it has compiled is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else $XDG_CACHE_HOME/gradcodec,
-//! or else $HOME/.cache/gradcodec, up to 256 MiB, beyond which what was not used for the longest time is deleted.
-//! GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same. A machine without
-//! NVRTC runs what another machine has compiled: copy the directory (docs/KERNELS.md).
+//! *NVRTC* is the library that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or
+//! else what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. Version
+//! 11.2 or later is needed. Compiled code is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else
+//! $XDG_CACHE_HOME/gradcodec, or else $HOME/.cache/gradcodec. It takes up to 256 MiB; beyond that, the least recently
+//! used files are deleted. GRADCODEC_CACHE=0 turns this off. If the directory cannot be used, kernels are compiled. A
+//! machine without NVRTC runs code from another machine: copy the directory (docs/KERNELS.md).
 //!
-//! Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
-//! call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
-//! gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing,
-//! not even on the host. What you write runs as any kernel of yours: it can overwrite memory, and hang the device.
+//! Any thread may call any function on a kernel at any time. The first call with a new combination of types compiles
+//! the kernel. That takes a fraction of a second, waits for the context, and is refused in a capture: call
+//! gc_kernel_prepare() before. Running a prepared kernel can be captured; it never waits, and allocates nothing, not
+//! even on the host. Your code runs like any kernel of yours: it can overwrite memory, and hang the device.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -90,26 +89,26 @@ use super::{
 /// A kernel: gc_elementwise_create() or gc_reduction_create() makes one.
 pub struct gc_kernel_t(Kernel);
 
-/// How a kernel is made: flags of its options.
+/// Flags of gc_elementwise_options_t and gc_reduction_options_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelFlag {
     /// Contract a * b + c into an FMA, which rounds once.
     Fmad = 1,
-    /// Neither look for it on disk nor keep it there.
+    /// Neither read compiled code from disk nor keep it there.
     NoDisk = 2,
 }
 
-/// How a kernel is run: flags of gc_run_options_t.
+/// Flags of gc_run_options_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunFlag {
-    /// Outputs have a dimension of 1 where an axis was reduced.
+    /// Keep each reduced axis in the outputs, as a dimension of size 1.
     Keepdims = 1,
 }
 
-/// What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
-/// are read during the call.
+/// Options of gc_elementwise_create(). Set struct_size and the fields that you need; a field that is 0 has its default.
+/// Texts are read during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_elementwise_options_t {
@@ -121,9 +120,9 @@ pub struct gc_elementwise_options_t {
     pub inputs: *const c_char,
     /// The output parameters, at least one.
     pub outputs: *const c_char,
-    /// The statements for one element, which `return`, `continue` and `break` end. It may be empty, not NULL.
+    /// Statements for one element, which `return`, `continue` and `break` end. May be empty, but not NULL.
     pub operation: *const c_char,
-    /// An identifier, as profilers and errors show it. NULL: "kernel".
+    /// Identifier of the kernel in profilers and errors. NULL: "kernel".
     pub name: *const c_char,
     /// Declarations before the kernel. NULL: none.
     pub preamble: *const c_char,
@@ -135,20 +134,20 @@ pub struct gc_elementwise_options_t {
     pub options: *const *const c_char,
     /// The number of `options`.
     pub n_options: usize,
-    /// NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for.
+    /// NVRTC's handle from dlopen(), which must stay open as long as the kernel lives. NULL: NVRTC is searched for.
     pub nvrtc: *mut c_void,
     /// Must be 0.
     pub reserved: [u64; 4],
 }
 
-// SAFETY: numbers and pointers, without gaps between them.
+// SAFETY: the fields are numbers and pointers, without padding between them.
 unsafe impl borrow::Extensible for gc_elementwise_options_t {
     const FIRST_SIZE: usize = 120;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
-/// What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
-/// field that is 0 has its default. Texts are read during the call.
+/// Options of gc_reduction_create(): a reduction is post_map of (reduce of (map of every element)). Set struct_size and
+/// the fields that you need; a field that is 0 has its default. Texts are read during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_reduction_options_t {
@@ -166,12 +165,12 @@ pub struct gc_reduction_options_t {
     pub reduce: *const c_char,
     /// Statements that set the outputs from a: "y = sqrt(a)".
     pub post_map: *const c_char,
-    /// The result of no elements: "0". NULL: there must be an element.
+    /// The result for no elements: "0". NULL: there must be at least one element.
     pub identity: *const c_char,
-    /// An identifier, as profilers and errors show it. NULL: "kernel".
+    /// Identifier of the kernel in profilers and errors. NULL: "kernel".
     pub name: *const c_char,
-    /// The type in which values are reduced: one that parameters may have, or any C++ type of up to 32 bytes that is
-    /// aligned to 16 at most. NULL: that of the first output.
+    /// The type in which values are reduced: a type of parameters, or any C++ type of up to 32 bytes and an alignment
+    /// of at most 16 bytes. NULL: the type of the first output.
     pub reduce_type: *const c_char,
     /// Declarations before the kernel. NULL: none.
     pub preamble: *const c_char,
@@ -179,19 +178,19 @@ pub struct gc_reduction_options_t {
     pub options: *const *const c_char,
     /// The number of `options`.
     pub n_options: usize,
-    /// NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for.
+    /// NVRTC's handle from dlopen(), which must stay open as long as the kernel lives. NULL: NVRTC is searched for.
     pub nvrtc: *mut c_void,
     /// Must be 0.
     pub reserved: [u64; 4],
 }
 
-// SAFETY: numbers and pointers, without gaps between them.
+// SAFETY: the fields are numbers and pointers, without padding between them.
 unsafe impl borrow::Extensible for gc_reduction_options_t {
     const FIRST_SIZE: usize = 136;
     const RESERVED: Range<usize> = offset_of!(Self, reserved)..size_of::<Self>();
 }
 
-/// How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default.
+/// Options of gc_kernel_run(). Set struct_size and the fields that you need; a field that is 0 has its default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct gc_run_options_t {
@@ -199,19 +198,19 @@ pub struct gc_run_options_t {
     pub struct_size: u32,
     /// Any of GC_RUN_*, or'ed.
     pub flags: u32,
-    /// The number of elements, for an elementwise kernel whose inputs are all raw or scalars: if its outputs are raw,
-    /// too, it has to be there; otherwise they have as many elements, or it is 0.
+    /// The number of elements of an elementwise kernel whose inputs are all raw or scalars. If its outputs are raw,
+    /// too, it is needed; otherwise it is 0 or the number of elements of each output.
     pub size: i64,
     /// The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all.
     pub axes: *const i32,
     /// The number of `axes`; 0 if `axes` is NULL.
     pub n_axes: usize,
-    /// Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
-    /// NULL if it is 0 bytes.
+    /// Workspace of a reduction: uint8, at least gc_kernel_workspace_bytes() bytes, on the device, C-contiguous,
+    /// aligned to 16 bytes. NULL if 0 bytes are needed.
     pub workspace: *const DLTensor,
-    /// For gc_kernel_prepare() alone: compile for a GPU of this compute capability, 90 for 9.0, which need not be
-    /// here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
-    /// say CUDA for one that will be a tensor there.
+    /// For gc_kernel_prepare() only: the compute capability, 90 for 9.0, of a GPU that need not be present. The kernel
+    /// is compiled for it, but not loaded. Tensors may be on any device. An input on the CPU without dimensions is a
+    /// scalar, so give it the device CUDA if it will be a tensor.
     pub capability: i32,
     /// Must be 0.
     pub reserved0: u32,
@@ -219,21 +218,21 @@ pub struct gc_run_options_t {
     pub reserved: [u64; 3],
 }
 
-// SAFETY: numbers and pointers, without gaps between them.
+// SAFETY: the fields are numbers and pointers, without padding between them.
 unsafe impl borrow::Extensible for gc_run_options_t {
     const FIRST_SIZE: usize = 72;
     const RESERVED: Range<usize> = offset_of!(Self, reserved0)..size_of::<Self>();
 }
 
-/// Reads a text that need not be there.
+/// Copies an optional text.
 ///
 /// # Safety
-/// As for [`borrow::text`].
+/// See [`borrow::text`].
 unsafe fn text(name: &'static str, pointer: *const c_char) -> Result<Option<String>> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: the pointer is not NULL, so it is a text that ends with a NUL.
+    // SAFETY: the pointer is not NULL, so it is a text that ends with a NUL, as the caller promises.
     owned(name, unsafe { borrow::text(name, pointer)? }).map(Some)
 }
 
@@ -241,11 +240,11 @@ fn owned(name: &'static str, text: &CStr) -> Result<String> {
     jit::owned(text.to_str().map_err(|_| error!(InvalidArgument, "options: {name} is not UTF-8"))?)
 }
 
-/// What a kernel is made of, of either kind of options.
+/// Options of either kind of kernel.
 struct Ingredients {
     is_reduction: bool,
     flags: u32,
-    /// Of each text what it is, its field's name, and where it is.
+    /// Kind, name and address of each text.
     texts: ArrayVec<(Text, &'static str, *const c_char), TEXTS>,
     options: *const *const c_char,
     n_options: usize,
@@ -286,17 +285,17 @@ impl From<gc_reduction_options_t> for Ingredients {
     }
 }
 
-/// Makes a kernel of options.
+/// Creates a kernel from options.
 ///
 /// # Safety
-/// `options` is as [`borrow::options`] wants it, every text ends with a NUL, the compiler's options are so many, its
-/// handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
+/// `options` is as [`borrow::options`] requires. Every text ends with a NUL, NVRTC's options are `n_options` texts,
+/// NVRTC's handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
 unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
     options: *const T, out: *mut *mut gc_kernel_t,
 ) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
     const NO_DISK: u32 = KernelFlag::NoDisk as u32;
-    // SAFETY: options of their own size, whose texts end with a NUL, a list of `n_options` of them, room for a pointer.
+    // SAFETY: the caller promises options, texts with a NUL, `n_options` of NVRTC's options, and room for a pointer.
     unsafe {
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
         let Ingredients { is_reduction, flags, texts: given, options, n_options, nvrtc } = given.into();
@@ -325,10 +324,10 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
     }
 }
 
-/// Adds a call's tensors to those that are there.
+/// Adds a call's tensors to `views`.
 ///
 /// # Safety
-/// As for [`input::tensors`].
+/// See [`input::tensors`].
 unsafe fn add<'a>(
     views: &mut Views<'a>, name: &'static str, tensors: *const *const DLTensor, count: Count,
 ) -> Result<()> {
@@ -341,7 +340,7 @@ unsafe fn add<'a>(
     Ok(())
 }
 
-/// Does something with a kernel and the arguments of a run, which are large and stay where they are made.
+/// Calls `run` with a kernel and the arguments of its run, which are large and therefore not moved.
 ///
 /// # Safety
 /// The pointers are as gc_kernel_run() describes them.
@@ -350,8 +349,8 @@ unsafe fn with_call<T>(
     n_outputs: usize, options: *const gc_run_options_t, run: impl FnOnce(&Kernel, &Call<'_>) -> Result<T>,
 ) -> Result<T> {
     const KEEPDIMS: u32 = RunFlag::Keepdims as u32;
-    // SAFETY: gc_kernel_run() wants a kernel, arrays with so many tensors each, and options with so many axes, which
-    // stay as they are during the call.
+    // SAFETY: the caller promises, as gc_kernel_run() requires, a kernel, arrays of `n_inputs` and `n_outputs` tensors,
+    // and options with `n_axes` axes, all of which do not change during the call.
     unsafe {
         let kernel = &handle::borrow("kernel", kernel)?.0;
         let (mut views, mut given) = (Views::new(), ops::Options::default());
@@ -381,7 +380,7 @@ unsafe fn with_call<T>(
     }
 }
 
-/// Makes an elementwise kernel from some C++. Nothing is compiled yet.
+/// Creates an elementwise kernel from C++ code. Nothing is compiled yet.
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
@@ -398,7 +397,7 @@ pub unsafe extern "C" fn gc_elementwise_create(
     })
 }
 
-/// Makes a reduction kernel from some C++. Nothing is compiled yet.
+/// Creates a reduction kernel from C++ code. Nothing is compiled yet.
 ///
 /// `*out`: yours to release, by gc_kernel_free().
 ///
@@ -414,34 +413,34 @@ pub unsafe extern "C" fn gc_reduction_create(
     })
 }
 
-/// Runs a kernel: one tensor for each parameter, in their order. It compiles what is not compiled yet: for a new
-/// combination of types only what these shapes and strides need. Another layout may then have to be compiled later;
-/// gc_kernel_prepare() compiles all at once.
+/// Runs a kernel with one tensor for each parameter, in their order. For a new combination of types, it compiles only
+/// the code for these shapes and strides. Other shapes and strides may need more code later; gc_kernel_prepare()
+/// compiles all of it.
 ///
 /// `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
-/// shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
-/// for none.
+/// shape and strides that is not raw. Any other overlap is INVALID_ARGUMENT, and so is any overlap in a reduction.
+/// `options`: NULL for none.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: n_inputs or n_outputs is not the number of parameters; an axis does not exist, or
-///   occurs twice; axes, GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare();
-///   a reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size`
-///   other than 0, unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a
-///   combination yet to be compiled or loaded; strides that take more loops than a launch has room for, after
-///   neighbouring dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is
-///   room for 40).
+///   occurs twice; axes, GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, which is for
+///   gc_kernel_prepare(); a reduction of no element without an identity; a workspace that is needed and NULL or not
+///   aligned to 16 bytes; `size` other than 0, unless all inputs are raw or scalars, or not above 0 if the outputs are
+///   raw, too; in a capture, a combination yet to be compiled or loaded; strides that take more loops than a launch has
+///   room for, after neighbouring dimensions were merged where that is possible (up to 8 parameters, none of them raw,
+///   leave room for 40 loops).
 /// - GC_STATUS_SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape or `size`, a workspace that
 ///   is too small.
-/// - GC_STATUS_UNSUPPORTED_DTYPE: a tensor has another dtype than its parameter, or than another one of the same letter.
+/// - GC_STATUS_UNSUPPORTED_DTYPE: a tensor has another dtype than its parameter, or than one of the same letter.
 /// - GC_STATUS_UNSUPPORTED_DEVICE: a CPU tensor is no scalar, or NVRTC does not support the GPU.
-/// - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 elements or bytes of workspace, or more than 2^31 - 1 blocks.
+/// - GC_STATUS_SIZE_OVERFLOW: more than 2^63 - 1 elements or bytes of workspace, or more than 2^31 - 1 thread blocks.
 /// - GC_STATUS_NOT_CONTIGUOUS: the workspace is not C-contiguous.
 /// - GC_STATUS_NVRTC_UNAVAILABLE: NVRTC was not found; the message lists where it was searched.
-/// - GC_STATUS_COMPILE: the kernel's name and NVRTC's first error, whose line is that of your text; gc_kernel_log() has
-///   all of them.
+/// - GC_STATUS_COMPILE: the code does not compile. The message has the kernel's name and NVRTC's first error, with the
+///   line in your text; gc_kernel_log() returns all errors.
 ///
 /// # Safety
-/// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel stays
-/// within the tensors.
+/// The pointers are as described, nothing else uses the memory of outputs and workspace meanwhile, and the kernel
+/// accesses only memory of its tensors.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_run(
     kernel: *mut gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
@@ -449,15 +448,15 @@ pub unsafe extern "C" fn gc_kernel_run(
 ) -> gc_status_t {
     boundary(|| {
         let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Stream::from_raw(stream), Purpose::Run);
-        // SAFETY: the pointers are those of this call, as described.
+        // SAFETY: the caller promises pointers as described.
         unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
-/// Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
-/// is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
-/// scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
-/// matter, unless they take more than 8 loops.
+/// Compiles and loads the code that gc_kernel_run() needs with the same arguments, and launches nothing. No workspace
+/// is needed, no element is written, and only scalars are read. A combination consists of the dtypes, the choice of
+/// inputs that are scalars, the dimensions and contiguity of raw tensors, and the GPU. Shapes and strides otherwise do
+/// not matter, unless they take more than 8 loops.
 ///
 /// - All errors of gc_kernel_run().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -467,13 +466,13 @@ pub unsafe extern "C" fn gc_kernel_prepare(
 ) -> gc_status_t {
     boundary(|| {
         let run = |kernel: &Kernel, call: &Call<'_>| kernel.call(call, Stream::from_raw(stream), Purpose::Prepare);
-        // SAFETY: the pointers are those of this call, as described.
+        // SAFETY: the caller promises pointers as described.
         unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
-/// Bytes of the workspace that gc_kernel_run() with these arguments wants. `workspace` of `options` is ignored. 0 for
-/// elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
+/// Returns the size in bytes of the workspace that gc_kernel_run() needs with these arguments; ignores `workspace` of
+/// `options`. 0 for elementwise kernels, and if few elements are reduced. -1, and the last error: as gc_kernel_run().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     kernel: *const gc_kernel_t, inputs: *const *const DLTensor, n_inputs: usize, outputs: *const *mut DLTensor,
@@ -481,14 +480,14 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
 ) -> i64 {
     boundary(|| {
         let run = |kernel: &Kernel, call: &Call<'_>| kernel.workspace_bytes(call);
-        // SAFETY: the pointers are those of this call, as described.
+        // SAFETY: the caller promises pointers as described.
         unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
     })
 }
 
-/// What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
+/// Returns NVRTC's output of the last compilation for this kernel: errors and warnings. "" if there is none.
 ///
-/// `*log`: text that stays until gc_kernel_free().
+/// `*log`: text that stays valid until gc_kernel_free().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *const c_char) -> gc_status_t {
     boundary(|| {
@@ -499,12 +498,12 @@ pub unsafe extern "C" fn gc_kernel_log(kernel: *const gc_kernel_t, log: *mut *co
     })
 }
 
-/// Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
-/// may wait for all work of the context: not in a capture, not between the launches of a collective.
+/// Releases a kernel. Nothing may use it any more: no thread, no pending work, no graph. NULL is ignored. The call may
+/// wait for all work of the context: do not make it in a capture, or between the launches of a collective.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_kernel_free(kernel: *mut gc_kernel_t) {
     boundary(|| {
-        // SAFETY: NULL, or a kernel that nothing uses any more.
+        // SAFETY: the caller promises NULL, or a kernel that nothing uses any more.
         unsafe { handle::release(kernel) };
         Ok(())
     });

@@ -1,6 +1,6 @@
-//! Brackets, quotes and comments of C++ that do not end, or end what has not begun.
+//! Search for unbalanced brackets and unterminated comments in C++ code.
 
-/// The line of the first that is wrong, from 1, and what is wrong there.
+/// Returns the line (from 1) of the first error, and its description.
 pub fn unbalanced(text: &str) -> Option<(usize, &'static str)> {
     const OPEN: [(u8, u8, &str, &str); 3] = [
         (b'{', b'}', "a { that nothing closes", "a } that closes nothing"),
@@ -9,7 +9,7 @@ pub fn unbalanced(text: &str) -> Option<(usize, &'static str)> {
     ];
     let (text, mut line, mut at) = (text.as_bytes(), 1, 0);
     let mut depths = [0usize; OPEN.len()];
-    let mut outermost = [0; OPEN.len()]; // line of what is still open
+    let mut outermost = [0; OPEN.len()]; // line of the outermost open bracket
     while let Some(&byte) = text.get(at) {
         let rest = &text[at..];
         let quoted = match byte {
@@ -19,7 +19,7 @@ pub fn unbalanced(text: &str) -> Option<(usize, &'static str)> {
                 None => return Some((line, "a comment that does not end")),
             }),
             b'"' if at > 0 && text[at - 1] == b'R' => raw_string(rest),
-            // 1'000 has no character in it.
+            // The quote in 1'000 does not begin a character literal.
             b'"' | b'\'' if byte == b'"' || at == 0 || !text[at - 1].is_ascii_alphanumeric() => literal(rest),
             _ => None,
         };
@@ -49,7 +49,7 @@ fn find(text: &[u8], what: &[u8]) -> Option<usize> {
     text.windows(what.len()).position(|part| part == what)
 }
 
-/// Bytes of a string or a character at the beginning; one that does not end goes to the end of the line.
+/// Returns the bytes of the string or character literal at the beginning. An unterminated literal ends with its line.
 fn literal(text: &[u8]) -> Option<usize> {
     let mut at = 1;
     while let Some(&byte) = text.get(at) {
@@ -64,7 +64,7 @@ fn literal(text: &[u8]) -> Option<usize> {
     Some(text.len())
 }
 
-/// Bytes of `"x(...)x"` at the beginning, behind an R.
+/// Returns the bytes of the raw string `"x(...)x"` at the beginning, after its R.
 fn raw_string(text: &[u8]) -> Option<usize> {
     let delimiter = &text[1..][..text[1..].iter().position(|&byte| byte == b'(')?];
     let ends = |at: &usize| {

@@ -1,15 +1,14 @@
-//! Kernels compiled before, in a directory of the user's: one file for each request and NVRTC.
+//! Disk cache of compiled kernels in a directory of the user, with one file for each request and NVRTC.
 //!
 //! ```text
 //! "gcdisk06" | key | bytes of the log | log | code | SHA-256 of all before
 //!  8           40    8                              32
 //! ```
 //!
-//! Numbers are little-endian. The digest finds damage, not malice: whoever may write a file may also compute it.
+//! Numbers are little-endian. The digest detects damage, not malice: anyone who can write a file can compute it.
 //!
-//! A directory or file that cannot be used is no failure: then the kernel is compiled. Only missing memory is a failure.
-//! A file is written under another name and renamed, so that it is there as a whole or not at all, whichever process reads
-//! or writes it at the same time.
+//! If a directory or file cannot be used, the kernel is compiled. Only a failed allocation is an error. A file is
+//! written under another name and then renamed, so concurrent processes find a whole file or none.
 
 use std::{
     ffi::{CStr, CString, c_int},
@@ -31,54 +30,54 @@ use crate::ffi::error::{Result, error};
 
 use super::{copied, room, variable};
 
-/// Bytes of a key that stand for the request alone.
+/// Number of bytes of a key that identify the request.
 pub const REQUEST: usize = 32;
 
-/// What a file is of: the request, then the NVRTC.
+/// Key of a file: the request, then the NVRTC.
 pub type Key = [u8; REQUEST + 8];
 
-/// Ends with the version of the form, which changes whenever a file is read in another way, and whenever its kernels mean
-/// something else or take another argument: the key does not hold that.
+/// Magic number that ends with the format's version. The version changes with the file format, and with the meaning or
+/// the argument of kernels, which the key does not cover.
 const MAGIC: &[u8; 8] = b"gcdisk06";
 
-/// A file's name is the 80 digits of its key, and this.
+/// Suffix of a file's name, after the 80 digits of its key.
 const SUFFIX: &str = ".kernel";
-/// That of a file that is being written: what it will be called, who writes it, and this.
+/// Suffix of an unfinished file's name, after the digits of its key and its writer's id.
 const UNFINISHED: &str = ".part";
 
-/// Hexadecimal digits of a key.
+/// Number of hexadecimal digits of a key.
 const DIGITS: usize = 2 * size_of::<Key>();
 
-/// Room for either name, with its NUL.
+/// Name of a finished or unfinished file, with its NUL.
 type Name = ArrayString<128>;
 
 const DIGEST: usize = 32;
 
-/// No kernel is as large.
+/// Maximum size of a file in bytes; no kernel is as large.
 const LARGEST: u64 = 64 << 20;
 
-/// When the files take more on disk, those that were not used for the longest time go.
+/// Maximum disk usage of all files in bytes; beyond it, the least recently used files are deleted.
 const MOST: u64 = 256 << 20;
 
-/// The file system's time of a file is renewed when it is used and older than this.
+/// Age of a file's modification time beyond which a use renews it.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Whoever began to write a file this long ago does not finish it.
+/// Age of an unfinished file beyond which its writer has given up.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
-/// A directory in which kernels are kept.
+/// Directory in which kernels are kept.
 pub struct Cache {
     folder: File,
     most: u64,
 }
 
 impl Cache {
-    /// The directory that the environment names, made if it is not there; None where there shall be or can be none.
+    /// Opens the directory that the environment names; creates it if needed. None: the cache is off or unusable.
     pub fn open() -> Result<Option<Self>> {
         if variable(c"GRADCODEC_CACHE").is_some_and(|said| said == c"0") {
             return Ok(None);
         }
-        // What a variable of this library's names is made wherever it is.
+        // The directory of this library's own variable is created anywhere.
         let named = [
             (c"GRADCODEC_CACHE_DIR", "", true),
             (c"XDG_CACHE_HOME", "/gradcodec", false),
@@ -99,8 +98,8 @@ impl Cache {
         }
     }
 
-    /// In a directory that is of this user, and that nobody else may write to. It is made if it is not there; `anywhere`:
-    /// also in a home that is somebody else's.
+    /// Opens a directory that belongs to this user and that only this user may write to. Creates a missing directory;
+    /// with `anywhere`, also in another user's home.
     fn in_folder(path: CString, anywhere: bool, most: u64) -> Result<Option<Self>> {
         // SAFETY: `path` ends with a NUL.
         let open = |path: &CStr| unsafe { libc::open(path.as_ptr(), FOLDER) };
@@ -112,12 +111,12 @@ impl Cache {
         Ok(folder.filter(|folder| is_ours(folder, 0o022)).map(|folder| Self { folder, most }))
     }
 
-    /// The kernel of a key, if it is there, with what the compiler said of it.
+    /// Reads the code of a key, if there is a file, and appends the compiler's output to `log`.
     pub fn find(&self, key: &Key, log: &mut String) -> Result<Option<Vec<u8>>> {
         self.read(&name_of(key), key, log)
     }
 
-    /// The kernel of a request that any NVRTC has compiled: the newest file that is whole.
+    /// Reads the code of a request from its newest intact file, whichever NVRTC compiled it.
     pub fn find_any(&self, request: &[u8; REQUEST], log: &mut String) -> Result<Option<Vec<u8>>> {
         let mut files = Vec::new();
         let Some(listing) = Listing::of(&self.folder) else { return Ok(None) };
@@ -134,9 +133,9 @@ impl Cache {
         Ok(None)
     }
 
-    /// The code and the log of a file, if it may be used, is whole, and its key begins with these bytes.
+    /// Reads the code and the log of a file, if it may be used, is intact, and its key begins with these bytes.
     fn read(&self, name: &Name, key: &[u8], log: &mut String) -> Result<Option<Vec<u8>>> {
-        // A file's name may be that of something else, which opening must neither follow nor wait for.
+        // The name may belong to a link or a FIFO: opening must neither follow nor wait.
         const FLAGS: c_int = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
         let Some(mut file) = self.open_at(name, FLAGS) else { return Ok(None) };
         let Ok(about) = file.metadata() else { return Ok(None) };
@@ -154,13 +153,13 @@ impl Cache {
         log.push_str(said);
         let code = copied(code)?;
         if about.modified().ok().and_then(|then| then.elapsed().ok()).is_some_and(|age| age > FRESH) {
-            // SAFETY: a file that is open; NULL is now. Where it fails, the file goes sooner.
+            // SAFETY: the file is open; NULL means the current time. If the call fails, the file is deleted sooner.
             unsafe { libc::futimens(file.as_raw_fd(), std::ptr::null()) };
         }
         Ok(Some(code))
     }
 
-    /// Keeps a kernel, if it can be kept.
+    /// Writes a kernel to disk, if possible.
     pub fn keep(&self, key: &Key, code: &[u8], log: &str) -> Result<()> {
         let image = image_of(key, code, log.as_bytes())?;
         let name = name_of(key);
@@ -170,11 +169,11 @@ impl Cache {
             return Ok(());
         }
         let Some(mut file) = self.open_at(&unfinished, FLAGS) else { return Ok(()) };
-        // What is written late, and then does not fit, is found by the digest.
+        // The digest detects data that the system writes later and that then does not fit.
         let is_written = file.write_all(&image).is_ok();
         drop(file);
         let folder = self.folder.as_raw_fd();
-        // SAFETY: names that end with a NUL, in a directory that is open.
+        // SAFETY: the names end with a NUL, and the directory is open.
         unsafe {
             if !is_written || libc::renameat(folder, c(&unfinished), folder, c(&name)) != 0 {
                 libc::unlinkat(folder, c(&unfinished), 0);
@@ -185,11 +184,11 @@ impl Cache {
     }
 
     fn open_at(&self, name: &Name, flags: c_int) -> Option<File> {
-        // SAFETY: a name that ends with a NUL, in a directory that is open.
+        // SAFETY: the name ends with a NUL, and the directory is open.
         owned(unsafe { libc::openat(self.folder.as_raw_fd(), c(name), flags, 0o600 as libc::c_uint) })
     }
 
-    /// Takes away what nobody finishes, and what was not used for the longest time, if all takes too much.
+    /// Deletes abandoned unfinished files, and the least recently used files if all take too much.
     fn tidy(&self) -> Result<()> {
         let mut files = Vec::new();
         let mut bytes = 0;
@@ -222,8 +221,8 @@ impl Cache {
     fn about(&self, name: &Name) -> Option<Found> {
         let mut about = std::mem::MaybeUninit::<libc::stat>::uninit();
         let folder = self.folder.as_raw_fd();
-        // SAFETY: a name that ends with a NUL, in a directory that is open, and room for what is said of it, which is there
-        // when the call has succeeded.
+        // SAFETY: the name ends with a NUL, the directory is open, and `about` has room for the result, which fstatat()
+        // has written if it succeeds.
         let about = unsafe {
             match libc::fstatat(folder, c(name), about.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW) {
                 0 => about.assume_init(),
@@ -235,27 +234,27 @@ impl Cache {
     }
 
     fn remove(&self, name: &Name) {
-        // SAFETY: a name that ends with a NUL, in a directory that is open. Another process may have done it.
+        // SAFETY: the name ends with a NUL, and the directory is open. Another process may have deleted the file.
         unsafe { libc::unlinkat(self.folder.as_raw_fd(), c(name), 0) };
     }
 }
 
-/// What a file system says of a file.
+/// Time of last use and size of a file.
 struct Found {
     used: SystemTime,
-    /// That it takes on disk.
+    /// Bytes that the file takes on disk.
     bytes: u64,
 }
 
 const FOLDER: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
 
-/// The names in a directory that are files of the cache.
+/// Iterator over the names of the cache's files in a directory.
 struct Listing(*mut libc::DIR);
 
 impl Listing {
     fn of(folder: &File) -> Option<Self> {
-        // Opened anew, for duplicates share a position.
-        // SAFETY: a name in a directory that is open; the descriptor is the listing's from then on.
+        // The directory is opened again because duplicated descriptors share a position.
+        // SAFETY: the name ends with a NUL, and `folder` is open; the listing owns the new descriptor, or it is closed.
         unsafe {
             let again = libc::openat(folder.as_raw_fd(), c".".as_ptr(), FOLDER);
             if again < 0 {
@@ -276,7 +275,7 @@ impl Iterator for Listing {
 
     fn next(&mut self) -> Option<Name> {
         loop {
-            // SAFETY: a listing that is open, used by one thread; the entry is there until the next one is asked for.
+            // SAFETY: the listing is open and used by one thread; the entry is valid until the next readdir().
             let name = unsafe {
                 let entry = libc::readdir(self.0);
                 if entry.is_null() {
@@ -298,12 +297,12 @@ impl Iterator for Listing {
 
 impl Drop for Listing {
     fn drop(&mut self) {
-        // SAFETY: open, and given up here.
+        // SAFETY: the listing is open, and nothing uses it afterwards.
         unsafe { libc::closedir(self.0) };
     }
 }
 
-/// Adds to a list of files.
+/// Appends to a list of files.
 fn push(files: &mut Vec<(Found, Name)>, file: (Found, Name)) -> Result<()> {
     let count = files.len();
     files.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} kernels"))?;
@@ -311,7 +310,7 @@ fn push(files: &mut Vec<(Found, Name)>, file: (Found, Name)) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a file.
+/// Returns the bytes of a file.
 fn image_of(key: &Key, code: &[u8], log: &[u8]) -> Result<Vec<u8>> {
     let head = [&MAGIC[..], key, &(log.len() as u64).to_le_bytes()];
     let parts = || head.iter().copied().chain([log, code]);
@@ -322,7 +321,7 @@ fn image_of(key: &Key, code: &[u8], log: &[u8]) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-/// The code and the log in a file, if it is whole and its key begins with these bytes.
+/// Returns the code and the log in a file, if it is intact and its key begins with these bytes.
 fn parts<'a>(bytes: &'a [u8], key: &[u8]) -> Option<(&'a [u8], &'a str)> {
     let (body, digest) = bytes.split_last_chunk::<DIGEST>()?;
     if Sha256::digest(body)[..] != digest[..] {
@@ -334,10 +333,10 @@ fn parts<'a>(bytes: &'a [u8], key: &[u8]) -> Option<(&'a [u8], &'a str)> {
     its_key.starts_with(key).then_some((code, std::str::from_utf8(log).ok()?))
 }
 
-/// Makes a directory that is not there, and the one that it is in. Where that fails, there is no directory to open.
+/// Creates a directory and its parent. Errors are ignored: the caller then cannot open the directory.
 ///
-/// A program that runs as root in a user's home would leave directories there that the user's other programs cannot write
-/// to; so nothing is made in what belongs to somebody else, unless it may be made `anywhere`.
+/// In a user's home, a program that runs as root would leave directories that the user's other programs cannot write
+/// to. So nothing is created in a directory that belongs to neither this user nor root, unless `anywhere` is true.
 fn make(path: &CStr, anywhere: bool) -> Result<()> {
     let parent = parent_of(path)?;
     let around = match owner(&parent) {
@@ -356,27 +355,27 @@ fn make(path: &CStr, anywhere: bool) -> Result<()> {
     Ok(())
 }
 
-/// The directory that a path is in.
+/// Returns the parent directory of a path.
 fn parent_of(path: &CStr) -> Result<CString> {
     let path = path.to_bytes();
     let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0).max(1).min(path.len());
     let mut parent = room(end + 1)?;
     parent.extend_from_slice(&path[..end]);
     parent.push(0);
-    Ok(CString::from_vec_with_nul(parent).unwrap_or_default()) // there was no NUL in the path
+    Ok(CString::from_vec_with_nul(parent).unwrap_or_default()) // the path contains no NUL
 }
 
-/// Whose a file is; None if it is not there.
+/// Returns the owner of a file; None if it does not exist.
 fn owner(path: &CStr) -> Option<libc::uid_t> {
     let mut about = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `path` ends with a NUL, and `about` outlives the call, which has filled it in where it succeeds.
+    // SAFETY: `path` ends with a NUL, and `about` outlives the call, which has filled it in if it succeeds.
     unsafe { (libc::stat(path.as_ptr(), about.as_mut_ptr()) == 0).then(|| about.assume_init().st_uid) }
 }
 
-/// Bytes that a file of this process may have (RLIMIT_FSIZE). Writing more would raise SIGXFSZ, which ends the process.
+/// Returns the maximum file size of this process (RLIMIT_FSIZE), in bytes. Writing more raises SIGXFSZ, which is fatal.
 fn largest_file() -> u64 {
     let mut limit = std::mem::MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: `limit` outlives the call, which has filled it in where it succeeds.
+    // SAFETY: `limit` outlives the call, which has filled it in if it succeeds.
     unsafe {
         match libc::getrlimit(libc::RLIMIT_FSIZE, limit.as_mut_ptr()) {
             0 => limit.assume_init().rlim_cur,
@@ -385,7 +384,7 @@ fn largest_file() -> u64 {
     }
 }
 
-/// Whether it is of this user, and others may not do with it what these bits say.
+/// Returns true if this user owns the file and others have none of these permission bits.
 fn is_ours(file: &File, bits: u32) -> bool {
     // SAFETY: geteuid() always succeeds.
     let user = unsafe { libc::geteuid() };
@@ -393,7 +392,7 @@ fn is_ours(file: &File, bits: u32) -> bool {
 }
 
 fn owned(descriptor: c_int) -> Option<File> {
-    // SAFETY: new, and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     (descriptor >= 0).then(|| unsafe { File::from_raw_fd(descriptor) })
 }
 
@@ -404,7 +403,7 @@ fn name_of(key: &Key) -> Name {
     name
 }
 
-/// One that no other process writes to, on this machine or on another one with the same file system.
+/// Returns a name that no other process writes to, on this machine or on another one with the same file system.
 fn unfinished_name(key: &Key) -> Name {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -416,12 +415,12 @@ fn unfinished_name(key: &Key) -> Name {
     name
 }
 
-/// Whether this is the name of a file that is being written.
+/// Returns true if this is the name of an unfinished file.
 fn is_unfinished(name: &Name) -> bool {
     name.trim_end_matches('\0').ends_with(UNFINISHED)
 }
 
-/// Two hexadecimal digits for each byte.
+/// Returns two hexadecimal digits for each byte.
 fn digits(key: &[u8]) -> Name {
     let mut name = Name::new();
     for byte in key {
@@ -448,7 +447,7 @@ mod tests {
 
     const KEY: Key = [0xa5; 40];
 
-    /// A directory of a test's, which goes when the test is done.
+    /// Directory of a test, deleted when the test ends.
     struct Place(PathBuf);
 
     impl Place {
@@ -467,7 +466,7 @@ mod tests {
             open(&self.folder()).unwrap()
         }
 
-        /// The file of [`KEY`].
+        /// Returns the path of the file of [`KEY`].
         fn file(&self) -> PathBuf {
             self.folder().join(format!("{}.kernel", "a5".repeat(40)))
         }
@@ -547,7 +546,7 @@ mod tests {
         }
         cache.keep(&KEY, b"of another request", "").unwrap();
         assert_eq!(any(), Some((vec![2], "log".into())));
-        // One that is of another request, though its name is not; one that others may write to; none.
+        // File 2 gets another request's content, others may write to file 3, and file 1 becomes unfinished.
         fs::copy(place.file(), file(2)).unwrap();
         assert_eq!(any(), Some((vec![3], "log".into())));
         fs::set_permissions(file(3), Permissions::from_mode(0o622)).unwrap();
@@ -567,23 +566,23 @@ mod tests {
         }
         fs::set_permissions(place.file(), Permissions::from_mode(0o600)).unwrap();
         assert!(find(&cache, &KEY).is_some());
-        // A link to a file that would do.
+        // The file becomes a link to a valid file.
         let elsewhere = place.0.join("elsewhere");
         fs::rename(place.file(), &elsewhere).unwrap();
         symlink(&elsewhere, place.file()).unwrap();
         assert_eq!(find(&cache, &KEY), None);
-        // Keeping replaces the link, not what it leads to.
+        // keep() replaces the link, not its target.
         cache.keep(&KEY, b"new", "").unwrap();
         assert!(place.file().symlink_metadata().unwrap().is_file());
         assert!(find(&cache, &KEY).is_some_and(|(code, _)| code == b"new"));
         assert_ne!(fs::read(elsewhere).unwrap(), fs::read(place.file()).unwrap());
-        // One without a writer: opening it to read waits for one, but for a flag.
+        // Opening a FIFO without a writer blocks, unless O_NONBLOCK is set.
         fs::remove_file(place.file()).unwrap();
         let path = CString::new(place.file().to_str().unwrap()).unwrap();
-        // SAFETY: a path that ends with a NUL.
+        // SAFETY: the path ends with a NUL.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
         assert_eq!(find(&cache, &KEY), None);
-        // What renaming cannot replace.
+        // A rename cannot replace a directory.
         fs::remove_file(place.file()).unwrap();
         fs::create_dir(place.file()).unwrap();
         assert_eq!(find(&cache, &KEY), None);
@@ -609,7 +608,7 @@ mod tests {
         fs::write(place.0.join("file"), b"").unwrap();
         assert!(open(&place.0.join("file")).is_none());
         assert!(open(&place.0.join("file/cache")).is_none());
-        // SAFETY: it only answers.
+        // SAFETY: geteuid() always succeeds.
         if unsafe { libc::geteuid() } == 0 {
             std::os::unix::fs::chown(place.folder(), Some(65534), None).unwrap();
             assert!(open(&place.folder()).is_none(), "somebody else's");
@@ -638,7 +637,7 @@ mod tests {
             large.keep(&[key; 40], &code, "").unwrap();
             hours_ago(file(key), 100 - u64::from(key));
         }
-        // Using one that was not used for a day makes it the newest.
+        // Reading a file that was not used for a day makes it the newest.
         assert!(find(&large, &[1; 40]).is_some());
         let each = fs::metadata(file(1)).unwrap().blocks() * 512;
         let part = |age: &str| place.folder().join(format!("{}.1.2.{age}.part", "00".repeat(40)));

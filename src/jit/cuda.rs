@@ -1,4 +1,4 @@
-//! Images of kernels that were compiled at run time, each the property of a handle.
+//! Images of kernels that were compiled at run time; each belongs to one handle.
 
 use std::{
     ffi::{CStr, CString, c_void},
@@ -13,10 +13,10 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-/// A kernel of an image.
+/// Kernel of an image.
 pub struct CompiledKernel {
     name: CString,
-    /// A CUkernel, as a number, to be shared.
+    /// CUkernel as a number, so that threads can share it.
     handle: usize,
 }
 
@@ -25,26 +25,26 @@ impl CompiledKernel {
         &self.name
     }
 
-    /// Launches take kernels and functions alike.
+    /// Returns the kernel as a function; launches accept both.
     fn function(&self) -> CUfunction {
         self.handle as CUfunction
     }
 }
 
-/// Machine code that is loaded, for all contexts of all devices of its compute capability.
+/// Loaded machine code, for all contexts of all devices of its compute capability.
 pub struct Image {
     device: Device,
-    /// A CUlibrary, as a number, to be shared.
+    /// CUlibrary as a number, so that threads can share it.
     library: usize,
-    /// By their number; those that it does not have are None.
+    /// Kernels by their number; None for a kernel that the image lacks.
     kernels: Vec<Option<CompiledKernel>>,
-    /// The ids of all contexts in which all its kernels are. The driver gives none twice. Those that are gone stay in the
-    /// list: 8 bytes each, for a context that took milliseconds to make.
+    /// Ids of all contexts in which all kernels are loaded. The driver never reuses an id. Ids of destroyed contexts
+    /// stay: each takes 8 bytes, and its context took milliseconds to create.
     contexts: RwLock<Vec<u64>>,
 }
 
 impl Image {
-    /// Loads a cubin, and finds its kernels, called `name` and a suffix; a number without a suffix has none.
+    /// Loads a cubin and looks up its kernels, called `name` plus a suffix. A number without a suffix has no kernel.
     pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, suffixes: &[Option<&str>]) -> Result<Self> {
         queue.relax()?;
         let device = queue.device;
@@ -54,7 +54,7 @@ impl Image {
             .try_reserve_exact(suffixes.len())
             .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate a list of its kernels"))?;
         let mut library = ptr::null_mut();
-        // SAFETY: machine code of the size that it says itself, which the driver copies, and no options.
+        // SAFETY: `cubin` is code whose format implies its size, and the driver copies it; there are no options.
         let code = unsafe {
             (driver.functions.cuLibraryLoadData)(
                 &mut library,
@@ -82,10 +82,10 @@ impl Image {
             .try_reserve_exact(name.len() + suffix.len() + 1)
             .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate its kernels' names"))?;
         bytes.extend(name.bytes().chain(suffix.bytes()));
-        // Exactly as much was reserved as the NUL at the end takes, too.
+        // The reserved capacity includes the NUL, so CString::new() does not allocate.
         let name = CString::new(bytes).map_err(|_| error!(InvalidArgument, "name: {name:?} has a NUL in it"))?;
         let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
-        // SAFETY: a library that is loaded, and a name that ends with a NUL.
+        // SAFETY: the library is loaded, and the name ends with a NUL.
         let code =
             unsafe { (driver.functions.cuLibraryGetKernel)(&mut handle, self.library as CUlibrary, name.as_ptr()) };
         driver.check(code, format_args!("cuLibraryGetKernel of {}", name.to_string_lossy()))?;
@@ -95,37 +95,37 @@ impl Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // Errors are ignored: there is no caller left to return them to. In a forked child, and while the process ends, the
-        // driver refuses.
-        // SAFETY: loaded by `load`, and by the promise of whoever releases the handle nothing uses it any more.
+        // Errors are ignored: there is no caller left to return them to. In a forked child, and while the process
+        // exits, the driver refuses.
+        // SAFETY: `load` loaded the library, and the caller that releases the handle promises that nothing uses it.
         unsafe { (self.device.driver.functions.cuLibraryUnload)(self.library as CUlibrary) };
     }
 }
 
 impl Queue {
-    /// The device's compute capability: 90 for 9.0.
+    /// Returns the device's compute capability: 90 for 9.0.
     pub fn compute_capability(&self) -> i32 {
         self.device.properties().compute_capability
     }
 
-    /// Whether an image is in this call's context, down to every kernel.
+    /// Returns true if all kernels of an image are loaded in this call's context.
     pub fn has_image(&mut self, image: &Image) -> Result<bool> {
         let context = self.context()?.id;
         let contexts = image.contexts.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(contexts.iter().rev().any(|&id| id == context)) // the newest are asked for most
+        Ok(contexts.iter().rev().any(|&id| id == context)) // the newest contexts are the most likely
     }
 
-    /// Puts an image there. That waits for all that runs in the context.
+    /// Loads an image's kernels in this call's context. Waits for all work in the context.
     pub fn put_image(&mut self, image: &Image) -> Result<()> {
         let context = self.current()?.id;
         let driver = self.device.driver;
         for kernel in image.kernels.iter().flatten() {
             let (mut function, mut registers) = (ptr::null_mut(), 0);
-            // SAFETY: a kernel of a library that is loaded, and this context is current.
+            // SAFETY: the kernel's library is loaded, and this context is current.
             unsafe {
                 let code = (driver.functions.cuKernelGetFunction)(&mut function, kernel.handle as CUkernel);
                 driver.check(code, format_args!("cuKernelGetFunction of {}", kernel.name.to_string_lossy()))?;
-                // Asking is what loads: drivers load lazily.
+                // Drivers load lazily; the query of an attribute loads the function.
                 let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
                 let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
                 driver.check(code, format_args!("cuFuncGetAttribute of {}", kernel.name.to_string_lossy()))?;
@@ -141,22 +141,22 @@ impl Queue {
         Ok(())
     }
 
-    /// Launches a kernel of an image that was compiled at run time, on so many blocks. It is in this context.
+    /// Launches a kernel of an image that was compiled at run time. The image must be loaded in this context.
     ///
     /// # Safety
-    /// As for [`Queue::launch`].
+    /// See [`Queue::launch`].
     unsafe fn launch_compiled(
         &mut self, kernel: &CompiledKernel, blocks: u64, threads: u32, arguments: &mut [*mut c_void],
     ) -> Result<()> {
         let grid = Grid::new(blocks, threads, 0)?;
-        // SAFETY: the caller promises that the image is in this context, and the arguments.
+        // SAFETY: the caller promises that the image is loaded in this context, and that the arguments are valid.
         unsafe { self.enqueue(kernel.function(), kernel.name(), grid, arguments) }
     }
 
-    /// Launches kernels of an image one after the other, each by its number on so many blocks, with one argument.
+    /// Launches kernels of an image in sequence, with one argument. `launches`: each kernel's number and thread blocks.
     ///
-    /// The argument was made of views, whose makers vouched for their memory, for this image's source; what else that does
-    /// with them is its author's to answer for.
+    /// The argument was made for this image's source from views, whose makers vouched for their memory. The author of
+    /// the source is responsible for all other accesses.
     pub fn run_compiled(
         &mut self, image: &Image, argument: &mut [u64], launches: impl Iterator<Item = (usize, u64)>, threads: u32,
     ) -> Result<()> {
@@ -165,7 +165,7 @@ impl Queue {
             let kernel = image.kernels.get(number).and_then(Option::as_ref).ok_or_else(|| {
                 error!(InvalidArgument, "kernel {number} of {} is not in the image", image.kernels.len())
             })?;
-            // SAFETY: the argument is as long as the source declares it, and describes memory as said above.
+            // SAFETY: the argument has the length that the source declares, and describes memory as documented above.
             unsafe { self.launch_compiled(kernel, blocks, threads, &mut arguments)? };
         }
         Ok(())

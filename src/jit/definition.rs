@@ -1,4 +1,4 @@
-//! What the user wrote: the texts of a kernel, and what its parameters are.
+//! Definition of a kernel by the user: its texts, options and parameters.
 
 use crate::ffi::error::{Result, error, sentence};
 
@@ -7,10 +7,10 @@ use super::{
     parameters::{self, Of, Parameter},
 };
 
-/// NVRTC's options that a definition has.
+/// Maximum number of NVRTC options in a definition.
 pub const MOST_OPTIONS: usize = 63;
 
-/// Whether a text has the word "include", as #include, #include_next and __has_include have it; also broken over lines.
+/// Returns true if a text contains "include", as in #include_next or __has_include, also broken by line continuations.
 fn includes_files(text: &[u8]) -> bool {
     let begins = |mut text: &[u8]| {
         b"include".iter().all(|letter| {
@@ -23,7 +23,7 @@ fn includes_files(text: &[u8]) -> bool {
     (0..text.len()).any(|at| begins(&text[at..]))
 }
 
-/// The texts that a kernel is made of.
+/// Texts of a kernel's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
     Name,
@@ -42,7 +42,7 @@ pub enum Text {
 
 pub const TEXTS: usize = Text::ReduceType as usize + 1;
 
-/// The texts that are code, with what messages call them.
+/// Texts that are code, with their names in messages.
 pub const CODE: [(Text, &str); 8] = [
     (Text::Preamble, "preamble"),
     (Text::LoopPrep, "loop_prep"),
@@ -54,20 +54,20 @@ pub const CODE: [(Text, &str); 8] = [
     (Text::Identity, "identity"),
 ];
 
-/// By [`Text`]; those that were not given are None.
+/// Texts by [`Text`]; None for a text that was not given.
 pub type Texts = [Option<String>; TEXTS];
 
-/// What the user wrote, as far as it can be checked before there are tensors.
+/// Definition of a kernel, checked as far as possible without tensors.
 pub struct Definition {
     pub is_reduction: bool,
     pub texts: Texts,
-    /// Of NVRTC.
+    /// Options of NVRTC.
     pub options: Vec<String>,
-    /// Whether a * b + c becomes an FMA.
+    /// True if a * b + c becomes an FMA.
     pub contracts: bool,
-    /// Inputs first.
+    /// Parameters, inputs first.
     pub parameters: Vec<Parameter>,
-    /// How many of them are inputs.
+    /// Number of inputs among the parameters.
     pub inputs: usize,
 }
 
@@ -82,7 +82,7 @@ impl Definition {
         new.check().map(|()| new)
     }
 
-    /// A text, or nothing.
+    /// Returns a text; "" if it was not given.
     pub fn text(&self, which: Text) -> &str {
         self.texts[which as usize].as_deref().unwrap_or_default()
     }
@@ -91,19 +91,19 @@ impl Definition {
         !self.text(which).trim().is_empty()
     }
 
-    /// Its name, as kernels have it.
+    /// Returns the kernel's name; "kernel" if none was given.
     pub fn name(&self) -> &str {
         if self.has(Text::Name) { self.text(Text::Name) } else { "kernel" }
     }
 
-    /// Whether the user's texts have this word.
+    /// Returns true if the user's code, apart from `reduce` and `identity`, contains this word.
     pub fn mentions(&self, word: &str) -> bool {
         use Text::{AfterLoop, LoopPrep, Map, Operation, PostMap, Preamble};
         let texts = [Preamble, Operation, LoopPrep, AfterLoop, Map, PostMap];
         texts.iter().any(|&text| parameters::mentions(self.text(text), word))
     }
 
-    /// Whether macros may stand for words that no text has: of its own, of the options, or of files.
+    /// Returns true if macros of the texts, the options or included files may expand to words that no text contains.
     pub fn has_macros(&self) -> bool {
         let defines = |option: &String| {
             ["-D", "--define-macro", "-include", "--pre-include"].iter().any(|prefix| option.starts_with(prefix))
@@ -111,7 +111,7 @@ impl Definition {
         self.texts.iter().flatten().any(|text| text.contains('#')) || self.options.iter().any(defines)
     }
 
-    /// Whether what is compiled depends on files: what they say may be another the next time.
+    /// Returns true if the compiled code depends on files, whose contents may change.
     pub fn reads_files(&self) -> bool {
         let includes = |option: &String| {
             ["-I", "--include-path", "-include", "--pre-include", "-include-pch", "--use-pch"]
@@ -121,8 +121,8 @@ impl Definition {
         self.texts.iter().flatten().any(|text| includes_files(text.as_bytes())) || self.options.iter().any(includes)
     }
 
-    /// Why it does not compile: in the compiler's words, unless they are about a line that is not the user's and a text
-    /// has a bracket too many or too few. Counted only then, for #if may choose one of two.
+    /// Returns the message for code that does not compile: `why`, or the first unbalanced bracket if `why` names no
+    /// line of the user's. Brackets are counted only in that case, since #if may choose one of two.
     pub fn explain(&self, why: String) -> String {
         let name = self.name();
         let place = why.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(&why);
@@ -153,7 +153,7 @@ impl Definition {
             &[(Text::Operation, "operation")]
         };
         for &(text, name) in needed {
-            // An operation may do nothing.
+            // `operation` may be empty, but not missing.
             if !self.has(text) && (self.is_reduction || self.texts[text as usize].is_none()) {
                 return Err(error!(InvalidArgument, "{name}: a text expected, got none"));
             }

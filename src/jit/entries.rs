@@ -1,37 +1,37 @@
-//! The kernels that a source may have, each an entry of its own: without the others' code it compiles fast.
+//! Kernels that a source may contain. Each is a separate entry, so a source without the others compiles fast.
 
 use std::fmt;
 
 use super::layout::{ELEMENT_ROUNDS, Layout, TILE_ROUNDS};
 
-/// An entry of a source: how elements lie, and how a thread goes over them.
+/// Entry of a source, for one kind of access and one kind of loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    // Elementwise: in vectors one after the other, one by one, one by one at any address, in vectors in nested loops, one
-    // by one in tiles of the two innermost loops.
+    // Elementwise entries access contiguous vectors, elements, elements at any address, vectors in nested loops, or
+    // elements in tiles of the two innermost loops.
     Vectors,
     Elements,
     Bytes,
     NestedVectors,
     Tiles,
-    /// Of which some inputs are turned.
+    /// Tiles with transposed inputs.
     TurnedTiles,
-    // Reductions. Threads side by side have neighbouring elements of one output (rows), or neighbouring outputs (columns).
+    // Reductions: neighbouring threads have neighbouring elements of one output (rows) or one output each (columns).
     Rows,
     RowElements,
     Columns,
     ColumnElements,
-    /// The second launch, of partial results.
+    /// Second launch, which combines partial results.
     Second,
-    /// At any address.
+    /// Elements at any address.
     RowBytes,
     ColumnBytes,
-    // Where the elements of an output lie in nested loops, or in none.
+    // In nested entries, an output's elements are in several loops, or in none.
     NestedRows,
     NestedColumns,
     NestedRowElements,
     NestedColumnElements,
-    /// One by one, through shared memory: short rows one after the other.
+    /// Elements of adjacent short rows, through shared memory.
     ShortRows,
 }
 
@@ -53,10 +53,10 @@ const REDUCTION: [Entry; 12] = [
     ShortRows,
 ];
 
-/// How many there are.
+/// Number of entries.
 pub const ENTRIES: usize = ELEMENTWISE.len() + REDUCTION.len();
 
-/// How the elements that a thread goes over lie: in vectors; each at a multiple of its size; at any address.
+/// Access of a thread to its elements: in vectors, aligned to their size, or at any address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     Vectors,
@@ -65,7 +65,7 @@ pub enum Access {
 }
 
 impl Entry {
-    /// The entries of a kind of kernels.
+    /// Returns the entries of reductions or of elementwise kernels.
     pub fn all(is_reduction: bool) -> &'static [Self] {
         if is_reduction { &REDUCTION } else { &ELEMENTWISE }
     }
@@ -79,7 +79,7 @@ impl Entry {
         }
     }
 
-    /// The first launch of a reduction. `is_nested`: the elements of an output lie in several loops, or in none.
+    /// Returns the first entry of a reduction. `is_nested`: the elements of an output are in several loops, or in none.
     pub fn reduction(columns: bool, access: Access, is_nested: bool) -> Self {
         match (columns, access, is_nested) {
             (false, Access::Vectors, false) => Rows,
@@ -95,7 +95,7 @@ impl Entry {
         }
     }
 
-    /// Its name behind the definition's.
+    /// Returns the suffix of the entry after the definition's name.
     pub fn suffix(self) -> &'static str {
         match self {
             Vectors | Rows => "",
@@ -117,7 +117,7 @@ impl Entry {
         }
     }
 
-    /// Writes the function of kernels/compiled_*.cuh that it calls.
+    /// Writes the name of the entry's function in kernels/compiled_*.cuh.
     pub fn write_function(self, layout: &Layout, out: &mut impl fmt::Write) -> fmt::Result {
         let Layout { vector, rounds, singles, .. } = *layout;
         let (columns, row) = (2 * rounds, (singles / vector).max(1));
@@ -144,7 +144,7 @@ impl Entry {
     }
 }
 
-/// Some entries, a bit each.
+/// Set of entries, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entries(u32);
 
@@ -161,7 +161,7 @@ impl Entries {
         self.0 >> entry as u32 & 1 != 0
     }
 
-    /// Whether all of `others` are among them.
+    /// Returns true if the set contains all of `others`.
     pub fn include(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }

@@ -1,4 +1,4 @@
-//! Where everything is in the argument of a kernel, which is one struct of 64-bit words.
+//! Layout of a kernel's argument, which is one struct of 64-bit words.
 
 use arrayvec::ArrayVec;
 
@@ -13,71 +13,71 @@ use super::{
     types,
 };
 
-/// Threads of a block, as kernels/compiled.cuh has it.
+/// Threads of a thread block, as in kernels/compiled.cuh.
 pub const THREADS: u32 = 256;
 
-/// Bytes that one access moves at full speed.
+/// Bytes of a vector, the widest access of a thread.
 const VECTOR: usize = 16;
 
-/// Vectors that a thread has in flight, all inputs together; twice as many where it has neighbouring outputs.
+/// Number of vectors that a thread has in flight, for all inputs together; doubled in `Entry::Columns`.
 const IN_FLIGHT: usize = 4;
 
-/// Elements that a thread of a reduction has in flight, all inputs together, where it cannot have vectors and there is one
-/// loop.
+/// Number of elements that a thread of a reduction has in flight, for all inputs together, if it cannot use vectors and
+/// there is one loop.
 const SINGLES_IN_FLIGHT: usize = 16;
 
-/// Elements that a thread does at once where they lie anywhere.
+/// Number of elements that a thread processes at once if it cannot use vectors.
 pub const ELEMENT_ROUNDS: usize = 4;
 
-/// Elements of a tile that a thread does at once.
+/// Number of elements of a tile that a thread processes at once.
 pub const TILE_ROUNDS: usize = 8;
 
-/// Bytes of a block's shared memory for rows that are short.
+/// Bytes of a thread block's shared memory for short rows.
 pub const SHORT_BYTES: usize = 32 << 10;
 
-/// Bytes of a value that is reduced in, where its type is one of the user's.
+/// Maximum size in bytes of a `reduce_type` that the user defines.
 pub const OWN_TYPE_BYTES: usize = 32;
 
-/// Words of a kernel's argument: the 4096 bytes that every driver takes.
+/// Maximum number of words in a kernel's argument: every driver accepts 4096 bytes.
 pub const MOST_WORDS: usize = 4096 / 8;
 
-/// Loops that most layouts do with.
+/// Number of loops that suffices for most layouts.
 const USUAL_LOOPS: usize = 8;
 
-/// As many as there can be: see `dlpack::loops`.
+/// Maximum number of loops: see `dlpack::loops`.
 const MOST_LOOPS: usize = 62;
 
-/// How a parameter is bound.
+/// Form in which the kernel receives a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BindingKind {
-    /// An element at a time.
+    /// Tensor of which the kernel gets an element at a time.
     Tensor,
     Raw {
         ndim: u8,
         contiguous: bool,
     },
-    /// An input whose value travels in the argument.
+    /// Input whose value is part of the argument.
     Scalar,
 }
 
-/// What a parameter is in a call.
+/// Dtype and form of a parameter in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     pub dtype: Dtype,
     pub kind: BindingKind,
 }
 
-/// What a source is made for, apart from the definition and its entries.
+/// Properties of a call that determine its source, apart from the definition and the entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Specialization {
-    /// By parameters.
+    /// Bindings in the order of the parameters.
     pub bindings: ArrayVec<Binding, MOST>,
-    /// Whether the layout takes more loops than usual.
+    /// True if the layout has room for more than `USUAL_LOOPS` loops.
     pub many_loops: bool,
 }
 
 impl Specialization {
-    /// The dtype that a reduction is calculated in; None where it is a type of the user's.
+    /// Returns the dtype in which a reduction computes; None if the user defines the type.
     pub fn reduce_dtype(&self, definition: &Definition) -> Option<Dtype> {
         let text = definition.text(Text::ReduceType).trim();
         if text.is_empty() {
@@ -91,26 +91,26 @@ impl Specialization {
     }
 }
 
-/// Where everything is in the argument, in words of 64 bits, and what a thread does at once.
+/// Layout of the argument in 64-bit words, and the number of elements that a thread processes at once.
 #[derive(Default)]
 pub struct Layout {
     pub is_reduction: bool,
-    /// Parameters that are tensors, inputs first.
+    /// Number of parameters that are tensors. Inputs precede outputs.
     pub tensors: usize,
-    /// Elements of a vector.
+    /// Number of elements in a vector.
     pub vector: usize,
-    /// Vectors that a thread does at once.
+    /// Number of vectors that a thread processes at once.
     pub rounds: usize,
-    /// Elements of each input that a thread of a reduction does at once, one by one.
+    /// Number of elements of each input that a thread of a reduction processes at once if it cannot use vectors.
     pub singles: usize,
-    /// Bytes of a value that is reduced in, or as many as there may be.
+    /// Size of a reduced value in bytes; the maximum if the user defines the type.
     pub reduced_bytes: usize,
-    /// Words before the first loop, the head's included.
+    /// Number of words before the first loop, including the head.
     pub before_loops: usize,
     pub loops: usize,
 }
 
-/// Words before the addresses of tensors: see [`super::source`].
+/// Number of words before the tensors' addresses, for an elementwise kernel and for a reduction: see [`super::source`].
 pub const HEAD: [usize; 2] = [4, 9];
 
 impl Layout {
@@ -119,7 +119,7 @@ impl Layout {
         let (inputs, bindings) = (definition.inputs, &specialization.bindings);
         let tensors = || bindings.iter().enumerate().filter(|(_, binding)| binding.kind == BindingKind::Tensor);
         let of_inputs = tensors().filter(|&(index, _)| index < inputs).count();
-        // Where elements become fewer, only those that are read count.
+        // A reduction writes few elements, so only its inputs limit the vector length.
         let counted = tensors().filter(|&(index, _)| index < inputs || !is_reduction);
         let largest = counted.map(|(_, binding)| binding.dtype.size).max().unwrap_or(VECTOR);
         let tensors = tensors().count();

@@ -1,5 +1,5 @@
-//! Where the elements of a launch lie: loops over all tensors at once, as few as describe them, and how blocks share
-//! them.
+//! Loops over the elements of all tensors of a launch, merged to as few as possible, and their distribution to thread
+//! blocks.
 
 use arrayvec::ArrayVec;
 
@@ -10,36 +10,36 @@ use super::{
     layout::{ELEMENT_ROUNDS, HEAD, Layout, MOST_WORDS, SHORT_BYTES, THREADS, TILE_ROUNDS},
 };
 
-/// Blocks that an output's elements are given to, all outputs together: several times what the largest GPUs run at
-/// once, so that they end at about the same time.
+/// Maximum number of thread blocks of a reduction whose outputs are split, for all outputs together. The largest GPUs
+/// run a fraction of them at once, so all multiprocessors finish at about the same time.
 const MANY_BLOCKS: u64 = 4096;
 
-/// Vectors that a thread has at least before its output's elements are given to several blocks.
+/// Minimum number of vectors per thread if an output's elements are split over several thread blocks.
 const VECTORS_A_THREAD: u64 = 16;
 
-/// Threads side by side that read one row, as a power of two: 512 bytes of it.
+/// Binary logarithm of the neighbouring threads that read one row: they read 512 bytes of it.
 const LOG_ROW: u32 = 5;
 
-/// Binary logarithm of the threads of a block.
+/// Binary logarithm of the threads of a thread block.
 const LOG_THREADS: u32 = THREADS.ilog2();
 
 /// Binary logarithm of the elements of a tile.
 const LOG_TILE: u32 = LOG_THREADS + TILE_ROUNDS.ilog2();
 
-/// Binary logarithm of the most columns of a tile where the neighbours of an input lie below each other, and of the
-/// fewest in wide matrices.
+/// Binary logarithms of the maximum number of columns of a tile if an input is transposed, and of the minimum number of
+/// columns in wide matrices.
 const LOG_TURNED: u32 = 6;
 const LOG_NARROW: u32 = 5;
 
-/// Nested loops over some tensors, outermost first: rows of a count and a stride, in bytes, of each. In place, as all that
-/// a run needs: it allocates nothing.
+/// Nested loops over some tensors, outermost first. Each row has a loop's count, then the stride of each tensor in
+/// bytes. The rows are stored in place, so a run allocates nothing.
 pub struct Nest {
     width: usize,
     rows: ArrayVec<i64, MOST_WORDS>,
-    /// Loops for which there was no room, also once those that are there were merged: no launch has that many.
+    /// Number of loops that did not fit, even after the others were merged; no launch has room for so many.
     left_out: usize,
     count: u64,
-    /// The tensor in the order of whose steps, the widest outside, the rounds come; None: as they are pushed.
+    /// Tensor by whose strides the loops are sorted, the widest outermost; None: the loops stay in their order.
     sorted_by: Option<usize>,
 }
 
@@ -47,25 +47,25 @@ pub struct Nest {
 #[derive(Clone, Copy)]
 pub struct Operand {
     pub address: u64,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub size: i64,
     pub is_input: bool,
 }
 
 impl Nest {
-    /// No loop: one round.
-    #[inline(always)] // where it stays: it is not to be copied
+    /// Makes a nest without loops, which is one round.
+    #[inline(always)] // constructed in place, without a copy
     pub fn new() -> Self {
         Self { width: 1, rows: ArrayVec::new(), left_out: 0, count: 1, sorted_by: None }
     }
 
-    /// Of so many tensors, before the first loop.
+    /// Sets the number of tensors. Must be called before the first loop is pushed.
     pub fn begin(&mut self, tensors: usize, sorted_by: Option<usize>) {
         (self.width, self.sorted_by) = (tensors + 1, sorted_by);
     }
 
-    /// Adds a loop inside those that are there. Unless some count is 0, their product must be below 2^63 where work is made
-    /// of them.
+    /// Adds an innermost loop. If a launch uses the nest, the product of all counts must be below 2^63, unless a count
+    /// is 0.
     pub fn push(&mut self, count: i64, strides: impl Iterator<Item = i64>) {
         self.count = self.count.saturating_mul(count as u64);
         if count == 1 || self.count == 0 {
@@ -82,23 +82,23 @@ impl Nest {
         self.rows.extend(strides.take(self.width - 1));
     }
 
-    /// As few loops as there can be, in their order. After the last one.
+    /// Sorts the loops and merges them to as few as possible. Must be called after the last loop is pushed.
     pub fn finish(&mut self) {
         self.sort();
         self.merge();
     }
 
-    /// Rounds of all loops.
+    /// Returns the number of rounds of all loops.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The number of loops.
+    /// Returns the number of loops.
     pub fn len(&self) -> usize {
         self.rows.len() / self.width
     }
 
-    /// The same with those that had no room.
+    /// Returns the number of loops, including those that did not fit.
     pub fn wanted(&self) -> usize {
         self.len() + self.left_out
     }
@@ -115,7 +115,7 @@ impl Nest {
         self.all_rows().last()
     }
 
-    /// Puts loops whose rounds may come in any order in that of a tensor's steps.
+    /// Sorts loops whose order is free by a tensor's strides, the widest outermost.
     fn sort(&mut self) {
         let Some(tensor) = self.sorted_by else { return };
         for end in 1..self.len() {
@@ -129,7 +129,7 @@ impl Nest {
         }
     }
 
-    /// Makes one loop of two where the inner one goes on where the outer one does.
+    /// Merges two loops into one where, for all tensors, the outer stride is the inner stride times the inner count.
     fn merge(&mut self) {
         let width = self.width;
         let mut kept = 0;
@@ -148,7 +148,7 @@ impl Nest {
         self.rows.truncate(kept * width);
     }
 
-    /// Of the inputs, the shortest step of the innermost loop that is one.
+    /// Returns the shortest non-zero stride of the inputs in the innermost loop.
     fn nearest(&self, operands: &[Operand]) -> u64 {
         let steps = self.last().into_iter().flat_map(|row| row[1..].iter().zip(operands));
         let steps = steps.filter(|(step, operand)| **step != 0 && operand.is_input);
@@ -156,8 +156,8 @@ impl Nest {
     }
 }
 
-/// Whether the innermost loop of `nest` can be gone through `vector` elements at a time, and which tensors have the
-/// same element for all of them. `others`: loops around it. `partly`: whether the last vector may be cut short.
+/// Returns the inputs with one element for a whole vector, as bits; None if the innermost loop cannot be processed
+/// `vector` elements at a time. `others`: loops around `nest`. `partly`: the last vector may be incomplete.
 fn vectors(
     nest: &Nest, others: Option<&Nest>, operands: &[Operand], vector: i64, partly: bool, looks_at: fn(&Operand) -> bool,
 ) -> Option<u32> {
@@ -181,7 +181,7 @@ fn vectors(
     Some(ones)
 }
 
-/// Whether some element does not lie at a multiple of its size.
+/// Returns true if some element is not aligned to its size.
 fn is_unaligned(nests: &[&Nest], operands: &[Operand]) -> bool {
     operands.iter().enumerate().any(|(k, operand)| {
         operand.address % operand.size as u64 != 0
@@ -189,17 +189,17 @@ fn is_unaligned(nests: &[&Nest], operands: &[Operand]) -> bool {
     })
 }
 
-/// A launch: which of a source's entries, on how many blocks.
+/// Launch of an entry on a number of thread blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub entry: Entry,
     pub blocks: u64,
 }
 
-/// The launches of a call.
+/// Launches of a call.
 pub struct Launches {
     pub first: Launch,
-    /// Of partial results, once all are there.
+    /// Launch that combines the partial results of the first.
     pub second: Option<Launch>,
 }
 
@@ -208,7 +208,7 @@ impl Launches {
         [self.first].into_iter().chain(self.second)
     }
 
-    /// The entries that they need.
+    /// Returns the entries that the launches need.
     pub fn entries(&self) -> Entries {
         self.iter().fold(Entries::default(), |some, launch| some.with(launch.entry))
     }
@@ -218,10 +218,10 @@ fn two(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// A kernel's argument. A layout has room for all that is put there: see `Layout::of`.
+/// Argument of a kernel. The capacity suffices for every layout: see `Layout::of`.
 pub type Words = ArrayVec<u64, MOST_WORDS>;
 
-/// Puts what comes before loops. `values`: puts those of raw and scalar parameters, in the order of the parameters.
+/// Writes the words before the loops. `values` writes those of raw and scalar parameters, in the parameters' order.
 fn put_head(words: &mut Words, head: &[u64], layout: &Layout, operands: &[Operand], values: impl FnOnce(&mut Words)) {
     debug_assert_eq!(head.len(), HEAD[usize::from(layout.is_reduction)]);
     words.extend(head.iter().copied());
@@ -231,7 +231,7 @@ fn put_head(words: &mut Words, head: &[u64], layout: &Layout, operands: &[Operan
     debug_assert_eq!(words.len(), layout.before_loops);
 }
 
-/// Puts the loops of a nest, the innermost in steps of so many rounds.
+/// Writes the loops of a nest. The innermost loop advances `vector` rounds at a time.
 fn put_loops(words: &mut Words, nest: &Nest, vector: i64) {
     let last = nest.len().saturating_sub(1);
     for (index, row) in nest.all_rows().enumerate() {
@@ -246,19 +246,19 @@ fn put_rest(words: &mut Words, layout: &Layout) {
     words.extend((words.len()..layout.words()).map(|_| 0));
 }
 
-/// How blocks share the two innermost loops of a nest, a tile each.
+/// Division of the two innermost loops of a nest into tiles, one per thread block.
 struct Tiling {
-    /// Rows and columns: elements, and tiles.
+    /// Number of rows and columns, in elements and in tiles.
     elements: [u64; 2],
     tiles: [u64; 2],
     log_width: u32,
     blocks: u64,
-    /// Inputs whose neighbours lie below each other.
+    /// Transposed inputs, as bits: their stride is shorter in the outer loop.
     turned: u32,
 }
 
 impl Tiling {
-    /// None where there are no two loops, or they would leave more than half of the threads without an element.
+    /// Returns None if there are no two loops, a count exceeds 2^31 - 1, or over half of the threads would be idle.
     fn of(nest: &Nest, operands: &[Operand]) -> Option<Self> {
         let outer = nest.len().checked_sub(2)?;
         let (down, beside) = (nest.row(outer), nest.row(outer + 1));
@@ -277,24 +277,24 @@ impl Tiling {
             let tiles = [rows.div_ceil(1 << (LOG_TILE - log_width)), columns.div_ceil(1 << log_width)];
             let blocks = (count / rows / columns).checked_mul(tiles[0])?.checked_mul(tiles[1])?;
             let fits = rows.max(columns).max(blocks) <= most_blocks && blocks << LOG_TILE <= 2 * count;
-            // Otherwise columns are longer than a block has threads.
+            // A transposed tile's columns must not be longer than a thread block has threads.
             let turned = if LOG_TILE - log_width <= LOG_THREADS { turned } else { 0 };
             fits.then_some(Self { elements: [rows, columns], tiles, log_width, blocks, turned })
         });
-        // The wider tiles are, the fewer sectors of memory are written by two blocks. With small elements threads are
-        // what is short.
+        // Wider tiles have fewer memory sectors that two thread blocks write. With small elements, threads are the
+        // bottleneck, so fewer of them may be idle.
         let idle = if is_small { count / 4 } else { count };
         tilings.clone().find(|tiling| tiling.blocks << LOG_TILE <= count + idle).or_else(|| tilings.next_back())
     }
 }
 
-/// The launch of an elementwise kernel over a nest with as many loops as its layout has, or fewer, and its argument.
+/// Returns the launch of an elementwise kernel and writes its argument. `nest` has no more loops than `layout`.
 pub fn elementwise(
     layout: &Layout, nest: &Nest, operands: &[Operand], values: impl FnOnce(&mut Words), words: &mut Words,
 ) -> Launches {
     let vector = layout.vector as i64;
     let bytes = is_unaligned(&[nest], operands);
-    // One that is broadcast is read as an element, which has to be aligned, too.
+    // A broadcast input is read as one element, which must also be aligned.
     let ones = if bytes { None } else { vectors(nest, None, operands, vector, true, |_| true) };
     if ones.is_none()
         && !bytes
@@ -318,7 +318,7 @@ pub fn elementwise(
         None => (Access::Elements, 1, ELEMENT_ROUNDS),
     };
     let entry = Entry::elementwise(access, nest.len() > 1);
-    // What does not fill a vector is a block of its own, and there only where there is one loop.
+    // Elements that do not fill a vector get their own thread block. They exist only if there is one loop.
     let (units, rest) = (nest.count() / at_once as u64, nest.count() % at_once as u64);
     let blocks = units.div_ceil(u64::from(THREADS) * rounds as u64);
     let head = [nest.count(), units, two(nest.len() as u32, ones.unwrap_or(0)), two(blocks as u32, 0)];
@@ -328,17 +328,17 @@ pub fn elementwise(
     Launches { first: Launch { entry, blocks: blocks + u64::from(rest > 0) }, second: None }
 }
 
-/// How blocks share a reduction. The order in which elements come together depends on it, so it does not depend on
-/// addresses, nor on the GPU.
+/// Division of a reduction among thread blocks. The division determines the order in which elements are combined, so it
+/// depends neither on addresses nor on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Whether threads side by side have neighbouring outputs, rather than neighbouring elements of one.
+    /// True if neighbouring threads have neighbouring outputs; false if they have neighbouring elements of one output.
     pub columns: bool,
-    /// Threads side by side that have different outputs, as a power of two.
+    /// Binary logarithm of the number of different outputs of a thread block's threads.
     pub log_across: u32,
-    /// Elements of an output that a block has.
+    /// Number of an output's elements that one thread block reduces.
     pub chunk: u64,
-    /// Blocks that an output has.
+    /// Number of thread blocks per output.
     pub splits: u64,
 }
 
@@ -366,14 +366,14 @@ impl Split {
         Self { columns, log_across, chunk, splits: elements.div_ceil(chunk.max(1)).max(1) }
     }
 
-    /// Values that the second launch makes results of.
+    /// Returns the number of partial results that the second launch combines; 0 without a second launch.
     pub fn partials(&self, outputs: u64) -> u64 {
         if self.splits > 1 { self.splits.saturating_mul(outputs) } else { 0 }
     }
 }
 
-/// Whether rows lie one after the other, two threads or one have an output, a block's shared memory has room for one of
-/// each thread, and elements are large enough that the way through it is the faster one.
+/// Returns true if shared memory is faster for a reduction: rows are adjacent, an output has at most two threads,
+/// shared memory holds a row per thread, and elements have at least 4 bytes.
 fn are_short(layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand]) -> bool {
     let (Some(row), 1, 1) = (reduced.last(), kept.len(), reduced.len()) else { return false };
     let most = (SHORT_BYTES / layout.reduced_bytes / THREADS as usize) as u64;
@@ -388,7 +388,7 @@ fn are_short(layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operan
         && operands.iter().enumerate().filter(|(_, operand)| operand.is_input).all(side_by_side)
 }
 
-/// The launches of a reduction, and their argument. `partials`: the address of the workspace.
+/// Returns the launches of a reduction and writes their argument. `partials`: address of the workspace.
 pub fn reduction(
     layout: &Layout, split: &Split, [kept, reduced]: [&Nest; 2], operands: &[Operand], values: impl FnOnce(&mut Words),
     partials: u64, words: &mut Words,
@@ -472,7 +472,7 @@ mod tests {
         Layout { is_reduction, tensors, vector, rounds: 2, singles: 16, reduced_bytes: 4, before_loops, loops: 8 }
     }
 
-    /// The model: where a round lies, from the dimensions as they were given.
+    /// Returns the offset of a round by a reference computation from the original dimensions.
     fn place(dims: Dims<'_>, tensor: usize, round: u64) -> i64 {
         let (mut rest, mut offset) = (i128::from(round), 0i128);
         for (count, strides) in dims.iter().rev() {
@@ -483,7 +483,7 @@ mod tests {
         offset as i64 // addresses have 64 bits
     }
 
-    /// Where a kernel finds a round, as `go` in kernels/compiled.cuh does: by the words of loops.
+    /// Returns the offset of a round from the words of the loops, computed like `go` in kernels/compiled.cuh.
     fn found(words: &[u64], tensors: usize, loops: usize, tensor: usize, round: u64) -> i64 {
         let (mut rest, mut offset) = (round, 0i64);
         for (index, row) in words.chunks(2 + tensors).take(loops).enumerate().rev() {
@@ -494,7 +494,7 @@ mod tests {
                 (above, at) = (above + 1, at - count);
             }
             if index == 0 {
-                at = rest; // the outermost one has what is left
+                at = rest; // the outermost loop takes the rest
             } else {
                 assert!(at < count, "{rest} / {count}");
             }
@@ -504,14 +504,14 @@ mod tests {
         offset
     }
 
-    /// The first and last rounds, those around powers of two, and some between.
+    /// Returns the first and last rounds, rounds around powers of two, and some in between.
     fn some_rounds(count: u64) -> impl Iterator<Item = u64> {
         let edges = (0..63).flat_map(|log| [(1u64 << log) - 1, 1 << log, (1 << log) + 1]);
         let some = (1..200u64).map(move |k| k.wrapping_mul(0x9e37_79b9_7f4a_7c15) % count.max(1));
         edges.chain(some).chain([count.wrapping_sub(1)]).filter(move |&round| round < count)
     }
 
-    /// Dimensions of two tensors, and as how few loops they can be gone through in their order.
+    /// Dimensions of two tensors, and the minimum number of loops that keeps their order.
     const CASES: &[(Dims<'static>, usize)] = &[
         (&[], 0),
         (&[(1, &[5, 5])], 0),
@@ -526,7 +526,7 @@ mod tests {
         (&[(K31 + 1, &[12, 4]), (3, &[4, 0]), (1, &[9, 9])], 2),
         (&[(1 << 20, &[1 << 40, 1 << 40]), (1 << 20, &[1 << 20, 1 << 20]), (1 << 20, &[1, 1])], 1),
         (&[(1 << 20, &[1 << 41, 1 << 40]), (1 << 20, &[1 << 20, 1 << 20]), (1 << 20, &[1, 1])], 2),
-        // Steps that are more than 64 bits together.
+        // The offset after the inner loop, 2^64 bytes, wraps to 0.
         (&[(4, &[0, 0]), (1 << 24, &[1 << 40, 1 << 40])], 1),
     ];
 
@@ -546,7 +546,7 @@ mod tests {
         }
     }
 
-    /// 17 rows of 30 tensors are all that there is room for.
+    /// A nest of 30 tensors has room for 16 rows.
     #[test]
     fn loops_that_have_no_room_are_merged_or_counted() {
         let dims: Vec<(i64, [i64; 30])> = (0..18).map(|k| (2, [1 << (17 - k); 30])).collect();
@@ -576,7 +576,7 @@ mod tests {
         let mut sorted = nest(2, dims);
         sorted.sorted_by = Some(0);
         sorted.sort();
-        // Those of one step stay in their order.
+        // Loops with equal strides keep their order.
         let expected = [(7, 6), (3, 8), (5, 7), (11, 5), (2, 9), (13, 4)];
         assert!(sorted.all_rows().map(|row| (row[0], row[2])).eq(expected), "{:?}", sorted.rows);
         sorted.sorted_by = Some(1);
@@ -596,13 +596,13 @@ mod tests {
             (&[(K32 + 3, row)], at(0), true, Some(0)),
             (&[(K32 + 4, row)], at(K32 as u64 + 4), true, None),
             (&[(K32 + 4, &[0, 4])], at(4), true, Some(1)),
-            (&[(K32 + 4, &[4, 0])], at(0), true, None), // an output is never one for all
+            (&[(K32 + 4, &[4, 0])], at(0), true, None), // an output has no stride of 0
             (&[(K32 + 4, &[8, 4])], at(0), true, None),
             (&[(K32 + 4, &[-4, -4])], at(0), true, None),
             (&[(3, &[K33, K33]), (K32 + 4, row)], at(0), true, Some(0)),
             (&[(3, &[K33 + 4, K33]), (K32 + 4, row)], at(0), true, None),
             (&[(3, &[K33 + 4, K33]), (K32 + 4, &[0, 4])], at(0), true, Some(1)),
-            (&[(3, &[K33, K33]), (K32 + 3, row)], at(0), true, None), // rows are not cut short, but for the last
+            (&[(3, &[K33, K33]), (K32 + 3, row)], at(0), true, None), // with several loops, rows must be whole vectors
             (&[], at(0), true, None),
         ] {
             assert_eq!(vectors(&nest(2, dims), None, &operands, 4, partly, all), expected, "{dims:?}");
@@ -645,7 +645,7 @@ mod tests {
                 );
                 let rest = count - units * at_once;
                 assert!(rest < at_once && rest <= 256, "{dims:?}: {rest} elements are left");
-                // Blocks of 32 bits are told, more are the launch's to refuse.
+                // The argument has the low 32 bits of the number of blocks; the launch refuses larger numbers.
                 assert_eq!(whole, units.div_ceil(a_block) as u32 as u64);
                 assert_eq!(first.blocks, units.div_ceil(a_block) + u64::from(rest > 0));
                 let loops = &words[layout.before_loops..];
@@ -674,7 +674,7 @@ mod tests {
             (&[(3, &[1000, 4 * 8 * 301]), (8, &[-4, 4 * 301]), (301, &[-32, 4])], 8, Entry::TurnedTiles),
             (&[(301, &[4, 32]), (7, &[4 * 301, 4])], 3, Entry::TurnedTiles),
             (&[(900, &[4, 20]), (5, &[3600, 4])], 3, Entry::TurnedTiles),
-            (&[(900, &[4, 12]), (4, &[3600, 4])], 2, Entry::Tiles), // columns are longer than a block has threads
+            (&[(900, &[4, 12]), (4, &[3600, 4])], 2, Entry::Tiles), // columns longer than a thread block has threads
         ];
         for (dims, expected_width, entry) in cases {
             let (layout, nest, mut words) = (layout(false, 2, 1), nest(2, dims), Words::new());
@@ -719,7 +719,7 @@ mod tests {
     #[test]
     fn tiles_are_for_two_loops_that_fill_them_and_are_counted_in_32_bits() {
         let operands = [operand(0, 4, true), operand(0, 4, false)];
-        let half = (1 << 10) + 2; // rows of threads, in blocks of which the last one is nearly empty
+        let half = (1 << 10) + 2; // rows of 129 elements: about half of the threads and the last tile have little work
         let cases: [(Dims<'_>, bool); 9] = [
             (&[(1 << 20, &[8, 4])], false),
             (&[(K31 - 1, &[0, 4 * 301]), (301, &[4, 4])], true),
@@ -729,7 +729,7 @@ mod tests {
             (&[(3, &[0, 4 * 301]), (301, &[4, 4])], false),
             (&[(half, &[0, 4 * 129]), (129, &[4, 4])], true),
             (&[(1 << 20, &[4, 24]), (2, &[0, 12]), (3, &[4, 4])], false),
-            (&[(K31 - 1, &[0, 4 * (K31 - 1)]), (K31 - 1, &[4, 4])], false), // too many blocks
+            (&[(K31 - 1, &[0, 4 * (K31 - 1)]), (K31 - 1, &[4, 4])], false), // too many thread blocks
         ];
         for (dims, expected) in cases {
             assert_eq!(Tiling::of(&nest(2, dims), &operands).is_some(), expected, "{dims:?}");
@@ -766,7 +766,7 @@ mod tests {
                     let at_once = if columns { 1 } else { vector as u64 };
                     assert_eq!(chunk % (at_once * u64::from(THREADS >> log_across)), 0, "rounds of whole vectors");
                     assert_eq!(split(0).partials(outputs as u64), if splits > 1 { splits * outputs as u64 } else { 0 });
-                    // Where there are few outputs, all of a device has work.
+                    // With few outputs, elements are split so that the whole device has work.
                     if elements >= K31 && outputs < 1 << 11 {
                         assert!(splits > 1, "{outputs} of {elements}: {splits}");
                     }
@@ -780,8 +780,8 @@ mod tests {
     #[test]
     fn every_element_and_output_of_a_reduction_has_its_place() {
         let operands = [operand(K32 as u64, 1, true), operand(1 << 40, 1, false)];
-        let mut kernels = [0; 4]; // in vectors and one by one, of rows and of columns
-        // Strides of the output are 0 in what is reduced.
+        let mut kernels = [0; 4]; // launches of rows and of columns, each in vectors and one by one
+        // The output's strides are 0 in reduced dimensions.
         let cases: [[Dims<'_>; 2]; 8] = [
             [&[], &[(K33, &[0, 0])]],
             [&[], &[(K32 + 3, &[1, 0])]],
@@ -851,8 +851,8 @@ mod tests {
             (3, 4 * 3, 4, 4, Entry::ShortRows),
             (17, 4 * 17, 4, 4, Entry::ShortRows),
             (32, 4 * 32, 4, 4, Entry::ShortRows),
-            (33, 4 * 33, 4, 1, Entry::RowElements), // four threads have elements of an output
-            (17, 4 * 17, 4, 8, Entry::RowElements), // no room
+            (33, 4 * 33, 4, 1, Entry::RowElements), // an output has four threads
+            (17, 4 * 17, 4, 8, Entry::RowElements), // no room in shared memory
             (17, 4 * 18, 4, 4, Entry::RowElements),
             (17, -4 * 17, 4, 4, Entry::RowElements),
             (17, 8 * 17, 8, 4, Entry::RowElements),
@@ -871,7 +871,7 @@ mod tests {
     fn outputs_that_take_more_blocks_than_a_launch_has_are_refused() {
         let operands = [operand(0, 4, true), operand(0, 4, false)];
         for (outputs, fits) in [(K31 * 64, true), (K31 * 1024, false), (i64::MAX, false)] {
-            // Each block has 32 columns of vectors of 4, or fewer.
+            // A thread block has at most 32 columns of vectors of 4 elements.
             let (kept, reduced) = (nest(2, &[(outputs, &[4, 4])]), nest(2, &[(1 << 8, &[0, 0])]));
             let split = Split::of(&kept, &reduced, &operands, 4);
             let words = &mut Words::new();

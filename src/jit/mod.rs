@@ -1,11 +1,11 @@
-//! Kernels that are compiled at run time: by NVRTC, unless what it made of the same source lies on disk.
+//! Kernels that NVRTC compiles at run time. Code that was compiled before from the same source is read from disk.
 //!
-//! - `nvrtc`: the compiler; `search`: where it is;
-//! - `cache`: what was compiled before, in a directory of the user's, or what was copied there from another machine;
-//! - `brackets`: what a text lacks that does not compile;
-//! - `definition`, `parameters`, `types`: what the user wrote;
-//! - `entries`, `layout`, `source`: the kernels of a source, their argument, and the source;
-//! - `loops`: where the elements of a launch lie.
+//! - `nvrtc`: the compiler; `search`: finds its library;
+//! - `cache`: a directory of the user with code compiled before, on this machine or on another one;
+//! - `brackets`: finds unbalanced brackets in a text that does not compile;
+//! - `definition`, `parameters`, `types`: the user's definition of a kernel;
+//! - `entries`, `layout`, `source`: the kernels of a source, the layout of their argument, and the source text;
+//! - `loops`: the addresses of the elements of a launch.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;
@@ -36,29 +36,29 @@ pub use search::Handle;
 
 /// A kernel to compile.
 pub struct Request<'a> {
-    /// What messages call the source: "scale" in "scale(3): error: ...", unless a #line says otherwise.
+    /// Name of the source in messages: "scale" in "scale(3): error: ...", unless a #line directive changes it.
     pub name: &'a str,
     pub source: &'a str,
-    /// All but the architecture.
+    /// Options of NVRTC except the architecture.
     pub options: &'a [&'a str],
-    /// The kernel that is wanted, in the key.
+    /// Name of the kernel, which is part of the key.
     pub entry: &'a str,
-    /// Of the GPU: (9, 0).
+    /// Compute capability of the GPU: (9, 0) for 9.0.
     pub capability: (u32, u32),
     pub nvrtc: Handle,
-    /// Whether what is compiled depends on files: what they say is not in the key.
+    /// True if the result depends on files, whose contents are not in the key.
     pub reads_files: bool,
-    /// Whether it may be read from disk and kept there.
+    /// True if the code may be read from disk and kept there.
     pub use_disk: bool,
 }
 
-/// What the driver loads: machine code of the GPU; or PTX with its NUL, where NVRTC does not know the GPU, for the
-/// driver to compile. Or why there is none, where that is in the source or the options: another time would give the
-/// same, unless files are read.
+/// Code that the driver loads: machine code of the GPU, or PTX with its NUL if NVRTC does not support the GPU. The
+/// error is the message of a source or options that do not compile: compiling again would fail again, unless files are
+/// read.
 pub type Compiled = std::result::Result<Vec<u8>, String>;
 
-/// Compiles a kernel. The log is what NVRTC says, warnings included, now or when it made what lies on disk; also when
-/// this fails.
+/// Compiles a kernel. `log` receives NVRTC's output, warnings included, also if this fails. For code from disk, it
+/// receives the output of that compilation.
 pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     log.clear();
     let cache = if request.use_disk && !request.reads_files { Cache::open()? } else { None };
@@ -72,7 +72,7 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     }
 }
 
-/// Takes from disk what this machine's NVRTC has compiled before, or compiles it and keeps it there.
+/// Reads from disk the code that this machine's NVRTC compiled before, or compiles the kernel and stores its code.
 fn compile_with(cache: &Option<Cache>, request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     let file = match cache {
         Some(_) => request.nvrtc.file()?,
@@ -82,7 +82,7 @@ fn compile_with(cache: &Option<Cache>, request: &Request<'_>, log: &mut String) 
         return Ok(Ok(code));
     }
     let nvrtc = request.nvrtc.library()?;
-    // The loader of programs may have found another.
+    // The dynamic loader may have found another library.
     let before = file;
     let file = match cache {
         Some(_) => File::of(nvrtc.file())?,
@@ -100,7 +100,7 @@ fn compile_with(cache: &Option<Cache>, request: &Request<'_>, log: &mut String) 
     Ok(compiled)
 }
 
-/// The code that this file's NVRTC has made of a request, if it was kept.
+/// Returns the stored code of a request, if the NVRTC in `file` compiled it.
 fn kept(
     cache: &Option<Cache>, request: &Request<'_>, file: &Option<File>, log: &mut String,
 ) -> Result<Option<Vec<u8>>> {
@@ -110,7 +110,7 @@ fn kept(
     }
 }
 
-/// The key of a file on disk: the request's key, then 8 bytes that stand for the NVRTC.
+/// Returns the key of a file on disk: the request's key, then 8 bytes of a digest of NVRTC's path and state.
 fn key(request: &Request<'_>, nvrtc: &File) -> Key {
     let mut digest = Sha256::new();
     add_part(&mut digest, nvrtc.path.to_bytes());
@@ -121,8 +121,8 @@ fn key(request: &Request<'_>, nvrtc: &File) -> Key {
     key
 }
 
-/// A digest of all that decides the result, except the NVRTC. Each part goes with its length, so that no two requests
-/// give the same bytes.
+/// Returns a digest of everything that decides the result, except NVRTC. Each part is hashed after its length, so no
+/// two requests have the same input.
 fn request_key(request: &Request<'_>) -> [u8; REQUEST] {
     let mut key = Sha256::new();
     let mut add = |part: &[u8]| add_part(&mut key, part);
@@ -144,21 +144,21 @@ fn add_part(key: &mut Sha256, part: &[u8]) {
     key.update(part);
 }
 
-/// What a variable of the environment says, if it says something: not to a program that runs with rights that its
-/// caller does not have.
+/// Returns the value of an environment variable; None if it is unset or empty, or if the program has privileges that
+/// its caller lacks (AT_SECURE).
 fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: getauxval() reads a table that does not change.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
-    // Not std::env::var_os, which allocates.
-    // SAFETY: `name` ends with a NUL. The value stays as it is until a program sets the variable anew, which
+    // std::env::var_os() is not used here because it allocates.
+    // SAFETY: `name` ends with a NUL. The value does not change until a program sets the variable again, which
     // docs/ENVIRONMENT.md rules out during a call.
     let text = unsafe { libc::getenv(name.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
     text.filter(|text| !text.is_empty())
 }
 
-/// A copy of a text, if there is memory for it.
+/// Returns a copy of a text; OutOfMemory if it cannot be allocated.
 pub fn owned(text: &str) -> Result<String> {
     let mut copy = String::new();
     let bytes = text.len();
@@ -167,14 +167,14 @@ pub fn owned(text: &str) -> Result<String> {
     Ok(copy)
 }
 
-/// A copy, if there is memory for it.
+/// Returns a copy of `bytes`; OutOfMemory if it cannot be allocated.
 fn copied(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut copy = room(bytes.len())?;
     copy.extend_from_slice(bytes);
     Ok(copy)
 }
 
-/// An empty vector with room for so many bytes.
+/// Returns an empty vector with room for `bytes` bytes.
 fn room(bytes: usize) -> Result<Vec<u8>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| error!(OutOfMemory, "cannot allocate {bytes} bytes for a kernel"))?;
@@ -220,7 +220,7 @@ mod tests {
         for capability in [(9, 1), (1, 9), (8, 0), (90, 0)] {
             keys.push(key(&Request { capability, ..request("a", "bc", &["d", "e"]) }, &usual));
         }
-        // Another file, or another one in its place.
+        // The path differs, or the file at the same path.
         for (path, state) in [
             (c"/b/libnvrtc.so.12", [1, 2, 3]),
             (c"/a/libnvrtc.so.12", [9, 2, 3]),

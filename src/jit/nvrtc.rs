@@ -1,7 +1,7 @@
-//! NVRTC, its answers taken as the integers they are.
+//! Calls of NVRTC, whose results stay integers.
 //!
-//! cudarc declares the functions, and its declarations are held against ours at compile time. It does not make the
-//! calls: it panics where the library is missing, and returns a Rust enum.
+//! cudarc declares the functions, and its declarations are checked against ours at compile time. It does not make the
+//! calls: it panics if the library is missing, and returns a Rust enum.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -19,7 +19,7 @@ use crate::ffi::{
 
 use super::{Compiled, Request, room};
 
-/// The first that makes machine code and says for which GPUs.
+/// Oldest version that generates machine code and lists the GPUs that it supports.
 const OLDEST: (c_int, c_int) = (11, 2);
 
 const OUT_OF_MEMORY: c_int = 1;
@@ -28,7 +28,7 @@ const COMPILATION: c_int = 6;
 const BUILTIN_OPERATION_FAILURE: c_int = 7;
 
 table! {
-    /// The functions of NVRTC.
+    /// Functions of NVRTC.
     #[derive(Clone, Copy)]
     Functions, declared in sys to answer nvrtcResult,
     required {
@@ -49,35 +49,35 @@ table! {
     optional {}
 }
 
-/// Apart from the table, for they do not answer an int, or are asked before there is one.
+/// Types of functions outside the table: one does not return an int, the other is called before the table exists.
 type GetErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 
-/// NVRTC, as this process has it.
+/// NVRTC library of this process.
 #[derive(Clone, Copy)]
 pub struct Library {
     functions: Functions,
     error_string: GetErrorString,
     version: (c_int, c_int),
-    /// Its file, as the loader of programs calls it; "" where it does not say.
+    /// Path of the library as the dynamic loader reports it; "" if it reports none.
     file: &'static CStr,
 }
 
 impl Library {
     /// # Safety
-    /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as this is used.
+    /// `library` is RTLD_DEFAULT or came from dlopen, and stays open as long as the result is used.
     pub unsafe fn of(library: *mut c_void) -> Result<Self> {
         let missing = |name: &CStr| -> Error {
             error!(NvrtcUnavailable, "NVRTC has no {}: 11.2 or later is needed", name.to_string_lossy())
         };
-        // SAFETY: `library` is open, so what dlsym finds in it are its functions, which have these types by NVRTC's
-        // reference; `version` outlives the call.
+        // SAFETY: `library` is open, so dlsym returns its functions, which have these types by NVRTC's reference;
+        // `version` outlives the call.
         unsafe {
             let address = |name| dynamic::address(library, name).ok_or_else(|| missing(name));
             let ask = std::mem::transmute::<*mut c_void, GetVersion>(address(c"nvrtcVersion")?);
             let error_string = std::mem::transmute::<*mut c_void, GetErrorString>(address(c"nvrtcGetErrorString")?);
             let mut version = (0, 0);
-            // Before anything that an older one may lack.
+            // The version is checked before functions are looked up that older versions lack.
             let code = ask(&mut version.0, &mut version.1);
             if code != 0 {
                 let why = text(error_string(code));
@@ -93,12 +93,12 @@ impl Library {
         }
     }
 
-    /// Its file.
+    /// Returns the path of the library.
     pub fn file(&self) -> &'static CStr {
         self.file
     }
 
-    /// What to compile to for a device: machine code where NVRTC knows it, else the newest PTX that it can read.
+    /// Returns the target for a device: machine code if NVRTC supports the device, else the newest PTX that it can run.
     fn target(&self, (major, minor): (u32, u32)) -> Result<Target> {
         let levels = self.levels()?;
         let device = major.saturating_mul(10).saturating_add(minor);
@@ -114,7 +114,7 @@ impl Library {
         })
     }
 
-    /// The compute capabilities that it makes machine code for: 90 for 9.0.
+    /// Returns the compute capabilities for which NVRTC generates machine code: 90 for 9.0.
     fn levels(&self) -> Result<Vec<c_int>> {
         let mut count: c_int = 0;
         // SAFETY: `count` outlives the call.
@@ -126,21 +126,21 @@ impl Library {
             .try_reserve_exact(count)
             .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} compute capabilities"))?;
         levels.resize(count, 0);
-        // SAFETY: `levels` has room for `count` of them, as many as NVRTC said there are.
+        // SAFETY: `levels` has room for `count` numbers, as many as NVRTC has announced.
         let code = unsafe { (self.functions.nvrtcGetSupportedArchs)(levels.as_mut_ptr()) };
         self.check(code, "nvrtcGetSupportedArchs")?;
         Ok(levels)
     }
 
-    /// What the driver loads. The log is there in any case.
+    /// Compiles a request to code that the driver loads. `log` receives NVRTC's output, also if the compilation fails.
     pub fn compile(&self, request: &Request<'_>, log: &mut String) -> Result<Compiled> {
         let target = self.target(request.capability)?;
         let (source, name) = (with_nul("source", request.source)?, with_nul("name", request.name)?);
         let options = Options::new(request.options, &target)?;
-        // Only now: what lies on disk needs no companion.
+        // Code from disk does not need the builtins, so they are loaded only here.
         self.load_builtins()?;
         let program = Program::new(self, &source, &name)?;
-        // SAFETY: a program of this library, and as many options as are counted, all of which outlive the call.
+        // SAFETY: the program is of this library; the options are as many as `starts` has, and outlive the call.
         let code = unsafe {
             let starts = &options.starts;
             (self.functions.nvrtcCompileProgram)(program.program, starts.len() as c_int, starts.as_ptr())
@@ -148,11 +148,11 @@ impl Library {
         let logged = program.log(log);
         if code != 0 {
             let failure = self.failure(code, "nvrtcCompileProgram");
-            // What is wrong with the program is in the log; what is wrong with NVRTC may not be.
+            // The log has all errors of the program, but not always those of NVRTC.
             let failure = match first_error(log) {
                 Some(line) if failure.status == Status::Compile => {
                     let name = request.name;
-                    // Some versions say it themselves, and so does what is outside of the user's texts.
+                    // Some versions print the name, and so do errors outside of the user's texts.
                     if line.starts_with(name) { error!(Compile, "{line}") } else { error!(Compile, "{name}: {line}") }
                 }
                 _ => failure,
@@ -168,8 +168,8 @@ impl Library {
         code.map(Ok)
     }
 
-    /// NVRTC opens this companion by name when it first compiles, and finds it where it is loaded already; or where the
-    /// system looks, which is often not where NVRTC is. A failure is NVRTC's to tell.
+    /// Loads the builtins library from NVRTC's folder. NVRTC opens this library by name when it first compiles, and
+    /// finds it if it is loaded; the system's search path often lacks the folder. NVRTC reports a failure.
     fn load_builtins(&self) -> Result<()> {
         let (file, (major, minor)) = (self.file.to_bytes(), self.version);
         let folder = &file[..file.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1)];
@@ -184,14 +184,14 @@ impl Library {
         Ok(())
     }
 
-    /// Turns what a call answered into a result.
+    /// Converts a call's code to a result.
     fn check(&self, code: c_int, call: &str) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(self.failure(code, call)) }
     }
 
     #[cold]
     fn failure(&self, code: c_int, call: &str) -> Error {
-        // SAFETY: NVRTC has a text for every code, which stays as long as NVRTC is loaded.
+        // SAFETY: NVRTC has a text for every code, which stays valid as long as NVRTC is loaded.
         let name = unsafe { text((self.error_string)(code)) };
         let (status, consequence) = match code {
             OUT_OF_MEMORY => (Status::OutOfMemory, ""),
@@ -204,32 +204,32 @@ impl Library {
     }
 }
 
-/// What a kernel is compiled to.
+/// Target of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
-    /// Machine code for 90: 9.0.
+    /// Machine code of a compute capability: 90 for 9.0.
     Machine(i32),
-    /// PTX.
+    /// PTX of a compute capability.
     Virtual(i32),
 }
 
-/// What to compile to for a device, of the levels that are known.
+/// Chooses the target for a device among the compute capabilities that NVRTC supports.
 fn choose(device: c_int, levels: &[c_int]) -> Option<Target> {
     let best = levels.iter().copied().filter(|&level| level <= device).max()?;
-    // A device runs machine code of a lower minor number, too, but not each: the driver can compile for all of them.
+    // Machine code of a lower minor version also runs, with exceptions; the driver can compile PTX for all devices.
     Some(if best == device { Target::Machine(device) } else { Target::Virtual(best) })
 }
 
-/// The first line that says what is wrong.
+/// Returns the first line that is an error message.
 fn first_error(log: &str) -> Option<&str> {
     log.lines().find(|line| is_error(line))
 }
 
-/// Whether a line is an error message. Its kind stands before the first colon or number that follows one:
-/// `operation(2): error: ...`, `operation(1): warning #177-D: ...`, `ptxas fatal   : ...`. Lines of the program, which
-/// newer versions put below a message, are indented.
+/// Returns true if a line is an error message. The first kind, such as error, that precedes a colon or number sign
+/// counts: `operation(2): error: ...`, `operation(1): warning #177-D: ...`, `ptxas fatal   : ...`. Below a message,
+/// newer versions print lines of the program, which are indented.
 fn is_error(line: &str) -> bool {
-    let head = line.split('"').next().unwrap_or_default(); // before what it quotes of the program
+    let head = line.split('"').next().unwrap_or_default(); // the part before a quotation of the program
     let kind = |(at, _)| match head[..at].trim_end().rsplit(' ').next() {
         Some("error" | "fatal") => Some(true),
         Some("warning" | "remark" | "note" | "info") => Some(false),
@@ -238,21 +238,21 @@ fn is_error(line: &str) -> bool {
     !line.starts_with([' ', '\t']) && head.match_indices([':', '#']).find_map(kind) == Some(true)
 }
 
-/// A program of NVRTC's.
+/// Program of NVRTC.
 struct Program<'a> {
     library: &'a Library,
     program: nvrtcProgram,
 }
 
-/// A function that writes the size of something, and one that writes it.
+/// Types of a function that writes the size of a result, and of one that writes the result.
 type Size = unsafe extern "C" fn(nvrtcProgram, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_int;
 
 impl<'a> Program<'a> {
-    /// Both texts end with a NUL.
+    /// Creates a program. Both texts end with a NUL.
     fn new(library: &'a Library, source: &[u8], name: &[u8]) -> Result<Self> {
         let mut program = ptr::null_mut();
-        // SAFETY: texts that end with a NUL, no headers, and a place that outlives the call.
+        // SAFETY: the texts end with a NUL, there are no headers, and `program` outlives the call.
         let code = unsafe {
             (library.functions.nvrtcCreateProgram)(
                 &mut program,
@@ -267,19 +267,19 @@ impl<'a> Program<'a> {
         Ok(Self { library, program })
     }
 
-    /// Something that the program has.
+    /// Returns a result of the program, through the functions that write its size and its bytes.
     fn bytes(&self, size: Size, size_name: &str, get: Get, get_name: &str) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: a program of this library, and a place that outlives the call.
+        // SAFETY: the program is of this library, and `bytes` outlives the call.
         self.library.check(unsafe { size(self.program, &mut bytes) }, size_name)?;
         let mut found = room(bytes)?;
         found.resize(bytes, 0);
-        // SAFETY: `found` has room for as many bytes as the library says there are.
+        // SAFETY: `found` has room for as many bytes as the library has announced.
         self.library.check(unsafe { get(self.program, found.as_mut_ptr().cast()) }, get_name)?;
         Ok(found)
     }
 
-    /// What NVRTC says of the program.
+    /// Writes NVRTC's output for the program to `log`.
     fn log(&self, log: &mut String) -> Result<()> {
         let Functions { nvrtcGetProgramLogSize, nvrtcGetProgramLog, .. } = self.library.functions;
         let mut bytes =
@@ -292,12 +292,12 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: a program of this library that nobody else has. Nobody can be told of a failure.
+        // SAFETY: the program is of this library, and nothing else uses it. A failure cannot be returned.
         unsafe { (self.library.functions.nvrtcDestroyProgram)(&mut self.program) };
     }
 }
 
-/// Text of any bytes: where they are not UTF-8, those beyond ASCII are replaced. In place, for there may be no memory.
+/// Converts any bytes to text without allocating: if they are not UTF-8, every byte beyond ASCII becomes '?'.
 fn readable(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|failure| {
         let mut bytes = failure.into_bytes();
@@ -306,7 +306,7 @@ fn readable(bytes: Vec<u8>) -> String {
     })
 }
 
-/// Options, one after the other, each with its NUL, and where each starts.
+/// Options in one buffer, each with its NUL, and the address of each.
 struct Options {
     _texts: Vec<u8>,
     starts: Vec<*const c_char>,
@@ -336,7 +336,7 @@ impl Options {
     }
 }
 
-/// A copy with the NUL that C wants.
+/// Returns a copy of a text with the NUL that C needs.
 fn with_nul(name: &str, text: &str) -> Result<Vec<u8>> {
     refuse_nul(name, text)?;
     let mut copy = room(text.len() + 1)?;
@@ -352,12 +352,12 @@ fn refuse_nul(name: &str, text: &str) -> Result<()> {
     }
 }
 
-/// NVRTC's text, which may be missing.
+/// Returns a text of NVRTC, or a substitute for NULL.
 ///
 /// # Safety
-/// `text` is NULL or a text that stays.
+/// `text` is NULL, or ends with a NUL and stays valid.
 unsafe fn text(text: *const c_char) -> &'static CStr {
-    // SAFETY: a text that is not NULL ends with a NUL and stays.
+    // SAFETY: a text that is not NULL ends with a NUL and stays valid, as the caller promises.
     if text.is_null() { c"an unknown error" } else { unsafe { CStr::from_ptr(text) } }
 }
 
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn the_first_error_is_found() {
-        // As NVRTC 12.0 and 12.8 and their ptxas write them; the order of two messages is not that of the lines.
+        // Messages of NVRTC 12.0 and 12.8 and their ptxas; two messages are not in the order of the program's lines.
         let warning = "operation(3): warning #177-D: variable \"error\" was declared but never referenced\n  \
             int error = 3;  // ): error: not this\n      ^\n\n\
             Remark: The warnings can be suppressed with \"-diag-suppress <warning-number>\"\n\n";
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn options_lie_one_after_the_other() {
         let options = Options::new(&["-a", "", "-b=c"], &Target::Virtual(90)).unwrap();
-        // SAFETY: texts that end with a NUL, as long as the options are there.
+        // SAFETY: the texts end with a NUL, and `options` outlives them.
         let texts = options.starts.iter().map(|&start| unsafe { CStr::from_ptr(start) });
         assert!(texts.eq([c"-a", c"", c"-b=c", c"--gpu-architecture=compute_90"]));
         let refused = Options::new(&["-a", "b\0"], &Target::Machine(90)).err().unwrap();

@@ -9,14 +9,14 @@ use crate::{
 
 use super::{owned, types};
 
-/// Most parameters of a kernel, inputs and outputs together.
+/// Maximum number of parameters of a kernel, inputs and outputs together.
 pub const MOST: usize = 32;
 
-/// What a parameter's elements are.
+/// Type of a parameter's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     Type(Dtype),
-    /// What a tensor says: every parameter of this letter has the same.
+    /// Dtype of the tensors; all parameters of this letter have the same one.
     Letter(u8),
 }
 
@@ -33,11 +33,11 @@ impl fmt::Display for Of {
 pub struct Parameter {
     pub name: String,
     pub of: Of,
-    /// Indexed by the kernel, instead of an element at a time.
+    /// True if the user's code indexes the tensor, instead of getting an element at a time.
     pub raw: bool,
 }
 
-/// Reads a list of parameters and adds them to those that are there. `list`: what it is called.
+/// Parses a list of parameters and adds them to `parameters`. `list`: its name in messages.
 pub fn parse(list: &str, text: &str, parameters: &mut Vec<Parameter>) -> Result<()> {
     if text.trim().is_empty() {
         return Ok(());
@@ -92,7 +92,7 @@ fn one(list: &str, index: usize, text: &str) -> Result<Parameter> {
     Ok(Parameter { name: owned(name)?, of, raw })
 }
 
-/// Refuses what is no identifier of C.
+/// Refuses a name that is not a C identifier.
 pub fn check_name(of: &str, name: &str) -> Result<()> {
     let is_word = |letter: u8| letter.is_ascii_alphanumeric() || letter == b'_';
     if name.bytes().all(is_word) && name.bytes().next().is_some_and(|first| !first.is_ascii_digit()) {
@@ -101,7 +101,7 @@ pub fn check_name(of: &str, name: &str) -> Result<()> {
     Err(error!(InvalidArgument, "{of}: {name:?} is not a name; letters, digits and _ expected, no digit first"))
 }
 
-/// Whether a text of C++ has this word.
+/// Returns true if a C++ text contains this word.
 pub fn mentions(text: &str, word: &str) -> bool {
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').any(|part| part == word)
 }

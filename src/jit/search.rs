@@ -1,5 +1,5 @@
-//! Where NVRTC is: found when it is first needed, and known by its file before that, so that a process whose kernels all
-//! lie on disk need not load it.
+//! Search for NVRTC. The library is loaded when it is first needed; until then, only its file is identified. So a
+//! process whose kernels are all on disk does not load NVRTC.
 
 use std::{
     ffi::{CStr, CString, c_void},
@@ -16,27 +16,27 @@ use crate::ffi::{
 
 use super::{nvrtc::Library, room, variable};
 
-/// The names of the files that NVRTC's packages install, the newest first; the last one is a toolkit's.
+/// File names of NVRTC in its packages, newest first; the last one is the toolkit's.
 const FILES: [&CStr; 4] = [c"libnvrtc.so.13", c"libnvrtc.so.12", c"libnvrtc.so.11.2", c"libnvrtc.so"];
 
-/// Where pip puts it, from the folder of Python packages.
+/// Paths at which pip installs NVRTC, relative to the folder of Python packages.
 const IN_PACKAGES: [&str; 3] = [
     "/nvidia/cu13/lib/libnvrtc.so.13",
     "/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
     "/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
 ];
 
-/// Where CUDA's installer puts it, whether or not the system looks there.
+/// Path at which CUDA's installer puts NVRTC, which the system may not search.
 const IN_TOOLKIT: &CStr = c"/usr/local/cuda/lib64/libnvrtc.so";
 
-/// The list of the system's libraries that ldconfig makes: among other things the path of each, between NULs.
+/// Cache of ldconfig, which contains the path of each system library between NULs.
 const SYSTEMS_LIST: &str = "/etc/ld.so.cache";
 
-/// A library that the caller names, or none. As a number, to be shared between threads.
+/// NVRTC handle from the caller, or none. It is a number, so that threads can share it.
 #[derive(Clone, Copy)]
 pub struct Handle(usize);
 
-/// What the search has found.
+/// Result of the search.
 static FOUND: OnceLock<Library> = OnceLock::new();
 
 impl Handle {
@@ -44,31 +44,31 @@ impl Handle {
     pub const NONE: Self = Self(0);
 
     /// # Safety
-    /// `handle` is NULL or came from dlopen, and stays open as long as this is used.
+    /// `handle` is NULL or came from dlopen, and stays open as long as the result is used.
     pub unsafe fn of(handle: *mut c_void) -> Self {
         Self(handle.expose_provenance())
     }
 
-    /// Whether neither the caller nor the environment names one.
+    /// Returns true if neither the caller nor the environment names an NVRTC.
     pub fn is_searched(self) -> bool {
         self.0 == 0 && variable(c"GRADCODEC_NVRTC").is_none()
     }
 
-    /// The one that is named; else the one that GRADCODEC_NVRTC names, that is loaded, or that is found.
+    /// Returns the caller's NVRTC; otherwise the one that GRADCODEC_NVRTC names, is loaded, or is found.
     pub fn library(self) -> Result<Library> {
         if self.0 != 0 {
-            // SAFETY: `Handle::of` was promised a handle that stays open.
+            // SAFETY: the caller of `Handle::of` promised a handle that stays open.
             return unsafe { Library::of(ptr::with_exposed_provenance_mut(self.0)) };
         }
         match FOUND.get() {
             Some(library) => Ok(*library),
-            // Two threads may find it side by side; one of the two equal tables stays.
+            // Two threads may search at the same time; one of the two equal tables is kept.
             None => find().map(|library| *FOUND.get_or_init(|| library)),
         }
     }
 
-    /// The file of the NVRTC that [`Self::library`] would give, without loading one. Where only the loader of programs can
-    /// tell, it may be another, or None: whoever then loads it asks it for its file.
+    /// Returns the file of the NVRTC that [`Self::library`] would return, without loading it. If the dynamic loader
+    /// must choose, the result may be another file or None: a caller that loads NVRTC asks the library again.
     pub fn file(self) -> Result<Option<File>> {
         if self.0 != 0 || FOUND.get().is_some() {
             return File::of(self.library()?.file());
@@ -84,23 +84,23 @@ impl Handle {
     }
 }
 
-/// A file, and what tells it from others that were or will be in its place.
+/// Path of a file, and the state that distinguishes it from other files at this path before or later.
 #[derive(Clone, PartialEq, Eq)]
 pub struct File {
     pub path: CString,
-    /// Its size, and the seconds and nanoseconds of its time.
+    /// Size in bytes, then seconds and nanoseconds of the modification time.
     pub state: [u64; 3],
 }
 
 impl File {
-    /// None if there is no such file.
+    /// Returns None if there is no such file.
     pub fn of(path: &CStr) -> Result<Option<Self>> {
         let mut about = MaybeUninit::<libc::stat>::uninit();
         // SAFETY: `path` ends with a NUL, and `about` outlives the call.
         if unsafe { libc::stat(path.as_ptr(), about.as_mut_ptr()) } != 0 {
             return Ok(None);
         }
-        // SAFETY: stat() has succeeded, and so filled it in.
+        // SAFETY: stat() has succeeded and filled in `about`.
         let about = unsafe { about.assume_init() };
         let mut copy = room(path.count_bytes() + 1)?;
         copy.extend_from_slice(path.to_bytes_with_nul());
@@ -109,7 +109,7 @@ impl File {
     }
 }
 
-/// NVRTC where no caller names it.
+/// Finds NVRTC if no caller names it.
 fn find() -> Result<Library> {
     if let Some(named) = variable(c"GRADCODEC_NVRTC") {
         if !named.to_bytes().starts_with(b"/") {
@@ -121,14 +121,14 @@ fn find() -> Result<Library> {
         }
         let library = dynamic::load(named)
             .ok_or_else(|| error!(NvrtcUnavailable, "cannot load GRADCODEC_NVRTC: {}", dynamic::failure()))?;
-        // SAFETY: it is open, and never closed.
+        // SAFETY: the library is open and never closed.
         return unsafe { Library::of(library) };
     }
     let loaded = Loaded::list()?;
-    // One that is too old does not end the search.
+    // A library that is too old does not end the search.
     let mut useless = None;
     let mut usable = |library: *mut c_void| {
-        // SAFETY: RTLD_DEFAULT, or a handle that is never closed.
+        // SAFETY: `library` is RTLD_DEFAULT or a handle that is never closed.
         unsafe { Library::of(library) }.map_err(|why| useless = Some(why)).ok()
     };
     if let Some(found) = loaded_ones(&loaded).find_map(&mut usable) {
@@ -158,8 +158,8 @@ fn find() -> Result<Library> {
     }))
 }
 
-/// The first file that [`find`] would load where none is loaded: the loader of programs looks in the folders of
-/// LD_LIBRARY_PATH, and then in the system's list.
+/// Returns the first file that [`find`] would load if none is loaded. The dynamic loader searches the folders of
+/// LD_LIBRARY_PATH, then the system's list.
 fn first_file(loaded: &Loaded) -> Result<Option<File>> {
     let folders = variable(c"LD_LIBRARY_PATH").unwrap_or_default().to_bytes();
     let list = fs::read(SYSTEMS_LIST).unwrap_or_default();
@@ -180,7 +180,7 @@ fn first_file(loaded: &Loaded) -> Result<Option<File>> {
     }
 }
 
-/// What is first made of a path at which pip would have put NVRTC, in a folder of Python packages that this process uses.
+/// Returns the first result of `make`, which is called for each path where pip may have put NVRTC for this process.
 fn first_of_pip<T>(loaded: &Loaded, mut make: impl FnMut(&CStr) -> Result<Option<T>>) -> Result<Option<T>> {
     let mut path = Vec::new();
     for file in IN_PACKAGES {
@@ -193,7 +193,7 @@ fn first_of_pip<T>(loaded: &Loaded, mut make: impl FnMut(&CStr) -> Result<Option
     Ok(None)
 }
 
-/// A path of several parts; "" if there is a NUL in it.
+/// Joins the parts of a path; returns "" if it contains a NUL.
 fn join<'a>(path: &'a mut Vec<u8>, parts: &[&[u8]]) -> Result<&'a CStr> {
     path.clear();
     let bytes = parts.iter().map(|part| part.len()).sum::<usize>() + 1;
@@ -203,13 +203,13 @@ fn join<'a>(path: &'a mut Vec<u8>, parts: &[&[u8]]) -> Result<&'a CStr> {
     Ok(CStr::from_bytes_with_nul(path).unwrap_or_default())
 }
 
-/// Whether it is within a library or program of another name.
+/// Returns true if NVRTC's functions are visible, such as in a library or program of another name.
 fn is_visible() -> bool {
     // SAFETY: RTLD_DEFAULT needs no library.
     unsafe { dynamic::address(libc::RTLD_DEFAULT, c"nvrtcVersion") }.is_some()
 }
 
-/// Each NVRTC that is loaded, also where others do not see its functions. None is closed, whoever else closes it.
+/// Returns each loaded NVRTC, also if its functions are not visible. The handles keep all of them loaded.
 fn loaded_ones(loaded: &Loaded) -> impl Iterator<Item = *mut c_void> {
     loaded.names().filter_map(|file| {
         let (_, name) = file.to_str().ok()?.rsplit_once('/')?;
@@ -218,14 +218,14 @@ fn loaded_ones(loaded: &Loaded) -> impl Iterator<Item = *mut c_void> {
     })
 }
 
-/// The folders of Python packages that libraries of this process come from, each once.
+/// Returns the folders of Python packages from which this process has loaded libraries, each once.
 fn packages(loaded: &Loaded) -> impl Iterator<Item = &[u8]> {
     let folders = || loaded.names().filter_map(|file| packages_of(file.to_bytes()));
     let is_first = move |&(at, folder): &(usize, &[u8])| !folders().take(at).any(|before| before == folder);
     folders().enumerate().filter(is_first).map(|(_, folder)| folder)
 }
 
-/// The folder of Python packages that a file is in.
+/// Returns the folder of Python packages that contains a file.
 fn packages_of(file: &[u8]) -> Option<&[u8]> {
     ["/site-packages/", "/dist-packages/"].iter().find_map(|name| {
         let at = file.windows(name.len()).rposition(|window| window == name.as_bytes())?;

@@ -1,7 +1,7 @@
-//! The source of a kernel: what the user wrote, inside loops over the elements of tensors.
+//! Source text of a kernel: the user's code inside loops over the elements of tensors.
 //!
-//! Each specialization is a source of its own, with the entries that its layouts need. Their argument is one struct of
-//! 64-bit words, which [`super::loops`] fills in as [`Layout`] says.
+//! Each specialization has its own source, with the entries that its layouts need. Their argument is one struct of
+//! 64-bit words, which [`super::loops`] fills in by [`Layout`].
 
 use std::fmt::{self, Write};
 
@@ -20,24 +20,24 @@ use super::{
     types,
 };
 
-/// What every source begins with, and those where there are floats of 16 bits.
+/// Beginning of every source, and code for sources with 16-bit floats.
 const BEGINNING: &str = include_str!("../../kernels/compiled.cuh");
 const DEVICE: &str = include_str!("../../include/gradcodec/device.cuh");
 const HALVES: &str = include_str!("../../kernels/compiled_halves.cuh");
 
-/// What is the same in every kernel of a kind: see [`Writer::template`].
+/// Templates of elementwise kernels and of reductions: see [`Writer::template`].
 const OPERATION: &str = include_str!("../../kernels/compiled_elementwise.cuh");
 const REDUCE: &str = include_str!("../../kernels/compiled_reduction.cuh");
 
-/// What few layouts need, and takes time to read: a tile, and behind the two above their entries.
+/// Code that few layouts need, added only for them to save compile time: tiles, and more entries for both templates.
 const TILE: &str = include_str!("../../kernels/compiled_tile.cuh");
 const OPERATION_IN_TILES: &str = include_str!("../../kernels/compiled_elementwise_tiles.cuh");
 const REDUCE_SHORT: &str = include_str!("../../kernels/compiled_reduction_short.cuh");
 
-/// What the memory is aligned to that such values are in: the workspace, and that of a block.
+/// Alignment in bytes of the workspace and of shared memory, for values of a `reduce_type` that the user defines.
 const OWN_TYPE_ALIGNMENT: usize = 16;
 
-/// The words before the addresses of tensors.
+/// Members of the argument before the addresses of tensors.
 const ELEMENTWISE_HEAD: &str = "\
 unsigned long long size, units;
 unsigned n_loops, ones, blocks, log_width;
@@ -48,27 +48,27 @@ unsigned splits, log_across, log_second, bytes, n_kept, n_reduced, ones, at_once
 void *partials;
 ";
 
-/// Around statements for one element: `continue` and `break` end that one, not those beside it in a vector.
+/// Code around the statements for one element: `continue` and `break` end that element, not its vector.
 const ELEMENT: [&str; 2] = ["do {", ";} while (false);"];
 
-/// Likewise where `return` may be among them. A structured binding of loop_prep, or a label, is not seen from inside.
+/// Code around statements that may contain `return`: a lambda, which hides structured bindings of loop_prep and labels.
 const RETURNING_ELEMENT: [&str; 2] = ["[&] { do {", ";} while (false); }();"];
 
-/// What a reduction's texts may ask for.
+/// Sizes that the texts of a reduction may use.
 const SIZES: &str = "\
 const _gc::Indexer _in_ind = {static_cast<ptrdiff_t>(_gc_args.kept * _gc_args.reduced)};
 const _gc::Indexer _out_ind = {static_cast<ptrdiff_t>(_gc_args.kept)};
 (void)_in_ind, (void)_out_ind;
 ";
 
-/// Where files are included, what they may declare, too. Host's headers have another int64_t than NVIDIA's have.
+/// Type of int64_t if files are included, which may declare it, too: long in the host's headers, long long in NVIDIA's.
 const BESIDE_FILES: &str = "\
 #if __has_include(<stdint.h>) && !__has_include(<cuda/std/cstdint>)
 #define _GC_INT64 long
 #endif
 ";
 
-/// Whether the floats of 16 bits are CuPy's classes: before CuPy 14 one of them was, in another header.
+/// Macros for the 16-bit floats that are CuPy's classes. Before CuPy 14, only float16 was one, in another header.
 const BESIDE_CUPY: &str = "\
 #if __has_include(<cupy/float16.cuh>)
 #define _GC_FLOAT16_IS_CUPYS
@@ -78,7 +78,7 @@ const BESIDE_CUPY: &str = "\
 #endif
 ";
 
-/// They are needed.
+/// Includes of CuPy's classes, for sources that use 16-bit floats.
 const HALVES_OF_CUPY: &str = "\
 #ifdef _GC_BFLOAT16_IS_CUPYS
 #include <cupy/float16.cuh>
@@ -88,8 +88,8 @@ const HALVES_OF_CUPY: &str = "\
 #endif
 ";
 
-/// Around all that is behind the preamble. The operation and the like have a header's types, or else those of
-/// kernels/compiled.cuh.
+/// Namespace around everything after the preamble. Code in it uses the integer types of an included header, or else
+/// those of kernels/compiled.cuh.
 const OPEN_NAMESPACE: &str = "\
 namespace _gc_user {
 typedef ::int8_t int8_t;
@@ -105,7 +105,7 @@ typedef ::uintptr_t uintptr_t;
 ";
 const CLOSE_NAMESPACE: &str = "}";
 
-/// Text that says when there is no memory for it.
+/// Text that returns an error if memory cannot be allocated.
 struct Output(String);
 
 impl Write for Output {
@@ -116,7 +116,7 @@ impl Write for Output {
     }
 }
 
-/// The source of a specialization with some entries.
+/// Generates the source of a specialization with these entries.
 pub fn generate(definition: &Definition, specialization: &Specialization, entries: Entries) -> Result<String> {
     let layout = Layout::of(definition, specialization)?;
     let (bindings, out) = (&specialization.bindings, Output(String::new()));
@@ -179,17 +179,17 @@ impl<'a> Writer<'a> {
         Ok(self.out.0)
     }
 
-    /// Whether an input may be turned.
+    /// Returns true if an input may be transposed.
     fn turns(&self) -> bool {
         self.entries.has(Entry::TurnedTiles)
     }
 
-    /// Text of a file, without what is for readers: it is compiled each time, and part of the cache's key.
+    /// Writes a file without comments and blank lines, since it is compiled each time and is part of the cache's key.
     fn lines(&mut self, file: &str) -> fmt::Result {
         code(file).try_for_each(|line| writeln!(self.out, "{line}"))
     }
 
-    /// Whether something names the floats of 16 bits, or what is device.cuh's.
+    /// Returns true if a parameter or a text uses 16-bit floats or device.cuh.
     fn names_halves(&self) -> bool {
         let words = ["float16", "bfloat16", "gradcodec"];
         let is_named = |text: &String| words.iter().any(|word| parameters::mentions(text, word));
@@ -201,7 +201,7 @@ impl<'a> Writer<'a> {
         types::in_cpp(self.bindings[index].dtype)
     }
 
-    /// The parameters that are bound in one way, by their index, with their index among them.
+    /// Returns the parameters of one kind: the index of each among all parameters, and among the ones of its kind.
     fn of_kind(&self, is: fn(BindingKind) -> bool) -> ArrayVec<(usize, usize), MOST> {
         let bindings = self.bindings.iter().enumerate();
         bindings
@@ -228,7 +228,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A text of the user's, whose lines errors number from 1, between two of ours.
+    /// Writes a text of the user's between `before` and `after`. Its lines are numbered from 1 in errors.
     fn users(&mut self, text: Text, name: &str, before: &str, after: &str) -> fmt::Result {
         if self.definition.has(text) {
             let (definition, file) = (self.definition, self.definition.name());
@@ -241,7 +241,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Statements for one element.
+    /// Writes the statements for one element.
     fn element(&mut self, text: Text, name: &str) -> fmt::Result {
         let may_return = parameters::mentions(self.definition.text(text), "return") || self.definition.has_macros();
         let [before, after] = if may_return { RETURNING_ELEMENT } else { ELEMENT };
@@ -281,7 +281,7 @@ impl<'a> Writer<'a> {
         RawType { cpp: self.cpp(index), is_input: index < self.definition.inputs, ndim, contiguous }
     }
 
-    /// Raw and scalar parameters under the user's names.
+    /// Declares raw and scalar parameters under the user's names.
     fn whole_parameters(&mut self) -> fmt::Result {
         for index in 0..self.bindings.len() {
             let (name, cpp) = (&self.definition.parameters[index].name, self.cpp(index));
@@ -301,7 +301,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The number of elements under the name that a parameter may have as well.
+    /// Declares the number of elements as `n`, unless a parameter has that name.
     fn size_as_n(&mut self, size: &str) -> fmt::Result {
         if self.definition.parameters.iter().any(|parameter| parameter.name == "n") {
             return Ok(());
@@ -309,7 +309,7 @@ impl<'a> Writer<'a> {
         writeln!(self.out, "const ptrdiff_t n = static_cast<ptrdiff_t>(_gc_args.{size});\n(void)n;")
     }
 
-    /// What is the same in every kernel of a kind, with a combination's own where a line is a name in capitals alone.
+    /// Writes a template. Code of this specialization replaces each line that is only a name in capitals.
     fn template(&mut self, file: &'static str) -> fmt::Result {
         for line in code(file) {
             match line.trim_start() {
@@ -373,8 +373,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes something for each tensor that is not raw: its type, its index among the parameters and among such
-    /// tensors.
+    /// Calls `write` for each tensor that is not raw, with its C++ type, its index among the parameters, and its index
+    /// among these tensors.
     fn each(
         &mut self, which: Which, mut write: impl FnMut(&mut Output, &str, usize, usize) -> fmt::Result,
     ) -> fmt::Result {
@@ -396,7 +396,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Elements under the user's names.
+    /// Declares elements of tensors under the user's names.
     fn name(&mut self, which: Which, at: &str) -> fmt::Result {
         let (parameters, inputs) = (&self.definition.parameters, self.definition.inputs);
         self.each(which, |out, cpp, index, _| {
@@ -409,7 +409,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Outputs, too: what the operation does not set stays as it is. Where it sets all, compilers leave the loads out.
+    /// Writes the loads of a round, of outputs, too, which the operation need not set. Compilers drop unused loads.
     fn load_round(&mut self, which: Which) -> fmt::Result {
         let (inputs, may_turn) = (self.definition.inputs, self.turns());
         self.each(which, |out, cpp, index, k| {
@@ -429,7 +429,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Neighbours that are one element.
+    /// Writes code that copies a broadcast element to the whole vector.
     fn spread_round(&mut self) -> fmt::Result {
         self.each(Which::Inputs, |out, _, index, k| {
             writeln!(out, "_gc_{index}[_gc_r].spread(_gc_args.ones >> {k} & 1);")
@@ -444,7 +444,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// What the user makes of an element to be reduced.
+    /// Writes the call of the user's `map` for one element.
     fn mapped(&mut self, at: &str) -> fmt::Result {
         write!(self.out, "const _type_reduce _gc_x = _gc_map(_gc_args, static_cast<ptrdiff_t>(_gc_number)")?;
         self.each(Which::Inputs, |out, _, index, _| write!(out, ", _gc_{index}{at}"))?;
@@ -457,7 +457,7 @@ impl<'a> Writer<'a> {
         writeln!(self.out, ");")
     }
 
-    /// Those that there are to be: most of the time it takes to compile goes into them.
+    /// Writes the requested entries. They take most of the compile time.
     fn entries(&mut self) -> fmt::Result {
         let definition: &'a Definition = self.definition;
         for &entry in Entry::all(definition.is_reduction).iter().filter(|&&entry| self.entries.has(entry)) {
@@ -491,7 +491,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Which of the tensors that are not raw.
+/// Selection among the tensors that are not raw.
 #[derive(Clone, Copy)]
 enum Which {
     All,
@@ -499,7 +499,7 @@ enum Which {
     Outputs,
 }
 
-/// Where an element of such a tensor is loaded from or stored to. `Ready`: that was computed.
+/// Expression for the address of an element: `Of` computes the address, `Ready` was computed for the round.
 enum Address {
     Of(usize),
     Ready(usize),
@@ -514,7 +514,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// The lines of a file that are not for readers.
+/// Returns the lines of a file without comments and blank lines.
 fn code(file: &str) -> impl Iterator<Item = &str> {
     file.lines().filter(|line| !line.trim_start().starts_with("//") && !line.trim().is_empty())
 }

@@ -1,8 +1,8 @@
-//! The types of elements, by NumPy's names and in C++.
+//! Dtypes with their NumPy names and C++ types.
 
 use crate::dlpack::{Dtype, Kind};
 
-/// Every dtype with NumPy's names of it, and what it is in a kernel.
+/// Every dtype with its NumPy names and its C++ type in a kernel.
 const TYPES: [(Dtype, &[&str], &str); 13] = [
     (Dtype::BOOL, &["bool", "bool_"], "bool"),
     (integer(Kind::Int, 1), &["int8"], "signed char"),
@@ -23,12 +23,12 @@ const fn integer(kind: Kind, size: usize) -> Dtype {
     Dtype { kind, size }
 }
 
-/// The dtype of one of NumPy's names.
+/// Returns the dtype with a NumPy name.
 pub fn of_name(name: &str) -> Option<Dtype> {
     TYPES.iter().find(|(_, names, _)| names.contains(&name)).map(|&(dtype, ..)| dtype)
 }
 
-/// What a dtype is in a kernel.
+/// Returns the C++ type of a dtype in a kernel; "" for a dtype that kernels do not support.
 pub fn in_cpp(dtype: Dtype) -> &'static str {
     TYPES.iter().find(|(known, ..)| *known == dtype).map_or("", |&(.., cpp)| cpp)
 }

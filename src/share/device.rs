@@ -1,4 +1,4 @@
-//! Memory of CUDA that another process is to have: exported here, mapped there.
+//! CUDA memory that is shared with another process: exported by the sender, mapped by the receiver.
 
 use std::{
     ffi::c_void,
@@ -31,7 +31,7 @@ use super::{
     socket::{self, Deadline, Descriptor, Identity, Socket},
 };
 
-/// What a process remembers of memory that it has sent by its handle, for it cannot open that itself.
+/// Memory that this process has sent by its handle; it is recorded because a process cannot open its own handle.
 pub struct Known {
     ordinal: i32,
     uuid: Uuid,
@@ -39,8 +39,8 @@ pub struct Known {
     lent: Lent,
 }
 
-/// The memory that a tensor is in, or a copy in memory that holds nothing else: what is told of it, and its files. The
-/// work on it is done.
+/// Exports a tensor's memory, or a copy in separate memory, once the work on it is done. Returns the message, the files
+/// of the memory, and memory that is sent by its handle.
 pub fn export(
     tensor: &Described<'_>, ordinal: i32, as_copy: bool,
 ) -> Result<(Message, Vec<Descriptor>, Option<Known>)> {
@@ -57,11 +57,11 @@ pub fn export(
         return Ok((Message::of_place(tensor, 0, place)?, files, known));
     }
     let Range { start: begin, end } = tensor.extent();
-    // In this order: in a forked child the driver refuses before a lock is waited for.
+    // The driver is called before `forget_ended` locks: in a forked child, the driver refuses first.
     let Exported { uuid, address, bytes, means } = if as_copy {
         let bytes = bytes_of(tensor.tensor.dtype, &sizes)?;
         queue.export_copy(bytes as u64, |data| {
-            // SAFETY: new memory of this device, as many bytes as the elements take.
+            // SAFETY: `data` is new memory of this device with room for all elements.
             unsafe { copy(tensor, &sizes, Device::Cuda(ordinal), data) }
         })?
     } else {
@@ -78,7 +78,7 @@ pub fn export(
             (parts, files) = (fallible::list(its.len(), "parts")?, fallible::list(its.len() + 1, "descriptors")?);
             for part in its {
                 parts.push(part.bytes);
-                // SAFETY: it is open, and given up here.
+                // SAFETY: the descriptor is open, and into_raw_fd() has given up its ownership.
                 files.push(unsafe { Descriptor::of(part.file.into_raw_fd()) });
             }
             [0; 64]
@@ -91,7 +91,7 @@ pub fn export(
 }
 
 impl Known {
-    /// Remembers it until `kept` is answered: `travels` is its other end.
+    /// Records the memory until `kept` has an answer. `travels`: other end of `kept`.
     pub fn remember(self, kept: &Socket, travels: &Descriptor) -> Result<Sent> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (id, travels) = (NEXT.fetch_add(1, Ordering::Relaxed), Identity::of(travels.number())?);
@@ -102,31 +102,31 @@ impl Known {
     }
 }
 
-/// Memory of this process that was sent, and not released.
+/// Memory that this process has sent and that was not released.
 struct Entry {
     id: u64,
-    /// The socket on which is answered, where it is at the other end.
+    /// Identity of the receiver's end of the socket for the answer.
     travels: Identity,
-    /// And this end of it: somebody's lease, or left here by one.
+    /// This process's end of the socket, which belongs to a lease or to `left`.
     kept: RawFd,
     left: Option<Socket>,
     memory: Known,
 }
 
-/// What was sent. The driver is not called while it is locked; and the driver, which a forked child does not have, was
-/// called before: so that no lock is waited for there which another thread had when it was forked.
+/// Memory that was sent. The driver is not called while this is locked. In a forked child, the driver refuses before
+/// this lock is taken, so the child does not wait for a lock that another thread held at the fork.
 static SENT: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 fn table() -> MutexGuard<'static, Vec<Entry>> {
     SENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether nobody has answered on a socket, nor closed the other end.
+/// Returns true if a socket has no answer and its other end is open.
 fn is_unanswered(kept: RawFd) -> bool {
     socket::peek(kept, Deadline::after(0)).is_err_and(|failure| failure.status == Status::Timeout)
 }
 
-/// Forgets what has ended and whose lease is gone.
+/// Removes entries that have ended and whose lease is gone.
 fn forget_ended() {
     let mut ended = Vec::new();
     let mut table = table();
@@ -141,7 +141,7 @@ fn forget_ended() {
     }
 }
 
-/// A lease's part of what was sent.
+/// Reference of a lease to its entry.
 pub struct Sent {
     id: u64,
     process: u32,
@@ -157,19 +157,19 @@ impl Sent {
         Some(table.swap_remove(at))
     }
 
-    /// The receiver is done with it: memory of this library whose tensor is released is freed.
+    /// Removes the entry, since the receiver is done. Frees memory of this library whose tensor is released.
     pub fn has_ended(&self) {
         if let Some(entry) = self.take() {
             let ordinal = entry.memory.ordinal;
             drop(entry);
-            // What could not be freed is so by a later call.
+            // A later call frees memory that could not be freed here.
             if let Ok(mut queue) = Queue::of(ordinal, Stream::LEGACY) {
                 let _ = queue.free_returned();
             }
         }
     }
 
-    /// Nobody will ask for it: its memory is never freed. The socket is left here, so that its tensor is recognized.
+    /// Keeps the memory for ever, since no lease will wait; keeps the socket, so that the tensor can be recognized.
     pub fn never_ends(&self, kept: Socket) {
         if self.process == process::id() {
             let mut table = table();
@@ -180,7 +180,7 @@ impl Sent {
         }
     }
 
-    /// The lease is gone, and the socket left here: when it is answered, later calls will find that.
+    /// Takes the socket of a lease that is gone; later calls find its answer.
     pub fn is_left(&self, kept: Socket) {
         if self.process == process::id() {
             let mut table = table();
@@ -193,7 +193,7 @@ impl Sent {
     }
 }
 
-/// Memory of a device that has come for a tensor, from another process or from this one.
+/// Device memory that was received for a tensor, from another process or from this one.
 pub struct Import {
     memory: Option<Imported>,
 }
@@ -205,11 +205,11 @@ struct Held {
 }
 
 impl Import {
-    /// Memory that a message describes, on this device.
+    /// Imports the memory that a message describes, on this device.
     pub fn of(message: &Message, place: &Place, files: &[Descriptor], ordinal: i32, answers: &Socket) -> Result<Self> {
         let mut queue = Queue::of(ordinal, Stream::LEGACY)?;
         let bytes = message.bytes as u64;
-        queue.uuid()?; // in a forked child the driver refuses, before a lock is waited for
+        queue.uuid()?; // in a forked child, the driver refuses before a lock is taken
         let memory = if message.shape.contains(&0) {
             None
         } else if let Some((uuid, lent, there)) = sent_by_this_process(answers)? {
@@ -220,7 +220,7 @@ impl Import {
         } else if place.parts.is_empty() {
             Some(queue.open(place.uuid, place.handle, socket::sender(answers.number()), bytes)?)
         } else {
-            // SAFETY: they are open until this returns.
+            // SAFETY: the files are open until this function returns.
             let file = |file: &Descriptor| unsafe { BorrowedFd::borrow_raw(file.number()) };
             let parts = place.parts.iter().zip(files).map(|(&bytes, its)| (bytes, file(its)));
             Some(queue.map(place.uuid, parts, bytes)?)
@@ -228,10 +228,10 @@ impl Import {
         Ok(Self { memory })
     }
 
-    /// The tensor, whose release is answered.
+    /// Makes the tensor. Its release sends the answer.
     ///
     /// # Safety
-    /// `answers` is a socket that is given up when this succeeds.
+    /// `answers` is an open socket, whose ownership the caller gives up if this succeeds.
     pub unsafe fn into_tensor(self, message: &Message, place: &Place, ordinal: i32, answers: RawFd) -> Result<Outputs> {
         let address = self.memory.as_ref().map_or(0, |memory| memory.address() + place.offset);
         let tensor = DLTensor {
@@ -243,26 +243,26 @@ impl Import {
             strides: place.strides.as_ptr().cast_mut(),
             byte_offset: 0,
         };
-        // SAFETY: as many sizes and strides as dimensions, which outlive the call.
+        // SAFETY: there are `ndim` sizes and strides, which outlive the call.
         let described = unsafe { Described::from_dlpack(&Name::new("tensor"), &tensor)? };
         over_described(&described, || {
             let held = Held { memory: self.memory, answers, process: process::id() };
             let held = Box::into_raw(Box::new(held));
-            // SAFETY: `release` is called once, on any thread, with what came out of a box just now.
+            // SAFETY: `release` is called once, on any thread, with a pointer from Box::into_raw().
             unsafe { Owner::new(ptr::null_mut(), [held.cast(), ptr::null_mut()], release) }
         })
     }
 }
 
 /// # Safety
-/// As `into_tensor` put it together.
+/// Called once, with the words of the owner that `into_tensor` made.
 unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
-    // SAFETY: `held` came out of a box in `into_tensor`, and an owner is released once.
+    // SAFETY: `held` is from Box::into_raw() in `into_tensor`, and an owner is released once.
     let Held { memory, answers, process } = *unsafe { Box::from_raw(held.cast::<Held>()) };
-    // SAFETY: `into_tensor` was given the descriptor for this alone, and it is open.
+    // SAFETY: the descriptor is open, and `into_tensor` took its ownership only for this.
     let answers = unsafe { Descriptor::of(answers) };
-    // In a forked child the driver does not work, and the parent may use the memory: only the child's copy of the socket
-    // is closed.
+    // In a forked child, the driver does not work, and the parent may use the memory: only the child's copy of the
+    // socket is closed.
     if process != process::id() {
         mem::forget(memory);
     } else if memory.is_none_or(Imported::release) {
@@ -272,13 +272,13 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
     }
 }
 
-/// The entry of memory that this process has sent, if a tensor over it was sent back. The socket for the answer identifies
-/// the memory, because a message's own claims are not trusted. The peer may answer while the tensor is in use here, so this
-/// takes a loan of its own before the entry can be removed.
+/// Returns the entry of memory that this process has sent, if a tensor over it was sent back. The socket for the answer
+/// identifies the memory, because a message's own claims are not trusted. The peer may answer while the tensor is in
+/// use here, so this takes a loan of its own before the entry can be removed.
 fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Lent, u64)>> {
     let travels = Identity::of(answers.number())?;
     let table = table();
-    // Once the other end of one is closed, its number may be another's.
+    // Once the other end of an entry is closed, a new socket may have its identity.
     let found = table.iter().find(|entry| entry.travels == travels && is_unanswered(entry.kept));
     Ok(found.map(|Entry { memory, .. }| (memory.uuid, memory.lent.again(), memory.bytes)))
 }

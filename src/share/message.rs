@@ -1,15 +1,15 @@
-//! How a tensor is described to the other side.
+//! Message that describes a tensor to the other side.
 //!
 //! ```text
 //!      0  "GCSH"           8  bytes of the message     16  device type           24  bytes of the memory, 8
 //!      4  version 1       12  dimensions               20  dtype: code, bits,    32  sizes, 8 each
 //!                                                          lanes (2)
 //!
-//! behind that, on CUDA:    strides, 8 each             offset of element 0, 8    handle of the memory, 64
-//!                          name of the device, 16      bytes of each part, 8; without parts the handle is meant
+//! after that, on CUDA:     strides, 8 each             offset of element 0, 8    handle of the memory, 64
+//!                          identity of the device, 16  bytes of each part, 8; the handle counts only without parts
 //! ```
 //!
-//! In the byte order of these machines, as two processes of one machine share it. What comes is a stranger's.
+//! Numbers are in native byte order, since both processes run on one machine. Received messages are not trusted.
 
 use arrayvec::ArrayVec;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
@@ -31,57 +31,57 @@ use super::{
 };
 
 const HEADER: usize = 32;
-/// What a message of CUDA has beside sizes, strides and parts.
+/// Bytes of a CUDA message in addition to header, sizes, strides and parts.
 const ON_CUDA: usize = 8 + size_of::<Uuid>() + size_of::<Handle>();
 const MAGIC: [u8; 4] = *b"GCSH";
 const VERSION: u32 = 1;
 const CPU: u32 = DLDeviceType::CPU.0;
 const CUDA: u32 = DLDeviceType::CUDA.0;
 
-/// As many as NumPy and torch know. What is read is on the stack, so that nothing fails between the parts of a message.
+/// Maximum number of dimensions, as in NumPy and torch. They are read to the stack, so that no allocation can fail.
 pub const MOST_DIMENSIONS: usize = 64;
 pub type Lengths = ArrayVec<i64, MOST_DIMENSIONS>;
 
-// Beside the parts, the socket on which is answered.
+// A message has a descriptor for each part, and one for the socket for the answer.
 const _: () = assert!(MOST_DESCRIPTORS == MOST_PARTS + 1);
 
 pub struct Message {
     pub dtype: DLDataType,
     pub shape: Lengths,
-    /// Of all elements, in C order; on CUDA of the memory that they are in.
+    /// Bytes of all elements in C order; on CUDA, bytes of the memory that contains them.
     pub bytes: i64,
-    /// Where the elements are in memory of CUDA.
+    /// Place of the elements in CUDA memory; None on the CPU.
     pub place: Option<Place>,
 }
 
-/// Where elements are in memory of CUDA.
+/// Place of elements in CUDA memory.
 pub struct Place {
     pub strides: Lengths,
-    /// Where element 0 is in the memory.
+    /// Offset of element 0 in the memory, in bytes.
     pub offset: u64,
     pub uuid: Uuid,
     pub handle: Handle,
-    /// The bytes of each part. None: the memory has a handle.
+    /// Bytes of each part; empty if the memory has a handle.
     pub parts: Vec<u64>,
-    /// How many parts the message has: where the receiver has no use for them, they are not kept.
+    /// Number of parts of the message. A receiver that does not need their sizes does not keep them.
     pub n_parts: usize,
 }
 
 impl Message {
-    /// Of a tensor that is copied to memory where it lies in C order.
+    /// Makes the message of a tensor that is copied to memory in C order.
     pub fn of(tensor: &Described<'_>) -> Result<Self> {
         let (dtype, shape) = (tensor.tensor.dtype, sizes_of(tensor)?);
         let bytes = bytes_of(dtype, &shape)?;
         Ok(Self { dtype, shape, bytes, place: None })
     }
 
-    /// Of a tensor in memory of CUDA.
+    /// Makes the message of a tensor in CUDA memory.
     pub fn of_place(tensor: &Described<'_>, bytes: u64, place: Place) -> Result<Self> {
         let bytes = i64::try_from(bytes).map_err(|_| error!(SizeOverflow, "tensor: {bytes} bytes of memory"))?;
         Ok(Self { dtype: tensor.tensor.dtype, shape: sizes_of(tensor)?, bytes, place: Some(place) })
     }
 
-    /// How many descriptors of memory travel with it.
+    /// Returns the number of descriptors of memory that the message carries.
     pub fn descriptors(&self) -> usize {
         self.place.as_ref().map_or(1, |place| place.n_parts)
     }
@@ -115,7 +115,7 @@ impl Message {
         Ok(text)
     }
 
-    /// Takes the bytes of a message, and no more. `wants_parts`: the sizes of parts are kept.
+    /// Receives the bytes of a message, and no more. `wants_parts`: the sizes of parts are kept.
     pub fn receive(incoming: &mut Incoming, mut wants_parts: bool) -> Result<Self> {
         let mut parts: Vec<u64> = Vec::new();
         if wants_parts && parts.try_reserve_exact(MOST_PARTS).is_err() {
@@ -133,7 +133,7 @@ impl Message {
             ));
         }
         let (length, dimensions, device) = (word(8) as usize, word(12) as usize, word(16));
-        // What is longer than a message without parts are parts.
+        // Bytes beyond a message without parts are parts.
         let n_parts = match device {
             _ if dimensions > MOST_DIMENSIONS => None,
             CUDA => length
@@ -183,7 +183,7 @@ impl Message {
         }
     }
 
-    /// Whether all elements are in the memory.
+    /// Checks that all elements are in the memory.
     fn check(&self) -> Result<()> {
         let (bits, elements) = (
             i128::from(element_bits(&Name::new("dtype"), self.dtype)?),
@@ -218,7 +218,7 @@ impl Message {
     }
 }
 
-/// So many sizes or strides.
+/// Reads `count` sizes or strides.
 fn lengths(incoming: &mut Incoming, count: usize) -> Result<Lengths> {
     let mut lengths = Lengths::new();
     for _ in 0..count {
@@ -229,8 +229,8 @@ fn lengths(incoming: &mut Incoming, count: usize) -> Result<Lengths> {
     Ok(lengths)
 }
 
-/// Reads the sizes of parts, and keeps them where there is a list for them, with room. Their sum, unless one is 0 or the sum
-/// has more than 64 bits.
+/// Reads the sizes of parts and appends them to `kept`, which has room for them. Returns their sum; None if a size is 0
+/// or the sum has more than 64 bits.
 fn read_parts(incoming: &mut Incoming, mut count: usize, mut kept: Option<&mut Vec<u64>>) -> Result<Option<u64>> {
     let (mut sum, mut some) = (Some(0u64), [0; 64 * 8]);
     while count > 0 {
@@ -248,7 +248,7 @@ fn read_parts(incoming: &mut Incoming, mut count: usize, mut kept: Option<&mut V
     Ok(sum)
 }
 
-/// The sizes of a tensor, if they are not too many.
+/// Returns the sizes of a tensor; refuses too many dimensions.
 pub fn sizes_of(tensor: &Described<'_>) -> Result<Lengths> {
     let dimensions = tensor.ndim();
     if dimensions > MOST_DIMENSIONS {
@@ -257,17 +257,17 @@ pub fn sizes_of(tensor: &Described<'_>) -> Result<Lengths> {
     Ok(tensor.dims().map(|(size, _)| size).collect())
 }
 
-/// What a tensor takes in C order; elements of less than a byte are packed.
+/// Returns the bytes of a tensor in C order; elements of less than a byte are packed.
 pub fn bytes_of(dtype: DLDataType, shape: &[i64]) -> Result<i64> {
     tensors::bytes_of(&Name::new("shape"), Shape::of(shape), element_bits(&Name::new("dtype"), dtype)?)
 }
 
-/// Copies a tensor's elements to other memory, where they lie in C order. It is done when this returns.
+/// Copies a tensor's elements to other memory, in C order. The copy is complete when this returns.
 ///
 /// # Safety
 /// The tensor's memory can be read, and `to` is memory of `device` with room for all elements.
 pub unsafe fn copy(tensor: &Described<'_>, sizes: &[i64], device: Device, to: *mut u8) -> Result<()> {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller promises a readable tensor, and memory of `device` with room for all elements.
     let (source, target) = unsafe {
         (
             Elements::new(&Name::new("tensor"), *tensor)?,

@@ -1,13 +1,13 @@
-//! Tensors that another process is to have, over a connected Unix socket of the caller's.
+//! Sharing of tensors with another process, over a connected Unix socket of the caller.
 //!
-//! - `socket`: bytes and descriptors, within a time;
-//! - `message`: how a tensor is described to the other side, and what of such a description is believed;
-//! - `sealed`: memory of the CPU that the other side can map and nobody can make smaller;
-//! - `device`: memory of CUDA, which both sides have from then on.
+//! - `socket`: sends and receives bytes and descriptors, with a deadline;
+//! - `message`: describes a tensor to the other side, and checks a description from there;
+//! - `sealed`: CPU memory that the other side can map and that cannot shrink;
+//! - `device`: CUDA memory that both sides share.
 //!
-//! Descriptors travel with a message: the memory, if it is a file or several, and last a socket on which the receiver
-//! answers, once, with a byte: 0 when it has released the tensor, or the status with which it refused it. That it is closed
-//! without a byte says that the receiver has ended.
+//! A message carries descriptors: the memory's, if it is one file or several, and last a socket for the receiver's
+//! answer. The answer is one byte: 0 after the tensor's release, or the status with which the receiver refused the
+//! tensor. If the socket is closed without an answer, the receiver has ended.
 
 #[allow(non_camel_case_types, clippy::missing_safety_doc, reason = "C names; lib.rs says what all require")]
 pub mod api;
@@ -35,26 +35,26 @@ use socket::{Descriptor, Socket};
 
 pub use socket::{BorrowedSocket, Deadline};
 
-/// What the receiver answers when it has released a tensor.
+/// Answer of a receiver that has released a tensor.
 const RELEASED: u8 = Status::Ok as u8;
 
-/// The sender's side of a tensor that was sent.
+/// Sender's side of a tensor that was sent.
 pub struct Lease {
-    /// None: left to those who remember what was sent.
+    /// Socket for the answer; None: moved to the list of sent memory.
     socket: Option<Socket>,
     sent: Option<Sent>,
 }
 
-/// A tensor that can be sent: everything that can fail but for the socket has been done.
+/// Tensor that is ready to be sent, with its message.
 pub struct Parcel {
     text: Vec<u8>,
-    /// Of the memory, and last the socket for answers.
+    /// Descriptors of the memory, and last of the socket for the answer.
     files: Vec<Descriptor>,
     lease: Lease,
 }
 
 impl Parcel {
-    /// On the CPU a copy of the tensor, in C order. On CUDA its memory, or a copy in memory that holds nothing else.
+    /// Makes a parcel: on the CPU of a copy in C order; on CUDA of the tensor's memory, or of a copy in new memory.
     pub fn new(tensor: &Described<'_>, as_copy: bool) -> Result<Self> {
         let (message, mut files, known) = match Device::from_dlpack(&Name::new("tensor"), tensor.tensor.device)? {
             Device::Cpu => {
@@ -100,7 +100,7 @@ impl Lease {
         }
     }
 
-    /// Nobody will wait: memory of this library stays for ever.
+    /// Gives up the lease without a wait: memory of this library is then never freed.
     pub fn give_up(mut self) {
         if let (Some(sent), Some(socket)) = (self.sent.take(), self.socket.take()) {
             sent.never_ends(socket);
@@ -116,7 +116,7 @@ impl Drop for Lease {
     }
 }
 
-/// The tensor that comes next.
+/// Receives the next tensor.
 pub fn receive(socket: BorrowedSocket, device: Device, deadline: Deadline) -> Result<Outputs> {
     let mut incoming = socket.incoming(deadline);
     let message = Message::receive(&mut incoming, device != Device::Cpu)?;
@@ -131,19 +131,19 @@ pub fn receive(socket: BorrowedSocket, device: Device, deadline: Deadline) -> Re
     taken
 }
 
-/// The tensor, if it is not refused: then it answers when it is released.
+/// Makes the tensor of a message, or refuses it. The tensor's release sends the answer.
 fn take(message: &Message, mut files: Vec<Descriptor>, device: Device, answers: &Socket) -> Result<Outputs> {
     match (device, &message.place) {
         (Device::Cpu, None) => {
             let Some(memory) = files.pop() else { return Err(error!(Corrupt, "socket: no memory came")) };
             let memory = Sealed::received(memory, message.bytes)?;
-            // SAFETY: the answers are given up where this is called, when it succeeds.
+            // SAFETY: if this succeeds, `receive` gives up its ownership of `answers`.
             let owner = || unsafe { memory.into_owner(answers.number()) };
             Outputs::over_made(owner, Device::Cpu, message.dtype, Shape::of(&message.shape), 1, 0)
         }
         (Device::Cuda(ordinal), Some(place)) => {
             let import = Import::of(message, place, &files, ordinal, answers)?;
-            // SAFETY: the answers are given up where this is called, when it succeeds.
+            // SAFETY: if this succeeds, `receive` gives up its ownership of `answers`.
             unsafe { import.into_tensor(message, place, ordinal, answers.number()) }
         }
         (Device::Cpu, Some(_)) => Err(error!(InvalidArgument, "device: {device}; the tensor that was sent is on CUDA")),

@@ -1,5 +1,5 @@
-//! Memory of the CPU in a file without a name, which can be sent, and then neither shrinks nor grows: whoever maps it finds
-//! all of it there. A stranger may go on writing to it.
+//! CPU memory in a file without a name, which can be sent. The file then neither shrinks nor grows, so a process that
+//! maps it finds all of its bytes. An untrusted sender may still write to it.
 
 use std::{
     ffi::{c_int, c_void},
@@ -21,43 +21,43 @@ use super::{
 };
 
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-/// As newer systems want it of a file that is no program: it cannot become one.
+/// MFD_NOEXEC_SEAL, which newer systems expect for files that are not programs: the file cannot be executed.
 const NO_PROGRAM: u32 = 8;
 const F_SEAL_EXEC: c_int = 0x20;
-/// What the system says when it has no pages left, or none for this process.
+/// Error codes of a system that has no pages left, or none for this process.
 const FULL: [c_int; 3] = [libc::ENOMEM, libc::ENOSPC, libc::EFBIG];
-/// What is allocated at once: on older systems a signal undoes all that a call has allocated.
+/// Bytes that one call allocates: on older systems, a signal undoes everything that a call has allocated.
 const PIECE: i64 = 64 << 20;
 
-/// A file of so many bytes, and where it is mapped: NULL if it is not, or has no byte.
+/// File of a fixed size and its mapping, which is NULL if the file is not mapped or is empty.
 pub struct Sealed {
     file: Descriptor,
     mapped: Mapped,
 }
 
 impl Sealed {
-    /// The elements of a tensor of the CPU in C order, which are so many bytes.
+    /// Copies the elements of a CPU tensor to a new file, in C order. `bytes`: their size.
     pub fn copy_of(tensor: &Described<'_>, bytes: i64) -> Result<Self> {
         let create = |more: libc::c_uint| {
             let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | more;
-            // Not the function of glibc, which came in 2.27: in an older one the library could not be loaded.
-            // SAFETY: the call of this number takes a name that ends with a NUL, and flags. A descriptor is an int.
+            // glibc has memfd_create() only since 2.27: with an older one, the library could not be loaded.
+            // SAFETY: memfd_create takes a name that ends with a NUL, and flags. The descriptor it returns is an int.
             unsafe { libc::syscall(libc::SYS_memfd_create, c"gradcodec".as_ptr(), flags) as libc::c_int }
         };
         let mut file = create(NO_PROGRAM);
         if file < 0 {
-            file = create(0); // a system that does not know it
+            file = create(0); // the system does not support NO_PROGRAM
         }
         if file < 0 {
             return Err(error!(Share, "memfd_create: {}", io::Error::last_os_error()));
         }
-        // SAFETY: it is new and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let file = unsafe { Descriptor::of(file) };
         if bytes > 0 {
-            // The system gives files more pages than it has, and ends processes for it; of memory that is nobody else's it
-            // refuses at once what it can never have.
+            // The system gives files more pages than it has, and kills processes for it. It refuses private memory at
+            // once if it can never have as many pages.
             drop(Mapped::anonymous(bytes)?);
-            // Its pages are had here, where that may fail.
+            // The pages are allocated here, where a failure can be reported.
             let mut at = 0;
             while at < bytes {
                 let piece = PIECE.min(bytes - at);
@@ -75,7 +75,7 @@ impl Sealed {
             }
         }
         let mapped = Mapped::new(&file, bytes)?;
-        // SAFETY: the mapping has `bytes` bytes, which is what the elements take in C order.
+        // SAFETY: the mapping has `bytes` bytes, the size of the elements in C order.
         unsafe { copy(tensor, &sizes_of(tensor)?, Device::Cpu, mapped.data)? };
         drop(mapped);
         // SAFETY: `file` is an open descriptor.
@@ -85,11 +85,11 @@ impl Sealed {
         Ok(Self { file, mapped: Mapped::NOTHING })
     }
 
-    /// What another process says to be such a file.
+    /// Checks and maps a file that another process has sent as sealed memory.
     pub fn received(file: Descriptor, bytes: i64) -> Result<Self> {
         // SAFETY: `file` is an open descriptor.
         let seals = unsafe { libc::fcntl(file.number(), libc::F_GET_SEALS) };
-        // Nothing else is asked of a file without them: that may be of a stranger's file system, which need not answer.
+        // Without seals, no other call is made on the file: its file system may be the sender's and never answer.
         if seals & !F_SEAL_EXEC != SEALS {
             return Err(error!(
                 Corrupt,
@@ -110,7 +110,7 @@ impl Sealed {
             (access, about.assume_init(), system.assume_init())
         };
         let size = about.st_size;
-        // There may be none of them when they are touched.
+        // A huge page may be missing when it is accessed.
         let of_large_pages = system.f_type == libc::HUGETLBFS_MAGIC;
         if access != libc::O_RDWR || size != bytes || of_large_pages {
             return Err(error!(
@@ -120,7 +120,7 @@ impl Sealed {
                 libc::O_RDWR
             ));
         }
-        // Whoever reads what has no page pays for one. A sender may still take pages away.
+        // A process that reads a missing page pays for it. A sender may still remove pages.
         let allocated = about.st_blocks.saturating_mul(512);
         if allocated < bytes {
             return Err(error!(Corrupt, "socket: memory of {bytes} bytes came, of which {allocated} are allocated"));
@@ -133,34 +133,34 @@ impl Sealed {
         self.file
     }
 
-    /// The memory of a tensor, whose release is answered.
+    /// Makes the owner of a tensor's memory. The tensor's release sends the answer.
     ///
     /// # Safety
-    /// `answers` is a socket that is given up here.
+    /// `answers` is an open socket, whose ownership the caller gives up.
     pub unsafe fn into_owner(self, answers: RawFd) -> Owner {
         let Mapped { data, bytes } = self.mapped;
         std::mem::forget(self.mapped);
-        // A forked child that releases its tensor says nothing, for this process may still use it.
+        // A forked child that releases its tensor sends no answer, since this process may still use the tensor.
         let said_by = (process::id() as usize) << 32 | answers as usize;
         let words = [ptr::without_provenance_mut(bytes as usize), ptr::without_provenance_mut(said_by)];
-        // SAFETY: the mapping and the socket are given up here; `release` may be called on any thread.
+        // SAFETY: nothing else releases the mapping and the socket; `release` may be called on any thread.
         unsafe { Owner::new(data, words, release) }
     }
 }
 
 /// # Safety
-/// As `into_owner` put it together.
+/// Called once, with the data and the words of the owner that `into_owner` made.
 unsafe fn release(data: *mut u8, [bytes, said_by]: [*mut c_void; 2]) {
     drop(Mapped { data, bytes: bytes.addr() as i64 });
     let (process, descriptor) = ((said_by.addr() >> 32) as u32, said_by.addr() as u32 as RawFd);
     if process == process::id() {
         socket::answer(descriptor, RELEASED);
     }
-    // SAFETY: `into_owner` was given the descriptor for this alone, and it is open.
+    // SAFETY: the descriptor is open, and `into_owner` took its ownership only for this.
     drop(unsafe { Descriptor::of(descriptor) });
 }
 
-/// Memory that a file has.
+/// Mapping of a file, or of anonymous memory.
 struct Mapped {
     data: *mut u8,
     bytes: i64,
@@ -179,7 +179,7 @@ impl Mapped {
 
     fn map(flags: c_int, file: RawFd, bytes: i64) -> Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, where nothing is; a file has so many bytes.
+        // SAFETY: a new mapping at an address of the system's choice replaces nothing; a file has `bytes` bytes.
         let data = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, protection, flags, file, 0) };
         match data == libc::MAP_FAILED {
             false => Ok(Self { data: data.cast(), bytes }),
@@ -191,7 +191,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: a mapping of this size, which nobody uses any more.
+            // SAFETY: the mapping has this size, and nothing uses it any more.
             unsafe { libc::munmap(self.data.cast(), self.bytes as usize) };
         }
     }

@@ -1,4 +1,4 @@
-//! Bytes and descriptors over a socket, within a time. A signal that comes meanwhile ends nothing.
+//! Bytes and descriptors over a socket, with a deadline. A signal does not end a call.
 
 use std::{
     ffi::{c_int, c_void},
@@ -15,18 +15,18 @@ use crate::ffi::error::{Result, Status, error};
 
 use super::cuda::Sender;
 
-/// The most descriptors that come with a message.
+/// Maximum number of descriptors of a message.
 pub const MOST_DESCRIPTORS: usize = 4097;
 
-/// As many as the system takes at once.
+/// Maximum number of descriptors that the system accepts in one call.
 const DESCRIPTORS_AT_ONCE: usize = 253;
 
-/// An open descriptor that is nobody else's.
+/// Open descriptor that nothing else owns.
 pub struct Descriptor(RawFd);
 
 impl Descriptor {
     /// # Safety
-    /// It is open, and nobody else closes it.
+    /// `number` is open, and nothing else closes it.
     pub unsafe fn of(number: RawFd) -> Self {
         Self(number)
     }
@@ -38,24 +38,24 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: open, and given up here.
+        // SAFETY: the descriptor is open, and nothing uses it afterwards.
         unsafe { libc::close(self.0) };
     }
 }
 
-/// When a call gives up. None: never.
+/// Time at which a call gives up; None: never.
 #[derive(Clone, Copy)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// Negative: never.
+    /// Returns the deadline after this time; a negative time means never.
     pub fn after(milliseconds: i32) -> Self {
-        // What is too far away for a clock is never.
+        // A time that the clock cannot represent means never.
         let left = u64::try_from(milliseconds).ok().map(Duration::from_millis);
         Self(left.and_then(|left| Instant::now().checked_add(left)))
     }
 
-    /// Milliseconds that poll() may wait: rounded up, so that it does not come back too early again and again.
+    /// Returns the milliseconds that poll() may wait, rounded up so that it does not return too early again and again.
     fn left(self) -> c_int {
         let Some(end) = self.0 else { return -1 };
         let left = end.saturating_duration_since(Instant::now());
@@ -63,7 +63,7 @@ impl Deadline {
     }
 }
 
-/// Room for what comes beside bytes, aligned as the kernel wants it. A socket may be set up to tell who sends, too.
+/// Room for control messages, aligned as the kernel requires. A socket may also be set up to report the sender.
 #[repr(C)]
 union Control {
     header: libc::cmsghdr,
@@ -74,10 +74,10 @@ impl Control {
     const EMPTY: Self = Self { room: [0; CONTROL] };
 }
 
-/// Beside bytes: a descriptor of the process that sends.
+/// Type of a control message with a descriptor of the sending process.
 const SCM_PIDFD: c_int = 4;
 
-/// What `CMSG_SPACE` says for descriptors.
+/// Returns `CMSG_SPACE` for descriptors.
 const fn control(descriptors: usize) -> usize {
     // SAFETY: CMSG_SPACE() computes a size and touches no memory.
     unsafe { libc::CMSG_SPACE((descriptors * size_of::<RawFd>()) as u32) as usize }
@@ -85,9 +85,9 @@ const fn control(descriptors: usize) -> usize {
 
 const CONTROL: usize = control(DESCRIPTORS_AT_ONCE) + 256;
 
-/// A message of one piece, with so much room for what travels along.
+/// Makes a message of one piece, with `room` bytes for control messages.
 fn message(piece: &mut libc::iovec, control: &mut Control, room: usize) -> libc::msghdr {
-    // SAFETY: zeros are a message of nothing.
+    // SAFETY: zeros are a valid message without content.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = piece;
     message.msg_iovlen = 1;
@@ -96,7 +96,7 @@ fn message(piece: &mut libc::iovec, control: &mut Control, room: usize) -> libc:
     message
 }
 
-/// A stream socket of the caller's: it stays open during the call, and its flags are left alone.
+/// Stream socket of the caller. It stays open during the call, and its flags are not changed.
 #[derive(Clone, Copy)]
 pub struct BorrowedSocket(RawFd);
 
@@ -117,7 +117,7 @@ impl BorrowedSocket {
 
     fn option(self, name: c_int) -> Result<c_int> {
         let (mut value, mut size) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
-        // SAFETY: room for an int, whose size is told; any number may be asked about.
+        // SAFETY: `value` has room for an int, whose size is passed; any descriptor number is allowed.
         let code =
             unsafe { libc::getsockopt(self.0, libc::SOL_SOCKET, name, ptr::from_mut(&mut value).cast(), &mut size) };
         match code {
@@ -126,11 +126,11 @@ impl BorrowedSocket {
         }
     }
 
-    /// Waits until it is ready for something, or closed, or broken.
+    /// Waits until the socket is ready for `events`, closed or broken.
     fn wait(self, events: i16, deadline: Deadline, what: &str) -> Result<()> {
         loop {
             let mut poll = libc::pollfd { fd: self.0, events, revents: 0 };
-            // SAFETY: one that outlives the call.
+            // SAFETY: `poll` is one pollfd and outlives the call.
             match unsafe { libc::poll(&mut poll, 1, deadline.left()) } {
                 0 if deadline.left() == 0 => return Err(error!(Timeout, "socket: {what} in time")),
                 0 => {}
@@ -143,11 +143,11 @@ impl BorrowedSocket {
         }
     }
 
-    /// Sends bytes, and descriptors beside the first of them: there are more bytes than it takes turns to send these.
+    /// Sends bytes, and descriptors with the first bytes. There must be more bytes than calls for the descriptors.
     pub fn send(self, mut bytes: &[u8], mut descriptors: &[RawFd], deadline: Deadline) -> Result<()> {
         while !bytes.is_empty() {
             let numbers = &descriptors[..descriptors.len().min(DESCRIPTORS_AT_ONCE)];
-            // With all but the last of them a byte.
+            // All calls for descriptors but the last send one byte.
             let length = if numbers.len() < descriptors.len() { 1 } else { bytes.len() };
             let sent = self.send_piece(&bytes[..length], numbers, deadline)?;
             (bytes, descriptors) = (&bytes[sent..], &descriptors[numbers.len()..]);
@@ -155,7 +155,7 @@ impl BorrowedSocket {
         Ok(())
     }
 
-    /// Sends some of the bytes, at least one, with all of the descriptors; tells how many.
+    /// Sends at least one of the bytes, with all of the descriptors. Returns the number of bytes sent.
     fn send_piece(self, bytes: &[u8], numbers: &[RawFd], deadline: Deadline) -> Result<usize> {
         let mut control = Control::EMPTY;
         loop {
@@ -164,7 +164,7 @@ impl BorrowedSocket {
             if numbers.is_empty() {
                 (message.msg_control, message.msg_controllen) = (ptr::null_mut(), 0);
             } else {
-                // SAFETY: the message has room for one such header with so many descriptors.
+                // SAFETY: the message has room for one header with all of `numbers`.
                 unsafe {
                     let header = libc::CMSG_FIRSTHDR(&message);
                     (*header).cmsg_level = libc::SOL_SOCKET;
@@ -174,7 +174,7 @@ impl BorrowedSocket {
                     ptr::copy_nonoverlapping(numbers.as_ptr().cast::<u8>(), to, size_of_val(numbers));
                 }
             }
-            // SAFETY: a message whose parts outlive the call, and which is only read.
+            // SAFETY: the parts of the message outlive the call and are only read.
             let sent = unsafe { libc::sendmsg(self.0, &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
             match usize::try_from(sent) {
                 Ok(sent) => return Ok(sent.min(bytes.len())),
@@ -185,11 +185,11 @@ impl BorrowedSocket {
         }
     }
 
-    /// After a call that failed: waits if that was for want of room or of bytes.
+    /// Waits after a call that failed for lack of room or of bytes.
     fn wait_after(self, events: i16, deadline: Deadline, call: &str, what: &str) -> Result<()> {
         match io::Error::last_os_error() {
             failure if failure.kind() == io::ErrorKind::Interrupted => Ok(()),
-            // Also where it was ready a moment ago, so that nobody is kept waiting by what never comes.
+            // The deadline counts even if the socket was just ready, so that a peer cannot prolong the wait.
             failure if failure.kind() == io::ErrorKind::WouldBlock => match deadline.left() {
                 0 => Err(error!(Timeout, "socket: {what} in time")),
                 _ => self.wait(events, deadline, what),
@@ -198,8 +198,8 @@ impl BorrowedSocket {
         }
     }
 
-    /// What is to come. Nothing fails between the parts of a message: there is room for all descriptors, or none of them is
-    /// kept, and the message is refused when all of it has come.
+    /// Begins to receive a message. No allocation can fail within a message: there is room for all descriptors, or none
+    /// is kept and the message is refused after all of it has arrived.
     pub fn incoming(self, deadline: Deadline) -> Incoming {
         let mut found = Vec::new();
         let has_room = found.try_reserve_exact(MOST_DESCRIPTORS).is_ok();
@@ -207,36 +207,36 @@ impl BorrowedSocket {
     }
 }
 
-/// What comes by a socket: bytes as they are asked for, and the descriptors that have come with them.
+/// Message that is being received: its bytes are read on request, and the descriptors that arrive with them are kept.
 pub struct Incoming {
     socket: BorrowedSocket,
     deadline: Deadline,
-    /// Whether some bytes have come.
+    /// True if some bytes have arrived.
     has_begun: bool,
-    /// Whether there is memory for what is kept of a message.
+    /// True if there is memory for the lists of a message.
     has_room: bool,
     found: Vec<Descriptor>,
-    /// The last of those that are too many, or for which there is no memory.
+    /// Last one of the descriptors that are too many, or for which there is no memory.
     last: Option<Descriptor>,
-    /// Some did not come, for want of room here or of numbers in this process.
+    /// True if descriptors were lost, for lack of room here or of free descriptor numbers in this process.
     cut: bool,
 }
 
 impl Incoming {
-    /// Fills all of it.
+    /// Fills all of `bytes`.
     pub fn read(&mut self, mut bytes: &mut [u8]) -> Result<()> {
         while !bytes.is_empty() {
             let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
             let mut control = Control::EMPTY;
             let mut message = message(&mut piece, &mut control, size_of::<Control>());
             let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-            // SAFETY: a message whose parts are written to, and outlive the call.
+            // SAFETY: the parts of the message outlive the call and are writable.
             let received = unsafe { libc::recvmsg(self.socket.0, &mut message, flags) };
             let Ok(received) = usize::try_from(received) else {
                 self.socket.wait_after(libc::POLLIN, self.deadline, "recvmsg", "no whole message came")?;
                 continue;
             };
-            // SAFETY: the kernel has filled it in.
+            // SAFETY: recvmsg() has filled in the message, and nothing owns its descriptors yet.
             unsafe { self.keep_descriptors(&message) };
             if received == 0 {
                 return Err(match self.has_begun {
@@ -251,10 +251,10 @@ impl Incoming {
     }
 
     /// # Safety
-    /// recvmsg() has filled the message in, and nobody has taken its descriptors.
+    /// recvmsg() has filled in the message, and nothing owns its descriptors yet.
     unsafe fn keep_descriptors(&mut self, message: &libc::msghdr) {
         self.cut |= message.msg_flags & libc::MSG_CTRUNC != 0;
-        // SAFETY: recvmsg() wrote headers, each within the room, and behind one of rights new descriptors of this process.
+        // SAFETY: recvmsg() wrote headers within the room, and after one of rights new descriptors of this process.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(message);
             while !header.is_null() {
@@ -264,7 +264,7 @@ impl Incoming {
                     let numbers = libc::CMSG_DATA(header).cast::<RawFd>();
                     for index in 0..bytes / size_of::<RawFd>() {
                         let descriptor = Descriptor::of(numbers.add(index).read_unaligned());
-                        // What is not wanted is closed here.
+                        // Descriptors that are not kept are closed here.
                         match kind {
                             libc::SCM_RIGHTS if self.has_room && self.found.len() < MOST_DESCRIPTORS => {
                                 self.found.push(descriptor);
@@ -284,10 +284,10 @@ impl Incoming {
         self.has_room = false;
     }
 
-    /// Those of a message, when all of it has come.
+    /// Returns the descriptors of a message, after all of it has arrived.
     pub fn descriptors(self, expected: usize) -> Result<Vec<Descriptor>> {
         if !self.has_room {
-            // The sender is told, as it is of other refusals.
+            // The sender is notified, as of other refusals.
             if let Some(answers) = self.last.and_then(|last| Socket::of(last).ok()) {
                 answers.answer(Status::OutOfMemory as u8);
             }
@@ -308,50 +308,50 @@ impl Incoming {
     }
 }
 
-/// A socket of this library's: one end of a pair, made here or by the other side.
+/// Socket of this library: one end of a pair, made here or by the other side.
 pub struct Socket(Descriptor);
 
-/// Two ends: one that is kept and one that travels.
+/// Makes a pair of sockets: one end to keep, and one to send.
 pub fn pair() -> Result<(Socket, Descriptor)> {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: `ends` has room for two descriptors.
     if unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, ends.as_mut_ptr()) } != 0 {
         return Err(error!(Share, "socketpair: {}", io::Error::last_os_error()));
     }
-    // SAFETY: both are new and nobody else's.
+    // SAFETY: both descriptors are new, and nothing else owns them.
     let [kept, travels] = ends.map(|end| unsafe { Descriptor::of(end) });
-    // A stranger's urgent byte is an answer like others: poll() would speak of it, and recv() not.
+    // An urgent byte of an untrusted peer is an answer, too: otherwise poll() would report it, but not recv().
     let one: c_int = 1;
     let size = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: an int, whose size is told.
+    // SAFETY: `one` is an int, whose size is passed.
     unsafe {
         libc::setsockopt(kept.number(), libc::SOL_SOCKET, libc::SO_OOBINLINE, ptr::from_ref(&one).cast(), size);
     }
     Ok((Socket(kept), travels))
 }
 
-/// What tells sockets apart, as long as they are open.
+/// Device and inode of a socket, which identify it as long as it is open.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Identity(libc::dev_t, libc::ino_t);
 
 impl Identity {
     pub fn of(descriptor: RawFd) -> Result<Self> {
         let mut about = MaybeUninit::<libc::stat>::uninit();
-        // SAFETY: room for what is said of it; any number may be asked about.
+        // SAFETY: `about` has room for the result; any descriptor number is allowed.
         if unsafe { libc::fstat(descriptor, about.as_mut_ptr()) } != 0 {
             return Err(error!(Share, "fstat: {}", io::Error::last_os_error()));
         }
-        // SAFETY: it was written.
+        // SAFETY: fstat() has succeeded and filled in `about`.
         let about = unsafe { about.assume_init() };
         Ok(Self(about.st_dev, about.st_ino))
     }
 }
 
-/// The process that made a socket's other end: zeros where the kernel does not show it here.
+/// Returns the process that made a socket's other end; zeros if the kernel does not report it here.
 pub fn sender(answers: RawFd) -> Sender {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` and `size` outlive the call, and `size` is that of `peer`.
+    // SAFETY: `peer` and `size` outlive the call, and `size` is the size of `peer`.
     unsafe {
         libc::getsockopt(answers, libc::SOL_SOCKET, libc::SO_PEERCRED, ptr::from_mut(&mut peer).cast(), &mut size);
     }
@@ -359,7 +359,7 @@ pub fn sender(answers: RawFd) -> Sender {
     Sender { process, started: started(process).unwrap_or(0) }
 }
 
-/// When a process began, in ticks since the machine did.
+/// Returns the start of a process, in clock ticks since the machine's start.
 fn started(process: u32) -> Option<u64> {
     let mut path = arrayvec::ArrayString::<32>::new();
     write!(path, "/proc/{process}/stat").ok()?;
@@ -371,13 +371,13 @@ fn started(process: u32) -> Option<u64> {
             more => length += more,
         }
     }
-    // Behind the name in parentheses, which may have anything in it, the state is field 3 and the start field 22.
+    // After the name in parentheses, which may contain anything, the state is field 3 and the start is field 22.
     let behind = text[..length].rsplit(|&byte| byte == b')').next()?;
     std::str::from_utf8(behind).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 impl Socket {
-    /// One that came with a message.
+    /// Makes a socket of a descriptor that a message carried.
     pub fn of(descriptor: Descriptor) -> Result<Self> {
         match BorrowedSocket::new(descriptor.number()) {
             Ok(_) => Ok(Self(descriptor)),
@@ -389,32 +389,32 @@ impl Socket {
         self.0.number()
     }
 
-    /// Gives it up to whoever has its number.
+    /// Gives up the descriptor to the owner of its number.
     pub fn forget(self) {
         mem::forget(self.0);
     }
 
-    /// Tells the sender. It may be gone, or not listen.
+    /// Sends an answer. The sender may have ended, or ignore it.
     pub fn answer(&self, byte: u8) {
         answer(self.0.number(), byte);
     }
 
-    /// The byte that was answered; None if the other side ended without one. It stays there.
+    /// Returns the answer, which stays in the socket; None if the other side ended without one.
     pub fn peek(&self, deadline: Deadline) -> Result<Option<u8>> {
         peek(self.0.number(), deadline)
     }
 }
 
-/// The same, of a socket by its number.
+/// Returns the answer on the socket with this number, like [`Socket::peek`].
 pub fn peek(number: RawFd, deadline: Deadline) -> Result<Option<u8>> {
     let socket = BorrowedSocket(number);
     let mut byte = MaybeUninit::<u8>::uninit();
     loop {
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // SAFETY: room for a byte.
+        // SAFETY: `byte` has room for a byte.
         match unsafe { libc::recv(socket.0, byte.as_mut_ptr().cast::<c_void>(), 1, flags) } {
             0 => return Ok(None),
-            // SAFETY: it was written.
+            // SAFETY: recv() has written the byte.
             1 => return Ok(Some(unsafe { byte.assume_init() })),
             _ => match io::Error::last_os_error() {
                 failure if failure.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
@@ -424,9 +424,9 @@ pub fn peek(number: RawFd, deadline: Deadline) -> Result<Option<u8>> {
     }
 }
 
-/// Sends a byte to whoever listens, without waiting and without a signal.
+/// Sends an answer, without waiting and without a signal.
 pub fn answer(descriptor: RawFd, byte: u8) {
-    // SAFETY: `byte` outlives the call, and is as long as is said.
+    // SAFETY: `byte` outlives the call and is 1 byte long.
     unsafe { libc::send(descriptor, ptr::from_ref(&byte).cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
 }
 

@@ -6,7 +6,7 @@ use crate::{
     dlpack::rules::{BitRule, Patterns},
 };
 
-/// Rows alike: how many, and how many bytes lie from one to the next on the side of the elements and on that of the bytes.
+/// Rows with equal strides: their number, and the strides in bytes of the element side and of the byte side.
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub count: usize,
@@ -16,22 +16,22 @@ pub struct Rows {
 impl Rows {
     pub const ONE: Self = Self { count: 1, steps: [0, 0] };
 
-    /// How far each row is from the first.
+    /// Returns the offsets of each row from the first.
     pub fn offsets(self) -> impl Iterator<Item = [isize; 2]> {
         (0..self.count as isize).map(move |row| self.steps.map(|step| row * step))
     }
 }
 
-/// Bytes of output from which packing streams past the caches: 10 to 20 % faster there, and no slower at half that.
+/// Bytes of output from which packing streams past the caches: 10 to 20 % faster, and no slower at half of this.
 const STREAM_PACKED: usize = 2 << 20;
 
-/// Bytes of output from which unpacking streams past the caches. What fits in them is better left there.
+/// Bytes of output from which unpacking streams past the caches. Smaller output is better kept in the caches.
 const STREAM_UNPACKED: usize = 64 << 20;
 
-/// Stores past the caches, where there is a way.
+/// Stores a word past the caches, if the processor can.
 ///
 /// # Safety
-/// `dst` has room and is aligned to 8.
+/// `dst` has room for 8 bytes and is aligned to 8 bytes.
 #[inline(always)]
 unsafe fn stream(word: u64, dst: *mut u64) {
     // SAFETY: there is room, as the caller promises, and every x86-64 processor has the instruction.
@@ -43,7 +43,7 @@ unsafe fn stream(word: u64, dst: *mut u64) {
     }
 }
 
-/// Orders streamed stores before whatever this thread does next.
+/// Orders streamed stores before this thread's later stores.
 #[inline(always)]
 fn end_of_stream() {
     #[cfg(target_arch = "x86_64")]
@@ -53,11 +53,11 @@ fn end_of_stream() {
     };
 }
 
-/// Writes the lowest `count` bytes of a word, 1 to 8 of them, lowest first. A call of memcpy would take as long as a short
-/// row does.
+/// Writes the lowest `count` bytes of a word, 1 to 8 of them, lowest first. A call of memcpy would take as long as a
+/// short row.
 ///
 /// # Safety
-/// There is room for them.
+/// `dst` has room for `count` bytes.
 #[inline(always)]
 unsafe fn write_bytes(word: u64, dst: *mut u8, count: usize) {
     // SAFETY: the pieces, which may overlap, begin at the first byte and end with the last.
@@ -74,10 +74,10 @@ unsafe fn write_bytes(word: u64, dst: *mut u8, count: usize) {
     }
 }
 
-/// The inverse: 1 to 8 bytes as the lowest of a word, zeros above.
+/// Reads 1 to 8 bytes as the lowest bytes of a word; the other bytes are zeros.
 ///
 /// # Safety
-/// They are there.
+/// `src` has `count` bytes.
 #[inline(always)]
 unsafe fn read_bytes(src: *const u8, count: usize) -> u64 {
     // SAFETY: the pieces, which may overlap, begin at the first byte and end with the last.
@@ -96,7 +96,7 @@ unsafe fn read_bytes(src: *const u8, count: usize) -> u64 {
     }
 }
 
-/// Packs `bits` elements side by side to ceil(bits / 8) bytes, zeros after the last bit.
+/// Packs `bits` adjacent elements to ceil(bits / 8) bytes, with zeros after the last bit.
 ///
 /// # Safety
 /// `src` holds the elements, at any alignment; `dst` has room for the bytes; the processor has S's instructions.
@@ -105,7 +105,7 @@ unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
     zeros: ZeroRange<T>, src: *const u8, bits: usize, dst: *mut u8,
 ) {
     let (whole, rest) = (bits / 64, bits % 64);
-    // SAFETY: 64 more elements and 8 bytes more are there, for every index below `whole`; then `rest` elements.
+    // SAFETY: every index below `whole` has 64 elements and room for 8 bytes; `rest` elements and their bytes follow.
     unsafe {
         let words = dst.cast::<u64>();
         if bits / 8 >= STREAM_PACKED && dst.addr().is_multiple_of(8) {
@@ -114,7 +114,7 @@ unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
             }
             end_of_stream();
         } else {
-            // By eights: the loop's own instructions are a third of one round.
+            // The loop is unrolled by 8, since its own instructions are a third of a round.
             for start in (0..whole - whole % 8).step_by(8) {
                 for index in start..start + 8 {
                     words.add(index).write_unaligned(S::to_bits::<BIG>(zeros, src.add(index * 64 * T::SIZE)));
@@ -125,7 +125,7 @@ unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
             }
         }
         if rest > 0 {
-            // The last 64 once more, where there are so many: less than to take part of them.
+            // The last 64 elements, if there are as many, are packed again: that is faster than packing a part of them.
             let last = match (whole, BIG) {
                 (0, _) => in_order::<BIG>(S::some_to_bits(zeros, src, rest)),
                 (_, true) => {
@@ -139,7 +139,7 @@ unsafe fn pack<S: Simd<T>, T: Element, const BIG: bool>(
     }
 }
 
-/// Unpacks ceil(bits / 8) bytes to `bits` elements side by side: a value for each.
+/// Unpacks ceil(bits / 8) bytes to `bits` adjacent elements, with a value for each bit.
 ///
 /// # Safety
 /// `src` holds the bytes; `dst` has room for the elements, at any alignment; the processor has S's instructions.
@@ -148,8 +148,8 @@ unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(
     values: Values<T>, src: *const u8, bits: usize, dst: *mut u8,
 ) {
     let (whole, rest) = (bits / 64, bits % 64);
-    // SAFETY: 8 bytes more and room for 64 more elements are there, for every index below `whole`; then the bytes of
-    // `rest` elements, and room for them.
+    // SAFETY: every index below `whole` has 8 bytes and room for 64 elements; the bytes of `rest` elements, and room
+    // for these elements, follow.
     unsafe {
         let words = src.cast::<u64>();
         if bits * T::SIZE >= STREAM_UNPACKED && dst.addr().is_multiple_of(64) {
@@ -169,7 +169,7 @@ unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(
             if whole == 0 {
                 return S::some_from_bits(values, in_order::<BIG>(last), dst, rest);
             }
-            // The last 64 once more: less than to write part of them.
+            // The last 64 elements are written again: that is faster than writing a part of them.
             let before = words.add(whole - 1).read_unaligned();
             let word = if BIG {
                 (before.swap_bytes() << rest | last.swap_bytes() >> (64 - rest)).swap_bytes()
@@ -181,18 +181,18 @@ unsafe fn unpack<S: Simd<T>, T: Element, const BIG: bool>(
     }
 }
 
-/// Packs `bits` elements of each row to ceil(bits / 8) bytes, zeros after the last bit.
+/// Packs `bits` elements of each row to ceil(bits / 8) bytes, with zeros after the last bit.
 ///
 /// # Safety
-/// `src` and `dst` are where the first row's elements and bytes lie, at any alignment; each row has `bits` elements, and
-/// room for their bytes; the processor has S's instructions.
+/// `src` and `dst` are the addresses of the first row's elements and bytes, at any alignment; each row has `bits`
+/// elements, and room for their bytes; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn pack_rows<S: Simd<T>, T: Element>(
     rule: BitRule, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows,
 ) {
     let zeros = ZeroRange::new(rule);
     for [element, byte] in rows.offsets() {
-        // SAFETY: the offsets are those of a row's elements and of its bytes.
+        // SAFETY: the caller promises a row's elements and room for its bytes at these offsets.
         unsafe {
             let (src, dst) = (src.offset(element), dst.offset(byte));
             match order {
@@ -203,18 +203,18 @@ pub unsafe fn pack_rows<S: Simd<T>, T: Element>(
     }
 }
 
-/// Unpacks ceil(bits / 8) bytes of each row to `bits` elements: the pattern of each bit.
+/// Unpacks ceil(bits / 8) bytes of each row to `bits` elements, with the pattern of each bit.
 ///
 /// # Safety
-/// `src` and `dst` are where the first row's bytes and elements lie, at any alignment; each row has ceil(bits / 8) bytes,
-/// and room for the elements; the processor has S's instructions.
+/// `src` and `dst` are the addresses of the first row's bytes and elements, at any alignment; each row has ceil(bits /
+/// 8) bytes, and room for the elements; the processor has S's instructions.
 #[inline(always)]
 pub unsafe fn unpack_rows<S: Simd<T>, T: Element>(
     patterns: Patterns, order: BitOrder, src: *const u8, bits: usize, dst: *mut u8, rows: &Rows,
 ) {
     let values = Values::new(patterns);
     for [element, byte] in rows.offsets() {
-        // SAFETY: the offsets are those of a row's elements and of its bytes.
+        // SAFETY: the caller promises a row's bytes and room for its elements at these offsets.
         unsafe {
             let (src, dst) = (src.offset(byte), dst.offset(element));
             match order {

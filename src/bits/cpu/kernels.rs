@@ -1,6 +1,6 @@
-//! The kernels that pack and unpack contiguous rows, and lines across rows, compiled for each instruction set and width
-//! of element. Arguments and promises are those of the functions that they are made of; besides, the variant is of
-//! elements of that width.
+//! Kernels that pack and unpack contiguous rows, and lines across rows, compiled for each instruction set and element
+//! width. Each has the arguments and safety conditions of the function that it is made from. In addition, the variant
+//! must be for elements of that width.
 
 use crate::{
     bits::plan::BitOrder,

@@ -28,17 +28,17 @@ use super::plan::{BitPlan, bytes_for};
 use flat::Rows;
 use tiled::Tiles;
 
-/// Bytes of elements that are worth waking another thread for: some 40 us of work.
+/// Bytes of elements that justify another thread: about 40 us of work.
 pub const BYTES_A_THREAD: i64 = 4 << 20;
 
-/// Bytes of elements in a part: some 10 us of work, beside which the taking of a part is nothing. A thread that the
-/// system holds up keeps the others waiting for no more than this.
+/// Bytes of elements in a part: about 10 us of work, against which the cost of taking a part is negligible. A thread
+/// that the system delays delays the others by at most one part.
 pub const BYTES_A_PART: i64 = 1 << 20;
 
-/// Several rows of fewer elements than this go in tiles: a call of a kernel for each row would take longer.
+/// Minimum number of elements of a row; several shorter rows are processed in tiles, since a call per row is slower.
 const SHORT_ROW: i64 = 64;
 
-/// Groups from whose output on the kernels stream past the caches (see `flat`), where they can at all.
+/// Number of groups from which the kernels stream their output past the caches (see `flat`), if they can.
 const STREAM_PACKED: i64 = 2 << 20;
 const fn stream_unpacked(size: usize) -> i64 {
     (8 << 20) / size as i64
@@ -56,7 +56,7 @@ pub fn unpack(plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>
     job.unpack(|_| (patterns, i64::MAX));
 }
 
-/// Writes the bits of a plan of one row, each `groups` groups of 8 by patterns of their own.
+/// Unpacks a plan of one row, of which each `groups` groups of 8 elements have their own patterns.
 pub fn unpack_chunks(
     plan: &BitPlan, groups: i64, patterns: impl Fn(i64) -> Patterns + Sync, src: &View<'_>, dst: &View<'_>,
 ) {
@@ -64,11 +64,11 @@ pub fn unpack_chunks(
     job.unpack(|group| (patterns(group / groups), (group / groups + 1) * groups));
 }
 
-/// A plan with its memory.
+/// Plan and its memory.
 ///
-/// What makes the accesses below sound: the plan was made of two views, whose memory their makers vouched for. Every
-/// offset that its loops give lies within them, they do not intersect, and no two rounds of the side that is written lie
-/// in the same place, so that parts of the work may run side by side.
+/// The accesses below are sound for these reasons. The plan was made from two views, whose makers vouched for their
+/// memory. Every offset of its loops is within the views, and the views do not overlap. No two rounds write the same
+/// place, so parts of the work may run concurrently.
 struct Job<'a> {
     plan: &'a BitPlan,
     variant: Variant,
@@ -76,10 +76,10 @@ struct Job<'a> {
     bytes: *mut u8,
 }
 
-// SAFETY: see above.
+// SAFETY: see the comment above.
 unsafe impl Sync for Job<'_> {}
 
-/// A part of the work: `groups` of 8 elements and their byte, counted along a row, of some rows.
+/// Part of the work: some groups, each of 8 elements and their byte, of some rows.
 struct Part {
     groups: Range<i64>,
     rows: Range<i64>,
@@ -90,7 +90,7 @@ impl<'a> Job<'a> {
         Self { plan, variant, elements: elements.wrapping_offset(plan.start as isize), bytes }
     }
 
-    /// Whether rows go straight through the kernels.
+    /// Returns true if rows are passed directly to the kernels.
     fn is_flat(&self) -> bool {
         let is_long = self.plan.rows.count() == 1 || self.plan.elements.count() >= SHORT_ROW;
         is_long && self.plan.has_contiguous_rows()
@@ -99,15 +99,15 @@ impl<'a> Job<'a> {
     fn pack(&self, rule: BitRule) {
         let groups = self.plan.bytes.count();
         if self.is_flat() {
-            // SAFETY: see Job.
+            // SAFETY: see Job; `split` passes each part to one call.
             return self.split(groups, STREAM_PACKED, |part| unsafe { self.pack_rows(rule, part) });
         }
         let tiles = Tiles::new(self, groups);
-        // SAFETY: see Job.
+        // SAFETY: see Job; `split` passes each part to one call.
         self.split(groups, i64::MAX, |part| unsafe { tiles.pack(rule, part) });
     }
 
-    /// `patterns` gives those of a group, and the first group that may have others.
+    /// Unpacks. `patterns` returns the patterns of a group, and the first group after it that may have other patterns.
     fn unpack(&self, patterns: impl Fn(i64) -> (Patterns, i64) + Sync) {
         let groups = bytes_for(self.plan.elements.count());
         let tiles = (!self.is_flat()).then(|| Tiles::new(self, groups));
@@ -118,7 +118,7 @@ impl<'a> Job<'a> {
                 let (patterns, next) = patterns(first);
                 let some = Part { groups: first..next.min(part.groups.end), rows: part.rows.clone() };
                 first = some.groups.end;
-                // SAFETY: see Job.
+                // SAFETY: see Job; `split` passes each part to one call.
                 unsafe {
                     match &tiles {
                         Some(tiles) => tiles.unpack(patterns, &some),
@@ -129,18 +129,18 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Does the work on `groups` groups of every row in as many parts as it is worth. Parts with `streamed` groups of
-    /// one row stream.
+    /// Runs `work` on `groups` groups of every row, in as many parts as the work justifies. Parts with at least
+    /// `streamed` groups of one row stream.
     fn split(&self, groups: i64, streamed: i64, work: impl Fn(&Part) + Sync) {
         let rows = self.plan.rows.count();
         let bytes = rows.saturating_mul(groups.saturating_mul(8 * self.plan.size as i64));
-        // Along the longer direction, in pieces that are whole cache lines on either side.
+        // The work is cut along the longer direction, into pieces of whole cache lines on both sides.
         let by_rows = |parts: usize| rows >= groups && rows >= 64 * parts as i64;
         let parts_for = |threads: usize| {
             let most = if by_rows(threads) {
                 rows / 64
             } else if groups / threads as i64 >= streamed {
-                groups / streamed // A thread's share that would stream is cut to parts that do.
+                groups / streamed // A thread's share that would stream is cut into parts that stream.
             } else {
                 groups / 64
             };
@@ -155,7 +155,7 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// The elements of some groups of a row, and its bytes.
+    /// Returns the elements and the bytes of some groups of a row.
     fn ranges(&self, groups: &Range<i64>) -> (Range<i64>, Range<i64>) {
         let (elements, bytes) = (self.plan.elements.count(), self.plan.bytes.count());
         let element = |group: i64| group.saturating_mul(8).min(elements);
@@ -182,7 +182,7 @@ impl<'a> Job<'a> {
     /// Packs rows that are contiguous on both sides.
     ///
     /// # Safety
-    /// See Job; the part is this caller's alone.
+    /// See Job; no other call works on the part.
     unsafe fn pack_rows(&self, rule: BitRule, part: &Part) {
         let (elements, bytes) = self.ranges(&part.groups);
         let (bits, room) = (length(&elements), length(&bytes));
@@ -203,7 +203,7 @@ impl<'a> Job<'a> {
     /// Unpacks rows that are contiguous on both sides.
     ///
     /// # Safety
-    /// See Job; the part is this caller's alone.
+    /// See Job; no other call works on the part.
     unsafe fn unpack_rows(&self, patterns: Patterns, part: &Part) {
         let (elements, bytes) = self.ranges(&part.groups);
         let (wanted, available) = (length(&elements), length(&bytes));
@@ -215,7 +215,7 @@ impl<'a> Job<'a> {
                     (byte.add(bytes.start as usize), element.add(elements.start as usize * self.plan.size));
                 kernels::unpack_rows(self.variant, patterns, self.plan.order, src, bits, dst, rows);
                 if bits < wanted {
-                    // Signs come with as many bytes as they need.
+                    // Signs have as many bytes as they need.
                     debug_assert_eq!(patterns.zero, 0);
                     let (end, zeros) = (dst.add(bits * self.plan.size), (wanted - bits) * self.plan.size);
                     rows.offsets().for_each(|[element, _]| end.offset(element).write_bytes(0, zeros));

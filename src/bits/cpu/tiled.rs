@@ -1,12 +1,12 @@
-//! All layouts but contiguous rows. A tile of elements is copied to a buffer in which it is dense, packed there, and
-//! its bytes are copied to where they belong. Unpacking takes the same steps the other way round.
+//! Packing and unpacking of all layouts except contiguous rows. A tile of elements is copied to a dense buffer and
+//! packed there, and its bytes are copied to the output. Unpacking does these steps in reverse.
 //!
-//! In the buffer those elements lie side by side that lie closest in memory: the elements of a row, or an element of
-//! each of several rows (`across`). So a copy keeps the order of memory, whichever dimension a tensor is packed along.
+//! Elements that are closest in memory are adjacent in the buffer: elements of a row, or one element of each of several
+//! rows (`across`). So a copy keeps the order of memory, whichever dimension a tensor is packed along.
 //!
 //! ```text
-//!     elements closest: each row is filled up                 rows closest: so is the last group
-//!     to whole groups              packed                     of lines                 packed
+//!     elements closest: each row is padded                    rows closest: the last group of
+//!     to whole groups              packed                     lines is padded          packed
 //!     a0 a1 .. a9 - - - - - -      A0 A1                      a0 b0                    A0 B0
 //!     b0 b1 .. b9 - - - - - -      B0 B1                      a1 b1 ..                 A1 B1
 //! ```
@@ -23,58 +23,58 @@ use crate::{
 
 use super::{Job, Part, across::SLACK, flat::Rows, kernels, length};
 
-/// Bytes of elements in the buffer: they stay in the first cache.
+/// Bytes of elements in the buffer, which fit in the L1 cache.
 const ROOM: usize = 8 << 10;
 
-/// Bytes of elements in the buffer if rows are so long that neighbours in memory lie far apart in a row: they stay in
-/// the second cache. Half of it makes transposed matrices of 16 to 31 columns take over twice the time.
+/// Bytes of elements in the buffer if rows are so long that neighbours in memory are far apart in a row; they fit in
+/// the L2 cache. With half as many, transposed matrices of 16 to 31 columns take over twice the time.
 const LARGE_ROOM: usize = 1 << 20;
 
 /// Bytes of a cache line.
 const LINE: i64 = 64;
 
-/// How the elements of a tile lie closest.
+/// Loop in which the elements of a tile are closest in memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Closest {
-    /// In the innermost loop over the elements of a row.
+    /// Innermost loop over the elements of a row.
     Elements,
-    /// In the innermost loop over rows.
+    /// Innermost loop over rows.
     Rows,
 }
 
-/// A job in tiles.
+/// Job that is processed in tiles.
 pub struct Tiles<'a> {
     job: &'a Job<'a>,
-    /// In the order in which they lie in the memory of elements.
+    /// Loops over rows, in the order of the elements' memory.
     rows: Loops<2>,
     closest: Closest,
-    /// The largest tile.
+    /// Maximum number of rows and of groups of a tile.
     most_rows: i64,
     most_groups: i64,
 }
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy)]
 enum Toward {
     Buffer,
     Memory,
 }
 
-/// A tile: some rows, which begin at these offsets, and some groups of each.
+/// Tile of some rows, which begin at the block's offsets, and some groups of each.
 struct Tile<'a> {
     rows: &'a Block<'a, 2>,
     n_rows: i64,
     groups: Range<i64>,
 }
 
-/// Room for a tile: its elements, and its bytes, each with SLACK bytes more where rows lie closest.
+/// Room for the elements and the bytes of a tile, each followed by SLACK bytes if rows are closest.
 struct Buffer {
     elements: *mut u8,
     bytes: *mut u8,
 }
 
 impl<'a> Tiles<'a> {
-    /// `groups`: of every row.
+    /// Determines the size of tiles. `groups`: number of groups of each row.
     pub fn new(job: &'a Job<'a>, groups: i64) -> Self {
         let (plan, size) = (job.plan, job.plan.size as i64);
         let mut rows = Loops::new();
@@ -89,9 +89,9 @@ impl<'a> Tiles<'a> {
         };
         let room = ROOM as i64 / (8 * size);
         let most_groups = match closest {
-            // A cache line of elements of each row in the buffer, or more if there are few rows.
+            // A tile has a cache line of elements of each row, or more if there are few rows.
             Closest::Rows => i64::max(LINE / size / 8, room / n_rows.min(ROOM as i64 / LINE)).max(1),
-            // Whole rounds of the loops inside the one in which elements lie closest, a cache line of them.
+            // A tile has whole rounds of the loops inside the one where elements are closest: a cache line of rounds.
             Closest::Elements => match (0..loops.len()).rev().min_by_key(|&index| step(&loops[index])) {
                 Some(index) if index + 1 < loops.len() => {
                     let inside: i64 = loops[index + 1..].iter().map(|item| item.count).product();
@@ -105,7 +105,7 @@ impl<'a> Tiles<'a> {
         Self { job, rows, closest, most_rows: (room / most_groups).max(1), most_groups }
     }
 
-    /// Calls `work` with each tile of a part, and room for it.
+    /// Calls `work` with each tile of a part, and a buffer for the tile.
     fn for_each(&self, part: &Part, mut work: impl FnMut(&Tile<'_>, &Buffer)) {
         let groups = self.most_rows.min(length(&part.rows) as i64) * self.most_groups.min(length(&part.groups) as i64);
         let (elements, bytes) = (8 * groups as usize * self.job.plan.size, groups as usize);
@@ -116,13 +116,13 @@ impl<'a> Tiles<'a> {
             if far.try_reserve_exact(bytes_at + bytes + SLACK).is_ok() {
                 buffer = far.as_mut_ptr();
             } else {
-                // Without memory in smaller tiles, of one row: only those are large.
+                // Without memory, tiles are smaller and have one row: only tiles of one row are large.
                 (most_groups, bytes_at) = ((ROOM / 8 / self.job.plan.size) as i64, ROOM);
             }
         }
         let buffer = buffer.cast::<u8>();
         let buffer = Buffer { elements: buffer, bytes: buffer.wrapping_add(bytes_at) };
-        // Along memory: all rows of some groups, or all groups of some rows.
+        // Tiles follow the memory: all rows of some groups, or all groups of some rows.
         let strip = if self.closest == Closest::Rows { most_groups } else { i64::MAX };
         for strip in pieces(&part.groups, strip) {
             let mut cursor = Cursor::starting_at(&self.rows, part.rows.start);
@@ -140,7 +140,7 @@ impl<'a> Tiles<'a> {
     /// Packs a part.
     ///
     /// # Safety
-    /// See Job; the part is this caller's alone.
+    /// See Job; no other call works on the part.
     pub unsafe fn pack(&self, rule: BitRule, part: &Part) {
         let (plan, variant) = (self.job.plan, self.job.variant);
         self.for_each(part, |tile, buffer| {
@@ -170,7 +170,7 @@ impl<'a> Tiles<'a> {
     /// Unpacks a part.
     ///
     /// # Safety
-    /// See Job; the part is this caller's alone.
+    /// See Job; no other call works on the part.
     pub unsafe fn unpack(&self, patterns: Patterns, part: &Part) {
         let (plan, variant) = (self.job.plan, self.job.variant);
         self.for_each(part, |tile, buffer| {
@@ -179,7 +179,7 @@ impl<'a> Tiles<'a> {
             // SAFETY: see Job; the buffer has room for the tile.
             unsafe {
                 if length(&bytes) < length(&tile.groups) {
-                    // Signs come with as many bytes as they need.
+                    // Signs have as many bytes as they need.
                     debug_assert_eq!(patterns.zero, 0);
                     buffer.bytes.write_bytes(0, all);
                 }
@@ -223,10 +223,10 @@ impl<'a> Tiles<'a> {
     }
 
     /// Copies the next `count` items of `size` bytes of each row of a tile between memory and a buffer, in which a row
-    /// has room for `room` items. `side`: of the rows' strides.
+    /// has room for `room` items. `side`: index of the rows' strides.
     ///
     /// # Safety
-    /// The items lie in memory where the rows and the cursor say, and the buffer has room.
+    /// The items at the offsets of the rows and the cursor are valid memory, and the buffer has room for them.
     #[allow(clippy::too_many_arguments, reason = "both ends of a copy, each of which is described by several numbers")]
     unsafe fn copy(
         &self, toward: Toward, size: usize, tile: &Tile<'_>, side: usize, (mut cursor, count): (Cursor<'_, 1>, usize),
@@ -236,7 +236,7 @@ impl<'a> Tiles<'a> {
             Toward::Buffer => [near, far],
             Toward::Memory => [far, near],
         };
-        // What lies closest in memory does so in the buffer.
+        // Items that are closest in memory are also closest in the buffer.
         let [row_step, item_step] = match self.closest {
             Closest::Elements => [room as i64, 1],
             Closest::Rows => [1, tile.n_rows],
@@ -265,14 +265,14 @@ impl<'a> Tiles<'a> {
                 Toward::Buffer => (near, far),
                 Toward::Memory => (far, near),
             };
-            // SAFETY: the items are there, as the caller promises.
+            // SAFETY: the caller promises that the items are valid and that the buffer has room for them.
             unsafe { move_all(self.job.variant.set(), size, dst, src, &mut loops) };
             left -= rounds;
         }
     }
 }
 
-/// A range in pieces of at most so many.
+/// Cuts a range into pieces of at most `most`.
 fn pieces(range: &Range<i64>, most: i64) -> impl Iterator<Item = Range<i64>> {
     let (mut first, end) = (range.start, range.end);
     std::iter::from_fn(move || {
@@ -285,9 +285,9 @@ fn pieces(range: &Range<i64>, most: i64) -> impl Iterator<Item = Range<i64>> {
 /// Writes `count` elements of `size` bytes.
 ///
 /// # Safety
-/// There is room for them.
+/// `dst` has room for the elements.
 unsafe fn fill(dst: *mut u8, size: usize, element: u64, count: usize) {
-    // SAFETY: there is room for `count` elements of this size, at an aligned address: a buffer of ours.
+    // SAFETY: the caller promises room for `count` elements of this size; the writes need no alignment.
     unsafe {
         match size {
             1 => dst.write_bytes(element as u8, count),

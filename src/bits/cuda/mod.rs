@@ -1,7 +1,7 @@
 //! Packing and unpacking bits on CUDA.
 //!
-//! Memory that is contiguous on both sides goes through kernels of its own width at the speed of memory. All other
-//! layouts go through one kernel for each operation, in tiles (tiled.rs).
+//! Memory that is contiguous on both sides has kernels for each element width, which run at memory speed. All other
+//! layouts use one kernel for each operation, in tiles (tiled.rs).
 
 pub mod tiled;
 
@@ -23,42 +23,42 @@ use super::plan::BitPlan;
 use tiled::Operation;
 
 /// Writes the bits of the elements of `src` to the bytes of `dst`. `plan` was made from these two views.
-#[inline(never)] // or calls on the CPU would have its frame, too: 9 KiB of their stack
+#[inline(never)] // keeps the frame of 9 KiB off the stack of calls on the CPU
 pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = src.data().wrapping_offset(plan.start as isize);
     if plan.is_contiguous_at(elements.addr())
         && let Some(kernel) = contiguous_packing(rule)
     {
         let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // SAFETY: the kernel's arguments (docs/ABI.md), over memory that the makers of the views vouched for.
+        // SAFETY: the arguments are the kernel's (docs/ABI.md), and the makers of the views vouched for the memory.
         return unsafe {
             queue.launch(kernel, bytes, arguments![elements, dst.data(), count, bytes, plan.order as u32])
         };
     }
-    // SAFETY: the plan is of these views, over memory that their makers vouched for.
+    // SAFETY: the plan was made from these views, whose makers vouched for their memory.
     unsafe { tiled::launch(queue, plan, Operation::Pack(rule), elements, dst.data()) }
 }
 
-/// Writes the bits in the bytes of `src` to the elements of `dst`, zeros and `patterns.one`. `plan` was made from these
-/// two views.
-#[inline(never)] // likewise
+/// Writes zeros and `patterns.one` to the elements of `dst`, for the bits in the bytes of `src`. `plan` was made from
+/// these two views.
+#[inline(never)] // see `pack`
 pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     let elements = dst.data().wrapping_offset(plan.start as isize);
     if plan.is_contiguous_at(elements.addr()) {
         let kernel = &BITS.unpack[patterns.size.ilog2() as usize];
         let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // SAFETY: the kernel's arguments (docs/ABI.md), over memory that the makers of the views vouched for.
-        // Little-endian, so an argument of fewer bytes than the pattern is the beginning of it.
+        // SAFETY: the arguments are the kernel's (docs/ABI.md), and the makers of the views vouched for the memory. On
+        // little-endian CPUs, an argument that is narrower than the pattern is its beginning.
         return unsafe {
             let order = plan.order as u32;
             queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, patterns.one, order])
         };
     }
-    // SAFETY: the plan is of these views, over memory that their makers vouched for.
+    // SAFETY: the plan was made from these views, whose makers vouched for their memory.
     unsafe { tiled::launch(queue, plan, Operation::Unpack(patterns), elements, src.data()) }
 }
 
-/// The contiguous kernel that packs by this rule, if there is one.
+/// Returns the kernel for contiguous memory that packs by this rule, if there is one.
 fn contiguous_packing(rule: BitRule) -> Option<&'static Kernel> {
     const SIGNS: [Dtype; 4] = [Dtype::F16, Dtype::BF16, Dtype::F32, Dtype::F64];
     if (rule.first_zero, rule.span) == (0, 0) {

@@ -1,4 +1,4 @@
-//! The argument of the kernels that take any layout (kernels/tiled.cuh): a plan in lines, cut into tiles.
+//! Argument of the kernels for any layout (kernels/tiled.cuh): a plan in lines, cut into tiles.
 
 use crate::{
     bits::plan::{BitPlan, bytes_for},
@@ -23,26 +23,26 @@ pub enum Operation {
     Unpack(Patterns),
 }
 
-/// Bytes of a tile, as a power of 2: of the largest tile, and of one where there is so little work that a large GPU
-/// needs more blocks.
+/// Binary logarithms of a tile's bytes: of the largest tile, and of a tile for less than `LITTLE_WORK` bytes, where a
+/// large GPU needs more thread blocks.
 const LOG_TILE: u32 = 12;
 const LOG_SMALL_TILE: u32 = 10;
 const LITTLE_WORK: u64 = 4 << 20;
 
-/// Lines of a tile, as a power of 2: at most, and where neighbouring elements are of neighbouring lines. There a tile
-/// has a cache line of bools from each row of memory, and 32 bytes of bits of each line.
+/// Binary logarithms of a tile's lines: the maximum, and the number if neighbouring elements are in neighbouring lines.
+/// Such a tile has a cache line of bools from each row of memory, and 32 bytes of bits of each line.
 const MOST_LOG_LINES: u32 = 8;
 const LOG_LINES_ACROSS: u32 = 7;
 
 kernel_structs! {
-    /// As the kernels declare it: at most 4096 bytes, passed by value.
+    /// Argument as the kernels declare it: at most 4096 bytes, passed by value.
     struct Strided: gc_strided_plan {
         src: *const u8,
         dst: *mut u8,
         lines: u64,
-        /// Of a line.
+        /// Number of elements of a line.
         elements: u64,
-        /// Of a line, or of all where they are joined.
+        /// Number of bytes of a line; of all lines if they are joined.
         bytes: u64,
         first_byte: u64,
         element_stride: i64,
@@ -53,16 +53,16 @@ kernel_structs! {
         tiles: Divisor,
         size: u32,
         order: u32,
-        /// 1: every element lies at a multiple of its size.
+        /// 1: every element is aligned to its size.
         aligned: u32,
-        /// 1: the bits of each line follow those of the line before.
+        /// 1: the bits of each line follow the bits of the line before.
         joined: u32,
         log_lines: u32,
         log_bytes: u32,
-        /// 1: neighbouring elements, or bytes, are of neighbouring lines.
+        /// 1: neighbouring elements, or bytes, are in neighbouring lines.
         across: u32,
         bytes_across: u32,
-        /// 1: elements of four neighbouring lines are an aligned word.
+        /// 1: elements of four neighbouring lines form an aligned word.
         words: u32,
         reserved: u32,
         n_line_loops: u32,
@@ -72,25 +72,25 @@ kernel_structs! {
     }
 }
 
-/// Which of a row's bytes, and whether with its elements.
+/// Part of a row's bytes that a launch writes or reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// All, with zeros behind.
+    /// All bytes, with zeros after the last bit.
     All,
-    /// Those with bits of elements.
+    /// Bytes with bits of elements.
     Bits,
-    /// What is behind, zeros.
+    /// Bytes after them, which are zeros.
     Zeros,
 }
 
-/// Packs or unpacks. `elements` and `bytes` are where the first row's begin.
+/// Packs or unpacks. `elements` and `bytes` are the addresses of the first row's elements and bytes.
 ///
 /// # Safety
 /// The plan and the addresses describe memory that a kernel may use until it is done.
 pub unsafe fn launch(
     queue: &mut Queue, plan: &BitPlan, operation: Operation, elements: *mut u8, bytes: *mut u8,
 ) -> Result<()> {
-    // A line of a row of several loops has only the bytes with its bits, so those behind are work of their own.
+    // The lines of a row of several loops have only bytes with bits, so the zeros after them need another launch.
     let needed = bytes_for(plan.elements.count());
     let is_padded = matches!(operation, Operation::Pack(_)) && plan.bytes.count() > needed;
     let parts: &[Part] =
@@ -172,7 +172,7 @@ impl Strided {
             plan.rows.as_slice().iter().for_each(|row| rows.push(row.count, row.strides));
         }
         if strided.joined == 0 {
-            // Lines that lie close together next to each other, in whatever order the loops were.
+            // The sort makes lines that are close in memory neighbours, whatever the order of the loops was.
             rows.sort_by_step();
         }
         strided.lines = rows.count() as u64;
@@ -185,8 +185,8 @@ impl Strided {
         strided
     }
 
-    /// The lines of a row of several loops: rounds of the innermost. They have bytes of their own if they cover whole
-    /// bytes.
+    /// Adds the lines of a row of several loops: one for all rounds of the innermost loop. Lines have bytes of their
+    /// own if they cover whole bytes; otherwise they are joined.
     fn put_lines_of_row(&mut self, loops: &[Loop<1>], lines: &mut Loops<2>) {
         let around = &loops[..loops.len() - 1];
         let mut step = around.iter().map(|item| item.count).product::<i64>() * (self.elements as i64 / 8);
@@ -201,7 +201,7 @@ impl Strided {
         }
     }
 
-    /// Says which neighbours lie closest in memory; `row` is the innermost loop over lines.
+    /// Determines which neighbours are closest in memory; `row` is the innermost loop over lines.
     fn put_directions(&mut self, row: &Loop<2>) {
         let [element_step, byte_step] = row.strides.map(i64::unsigned_abs);
         let bytes_across = self.joined == 0 && byte_step < self.byte_stride.unsigned_abs();
@@ -210,7 +210,7 @@ impl Strided {
         self.across = u32::from(across);
     }
 
-    /// Whether elements of a byte lie so that those of four neighbouring lines are an aligned word everywhere.
+    /// Returns true if elements have one byte, and the ones of four neighbouring lines always form an aligned word.
     fn is_of_words(&self, elements: *const u8, rows: &[Loop<2>]) -> bool {
         let Some((inner, outer)) = rows.split_last() else {
             return false;
@@ -224,7 +224,7 @@ impl Strided {
             && steps.all(|step| step % 4 == 0)
     }
 
-    /// Cuts the work into tiles, and says how many there are.
+    /// Cuts the work into tiles and returns their number.
     fn cut(&mut self, packs: bool) -> u64 {
         let per_line = if packs && self.joined == 0 { self.bytes } else { self.elements.div_ceil(8) };
         if self.lines == 0 || per_line == 0 {
@@ -234,7 +234,7 @@ impl Strided {
         let is_little = self.lines.saturating_mul(per_line) < LITTLE_WORK;
         let log_tile = if is_little { LOG_SMALL_TILE } else { LOG_TILE };
         let (all_lines, all_bytes) = (log(self.lines).min(MOST_LOG_LINES), log(per_line).min(log_tile));
-        // As many lines as the order of reading and writing needs, then as many bytes as there is room for, then lines.
+        // A tile gets the lines that the order of accesses needs, then as many bytes as fit, then more lines.
         let fewest = if self.across == 1 {
             LOG_LINES_ACROSS
         } else if self.bytes_across == 1 {
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::bits::plan::BitOrder;
 
-    /// Packing or unpacking elements of `size` bytes of these rows, elements and bytes: counts and strides.
+    /// Makes the argument for elements of `size` bytes from counts and strides; also returns its thread blocks.
     fn strided(
         packs: bool, size: usize, rows: &[(i64, [i64; 2])], elements: &[(i64, i64)], bytes: (i64, i64),
     ) -> (Strided, u64) {
@@ -314,7 +314,7 @@ mod tests {
             (true, [(3, 1), (16, 3)], (6, -2), 0),
             (true, [(3, 1), (15, 3)], (6, 1), 1),
             (false, [(3, 1), (16, 3)], (6, 1), 0),
-            (false, [(3, 1), (16, 3)], (5, 1), 1), // zeros for the byte that is missing
+            (false, [(3, 1), (16, 3)], (5, 1), 1), // the missing byte is unpacked to zeros
         ] {
             let (it, _) = strided(packs, 1, &[], &elements, bytes);
             assert_eq!((it.joined, it.lines), (joined, 3), "{elements:?} {bytes:?}");

@@ -1,7 +1,7 @@
 //! SIGNS
 //!
-//! Packs the sign of every element to a bit: bit = not (x < 0), so zeros of either sign and NaN give 1. The bits lie in
-//! chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al., 2018) on each rank:
+//! Packs the sign of every element to a bit: bit = not (x < 0), so zeros of either sign and NaN give 1. The bits are in
+//! chunks, as for gc_pack_chunks(). A step of signSGD with majority vote (Bernstein et al., 2018) on each rank:
 //!
 //! ```c
 //! gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
@@ -31,7 +31,7 @@ use crate::{
 use super::ops;
 
 /// Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
-/// comes first.
+/// is first.
 ///
 /// `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
 /// gc_pack_chunks().
@@ -75,22 +75,22 @@ pub unsafe extern "C" fn gc_unpack_signs(
     })
 }
 
-/// gc_pack_signs() into your memory.
+/// Packs like gc_pack_signs(), into your memory.
 ///
-/// `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
-/// are UNSUPPORTED_DTYPE here.
+/// `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(). The errors are the same, but here bool and
+/// integers in `src` are UNSUPPORTED_DTYPE.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_pack_signs_into(
     src: *const DLTensor, order: gc_bit_order_t, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        // SAFETY: the caller promises that `src` does not change during the call and nothing else uses `dst`'s memory.
         let (src, dst) = unsafe { (input::tensor("src", src)?, input::tensor("dst", dst)?) };
         ops::pack_signs_into(&src, to_order(order)?, &dst, Stream::from_raw(stream))
     })
 }
 
-/// Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
+/// Unpacks chunks of signs to your memory, as +scale where the bit is 1 and -scale where it is 0.
 ///
 /// `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
 /// float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read on
@@ -118,9 +118,9 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
     })
 }
 
-/// Takes a majority vote on every bit: the result is what more than half of the voters have.
+/// Takes a majority vote on every bit: the result is the bit that more than half of the voters have.
 ///
-/// In a tie (of an even number of voters) the bit is that of voter (byte index + turn) mod n_voters, so that ties do
+/// In a tie (of an even number of voters), the bit of voter (byte index + turn) mod n_voters decides, so that ties do
 /// not push all weights the same way. Pass another `turn` in each step, such as the number of the step, and the same
 /// one on all ranks that need the same result.
 ///
@@ -131,13 +131,13 @@ pub unsafe extern "C" fn gc_unpack_signs_into(
 /// - GC_STATUS_INVALID_ARGUMENT: there are no voters.
 /// - GC_STATUS_UNSUPPORTED_DTYPE: `src` or `dst` is not uint8.
 /// - GC_STATUS_SHAPE_MISMATCH: `src` is not two-dimensional, or `dst` has another shape than described.
-/// - GC_STATUS_NOT_CONTIGUOUS: the bytes of a voter, or those of `dst`, are not contiguous.
+/// - GC_STATUS_NOT_CONTIGUOUS: the bytes of a voter, or the bytes of `dst`, are not contiguous.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_vote_signs_into(
     src: *const DLTensor, turn: u64, dst: *mut DLTensor, stream: *mut c_void,
 ) -> gc_status_t {
     boundary(|| {
-        // SAFETY: the caller promises a tensor that stays as it is during the call, and one whose memory nothing else uses.
+        // SAFETY: the caller promises that `src` does not change during the call and nothing else uses `dst`'s memory.
         let (src, dst) = unsafe { (input::tensor("src", src)?, input::tensor("dst", dst)?) };
         ops::vote_signs_into(&src, turn, &dst, Stream::from_raw(stream))
     })

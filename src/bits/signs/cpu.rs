@@ -17,12 +17,12 @@ use crate::{
 
 use super::plan::Poll;
 
-/// A pointer that parts of the work share. What they read and write through it are the memory of views, whose makers
-/// vouched for it, and every part writes bytes of its own.
+/// Pointer that parts of the work share. They access only the memory of views, whose makers vouched for it, and every
+/// part writes bytes of its own.
 #[derive(Clone, Copy)]
 struct Shared<T>(*mut T);
 
-// SAFETY: see above.
+// SAFETY: see the comment above.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
@@ -31,12 +31,12 @@ impl<T> Shared<T> {
     }
 }
 
-/// Writes a scale, or minus it, for each bit in the bytes of `src` to the elements of `dst`. `plan` was made from these two
+/// Writes +scale or -scale to the elements of `dst` for each bit in the bytes of `src`. `plan` was made from these two
 /// views; there is one scale, or one for each row of `src`.
 pub fn unpack(plan: &BitPlan, dtype: Dtype, scales: &View<'_>, src: &View<'_>, dst: &View<'_>) {
     let first = Shared(scales.data().cast::<f32>());
     let patterns = |chunk: i64| {
-        // SAFETY: there is a scale of this number, at any address.
+        // SAFETY: `scales` has an element with this number; the read needs no alignment.
         Patterns::scaled(dtype, unsafe { first.get().add(chunk as usize).read_unaligned() })
     };
     if scales.elements() == 1 {
@@ -45,12 +45,12 @@ pub fn unpack(plan: &BitPlan, dtype: Dtype, scales: &View<'_>, src: &View<'_>, d
     cpu::unpack_chunks(plan, src.shape()[1], patterns, src, dst);
 }
 
-/// Writes what most voters, the rows of `src`, have in each bit. `poll` was made of `src`, and `dst` has as many bytes.
+/// Writes the majority of the voters, the rows of `src`, in each bit. `poll` was made from `src`; `dst` is as long.
 pub fn vote(poll: &Poll, src: &View<'_>, dst: &View<'_>) {
     vote_with(InstructionSet::chosen(), poll, src.data(), dst.data());
 }
 
-/// The same in memory that nobody else writes, on processors with these instructions.
+/// Votes in memory that nothing else writes, on a processor with the instructions of `set`.
 pub fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
     let (src, dst) = (Shared(src), Shared(dst));
     let read = poll.bytes.saturating_mul(poll.voters as i64);
@@ -59,7 +59,7 @@ pub fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
     };
     pool::run((read / BYTES_A_THREAD) as usize, parts_for, |index, parts| {
         let part = cut(poll.bytes, index, parts);
-        // SAFETY: the processor has the instructions of a set that was chosen; the rest is Shared's promise.
+        // SAFETY: the processor has the instructions of `set`, which was chosen for it; for the memory, see Shared.
         unsafe {
             vote_part(set, poll, src.get(), dst.get(), &part);
         }
@@ -71,35 +71,35 @@ multiversion! {
     fn vote_part(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) = vote_part_on;
 }
 
-// Votes are counted on the bits of a block at once: plane p has bit p of the count of each.
+// Votes are counted on all bits of a block at once: plane p has bit p of each bit's count.
 //
-//     votes on bit   0 1 2 3 ...      in an even number of voters the one in turn votes twice (see Poll)
+//     votes on bit   0 1 2 3 ...      with an even number of voters, the voter in turn votes twice (see Poll)
 //     plane 0        1 0 1 1
 //     plane 1        0 1 1 0
 //                    1 2 3 1 votes
 //
-// All loops over the words of a block are of a length that the compiler knows, and become vectors.
+// All loops over the words of a block have a constant length, so the compiler vectorizes them.
 
-/// Bytes of a block. Its planes, 8 KiB at most, stay in the first cache.
+/// Bytes of a block. Its planes take at most 8 KiB and fit in the L1 cache.
 const BLOCK: usize = 128;
 
 type Block = [u64; BLOCK / 8];
 
 const NOTHING: Block = [0; BLOCK / 8];
 
-/// Voters who are added together: seven full adders make one carry of eight votes.
+/// Number of voters that are added together: seven full adders make one carry of eight votes.
 const TOGETHER: usize = 8;
 
-/// In up to so many voters second votes are kept as the rows come by. In more they are gathered byte by byte: few beside
-/// what is read anyway.
+/// Maximum number of voters for which second votes are selected from the rows as they are read. With more voters,
+/// second votes are gathered byte by byte, which are few compared with all reads.
 const FEW: usize = 64;
 
-/// The bytes at which a voter is in turn, as a mask: it begins with one of them.
+/// Mask of the bytes at which a voter is in turn, beginning with such a byte.
 type Turns = [u8; FEW + BLOCK];
 
 /// # Safety
-/// `src` and `dst` are where the poll's voters and their result lie, at any alignment; the processor has the instructions
-/// that the caller was compiled for.
+/// `src` and `dst` are the addresses of the poll's voters and of their result, at any alignment; the processor has the
+/// instructions that the caller was compiled for.
 #[allow(clippy::extra_unused_type_parameters, reason = "multiversion! names the set of every loop")]
 #[inline(always)]
 unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
@@ -111,7 +111,7 @@ unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Rang
     let mut at = part.start;
     while at < part.end {
         let left = (part.end - at) as usize;
-        // SAFETY: the bytes from `at` on are there in each row, `left` of them, and so is room for them.
+        // SAFETY: each row has `left` bytes from byte `at` on, and `dst` has room for as many.
         unsafe {
             if left >= BLOCK {
                 let elected = elect::<true>(poll, &turns, src, at, BLOCK, &mut planes);
@@ -125,33 +125,33 @@ unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Rang
     }
 }
 
-/// What most voters have in the bits of `count` bytes from number `at` on: a WHOLE block of them, or fewer.
+/// Returns the majority in the bits of `count` bytes from byte `at` on: a WHOLE block, or fewer bytes.
 ///
 /// # Safety
-/// As for [`vote_part`], and each row has so many bytes there.
+/// See [`vote_part`]; each row has `count` bytes from byte `at` on.
 #[inline(always)]
 unsafe fn elect<const WHOLE: bool>(
     poll: &Poll, turns: &Turns, src: *const u8, at: i64, count: usize, planes: &mut [Block; 64],
 ) -> Block {
     let voters = poll.voters;
     let (even, few) = (voters.is_multiple_of(2), voters <= FEW as u64);
-    // Of the count that all of them and a second vote make.
+    // The count of all voters and a second vote has this number of bits.
     let used = (u64::BITS - (voters + 1).leading_zeros()) as usize;
     planes[..used].fill(NOTHING);
     let mut second = NOTHING;
-    // Of the voter who is next to be read: how many bytes before this block it was in turn, among FEW at most.
+    // The next voter to be read was in turn this number of bytes before the block; used for at most FEW voters.
     let mut behind = poll.in_turn(at as u64) as usize;
     let mut voter = 0;
     while voter < voters {
-        // The last ones alone: to add eight takes as long, however few of them there are.
+        // The last voters are added singly: adding fewer than eight together takes as long as adding eight.
         let some = if voters - voter < TOGETHER as u64 { 1 } else { TOGETHER };
         let mut rows = [NOTHING; TOGETHER];
         for row in &mut rows[..some] {
-            // SAFETY: this voter's bytes are there.
+            // SAFETY: this voter has `count` bytes from byte `at` on.
             *row = unsafe { read::<WHOLE>(src.offset(voter as isize * poll.stride as isize).add(at as usize), count) };
             voter += 1;
             if even && few {
-                // SAFETY: `behind` is less than FEW, so that a block from there on is within the turns.
+                // SAFETY: `behind` is less than FEW, so a block from there on is within `turns`.
                 let mask = unsafe { turns.as_ptr().add(behind).cast::<Block>().read_unaligned() };
                 keep(&mut second, row, &mask);
                 behind = if behind == 0 { voters as usize - 1 } else { behind - 1 };
@@ -173,10 +173,10 @@ unsafe fn elect<const WHOLE: bool>(
     reached(planes, voters / 2 + 1, used)
 }
 
-/// A WHOLE block of bytes, or so many and zeros behind them.
+/// Reads a WHOLE block of bytes, or `count` bytes, followed by zeros.
 ///
 /// # Safety
-/// They are there.
+/// `from` has these bytes.
 #[inline(always)]
 unsafe fn read<const WHOLE: bool>(from: *const u8, count: usize) -> Block {
     // SAFETY: `count` bytes can be read, a block of them if WHOLE; a block has room for more than `count`.
@@ -197,15 +197,15 @@ fn keep(kept: &mut Block, row: &Block, mask: &Block) {
     }
 }
 
-/// The bytes of those who are in turn.
+/// Writes the bytes of the voters in turn to `second`.
 ///
 /// # Safety
-/// As for [`elect`].
+/// See [`elect`].
 #[inline(always)]
 unsafe fn gather(poll: &Poll, src: *const u8, at: i64, count: usize, second: &mut Block) {
     let mut voter = poll.in_turn(at as u64);
     for index in 0..count {
-        // SAFETY: this byte of the voter is there, and the block has more than `count`.
+        // SAFETY: the voter has this byte, and the block has room for `count` bytes.
         unsafe {
             let from = src.offset(voter as isize * poll.stride as isize).add(at as usize + index);
             second.as_mut_ptr().cast::<u8>().add(index).write(from.read());
@@ -217,7 +217,7 @@ unsafe fn gather(poll: &Poll, src: *const u8, at: i64, count: usize, second: &mu
     }
 }
 
-/// Adds two bits and a third, whose place the sum takes: the carry.
+/// Adds `a` and `b` to `sum`, bit by bit, and returns the carries.
 #[inline(always)]
 fn add_two(sum: &mut u64, a: u64, b: u64) -> u64 {
     let either = a ^ b;
@@ -226,7 +226,7 @@ fn add_two(sum: &mut u64, a: u64, b: u64) -> u64 {
     carry
 }
 
-/// Adds the votes of some voters.
+/// Adds the votes of eight voters to the counts.
 #[inline(always)]
 fn add_together(planes: &mut [Block; 64], rows: &[Block; TOGETHER], used: usize) {
     let mut carries = NOTHING;
@@ -245,7 +245,7 @@ fn add_together(planes: &mut [Block; 64], rows: &[Block; TOGETHER], used: usize)
     add(planes, &mut carries, 3, used);
 }
 
-/// Adds to the counts from a plane on.
+/// Adds votes to the counts, from plane `from` on.
 #[inline(always)]
 fn add(planes: &mut [Block; 64], votes: &mut Block, from: usize, used: usize) {
     for plane in &mut planes[from..used] {
@@ -262,14 +262,14 @@ fn add(planes: &mut [Block; 64], votes: &mut Block, from: usize, used: usize) {
     }
 }
 
-/// The bits whose count is `least` or more.
+/// Returns the bits whose count is at least `least`.
 #[inline(always)]
 fn reached(planes: &[Block; 64], least: u64, used: usize) -> Block {
     let mut reached = [u64::MAX; BLOCK / 8];
     for (bit, plane) in planes[..used].iter().enumerate() {
         let all = if least >> bit & 1 == 1 { u64::MAX } else { 0 };
         for (reached, plane) in reached.iter_mut().zip(plane) {
-            // Both where the bit is 1, either where it is 0.
+            // The count reaches `least` with both bits where the bit of `least` is 1, with either where it is 0.
             *reached = (*reached & plane) | ((*reached | plane) & !all);
         }
     }

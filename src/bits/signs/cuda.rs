@@ -1,5 +1,5 @@
-//! Signs on CUDA: unpacking them to a scale and minus it, and votes. The structs are the kernels' arguments, as they
-//! declare them (kernels/signs.cu).
+//! Signs on CUDA: unpacking to +scale and -scale, and votes. The structs are the kernels' arguments, as
+//! kernels/signs.cu declares them.
 
 use std::ptr;
 
@@ -19,7 +19,7 @@ use crate::{
 use super::plan::Poll;
 
 kernel_structs! {
-    /// What the bits stand for.
+    /// Elements that bits are unpacked to.
     #[derive(Clone, Copy)]
     struct Signs: gc_signs {
         zero: u64,
@@ -30,7 +30,7 @@ kernel_structs! {
         order: u32,
     }
 
-    /// Elements at any strides.
+    /// Argument of unpacking to elements with any strides.
     struct Scattered: gc_scattered_signs {
         src: *const u8,
         dst: *mut u8,
@@ -71,7 +71,7 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
     launch_unpacking(queue, plan, signs, src, dst)
 }
 
-/// The same with a scale and minus it, which lie on the device: one, or one for each row of `src`.
+/// Unpacks like [`unpack`], to +scale and -scale. The scales are on the device: one, or one for each row of `src`.
 pub fn unpack_scaled(
     queue: &mut Queue, plan: &BitPlan, dtype: Dtype, scales: &View<'_>, src: &View<'_>, dst: &View<'_>,
 ) -> Result<()> {
@@ -97,7 +97,7 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, signs: Signs, src: &View<
     let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
     if plan.is_contiguous_at(elements.addr()) {
         let kernel = &SIGNS.unpack[plan.size.ilog2() as usize];
-        // SAFETY: the kernel's arguments, over memory that the makers of the views vouched for.
+        // SAFETY: the arguments are the kernel's, and the makers of the views vouched for the memory.
         return unsafe { queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, signs]) };
     }
     let (across, width) = neighbours(plan);
@@ -115,12 +115,12 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, signs: Signs, src: &View<
         loops: [DividedLoop::NONE; MAX_LOOPS],
     };
     scattered.n_loops = DividedLoop::put(&mut scattered.loops, plan.elements.as_slice().iter().copied());
-    // SAFETY: the kernel's argument, made of the plan of these views, over memory that their makers vouched for.
+    // SAFETY: the argument is the kernel's, made from the plan of these views, whose makers vouched for their memory.
     unsafe { queue.launch(&SIGNS.unpack_strided, count.div_ceil(8), &mut argument(&mut scattered)) }
 }
 
-/// How far apart in the bytes of bits those are whose elements are neighbours in memory, and how many there are in a
-/// line: of the loop with the narrowest stride, if all that is inside it covers whole bytes.
+/// Returns the distance, in bytes of bits, between elements that are neighbours in memory, and their number in a line.
+/// The line is the loop with the shortest stride, if the loops inside it cover whole bytes; otherwise both are 1.
 fn neighbours(plan: &BitPlan) -> (u64, u64) {
     let loops = plan.elements.as_slice();
     let narrowest = (0..loops.len()).rev().min_by_key(|&index| loops[index].strides[0].unsigned_abs());
@@ -131,9 +131,9 @@ fn neighbours(plan: &BitPlan) -> (u64, u64) {
     if inside % 8 == 0 { (inside as u64 / 8, loops[narrowest].count as u64) } else { (1, 1) }
 }
 
-/// Writes what most voters, the rows of `src`, have in each bit. `poll` was made of `src`, and `dst` has as many bytes.
+/// Writes the majority of the voters, the rows of `src`, in each bit. `poll` was made from `src`; `dst` is as long.
 pub fn vote(queue: &mut Queue, poll: &Poll, src: &View<'_>, dst: &View<'_>) -> Result<()> {
-    /// Whose count, with a second vote, fits the planes of the kernel for few.
+    /// Maximum number of voters whose count, with a second vote, fits the planes of the kernel for few voters.
     const FEW: u64 = 30;
     let (kernel, vector) = if poll.voters <= FEW { (&SIGNS.vote_few, 16) } else { (&SIGNS.vote_many, 4) };
     let apart = src.data().addr().wrapping_sub(dst.data().addr());
@@ -147,8 +147,8 @@ pub fn vote(queue: &mut Queue, poll: &Poll, src: &View<'_>, dst: &View<'_>) -> R
         aligned: u32::from(apart.is_multiple_of(vector) && poll.stride % vector as i64 == 0),
         reserved: 0,
     };
-    // One block more, for the ends.
+    // An additional thread block processes the ends.
     let items = (poll.bytes as u64).saturating_add(kernel.shape.items_per_block.into());
-    // SAFETY: the kernel's argument, over memory that the makers of the views vouched for.
+    // SAFETY: the argument is the kernel's, and the makers of the views vouched for the memory.
     unsafe { queue.launch(kernel, items, &mut argument(&mut vote)) }
 }

@@ -1,4 +1,4 @@
-//! Signs as bits: packing them, unpacking them to a scale and minus it, and votes.
+//! Signs as bits: packing, unpacking to +scale and -scale, and votes.
 #![forbid(unsafe_code)]
 
 use dlpark::ffi::DLDataType;
@@ -23,7 +23,7 @@ use crate::{
 
 use super::{cpu, cuda, plan::Poll};
 
-/// Not below zero is 1.
+/// Returns the rule that packs elements not below zero to 1; refuses all dtypes but floats.
 fn not_below_zero(src: &View<'_>) -> Result<BitRule> {
     let dtype = src.dtype();
     if !dtype.is_float() {
@@ -36,7 +36,7 @@ fn not_below_zero(src: &View<'_>) -> Result<BitRule> {
     Ok(BitRule::not_below_zero(dtype))
 }
 
-/// Checks that there is a -1 of this dtype, for the argument that has it.
+/// Checks that the dtype of an argument has the value -1.
 fn check_signed(name: &Name, dtype: Dtype) -> Result<()> {
     if dtype.is_signed() {
         return Ok(());
@@ -44,17 +44,17 @@ fn check_signed(name: &Name, dtype: Dtype) -> Result<()> {
     Err(error!(UnsupportedDtype, "{name}: {dtype} has no -1; floats and signed integers have"))
 }
 
-/// Signs of every element to `n_chunks` new tensors.
+/// Packs the sign of every element to `n_chunks` new tensors.
 pub fn pack_signs(src: &View<'_>, n_chunks: usize) -> Result<Outputs> {
     ops::pack_to_chunks(src, not_below_zero(src)?, n_chunks)
 }
 
-/// Signs of every element to the chunks that are the rows of `dst`.
+/// Packs the sign of every element to the chunks that are the rows of `dst`.
 pub fn pack_signs_into(src: &View<'_>, order: BitOrder, dst: &View<'_>, stream: Stream) -> Result<()> {
     ops::pack_rows_into(src, not_below_zero(src)?, order, dst, stream)
 }
 
-/// The chunks of `elements` signs to +1 and -1 in a new tensor.
+/// Unpacks chunks of `elements` signs to +1 and -1 in a new tensor.
 pub fn unpack_signs(chunks: &[View<'_>], elements: i64, dtype: DLDataType) -> Result<Outputs> {
     let name = Name::new("dtype");
     let dtype = Dtype::from_dlpack(&name, dtype)?;
@@ -62,7 +62,7 @@ pub fn unpack_signs(chunks: &[View<'_>], elements: i64, dtype: DLDataType) -> Re
     ops::unpack_from_chunks(chunks, elements, dtype, |_| Patterns::signs(dtype))
 }
 
-/// The chunks that are the rows of `src` to scales and minus them in `dst`: to +1 and -1 without any.
+/// Unpacks the chunks that are the rows of `src` to +scale and -scale in `dst`; to +1 and -1 without scales.
 pub fn unpack_signs_into(
     src: &View<'_>, scales: Option<&View<'_>>, order: BitOrder, dst: &View<'_>, stream: Stream,
 ) -> Result<()> {
@@ -92,7 +92,7 @@ pub fn unpack_signs_into(
     }
 }
 
-/// Checks that `scales` are one for all chunks, the rows of `src`, or one for each.
+/// Checks that `scales` has one element, or one for each chunk (a row of `src`).
 fn check_scales(scales: &View<'_>, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     if !dst.dtype().is_float() {
         return Err(error!(
@@ -116,7 +116,7 @@ fn check_scales(scales: &View<'_>, src: &View<'_>, dst: &View<'_>) -> Result<()>
     check_same_device(scales, src)
 }
 
-/// What more than half of the voters, the rows of `src`, have in each bit; in a tie what the one in turn has.
+/// Writes the bit of more than half of the voters, the rows of `src`; in a tie, the bit of the voter in turn.
 pub fn vote_signs_into(src: &View<'_>, turn: u64, dst: &View<'_>, stream: Stream) -> Result<()> {
     let poll = poll(src, turn)?;
     check_dtype(dst, &[Dtype::U8])?;
@@ -146,7 +146,7 @@ pub fn vote_signs_into(src: &View<'_>, turn: u64, dst: &View<'_>, stream: Stream
     }
 }
 
-/// The poll that `src` holds: [voters, bytes], each voter's bytes side by side.
+/// Returns the poll in `src`, of shape [voters, bytes]; refuses bytes of a voter that are not contiguous.
 fn poll(src: &View<'_>, turn: u64) -> Result<Poll> {
     check_dtype(src, &[Dtype::U8])?;
     let &[n_voters, bytes] = src.shape() else {

@@ -1,6 +1,6 @@
-//! Signs as elements, a scale where the bit is 1 and minus it where it is 0; and votes on them.
+//! Signs as elements, +scale where the bit is 1 and -scale where it is 0; and votes on them.
 //!
-//! Scales are rounded as `floats` does it, and a GPU does the same (kernels/signs.cu).
+//! Scales are rounded as in `floats`, and identically on a GPU (kernels/signs.cu).
 #![forbid(unsafe_code)]
 
 use crate::dlpack::{
@@ -10,7 +10,7 @@ use crate::dlpack::{
 };
 
 impl Patterns {
-    /// +1 and -1. `dtype` is a float or a signed integer.
+    /// Returns the patterns of +1 and -1. `dtype` is a float or a signed integer.
     pub fn signs(dtype: Dtype) -> Self {
         if dtype.is_float() {
             return Self::scaled(dtype, 1.0);
@@ -18,7 +18,7 @@ impl Patterns {
         Self { size: dtype.size, zero: u64::MAX >> (64 - 8 * dtype.size), one: 1 }
     }
 
-    /// A scale rounded to a float's dtype once, to nearest even, and minus that. NaN is the same NaN twice.
+    /// Returns the patterns of +scale and -scale, rounded once, to nearest even. For NaN, both are the same NaN.
     pub fn scaled(dtype: Dtype, scale: f32) -> Self {
         let one = rounded(dtype, scale);
         let sign = u64::from(!scale.is_nan()) << (8 * dtype.size - 1);
@@ -26,7 +26,7 @@ impl Patterns {
     }
 }
 
-/// The bits of a float32 in a float's format.
+/// Returns the bits of a float32 that is rounded to a float's dtype.
 fn rounded(dtype: Dtype, scale: f32) -> u64 {
     match (dtype.kind, dtype.size) {
         (Kind::Bfloat, _) => to_bf16(scale).into(),
@@ -36,23 +36,23 @@ fn rounded(dtype: Dtype, scale: f32) -> u64 {
     }
 }
 
-/// Voters who have as many bytes each, and vote on every bit.
+/// Majority vote on every bit of equally many bytes of each voter.
 #[derive(Clone, Copy, Debug)]
 pub struct Poll {
-    /// At least one.
+    /// Number of voters, at least one.
     pub voters: u64,
     pub bytes: i64,
-    /// From a voter's bytes to the next voter's.
+    /// Bytes from the beginning of a voter to the next voter's.
     pub stride: i64,
-    /// Who is in turn at byte 0, below `voters`; the next one at the next byte, and so on around. In an even number of
-    /// voters the one in turn votes twice: then there is no tie, and who has a majority without that keeps it.
+    /// Voter in turn at byte 0, below `voters`. At each next byte, the next voter is in turn, cyclically. With an even
+    /// number of voters, the voter in turn votes twice: that breaks ties and changes no majority.
     pub turn: u64,
 }
 
 impl Poll {
-    /// Who is in turn at a byte.
+    /// Returns the voter in turn at a byte.
     pub fn in_turn(&self, byte: u64) -> u64 {
-        // Neither is more than 2^63.
+        // The sum does not overflow, since both terms are below 2^63.
         (byte % self.voters + self.turn) % self.voters
     }
 }

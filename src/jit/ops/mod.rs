@@ -1,4 +1,4 @@
-//! Kernels that are compiled at run time: what is compiled when, and what runs.
+//! Compilation of kernels when a call needs them, and their launches.
 #![forbid(unsafe_code)]
 
 mod plan;
@@ -34,21 +34,21 @@ use variants::{Variant, Variants};
 /// The tensors of a call.
 pub type Views<'a> = ArrayVec<View<'a>, MOST>;
 
-/// What a call says beside its tensors.
+/// Options of a call.
 #[derive(Default)]
 pub struct Options<'a> {
-    /// Elements that a kernel of raw parameters alone goes over; 0: not said.
+    /// Number of elements, for a kernel without inputs that are tensors; 0: not given.
     pub size: i64,
     /// Axes that are reduced; None: all.
     pub axes: Option<&'a [i32]>,
     pub keepdims: bool,
     pub workspace: Option<View<'a>>,
-    /// Of a GPU that need not be here; 0: that of the tensors.
+    /// Compute capability of a GPU that need not be present; 0: that of the tensors' GPU.
     pub capability: i32,
 }
 
 pub struct Call<'a> {
-    /// Inputs first.
+    /// Tensors of the call, inputs first.
     pub views: &'a Views<'a>,
     pub inputs: usize,
     pub options: Options<'a>,
@@ -61,25 +61,25 @@ pub enum Purpose {
     Prepare,
 }
 
-/// A kernel, and what it was compiled to so far.
+/// Kernel, and the code compiled for it so far.
 pub struct Kernel {
     definition: Definition,
-    /// Whether elements are to be gone through in the order of C, those of each output and those of all outputs.
+    /// True if loops must keep C order: those over the elements of an output, and those over all outputs.
     ordered: [bool; 2],
     nvrtc: jit::Handle,
     use_disk: bool,
     variants: Variants,
-    /// Held while something is compiled or loaded, so that it is so once.
+    /// Lock held while code is compiled or loaded, so that this happens once.
     making: Mutex<()>,
-    /// What NVRTC said, the latest last. Those that a caller was given stay as long as the kernel.
+    /// Logs of NVRTC, the newest last. A log that a caller has stays as long as the kernel.
     logs: Mutex<Logs>,
 }
 
-/// What NVRTC said, each text once.
+/// Logs of NVRTC, each text once.
 #[derive(Default)]
 struct Logs {
     texts: Vec<CString>,
-    /// Whether a caller was given the last one.
+    /// True if a caller has the last log.
     is_given: bool,
 }
 
@@ -106,14 +106,14 @@ impl Kernel {
         }
     }
 
-    /// What NVRTC said last; it stays as long as the kernel.
+    /// Returns NVRTC's last log, which stays valid as long as the kernel.
     pub fn log(&self) -> *const c_char {
         let mut logs = lock(&self.logs);
         logs.is_given = true;
         logs.texts.last().map_or(c"".as_ptr(), |log| log.as_ptr())
     }
 
-    /// Runs it, or makes ready to.
+    /// Runs the kernel, or compiles and loads it for a run.
     pub fn call(&self, call: &Call<'_>, stream: Stream, purpose: Purpose) -> Result<()> {
         let (mut plan, mut words) = (Plan::new(), Words::new());
         self.plan(call, &mut plan)?;
@@ -158,7 +158,7 @@ impl Kernel {
         queue.run_compiled(image, &mut words, launches, THREADS)
     }
 
-    /// An image that has these entries, where one is in the context.
+    /// Returns an image with these entries that is loaded in the context, if there is one.
     fn ready(
         &self, queue: &mut cuda::Queue, specialization: &Specialization, entries: Entries,
     ) -> Result<Option<&Image>> {
@@ -190,8 +190,8 @@ impl Kernel {
         Ok(image)
     }
 
-    /// Sees to it that entries are compiled; `making` is held. A source that does not compile is not compiled again,
-    /// unless it reads files, which may be mended.
+    /// Returns a variant with these entries, compiled now if there is none. `making` must be held. A source that does
+    /// not compile is not compiled again, unless it reads files, which may have changed.
     fn compiled(&self, capability: i32, specialization: &Specialization, entries: Entries) -> Result<&Variant> {
         if let Some(variant) = self.variants.find(capability, specialization, entries) {
             return variant.code().map(|_| variant);
@@ -244,7 +244,7 @@ impl Kernel {
         }
     }
 
-    /// Adds to what was compiled.
+    /// Adds a variant.
     fn keep(
         &self, capability: i32, specialization: Specialization, entries: Entries, code: jit::Compiled,
     ) -> Result<&Variant> {
@@ -260,9 +260,9 @@ impl Kernel {
         let Ok(log) = CString::new(bytes) else { return Ok(()) }; // there is no NUL left
         let mut logs = lock(&self.logs);
         if !logs.is_given {
-            logs.texts.pop(); // nobody has it
+            logs.texts.pop(); // no caller has it
         }
-        // As where NVRTC fails again and again. What moves is the pointer, not the text.
+        // NVRTC may fail repeatedly with the same log. The rotation moves pointers, not texts.
         if let Some(at) = logs.texts.iter().position(|before| *before == log) {
             logs.texts[at..].rotate_left(1);
             logs.is_given = true;

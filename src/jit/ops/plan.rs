@@ -1,4 +1,4 @@
-//! What a call's tensors are to the parameters, and what a run does with them. Refuses what does not fit.
+//! Plan of a call: bindings of its tensors to the parameters, checks, and launches.
 
 use arrayvec::ArrayVec;
 
@@ -16,25 +16,25 @@ use crate::{
 
 use super::{Call, Kernel, Options, Views};
 
-/// Most dimensions of a tensor of a raw parameter.
+/// Maximum number of dimensions of a raw parameter's tensor.
 const MOST_RAW_DIMENSIONS: usize = 32;
 
-/// What a call is once its tensors fit the parameters. Large: it is made where it stays.
+/// Plan of a call whose tensors fit the parameters. It is large, so it is constructed in place.
 pub struct Plan {
     pub specialization: Specialization,
-    /// Of the tensors.
+    /// Device of the tensors.
     pub device: Device,
     operands: ArrayVec<Operand, MOST>,
-    /// Over elements; in a reduction, over outputs.
+    /// Loops over elements; in a reduction, loops over outputs.
     kept: Nest,
-    /// Over the elements of an output of a reduction.
+    /// Loops over the elements of one output of a reduction.
     reduced: Nest,
     layout: Layout,
 }
 
 impl Plan {
-    /// Of no call yet.
-    #[inline(always)] // where it stays
+    /// Makes an empty plan.
+    #[inline(always)] // constructed in place, without a copy
     pub fn new() -> Self {
         Self {
             specialization: Specialization { bindings: ArrayVec::new(), many_loops: false },
@@ -48,7 +48,7 @@ impl Plan {
 }
 
 impl Kernel {
-    /// The parameter's name, in words for refusals: `inputs[0] (x)`.
+    /// Returns the parameter's name for messages: `inputs[0] (x)`.
     fn named(&self, index: usize) -> String {
         let name = &self.definition.parameters[index].name;
         let (list, at) = if index < self.definition.inputs {
@@ -59,7 +59,7 @@ impl Kernel {
         crate::ffi::error::sentence(format_args!("{list}[{at}] ({name})"))
     }
 
-    /// Makes the plan of a call. Refuses what does not fit; touches no memory.
+    /// Makes the plan of a call and checks its tensors. Touches no memory of tensors.
     pub fn plan(&self, call: &Call<'_>, plan: &mut Plan) -> Result<()> {
         for (list, given, expected) in [
             ("inputs", call.inputs, self.definition.inputs),
@@ -99,7 +99,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// How each parameter is bound; gives the device.
+    /// Determines the binding of each parameter. Returns the tensors' device.
     fn bindings(&self, views: &Views<'_>, anywhere: bool, bindings: &mut ArrayVec<Binding, MOST>) -> Result<Device> {
         let (mut device, mut first) = (Device::Cpu, None);
         for (index, (view, parameter)) in views.iter().zip(&self.definition.parameters).enumerate() {
@@ -158,8 +158,8 @@ impl Kernel {
         Ok(BindingKind::Raw { ndim: ndim as u8, contiguous: view.is_contiguous() })
     }
 
-    /// That tensors are of their parameters' types. Scalars become so, and say what a letter is only where no tensor
-    /// does.
+    /// Checks that tensors have their parameters' types. Scalars are cast to them. A scalar determines the dtype of a
+    /// letter only if no tensor has that letter.
     fn check_types(&self, bindings: &mut ArrayVec<Binding, MOST>) -> Result<()> {
         let resolved: ArrayVec<(Dtype, usize), MOST> = (0..bindings.len())
             .map(|index| match self.definition.parameters[index].of {
@@ -191,7 +191,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// That no output shares a byte with another tensor, unless it is an input, element for element.
+    /// Checks that no output overlaps another tensor, except an elementwise input with exactly the same elements.
     fn check_outputs(&self, views: &Views<'_>, bindings: &[Binding]) -> Result<()> {
         for output in self.definition.inputs..views.len() {
             let view = &views[output];
@@ -207,7 +207,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Puts the words of raw and scalar parameters.
+    /// Writes the words of raw and scalar parameters.
     fn put_values(views: &Views<'_>, bindings: &[Binding], to: &mut Words) {
         for (view, binding) in views.iter().zip(bindings) {
             match binding.kind {
@@ -227,12 +227,12 @@ impl Kernel {
         }
     }
 
-    /// Parameters that are tensors, by their indices.
+    /// Returns the indices of the parameters that are tensors.
     fn tensors<'b>(bindings: &'b [Binding]) -> impl Iterator<Item = usize> + Clone + 'b {
         (0..bindings.len()).filter(|&index| bindings[index].kind == BindingKind::Tensor)
     }
 
-    /// The size at an axis, counted from the last, of the shape that some tensors are broadcast to.
+    /// Returns the size of an axis, counted from the last, of the shape to which some tensors are broadcast.
     fn broadcast(
         &self, views: &Views<'_>, tensors: impl Iterator<Item = usize> + Clone, from_last: usize,
     ) -> Result<i64> {
@@ -258,7 +258,7 @@ impl Kernel {
         Ok(found.map_or(1, |(size, _)| size))
     }
 
-    /// Pushes a loop over an axis of the broadcast shape, counted from its last, or of the outputs.
+    /// Pushes a loop over one axis of the inputs and one of the outputs, each counted from the last; None: no axis.
     fn push(
         &self, nest: &mut Nest, views: &Views<'_>, bindings: &[Binding], count: i64,
         [of_inputs, of_outputs]: [Option<usize>; 2],
@@ -280,7 +280,7 @@ impl Kernel {
             return Err(error!(InvalidArgument, "options: axes, keepdims and workspace are for reductions"));
         }
         let all = Self::tensors(bindings);
-        // By the first output, which is written, or by what there is.
+        // Loops are sorted by the first output, which is written; if no output is a tensor, by the first tensor.
         let first = all.clone().position(|index| index >= self.definition.inputs).unwrap_or(0);
         nest.begin(all.clone().count(), (!self.ordered[0]).then_some(first));
         if all.clone().next().is_none() {
@@ -429,7 +429,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// The launches of a run, and the words of their argument; None where there is no element. Reads scalars.
+    /// Returns the launches of a run and writes their argument; None if there is no element. Reads scalars.
     pub fn launches(&self, plan: &Plan, call: &Call<'_>, words: &mut Words) -> Result<Option<Launches>> {
         let Plan { specialization, operands, kept, reduced, layout, .. } = plan;
         if kept.count() == 0 {
@@ -444,11 +444,11 @@ impl Kernel {
         loops::reduction(layout, &split, [kept, reduced], operands, values, partials, words).map(Some)
     }
 
-    /// Bytes of the workspace that a run takes.
+    /// Returns the bytes of the workspace that a run needs.
     pub fn workspace_bytes(&self, call: &Call<'_>) -> Result<i64> {
         let mut plan = Plan::new();
         self.plan(call, &mut plan)?;
-        // Without an output the elements may be too many to count.
+        // Without an output, the number of elements may have overflowed.
         if !self.definition.is_reduction || plan.kept.count() == 0 {
             return Ok(0);
         }
@@ -462,7 +462,7 @@ impl Kernel {
         bytes.ok_or_else(|| error!(SizeOverflow, "workspace: more than 2^63 - 1 bytes"))
     }
 
-    /// The address of the workspace, if one is needed.
+    /// Checks the workspace and returns its address; 0 if the caller gave none and none is needed.
     fn check_workspace(&self, call: &Call<'_>, bytes: i64) -> Result<u64> {
         let Some(workspace) = &call.options.workspace else {
             if bytes == 0 {
@@ -509,13 +509,13 @@ impl Kernel {
     }
 }
 
-/// An axis from the first, of one that may be counted from the last.
+/// Returns the index of an axis, which may be negative to count from the end; None if it is out of range.
 fn normalized(axis: i32, ndim: usize) -> Option<usize> {
     let axis = i64::from(axis) + if axis < 0 { ndim as i64 } else { 0 };
     usize::try_from(axis).ok().filter(|&axis| axis < ndim)
 }
 
-/// Whether two tensors are one, element for element.
+/// Returns true if two tensors have the same elements in the same places.
 fn is_same(one: &View<'_>, other: &View<'_>) -> bool {
     one.data() == other.data()
         && one.dtype() == other.dtype()

@@ -1,4 +1,4 @@
-//! What a kernel was compiled to so far.
+//! Variants of a kernel: the code compiled for it so far.
 
 use std::{iter, sync::OnceLock};
 
@@ -7,15 +7,15 @@ use crate::{
     jit::{self, cuda::Image, entries::Entries, layout::Specialization},
 };
 
-/// Some entries of a specialization, compiled.
+/// Compiled code of some entries of a specialization.
 pub struct Variant {
     pub capability: i32,
     pub specialization: Specialization,
     pub entries: Entries,
-    /// Machine code, or why there is none.
+    /// Code of the entries, or the error of their compilation.
     pub code: jit::Compiled,
     pub image: OnceLock<Image>,
-    /// What was compiled after it.
+    /// Variants that were added later.
     pub next: Variants,
 }
 
@@ -25,10 +25,10 @@ impl Variant {
     }
 }
 
-/// What was compiled, one after the other. None moves, and none goes before the kernel does: whoever found one holds no
-/// lock while it is launched.
+/// Append-only list of variants. A variant does not move and lives as long as the kernel, so that a launch needs no
+/// lock.
 #[derive(Default)]
-pub struct Variants(OnceLock<Vec<Variant>>); // of one: unlike a Box, a Vec says when there is no memory for it
+pub struct Variants(OnceLock<Vec<Variant>>); // one element: unlike a Box, a Vec can report a failed allocation
 
 impl Variants {
     fn first(&self) -> Option<&Variant> {
@@ -39,7 +39,7 @@ impl Variants {
         iter::successors(self.first(), |variant| variant.next.first())
     }
 
-    /// All that have these entries.
+    /// Returns all variants that contain these entries.
     pub fn serving<'a>(
         &'a self, capability: i32, specialization: &Specialization, entries: Entries,
     ) -> impl Iterator<Item = &'a Variant> {
@@ -50,7 +50,7 @@ impl Variants {
         })
     }
 
-    /// One that has them; or else these very ones, which failed: where all entries together do not compile, some may.
+    /// Returns a variant that contains these entries, or a failed one of exactly these: fewer may still compile.
     pub fn find<'a>(
         &'a self, capability: i32, specialization: &Specialization, entries: Entries,
     ) -> Option<&'a Variant> {
@@ -59,7 +59,7 @@ impl Variants {
         good.or_else(|| serving().find(|variant| variant.entries == entries))
     }
 
-    /// None where there is no memory.
+    /// Appends a variant; returns None if there is no memory.
     pub fn add(&self, variant: Variant) -> Option<&Variant> {
         let mut one = Vec::new();
         one.try_reserve_exact(1).ok()?;
@@ -75,7 +75,7 @@ impl Variants {
 
 impl Drop for Variants {
     fn drop(&mut self) {
-        // One after the other, not one inside the other: calls have little stack.
+        // The loop avoids recursive drops, since calls have little stack.
         let mut next = self.0.take();
         while let Some(mut one) = next {
             next = one.first_mut().and_then(|variant| variant.next.0.take());

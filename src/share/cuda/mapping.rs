@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Memory of a device that has no address by itself.
+/// Device memory that has no address of its own.
 pub(super) struct Allocation {
     pub(super) driver: &'static Driver,
     pub(super) handle: CUmemGenericAllocationHandle,
@@ -30,10 +30,10 @@ impl Allocation {
     pub(super) fn export(&self, bytes: u64, device: Device) -> Result<OwnedFd> {
         let mut number: c_int = -1;
         let place: *mut c_void = ptr::from_mut(&mut number).cast();
-        // SAFETY: room for a descriptor, which is what this type of handle is.
+        // SAFETY: `place` has room for a descriptor, which is what the driver writes for this type of handle.
         let code = unsafe { (self.driver.functions.cuMemExportToShareableHandle)(place, self.handle, AS_FILE, 0) };
         check(self.driver, code, "cuMemExportToShareableHandle", bytes, device)?;
-        // SAFETY: new, and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
         // SAFETY: the descriptor is open. The driver makes it without close-on-exec and has no flag for that, so a
         // program that another thread starts right now may inherit it; a duplicate would not change that.
@@ -44,17 +44,17 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: a handle that was made, imported or retained once.
+        // SAFETY: the handle was made, imported or retained once.
         unsafe { (self.driver.functions.cuMemRelease)(self.handle) };
     }
 }
 
-/// Addresses, and what is mapped there.
+/// Reserved addresses, and the parts that are mapped there.
 pub(super) struct Mapping {
     device: Device,
     pub(super) address: u64,
     bytes: u64,
-    /// The sizes of the parts that are mapped so far.
+    /// Bytes of each part that is mapped so far.
     parts: Vec<u64>,
 }
 
@@ -62,25 +62,25 @@ impl Mapping {
     pub(super) fn reserve(device: Device, bytes: u64, parts: usize) -> Result<Self> {
         let sizes = fallible::list(parts, "parts")?;
         let (driver, mut address) = (device.driver, 0);
-        // SAFETY: what the driver writes to is a local variable, which outlives the call.
+        // SAFETY: the driver writes to a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) };
         check(driver, code, "cuMemAddressReserve", bytes, device)?;
         Ok(Self { device, address, bytes, parts: sizes })
     }
 
-    /// Maps a part behind those before. There must be room for it in the list.
+    /// Maps a part after the parts that are mapped. The list must have room for it.
     pub(super) fn map(&mut self, allocation: &Allocation, bytes: u64) -> Result<()> {
         let at = self.address + self.parts.iter().sum::<u64>();
         let driver = self.device.driver;
         assert!(at + bytes <= self.address + self.bytes && self.parts.len() < self.parts.capacity());
-        // SAFETY: addresses of this reservation, where nothing is mapped yet.
+        // SAFETY: the addresses are of this reservation, and nothing is mapped there yet.
         let code = unsafe { (driver.functions.cuMemMap)(at, bytes as usize, 0, allocation.handle, 0) };
         check(driver, code, "cuMemMap", bytes, self.device)?;
         self.parts.push(bytes);
         Ok(())
     }
 
-    /// Lets devices read and write all of it.
+    /// Gives devices read and write access to all parts.
     pub(super) fn open_for(&self, devices: &[Device]) -> Result<()> {
         let driver = self.device.driver;
         let mut access = [Access { location_type: ON_DEVICE, location: 0, flags: READ_AND_WRITE }; 2];
@@ -88,7 +88,7 @@ impl Mapping {
             access.location = device.ordinal as c_int;
         }
         let count = devices.len().min(access.len());
-        // SAFETY: a mapping of so many bytes, and so many descriptions as the driver has them.
+        // SAFETY: the mapping has `bytes` bytes, and `access` has `count` structs with the driver's layout.
         let code = unsafe {
             (driver.functions.cuMemSetAccess)(self.address, self.bytes as usize, access.as_ptr().cast(), count)
         };
@@ -101,18 +101,18 @@ impl Drop for Mapping {
         let Functions { cuMemUnmap, cuMemAddressFree, .. } = &self.device.driver.functions;
         let (mut at, mut is_empty) = (self.address, true);
         for &bytes in &self.parts {
-            // SAFETY: mapped there by `map`, and nobody uses it any more.
+            // SAFETY: `map` mapped the part there, and nothing uses it any more.
             is_empty &= unsafe { cuMemUnmap(at, bytes as usize) } == 0;
             at += bytes;
         }
         if is_empty {
-            // SAFETY: reserved, and nothing is mapped there any more.
+            // SAFETY: the addresses are reserved, and nothing is mapped there any more.
             unsafe { cuMemAddressFree(self.address, self.bytes as usize) };
         }
     }
 }
 
-/// A CUmemAllocationProp, whose enums a newer driver may extend.
+/// CUmemAllocationProp, with integers for enums that a newer driver may extend.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AllocationProperties {
@@ -130,7 +130,7 @@ impl Default for AllocationProperties {
     }
 }
 
-/// A CUmemAccessDesc.
+/// CUmemAccessDesc, with integers for enums.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Access {
@@ -152,7 +152,7 @@ pub(super) fn check(driver: &Driver, code: c_int, call: &str, bytes: u64, device
     driver.check(code, format_args!("{call} of {bytes} bytes on {device}")).map_err(is_no_share)
 }
 
-/// What has no other reason: that the memory cannot be shared.
+/// Changes the general status Cuda to Share: the memory cannot be shared.
 pub(super) fn is_no_share(failure: Error) -> Error {
     match failure.status {
         Status::Cuda => Error { status: Status::Share, ..failure },
@@ -160,7 +160,7 @@ pub(super) fn is_no_share(failure: Error) -> Error {
     }
 }
 
-/// The same of what somebody else has said.
+/// Adds the likely cause to an error with memory that another process has sent.
 pub(super) fn said_to_be(failure: Error) -> Error {
     match failure.status {
         Status::Share => {

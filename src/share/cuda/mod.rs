@@ -1,11 +1,11 @@
-//! Memory of devices that several processes have.
+//! Device memory that several processes share.
 //!
 //! ```text
 //! from cuMemAlloc   as a whole, by a handle of 64 bytes; a process opens a handle once, and never one of its own
-//! from cuMemMap     part by part, each as a file; whoever has the file maps it, this process too
+//! from cuMemMap     part by part, each as a file, which any process that has it can map, including this one
 //! ```
 //!
-//! Everything is done in a context, but what is mapped by parts belongs to none.
+//! All functions work in a context, but memory that is mapped by parts belongs to none.
 
 mod mapping;
 mod opened;
@@ -32,37 +32,37 @@ use opened::Opened;
 
 pub use opened::{Handle, Sender};
 
-/// The most parts that memory is shared by.
+/// Maximum number of parts in which memory is shared.
 pub const MOST_PARTS: usize = 4096;
 
-/// A part of memory: so many bytes, as a file.
+/// Part of memory, as a file.
 pub struct Part {
     pub bytes: u64,
     pub file: OwnedFd,
 }
 
-/// How another process comes to memory.
+/// Means by which another process gets access to memory.
 pub enum Means {
-    /// As long as it is lent.
+    /// Handle, and a loan that keeps the memory for it.
     Handle(Handle, Lent),
     Parts(Vec<Part>),
 }
 
-/// Memory that another process can have.
+/// Memory that another process can import.
 pub struct Exported {
     pub uuid: Uuid,
-    /// Where it begins here.
+    /// Address of the memory in this process; 0 for a copy.
     pub address: u64,
     pub bytes: u64,
     pub means: Means,
 }
 
-/// While it lives, memory of this library stays and is used for nothing else. Where the memory is another's, it does
-/// nothing.
+/// Loan of memory. While it exists, memory of this library is neither freed nor reused. It has no effect on other
+/// memory.
 pub struct Lent {
     device: Device,
     address: u64,
-    /// The context of the block of this library that is returned; None: there is none.
+    /// Context of this library's block, which is returned on drop; None: there is no block.
     block: Option<u64>,
 }
 
@@ -71,12 +71,12 @@ impl Lent {
         Self { device, address, block: device.properties().cache.export(address) }
     }
 
-    /// For another who has the same memory.
+    /// Makes another loan of the same memory.
     pub fn again(&self) -> Self {
         Self::of(self.device, self.address)
     }
 
-    /// The memory stays for ever.
+    /// Keeps the memory for ever.
     pub fn never_ends(&mut self) {
         self.block = None;
     }
@@ -91,12 +91,12 @@ impl Drop for Lent {
 }
 
 impl Queue {
-    /// The device's name in every process.
+    /// Returns the device's identity, which is the same in every process.
     pub fn uuid(&self) -> Result<Uuid> {
         self.device.uuid()
     }
 
-    /// Exports the memory that the bytes from `begin` to `end` are in, when all work of the context on them is done.
+    /// Exports the memory that contains the bytes from `begin` to `end`, when all work of the context on them is done.
     pub fn export(&mut self, begin: u64, end: u64) -> Result<Exported> {
         self.finish()?;
         let driver = self.device.driver;
@@ -124,7 +124,7 @@ impl Queue {
             }
             let device = self.device_numbered(about.ordinal)?;
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
-            // SAFETY: what the driver writes to is a local variable, which outlives the call.
+            // SAFETY: the driver writes to a local variable, which outlives the call.
             let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, first) };
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
@@ -147,7 +147,7 @@ impl Queue {
         Ok(Exported { uuid, address, bytes, means: Means::Parts(parts) })
     }
 
-    /// Where the parts of memory lie that the bytes from `begin` to `end` are in, one behind the other.
+    /// Returns addresses and sizes of the adjacent parts of memory that contain the bytes from `begin` to `end`.
     fn ranges(&self, begin: u64, end: u64, instead: &str) -> Result<Vec<(u64, u64)>> {
         let (mut ranges, mut at) = (Vec::new(), begin);
         while at < end {
@@ -171,11 +171,11 @@ impl Queue {
         Ok(ranges)
     }
 
-    /// A part that begins at an address and has so many bytes, and the number of its device.
+    /// Exports the part with this address and size. Also returns the number of its device.
     fn export_part(&self, (address, bytes): (u64, u64), instead: &str) -> Result<(Part, c_int)> {
         let (driver, device, mut handle) = (self.device.driver, self.device, 0);
         let place = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: what the driver writes to is a local variable, which outlives the call.
+        // SAFETY: the driver writes to a local variable, which outlives the call.
         let code = unsafe { (driver.functions.cuMemRetainAllocationHandle)(&mut handle, place) };
         check(driver, code, "cuMemRetainAllocationHandle", bytes, device)
             .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
@@ -199,8 +199,8 @@ impl Queue {
         Ok((Part { bytes, file: allocation.export(bytes, device)? }, properties.location))
     }
 
-    /// New memory of so many bytes, at least one, that holds nothing else. `fill` writes it, and has done so when it
-    /// returns.
+    /// Exports new memory of `bytes` bytes, at least one, that contains nothing else. `fill` must have written the
+    /// memory when it returns.
     pub fn export_copy(&mut self, bytes: u64, fill: impl FnOnce(*mut u8) -> Result<()>) -> Result<Exported> {
         self.finish()?;
         let (driver, device) = (self.device.driver, self.device);
@@ -213,7 +213,7 @@ impl Queue {
         };
         let described: *const CUmemAllocationProp = ptr::from_ref(&properties).cast();
         let (mut step, mut handle) = (0, 0);
-        // SAFETY: the place and the properties outlive the call.
+        // SAFETY: `step` and the properties outlive the call.
         let code = unsafe {
             let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
             (driver.functions.cuMemGetAllocationGranularity)(&mut step, described, minimum)
@@ -231,7 +231,7 @@ impl Queue {
         mapping.open_for(&[device])?;
         if let Err(failure) = fill(ptr::with_exposed_provenance_mut(mapping.address as usize)) {
             if !is_unused(self.finish()) {
-                mem::forget(mapping); // what was enqueued may write it yet
+                mem::forget(mapping); // enqueued work may still write to it
             }
             return Err(failure);
         }
@@ -254,7 +254,7 @@ impl Queue {
         Ok(imported)
     }
 
-    /// Maps memory of another process on this device, part behind part.
+    /// Maps memory of another process on this device, part after part.
     pub fn map<'a>(
         &mut self, uuid: Uuid, parts: impl ExactSizeIterator<Item = (u64, BorrowedFd<'a>)>, bytes: u64,
     ) -> Result<Imported> {
@@ -264,12 +264,12 @@ impl Queue {
         for (bytes, file) in parts {
             let (driver, mut handle) = (device.driver, 0);
             let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
-            // SAFETY: the place outlives the call, and the file is open.
+            // SAFETY: `handle` outlives the call, and the file is open.
             let code = unsafe { (driver.functions.cuMemImportFromShareableHandle)(&mut handle, number, AS_FILE) };
             check(driver, code, "cuMemImportFromShareableHandle", bytes, device).map_err(said_to_be)?;
             mapping.map(&Allocation { driver, handle }, bytes).map_err(said_to_be)?;
         }
-        // What asks a pointer for its device is told the one that has the memory, and may use it there.
+        // A query for a pointer's device returns the device with the memory, so that device gets access, too.
         let opened = match owner {
             Some(owner) if owner.ordinal != device.ordinal => mapping.open_for(&[device, owner]),
             _ => mapping.open_for(&[device]),
@@ -278,7 +278,7 @@ impl Queue {
         Ok(Imported { device, home, memory: Some(Memory::Mapped(mapping)) })
     }
 
-    /// Memory of this process that has come back to it.
+    /// Imports memory of this process that was sent back to it.
     pub fn own(&mut self, uuid: Uuid, lent: Lent) -> Result<Imported> {
         if self.device.uuid()? != uuid {
             return Err(error!(
@@ -290,7 +290,7 @@ impl Queue {
         Ok(Imported { device, home, memory: Some(Memory::Own(lent)) })
     }
 
-    /// The device with this name, if this process is shown it and this queue's can reach its memory.
+    /// Returns the device with this identity, if it is visible here; refuses a device that this queue's cannot access.
     fn check_reach(&self, uuid: Uuid) -> Result<Option<Device>> {
         let (driver, device) = (self.device.driver, self.device);
         for ordinal in 0..driver.devices.len() {
@@ -300,7 +300,7 @@ impl Queue {
             }
             if ordinal != device.ordinal {
                 let (mut can, one, another) = (0, device.properties().handle, other.properties().handle);
-                // SAFETY: the place outlives the call; devices of the driver's.
+                // SAFETY: `can` outlives the call; both devices are the driver's.
                 let code = unsafe { (driver.functions.cuDeviceCanAccessPeer)(&mut can, one, another) };
                 driver.check(code, format_args!("cuDeviceCanAccessPeer of {device} and {other}"))?;
                 if can == 0 {
@@ -321,11 +321,11 @@ impl Queue {
     }
 }
 
-/// Memory that came by a message, of another process and mapped here, or of this one.
+/// Memory that a message described: of another process and mapped here, or of this process.
 pub struct Imported {
     device: Device,
     home: ContextRef,
-    /// None: given up.
+    /// None after the release.
     memory: Option<Memory>,
 }
 
@@ -336,7 +336,7 @@ enum Memory {
 }
 
 impl Imported {
-    /// Where it begins here.
+    /// Returns the address of the memory in this process.
     pub fn address(&self) -> u64 {
         match &self.memory {
             Some(Memory::Opened(opened)) => opened.address,
@@ -346,9 +346,9 @@ impl Imported {
         }
     }
 
-    /// Gives it up, once all work of the context that was enqueued before is done. False: that could not be waited for,
-    /// for want of memory, because a stream captures, or because the context is neither the primary nor the current one
-    /// and may have been destroyed. Then such work may use it yet, and it stays mapped for ever.
+    /// Releases the memory, once all work that was enqueued in the context before is done. Returns false if the wait
+    /// failed: for lack of memory, in a capture, or because the context is neither primary nor current and may be
+    /// destroyed. The memory then stays mapped for ever, since such work may still use it.
     pub fn release(mut self) -> bool {
         self.give_up()
     }
@@ -365,7 +365,7 @@ impl Imported {
             && opened.release_one()
         {
             self.home.give_back(self.device, || {
-                // SAFETY: opened in this context, which is current, and in no tensor any more.
+                // SAFETY: the memory was opened in this context, which is current, and no tensor uses it any more.
                 unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(opened.address) };
             });
         }
@@ -379,18 +379,18 @@ impl Drop for Imported {
     }
 }
 
-/// Whether no work runs any more, after a wait for it: also where the context is lost.
+/// Returns true if no work runs any more after a wait; this includes a lost context.
 fn is_unused(waited: Result<()>) -> bool {
     waited.map_or_else(|failure| failure.status == Status::ContextLost, |()| true)
 }
 
-/// What the driver knows of memory.
+/// Attributes of memory, from the driver.
 #[derive(Default)]
 struct About {
-    /// 0: nothing.
+    /// 0: the driver has no such memory.
     memory_type: c_uint,
     is_managed: bool,
-    /// It came from cuMemAlloc.
+    /// True if the memory is from cuMemAlloc.
     is_legacy: bool,
     pool: u64,
     ordinal: c_int,
@@ -409,7 +409,7 @@ impl About {
         ];
         let (mut asked, mut said) = (ASKED, [0u64; ASKED.len()]);
         let mut places = said.each_mut().map(|place| ptr::from_mut(place).cast::<c_void>());
-        // SAFETY: as many attributes as places, each with room for the largest of them. Any address may be asked about.
+        // SAFETY: each attribute has a place, with room for the largest attribute. Any address is allowed.
         let code = unsafe {
             let places = places.as_mut_ptr();
             (driver.functions.cuPointerGetAttributes)(ASKED.len() as c_uint, asked.as_mut_ptr(), places, address)
@@ -426,10 +426,10 @@ impl About {
     }
 }
 
-/// Where an allocation begins, and its bytes; of what is mapped by parts, those of a part.
+/// Returns address and size of the allocation that contains an address; for memory mapped by parts, of the part.
 fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     let (mut first, mut bytes) = (0, 0);
-    // SAFETY: the places outlive the call. Any address may be asked about.
+    // SAFETY: `first` and `bytes` outlive the call. Any address is allowed.
     let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut bytes, address) };
     driver.check(code, format_args!("cuMemGetAddressRange of {address:#x}")).map_err(is_no_share)?;
     Ok((first, bytes as u64))

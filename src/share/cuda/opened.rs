@@ -14,18 +14,17 @@ use crate::{
 
 use super::mapping::{check, said_to_be};
 
-/// What names memory from cuMemAlloc to another process.
+/// Handle by which another process opens memory from cuMemAlloc.
 pub type Handle = [u8; 64];
 
-/// The process that sent a handle, by its number and its beginning: once it has ended, the same handle may name other
-/// memory.
+/// Process that sent a handle, by its id and its start: once it has ended, the same handle may refer to other memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Sender {
     pub process: u32,
     pub started: u64,
 }
 
-/// Memory that was opened by its handle, by whoever asked first.
+/// Memory that was opened by its handle, by its first user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Opened {
     handle: Handle,
@@ -39,8 +38,8 @@ struct Open {
     tensors: usize,
 }
 
-/// What is open now. The driver is not called while this is locked, so two threads may open a handle side by side. Then
-/// it has two entries, and each is closed once: the driver counts, too.
+/// Memory that is open. The driver is not called while this is locked, so two threads may open a handle at the same
+/// time. The handle then has two entries, and each is closed once, because the driver also counts.
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 impl Opened {
@@ -56,13 +55,13 @@ impl Opened {
         let (driver, mut address) = (device.driver, 0);
         let named = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
         const ENABLE_PEER_ACCESS: c_uint = 1;
-        // SAFETY: the place outlives the call; the driver checks what the handle says.
+        // SAFETY: `address` outlives the call; the driver checks the handle.
         let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, named, ENABLE_PEER_ACCESS) };
         check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(said_to_be)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if open.try_reserve(1).is_err() {
             drop(open);
-            // SAFETY: `address` was opened above, and nobody else knows it.
+            // SAFETY: `address` was opened above, and nothing else uses it.
             unsafe { (driver.functions.cuIpcCloseMemHandle)(address) };
             return Err(error!(OutOfMemory, "cannot allocate a list of open memory"));
         }
@@ -70,7 +69,7 @@ impl Opened {
         Ok(memory(address))
     }
 
-    /// Drops one user. Returns whether it was the last one, which then closes the memory.
+    /// Removes one user. Returns true if it was the last one, which must then close the memory.
     pub(super) fn release_one(&self) -> bool {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = open.iter().position(|known| known.memory == *self) else { return false };
