@@ -1,18 +1,18 @@
-// Packing and unpacking bits: contiguous memory, and tiles of any layout.
-// Names, arguments and items are in README.md beside this file, launch shapes in src/cuda/module.rs.
+// Kernels that pack and unpack bits, in contiguous memory and in tiles of any layout. docs/ABI.md has their names,
+// arguments and items; launch shapes are in src/cuda/module.rs.
 //
-// Contiguous memory is cut into tiles. Packing, a tile is a warp's: UNITS units of 1024 elements. A lane loads 2, 4, 8
-// or 16 vectors of 16 bytes a unit, side by side across the warp; what bits they give become 32 words in the 32 lanes
-// by an exchange of fields; one store writes 128 bytes. Unpacking, a tile is a block's, and each lane writes vectors of
-// 16 bytes. The side that is written is aligned to whole cache lines by a *head* of less than one; the side that is
-// read is then anywhere, and is read at aligned addresses and shifted. Nothing outside the operands is touched: a tile
-// that would is *ragged* (tile.cuh) and has code of its own, and so are those of the block with the head.
+// Contiguous memory is cut into tiles. Packing: each warp has a tile of UNITS units of 1024 elements. A lane loads 2,
+// 4, 8 or 16 vectors of 16 bytes per unit, side by side across the warp. An exchange of fields turns their bits into 32
+// words in the 32 lanes; one store writes 128 bytes. Unpacking: each thread block has a tile, and each lane writes
+// vectors of 16 bytes. A *head* of less than a cache line aligns the written side to whole lines. The read side may
+// have any alignment; it is read at aligned addresses and shifted. No access leaves the operands: a tile that reaches
+// outside is *ragged* (tile.cuh) and has its own code, like the tiles of the thread block with the head.
 #include "unpack.cuh"
 #include "tiled.cuh"
 
 // ---- Packing contiguous elements
 
-// The bytes before the first whole line, at most 127, by the first block: 16 a warp, 4 elements a lane.
+// Packs the first thread block's head: at most 127 bytes before a whole line, 16 per warp, 4 elements per lane.
 template <typename R, typename T = typename R::element>
 __device__ __forceinline__ void pack_head(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
                                           unsigned bytes, unsigned order) {
@@ -33,15 +33,15 @@ __device__ __forceinline__ void pack_head(const T *__restrict__ src, unsigned ch
     if (lane < 16 && byte < bytes) dst[byte] = static_cast<unsigned char>(in_order(word, order) >> lane % 4 * 8);
 }
 
-// A warp's tile, which begins at byte number `byte` of dst; its first vector begins `shift` elements before it. A tile
-// that is not WHOLE may reach over the ends of src and dst, and its warp takes part in the head.
+// Packs a warp's tile, which begins at byte number `byte` of dst; its first vector begins `shift` elements before it. A
+// tile that is not WHOLE may reach over the ends of src and dst, and its warp takes part in the head.
 template <typename R, unsigned UNITS, bool WHOLE, typename T = typename R::element>
 __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
                                           u64 bytes, unsigned head, u64 byte, unsigned shift, unsigned order) {
     constexpr unsigned VECTORS = 2 * sizeof(T), A_VECTOR = 16 / sizeof(T), BEHIND = UNITS * UNIT;
     const unsigned lane = threadIdx.x % WARP;
     const u64 first = byte * 8;
-    // A lane's vectors, and the one behind the tile, which a shift needs.
+    // A warp loads its vectors, and the vector after the tile, which a shift needs.
     const T *from = src + (first - shift);
     const auto place = [&](unsigned u, unsigned k) { return ((u * VECTORS + k) * WARP + lane) * A_VECTOR; };
     uint4 loaded[UNITS][VECTORS], last = make_uint4(0, 0, 0, 0);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned ch
         if (shift) last = load_inside(from, BEHIND, inside);
         const T end = load_end<R>(from, inside, lane);
         if (head) pack_head<R>(src, dst, elements, head, order);
-        // Only now: it waits for memory, and what the head needs is to be under way by then.
+        // This waits for memory, so the loads of the head are issued before it.
         ends = pack_warp(bit_of<R>(from_memory(end)));
     }
     unsigned behind = 0;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned ch
             }
             fields = kept;
         }
-        // Now lane g * VECTORS + k holds word g of vector k of all lanes: to the lane of its number.
+        // Then lane g * VECTORS + k holds word g of vector k. The shuffle moves each word to the lane of its number.
         fields = transpose_fields<VECTORS>(fields, lane);
         words[u] = __shfl_sync(WHOLE_WARP, fields, lane % A_VECTOR * VECTORS + lane / A_VECTOR);
     }
@@ -113,20 +113,20 @@ __device__ __forceinline__ void pack_tile(const T *__restrict__ src, unsigned ch
     }
 }
 
-// Reads sizeof(T), writes 1/8 byte an element.
+// Reads sizeof(T) and writes 1/8 byte per element.
 template <typename R, unsigned UNITS, typename T = typename R::element>
 __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *__restrict__ dst, u64 elements,
                                      u64 bytes, unsigned order) {
     u64 head = (LINE - misalignment(dst, LINE)) % LINE;
     if (head > bytes) head = bytes;
     const u64 byte = head + thread_number() / WARP * (UNITS * LINE), first = byte * 8;
-    // The same for every tile: a tile begins a multiple of 16 bytes after the one before.
+    // The shift is the same for every tile, because a tile begins a multiple of 16 bytes after the one before.
     const unsigned shift = misalignment(src + first, 16) / sizeof(T);
     const bool whole = byte + UNITS * LINE <= bytes && first >= shift
-                    && first + UNITS * UNIT + (shift ? 16 / sizeof(T) : 0) <= elements;  // and the vector behind it
-    // The first block has the head too.
+                    && first + UNITS * UNIT + (shift ? 16 / sizeof(T) : 0) <= elements;  // and the vector after it
+    // The first thread block also has the head.
     if (blockIdx.x > 0) head = 0;
-    // Two copies of the code: with branches in one, small calls of whole tiles of bools took 4 % longer on an H200.
+    // The code exists twice: with branches in one copy, small calls of whole tiles of bools took 4 % longer on an H200.
     if (whole && head == 0) {
         pack_tile<R, UNITS, true>(src, dst, elements, bytes, 0, byte, shift, order);
     } else if (head || byte < bytes) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ void pack(const T *__restrict__ src, unsigned char *_
     }
 }
 
-// Units and threads: the best measured on an H200. Two blocks at least: left to itself the compiler halves the loads
-// that are under way to save registers, and spills.
+// Units and threads are the best measured on an H200. The minimum of two thread blocks keeps the compiler from halving
+// the loads in flight to save registers, and from spilling.
 #define PACK(name, rule, UNITS) \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const rule::element *src, unsigned char *dst, \
                                                                   u64 elements, u64 bytes, unsigned order) { \
@@ -152,7 +152,7 @@ PACK(gc_pack_signs_f64, SignF64, 1)
 
 // ---- Unpacking to contiguous elements: 0, or `one` (unpack.cuh)
 
-// Two stores: with one or four some widths or alignments are slower on an H200, by up to a tenth.
+// Two stores are best: with one or four some widths or alignments are slower on an H200, by up to a tenth.
 #define UNPACK(name, T) \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, \
                                                                u64 bytes, T one, unsigned order) { \
@@ -165,7 +165,7 @@ UNPACK(gc_unpack_u64, u64)
 
 // ---- Any layout, for the library alone (tiled.cuh). Items: tiles
 
-// Four blocks at least, so that enough loads are under way.
+// The minimum of four thread blocks keeps enough loads in flight.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) gc_pack_strided(const __grid_constant__ gc_strided_plan plan) {
     pack_any(plan);
 }

@@ -1,8 +1,8 @@
-// The block codecs: docs/NUMERICS.md 11 says what is computed, src/codec/cuda/ how it is launched.
+// Kernels of the block codecs. docs/NUMERICS.md 11 defines what they compute; src/codec/cuda/ launches them.
 //
-// Segments are cut into tiles and units as those of onebit.cu. A warp has all elements of its blocks, so that a call is
-// one launch: it writes scales, codes and errors, and the block that comes last of all the headers, for only then is it
-// known whether anything was not finite.
+// Segments are cut into tiles and units as in onebit.cu. A warp has all elements of its blocks, so a call is one
+// launch: it writes scales, codes and errors. The last thread block to finish writes all headers, because only then is
+// it known if anything was not finite.
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"
 #include "blocks_lanes.cuh"

@@ -1,4 +1,4 @@
-// Where blocks and raw elements lie in chunks, the check of chunks, and the end of a launch.
+// Places of blocks and raw elements in chunks, the check of chunks, and the end of a launch.
 #ifndef GRADCODEC_BLOCKS_CUH
 #define GRADCODEC_BLOCKS_CUH
 
@@ -10,27 +10,27 @@ __device__ __forceinline__ unsigned at_most_32_bits(u64 count) {
     return count < ~0u ? static_cast<unsigned>(count) : ~0u;
 }
 
-// A *place* is a block, or an element of a raw segment. Those of a tile follow one another in chunks: `left` in the
-// first, from number `number` on, then from the beginning of each chunk.
+// Places of a tile. A *place* is a block, or an element of a raw segment. The first chunk holds `left` places of the
+// tile, from place `number` on; each later chunk holds places from its beginning.
 struct Places {
     const gc_codec &codec;
-    u64 chunk, number;  // bytes to the first chunk
+    u64 chunk, number;  // offset of the first chunk, in bytes; first place in it
     unsigned left;
     bool raw;
-    unsigned first;     // the number of the first chunk
+    unsigned first;     // number of the first chunk
 
     __device__ __forceinline__ unsigned per_chunk() const {
         return at_most_32_bits(raw ? codec.chunk_raws : codec.chunk_bytes);
     }
-    // The chunk of place number j of the tile, how many behind the first, and its number there.
+    // later() counts the chunks before the chunk of place j of the tile; number_of() returns its number in the chunk.
     __device__ __forceinline__ unsigned later(unsigned j) const { return j < left ? 0 : 1 + (j - left) / per_chunk(); }
     __device__ __forceinline__ u64 number_of(unsigned j, unsigned later) const {
         return later == 0 ? number + j : j - left - (later - 1) * per_chunk();
     }
 };
 
-// The tile of a block codec: as tile_of(), with places in place of bytes. `serves`: it is known that this is a server's
-// half, of which each tile lies in one chunk.
+// Returns a tile of a block codec: like tile_of(), with places instead of bytes. `serves`: true if the caller is sure
+// that this is a server's half, where each tile lies in one chunk.
 __device__ __forceinline__ gc_tile tile_of_blocks(const gc_codec &codec, unsigned number, bool serves = false) {
     if (codec.n_segments != 1) return codec.tiles[number];
     gc_tile tile;
@@ -59,37 +59,37 @@ __device__ __forceinline__ Places places_of(const gc_codec &codec, const gc_tile
     return {codec, chunk, tile.to, tile.left, tile.unit == NO_UNIT, tile.chunk};
 }
 
-// What is known of a codec's blocks, but for what its codes stand for: one kernel serves all codecs, for each of its
-// own would be four times as much code, and the choice is the same for a whole launch.
+// Format of a codec's blocks, without the meaning of codes. One kernel serves all codecs, because a kernel per codec
+// would need four times as much code, and the branch is the same for a whole launch.
 struct Format {
     unsigned elements, scale_bytes, bytes;
     __device__ __forceinline__ explicit Format(unsigned kind)
         : elements(kind == CODEC_INT8 ? 64 : 32),
           scale_bytes(kind == CODEC_BF16 ? 0 : kind == CODEC_MXFP8 || kind == CODEC_MXFP4 ? 1 : 2),
           bytes(kind == CODEC_BF16 || kind == CODEC_INT8 ? 64 : kind == CODEC_MXFP8 ? 32 : 16) {}
-    // The block of an element.
+    // Returns the block of an element.
     __device__ __forceinline__ unsigned block(unsigned element) const { return element >> (elements == 64 ? 6 : 5); }
 };
 
-// The blocks of a warp's elements, which begin with block number `before` of the tile: `count` of them are there.
+// Blocks of a warp's elements: `count` blocks, from block `before` of the tile on.
 struct UnitBlocks {
     Format format;
     Places places;
     unsigned before, count;
 
-    // `at`, `elements`: of the tile, the first and how many.
+    // `at`: the warp's first element in the tile. `elements`: number of the warp's elements.
     __device__ __forceinline__ UnitBlocks(const gc_codec &codec, const gc_tile &tile, unsigned at, unsigned elements,
                                           bool serves = false)
         : format(codec.kind), places(places_of(codec, tile, serves)), before(format.block(at)),
           count(format.block(elements + format.elements - 1)) {}
 };
-// Those of them that lie in one chunk: `begin` to `end`. Bytes to the chunk; the number there of block number 0 of all,
-// as if that lay in this chunk, too.
+// Blocks `begin` to `end` of a warp, which lie in one chunk. `chunk`: offset of the chunk, in bytes. `number`: number
+// in this chunk that the warp's block 0 has, or would have if it lay there too.
 struct InChunk {
     unsigned begin, end, later;
     u64 chunk, number;
 
-    // All of them, which lie in the first.
+    // Takes all blocks of the warp, which must lie in the first chunk.
     __device__ __forceinline__ explicit InChunk(const UnitBlocks &blocks)
         : begin(0), end(blocks.count), later(0), chunk(blocks.places.chunk), number(blocks.places.number + blocks.before) {}
     __device__ __forceinline__ InChunk(const UnitBlocks &blocks, unsigned from)
@@ -104,7 +104,7 @@ struct InChunk {
         }
         end = left < blocks.count - begin ? begin + left : blocks.count;
     }
-    // Bytes from the chunk to the scale and to the codes of that block.
+    // scales() and codes() return the offsets of the scale and the codes of the warp's block 0 in the chunk, in bytes.
     template <unsigned C>
     __device__ __forceinline__ u64 scales() const { return HEADER + number * Block<C>::SCALE_BYTES; }
     template <unsigned C>
@@ -121,7 +121,7 @@ __device__ __forceinline__ void store_scale(unsigned char *scales, unsigned byte
     if (bytes == 2) reinterpret_cast<unsigned short *>(scales)[j] = static_cast<unsigned short>(scale);
 }
 
-// Chooses by the codec of a launch. `...`: what is done with its number, C.
+// Runs the statements `...` with the constant C, the codec of the launch.
 #define BY_CODEC(kind, ...) \
     if (kind == CODEC_BF16) { \
         constexpr unsigned C = CODEC_BF16; \
@@ -140,15 +140,15 @@ __device__ __forceinline__ void store_scale(unsigned char *scales, unsigned byte
         __VA_ARGS__; \
     }
 
-// Where raw element number i of a tile lies, counted as above.
+// Returns the offset of raw element i of a tile, in bytes, counted like Places::chunk.
 __device__ __forceinline__ u64 place_of_raw(const gc_codec &codec, const Places &places, unsigned i) {
     const unsigned later = places.later(i);
     return places.chunk + later * codec.stride + codec.raws_at + 4 * places.number_of(i, later);
 }
 
-// ---- Whether a chunk is right
+// ---- Check of a chunk
 
-// What the header of a chunk is to be, by a word a lane of the lower half or the upper one, each for a chunk.
+// Expected header of a chunk, a word per lane of a half-warp. The two half-warps may check different chunks.
 struct Header {
     unsigned expected;
     __device__ __forceinline__ Header(const gc_codec &codec, unsigned number, unsigned lane)
@@ -159,7 +159,7 @@ struct Header {
     static __device__ __forceinline__ unsigned load(const unsigned char *chunk, unsigned lane) {
         return reinterpret_cast<const unsigned *>(chunk)[lane % HEADER_WORDS];
     }
-    // The bits that differ, and the flags that those of one chunk or several give.
+    // different() returns the bits that differ; flags() the flags for the differing bits of one or more chunks.
     __device__ __forceinline__ unsigned different(unsigned word) const { return word ^ expected; }
     static __device__ __forceinline__ unsigned flags(unsigned different, unsigned lane) {
         const unsigned may_differ = lane % HEADER_WORDS == FLAGS_WORD ? +NONFINITE : 0u;
@@ -171,16 +171,15 @@ __device__ __forceinline__ unsigned look_at_header(const gc_codec &codec, const 
     return Header::flags(Header(codec, number, lane).different(Header::load(chunk, lane)), lane);
 }
 
-// ---- Usual numbers
+// ---- Usual blocks
 //
-// All that encode writes of finite blocks, but for those whose scale is 2^100 and more: what a code stands for is
-// x * scale with floats that are quick to make of it. The product is exact, so that it may be a part of a fused
-// multiply-add.
+// A finite block that encode has written is *usual* if its scale is below 2^100. The value of a code is then x * scale,
+// with floats that are quick to compute. The product is exact, so it may be part of a fused multiply-add.
 
-// Whether blocks are: all that it has looked at.
+// Detects a block that is not usual among all that look_at() was called for.
 template <unsigned C>
 struct Rare {
-    unsigned scale, bits;  // the largest magnitude, as it is stored; carries
+    unsigned scale, bits;  // largest magnitude of a scale, as stored; carries
     __device__ __forceinline__ Rare() : scale(0), bits(0) {}
     __device__ __forceinline__ void look_at(unsigned memory) {
         const unsigned magnitude = Block<C>::SCALE_BYTES == 1 ? memory : memory & 0x7fff;
@@ -190,7 +189,7 @@ struct Rare {
     __device__ __forceinline__ void look_at(const Codes<C, N> &codes) {
 #pragma unroll
         for (unsigned k = 0; k < Codes<C, N>::WORDS; k++) {
-            // A carry out of an exponent of ones, or out of all but the sign.
+            // The sum carries if an exponent is all ones (BF16), or if all bits but the sign are ones (MXFP8).
             if (C == CODEC_BF16) bits |= (codes.words[k] & 0x7f807f80u) + 0x00800080u;
             if (C == CODEC_MXFP8) bits |= (codes.words[k] & 0x7f7f7f7fu) + 0x01010101u;
         }
@@ -201,7 +200,7 @@ struct Rare {
         return scale < LIMIT && (bits & CARRIES) == 0;
     }
 };
-// a & mask ^ other, which ptxas makes two instructions of where mask and other are constants both.
+// Returns a & mask ^ other in one instruction. ptxas would use two if mask and other are both constants.
 __device__ __forceinline__ unsigned masked_xor(unsigned a, unsigned mask, unsigned other) {
 #ifdef __CUDA_ARCH__
     unsigned result;
@@ -212,29 +211,29 @@ __device__ __forceinline__ unsigned masked_xor(unsigned a, unsigned mask, unsign
 #endif
 }
 
-// One of two float16 side by side: made once for both, which the compiler does not see by itself.
+// Converts one of two adjacent float16. The pair is computed once for both, which the compiler would not do by itself.
 __device__ __forceinline__ float half_of(unsigned pair, unsigned upper) {
     return from_f16(static_cast<unsigned short>(in_register(pair) >> 16 * upper));
 }
 
-// Codes of N neighbours, 4 or 8, of a block.
+// Decodes N neighbouring codes, 4 or 8, of a usual block.
 template <unsigned C, unsigned N>
 struct Usual {
     float s;
-    // Of a scale as it is stored, and a power of two from 2^-7 to 1 that is a factor of all: but for BF16.
+    // `memory`: scale as stored. `factor`: a power of two from 2^-7 to 1 for all values; ignored for BF16.
     __device__ __forceinline__ Usual(unsigned memory, float factor) : s(1) {
-        // Of E8M0 only the exponent, with what makes up for codes that are read as float16: never that of a denormal.
+        // An E8M0 scale is only an exponent. MORE compensates for codes read as float16. The result is never denormal.
         constexpr unsigned MORE = C == CODEC_MXFP8 ? 8 : 14;
         if (Block<C>::IS_E8M0) s = __uint_as_float((memory << 23) + (__float_as_uint(factor) - ((127 - MORE) << 23)));
         else if (C != CODEC_BF16) s = __fmul_rn(scale_from_memory<C>(memory), factor);
     }
-    // With the scale of another lane. By the whole warp.
+    // Returns this decoder with the scale of lane `from`. The whole warp calls it.
     __device__ __forceinline__ Usual of_lane(unsigned from) const {
         Usual other = *this;
         if (C != CODEC_BF16) other.s = __shfl_sync(WHOLE_WARP, s, from);
         return other;
     }
-    // of(m, x, scale): number m is x * scale.
+    // Calls of(m, x, scale) for each code; the value of code m is x * scale.
     template <typename Of>
     __device__ __forceinline__ void each(const Codes<C, N> &codes, Of of) const {
 #pragma unroll
@@ -243,21 +242,21 @@ struct Usual {
                 const unsigned word = codes.words[m / 2 % Codes<C, N>::WORDS];
                 of(m, __uint_as_float(m % 2 ? word & 0xffff0000u : word << 16), 1);
             } else if (C == CODEC_INT8) {
-                // 2^23 and a number of few bits side by side are their sum.
+                // The bits of 2^23 joined with a number of few bits are their sum.
                 const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS] ^ 0x80808080u;
                 of(m, __fsub_rn(__uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650 | m % 4)), 8388736), s);
             } else if (C == CODEC_INT4) {
-                // The same where a nibble lies: its last place is 1 in a float of 2^(23 - at).
+                // The nibble stays where it lies: in a float of 2^(23 - at) its last bit counts 1.
                 const unsigned word = m < 4 ? codes.words[0] : codes.words[0] >> 16, at = m % 4 * 4;
                 const unsigned sum = masked_xor(word, 0xfu << at, (150u - at) << 23 | 8u << at);
                 of(m, __fsub_rn(__uint_as_float(sum), static_cast<float>((0x800000u >> at) + 8u)), s);
             } else if (C == CODEC_MXFP8) {
-                // The fields of float16, 2^8 times too small. Not by the instruction that converts two of them: ptxas
-                // 12.9 lets the next one read what it gives a cycle too early.
+                // These are the fields of float16, 2^8 times too small. The instruction that converts two of them is
+                // not used: ptxas 12.9 lets the next instruction read its result a cycle too early.
                 const unsigned word = codes.words[m / 4 % Codes<C, N>::WORDS], high = m % 2 ? word : word << 8;
                 of(m, half_of((high & 0x80008000u) | (high >> 1 & 0x3f803f80u), m % 4 / 2), s);
             } else {
-                // The same, 2^14 times too small, with nibbles m and m + 4 side by side.
+                // These are fields of float16, 2^14 times too small, with nibbles m and m + 4 side by side.
                 const unsigned word = codes.words[0], at = m % 4 * 4;
                 const unsigned fields = at < 12 ? word << (9 - at % 12) : word >> 3;
                 of(m, half_of((word << (12 - at) & 0x80008000u) | (fields & 0x0e000e00u), m / 4), s);
@@ -266,12 +265,12 @@ struct Usual {
     }
 };
 
-// ---- Where chunks are written
+// ---- Destination of chunks
 
-// HERE: one behind the other. AWAY: each to the rank that it is for, or one to all ranks. WHOLE: one behind the other,
-// to all ranks. It asks again at each store: to keep addresses would take registers that an encode has not.
+// HERE: consecutive memory. AWAY: each chunk to its rank, or one chunk to all ranks. WHOLE: consecutive chunks, to all
+// ranks. Target computes addresses at each store: an encode has no registers to keep them.
 //
-// There is no fence here; blocks_together.cuh has it. Stores to other ranks' memory have ended when their launch has.
+// There is no fence here; blocks_together.cuh has it. Stores to other ranks' memory are complete when their launch is.
 // The next launch signals with release semantics for the whole system, and each rank acquires the signal before it
 // reads. There is a barrier between a rank's reads of an area and the next writes to it (peers.rs), so no rank reads
 // what is being written.
@@ -282,21 +281,21 @@ struct Target {
     unsigned char *dst;
     const gc_way &way;
 
-    // A rank that has given up writes nothing, for the others do not know it yet.
+    // Returns the number of copies of a chunk: 0 after a failed barrier, which other ranks may not have noticed.
     __device__ __forceinline__ unsigned copies() const {
         if (!PEERS) return 1;
         return way.peers->broken ? 0 : PEERS == WHOLE || codec.half == SERVER ? way.peers->world : 1;
     }
-    // What a place in a chunk is counted from, `chunk` bytes before it begins. `number`: of the chunk.
+    // Returns the base address of offsets, `chunk` bytes before the chunk begins. `number`: the chunk's number.
     __device__ __forceinline__ unsigned char *base(unsigned number, unsigned copy, u64 chunk) const {
         if (!PEERS) return dst;
-        // Each rank begins with the next one, so that no link has to wait for another.
+        // Each rank begins with the next rank, so that no link waits for another.
         const gc_peers &peers = *way.peers;
         if (PEERS == WHOLE) return in_global_memory(peers.buffers[(peers.rank + 1 + copy) % peers.world]) + way.at;
         return in_global_memory(peers.buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
     }
-    // Which tile a block has. Neighbouring blocks have tiles of different chunks where these go to different ranks, so
-    // that no link has to wait for another.
+    // Returns this thread block's tile. If chunks go to different ranks, neighbouring thread blocks have tiles of
+    // different chunks, so that no link waits for another.
     __device__ __forceinline__ unsigned tile() const {
         if (!PEERS || codec.half == SERVER) return blockIdx.x;
         const unsigned each = gridDim.x / codec.n_chunks, turn = blockIdx.x / codec.n_chunks;
@@ -306,7 +305,7 @@ struct Target {
 
 // ---- The end of a launch
 
-// Of a block the first warp waits here for all others; these go on.
+// Makes the first warp of a thread block wait for all other warps, which continue.
 __device__ __forceinline__ void wait_in_first_warp() {
 #ifdef __CUDA_ARCH__
     if (threadIdx.x < WARP) asm volatile("bar.sync 1, %0;" : : "n"(+THREADS) : "memory");
@@ -316,7 +315,7 @@ __device__ __forceinline__ void wait_in_first_warp() {
 #endif
 }
 
-// By a warp, before its block arrives: the flags that it has found, which nearly always are none.
+// Records the flags that a warp has found, nearly always none. A warp calls it before its thread block arrives.
 __device__ __forceinline__ void note(const gc_codec &codec, unsigned found) {
     if (__any_sync(WHOLE_WARP, found != 0)) {
         const bool corrupt = __any_sync(WHOLE_WARP, found & CORRUPT), nonfinite = __any_sync(WHOLE_WARP, found & NONFINITE);
@@ -328,21 +327,21 @@ __device__ __forceinline__ void note(const gc_codec &codec, unsigned found) {
     }
 }
 
-// By all threads of a block that has found all flags that it will find; it need not have stored everything. Returns to
-// thread 0 how many blocks arrived before.
+// Counts a thread block as arrived; returns to thread 0 how many arrived before it. All threads call it when the thread
+// block has found all its flags; it may still have to store.
 __device__ __forceinline__ unsigned arrive(const gc_codec &codec, unsigned found) {
     note(codec, found);
     wait_in_first_warp();
     return threadIdx.x == 0 ? atomicInc(codec.counter, gridDim.x - 1) : 0;
 }
 
-// Zeros from byte `begin` of a chunk to byte `end`, by a warp.
+// Zeroes bytes `begin` to `end` of a chunk. A warp calls it.
 __device__ __forceinline__ void clear(unsigned char *chunk, u64 begin, u64 end, unsigned lane) {
 #pragma unroll 1
     for (u64 at = begin + lane; at < end; at += WARP) chunk[at] = 0;
 }
 
-// Writes all of a chunk but what it has of elements. By a warp.
+// Writes all of a chunk except its scales, codes and raw elements. A warp calls it.
 __device__ __forceinline__ void store_frame(const gc_codec &codec, const Format &format, unsigned char *chunk,
                                             unsigned chunk_number, unsigned flags, unsigned lane) {
     if (lane < HEADER_WORDS) {
@@ -359,13 +358,13 @@ __device__ __forceinline__ void store_frame(const gc_codec &codec, const Format 
     clear(chunk, codec.raws_at + raws * 4, codec.stride, lane);
 }
 
-// A server's, in the state that is written. By one thread.
+// Advances a server's turn in the state that is written. One thread calls it.
 __device__ __forceinline__ void begin_next_turn(const gc_codec &codec, unsigned valid, unsigned to) {
     const u64 turn = reinterpret_cast<const u64 *>(codec.state[valid])[TURN_WORD / 2];
     reinterpret_cast<u64 *>(codec.state[to])[TURN_WORD / 2] = turn + 1;
 }
 
-// By one thread, when all blocks have arrived: ends the step of the state. Returns the flags of what they have written.
+// Ends the state's step; returns the flags for the chunks. One thread calls it after all thread blocks have arrived.
 __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
     gc_control &control = *codec.control;
     __threadfence();
@@ -375,14 +374,14 @@ __device__ __forceinline__ unsigned conclude(const gc_codec &codec) {
         if (control.pending >> codec.half & 1) commit(control, false);
         if (!(corrupt && codec.half == SERVER)) control.pending |= 1u << codec.half;
     }
-    // A payload that did not arrive was not kept, as a corrupt one is not, but it does not count as corrupt.
+    // A missing payload leaves the state as it was, like a corrupt one, but the flag is NONFINITE.
     const unsigned flags = corrupt && !control.broken ? +CORRUPT : corrupt ? +NONFINITE : found & NONFINITE;
     if (flags) set_flags(codec, flags);
     if (codec.half == SERVER && !corrupt) begin_next_turn(codec, valid, codec.policy == TRANSACTIONAL ? valid ^ 1 : valid);
     return flags;
 }
 
-// What a launch writes of chunks to ranks, copy by copy: the place of number i, and the number of its chunk.
+// Returns the address of copy i, counted over all chunks and ranks, and its chunk's number in `number`.
 template <unsigned PEERS>
 __device__ __forceinline__ unsigned char *copy_of(const Target<PEERS> &target, unsigned i, unsigned &number) {
     const gc_codec &codec = target.codec;
@@ -392,8 +391,8 @@ __device__ __forceinline__ unsigned char *copy_of(const Target<PEERS> &target, u
     return target.base(number, i / codec.chunks, at) + at;
 }
 
-// By the first warp of every block, with the number that arrive() gave: the last one to arrive writes headers, what fills
-// chunks up, and what is known of the state.
+// Writes headers, padding and gc_control, in the last thread block to arrive. The first warp of every thread block
+// calls it with the number that arrive() returned.
 template <unsigned PEERS>
 __device__ __forceinline__ void finish_blocks(const Target<PEERS> &target, unsigned number) {
     const gc_codec &codec = target.codec;
@@ -418,7 +417,7 @@ __device__ __forceinline__ float value_of(const unsigned char *values, unsigned 
     return V::of(reinterpret_cast<const typename V::element *>(values)[i], dtype);
 }
 
-// Stores one, and sets a flag if it is not finite.
+// Stores a raw element, and sets a flag if it is not finite.
 template <unsigned PEERS>
 __device__ __forceinline__ void store_raw(const Target<PEERS> &target, const Places &places, unsigned i, float x,
                                           unsigned &found) {

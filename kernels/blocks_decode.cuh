@@ -1,10 +1,10 @@
-// Decoding.
+// Decode kernels of the block codecs.
 #ifndef GRADCODEC_BLOCKS_DECODE_CUH
 #define GRADCODEC_BLOCKS_DECODE_CUH
 
 #include "blocks.cuh"
 
-// fl(fl(v / divisor) * m). What is usual is neither.
+// Computes fl(fl(v / divisor) * m). Usually divisor and m are 1.
 struct Divided {
     float divisor, m;
     bool plain;
@@ -14,13 +14,13 @@ struct Divided {
     __device__ __forceinline__ float of(float v) const { return plain ? v : __fmul_rn(__fdiv_rn(v, divisor), m); }
 };
 
-// A result of 16 bits. To float16 a finite value is at most 65504 in magnitude.
+// Rounds a result to 16 bits. A finite value becomes at most 65504 in magnitude in float16.
 __device__ __forceinline__ unsigned short to_16(float x, unsigned dtype) {
     if (dtype == BFLOAT16) return to_bf16(x);
     if (is_finite(x)) x = fminf(fmaxf(x, -65504), 65504);
     return to_f16(x);
 }
-// A result, and whether it is finite.
+// Returns the bit pattern of a result; `finite` becomes true if the result is finite.
 template <typename T>
 __device__ __forceinline__ unsigned pattern_of(float x, unsigned dtype, bool &finite) {
     const unsigned pattern = sizeof(T) == 4 ? __float_as_uint(canonical(x)) : to_16(x, dtype);
@@ -28,7 +28,7 @@ __device__ __forceinline__ unsigned pattern_of(float x, unsigned dtype, bool &fi
     finite = (pattern & infinity) != infinity;
     return pattern;
 }
-// 16 bytes of results that are finite.
+// Returns 16 bytes of results that are finite.
 __device__ __forceinline__ uint4 usual_results(const float (&v)[4], unsigned) {
     return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
 }
@@ -43,7 +43,7 @@ __device__ __forceinline__ uint4 usual_results(const float (&v)[8], unsigned dty
     return make_uint4(to_f16_pair(x[0], x[1]), to_f16_pair(x[2], x[3]), to_f16_pair(x[4], x[5]), to_f16_pair(x[6], x[7]));
 }
 
-// Raw elements of the part of a tile that a block has, one a thread: a chunk's at a time, as blocks are.
+// Decodes raw elements `first` to `end` of a tile, one per thread, by chunks. Returns true if a result is not finite.
 template <typename T, bool ADD>
 __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile &tile, const Divided &by, T *to,
                                            unsigned first, unsigned end, bool broken) {
@@ -73,18 +73,18 @@ __device__ __forceinline__ bool decode_raw(const gc_decode &call, const gc_tile 
     return found;
 }
 
-// Stores rows of vectors that are not aligned, or not all there, one row after the other.
+// Stores rows of vectors that are misaligned or incomplete, one row after the other.
 template <typename T>
 struct MovedRows {
     enum : unsigned { N = 16 / sizeof(T) };
     T *to;
-    unsigned behind, lane;  // bytes behind an aligned vector: whole elements
-    uint4 last;             // of the row before, in lane 0
+    unsigned behind, lane;  // behind: misalignment of `to`, in bytes: whole elements
+    uint4 last;             // last vector of the row before, in lane 0
 
     __device__ __forceinline__ MovedRows(T *at, unsigned bytes, unsigned number)
         : to(at), behind(bytes), lane(number), last() {}
 
-    // Some of a vector's elements: from number `begin` to `end`. For what is at an edge.
+    // Stores elements `begin` to `end` of a vector at an edge.
     __device__ __forceinline__ void some(T *at, uint4 v, unsigned begin, unsigned end) const {
         const unsigned words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -92,21 +92,21 @@ struct MovedRows {
             if (m >= begin && m < end) at[m] = static_cast<T>(words[m * sizeof(T) / 4] >> m * sizeof(T) * 8 % 32);
         }
     }
-    // Of a row that is aligned, those that are among the first `count` of all.
+    // Stores the elements of an aligned row that are among the first `count` of all elements.
     __device__ __forceinline__ void first(unsigned row, uint4 v, unsigned count) const {
         const unsigned at = (row * WARP + lane) * N;
         if (at + N <= count) reinterpret_cast<uint4 *>(to)[row * WARP + lane] = v;
         else some(to + at, v, 0, at < count ? count - at : 0);
     }
-    // Of a row that is not aligned. A lane stores the aligned vector that lies between: of the end of its neighbour's
-    // and the beginning of its own.
+    // Stores a misaligned row. A lane stores the aligned vector that has the end of its neighbour's vector and the
+    // beginning of its own.
     __device__ __forceinline__ void store(unsigned row, uint4 own, bool is_last) {
         const unsigned from = (lane + WARP - 1) % WARP;
         const uint4 given = make_uint4(__shfl_sync(WHOLE_WARP, own.x, from), __shfl_sync(WHOLE_WARP, own.y, from),
                                        __shfl_sync(WHOLE_WARP, own.z, from), __shfl_sync(WHOLE_WARP, own.w, from));
         const uint4 before = lane == 0 ? last : given;
         last = given;
-        // The last `behind` bytes of the one, the first of the other: the last four of these words, moved by 8, 4, 2.
+        // The last four words, shifted by 8, 4, 2 bytes, are `behind` bytes of `before`, then the first of `own`.
         const bool eight = behind & 8;
         unsigned words[6] = {eight ? before.x : before.z, eight ? before.y : before.w, eight ? before.z : own.x,
                              eight ? before.w : own.y,    eight ? own.x : own.z,       eight ? own.y : own.w};
@@ -126,19 +126,19 @@ struct MovedRows {
     }
 };
 
-// What a warp decodes: N neighbours a lane in each of ROWS rows.
+// Decoder of a warp's elements: N neighbours per lane in each of ROWS rows.
 template <typename T, bool ADD>
 struct Decoder {
     enum : unsigned { N = 16 / sizeof(T), ROWS = ADD ? 4 : 32 / N, A_WARP = ROWS * WARP * N };
     const gc_decode &call;
     const UnitBlocks &blocks;
     const Divided &by;
-    uint4 *stage;           // a vector a lane
+    uint4 *stage;           // a vector per lane
     T *to;
     unsigned lane, count;   // elements
     bool broken;
 
-    // What is there of a row. `whole`: of vectors.
+    // Loads the existing values of a row. `whole`: as vectors.
     __device__ __forceinline__ void get(unsigned row, bool whole, float (&old)[4]) const {
         if (whole) {
             const uint4 x = reinterpret_cast<const uint4 *>(to)[row * WARP + lane];
@@ -153,25 +153,25 @@ struct Decoder {
         }
     }
 
-    // Of a row of codes that begin at `from` for this lane; those of a block that has an element are all there.
+    // Loads a row of codes, the lane's from `from` on. A block with an element has all of its codes.
     template <typename OfRow>
     __device__ __forceinline__ void load_what_is_there(OfRow &codes, const unsigned char *from, unsigned row) const {
         codes = OfRow();
         if ((row * WARP + lane) * N < count) codes.load(from + row * WARP * OfRow::BYTES);
     }
 
-    // Brings to the L2 cache, for each block, what lies 2 MiB behind its codes, nearly always codes that a later one reads:
-    // few reads among many writes cost more than their bytes. `codes`: this lane's.
+    // Prefetches to the L2 cache, once per thread block, the bytes 2 MiB after its codes: nearly always codes of a
+    // later thread block. Few reads among many writes cost more than their bytes. `codes`: this lane's codes.
     template <unsigned C>
     __device__ __forceinline__ void bring_what_comes(const unsigned char *codes) const {
         constexpr unsigned AHEAD = 2 << 20, BYTES = WARPS * A_WARP * Block<C>::BITS / 8;
         if (threadIdx.x != 0) return;
-        const unsigned char *from = codes + AHEAD;  // whole vectors, as all codes of a unit
+        const unsigned char *from = codes + AHEAD;  // whole vectors, like all codes of a unit
         if (from + BYTES <= call.payload + call.codec.n_chunks * call.codec.stride) prefetch_as_loaded(from, BYTES);
     }
 
-    // Where all lies in one chunk, or whole rows in two, the chunks are right, the blocks are usual, and there is no
-    // divisor or factor: gives whether that is so, and otherwise nothing is done. All loads are under way before one is
+    // Decodes if all blocks lie in one chunk, or whole rows in two; the chunks are right; the blocks are usual; and
+    // divisor and factor are 1. Otherwise it does nothing and returns false. All loads are issued before the first is
     // waited for.
     template <unsigned C>
     __device__ __forceinline__ bool decode(const InChunk &piece, unsigned chunk_number, bool &found) const {
@@ -188,7 +188,7 @@ struct Decoder {
             const InChunk rest(blocks, piece.end);
             if (!whole || rest.end != blocks.count) return false;
             const unsigned char *const second = call.payload + rest.chunk;
-            // The upper half of the warp looks at the header of the second chunk.
+            // The upper half of the warp checks the header of the second chunk.
             header = Header::load(lane < HEADER_WORDS ? chunk : second, lane);
             if (lane >= HEADER_WORDS) chunk_number += rest.later - piece.later;
             const unsigned char *const scales = lane < piece.end ? chunk + piece.scales<C>() : second + rest.scales<C>();
@@ -250,7 +250,7 @@ struct Decoder {
             }
             return true;
         }
-        // As a loop, for it is long: the next row becomes the first.
+        // The code is long, so this is a loop: the next row becomes the first.
         MovedRows<T> rows(to, behind, lane);
 #pragma unroll 1
         for (unsigned row = 0; row < ROWS; row++) {
@@ -268,7 +268,7 @@ struct Decoder {
         return true;
     }
 
-    // Anything: a row at a time. Gives whether what is not finite was met.
+    // Decodes any blocks, a row at a time. Returns true if a result is not finite.
     __device__ __forceinline__ bool decode_any(const InChunk &piece, bool corrupt) const {
         const unsigned char *chunk = call.payload + piece.chunk;
         const T *staged = reinterpret_cast<const T *>(stage);
@@ -291,7 +291,7 @@ struct Decoder {
                 if (ADD) x = __fadd_rn(old[m % 4], x);
                 bool finite;
                 words[m * sizeof(T) / 4] |= pattern_of<T>(x, call.dtype, finite) << m * sizeof(T) * 8 % 32;
-                // What fills a block up is not looked at.
+                // Padding of a block does not count.
                 found |= !finite && piece.has(j) && (row * WARP + lane) * N + m < count;
             }
             // Neighbouring lanes store neighbouring elements.
@@ -308,8 +308,8 @@ struct Decoder {
     }
 };
 
-// What a block decodes of a tile, from element number `first` on. `stage`: of the block. Gives whether what is not
-// finite was met.
+// Decodes a thread block's elements of a tile, from number `first` on. `stage`: shared memory of the thread block.
+// Returns true if a result is not finite.
 template <typename T, bool ADD>
 __device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile &tile, unsigned first, uint4 *stage,
                                             bool broken) {
@@ -331,11 +331,11 @@ __device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile
         to += at;
         const D decoder = {call, blocks, by, stage + threadIdx.x / WARP * WARP, to, lane, count, broken};
         if (count == 0) return found;
-        // Nearly always all lies in one chunk, and is usual.
+        // Nearly always all blocks lie in one chunk and are usual.
         const InChunk all(blocks, 0);
         bool done;
         BY_CODEC(codec.kind, done = decoder.template decode<C>(all, tile.chunk + all.later, found))
-        // Otherwise what lies in a chunk at a time.
+        // Otherwise the loop decodes a chunk at a time.
 #pragma unroll 1
         for (unsigned begin = 0; !done && begin < blocks.count;) {
             const InChunk piece(blocks, begin);
@@ -349,7 +349,7 @@ __device__ __forceinline__ bool decode_tile(const gc_decode &call, const gc_tile
     return found;
 }
 
-// Each chunk's header is looked at once for what it says, also of those without elements. `block`: this one's number.
+// Checks each chunk's header once and sets its flags, also if it has no elements. `block`: this thread block's number.
 __device__ __forceinline__ void check_headers(const gc_decode &call, unsigned block) {
     const gc_codec &codec = call.codec;
     const unsigned lane = threadIdx.x % WARP;
@@ -361,8 +361,8 @@ __device__ __forceinline__ void check_headers(const gc_decode &call, unsigned bl
     }
 }
 
-// Reads a code an element and a scale a block, writes an element, or reads and writes a float32. Block: a tile, a unit
-// a warp, in rows of vectors of 16 bytes; or half of that.
+// Reads a code per element and a scale per block; writes an element, or reads and writes a float32. A thread block
+// decodes a tile, a warp a unit, in rows of 16-byte vectors; with ADD half of that.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode_blocks(const gc_decode &call) {
     constexpr unsigned A_BLOCK = WARPS * Decoder<T, ADD>::A_WARP, SPLIT = TILE / A_BLOCK;

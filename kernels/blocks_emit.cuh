@@ -1,10 +1,10 @@
-// From the numbers of a warp's blocks to scales, codes and errors: what an encode and a reduce share.
+// Makes scales, codes and errors from the numbers of a warp's blocks, in an encode and in a reduce.
 #ifndef GRADCODEC_BLOCKS_EMIT_CUH
 #define GRADCODEC_BLOCKS_EMIT_CUH
 
 #include "blocks.cuh"
 
-// The errors of a unit: as words, for their dtype is known at run time. Lane l has N neighbours in each of 32 / N rows.
+// Errors of a unit, as words: their dtype is known at run time. A lane has N neighbours in each of 32 / N rows.
 template <unsigned N>
 struct Errors {
     enum : unsigned { ROWS = 32 / N };
@@ -25,7 +25,7 @@ struct Errors {
             for (unsigned m = 0; m < N / 2; m++) words[k][m] = v.words[m];
         }
     }
-    // `size`: 4 or 2 bytes an element, or 0.
+    // Loads the errors. `size`: 4 or 2 bytes per element, or 0.
     __device__ __forceinline__ void load(const unsigned char *from, unsigned size, unsigned lane) {
         if (size == 4) {
 #pragma unroll
@@ -36,7 +36,7 @@ struct Errors {
         }
     }
     static __device__ __forceinline__ void step_load(Words<2 * N> &to, const unsigned char *from) { ::load(to, from); }
-    // As float32.
+    // Converts the errors to float32.
     __device__ __forceinline__ void widen(unsigned size) {
         if (size != 2) return;
 #pragma unroll
@@ -50,15 +50,15 @@ struct Errors {
     }
     __device__ __forceinline__ float at(unsigned k, unsigned m) const { return __uint_as_float(words[k][m]); }
 };
-// One of them.
+// Returns one error as float32.
 __device__ __forceinline__ float error_at(const unsigned char *errors, unsigned size, unsigned i) {
     return size == 4 ? reinterpret_cast<const float *>(errors)[i]
                      : from_bf16(reinterpret_cast<const unsigned short *>(errors)[i]);
 }
 
-// Stores a row of float32, N neighbours a lane. Vectors that a lane has two of lie apart, which runs at half the speed:
-// so neighbouring lanes give each other one of them, and each store is of neighbouring vectors.
-// `there`: whether the lane's are to be stored, and so its neighbour's.
+// Stores a row of float32, N neighbours per lane. Two vectors of a lane lie apart from its neighbours' vectors, and
+// storing them so runs at half the speed. So neighbouring lanes exchange a vector, and each store is of neighbouring
+// vectors. `there`: true to store the lane's vectors; the neighbour has the same.
 template <unsigned N>
 __device__ __forceinline__ void store_floats(unsigned char *row_at, const float (&x)[N], unsigned lane, bool there) {
     uint4 *to = reinterpret_cast<uint4 *>(row_at);
@@ -74,13 +74,13 @@ __device__ __forceinline__ void store_floats(unsigned char *row_at, const float 
     const uint4 first = vector(0), second = vector(4), given = odd ? first : second;
     const uint4 taken = make_uint4(__shfl_xor_sync(WHOLE_WARP, given.x, 1), __shfl_xor_sync(WHOLE_WARP, given.y, 1),
                                    __shfl_xor_sync(WHOLE_WARP, given.z, 1), __shfl_xor_sync(WHOLE_WARP, given.w, 1));
-    // Vectors 4 p to 4 p + 3 are those of lanes 2 p and 2 p + 1.
+    // Vectors 4 p to 4 p + 3 belong to lanes 2 p and 2 p + 1.
     if (!there) return;
     to[lane * 2 - odd] = odd ? taken : first;
     to[lane * 2 - odd + 2] = odd ? second : taken;
 }
 
-// Copies the errors of a lane's rows, of which there are bits, as they were. For it is rare, as bytes of 4.
+// Copies the old errors of the rows that have a bit in `rows`. This is rare, so it copies 4 bytes at a time.
 template <unsigned N>
 __device__ __forceinline__ void keep_old(const unsigned char *from, unsigned char *to, unsigned size, unsigned rows,
                                          unsigned lane) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void keep_old(const unsigned char *from, unsigned cha
     }
 }
 
-// Floats and nothing else: the compiler carries them through a loop as integers, too, and so has each twice.
+// Keeps numbers as floats only: otherwise the compiler carries them through a loop as integers too, each twice.
 template <unsigned N, unsigned ROWS>
 __device__ __forceinline__ void as_floats(float (&c)[ROWS][N]) {
 #ifdef __CUDA_ARCH__
@@ -105,24 +105,24 @@ __device__ __forceinline__ void as_floats(float (&c)[ROWS][N]) {
 #endif
 }
 
-// What a warp's unit is made of and goes to. KEPT: with errors, if the codec keeps any. PEERS: to other ranks. SERVES:
-// all of it goes to one chunk.
+// Unit of a warp: its blocks, errors and target. KEPT: with errors, if the codec keeps any. PEERS: to other ranks.
+// SERVES: all blocks go to one chunk.
 template <unsigned N, bool KEPT, unsigned PEERS, bool SERVES = false>
 struct Unit {
     enum : unsigned { ROWS = 32 / N };
     const gc_codec &codec;
     UnitBlocks blocks;
     unsigned lane, count;            // elements
-    const unsigned char *from;       // old errors, and where new ones go
+    const unsigned char *from;       // addresses of the old and the new errors
     unsigned char *to;
     Target<PEERS> target;
 
-    // Whether element m of the lane's row k is there.
+    // Returns true if element m of the lane's row k exists.
     __device__ __forceinline__ bool has(unsigned k, unsigned m) const {
         return static_cast<int>(k * WARP * N + m) < left_of_lane<N>(lane, count);
     }
 
-    // Finds the old errors and the place of the new ones. `unit`: of all runs.
+    // Finds the addresses of the old and the new errors. `unit`: number among the units of all runs.
     __device__ __forceinline__ void find_errors(u64 unit) {
         const unsigned valid = valid_state(codec);
         const u64 kept_at = codec.units_at + unit * UNIT * codec.error;
@@ -130,7 +130,7 @@ struct Unit {
         to = codec.state[codec.policy == TRANSACTIONAL ? valid ^ 1 : valid] + kept_at;
     }
 
-    // A row at a time, as a loop: the next row becomes the first. `of(row, x)` changes it.
+    // Calls of(row, x) for each row, which may change x. This is a loop: the next row becomes the first.
     template <typename Of>
     static __device__ __forceinline__ void each_row(float (&c)[ROWS][N], Of of) {
 #pragma unroll 1
@@ -148,14 +148,13 @@ struct Unit {
         as_floats(c);
     }
 
-    // The largest magnitude of a block, one a lane: of row lane % ROWS the block that this lane has elements of. Of 64
-    // elements two lanes have it.
+    // Returns the largest magnitude of one block: the block in row lane % ROWS that has elements of this lane. With
+    // blocks of 64 elements, two lanes have the same one.
     __device__ __forceinline__ unsigned look_once(const float (&c)[ROWS][N]) const {
         unsigned most[ROWS];
 #pragma unroll
         for (unsigned k = 0; k < ROWS; k++) most[k] = largest(c[k]);
-        // A block of 32 lies in as many lanes as there are rows. Of two of them each gives the other one half of its
-        // rows.
+        // A block of 32 elements lies in ROWS lanes. In each round, two lanes exchange half of their rows.
 #pragma unroll
         for (unsigned rows = ROWS / 2; rows > 0; rows /= 2) {
             const bool upper = lane & rows;
@@ -174,8 +173,8 @@ struct Unit {
         return most[0];
     }
 
-    // By the whole warp; sets `found` for what is not finite. That becomes +0 if the policy says so: `again(row, x)`
-    // makes a row of what it is made of, once more, where that is +0, too. Gives what look_once() does.
+    // Returns look_once(), and sets `found` if a number is not finite. Such numbers become +0 with the policy ZERO:
+    // again(row, x) then computes a row again, with non-finite inputs as +0. The whole warp calls it.
     template <typename Again>
     __device__ __forceinline__ unsigned look(float (&c)[ROWS][N], unsigned &found, Again again) const {
         if (count < UNIT) {
@@ -202,10 +201,10 @@ struct Unit {
         return look_once(c);
     }
 
-    // Scales, codes and errors of what look() has looked at. Of corrupt payloads the numbers are +0, and errors stay.
-    // `most`: what look() gave.
+    // Stores scales, codes and errors of the numbers that look() has checked. `corrupt`: numbers are +0, and errors
+    // stay. `most`: result of look().
     __device__ __forceinline__ void emit(float (&c)[ROWS][N], unsigned most, bool corrupt = false) const {
-        // Row k as bit k: the lane's block is not finite, and its errors stay.
+        // Bit k is set if the lane's block in row k is not finite: its errors stay.
         const unsigned wrong = __ballot_sync(WHOLE_WARP, most >= NOT_FINITE) >> lane / ROWS * ROWS & ((1u << ROWS) - 1);
         BY_CODEC(codec.kind, encode<C>(c, most, wrong))
         const unsigned size = KEPT && count != 0 && !corrupt ? codec.error : 0;
@@ -225,14 +224,14 @@ struct Unit {
         if (wrong != 0 && from != to) keep_old<N>(from, to, size, wrong, lane);
     }
 
-    // Scales and codes; c becomes the errors. Each lane makes the scale of the block whose largest magnitude it has, as
-    // a division for each lane of a block would cost more than all else, and hands it to those who have its elements.
+    // Stores scales and codes; c becomes the errors. Each lane makes the scale of the block whose largest magnitude it
+    // has, and passes it to the block's lanes: a division in each lane of a block would cost more than all else.
     template <unsigned C>
     __device__ __forceinline__ void encode(float (&c)[ROWS][N], unsigned most, unsigned wrong) const {
         constexpr unsigned OWNERS = Block<C>::ELEMENTS / 32;
         const unsigned first_owner = lane / ROWS * ROWS;
         const BlockScale mine = scale_of_block<C>(most);
-        // Two neighbours that have 2 bytes each of two rows have a word of one.
+        // If codes have 2 bytes per row, neighbouring lanes exchange them: each has a word of one of two rows.
         constexpr unsigned TOGETHER = Codes<C, N>::BYTES == 2 ? 2 : 1;
         const unsigned odd = TOGETHER == 2 ? lane & 1 : 0;
         Codes<C, TOGETHER * N> whole[ROWS / TOGETHER];
@@ -267,7 +266,7 @@ struct Unit {
             }
         }
         if (C == CODEC_BF16 && count < UNIT) {
-            // Of a block that is not finite, too, what is not there is 0.
+            // Absent elements have code 0, also in a block that is not finite.
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
 #pragma unroll
@@ -277,7 +276,7 @@ struct Unit {
             }
         }
         const unsigned first = (odd * WARP + lane / TOGETHER * TOGETHER) * N;  // the lane's first element
-        const unsigned own = (lane % ROWS * N + lane / ROWS) / OWNERS;           // the block whose scale it has
+        const unsigned own = (lane % ROWS * N + lane / ROWS) / OWNERS;           // block whose scale the lane has
         const unsigned copies = target.copies();
 #pragma unroll 1
         for (unsigned begin = 0, copy = 0; begin < blocks.count && copies != 0;) {

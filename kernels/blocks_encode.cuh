@@ -1,10 +1,10 @@
-// Encoding.
+// Encode kernels of the block codecs.
 #ifndef GRADCODEC_BLOCKS_ENCODE_CUH
 #define GRADCODEC_BLOCKS_ENCODE_CUH
 
 #include "blocks_emit.cuh"
 
-// What is common to all elements.
+// Factors that are the same for all elements.
 struct Factors {
     float m_g, m_e, beta;
     __device__ __forceinline__ float make(float g) const { return __fmul_rn(m_g, g); }
@@ -13,13 +13,13 @@ struct Factors {
     }
 };
 
-// What values of 16 bits are.
+// Returns the dtype of the values. The header has the dtype of 16-bit values.
 template <typename V>
 __device__ __forceinline__ unsigned dtype_of_values(const gc_codec &codec) {
     return V::SIZE == 2 ? codec.header[2] & 0xff : +FLOAT32;
 }
 
-// Encodes a tile. `arrive`: what all threads do when they have found all flags, before they store everything.
+// Encodes a tile. `arrive`: all threads call it when they have found all flags, before they have stored everything.
 template <typename V, bool KEPT, unsigned PEERS, typename Arrive>
 __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const gc_tile &tile, const Factors &by,
                                             const void *const (&all)[MOST_VALUES], unsigned &found, Arrive arrive) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
                 old.load(unit.from, codec.error, lane);
             }
         }
-        // All loads are under way.
+        // All loads are issued by now.
         __syncwarp();
         const Lane<F32, N> wide = widened(fresh, dtype);
         float c[ROWS][N];
@@ -59,7 +59,7 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
 #pragma unroll
             for (unsigned m = 0; m < N; m++) c[k][m] = KEPT ? by.make(wide.at(k, m), old.at(k, m)) : wide.at(k, m);
         }
-        // 1 changes nothing: a NaN that signals may stay, but its block is not finite either way.
+        // A factor of 1 changes nothing. A signaling NaN may stay, but its block is not finite in any case.
         if (!KEPT && by.m_g != 1) {
 #pragma unroll
             for (unsigned k = 0; k < ROWS; k++) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
                     const float g = value_of<V>(values, element, dtype), finite = codec.half == WORKER && !is_finite(g) ? 0 : g;
                     next = KEPT ? by.make(finite, error_at(unit.from, codec.error, element)) : by.make(finite);
                 }
-                // The next one becomes the first.
+                // The row is shifted: the next element becomes the first.
 #pragma unroll
                 for (unsigned m = 0; m < N; m++) x[m] = m + 1 < N ? x[(m + 1) % N] : next;
             }
@@ -86,9 +86,9 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
     }
 }
 
-// Reads a value and an error, writes an error and a code an element, and a scale a block. Block: a tile, a unit a warp.
-// With the server's half it makes the chunk of a shard, whose parts are the values: what is not finite there stays
-// until the error is added, as in a reduce. KEPT: with errors. PEERS: to other ranks.
+// Reads a value and an error, and writes an error and a code, per element; writes a scale per block. A thread block
+// encodes a tile, a warp a unit. The server's half encodes a shard to its chunk: parts are the values, and non-finite
+// values stay until the error is added, as in a reduce. KEPT: with errors. PEERS: to other ranks.
 template <typename V, bool KEPT, unsigned PEERS>
 __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     const gc_codec &codec = call.codec;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     if (threadIdx.x < WARP) finish_blocks(target, number);
 }
 
-// BLOCKS: that fit a processor.
+// BLOCKS: thread blocks that fit on a multiprocessor.
 #define BLOCKS_ENCODE(name, V, KEPT, PEERS, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_encode call) { \
         encode_blocks<V, KEPT, PEERS>(call); \

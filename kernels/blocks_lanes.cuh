@@ -1,35 +1,35 @@
-// Reducing without errors, of one segment: there instructions are what takes time, not memory.
+// Reduce kernel for one segment without errors. Instructions limit its speed, not memory.
 #ifndef GRADCODEC_BLOCKS_LANES_CUH
 #define GRADCODEC_BLOCKS_LANES_CUH
 
 #include "blocks_reduce.cuh"
 
-// A lane has vectors of codes of its own: a block each, or a part of one, of which it asks the other lanes for nothing but
-// their largest magnitude. A warp has its unit of tile after tile, from number `tile` on, as long as units are whole and
-// usual: what is the same for all is found once, and payloads of the next unit are on their way while this one is encoded.
-// Gives the first tile that is left: at once if the warp finds a payload that is not right, for which it asks when the first
-// ones are on their way. `many`: of codes of 4 bits an even number. `ring`: of the warp.
+// Reduces the warp's units of tile after tile, from number `tile` on, while units are whole and usual. A lane has its
+// own vectors of codes, each a block or a part of one; lanes exchange only a block's largest magnitude. Values that are
+// the same for all tiles are computed once, and payloads of the next unit are prefetched while a unit is encoded.
+// Returns the first tile that is left: `tile` if are_right(), called after the first prefetches, finds an invalid
+// payload. `many`: number of payloads, even for 4-bit codes. `ring`: the warp's ring.
 template <unsigned C, typename AreRight>
 __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsigned tile, unsigned many, float factor,
                                                     unsigned char *ring, AreRight are_right) {
     typedef Codes<C, 8> Row;
     enum : unsigned { VECTOR = sizeof(uint4), ROWS = VECTOR / Row::BYTES, OF_WARP = WARP * VECTOR, SCALE = Block<C>::SCALE_BYTES };
-    // Of a block, and of a lane in a unit; bytes from the scale of one to that of the next.
+    // LANES of a block; VECTORS of a lane in a unit; bytes from the scale of one vector to the scale of the next.
     enum : unsigned { LANES = Block<C>::BYTES / VECTOR, VECTORS = UNIT * Block<C>::BITS / 8 / OF_WARP, APART = WARP / LANES * SCALE };
-    // What is copied and added at once, payloads or parts of one: each lane's codes, and the words that have their scales. It
-    // reads what it has copied: none waits.
+    // A slot of the ring is what is copied and added at once, payloads or parts of one: each lane's codes, and the
+    // words with their scales. A lane reads only what it has copied, so no lane waits for another.
     enum : unsigned { WORD = 4, PARTS = 2, AT_ONCE = PARTS / VECTORS, SLOT = PARTS * (OF_WARP + WARP * WORD), SLOTS = RING / SLOT };
     const gc_codec &codec = call.codec;
     const unsigned lane = threadIdx.x % WARP;
-    // Tiles whose unit is whole.
+    // `end`: number of tiles whose unit is whole.
     const unsigned end = static_cast<unsigned>((codec.only.elements / UNIT + WARPS - 1 - threadIdx.x / WARP) / WARPS);
-    // Where what the lane has of a tile is in a chunk, which begins with the first one.
+    // These are offsets of the lane's codes and scales of a tile in a chunk, which begins with tile 0.
     const auto unit = [](unsigned of) { return of * static_cast<u64>(WARPS) + threadIdx.x / WARP; };
     const auto codes_at = [&](unsigned of) { return codec.codes_at + unit(of) * (VECTORS * OF_WARP) + lane * VECTOR; };
     const auto scale_at = [&](unsigned of) { return HEADER + unit(of) * (VECTORS * APART) + lane / LANES * SCALE; };
     const unsigned beyond = lane / LANES * SCALE % WORD;
 
-    // What is copied next.
+    // These describe the next copy.
     unsigned next = tile, left = many;
     const unsigned char *codes_from, *word_from;
     const auto find = [&] {
@@ -83,7 +83,7 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
             before = at;
             at = at + SLOT == SLOTS * SLOT ? 0 : at + SLOT;
         } while ((r -= AT_ONCE) != 0);
-        // Of such scales no sum of 2^16 payloads is beyond 2^127.
+        // With such scales no sum of 2^16 payloads exceeds 2^127.
         if (!__all_sync(WHOLE_WARP, rare.none())) break;
 #pragma unroll
         for (unsigned v = 0; v < VECTORS; v++) {
@@ -110,14 +110,14 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
     return tile;
 }
 
-// Where the host finds that it serves (`Reduce::is_by_lanes`). Block: tiles that are as far apart as there are blocks. What
-// reduce_by_lanes() leaves is done as elsewhere: the last tile, what is rare, and all where a payload is not right.
+// Reduces where the host selects it (`Reduce::is_by_lanes`). A thread block has every gridDim.x-th tile. reduce_tile()
+// does what reduce_by_lanes() leaves: the last tile, blocks that are not usual, and all tiles if a payload is invalid.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lanes(const __grid_constant__ gc_reduce call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     const gc_codec &codec = call.codec;
     const unsigned lane = threadIdx.x % WARP, many = static_cast<unsigned>(call.payloads);
     const Share share(codec, many);
-    // The lower half of a warp looks at one payload, the upper one at the next.
+    // The lower half of a warp checks one payload, the upper half the next one.
     const auto are_right = [&] {
         const Header header(codec, codec.chunk, lane);
         unsigned different = codec.control->broken;
@@ -131,14 +131,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lan
     unsigned tile = blockIdx.x, found = 0;
     unsigned char *ring = ring_of_warp(rings);
     BY_CODEC(codec.kind, if (Block<C>::BITS == 8 || Block<C>::BITS == 4) {
-        // There is no such function for BF16.
+        // reduce_by_lanes() does not support BF16.
         tile = reduce_by_lanes<C == CODEC_BF16 ? +CODEC_MXFP8 : C>(call, tile, many, share.reciprocal, ring, are_right);
     })
     const Target<HERE> target = {codec, call.dst, call.way};
 #pragma unroll 1
     for (; static_cast<u64>(tile) * TILE < codec.only.elements; tile += gridDim.x) {
         gc_tile part = tile_of_blocks(codec, tile, true);
-        part.chunk = codec.chunk;  // as it is: known to the compiler it takes no registers, which are wanted
+        part.chunk = codec.chunk;  // no change, but the compiler then needs no registers for it
         reduce_tile<false, HERE, false>(call, target, part, codec.control->broken, false, rings, found, [] {});
     }
     const unsigned number = arrive(codec, found);

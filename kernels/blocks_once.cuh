@@ -1,5 +1,5 @@
-// One exchange in one launch, for calls that wait for launches and not for bytes: every rank gets every rank's whole
-// payload, reduces all of it and keeps what it would have sent in registers, where it decodes it.
+// One-shot all-reduce in one launch, for launch-latency-bound calls: every rank gets every rank's whole payload and
+// reduces all of it. The reduced chunks are encoded and decoded in registers, without being sent.
 #ifndef GRADCODEC_BLOCKS_ONCE_CUH
 #define GRADCODEC_BLOCKS_ONCE_CUH
 
@@ -8,20 +8,20 @@
 #include "blocks_reduce.cuh"
 #include "blocks_together.cuh"
 
-// Laid out by the host too: src/codec/cuda/layout.rs.
+// The host declares the same struct: src/codec/cuda/layout.rs.
 struct gc_once {
     gc_codec codec;
     const float *factor;      // m_g
-    gc_way way;               // of this rank's payload, to the first of two areas, that of even barriers
-    u64 apart;                // bytes from payload to payload
-    u64 turn;                 // and from the first area to the second one
+    gc_way way;               // this rank's payload in the first of two areas, the area of even barriers
+    u64 apart;                // bytes from one payload to the next
+    u64 turn;                 // bytes from the first area to the second
     u64 tiles;
-    unsigned steps, reserved; // of the barrier: in two launches if ranks share a GPU
+    unsigned steps, reserved; // steps of the barrier: in two launches if ranks share a GPU
     const void *values[MOST_VALUES];
 };
 SAME_LAYOUT(gc_once)
 
-// The payloads that have arrived.
+// Payloads that this rank has received.
 struct Arrived {
     const gc_codec &codec;
     const unsigned char *chunks;
@@ -29,14 +29,14 @@ struct Arrived {
     unsigned many;
 };
 
-// The flags of a chunk, from those that a warp has found in its copies.
+// Returns the flags of a chunk, from the flags that a warp has found in its copies.
 __device__ __forceinline__ unsigned flags_of_chunk(unsigned met) {
     if (__any_sync(WHOLE_WARP, met & CORRUPT)) return CORRUPT;
     return __any_sync(WHOLE_WARP, met & NONFINITE) ? +NONFINITE : 0u;
 }
 
-// What is decoded of the numbers of a warp's blocks once they are encoded: a code and a scale are rounded as if they
-// were sent. `most`: what look() gave.
+// Encodes the numbers of a warp's blocks and decodes them again: codes and scales are rounded as if they were sent.
+// `most`: result of look().
 template <unsigned C, unsigned N, unsigned ROWS>
 __device__ __forceinline__ void encode_and_decode(float (&c)[ROWS][N], unsigned most, unsigned lane) {
     const unsigned first_owner = lane / ROWS * ROWS;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void encode_and_decode(float (&c)[ROWS][N], unsigned 
     }
 }
 
-// The mean or sum of a warp's elements, from all payloads to values. Adds to the flags to set.
+// Writes the mean or sum of a warp's elements over all payloads to the values. Adds to the flags to set.
 template <typename V>
 __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile &tile, unsigned at, unsigned count,
                                              unsigned char *ring, unsigned char *to, unsigned &flags) {
@@ -68,8 +68,8 @@ __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile 
     const gc_way nowhere = {};
     const UnitBlocks blocks(codec, tile, at, count);
     const float factor = Share(codec, from.many).reciprocal;
-    // Only the sum is formed a chunk at a time. If a chunk is corrupt or not usual, everything is done again, and all
-    // of it a chunk at a time: `apart`.
+    // Only the sum is computed a chunk at a time. If a chunk is corrupt or not usual, the loop begins again, and does
+    // everything a chunk at a time: `apart`.
     bool apart = false;
 #pragma unroll 1
     for (unsigned begin = 0, end = 0; begin < blocks.count;) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile 
         unsigned lane = threadIdx.x % WARP;
 #pragma unroll 1
         do {
-            lane = in_register(lane);  // anew: what is made of it for each codec takes registers if it is kept
+            lane = in_register(lane);  // computed again: what each codec derives from it would take registers
             const InChunk piece(blocks, end);
             bool is_usual;
             BY_CODEC(codec.kind, is_usual = sum_payloads<C>(from, piece, tile.chunk + piece.later, from.many, lane,
@@ -95,9 +95,9 @@ __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile 
             continue;
         }
         const U unit = {codec, blocks, lane, count, nullptr, nullptr, {codec, nullptr, nowhere}};
-        const Share share(codec, in_register(from.many));  // anew: kept meanwhile it takes registers
+        const Share share(codec, in_register(from.many));  // computed again, because keeping it takes registers
         divide<U>(codec, share, c);
-        // Only what is not usual may not be finite.
+        // Only sums of blocks that are not usual can be non-finite.
         if (!usual && !corrupt) {
             const InChunk piece(blocks, begin);
             sum_exactly<U>(from, blocks, piece, from.many, lane, codec.policy == ZERO, share, c, found,
@@ -112,7 +112,7 @@ __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile 
         }
         const unsigned most = unit.look(c, found, [](unsigned, float (&)[N]) {});
         BY_CODEC(codec.kind, encode_and_decode<C>(c, most, lane))
-        // From number `first` to number `last` of the lane's.
+        // The lane stores its elements from number `first` to number `last`.
         const int first = static_cast<int>(begin * blocks.format.elements) - static_cast<int>(lane * N);
         const int behind = static_cast<int>(end * blocks.format.elements) - static_cast<int>(lane * N);
         const int left = left_of_lane<N>(lane, count), last = behind < left ? behind : left;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile 
     }
 }
 
-// The same of raw elements, one a thread: a chunk's at a time.
+// Writes the mean or sum of raw elements, one per thread, a chunk at a time. Returns the flags to set.
 template <typename V>
 __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_tile &tile, unsigned char *to) {
     typedef typename V::element T;
@@ -204,7 +204,7 @@ __device__ __forceinline__ unsigned receive_raw(const Arrived &from, const gc_ti
     return flags;
 }
 
-// A tile of which a payload did not arrive: NaN.
+// Fills a tile with NaN if a payload is missing. Returns the flags to set.
 template <typename V>
 __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_tile &tile, unsigned char *to) {
     typedef typename V::element T;
@@ -215,9 +215,9 @@ __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_ti
     return tile.count != 0 ? +NONFINITE : 0u;
 }
 
-// Reads and writes values; writes a payload to each rank, and reads one of each. There is one barrier. Even and odd
-// barriers have an area each, so an area that is read after a barrier is written to only when all ranks have arrived at
-// the next barrier.
+// Reads and writes values; writes a payload to each rank, and reads a payload of each rank. There is one barrier. Even
+// and odd barriers have an area each, so an area that is read after a barrier is written to only when all ranks have
+// arrived at the next barrier.
 template <typename V>
 __device__ __forceinline__ void exchange_once(const gc_once &call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
@@ -253,7 +253,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         if (signals && any) store_flags(target, NONFINITE);
         __syncthreads();
         if (!given_up) barrier.signal();
-        // All blocks have read the number of the last barrier.
+        // All thread blocks have read the number of the last barrier.
         if (waits && threadIdx.x == 0) barrier.count();
     }
     if (!waits) return;
@@ -281,7 +281,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         if (tile.unit == NO_UNIT) flags |= receive_raw<V>(from, tile, to);
         else receive_unit<V>(from, tile, at, elements_of_unit(tile, at), ring, to + at * V::SIZE, flags);
     }
-    // Chunks without elements.
+    // Chunks without elements are checked here.
 #pragma unroll 1
     for (u64 k = warp; k < codec.n_chunks; k += warps) {
         if (k * codec.chunk_bytes < codec.bytes || k * codec.chunk_raws < codec.raws) continue;
@@ -296,7 +296,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
     if (flags != 0 && lane == 0) set_flags(codec, flags);
 }
 
-// BLOCKS: that fit a processor.
+// BLOCKS: thread blocks that fit on a multiprocessor.
 #define BLOCKS_ONCE(name, V, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_once call) { \
         exchange_once<V>(call); \

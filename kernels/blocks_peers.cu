@@ -1,6 +1,6 @@
-// Encoding and reducing of blocks.cu, straight to the memory of the ranks that get the chunks: no copy of a payload is
-// written, read and pushed. Kernels of their own, for what they ask of peers takes registers that those which write to
-// one place need.
+// Encode and reduce kernels of blocks.cu that write directly to the memory of the ranks that get the chunks: no copy of
+// a payload is written, read and pushed. They are separate kernels, because the addresses of peers take registers that
+// kernels with one destination need.
 #include "blocks_once.cuh"
 #include "blocks_twice.cuh"
 

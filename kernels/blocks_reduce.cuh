@@ -1,12 +1,13 @@
-// Reducing.
+// Reduce kernels of the block codecs.
 #ifndef GRADCODEC_BLOCKS_REDUCE_CUH
 #define GRADCODEC_BLOCKS_REDUCE_CUH
 
 #include "blocks_emit.cuh"
 #include "staging.cuh"
 
-// MEAN: divided by the number of ranks whose values the payloads are. A power of two divides as its reciprocal multiplies; up to 2^7 that may be
-// done to scales, and changes no bit: numbers of usual blocks are multiples of 2^-136, and no sum of them overflows.
+// Divisor of a mean: the number of ranks whose values the payloads have. For a power of two the reciprocal is a factor
+// instead. Up to 2^7 it may multiply scales without changing a bit: values of usual blocks are multiples of 2^-136, and
+// no sum of them overflows.
 struct Share {
     float ranks, reciprocal;
     bool divides;
@@ -20,11 +21,11 @@ struct Share {
     __device__ __forceinline__ float of(float sum) const {
         return divides ? __fdiv_rn(sum, ranks) : __fmul_rn(sum, reciprocal);
     }
-    // Whether quotient() gives the bits of a division of a usual sum. Its remainder is exact. The quotient is at least
-    // 2^-14 of its last place from the middle between two floats, and the correction is wrong by less than 2^-20: also
-    // if the quotient is denormal, for a sum is a multiple of 2^-136. A sum is never -0, and +0 gives +0.
+    // Returns true if quotient() gives the bits of a division of a usual sum. The remainder is exact. The quotient is
+    // at least 2^-14 of its last place from the middle of two floats; the correction is wrong by less than 2^-20.
+    // Denormal quotients are no exception: a sum is a multiple of 2^-136. A sum is never -0, and +0 gives +0.
     __device__ __forceinline__ bool has_quotient() const { return ranks < 8192; }
-    // 1 / ranks, or a float beside it.
+    // Returns 1 / ranks, or a float next to it.
     __device__ __forceinline__ float inverse() const {
 #ifdef __CUDA_ARCH__
         float about;
@@ -40,8 +41,8 @@ struct Share {
     }
 };
 
-// Whether sums are of usual blocks. Of BF16 they are looked at in place of all numbers: one that is not finite makes a
-// sum that is not.
+// Returns true if the sums are of usual blocks. For BF16 it checks the sums instead of all numbers, because a number
+// that is not finite makes its sum non-finite.
 template <unsigned C, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool are_usual(const float (&c)[ROWS][N], const Rare<C> &rare) {
     bool usual = rare.none();
@@ -55,14 +56,14 @@ __device__ __forceinline__ bool are_usual(const float (&c)[ROWS][N], const Rare<
     return __all_sync(WHOLE_WARP, usual);
 }
 
-// ---- Payloads on their way
+// ---- Prefetch of payloads
 //
-// More bytes have to be on their way than registers have room for. So from 8.0 on they come to shared memory by
-// themselves, while earlier payloads are added: each warp has a ring for its unit of a few payloads. Before 8.0 there is
-// one, which is copied when it is wanted.
+// More bytes must be in flight than registers can hold. So from compute capability 8.0 on, payloads are copied to
+// shared memory asynchronously, while earlier payloads are added: each warp has a ring for its unit of a few payloads.
+// Before 8.0 the ring has one payload, which is copied when it is needed.
 
-// A unit of a payload there, in bytes: the header, the scales and the codes, in vectors. With BF16, which has no scales,
-// the header stays out, or three blocks of a processor of 100 KB would have no room.
+// Sizes of a unit of a payload in the ring, in bytes: header, scales and codes, in vectors. BF16 has no scales; the
+// ring leaves its header out, so that three thread blocks fit on a multiprocessor with 100 KB of shared memory.
 template <unsigned C>
 struct Staged {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -72,26 +73,26 @@ struct Staged {
 #endif
     enum : unsigned {
         VECTOR = sizeof(uint4),
-        ROW = WARP * VECTOR,  // a vector a lane
-        // Scales begin anywhere: a vector more than they fill.
+        ROW = WARP * VECTOR,  // a vector per lane
+        // Scales have any alignment, so the head has a vector more than they fill.
         HEAD = C == CODEC_BF16 ? 0 : HEADER + UNIT / Block<C>::ELEMENTS * Block<C>::SCALE_BYTES + VECTOR,
         CODES = UNIT * Block<C>::BITS / 8,
         PAYLOAD = HEAD + CODES,
         RING = PAYLOADS * PAYLOAD,
     };
 };
-// Room for a warp's, whatever the codec.
+// Bytes of a warp's ring, for any codec.
 enum : unsigned { RING = 4096 / 2 * Staged<CODEC_BF16>::PAYLOADS };
 
-// The warp's of a block's.
+// Returns the ring of this warp among the rings of its thread block.
 __device__ __forceinline__ unsigned char *ring_of_warp(uint4 *rings) {
     return shared_in_register(reinterpret_cast<unsigned char *>(rings) + threadIdx.x / WARP * RING);
 }
 
-// The sum of all payloads' numbers of a unit, in turn, times `factor`; but for BF16, whose sums may overflow. Gives
-// whether they are usual: if not, the sum is anything. `different`: bits of headers, too. With a payload comes what
-// tells whether it is right: to every warp. `ring`: of the warp. `more`: c has the sum of other blocks of the unit, to
-// which this adds +0.
+// Sums the numbers of a unit over all payloads, in order, times `factor`; BF16 ignores `factor`, since its sums may
+// overflow. Returns true if the sums are of usual blocks; otherwise they are undefined. Every warp checks the header of
+// every payload: `different` gets the bits that differ. `ring`: the warp's ring. `more`: c has sums of other blocks of
+// the unit, to which this adds +0.
 template <unsigned C, typename Call, unsigned N, unsigned ROWS>
 __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &blocks, unsigned chunk_number,
                                              unsigned many, unsigned lane, float factor, unsigned char *ring,
@@ -101,8 +102,8 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
     static_assert(+S::RING <= +RING, "a ring has room");
     constexpr unsigned LANES = Block<C>::ELEMENTS / N, A_ROW = WARP / LANES, VECTORS = S::CODES / S::ROW;
     const unsigned char *chunk = call.chunks + blocks.chunk;
-    // Of the head a lane has a vector, of the header or of those that the scales lie in, if there are as many: without a
-    // block none.
+    // Each lane copies a vector of the head, of the header or of the scales, if the vector exists. Without a block
+    // there are no vectors of scales.
     const unsigned beyond = blocks.end != 0 ? static_cast<unsigned>(blocks.scales<C>()) % S::VECTOR : 0;
     const bool of_header = lane < HEADER / S::VECTOR;
     const bool has_head = of_header || lane * S::VECTOR < HEADER + beyond + blocks.end * Block<C>::SCALE_BYTES;
@@ -121,7 +122,7 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
         }
     };
     const auto step = [&] { head_from += call.apart, codes_from += call.apart; };
-    __syncwarp();  // all have read what was there of another unit
+    __syncwarp();  // all lanes have read the previous unit's data
 #pragma unroll
     for (unsigned i = 0; i + 1 < S::PAYLOADS; i++) {
         if (i < many) stage(i * S::PAYLOAD);
@@ -135,7 +136,7 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
             for (unsigned m = 0; m < N; m++) c[k][m] = 0;
         }
     }
-    // Where the lane reads. Without a block it has the first one's scale.
+    // These are the addresses that the lane reads. A lane without a block reads the first block's scale.
     const unsigned block = blocks.has(lane) ? lane : blocks.begin;
     const unsigned char *const word_at = ring + lane % HEADER_WORDS * 4;
     const unsigned char *const scale_at = ring + HEADER + beyond + block * Block<C>::SCALE_BYTES;
@@ -143,10 +144,10 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
     const Header header(call.codec, chunk_number, lane);
     unsigned word = C == CODEC_BF16 ? Header::load(chunk, lane) : 0;
     Rare<C> rare;
-    unsigned left = many, at = 0, before = S::RING - S::PAYLOAD;  // 1 at least; its place, and that of the one before
+    unsigned left = many, at = 0, before = S::RING - S::PAYLOAD;  // left >= 1; ring offsets: this one, the one before
 #pragma unroll 1
     do {
-        __syncwarp();  // all have read the one before
+        __syncwarp();  // all lanes have read the payload before
         if (left >= S::PAYLOADS) stage(before);
         end_group();
         step();
@@ -173,7 +174,7 @@ __device__ __forceinline__ bool sum_payloads(const Call &call, const InChunk &bl
     return are_usual(c, rare);
 }
 
-// Any number, whatever its block and its code.
+// Decodes one element of any block, with any code.
 template <unsigned C>
 __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned element, unsigned memory) {
     Codes<C, 1> code;
@@ -185,8 +186,8 @@ __device__ __forceinline__ float one_number(const unsigned char *codes, unsigned
     return v[0];
 }
 
-// A sum that is not usual, once more. Sets `found` for what is not finite, or counts it as +0. `there`: whether an
-// element of a block is.
+// Computes again a sum that is not of usual blocks. Sets `found` if a number is not finite; with `zeros` such a number
+// counts as +0. `there(element, block)`: true if the element exists.
 template <typename U, typename Call, unsigned N, unsigned ROWS, typename There>
 __device__ __forceinline__ void sum_exactly(const Call &call, const UnitBlocks &unit, const InChunk &blocks,
                                             unsigned many, unsigned lane, bool zeros, const Share &share,
@@ -218,12 +219,12 @@ __device__ __forceinline__ void sum_exactly(const Call &call, const UnitBlocks &
     });
 }
 
-// The mean of a sum, where it is not one yet. DIVIDES: share.divides may be true.
+// Divides sums that are no means yet. DIVIDES: share.divides may be true.
 template <typename U, bool DIVIDES = true, unsigned N, unsigned ROWS>
 __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share, float (&c)[ROWS][N]) {
     if (DIVIDES && share.divides) {
-        // Each of 32 divisions waits for a branch, to a function of its own if any lane's sum is 0, as is common with
-        // codes of few bits. quotient() is three instructions, and the 32 do not wait for each other.
+        // Each of 32 divisions would wait for a branch, and call a function if any lane's sum is 0, which is common
+        // with codes of few bits. quotient() is three instructions, and the 32 do not wait for each other.
         if (share.has_quotient()) {
             const float inverse = share.inverse();
 #pragma unroll
@@ -247,10 +248,9 @@ __device__ __forceinline__ void divide(const gc_codec &codec, const Share &share
     }
 }
 
-// Reduces a tile. `broken`: a rank did not arrive at a barrier before. `to_shard`: whether the sum or mean is written
-// to a shard. `rings`: of the block, in shared memory. `arrive`: what all threads do when they have found all flags,
-// before they store everything; not called for a shard. DIVIDES: the mean may be of a number of ranks by which Share
-// divides.
+// Reduces a tile. `broken`: not 0 if a rank missed an earlier barrier. `to_shard`: true to write the sum or mean to a
+// shard. `rings`: shared memory of the thread block. `arrive`: all threads call it when they have found all flags,
+// before they have stored everything; not called for a shard. DIVIDES: the mean may need a division by Share.
 template <bool KEPT, unsigned PEERS, bool DIVIDES = true, typename Arrive>
 __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<PEERS> &target, const gc_tile &tile,
                                             unsigned broken, bool to_shard, uint4 *rings, unsigned &found, Arrive arrive) {
@@ -261,11 +261,11 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
     const unsigned many = static_cast<unsigned>(call.payloads);
     const bool raw = tile.unit == NO_UNIT, zeros = codec.policy == ZERO;
     const auto shard_of = [&](const gc_tile &its) {
-        // Without elements a shard may be NULL.
+        // The shard may be NULL if it has no elements.
         float *shard = reinterpret_cast<float *>(call.dst);
         return its.count != 0 ? shard + run_of(codec, its.run).base + its.first : shard;
     };
-    // What did not come leaves the errors as they were, as what is corrupt does; a shard has NaN in its place.
+    // A missing payload leaves the errors as they were, like a corrupt one. A shard gets NaN in its place.
     const auto nothing = [&] { return to_shard && codec.control->broken != 0 ? __uint_as_float(0x7fc00000u) : 0; };
     unsigned met = broken != 0 ? +CORRUPT : 0u;
     if (raw) {
@@ -300,7 +300,7 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
         const InChunk blocks(unit.blocks);
         if (KEPT && count != 0) {
             unit.find_errors(tile.unit + threadIdx.x / WARP);
-            // They come meanwhile, and take no registers. Of more payloads there is enough on its way without them.
+            // The prefetch takes no registers. With more payloads enough bytes are in flight without it.
             if (lane == 0 && many == 2 && codec.error != 0) prefetch(unit.from, UNIT * codec.error);
         }
         float c[ROWS][N];
@@ -310,10 +310,10 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
         unsigned char *ring = ring_of_warp(rings);
         BY_CODEC(codec.kind, usual = sum_payloads<C>(call, blocks, tile.chunk, many, lane, factor, ring, c, different))
         met = Header::flags(different, lane);
-        const Share share(codec, in_register(many));  // anew: kept meanwhile it takes registers
+        const Share share(codec, in_register(many));  // computed again, because keeping it takes registers
         const bool corrupt = __any_sync(WHOLE_WARP, met & CORRUPT);
         divide<U, DIVIDES>(codec, share, c);
-        // Only what is not usual may not be finite.
+        // Only sums of blocks that are not usual can be non-finite.
         if (!usual && !corrupt) {
             sum_exactly<U>(call, unit.blocks, blocks, many, lane, zeros, share, c, found,
                            [&](unsigned element, unsigned) { return element < count; });
@@ -328,8 +328,8 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
             }
         }
         if (to_shard) {
-            // By vectors, or element by element, for parts begin anywhere; neighbours lie in the same lines.
-            // The tile found anew: what is kept of it meanwhile takes registers that are wanted.
+            // Parts have any alignment: the shard is stored by vectors, or element by element with neighbours in the
+            // same lines. The tile is computed again, because keeping it would take registers.
             float *to = shard_of(tile_of_blocks(codec, in_register(blockIdx.x), true)) + at;
             const bool aligned = count == UNIT && misalignment(to, 16) == 0;
             U::each_row(c, [&](unsigned row, float (&x)[N]) {
@@ -360,9 +360,9 @@ __device__ __forceinline__ void reduce_tile(const gc_reduce &call, const Target<
     }
 }
 
-// Reads a code an element and a scale a block of each payload, and an error; writes an error, a code and a scale.
-// Block: a tile, a unit a warp. With `shard` it writes the sum or mean in place of all that: the first half. KEPT: with
-// errors. PEERS: to all ranks.
+// Reads a code per element and a scale per block of each payload, and an error; writes an error, a code and a scale. A
+// thread block reduces a tile, a warp a unit. With `shard` it writes the sum or mean instead: the first half of a
+// reduce. KEPT: with errors. PEERS: to all ranks.
 template <bool KEPT, unsigned PEERS>
 __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
@@ -371,7 +371,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x, true);
     const unsigned lane = threadIdx.x % WARP;
     const bool to_shard = !KEPT && !PEERS && call.shard != 0;
-    const unsigned broken = codec.control->broken;  // on its way with the codes
+    const unsigned broken = codec.control->broken;  // loaded together with the codes
     unsigned found = 0, number = 0;
     reduce_tile<KEPT, PEERS>(call, target, tile, broken, to_shard, rings, found, [&] { number = arrive(codec, found); });
     if (to_shard) {
@@ -382,7 +382,7 @@ __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     }
 }
 
-// BLOCKS: that fit a processor.
+// BLOCKS: thread blocks that fit on a multiprocessor.
 #define BLOCKS_REDUCE(name, KEPT, PEERS, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_reduce call) { \
         reduce_blocks<KEPT, PEERS>(call); \

@@ -1,30 +1,30 @@
-// Launches whose blocks wait for each other, and for other ranks, in place of launches behind one another. All blocks
-// run at once: no more of them than the GPU has room for beside others like this.
+// Barriers across the grid, for a launch that replaces consecutive launches: its thread blocks wait for each other and
+// for other ranks. All of them must run at once, beside other such launches, which limits their number.
 #ifndef GRADCODEC_BLOCKS_TOGETHER_CUH
 #define GRADCODEC_BLOCKS_TOGETHER_CUH
 
 #include "blocks.cuh"
 
-// How the last block of a grid to arrive is found. Blocks that have arrived, those of them that have found something, and
-// those that know that this rank has given up, in a word.
+// Fields of the counter that detects the last thread block of a grid: thread blocks that have arrived, that have found
+// flags, and that have read `broken` as 1.
 enum : unsigned { ARRIVED = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
 
-// By all threads of a block that has written everything for other ranks. Returns whether it is the last one of its
-// grid, which gets what all blocks have found; the word is then ready for the next launch.
+// Returns true in the last thread block of a grid, with what all thread blocks have found. All threads call it, after
+// all writes of their thread block to other ranks. The counter is then 0 for the next launch.
 __device__ __forceinline__ bool arrive_last(const gc_codec &codec, const gc_peers &peers, bool found, bool &any,
                                           bool &given_up) {
     bool last = false;
     unsigned all = 0;
     found = __syncthreads_or(found);
     if (threadIdx.x == 0) {
-        // If some of this block's were not written for that, it has become so before.
+        // If `broken` has prevented writes of this thread block, it was set before this read.
         const bool gave_up = *static_cast<const volatile unsigned *>(&peers.broken) != 0;
         __threadfence_system();
         const unsigned own = ARRIVED + (found ? +HAS_FOUND : 0u) + (gave_up ? +GAVE_UP : 0u);
         all = atomicAdd(codec.counter, own) + own;
         last = all % HAS_FOUND == gridDim.x;
         if (last) {
-            __threadfence();  // whoever signals then does so for the whole system
+            __threadfence();  // makes the signal, which is for the whole system, cover all thread blocks' writes
             *codec.counter = 0;
         }
     }
@@ -35,8 +35,8 @@ __device__ __forceinline__ bool arrive_last(const gc_codec &codec, const gc_peer
     return true;
 }
 
-// Nearly always nothing is found, and headers that say so are right. By all warps, those of the last blocks first, which
-// may have no tile.
+// Writes headers without flags, nearly always the right ones, and padding. All warps call it. The last thread blocks,
+// which may have no tile, write first.
 template <unsigned PEERS>
 __device__ __forceinline__ void store_frames(const Target<PEERS> &target) {
     const gc_codec &codec = target.codec;
@@ -46,11 +46,11 @@ __device__ __forceinline__ void store_frames(const Target<PEERS> &target) {
     for (unsigned i = (gridDim.x - 1 - blockIdx.x) * WARPS + threadIdx.x / WARP; i < copies; i += warps) {
         unsigned number;
         unsigned char *chunk = copy_of(target, i, number);
-        // The lane found anew: what is kept of it meanwhile takes a register that blocks_twice.cuh has not.
+        // The lane is computed again: keeping it would take a register, and blocks_twice.cuh has none left.
         store_frame(codec, format, chunk, number, 0, in_register(threadIdx.x % WARP));
     }
 }
-// What they say in place of that. By a block, when all have arrived.
+// Stores other flags in the headers. A thread block calls it when all have arrived.
 template <unsigned PEERS>
 __device__ __forceinline__ void store_flags(const Target<PEERS> &target, unsigned flags) {
     const unsigned copies = target.codec.chunks * target.copies();

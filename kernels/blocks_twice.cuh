@@ -1,7 +1,7 @@
-// Two exchanges in one launch, for small calls with errors, which are latency-bound. Each rank encodes a chunk for each
-// rank, waits at a barrier, reduces, sends the reduced chunk to all ranks, waits at a second barrier and decodes. An
-// encode, a reduce, a decode and two barriers in launches of their own write the same bytes to the same places, so
-// ranks may do the one or the other.
+// Two-shot all-reduce in one launch, for small calls with errors, which are latency-bound. Each rank encodes a chunk
+// for each rank, waits at a barrier, reduces, sends the reduced chunk to all ranks, waits at a second barrier and
+// decodes. An encode, a reduce, a decode and two barriers in separate launches write the same bytes to the same places,
+// so each rank may do either.
 #ifndef GRADCODEC_BLOCKS_TWICE_CUH
 #define GRADCODEC_BLOCKS_TWICE_CUH
 
@@ -10,24 +10,24 @@
 #include "blocks_reduce.cuh"
 #include "blocks_together.cuh"
 
-// Laid out by the host too: src/codec/cuda/layout.rs.
+// The host declares the same struct: src/codec/cuda/layout.rs.
 struct gc_twice {
     gc_encode encode;
     gc_reduce reduce;
     gc_decode decode;
-    u64 tiles;  // that are reduced
+    u64 tiles;  // tiles to reduce
 };
 SAME_LAYOUT(gc_twice)
 
-// By all blocks, each with the flags that it has found, after it has written to other ranks. The last one sets the
-// flags and signals. Returns whether this is the last one. What other ranks do not wait for is done after the signal.
+// Ends the writes to other ranks. All thread blocks call it, with the flags that they have found. The last one sets the
+// flags, signals, and then does what other ranks do not wait for. Returns true in the last thread block.
 __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned found, const Barrier &barrier) {
     const gc_codec &codec = target.codec;
     store_frames(target);
     note(codec, found);
     bool any, given_up;
     if (!arrive_last(codec, *target.way.peers, found != 0, any, given_up)) return false;
-    // After the barrier the blocks read which of two states is valid.
+    // After the barrier the thread blocks read which of two states is valid.
     const bool waits = any || codec.policy == TRANSACTIONAL;
     if (waits) {
         const unsigned flags = threadIdx.x == 0 ? conclude(codec) : 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned f
     return true;
 }
 
-// A block's tile, if it has one.
+// Encodes this thread block's tile, if it has one.
 template <typename V>
 __device__ __forceinline__ void encode_for_each(const gc_encode &call, u64 tiles, unsigned &found) {
     if (blockIdx.x >= tiles) return;
@@ -56,9 +56,9 @@ __device__ __forceinline__ void decode_for_block(const gc_decode &call, uint4 *s
     if (decode_tile<T, false>(call, tile, 0, stage, call.codec.control->broken)) set_flags(call.codec, NONFINITE);
 }
 
-// Reads and writes values and errors; writes a chunk to each rank, reads one of each, writes one to all, and reads all.
-// A block has at most one tile of each; a block without tiles writes the headers, for which other ranks wait. One
-// kernel takes all dtypes of values, because the branch costs nothing in so small a call.
+// Reads and writes values and errors; writes a chunk to each rank, reads a chunk of each, writes a chunk to all, and
+// reads all. A thread block has at most one tile of each step; one without tiles writes the headers, for which other
+// ranks wait. One kernel takes all dtypes of values, because the branch costs nothing in so small a call.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const __grid_constant__ gc_twice call) {
     __shared__ uint4 stage[WARPS * RING / sizeof(uint4)];
     const gc_encode &encode = call.encode;
@@ -68,10 +68,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
     const Target<AWAY> to_each = {encode.codec, nullptr, encode.way}, to_all = {reduce.codec, nullptr, reduce.way};
     if (decode.dtype == FLOAT32) encode_for_each<Float>(encode, decode.tiles, found);
     else encode_for_each<Half>(encode, decode.tiles, found);
-    // What a barrier needs is loaded here, because it would take registers before.
+    // The barrier's fields are loaded here, because they would take registers before.
     const Barrier first(encode.way.peers, SIGNAL | WAIT);
     hand_over(to_each, found, first);
-    // After a failure all threads of the block see `broken`, and write nothing to other ranks.
+    // After a failed wait this makes `broken` visible to all threads, so that they write nothing to other ranks.
     if (first.wait(&encode.codec.control->broken)) __syncthreads();
     found = 0;
     if (blockIdx.x < call.tiles) {
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
         reduce_tile<true, AWAY>(reduce, to_all, tile, reduce.codec.control->broken, false, stage, found, [] {});
     }
     const Barrier second = Barrier(reduce.way.peers, SIGNAL | WAIT).next();
-    // All blocks have read the number of the last barrier.
+    // All thread blocks have read the number of the last barrier.
     if (hand_over(to_all, found, second) && threadIdx.x == 0) second.count();
     if (second.wait(&encode.codec.control->broken)) __syncthreads();
     if (decode.dtype == FLOAT32) decode_for_block<unsigned>(decode, stage);

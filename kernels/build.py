@@ -2,12 +2,12 @@
 """Compiles kernels/*.cu to kernels/fatbin/*.fatbin: machine code and PTX in one file; no GPU, driver or toolkit needed.
 
     build.py            writes the fatbins
-    build.py peers      the same of some alone
-    build.py --check    writes nothing: fails when a fatbin was not made of the instructions that its source gives
+    build.py peers      writes the fatbins of these modules
+    build.py --check    writes nothing; fails if a fatbin was not made from the instructions of its source
 
 Needs the packages of requirements.txt. The same sources give the same instructions, but not always in the same order:
-NVRTC 12.0 puts the load of a constant in blocks_peers.cu to one of two places, depending on the addresses that the
-process has. So the check compares digests of the sorted lines of PTX, which kernels/fatbins.txt has beside those of the
+NVRTC 12.0 puts the load of a constant in blocks_peers.cu in one of two places, depending on addresses in the process.
+So the check compares digests of the sorted lines of PTX, which kernels/fatbins.txt has beside the digests of the
 fatbins.
 """
 
@@ -24,27 +24,27 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 
-# One source and one fatbin each.
+# Modules. Each has one source and one fatbin.
 MODULES = ["bits", "signs", "onebit", "blocks", "blocks_peers", "copy", "peers"]
 
-# The levels of the PTX, and the GPUs that get machine code of it. Levels 8.0 to 8.9 give the PTX of 7.5, but for those of
-# OWN_LEVELS; 8.6 and 8.9 run the machine code of 8.0. All other GPUs compile the PTX of the lowest level, which is in the
-# fatbin.
+# Levels of the PTX, and the compute capabilities with machine code from it. Levels 8.0 to 8.9 give the PTX of 7.5,
+# except in modules of OWN_LEVELS; 8.6 and 8.9 run the machine code of 8.0. All other GPUs compile the PTX of the lowest
+# level, which is in the fatbin.
 LEVELS = {75: [75, 80], 90: [90, 100, 120]}
-# Kernels of codecs copy to shared memory by an instruction of 8.0. What goes to other GPUs' memory has machine code of GPUs
-# with links between them.
+# Codec kernels copy to shared memory with an instruction of 8.0. Kernels that write to other GPUs' memory have machine
+# code only for GPUs with links between them.
 FROM_8_0 = {75: [75], 80: [80], 90: [90, 100, 120]}
 OWN_LEVELS = {"blocks": FROM_8_0, "onebit": FROM_8_0, "blocks_peers": {75: [], 80: [80], 90: [90, 100]}}
 
 OPTIONS = [
     "--std=c++14",
-    # No contraction of a * b + c: the CPU and every GPU give the same bits.
+    # Forbids contraction of a * b + c, so that the CPU and every GPU give the same bits.
     "--fmad=false",
-    # Keeps out a header of NVRTC's own that is included unasked, and puts 38 variables into every program.
+    # Leaves out a built-in header that NVRTC includes by default; the header adds 38 variables to every program.
     "-D__NV_TARGET_H",
 ]
 
-# Not "-compress-mode=size": only drivers from 550 read that.
+# The list lacks "-compress-mode=size", whose output only drivers from 550 on read.
 FATBIN_OPTIONS = ["-64", "-cuda", "-compress-all"]
 
 NVRTC, PTXAS, NVFATBIN = "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvfatbin-cu12"
@@ -52,7 +52,7 @@ NVDISASM = "nvidia-cuda-nvdisasm"
 
 
 def package_file(package, pattern):
-    """The file of an installed package with such a name."""
+    """Returns the path of an installed package's file whose name matches the pattern."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def texts(strings):
 
 class Nvrtc:
     def __init__(self):
-        # NVRTC looks for its companion by name, and finds it when it is loaded already.
+        # NVRTC looks for this library by name, and finds it if it is already loaded.
         ctypes.CDLL(package_file(NVRTC, r"libnvrtc-builtins\.so.*"), mode=ctypes.RTLD_GLOBAL)
         self.lib = ctypes.CDLL(package_file(NVRTC, r"libnvrtc\.so.*"))
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
@@ -85,7 +85,7 @@ class Nvrtc:
 
     def ptx(self, source, level):
         program = ctypes.c_void_p()
-        # The headers go in as text and under bare names, so that no path of this machine gets into the PTX.
+        # Headers are passed as text, under bare names, so that no path of this machine gets into the PTX.
         headers = {f"gradcodec/{header.name}": header for header in sorted((ROOT / "include").glob("gradcodec/*.cuh"))}
         headers |= {header.name: header for header in sorted(KERNELS.glob("*.cuh"))}
         contents, names = texts([header.read_text() for header in headers.values()]), texts(headers)
@@ -97,16 +97,16 @@ class Nvrtc:
         if failure or log:
             sys.exit(f"{source.name} for compute_{level}: {failure or 'the compiler warns'}\n{log}")
         ptx = self.text(program, "PTX")
-        # What was meant as a constant, and would take a place in every context.
+        # Such a variable was meant as a constant, and would take memory in every context.
         if variables := re.findall(r"^(?:\.\w+ )*\.(?:global|const)\b.*", ptx, re.M):
             sys.exit(f"{source.name} for compute_{level} has variables:\n  " + "\n  ".join(variables))
         return ptx
 
 
 def check_instructions(cubin, capability):
-    """Fails on what ptxas 12.9 gets wrong: predicates that it gathers in a byte of a register other than the lowest, where
-    nobody looks for them. On an H200 that lost two bits of eight 16-bit elements, while the same PTX, compiled by the
-    driver, was right. A value that goes through an empty asm() is kept out of it (in_register() in device.cuh)."""
+    """Fails on a bug of ptxas 12.9: it gathers predicates in a byte of a register other than the lowest, which no code
+    reads. On an H200 that lost two bits of eight 16-bit elements; the same PTX, compiled by the driver, was right. A
+    value that passes through an empty asm() is not affected (in_register() in device.cuh)."""
     done = subprocess.run([package_file(NVDISASM, "nvdisasm"), "-c", str(cubin)], capture_output=True, text=True)
     if done.returncode != 0 or "EXIT" not in done.stdout:
         sys.exit(f"nvdisasm for sm_{capability}:\n{done.stdout}{done.stderr}")
@@ -116,7 +116,7 @@ def check_instructions(cubin, capability):
 
 
 def assemble(ptx, capability):
-    """The machine code that ptxas makes of it. Prints each kernel's registers; spilled registers are an error."""
+    """Returns the machine code of ptxas for PTX. Prints each kernel's registers; spilled registers are an error."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = pathlib.Path(folder, "kernels.ptx"), pathlib.Path(folder, "kernels.cubin")
         source.write_text(ptx)
@@ -139,7 +139,7 @@ def assemble(ptx, capability):
 
 
 class Fatbin:
-    """What a driver chooses from: machine code for some GPUs, PTX for all others."""
+    """File from which a driver chooses: machine code for some GPUs, PTX for all others."""
 
     def __init__(self):
         self.lib = ctypes.CDLL(package_file(NVFATBIN, r"libnvfatbin\.so.*"))
@@ -156,7 +156,7 @@ class Fatbin:
         self.call("AddCubin", self.handle, code, ctypes.c_size_t(len(code)), str(capability).encode(), name.encode())
 
     def add_ptx(self, ptx, level, name):
-        code = ptx.encode() + b"\0"  # counted, as it wants
+        code = ptx.encode() + b"\0"  # the size includes the NUL
         self.call("AddPTX", self.handle, code, ctypes.c_size_t(len(code)), str(level).encode(), name.encode(), b"")
 
     def take(self):
@@ -169,8 +169,8 @@ class Fatbin:
 
 
 def digests(path, ptx_of):
-    """The lines of kernels/fatbins.txt for a fatbin and the PTX that it was made of, each level with the GPUs whose machine
-    code was made of it."""
+    """Returns the lines of kernels/fatbins.txt for a fatbin and its PTX. The line of a level lists the compute
+    capabilities whose machine code was made from it."""
     made = {path.name: path.read_bytes()}
     for level, capabilities in OWN_LEVELS.get(path.stem, LEVELS).items():
         made[" ".join(map(str, [f"{path.stem}.{level}.ptx", *capabilities]))] = "\n".join(sorted(ptx_of[level].splitlines())).encode()
@@ -178,7 +178,7 @@ def digests(path, ptx_of):
 
 
 def sources(nvrtc, module):
-    """The PTX of each level."""
+    """Returns the PTX of a module by level."""
     found = {level: nvrtc.ptx(KERNELS / f"{module}.cu", level) for level in OWN_LEVELS.get(module, LEVELS)}
     for level, ptx in found.items():
         print(f"{module}.cu for compute_{level}: {ptx.count('.entry ')} kernels, {len(ptx)} bytes of PTX")

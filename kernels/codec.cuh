@@ -1,4 +1,4 @@
-// What the kernels of codecs are given, and where a tile's elements, bits and state lie.
+// Arguments of the codec kernels, and the places of a tile's elements, bits and state.
 #ifndef GRADCODEC_CODEC_CUH
 #define GRADCODEC_CODEC_CUH
 
@@ -18,64 +18,64 @@ enum : unsigned { WORKER = 0, SERVER = 1 };
 enum : unsigned { NO_RUN = 0xffffffffu };
 enum : u64 { NO_UNIT = ~0ull };
 
-// The structs are laid out by the host too: src/codec/cuda/.
+// The host declares the same structs: src/codec/cuda/.
 
 struct gc_run {
     u64 elements;
-    u64 byte;           // its first among the payload's bits; of a block codec its first *place*: block, or raw element
-    u64 base;           // of a worker's run: where it begins in a row of errors; of a server's: elements of the runs before it
+    u64 byte;           // first byte in the payload's bits; block codecs: first *place*, a block or a raw element
+    u64 base;           // worker: offset in a row of errors, in elements; server: elements of the earlier runs
     u64 first_tile;
     unsigned tiles, raw;
 };
 SAME_LAYOUT(gc_run)
 
 struct alignas(16) gc_tile {
-    u64 first;          // element of the run
-    u64 unit;           // its first among the units of all runs; of a raw one NO_UNIT
-    u64 to;             // where its bits begin: in the payload, or in the chunk that is reduced; or which place of the chunk
-    u64 byte;           // its first among the payload's bits, or places
-    unsigned run, count;  // elements; a tile without any is there so that its run ends
-    unsigned left;      // bytes of bits, or places, to the end of the chunk, if they fit 32 bits
+    u64 first;          // first element, counted within the run
+    u64 unit;           // first unit, counted over all runs; NO_UNIT for a raw run
+    u64 to;             // byte offset of its bits in the payload or reduced chunk; block codecs: place in the chunk
+    u64 byte;           // first byte in the payload's bits; block codecs: first place
+    unsigned run, count;  // count: elements; 0 for an empty run, and for a chunk with nothing but a header
+    unsigned left;      // bytes of bits, or places, up to the end of the chunk; ~0u if more, and for servers
     unsigned chunk;
 };
 SAME_LAYOUT(gc_tile)
 
-// What is known on the device alone.
+// State of a codec that only the device has.
 struct gc_control {
-    unsigned flags;     // since they were taken
-    unsigned since;     // since the last commit
-    unsigned valid;     // bit WORKER, bit SERVER: which of two states is valid
-    unsigned pending;   // bit WORKER, bit SERVER: a step in the other one
-    unsigned found;     // flags of the launch that runs
-    unsigned accepted;  // by gc_codec_check_state
-    unsigned broken;    // a rank did not come to an exchange: what was received counts as NaN
+    unsigned flags;     // flags since the host last took them
+    unsigned since;     // flags since the last commit
+    unsigned valid;     // bits WORKER and SERVER: index of the valid state of that half
+    unsigned pending;   // bits WORKER and SERVER: 1 if the other state holds a pending step
+    unsigned found;     // flags that the current launch has found
+    unsigned accepted;  // result of gc_onebit_check_state: 1 if the state may be loaded
+    unsigned broken;    // 1 after a rank missed an exchange: received data counts as NaN
     unsigned reserved;
 };
 SAME_LAYOUT(gc_control)
 
 struct gc_codec {
-    unsigned char *state[2];  // the same one twice where there is one
+    unsigned char *state[2];  // the two states; the same address twice if there is one state
     gc_control *control;
-    double *partials;         // a tile
-    unsigned *counter;        // of the runs that have their scale, while they get it
+    double *partials;         // partial sums, one per tile
+    unsigned *counter;        // thread blocks that have arrived in the current launch; 0 between launches
     const gc_tile *tiles;
-    const gc_run *runs;       // what is encoded or reduced: a run for each segment, also an empty one
+    const gc_run *runs;       // runs to encode or reduce: one per segment, empty segments included
     const gc_run *segments;
-    float *scales;            // of the last encode
-    unsigned *report;         // in memory of the host: becomes 1 when something is corrupt; or NULL
-    const void **addresses;   // of the segments' values, where there are more than MOST_VALUES
-    u64 bytes, chunk_bytes;   // of bits; of a block codec blocks
+    float *scales;            // scales of the last encode
+    unsigned *report;         // host memory that becomes 1 when received data is corrupt; or NULL
+    const void **addresses;   // addresses of the segments' values, if there are more than MOST_VALUES; or NULL
+    u64 bytes, chunk_bytes;   // bytes of bits, of all and per chunk; block codecs: blocks
     u64 head, stride;
-    u64 scales_at, units_at;  // of these runs in the state
-    unsigned n_segments, n_chunks, chunk, chunks;  // those that are written: `chunks` from `chunk` on
+    u64 scales_at, units_at;  // offsets of these runs' scales and units in the state, in bytes
+    unsigned n_segments, n_chunks, chunk, chunks;  // written chunks: `chunks` from number `chunk` on
     unsigned kind, rule, policy, results, half, reduction;
     float beta;
-    unsigned error;           // bytes of an error's element, 0: none
-    unsigned ranks, reserved; // how many ranks' values a payload is the sum of
+    unsigned error;           // bytes of an error's element; 0: no errors
+    unsigned ranks, reserved; // ranks: number of ranks whose values a payload sums
     unsigned header[HEADER_WORDS];
-    gc_run only;              // where there is one segment: its run
+    gc_run only;              // the run, if there is one segment
     u64 reciprocal;           // floor((2^64 - 1) / chunk_bytes), or 0
-    // Of a block codec: raw elements, those of a chunk, that reciprocal; and where codes and they begin in a chunk.
+    // Block codecs: raw elements, of all and per chunk, their reciprocal; offsets of codes and raw elements in a chunk.
     u64 raws, chunk_raws, raw_reciprocal, codes_at, raws_at;
 };
 SAME_LAYOUT(gc_codec)
@@ -83,25 +83,25 @@ SAME_LAYOUT(gc_codec)
 struct gc_encode {
     gc_codec codec;
     const float *m_g, *m_e;
-    unsigned char *dst;       // a payload; of a shard a chunk
-    gc_way way;               // or straight to the ranks that get it
+    unsigned char *dst;       // the payload; for a shard the chunk
+    gc_way way;               // or the buffers of the ranks that receive it
     const void *values[MOST_VALUES];
 };
 SAME_LAYOUT(gc_encode)
 struct gc_finish {
     gc_codec codec;
-    unsigned char *dst;       // the first of the chunks that are written
+    unsigned char *dst;       // first of the chunks to write
     gc_way way;
-    unsigned steps, reserved; // of the barrier behind it; 0: there is none
+    unsigned steps, reserved; // steps of the barrier after it; 0: no barrier
 };
 SAME_LAYOUT(gc_finish)
 struct gc_reduce {
     gc_codec codec;
     const unsigned char *chunks;
-    unsigned char *dst;       // a chunk; of gc_onebit_mean the shard
+    unsigned char *dst;       // the chunk; gc_onebit_mean: the shard
     gc_way way;
-    u64 payloads, apart;      // bytes from payload to payload
-    unsigned shard, reserved; // gc_blocks_reduce: whether dst is the shard
+    u64 payloads, apart;      // number of payloads; bytes from one payload to the next
+    unsigned shard, reserved; // gc_blocks_reduce: shard is 1 if dst is the shard
 };
 SAME_LAYOUT(gc_reduce)
 struct gc_decode {
@@ -110,16 +110,16 @@ struct gc_decode {
     const float *factor;
     float divisor;
     unsigned dtype;
-    u64 tiles;                // the blocks behind them look at chunks without elements
-    u64 first_empty;          // the first chunk without any
+    u64 tiles;                // later thread blocks check the chunks without elements
+    u64 first_empty;          // number of the first chunk without elements
     void *values[MOST_VALUES];
 };
 SAME_LAYOUT(gc_decode)
 
 // ---- Tiles
 //
-// What a block needs before its first loads is known without a load where there is one segment, and in one table entry
-// where there are several: each load that another one waits for costs a block about a tenth of its time.
+// With one segment, a thread block needs no load before its first loads; with several, it needs one table entry. Each
+// load that another load waits for costs a thread block about 10 % of its time.
 
 __device__ __forceinline__ gc_run run_of(const gc_codec &codec, unsigned number) {
     return codec.n_segments == 1 ? codec.only : codec.runs[number];
@@ -127,7 +127,7 @@ __device__ __forceinline__ gc_run run_of(const gc_codec &codec, unsigned number)
 __device__ __forceinline__ gc_run segment_of(const gc_codec &codec, unsigned number) {
     if (codec.n_segments != 1) return codec.segments[number];
     gc_run only = codec.only;
-    // What is reduced is a part of the segment, which the header counts.
+    // A server's run is a part of the segment; the header has the segment's elements.
     if (codec.half != WORKER) only.byte = 0, only.elements = static_cast<u64>(codec.header[9]) << 32 | codec.header[8];
     return only;
 }
@@ -153,17 +153,17 @@ __device__ __forceinline__ gc_tile tile_of(const gc_codec &codec, unsigned numbe
     return tile;
 }
 
-// How many of a tile's elements lie in the unit that begins at `at`.
+// Returns the number of the tile's elements in the unit that begins at element `at`.
 __device__ __forceinline__ unsigned elements_of_unit(const gc_tile &tile, unsigned at) {
     return tile.count <= at ? 0 : tile.count - at < UNIT ? tile.count - at : UNIT;
 }
 
-// A chunk's bytes of bits, as far as a tile needs them.
+// Returns the bytes of bits per chunk, limited to ~0u: a tile needs no more.
 __device__ __forceinline__ unsigned chunk_bytes_of(const gc_codec &codec) {
     return codec.chunk_bytes < ~0u ? static_cast<unsigned>(codec.chunk_bytes) : ~0u;
 }
 
-// How many chunks behind the tile's first one byte number `at` of its bits lies, and where.
+// Counts the tile's chunks before the one with byte `at` of its bits; place_of_byte() returns the byte's offset.
 __device__ __forceinline__ unsigned chunks_to_byte(const gc_codec &codec, const gc_tile &tile, unsigned at) {
     return at < tile.left ? 0 : 1 + (at - tile.left) / chunk_bytes_of(codec);
 }
@@ -171,7 +171,7 @@ __device__ __forceinline__ u64 place_of_byte(const gc_codec &codec, const gc_til
     return tile.to + at + chunks_to_byte(codec, tile, at) * (codec.stride - codec.chunk_bytes);
 }
 
-// An address in global memory, which the compiler does not find out of one that it has loaded.
+// Marks an address as one in global memory, which the compiler cannot infer for an address that was loaded.
 __device__ __forceinline__ unsigned char *in_global_memory(const void *found) {
 #ifdef __CUDA_ARCH__
     u64 global;
@@ -181,7 +181,7 @@ __device__ __forceinline__ unsigned char *in_global_memory(const void *found) {
     return static_cast<unsigned char *>(const_cast<void *>(found));
 }
 
-// The address of a run's values.
+// Returns the address of a run's values.
 __device__ __forceinline__ unsigned char *values_of(const gc_codec &codec, const void *const (&values)[MOST_VALUES],
                                                     unsigned run) {
     return in_global_memory(codec.addresses ? codec.addresses[run] : values[run % MOST_VALUES]);
@@ -193,15 +193,15 @@ __device__ __forceinline__ float factor(const float *m) {
 
 // ---- Chunks
 
-// Where chunks are written: one behind the other; or each to the buffer of the rank that it is for; or one to those of
-// all ranks. A rank that has given up writes to none, for the others do not know it yet.
+// Destination of chunks: consecutive memory; or the buffer of each chunk's rank; or one chunk to the buffers of all
+// ranks. A rank whose barrier has failed writes to no buffer, because the other ranks may not have noticed yet.
 struct Chunks {
     unsigned char *dst, *first;
     gc_way way;
     unsigned copies;
-    bool all;                 // get the same
+    bool all;                 // true: all ranks get the same chunk
 
-    // `chunk`: the one that `first` is for, `half`: of the codec. Loads what it needs at once.
+    // `chunk`: the chunk that `first` is for. `half`: the half of the codec. Issues all its loads at once.
     __device__ __forceinline__ Chunks(const gc_codec &codec, unsigned half, unsigned char *to, const gc_way &by,
                                       unsigned chunk)
         : dst(to), first(to), way(by), copies(1), all(half == SERVER) {
@@ -210,8 +210,8 @@ struct Chunks {
         copies = way.peers->broken ? 0 : all ? world : 1;
         first = base(codec, chunk, 0);
     }
-    // What a place in a chunk is counted from, in a copy: for what is not sent to all, as if all chunks lay where this
-    // one does.
+    // Returns the address from which offsets of chunk `chunk` count in a copy. If each rank gets another chunk, offsets
+    // count as if all chunks lay in the buffer of this chunk's rank.
     __device__ __forceinline__ unsigned char *base(const gc_codec &codec, unsigned chunk, unsigned copy) const {
         if (!way.peers) return dst;
         return all ? way.peers->buffers[copy] + way.at : way.peers->buffers[chunk] + way.at - chunk * codec.stride;
@@ -226,13 +226,13 @@ __device__ __forceinline__ void set_flags(const gc_codec &codec, unsigned flags)
     if (flags & CORRUPT && codec.report) *static_cast<volatile unsigned *>(codec.report) = 1;
 }
 
-// ---- Which state is valid
+// ---- The valid state
 
-// Which of two states is valid once a pending step has been committed.
+// Returns the bits of `valid` after the commit of a pending step.
 __device__ __forceinline__ unsigned valid_after_commit(const gc_control &control) {
     return control.since & NONFINITE ? control.valid : control.valid ^ control.pending;
 }
-// The one that a step of this half reads: a step that is pending there is committed first.
+// Returns the state that a step of this half reads: the valid one after the commit of this half's pending step.
 __device__ __forceinline__ unsigned valid_state(const gc_codec &codec) {
     if (codec.policy != TRANSACTIONAL) return 0;
     const gc_control &control = *codec.control;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void commit(gc_control &control, bool skip) {
     control.pending = control.since = 0;
 }
 
-// Whether a chunk holds elements of a segment.
+// Returns true if a chunk holds elements of a segment.
 __device__ __forceinline__ bool holds(const gc_codec &codec, unsigned chunk, const gc_run &segment) {
     const u64 begin = chunk * codec.chunk_bytes, end = segment.byte + (segment.elements + 7) / 8;
     return segment.elements != 0 && begin < end && segment.byte < begin + codec.chunk_bytes;

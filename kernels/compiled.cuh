@@ -1,13 +1,13 @@
-// What every kernel that is compiled at run time begins with (src/jit/source.rs). For NVRTC 11.2 and up, C++14;
-// includes nothing. Names of ours begin with an underscore: a user's parameters cannot.
+// Beginning of every kernel that is compiled at run time (src/jit/source.rs). For NVRTC 11.2 and up, C++14; includes
+// nothing. The library's names begin with an underscore, which a user's parameters cannot.
 
-// As NVIDIA's headers have it where NVRTC compiles them.
+// NVIDIA's headers have the same type if NVRTC compiles them.
 #ifndef _GC_INT64
 #define _GC_INT64 long long
 #endif
 
-// What a user's texts may name without a header. A header may declare it, too: the same type is no second meaning, and
-// ::int64_t is the header's then.
+// Types that a user's texts may name without a header. A header may declare them too: the same type again is no
+// conflict, and ::int64_t is then the header's type.
 namespace _gc_types {
 
 typedef signed char int8_t;
@@ -35,10 +35,10 @@ namespace _gc {
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Not THREADS: a macro of the user's may well be called so, and what follows the preamble mentions it.
+// The name is not THREADS: a user's macro may have that name, and code after the preamble uses this one.
 enum : unsigned { _gc_THREADS = 256 };
 
-// A bool in memory is true wherever it is not 0.
+// Type of an element in memory. A bool in memory is true if it is not 0.
 template <typename T>
 struct Element {
     typedef T Stored;
@@ -56,7 +56,7 @@ struct Read<bool> {
     static __device__ __forceinline__ bool of(unsigned char stored) { return stored != 0; }
 };
 
-// As the host lays out a scalar: its bytes, the lowest first.
+// Returns a scalar from the host's bytes, which begin with the lowest.
 template <typename T>
 __device__ __forceinline__ T scalar(const u64 &bytes) {
     return Read<T>::of(*reinterpret_cast<const typename Element<T>::Stored *>(&bytes));
@@ -67,7 +67,7 @@ struct alignas(sizeof(T) * N) Vector {
     T of[N];
 };
 
-// An element at any address, byte by byte: what is rare is to be short.
+// by_bytes() and to_bytes() access an element at any address, byte by byte. This is rare, so the code is short.
 template <typename S>
 __device__ __forceinline__ S by_bytes(const char *from) {
     u64 bytes = 0;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void to_bytes(char *to, const S &x) {
     for (unsigned k = 0; k < sizeof(S); k++) to[k] = static_cast<char>(bytes >> 8 * k);
 }
 
-// One element. `bytes`: at any address.
+// load_one() and store_one() access an element. `bytes`: it may have any address.
 template <typename T>
 __device__ __forceinline__ T load_one(const char *from, bool bytes) {
     typedef typename Element<T>::Stored Stored;
@@ -96,8 +96,8 @@ __device__ __forceinline__ void store_one(const T &x, char *to, bool bytes) {
     else *reinterpret_cast<Stored *>(to) = static_cast<Stored>(x);
 }
 
-// N neighbours of an input, which lie at a multiple of their size: words of memory, which become elements when they are
-// asked for. Of `one` element for all, the first is loaded, and spread once all loads of a thread are on their way.
+// N neighbours of an input, at a multiple of their size: words of memory, which become elements on access. If all are
+// `one` element, load() loads the first; spread() copies it after all loads of a thread have been issued.
 template <typename T, unsigned N, bool SEPARATE>
 struct Neighbours {
     typedef typename Element<T>::Stored Stored;
@@ -136,7 +136,7 @@ struct Neighbours {
         return Read<T>::of(*reinterpret_cast<const Stored *>(&bytes));
     }
 };
-// The same where each is loaded for itself.
+// Neighbours that are loaded one by one.
 template <typename T, unsigned N>
 struct Neighbours<T, N, true> {
     T of[N];
@@ -146,7 +146,7 @@ struct Neighbours<T, N, true> {
     __device__ __forceinline__ T operator[](unsigned m) const { return of[m]; }
 };
 
-// N neighbours of an output, likewise.
+// load() and store() access N neighbours of an output, at a multiple of their size.
 template <typename T, unsigned N>
 __device__ __forceinline__ void load(T (&to)[N], const char *from) {
     typedef typename Element<T>::Stored Stored;
@@ -163,7 +163,7 @@ __device__ __forceinline__ void store(const T (&from)[N], char *to) {
     *reinterpret_cast<Vector<Stored, N> *>(to) = x;
 }
 
-// A number to divide by (src/jit/loops.rs), and the strides of all tensors in bytes.
+// Loop: a count to divide by (src/jit/loops.rs), and the strides of all tensors in bytes.
 template <unsigned TENSORS>
 struct Loop {
     u64 count, reciprocal;  // floor((2^64 - 1) / count)
@@ -178,9 +178,8 @@ struct Offsets {
     }
 };
 
-// Adds what round number `round` of these loops, outermost first, lies from the first. The outermost one has what is
-// left. Loops are not unrolled: mostly there are one or two, and compiling what more would do takes longer than all
-// else.
+// Adds the offsets of round number `round` of these loops, outermost first. The outermost loop takes the rest. The loop
+// is not unrolled: mostly there are one or two loops, and compiling code for more takes longer than all else.
 template <unsigned TENSORS>
 __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS> *loops, unsigned n, u64 round) {
     if (n == 0) return;
@@ -197,7 +196,8 @@ __device__ __forceinline__ void go(Offsets<TENSORS> &offsets, const Loop<TENSORS
     for (unsigned k = 0; k < TENSORS; k++) offsets.of[k] += static_cast<i64>(rest) * loops[0].strides[k];
 }
 
-// Adds where EACH from `number` on, and those `step` apart behind them, lie in a single loop of vectors of `at_once`.
+// Adds the offsets in a single loop of vectors of `at_once`: for EACH rounds from `number` on, then for EACH rounds
+// `step` further, and so on.
 template <unsigned EACH, unsigned TENSORS, unsigned ROUNDS>
 __device__ __forceinline__ void go_straight(Offsets<TENSORS> (&offsets)[ROUNDS], const Loop<TENSORS> &loop, u64 number,
                                             unsigned step, unsigned at_once) {
@@ -209,8 +209,8 @@ __device__ __forceinline__ void go_straight(Offsets<TENSORS> (&offsets)[ROUNDS],
     }
 }
 
-// Adds what rounds number `first` + more[r] of these loops, each `more` small, lie from the first. `first` is the same
-// in a whole block: divided once for all of its threads. There is a loop, of which all strides may be 0.
+// Adds the offsets of rounds number `first` + more[r] of these loops; each `more` is small. `first` is the same in a
+// whole thread block, which divides it once for all threads. There is at least one loop; its strides may be 0.
 template <unsigned TENSORS, unsigned ROUNDS>
 __device__ __forceinline__ void go_rounds(Offsets<TENSORS> (&offsets)[ROUNDS], unsigned (&more)[ROUNDS],
                                           const Loop<TENSORS> *loops, unsigned n, u64 first) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ void go_rounds(Offsets<TENSORS> (&offsets)[ROUNDS], u
         u64 above = __umul64hi(first, loop.reciprocal), at = first - above * loop.count;
         if (at >= loop.count) above++, at -= loop.count;
         first = above;
-        // Of those that take more, none is crossed twice.
+        // In a loop of 2^31 rounds or more, more[r] passes the end at most once.
         const u64 count = loop.count;
         const unsigned factor = count < 0x80000000ull ? static_cast<unsigned>(loop.reciprocal >> 32) : 0;
 #pragma unroll
@@ -241,7 +241,7 @@ __device__ __forceinline__ void go_rounds(Offsets<TENSORS> (&offsets)[ROUNDS], u
     }
 }
 
-// Where element number `number` lies in loops whose innermost is one of vectors of 2^log.
+// Returns the offsets of element number `number` in loops of which the innermost counts vectors of 2^log elements.
 template <unsigned TENSORS>
 __device__ __forceinline__ Offsets<TENSORS> offsets_of(const Loop<TENSORS> *loops, unsigned n, u64 number,
                                                        unsigned log) {
@@ -254,7 +254,7 @@ __device__ __forceinline__ Offsets<TENSORS> offsets_of(const Loop<TENSORS> *loop
     return offsets;
 }
 
-// What a block has: units side by side, of which number `first` is its first one.
+// Share of a thread block: units side by side, of which number `first` is the first.
 struct Line {
     u64 first;
     unsigned units;
@@ -267,7 +267,7 @@ struct Line {
     __device__ __forceinline__ void turn(N &, const void *, unsigned) const {}
 };
 
-// A raw parameter: any element by its number in C order, or by its indices.
+// Raw parameter. Its elements are accessed by number in C order, or by indices.
 template <typename T, unsigned NDIM, bool CONTIGUOUS>
 struct Raw {
     T *_data;
@@ -299,7 +299,7 @@ struct Raw {
     }
 };
 
-// What `_ind` and the like are.
+// Type of `_ind` and the like.
 struct Indexer {
     i64 _size;
     __device__ __forceinline__ ptrdiff_t size() const { return _size; }

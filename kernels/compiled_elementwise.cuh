@@ -1,8 +1,8 @@
-// An operation on elements, behind compiled.cuh and the struct of a launch's arguments. src/jit/source.rs puts code
-// of a combination where a line is a name in capitals alone.
+// Elementwise operation. It follows compiled.cuh and the struct of a launch's arguments. src/jit/source.rs replaces
+// lines that are a name in capitals by code of a specialization.
 
-// What a thread does: _gc_ROUNDS units, vectors of _gc_V elements, or elements, of its block's share. _gc_BYTES: they
-// lie at any address.
+// Processes a thread's part of its thread block's share: _gc_ROUNDS units, which are vectors of _gc_V elements, or
+// elements. _gc_BYTES: elements have any address.
 template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_BYTES, typename _gc_At, typename _gc_Share>
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc_At (&_gc_at)[_gc_ROUNDS],
                                         const _gc_Share &_gc_share) {
@@ -34,14 +34,14 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args, const _gc_At (
     _GC_AFTER_LOOP
 }
 
-// Those from _gc_first on, side by side, of which so many are left.
+// Returns the share of units side by side from _gc_first on, of which _gc_left are left.
 template <unsigned _gc_ROUNDS>
 __device__ __forceinline__ _gc::Line _gc_line(const unsigned long long _gc_first, const unsigned long long _gc_left) {
     const unsigned _gc_most = _gc::_gc_THREADS * _gc_ROUNDS;
     return {_gc_first, _gc_left < _gc_most ? static_cast<unsigned>(_gc_left) : _gc_most};
 }
 
-// _gc_NESTED: in loops, of any number; otherwise there is one.
+// Processes the share of a thread block. _gc_NESTED: with any number of loops; otherwise with one.
 template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_NESTED, bool _gc_BYTES>
 __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
     const unsigned long long _gc_first = static_cast<unsigned long long>(blockIdx.x) * (_gc::_gc_THREADS * _gc_ROUNDS);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void _gc_block(const _gc_Args &_gc_args) {
     _gc_run<_gc_V, _gc_ROUNDS, _gc_BYTES>(_gc_args, _gc_at, _gc_share);
 }
 
-// What does not fill a vector is a block of its own.
+// Processes vectors. One more thread block processes the elements that do not fill a vector.
 template <unsigned _gc_V, unsigned _gc_ROUNDS>
 __device__ __forceinline__ void _gc_vectors(const _gc_Args &_gc_args) {
     if (blockIdx.x < _gc_args.blocks) {

@@ -1,7 +1,7 @@
-// Behind compiled_elementwise.cuh, where there are tiles.
+// Tiles of an elementwise operation. They follow compiled_elementwise.cuh.
 
-// A tile of the two innermost loops. Their counts are those of tiles; units are the elements of the inner one, and of
-// the other one from bit 32 on. _gc_TURNS: some inputs are turned, those among ones.
+// Processes a tile of the two innermost loops, whose counts are numbers of tiles. `units` has the elements of the inner
+// loop in its lower 32 bits, of the outer one in its upper 32 bits. _gc_TURNS: the inputs in `ones` are turned.
 template <unsigned _gc_ROUNDS, bool _gc_TURNS>
 __device__ __forceinline__ void _gc_tile(const _gc_Args &_gc_args) {
     typedef unsigned long long _gc_u64;

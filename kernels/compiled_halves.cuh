@@ -1,10 +1,10 @@
-// float16 and bfloat16, where a combination or a text has them: behind gradcodec/device.cuh and compiled.cuh. CuPy's
-// headers have classes of these names, which are taken where those headers may be included.
+// float16 and bfloat16, if a parameter's dtype or a user's text needs them. They follow gradcodec/device.cuh and
+// compiled.cuh. CuPy's headers have classes of these names, which are used where those headers may be included.
 
 namespace _gc {
 
-// Of the two float32 around x the one whose last bit is 1, unless x is one itself: rounded again, to fewer bits, it is
-// rounded once.
+// Returns x if it is a float32, otherwise the one of the two float32 around it whose last bit is 1. Rounding the result
+// to fewer bits is then the same as rounding x once.
 __device__ __forceinline__ float to_odd(double x) {
     const float nearest = __double2float_rn(x);
     const double back = static_cast<double>(nearest);
@@ -14,7 +14,7 @@ __device__ __forceinline__ float to_odd(double x) {
     return __uint_as_float(is_beyond ? pattern - 1 : pattern + 1);
 }
 
-// A float of 16 bits, which is calculated with as float: TO and FROM are device.cuh's.
+// Defines a 16-bit float that is calculated with as float. TO and FROM are functions of device.cuh.
 #define _GC_FLOAT_OF_16_BITS(NAME, TO, FROM)                                                                          \
     struct NAME {                                                                                                     \
         unsigned short bits;                                                                                          \

@@ -1,5 +1,5 @@
-// A reduction, behind compiled.cuh and the struct of a launch's arguments. src/jit/source.rs puts code of a
-// combination where a line is a name in capitals alone.
+// Reduction. It follows compiled.cuh and the struct of a launch's arguments. src/jit/source.rs replaces lines that are
+// a name in capitals by code of a specialization.
 
 __device__ __forceinline__ _type_reduce _gc_map(const _gc_Args &_gc_args, const ptrdiff_t _J
     _GC_INPUTS_AS_PARAMETERS
@@ -31,7 +31,7 @@ __device__ __forceinline__ void _gc_finish(const _gc_Args &_gc_args, const _type
     _GC_STORE_OUTPUTS
 }
 
-// Where outputs lie: behind the one that a thread has, in loops of vectors of 2^_gc_log.
+// Sets the outputs of number _gc_number, in loops of which the innermost counts vectors of 2^_gc_log outputs.
 __device__ __forceinline__ void _gc_set(const _gc_Args &_gc_args, const _type_reduce &_gc_one,
                                         const unsigned long long _gc_number, const unsigned _gc_log) {
     const _gc::Offsets<_GC_TENSORS> _gc_at =
@@ -40,16 +40,16 @@ __device__ __forceinline__ void _gc_set(const _gc_Args &_gc_args, const _type_re
     _GC_FINISH
 }
 
-// What the threads along outputs have becomes one of each: partial results, or outputs that are set. Threads side by
-// side have _gc_N outputs each, the block's first of which is number _gc_first. All outputs together go through the memory
-// of the block, as many of a thread's at once as have room.
+// Reduces what the threads along each output have to one value: a partial result, or outputs that are set. Threads side
+// by side have _gc_N outputs each; the thread block's first output is number _gc_first. All outputs go through shared
+// memory, as many of a thread's at once as fit.
 template <unsigned _gc_N>
 __device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, const _type_reduce (&_gc_sums)[_gc_N],
                                            const bool _gc_has, const unsigned _gc_across, const unsigned _gc_along,
                                            const unsigned _gc_log, const unsigned _gc_active,
                                            const unsigned long long _gc_first, _type_reduce *_gc_partials,
                                            const unsigned _gc_log_of) {
-    const unsigned _gc_bytes = _gc_N * sizeof(_type_reduce);  // of a thread: 64 have room
+    const unsigned _gc_bytes = _gc_N * sizeof(_type_reduce);  // per thread: 64 bytes fit
     const unsigned _gc_too_many = _gc_bytes <= 64 ? 1 : _gc_bytes <= 128 ? 2 : _gc_bytes <= 256 ? 4 : 8;
     const unsigned _gc_B = _gc_N / _gc_too_many;
     __shared__ __align__(16) unsigned char _gc_memory[_gc_B * _gc::_gc_THREADS * sizeof(_type_reduce)];
@@ -63,7 +63,7 @@ __device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, const _type
             for (unsigned _gc_m = 0; _gc_m < _gc_B; _gc_m++)
                 _gc_all[_gc_along * _gc_row + _gc_m * _gc_width + _gc_across] = _gc_sums[_gc_of + _gc_m];
         }
-        // Where an output is that lies here.
+        // Returns the number of the output at a place of the shared memory.
         const auto _gc_number_of = [&](unsigned _gc_at) {
             return _gc_first + (_gc_at & (_gc_width - 1)) * _gc_N + _gc_of + (_gc_at >> _gc_log);
         };
@@ -81,7 +81,7 @@ __device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, const _type
         __syncthreads();
 #pragma unroll 1
         for (unsigned _gc_k = threadIdx.x; _gc_k < _gc_row; _gc_k += _gc::_gc_THREADS) {
-            // Neighbours are set by neighbours.
+            // Neighbouring threads set neighbouring outputs.
             const unsigned _gc_at = _gc_k % _gc_B * _gc_width + _gc_k / _gc_B;
             const unsigned long long _gc_number = _gc_number_of(_gc_at);
             if (_gc_number >= _gc_args.kept) continue;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void _gc_gather(const _gc_Args &_gc_args, const _type
     }
 }
 
-// The last elements of an output's share, which do not fill a vector of 2^_gc_log.
+// Reduces the last elements of an output's share, which do not fill a vector of 2^_gc_log elements.
 __device__ __forceinline__ _type_reduce _gc_last(const _gc_Args &_gc_args, const _gc::Offsets<_GC_TENSORS> _gc_base,
                                                  const unsigned long long _gc_begin, const unsigned long long _gc_end,
                                                  const unsigned _gc_log, const bool _gc_had, _type_reduce _gc_sum) {
@@ -115,11 +115,11 @@ __device__ __forceinline__ _type_reduce _gc_last(const _gc_Args &_gc_args, const
     return _gc_sum;
 }
 
-// A thread's elements: rounds of whole vectors, the last of which one thread has in part. _gc_ONES: where elements lie
-// anywhere, they are the same ones in the same order, loaded one by one. _gc_COLUMNS: threads side by side have
+// Reduces a thread's elements: rounds of whole vectors; one thread has the last, incomplete vector. _gc_ONES: elements
+// may lie anywhere; the same elements in the same order are loaded one by one. _gc_COLUMNS: threads side by side have
 // neighbouring outputs, not neighbouring elements of one. _gc_NESTED: an output's elements lie in any number of loops;
-// otherwise in one. _gc_BYTES: elements lie at any address; as a number of the launch it would be a branch between
-// loads, which then come one after the other.
+// otherwise in one. _gc_BYTES: elements have any address; a flag at run time would be a branch between loads, and
+// serialize them.
 template <unsigned _gc_V, unsigned _gc_ROUNDS, bool _gc_COLUMNS, bool _gc_ONES, bool _gc_NESTED, bool _gc_BYTES>
 __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
     typedef unsigned long long _gc_u64;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void _gc_run(const _gc_Args &_gc_args) {
                static_cast<_gc_u64>(_gc_tile) * _gc_width * _gc_OUTPUTS, _gc_partials, 31 - __clz(_gc_OUTPUTS));
 }
 
-// Partial results become those of all.
+// Reduces partial results to results.
 __device__ __forceinline__ void _gc_run_second(const _gc_Args &_gc_args) {
     const unsigned _gc_width = 1u << _gc_args.log_second, _gc_height = _gc::_gc_THREADS >> _gc_args.log_second;
     const unsigned _gc_across = threadIdx.x % _gc_width, _gc_along = threadIdx.x / _gc_width;

@@ -1,7 +1,7 @@
-// Behind compiled_reduction.cuh, where rows are short.
+// Reduction of short rows. It follows compiled_reduction.cuh.
 
-// Rows that are short, and lie one after the other: a block loads its own side by side, and each thread has a row from
-// shared memory, of which it does what _gc_height threads do in _gc_run with vectors of _gc_OF, in the same order.
+// Reduces short rows that lie one after the other. A thread block loads its rows side by side to shared memory. Each
+// thread reduces one row, in the order of _gc_height threads in _gc_run with vectors of _gc_OF.
 template <unsigned _gc_OF, unsigned _gc_ROUNDS>
 __device__ __forceinline__ void _gc_run_short(const _gc_Args &_gc_args) {
     typedef unsigned long long _gc_u64;
@@ -13,7 +13,7 @@ __device__ __forceinline__ void _gc_run_short(const _gc_Args &_gc_args) {
     __shared__ __align__(16) unsigned char _gc_memory[_gc_SHORT_BYTES];
     _type_reduce *const _gc_all = reinterpret_cast<_type_reduce *>(_gc_memory);
     const unsigned _gc_count = _gc_rows * _gc_row;
-    unsigned _gc_sizes[_GC_TENSORS];  // from one element to the next; 0 of outputs
+    unsigned _gc_sizes[_GC_TENSORS];  // bytes from one element to the next; 0 for outputs
     long long _gc_start[_GC_TENSORS];
 #pragma unroll
     for (unsigned _gc_k = 0; _gc_k < _GC_TENSORS; _gc_k++) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void _gc_run_short(const _gc_Args &_gc_args) {
         _GC_ROUNDS_OF_INPUTS
 #pragma unroll
         for (unsigned _gc_r = 0; _gc_r < _gc_ROUNDS; _gc_r++) {
-            // Without a branch, all loads are on their way before one is waited for.
+            // Without a branch, all loads are issued before the first is waited for.
             const unsigned _gc_beside = _gc_j + _gc_r * _gc_THREADS;
             const unsigned _gc_at = _gc_beside < _gc_count ? _gc_beside : _gc_count - 1;
             long long _gc_offsets[_GC_TENSORS];

@@ -1,8 +1,8 @@
-// Behind compiled.cuh, where elements of an operation are gone over in tiles.
+// Tiles of elementwise operations. They follow compiled.cuh.
 
 namespace _gc {
 
-// Where tensors are.
+// Addresses of elements of all tensors.
 template <unsigned TENSORS>
 struct Places {
     char *of[TENSORS];
@@ -10,25 +10,25 @@ struct Places {
     __device__ __forceinline__ char *at(void *const *, unsigned tensor) const { return of[tensor]; }
 };
 
-// Shared memory; one for each size, whichever types use it.
+// Returns shared memory. There is one array for each size, regardless of the types that use it.
 template <unsigned BYTES>
 __device__ __forceinline__ void *memory_of_block() {
     __shared__ __align__(16) unsigned char memory[BYTES];
     return memory;
 }
 
-// What a block has, as Line in compiled.cuh, of the two innermost loops: threads side by side have neighbours of a row
-// of 2^log_width, and the rounds of a thread lie below each other. No element takes a division of its own. TURNS: inputs
-// whose neighbours lie below each other are `turned`: loaded as they lie, and handed over in shared memory. Then a column
-// has no more elements than a block has threads.
+// Share of a thread block in the two innermost loops, with the functions of Line in compiled.cuh. Threads side by side
+// have neighbours of a row of 2^log_width, and the rounds of a thread lie below each other, so no element takes a
+// division of its own. TURNS: inputs whose neighbours lie below each other are `turned`: loaded in the order of memory,
+// and exchanged in shared memory. A column then has no more elements than a thread block has threads.
 template <unsigned TENSORS, unsigned ROUNDS, bool TURNS>
 struct Tile {
     enum : unsigned { SIZE = _gc_THREADS * ROUNDS, LOG_THREADS = 8 };
     static_assert(1 << LOG_THREADS == _gc_THREADS, "a block");
-    u64 first, pitch;  // the number of its first element, and of elements from one row to the next
-    unsigned columns, rows, log_width, turned;  // columns and rows that are left of the loops
+    u64 first, pitch;  // number of the first element; elements from one row to the next
+    unsigned columns, rows, log_width, turned;  // columns, rows: what is left of the loops
     Offsets<TENSORS> start;
-    const Loop<TENSORS> *loops;  // the two
+    const Loop<TENSORS> *loops;  // the two innermost loops
 
     __device__ __forceinline__ unsigned column() const { return threadIdx.x & ((1u << log_width) - 1); }
     __device__ __forceinline__ unsigned row(unsigned round) const {
@@ -48,19 +48,19 @@ struct Tile {
         }
     }
 
-    // A product would become one of the sum of all such factors, in each round.
+    // Returns stride * 2^by. The compiler would turn a product into one with the sum of all factors, in each round.
     static __device__ __forceinline__ i64 shifted(i64 stride, unsigned by) {
         return static_cast<i64>(static_cast<u64>(stride) << by);
     }
 
-    // An input, in all rounds. Each thread of the block calls.
+    // Loads an input for all rounds. All threads of the thread block call it.
     template <typename T>
     __device__ __forceinline__ void turn(Neighbours<T, 1, true> (&to)[ROUNDS], const void *data,
                                          unsigned tensor) const {
         typedef typename Element<T>::Stored Stored;
         Stored *const tile = static_cast<Stored *>(memory_of_block<(SIZE + _gc_THREADS) * sizeof(Stored)>());
         const i64 below = loops[0].strides[tensor], beside = loops[1].strides[tensor];
-        const unsigned width = (1u << log_width) + 1;  // odd: what lies below each other is in different banks
+        const unsigned width = (1u << log_width) + 1;  // odd: elements below each other are in different banks
         const unsigned log_height = 31 - __clz(SIZE) - log_width;
         const unsigned log_step = LOG_THREADS - log_height, step = 1u << log_step;
         const unsigned y = threadIdx.x & ((1u << log_height) - 1), x = threadIdx.x >> log_height;
@@ -71,7 +71,7 @@ struct Tile {
             if (y < rows && x + r * step < columns) elements[r] = *reinterpret_cast<const Stored *>(from);
             from += shifted(beside, log_step);
         }
-        __syncthreads();  // another one's have been read
+        __syncthreads();  // the elements of the previous input have been read
 #pragma unroll
         for (unsigned r = 0; r < ROUNDS; r++) {
             if (y < rows && x + r * step < columns) tile[y * width + x + r * step] = elements[r];
@@ -84,7 +84,7 @@ struct Tile {
     }
 };
 
-// A number and what is left of it, by one below 2^31.
+// Divides a number by a count below 2^31, in place, and returns the remainder.
 template <unsigned TENSORS>
 __device__ __forceinline__ unsigned divide(unsigned &number, const Loop<TENSORS> &loop) {
     const unsigned count = static_cast<unsigned>(loop.count);

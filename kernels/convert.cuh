@@ -1,12 +1,12 @@
 // Casts of single elements between all dtypes: the same bits as on the CPU.
 //
-// An element travels as 64 bits: an integer extended by its sign or by zeros, a bool as 0 or 1, float16 and bfloat16 as
-// the float32 that they are, float32 and float64 as their patterns. What was read becomes that (widen), and that
-// becomes what is written (narrow), of which the lowest bytes are stored.
+// An element is held as 64 bits: an integer extended by its sign or by zeros, a bool as 0 or 1, float16 and bfloat16 as
+// the float32 with their value, float32 and float64 as their patterns. widen() makes this form from what was read. The
+// narrow functions make what is written from it; the lowest bytes are stored.
 //
-// Floats to integers are truncated, and saturate; a NaN gives 0. Integers wrap. A bool is whether it is not 0. Floats
-// are rounded once, to nearest, ties to even: where float32 lies between, it is rounded to *odd* first, which keeps in
-// its last bit whether anything was lost. A NaN that is written has one pattern.
+// Floats become integers by truncation, and saturate; a NaN becomes 0. Integers wrap. A bool is 1 if the value is not
+// 0. Floats are rounded once, to nearest, ties to even. If float32 is an intermediate step, the number is rounded to
+// *odd* first: the last bit then records if anything was lost. A NaN that is written has one pattern.
 #ifndef GRADCODEC_CONVERT_CUH
 #define GRADCODEC_CONVERT_CUH
 
@@ -14,7 +14,7 @@
 
 enum : unsigned { IS_UINT, IS_INT, IS_BOOL, IS_F16, IS_BF16, IS_F32, IS_F64 };
 
-// As the host lays it out: Cast in src/copy/cuda/launch.rs. Sizes are bytes of an element.
+// The host declares this struct as Cast in src/copy/cuda/launch.rs. Sizes are bytes of an element.
 struct gc_cast {
     unsigned from, from_size, to, to_size;
 };
@@ -35,7 +35,7 @@ __device__ __forceinline__ unsigned pattern_of_single(float x) {
     return __float_as_uint(canonical(x));
 }
 
-// Of the two float32 around x that one whose last bit is 1, unless x is one itself.
+// Returns x if it is a float32, otherwise the one of the two float32 around it whose last bit is 1.
 __device__ __forceinline__ float to_odd(double x) {
     const float nearest = __double2float_rn(x);
     const double back = static_cast<double>(nearest);
@@ -55,14 +55,14 @@ __device__ __forceinline__ float to_odd(u64 x) {
     return static_cast<float>(x);
 }
 
-// Integers of so many bytes: all that there are, from `lowest` to `highest`.
+// highest_signed() and highest_unsigned() return the largest integers of `size` bytes.
 __device__ __forceinline__ long long highest_signed(unsigned size) {
     return static_cast<long long>(0x7fffffffffffffffull >> (64 - 8 * size));
 }
 __device__ __forceinline__ u64 highest_unsigned(unsigned size) {
     return ~0ull >> (64 - 8 * size);
 }
-// T: float or double, which holds both limits.
+// Truncates, and saturates at both limits. T: float or double, which hold the limits.
 template <typename T>
 __device__ __forceinline__ u64 to_signed(T x, unsigned size) {
     const long long highest = highest_signed(size), lowest = -highest - 1;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void each(u64 (&x)[N], F of) {
     for (unsigned k = 0; k < N; k++) x[k] = of(x[k]);
 }
 
-// What was read, of which only the lowest bytes count; those above are 0.
+// Widens what was read. Only the lowest bytes count; the bytes above are 0.
 template <unsigned N>
 __device__ __forceinline__ void widen(const gc_cast &cast, u64 (&x)[N]) {
     const unsigned beyond = 64 - 8 * cast.from_size;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void widen(const gc_cast &cast, u64 (&x)[N]) {
     }
 }
 
-// The kind is the same for a whole launch, so that each choice is made once for all N.
+// The kinds are the same for a whole launch, so each choice is made once for all N.
 template <unsigned N>
 __device__ __forceinline__ void narrow_integers(const gc_cast &cast, u64 (&x)[N]) {
     const bool is_signed = cast.from == IS_INT;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void convert(const gc_cast &cast, u64 (&x)[N]) {
     else narrow_integers(cast, x);
 }
 
-// No cast.
+// Cast that changes nothing.
 template <typename T>
 struct Same {
     typedef T From;
@@ -168,7 +168,7 @@ struct Same {
     static __device__ __forceinline__ T of(T x) { return x; }
 };
 
-// The usual casts, each for kernels of its own.
+// Common casts, which have their own kernels.
 struct F32ToBF16 {
     typedef unsigned From;
     typedef unsigned short To;

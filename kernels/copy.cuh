@@ -1,7 +1,7 @@
-// What the kernels of copy.cu share: their argument, and where a block and a thread find their work.
+// Common parts of the kernels of copy.cu: their argument, and the work of a thread block and of a thread.
 //
-// A copy is nested loops over elements, each with a stride on either side. The innermost one counts x, another one y
-// (its *rows*); a block has a tile of the two and one round of all the others.
+// A copy is nested loops over elements, each with a stride on either side. The innermost loop counts x, another one y
+// (its *rows*). A thread block has a tile of the two and one round of all other loops.
 #ifndef GRADCODEC_COPY_CUH
 #define GRADCODEC_COPY_CUH
 
@@ -14,38 +14,37 @@ struct gc_copy_loop {
 };
 SAME_LAYOUT(gc_copy_loop)
 
-// As the host lays it out: Work in src/copy/cuda/launch.rs. Strides are in bytes.
+// The host declares this struct as Tiles in src/copy/cuda/launch.rs. Strides are in bytes.
 struct gc_copy {
-    const unsigned char *src;           // where the first round lies
+    const unsigned char *src;           // addresses of the first round, on either side
     unsigned char *dst;
-    const unsigned char *begin, *end;   // all that may be read
-    u64 count;                          // of the innermost loop
-    long long dst_step, src_step;       // its strides, where they are not the element's size
-    u64 rows;                           // of the loop that y counts
+    const unsigned char *begin, *end;   // range that may be read
+    u64 count;                          // rounds of the innermost loop
+    long long dst_step, src_step;       // its strides, if they are not the element's size
+    u64 rows;                           // rounds of the loop that y counts
     long long row_dst_stride, row_src_stride;
-    gc_divisor across, along;           // tiles along x and along y
+    gc_divisor across, along;           // number of tiles along x and along y
     gc_divisor period;                  // copy_gather.cuh: rounds of the innermost of two loops that x counts, or 0
-    long long wrap;                     // and what the end of it adds to the source's step
-    gc_cast cast;                       // without one: size of an element, both
+    long long wrap;                     // bytes that its end adds to the source's step
+    gc_cast cast;                       // without a cast: both sizes are the element's
     unsigned log_width;                 // threads along x, as a power of 2
-    unsigned down;                      // 1: a thread's rounds follow each other along y, 0: along x
-    unsigned vectors;                   // 1: source and target lie alike within vectors, or words
+    unsigned down;                      // 1: a thread's rounds are consecutive along y; 0: along x
+    unsigned vectors;                   // 1: source and target are equally aligned in vectors, or words
     unsigned aligned;                   // 1: every element's address is a multiple of its size
     unsigned n_outer;
-    unsigned joined;                    // 1: y counts the rounds of all outer loops; with `down`, each has a thread's
-                                        // rounds of rows
+    unsigned joined;                    // 1: y counts rounds of outer loops; `down`: each has a thread's rounds of rows
     gc_copy_loop outer[60];             // outermost first
 };
 SAME_LAYOUT(gc_copy)
 
 enum : unsigned { COPY_THREADS = 256, LOG_COPY_THREADS = 8 };
 
-// A block's tile: its number along x and y, and where its round of the outer loops lies on either side.
+// Tile of a thread block: its number along x and y, and the offsets of its round of the outer loops.
 struct CopyPlace {
     u64 across, along;
     long long dst, src;
 };
-// Where a round of the outer loops lies.
+// Adds the offsets of a round of the outer loops.
 __device__ __forceinline__ void add_round(const gc_copy &copy, u64 round, long long &dst, long long &src) {
 #pragma unroll 1
     for (unsigned k = copy.n_outer; k-- > 0;) {
@@ -61,7 +60,7 @@ __device__ __forceinline__ CopyPlace place_of_block(const gc_copy &copy) {
     if (!copy.joined) add_round(copy, block, place.dst, place.src);
     return place;
 }
-// A thread's rounds of work: the number of the first along x and y, and where its row lies; what each further round adds.
+// Rounds of a thread: number of the first along x and y, addresses of its row, and what each further round adds.
 struct CopyRounds {
     u64 x, y;
     const unsigned char *from;

@@ -1,17 +1,17 @@
-// Elements of up to 8 bytes that are contiguous on the target's side alone: a thread gathers a word of them, or one that is
-// larger, and writes it at once.
+// Copies elements of up to 8 bytes that are contiguous only in the target: a thread gathers a word of them, or a larger
+// element, and writes it at once.
 //
 //     source    |a| | |b| | |c| | |d|          channels last to first: steps of 3
 //     target    |a|b|c|d|
 //
-// A short innermost loop, as of channels, and the one around it follow each other in the target: x counts the rounds of
-// both. `period` is the count of the innermost one then, and `wrap` is what its end adds to the source's step.
+// If a short innermost loop, for example of channels, and the loop around it are contiguous in the target, x counts the
+// rounds of both. `period` is then the count of the innermost loop, and its end adds `wrap` to the source's step.
 #ifndef GRADCODEC_COPY_GATHER_CUH
 #define GRADCODEC_COPY_GATHER_CUH
 
 #include "copy_rows.cuh"
 
-// So many words a thread: all loads are under way before the first is used.
+// Words per thread. All loads are issued before the first is used.
 enum : unsigned { GATHER_ROUNDS = 4 };
 
 template <typename T>

@@ -1,13 +1,13 @@
-// Elements at any strides, and the rare casts: single elements, side by side along x.
+// Copies elements at any strides, also with rare casts: single elements, side by side along x.
 #ifndef GRADCODEC_COPY_GENERAL_CUH
 #define GRADCODEC_COPY_GENERAL_CUH
 
 #include "copy.cuh"
 
-// So many elements a thread: all loads are under way before the first is used.
+// Elements per thread. Casts issue all loads before the first is used.
 enum : unsigned { ELEMENT_ROUNDS = 8 };
 
-// Where a round's element lies on either side, if it exists.
+// Addresses of a round's element, if it exists.
 struct ElementPiece {
     const unsigned char *from;
     unsigned char *to;
@@ -21,7 +21,7 @@ __device__ __forceinline__ ElementPiece element_piece(const gc_copy &copy, const
             x < copy.count && rounds.y + round * rounds.more_y < copy.rows};
 }
 
-// AT_ONCE: so many rounds' loads are under way together.
+// AT_ONCE: number of rounds whose loads are in flight together.
 template <typename T, unsigned AT_ONCE>
 __device__ __forceinline__ void copy_elements(const gc_copy &copy) {
     const CopyRounds rounds = rounds_of_thread<ELEMENT_ROUNDS>(copy);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_elements(const ElementPiece (&pieces)[ELEM
     }
 }
 
-// Elements that may lie anywhere, byte by byte.
+// load_anywhere() and store_anywhere() access elements at any address, byte by byte.
 __device__ __forceinline__ void load_anywhere(const ElementPiece (&pieces)[ELEMENT_ROUNDS], unsigned size,
                                               u64 (&x)[ELEMENT_ROUNDS]) {
 #pragma unroll

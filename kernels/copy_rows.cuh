@@ -1,15 +1,15 @@
-// Rows that are contiguous on both sides. x counts vectors of the target, which begin at multiples of their size: where a
-// row begins between such, its first vector begins before it.
+// Copies rows that are contiguous on both sides. x counts vectors of the target, which begin at multiples of their
+// size. If a row begins between two multiples, its first vector begins before it.
 //
 //     row           |=====================|
 //     vectors   |-----|-----|-----|-----|-----|
-//     x            0     1     2     3     4       0 and 4 are *ragged*: their elements go one by one
+//     x            0     1     2     3     4       0 and 4 are *ragged*: their elements are copied one by one
 #ifndef GRADCODEC_COPY_ROWS_CUH
 #define GRADCODEC_COPY_ROWS_CUH
 
 #include "copy.cuh"
 
-// So many vectors a thread: all loads are under way before the first is used.
+// Vectors per thread. All loads, or the loads of AT_ONCE rounds, are issued before the first is used.
 enum : unsigned { ROW_ROUNDS = 4 };
 
 template <typename T, unsigned N>
@@ -17,14 +17,14 @@ struct alignas(N * sizeof(T)) Elements {
     T at[N];
 };
 
-// One vector's work: the element that it begins with, below 0 before the row, and where the row lies.
+// Work on a vector: its first element, below 0 before the row, and the addresses of the row.
 struct RowPiece {
     long long first;
     const unsigned char *from;
     unsigned char *to;
     bool exists, whole;
 };
-// Of vectors of N elements of so many bytes.
+// Returns the work of a round on vectors of N elements of SIZE bytes.
 template <unsigned N, unsigned SIZE>
 __device__ __forceinline__ RowPiece row_piece(const gc_copy &copy, const CopyRounds &rounds, unsigned round) {
     const long long count = static_cast<long long>(copy.count);
@@ -37,7 +37,7 @@ __device__ __forceinline__ RowPiece row_piece(const gc_copy &copy, const CopyRou
     return piece;
 }
 
-// ---- Casts. Reads the one size, writes the other.
+// ---- Casts. Read one size and write the other.
 
 template <typename C, bool ALIKE>
 __device__ __forceinline__ void cast_vectors(const gc_copy &copy) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void cast_rows(const gc_copy &copy) {
     else cast_vectors<C, false>(copy);
 }
 
-// Any cast between elements of up to 4 bytes: vectors of four elements.
+// Casts between elements of up to 4 bytes, if they have no kernel of their own, use vectors of four elements.
 enum : unsigned { FOUR = 4, FOURS_ROUNDS = 2 };
 
 __device__ __forceinline__ RowPiece piece_of_four(const gc_copy &copy, const CopyRounds &rounds, unsigned round) {
@@ -169,10 +169,10 @@ __device__ __forceinline__ void cast_rows_any(const gc_copy &copy) {
     }
 }
 
-// ---- Bytes as they are, whatever the size of an element: `count` is in bytes. Reads and writes each once. Words that lie
-// at multiples of their size, but not alike within vectors, are elements: casts to themselves.
+// ---- Copies without a cast, for any size of an element: `count` is in bytes. Each byte is read and written once.
+// Words at multiples of their size that are not equally aligned in vectors are elements, with a cast to the same type.
 
-// 16 bytes that lie anywhere, as aligned words: four, and a fifth where they lie between.
+// 16 bytes at any address, as aligned words: four, and a fifth if the address is not aligned.
 struct Shifted {
     unsigned words[5], shift;
     __device__ __forceinline__ void load(const unsigned char *from) {
@@ -188,7 +188,7 @@ struct Shifted {
     }
 };
 
-// AT_ONCE: so many rounds' loads are under way together. Words take more registers than vectors.
+// AT_ONCE: number of rounds whose loads are in flight together. Words take more registers than vectors.
 template <bool ALIKE, unsigned AT_ONCE>
 __device__ __forceinline__ void copy_vectors(const gc_copy &copy) {
     const CopyRounds rounds = rounds_of_thread<ROW_ROUNDS>(copy);
@@ -205,7 +205,7 @@ __device__ __forceinline__ void copy_vectors(const gc_copy &copy) {
             const unsigned char *from = piece.from + piece.first;
             to[r] = piece.to + piece.first;
             bool is_whole = piece.whole;
-            if (!ALIKE) {  // and the words around
+            if (!ALIKE) {  // the words around must be readable
                 const unsigned beyond = misalignment(from, 4);
                 is_whole = is_whole && readable(copy, from - beyond, beyond ? 20 : 16);
             }

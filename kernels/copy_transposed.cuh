@@ -1,5 +1,5 @@
-// Transposed matrices: the target is contiguous along x, the source along y. A block reads a tile line by line, along y,
-// and writes it row by row, along x; between it lies in shared memory as it is written.
+// Copies transposed matrices: the target is contiguous along x, the source along y. A thread block reads a tile line by
+// line, along y, and writes it row by row, along x. Shared memory has the tile in the order of the target.
 //
 //     source    y ->               shared memory and target    x ->
 //       x       line of tile         y   row of tile
@@ -9,14 +9,14 @@
 
 #include "copy.cuh"
 
-// A tile for elements of so many bytes on the target's side: a side of it in elements, and words from one row to the next,
-// an odd number of words, or of elements that are larger, so that what lies below each other is in different banks.
+// Sizes of a tile of elements of SIZE bytes in the target: SIDE in elements, PITCH in bytes from one row to the next.
+// PITCH is an odd number of words, or of larger elements, so that elements below each other are in different banks.
 template <unsigned SIZE, unsigned SIDE_>
 struct Tile {
     enum : unsigned { SIDE = SIDE_, UNIT = SIZE < 4 ? 4 : SIZE, PITCH = SIDE * SIZE + UNIT, BYTES = SIDE * PITCH };
 };
 
-// What a block has of the matrix: where its first element lies, and how many lines and rows exist.
+// A thread block's part of the matrix: addresses of its first element, and the number of existing lines and rows.
 struct Matrix {
     const unsigned char *from;
     unsigned char *to;
@@ -25,7 +25,7 @@ struct Matrix {
 __device__ __forceinline__ unsigned at_most_side(unsigned side, u64 count, u64 first) {
     return first >= count ? 0 : count - first < side ? static_cast<unsigned>(count - first) : side;
 }
-// The innermost loop, x, goes through lines, and y through rows: tiles along x are `across`.
+// Returns a thread block's part. x, the innermost loop, counts lines, y rows: tiles along x are `across`.
 template <unsigned SIDE>
 __device__ __forceinline__ Matrix matrix_of_block(const gc_copy &copy) {
     const CopyPlace place = place_of_block(copy);
@@ -39,7 +39,7 @@ __device__ __forceinline__ Matrix matrix_of_block(const gc_copy &copy) {
 
 // ---- Writing
 
-// Those bytes of a word that exist, the lowest at `to`, which is aligned.
+// Stores bytes `first` to `end` of a word, the lowest at `to`, which is aligned.
 __device__ __forceinline__ void store_part(unsigned char *to, unsigned first, unsigned end, unsigned word) {
     if (first == 0 && end == 4) {
         *reinterpret_cast<unsigned *>(to) = word;
@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_part(unsigned char *to, unsigned first, un
     }
 }
 
-// Small elements are written in aligned vectors, wherever a row begins: word by word the arithmetic took longer than memory.
-// A row lies in shared memory as `number` says.
+// Stores small elements in aligned vectors, at any alignment of a row: with words the arithmetic took longer than
+// memory. number(row) returns the place of a row in shared memory.
 template <typename T, typename F>
 __device__ __forceinline__ void store_vectors(const gc_copy &copy, const Matrix &matrix, const unsigned *tile, F number) {
     enum : unsigned { VECTORS = T::SIDE * sizeof(typename T::element) / 16, PITCH = T::PITCH / 4 };
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_vectors(const gc_copy &copy, const Matrix 
         unsigned char *to = matrix.to + static_cast<long long>(row) * copy.row_dst_stride;
         const unsigned beyond = misalignment(to, 16);
         const unsigned *words = tile + number(row) * PITCH;
-        // The first thread of a row also has what is left behind the last whole vector.
+        // The first thread of a row also has the rest after the last whole vector.
 #pragma unroll 1
         for (unsigned k = at; k < VECTORS + (beyond ? 1 : 0); k += at ? T::SIDE : +VECTORS) {
             const int begin = static_cast<int>(16 * k) - static_cast<int>(beyond), word = begin >> 2;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_vectors(const gc_copy &copy, const Matrix 
     }
 }
 
-// Others one by one, side by side.
+// Stores larger elements one by one, side by side across threads.
 template <typename T>
 __device__ __forceinline__ void store_single(const gc_copy &copy, const Matrix &matrix, const unsigned char *tile) {
     typedef typename T::element Element;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_tile(const gc_copy &copy, const Matrix &ma
     store_single<T>(copy, matrix, tile);
 }
 
-// ---- Single elements, side by side, that become others. C: as in convert.cuh
+// ---- Casts of single elements, side by side. C: as in convert.cuh
 
 __device__ __forceinline__ void store_pair(unsigned short *to, unsigned short first, unsigned short second) {
     *reinterpret_cast<unsigned *>(to) = first | static_cast<unsigned>(second) << 16;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void turn_elements(const gc_copy &copy, unsigned char
     enum : unsigned { LOADS = SIDE * SIDE / COPY_THREADS, AT_ONCE = COPY_THREADS / SIDE };
     const Matrix matrix = matrix_of_block<SIDE>(copy);
     const unsigned row = threadIdx.x % SIDE, first = threadIdx.x / SIDE;
-    // Elements of 2 bytes go to shared memory two at a time: a thread has neighbouring lines.
+    // 2-byte elements go to shared memory in pairs: a thread has two neighbouring lines.
     enum : unsigned { PAIR = sizeof(To) == 2 ? 2 : 1 };
     if (row < matrix.rows) {
         From x[LOADS];
@@ -175,10 +175,10 @@ __device__ __forceinline__ void cast_transposed(const gc_copy &copy) {
     turn_elements<C, 64>(copy, tile);
 }
 
-// ---- Bytes as they are. Elements below 4 bytes are read in words, and turned in registers first: shared memory takes a
-// word a lane as fast as a byte.
+// ---- Copies without a cast. Elements below 4 bytes are read in words, and transposed in registers first: shared
+// memory stores a word per lane as fast as a byte.
 
-// Turns a square of elements that fill a word each way.
+// Transposes a square of elements that fill a word each way.
 __device__ __forceinline__ void turn_square(unsigned (&words)[4]) {
     const unsigned a = __byte_perm(words[0], words[1], 0x5140), b = __byte_perm(words[2], words[3], 0x5140);
     const unsigned c = __byte_perm(words[0], words[1], 0x7362), d = __byte_perm(words[2], words[3], 0x7362);
@@ -203,7 +203,7 @@ __device__ __forceinline__ void turn_words(const gc_copy &copy, unsigned char *t
     if (row < matrix.rows) {
         const unsigned exist = matrix.rows - row < SQUARE ? matrix.rows - row : +SQUARE;
         const unsigned char *from = matrix.from + row * sizeof(E);
-        // A line that does not exist: the last one in its place, which nobody looks at.
+        // An absent line is replaced by the last one, and not used.
         const auto line_at = [&](unsigned round, unsigned k) {
             const unsigned line = (y + round * AT_ONCE) * SQUARE + k;
             return from + static_cast<long long>(line < matrix.lines ? line : matrix.lines - 1) * copy.src_step;
@@ -221,7 +221,7 @@ __device__ __forceinline__ void turn_words(const gc_copy &copy, unsigned char *t
             }
         } else if (exist == SQUARE && low - misalignment(low, 4) >= copy.begin
                    && high - misalignment(high, 4) + (misalignment(high, 4) ? 8 : 4) <= copy.end) {
-            // An element that begins with its word needs no other.
+            // At an aligned address the second word is not needed.
 #pragma unroll
             for (unsigned r = 0; r < ROUNDS; r++) {
                 unsigned next[SQUARE];

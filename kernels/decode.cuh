@@ -1,15 +1,15 @@
-// Decoding, and the check of a chunk.
+// Decode kernels of ONEBIT and SIGN, and the check of a chunk.
 #ifndef GRADCODEC_DECODE_CUH
 #define GRADCODEC_DECODE_CUH
 
 #include "codec.cuh"
 
-// Whether a scale is: -0 is, NaN is not.
+// Returns true if a scale is negative: -0 is, NaN is not.
 __device__ __forceinline__ bool is_negative(unsigned pattern) {
     return pattern - 0x80000000u <= 0x7f800000u;
 }
 
-// The flags that word number `w` of a chunk gives: of its header, or the scale of a segment.
+// Returns the flags for word `w` of a chunk, which is part of the header or the scale of a segment.
 __device__ __forceinline__ unsigned look_at_word(const gc_codec &codec, const unsigned char *chunk, unsigned number,
                                                  unsigned w) {
     const unsigned x = reinterpret_cast<const unsigned *>(chunk)[w];
@@ -20,20 +20,20 @@ __device__ __forceinline__ unsigned look_at_word(const gc_codec &codec, const un
     return right ? 0 : +CORRUPT;
 }
 
-// Whether the votes of a chunk with such flags count as NaN: they do not show that a value was not finite.
+// Returns true if votes of a chunk with these flags count as NaN: a vote cannot show that a value was not finite.
 __device__ __forceinline__ bool vote_is_nan(const gc_codec &codec, unsigned flags) {
     return codec.kind == SIGN && codec.policy != ZERO && flags & NONFINITE;
 }
 
-// What bits become: the patterns of +s and -s, which are made once a block.
+// Patterns of +s and -s for the bits; computed once per thread block.
 struct Levels {
     unsigned plus, minus;
     bool corrupt;
 };
-// Of chunk number `number` and a segment, or none. By all threads of a block; one of them computes, for what follows is
-// short.
+// Returns the levels of chunk `number` and a segment; `run` may be NO_RUN. All threads of a thread block call it. One
+// thread computes the levels, because the rest of the work is short.
 __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned number, unsigned run) {
-    __shared__ unsigned shared[2][2];  // in turn, so that nobody waits for those who still read
+    __shared__ unsigned shared[2][2];  // alternating, so that no thread waits for threads that still read
     const gc_codec &codec = call.codec;
     const unsigned char *chunk = call.payload + number * codec.stride;
     unsigned flags = 0;
@@ -54,14 +54,14 @@ __device__ __forceinline__ Levels levels_of(const gc_decode &call, unsigned numb
         shared[number % 2][0] = plus, shared[number % 2][1] = minus;
     }
     const bool corrupt = __syncthreads_or(flags & CORRUPT);
-    // What a corrupt chunk says besides is not believed.
+    // Other flags of a corrupt chunk do not count.
     if (corrupt) flags &= CORRUPT;
     if (flags) set_flags(codec, flags);
     if (corrupt) return {0, 0, true};
     return {shared[number % 2][0], shared[number % 2][1], false};
 }
 
-// Four or eight elements of the highest bits of a byte's worth.
+// Returns four or eight elements, from the highest bits of a byte.
 __device__ __forceinline__ uint4 vector_of(const Levels &levels, unsigned bits, unsigned) {
     return make_uint4(bits & 128 ? levels.plus : levels.minus, bits & 64 ? levels.plus : levels.minus,
                       bits & 32 ? levels.plus : levels.minus, bits & 16 ? levels.plus : levels.minus);
@@ -86,16 +86,16 @@ __device__ __forceinline__ uint4 add_vector(uint4 old, uint4 v, bool &found) {
     return make_uint4(add(old.x, v.x), add(old.y, v.y), add(old.z, v.z), add(old.w, v.w));
 }
 
-// Reads 1/8 byte, writes an element of T's size, or reads and writes a float32. Block: a tile; thread: vectors of 16
-// bytes, THREADS apart. Bits, header and scale are loaded at the same time. A tile is *ragged* if it has an end, an odd
-// address or several chunks: it goes chunk by chunk, of each a *head* of single elements up to the first aligned
-// vector, vectors, whose bits may lie in two bytes then, and single elements behind the last, one a thread.
+// Reads 1/8 byte and writes a T, or reads and writes a float32. A thread block decodes a tile, a thread vectors of 16
+// bytes, THREADS apart. Bits, header and scale are loaded at the same time. A *ragged* tile is not full, misaligned, or
+// in several chunks. It is decoded by chunks: a *head* of single elements up to the first aligned vector, vectors,
+// whose bits may lie in two bytes, and single elements at the end, one per thread.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode(const gc_decode &call) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR;
     const gc_codec &codec = call.codec;
     wait_for_launch_before();
-    // Behind the tiles are chunks without elements, which are only looked at.
+    // Thread blocks after the tiles only check chunks without elements.
     gc_tile tile = {};
     tile.run = NO_RUN, tile.left = ~0u;
     tile.chunk = static_cast<unsigned>(call.first_empty + (blockIdx.x - call.tiles));
@@ -120,7 +120,7 @@ __device__ __forceinline__ void decode(const gc_decode &call) {
         int left = TILE;
         bool exists = false, bit = false;
         T old_single = 0;
-        // All loads are under way before the first is used.
+        // All loads are issued before the first is used.
         if (!ragged) {
             byte = end;
 #pragma unroll
@@ -142,8 +142,8 @@ __device__ __forceinline__ void decode(const gc_decode &call) {
             if (head > last - first) head = last - first;
             const unsigned filled = first + head + (last - first - head) / A_VECTOR * A_VECTOR;
             begin += first + head;
-            // Without a branch: what is not there is read from the payload's beginning, and not used. Whether vector
-            // number s is there is a comparison with a constant.
+            // There is no branch: an absent vector is read from the payload's beginning, and not used. The test if
+            // vector number s exists is a comparison with a constant.
             left = static_cast<int>(filled) - static_cast<int>(begin);
 #pragma unroll
             for (unsigned s = 0; s < STORES; s++) {
@@ -168,13 +168,13 @@ __device__ __forceinline__ void decode(const gc_decode &call) {
             }
             break;
         }
-        // The second byte, which is in the L1 cache, for another thread has loaded it as its first.
+        // The second byte is in the L1 cache, because another thread has loaded it as its first byte.
         const unsigned apart = begin % 8 + A_VECTOR > 8;
 #pragma unroll
         for (unsigned s = 0; s < STORES; s++) {
             const bool inside = static_cast<int>(s * APART) < left;
             bits[s] = bits[s] << 8 | load_bits(inside ? from + (begin / 8 + apart) + s * APART / 8 : call.payload);
-            // Only here: there are not registers for all of them before.
+            // The old values are loaded only here, because there are not enough registers before.
             if (ADD) old[ADD ? s : 0] = make_uint4(0, 0, 0, 0);
             if (ADD && inside) old[ADD ? s : 0] = vectors[s * THREADS];
         }

@@ -1,13 +1,12 @@
-// Encoding.
+// Encode kernels of ONEBIT and SIGN.
 #ifndef GRADCODEC_ENCODE_CUH
 #define GRADCODEC_ENCODE_CUH
 
 #include "step.cuh"
 
-// Reads a value and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp. All that the first
-// loads need is there from the start, and what else comes from memory comes meanwhile. With the server's half it makes
-// the chunk of a shard, whose parts are the values: what is not finite in them stays until the error is added, as in
-// reduce().
+// Reads a value and an error, and writes an error and 1/8 byte, per element. A thread block encodes a tile, a warp a
+// unit. The first loads depend on no other load; other loads overlap with them. The server's half encodes a shard to
+// its chunk: parts are the values, and non-finite values stay until the error is added, as in reduce().
 template <typename V, typename E>
 __device__ __forceinline__ void encode(const gc_encode &call) {
     constexpr unsigned N = neighbours<V, E>();
@@ -21,8 +20,8 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     Lane<V, N> fresh = {};
     Lane<E, N> old = {}, kept;
     float s = 0;
-    // Beyond this all warps do the same, also those without a unit: the compiler knows then that their lanes are
-    // together, and has no other code for lanes that are not.
+    // After this branch all warps do the same, also those without a unit. So the compiler can rely on converged lanes
+    // in a warp, and makes no second code for diverged lanes.
     if (count != 0) {
         values = values_of(codec, call.values, tile.run) + (tile.first + at) * V::SIZE;
         fresh.load_anywhere(values, lane, count);
@@ -33,7 +32,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
         old.load_from(from + kept_at, lane);
         s = reinterpret_cast<const float *>(from + codec.scales_at)[tile.run];
     }
-    // All loads are under way: left to itself ptxas puts the last ones behind the first uses.
+    // All loads are issued by now. Without this, ptxas moves the last loads behind the first uses.
     __syncwarp();
     let_next_launch_begin();
     const Rules rules = {codec.rule == RMS && codec.kind == ONEBIT, codec.policy == ZERO,
@@ -59,8 +58,8 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     leave_sum(codec.partials + blockIdx.x, sum, sums);
 }
 
-// BLOCKS: that fit a processor, if each lane has registers for all that it loads: with fewer the compiler puts the last
-// loads behind the first uses, and a block waits twice.
+// BLOCKS: thread blocks that fit on a multiprocessor if each lane has registers for all its loads. With fewer registers
+// the compiler moves the last loads behind the first uses, and a thread block waits twice.
 #define ENCODE(name, V, E, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_encode call) { \
         encode<V, E>(call); \

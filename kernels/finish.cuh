@@ -1,17 +1,17 @@
-// What follows an encode or a reduce: scales of the sums of tiles, and the chunks' headers. It is a launch of its own:
-// a block that signals other blocks waits for all of its writes, which took a sixth of an encode's time.
+// Launch after an encode or a reduce: makes scales from the sums of tiles, and the chunks' headers. In one launch, a
+// thread block would have to wait for its writes before it signals, which took 1/6 of an encode's time.
 #ifndef GRADCODEC_FINISH_CUH
 #define GRADCODEC_FINISH_CUH
 
 #include "codec.cuh"
 
-// The scale of the sum of some elements' terms. By one thread.
+// Returns the scale for the sum of the terms of some elements. One thread calls it.
 __device__ __forceinline__ float scale_of(unsigned rule, double sum, u64 elements) {
     if (elements == 0) return 0;
     const double mean = __ddiv_rn(sum, static_cast<double>(elements));
     return canonical(__double2float_rn(rule == RMS ? __dsqrt_rn(mean) : mean));
 }
-// ---- The end of a run, and of all
+// ---- The end of a run, and of the launch
 
 __device__ __forceinline__ float to_results(float t, unsigned results) {
     if (results == BFLOAT16) return from_bf16(to_bf16(t));
@@ -30,9 +30,8 @@ __device__ __forceinline__ float scale_of_run(const gc_codec &codec, double sum,
     return s;
 }
 
-// A block for each run, which folds the sums of its tiles to its scale. The last of all writes the headers of the
-// chunks and takes part in the barrier. It loads all that it needs at once, which is a good part of a small call's
-// time.
+// Folds the sums of a run's tiles to its scale, a thread block per run. The last thread block writes the headers of the
+// chunks and runs the barrier. All loads are issued at once: they are a good part of a small call's time.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const __grid_constant__ gc_finish call) {
     __shared__ float shared_scale;
     __shared__ unsigned shared_flags;
@@ -47,9 +46,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     const u64 turn = serves ? reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] : 0;
     const Chunks chunks(codec, codec.half, call.dst, call.way, 0);
     const Barrier barrier(call.way.peers, call.steps);
-    // Then nothing but flags is written. Other blocks may add flags, but never this one.
+    // With a corrupt payload only flags are written to the state. Other thread blocks may add flags, but never CORRUPT.
     const bool corrupt = serves && before & CORRUPT;
-    // Of a chunk that goes to all, each copy counts.
+    // Each copy of a chunk that goes to all ranks counts.
     const unsigned many = !call.way.peers ? codec.chunks : chunks.copies == 0 ? 0 : call.way.peers->world;
     const auto chunk_of = [&](unsigned k) { return serves ? codec.chunk : k; };
     const auto place_of = [&](unsigned k) { return chunks.base(codec, k, k) + (serves ? 0 : k * codec.stride); };
@@ -83,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
             found |= before;
             if (before) control.found = 0;
         }
-        // What did not come was not kept, as what is corrupt, but it is not that.
+        // A missing payload leaves the state as it was, like a corrupt one, but the flag is NONFINITE.
         if (broken && found & CORRUPT) found = (found & ~static_cast<unsigned>(CORRUPT)) | NONFINITE;
         if (codec.policy == TRANSACTIONAL) {
             if (control.pending >> codec.half & 1) commit(control, false);
@@ -94,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
         if (serves && !corrupt) reinterpret_cast<u64 *>(to)[TURN_WORD / 2] = turn + 1;
     }
     __syncthreads();
-    // Neighbouring threads have neighbouring words of a chunk's header, and of what is filled up.
+    // Neighbouring threads write neighbouring words of a chunk's header, and neighbouring padding.
 #pragma unroll 1
     for (unsigned i = threadIdx.x; i < many * HEADER_WORDS; i += THREADS) {
         const unsigned k = i / HEADER_WORDS, w = i % HEADER_WORDS, number = chunk_of(k);

@@ -1,6 +1,6 @@
-// The fields of every struct that the host fills and a kernel reads, in order, each with its bytes: there are no gaps.
-// Both sides are held to this list when they are compiled: SAME_LAYOUT behind a struct here, kernel_structs! around its
-// twin in src. Where the host has an array of what are two fields here, it holds both.
+// Lists the fields of every struct that the host fills and a kernel reads, in order, with their sizes in bytes. The
+// structs have no padding. The compilers of both sides check this list: SAME_LAYOUT after a struct here,
+// kernel_structs! around its counterpart in src. One array on the host may be two fields here.
 #ifndef GRADCODEC_LAYOUT_CUH
 #define GRADCODEC_LAYOUT_CUH
 
@@ -102,7 +102,7 @@
     field(blocks, 8) field(to, 8) field(control, 8) field(report, 8) field(elements, 8) field(block_bytes, 8) \
     field(ranks, 4) field(dtype, 4) field(zero, 4) field(reserved, 4) field(header, 64)
 
-// NVRTC has no <cstddef>; this is how its front end spells offsetof.
+// NVRTC has no <cstddef>. Its front end spells offsetof as __INTADDR__.
 #ifdef __CUDACC_RTC__
 #define PLACE_OF(type, name) __INTADDR__(&static_cast<type *>(nullptr)->name)
 #else

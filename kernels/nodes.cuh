@@ -1,27 +1,27 @@
 // Sums within a node: docs/NUMERICS.md 12. gc_nodes_pack writes the blocks that a rank sends to the ranks of its node;
-// gc_nodes_sum adds those that it has received.
+// gc_nodes_sum adds the blocks that it has received.
 #ifndef GRADCODEC_NODES_CUH
 #define GRADCODEC_NODES_CUH
 
 #include "codec.cuh"
 
-enum : unsigned { FACTOR_WORD = 14 };     // of the header of a block
-enum : unsigned { SUMS = 4 * THREADS };   // elements of a thread block
+enum : unsigned { FACTOR_WORD = 14 };     // in the header of a block
+enum : unsigned { SUMS = 4 * THREADS };   // elements per thread block
 
 // Elements that lie side by side in a segment and in a block. src/codec/plan/nodes.rs has the same struct.
 struct gc_node_tile {
-    u64 first;              // element of the segment
-    u64 to;                 // the first byte among those of all blocks
+    u64 first;              // first element in the segment
+    u64 to;                 // byte offset in the blocks of all ranks
     unsigned segment, count;
 };
 SAME_LAYOUT(gc_node_tile)
 
 struct gc_node_pack {
     const gc_node_tile *tiles;
-    const unsigned *headers;  // of the block for each rank
+    const unsigned *headers;  // header of the block for each rank
     unsigned char *dst;
     const float *factor;
-    const void **addresses;   // of the segments' values, where there are more than MOST_VALUES
+    const void **addresses;   // addresses of the segments' values, if there are more than MOST_VALUES; or NULL
     u64 n_tiles, block_bytes;
     unsigned size, reserved;  // bytes of an element
     const void *values[MOST_VALUES];
@@ -35,7 +35,7 @@ struct gc_node_sum {
     unsigned *report;
     u64 elements, block_bytes;
     unsigned ranks, dtype, zero, reserved;
-    unsigned header[HEADER_WORDS];  // that each block has, but for the factor
+    unsigned header[HEADER_WORDS];  // expected header of each block, except the factor
 };
 SAME_LAYOUT(gc_node_sum)
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void copy_elements(unsigned char *to, const unsigned 
     }
 }
 
-// A thread block for each tile, and one for the header of each block and the zeros behind its values.
+// Writes the blocks: a thread block per tile, and one per block for its header and the zeros after its values.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_nodes_pack(const __grid_constant__ gc_node_pack call) {
     if (blockIdx.x >= call.n_tiles) {
         const u64 rank = blockIdx.x - call.n_tiles;
@@ -67,14 +67,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_nodes_pack(const __grid
     const unsigned char *from = values + tile.first * call.size;
     unsigned char *to = call.dst + tile.to;
     const unsigned bytes = tile.count * call.size;
-    // Vectors where both sides begin at one, and the elements that are left.
+    // Vectors are copied if both addresses are multiples of 16, then the remaining elements.
     const unsigned whole = (reinterpret_cast<u64>(from) | reinterpret_cast<u64>(to)) % 16 == 0 ? bytes / 16 * 16 : 0;
     copy_elements<uint4>(to, from, whole);
     if (call.size == 4) copy_elements<unsigned>(to + whole, from + whole, bytes - whole);
     else copy_elements<unsigned short>(to + whole, from + whole, bytes - whole);
 }
 
-// Four elements of a block from one on, the first `count` of them.
+// Loads four elements of a block from element `first` on; only the first `count` exist.
 template <typename T>
 __device__ __forceinline__ void load_values(const unsigned char *values, u64 first, unsigned count, unsigned dtype,
                                             float (&x)[4]) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void load_values(const unsigned char *values, u64 fir
     }
 }
 
-// A wrong header makes all sums +0. What a lost rank should have sent counts as NaN.
+// Adds the blocks of all ranks. A wrong header makes all sums +0; a lost rank makes all sums NaN.
 template <typename T>
 __device__ __forceinline__ void sum_blocks(const gc_node_sum &call) {
     unsigned wrong = 0;

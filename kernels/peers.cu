@@ -1,19 +1,19 @@
-// Exchanges over memory that all ranks reach, in two steps: each rank pushes its blocks into the buffers of the others,
-// and then all ranks wait at a barrier. What was pushed before a barrier can be read after it. The kernels of codecs
-// push chunks themselves (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); these push everything else.
+// Exchanges over peer memory, in two steps: each rank pushes its blocks into the buffers of the others, and then all
+// ranks wait at a barrier. Data pushed before a barrier can be read after it. The codec kernels push chunks themselves
+// (encode.cuh, reduce.cuh, finish.cuh; blocks_peers.cu); these kernels push everything else.
 //
 // No kernel reads from another GPU: a read waits for the answer, a write does not.
 #include "peers.cuh"
 
-enum : unsigned { VECTORS = 4 };  // of 16 bytes, a thread
+enum : unsigned { VECTORS = 4 };  // vectors of 16 bytes per thread
 
-// The structs are laid out by the host too: src/cuda/peers.rs, src/comm/transport/peers.rs.
+// The host declares the same structs: src/cuda/peers.rs, src/comm/transport/peers.rs.
 
 struct gc_push {
     gc_way way;
     const unsigned char *from;  // a block for each rank, or one for all
-    u64 vectors;                // of a block
-    u64 apart;                  // bytes from one rank's block to that of the next; 0: all ranks get the same
+    u64 vectors;                // 16-byte vectors of a block
+    u64 apart;                  // bytes from one rank's block to the next; 0: all ranks get the same block
 };
 SAME_LAYOUT(gc_push)
 struct gc_barrier {
@@ -23,9 +23,9 @@ struct gc_barrier {
 };
 SAME_LAYOUT(gc_barrier)
 
-// Pushes a block to every rank. Reads and writes each byte once. Neighbouring blocks of threads push to different
-// ranks, and each rank begins with the next one, so that no link has to wait for another. After a barrier has failed on
-// this rank it pushes nothing, because the others may not have noticed yet.
+// Pushes a block to every rank. Reads and writes each byte once. Neighbouring thread blocks push to different ranks,
+// and each rank begins with the next rank, so that no link waits for another. After a failed barrier this rank pushes
+// nothing, because the others may not have noticed yet.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid_constant__ gc_push call) {
     const gc_peers &peers = *call.way.peers;
     if (peers.broken) return;
@@ -44,13 +44,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid
     }
 }
 
-// A barrier of the ranks: one block.
+// Runs a barrier of the ranks. Launch: one thread block.
 extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_barrier(const __grid_constant__ gc_barrier call) {
     Barrier(call.peers, call.steps).signal_and_wait(call.mark);
 }
 
-// Keeps a stream busy for so many nanoseconds: the allocator finds out with it whether cuMemFree waits for running
-// work. Launch: 1 block of 1 thread.
+// Keeps a stream busy for a time: the allocator tests with it if cuMemFree waits for running work. Launch: 1 thread
+// block of 1 thread.
 extern "C" __global__ void gc_spin(u64 nanoseconds) {
     const u64 begin = nanoseconds_now();
     while (nanoseconds_now() - begin < nanoseconds) {}

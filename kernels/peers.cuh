@@ -1,4 +1,4 @@
-// Memory that all ranks reach, and barriers in it.
+// Peer memory, and barriers in it.
 #ifndef GRADCODEC_PEERS_CUH
 #define GRADCODEC_PEERS_CUH
 
@@ -7,21 +7,21 @@
 // The largest number of ranks.
 enum : unsigned { MOST_RANKS = 64 };
 
-// What a rank knows about the others, in its own memory. The host lays it out too: src/comm/transport/peers.rs.
+// Data of a rank about all ranks, in its own memory. The host declares it too: src/comm/transport/peers.rs.
 struct gc_peers {
-    u64 barriers;                        // how many there were
-    unsigned broken;                     // whether a rank did not arrive at one
+    u64 barriers;                        // number of barriers so far
+    unsigned broken;                     // 1 after a rank missed a barrier
     unsigned world, rank, reserved;
-    u64 nanoseconds;                     // the timeout of a barrier
+    u64 nanoseconds;                     // timeout of a barrier
     unsigned *failure;                   // in host memory; set with `broken`: to 2 if a rank has aborted, else to 1
-    unsigned char *buffers[MOST_RANKS];  // of all ranks, as they are mapped here
+    unsigned char *buffers[MOST_RANKS];  // buffers of all ranks, as they are mapped here
 };
 SAME_LAYOUT(gc_peers)
-// A buffer begins with the signals of all ranks to its rank: a number of each rank for even barriers, and one for odd
-// ones. A rank that aborts stores ABORTED, the number of no barrier, as all of its signals, and signals nothing later.
+// A buffer begins with the signals to its rank: from each rank a number for even barriers, and one for odd barriers. A
+// rank that aborts stores ABORTED, no barrier's number, in all of its signals, and signals nothing later.
 enum : u64 { ABORTED = ~0ull };
 
-// Where this rank's block lies in each buffer, of what it sends to all or to each.
+// Place of this rank's slot in each buffer, for data to all ranks or to each rank.
 struct gc_way {
     gc_peers *peers;  // NULL: nothing is sent
     u64 at;
@@ -55,20 +55,20 @@ __device__ __forceinline__ u64 nanoseconds_now() {
 #endif
 }
 
-// A barrier of all ranks, by all threads of a block, MOST_RANKS or more, or of several blocks. This rank signals every
-// rank, with release semantics, and waits until every rank has signaled this one. The kernel counts barriers, not the
-// host, so that a graph can be launched again. A rank can be at most one barrier ahead, so two signals in turn are
-// enough; a signal counts if it is the number of this barrier. Ranks that share a GPU signal in one launch and wait in
-// another, and the host orders the launches.
+// Barrier of all ranks. All threads of one or several thread blocks call its functions; a thread block has at least
+// MOST_RANKS threads. This rank signals every rank, with release semantics, and waits until every rank has signaled
+// this one. The kernel counts barriers, not the host, so that a graph can be launched again. A rank can be at most one
+// barrier ahead, so two alternating signals are enough; a signal counts if it is the number of this barrier. Ranks that
+// share a GPU signal in one launch and wait in another, and the host orders the launches.
 struct Barrier {
     gc_peers *peers;
     u64 number, patience;
     u64 *to;          // a thread's signal from this rank to rank threadIdx.x
-    const u64 *from;  // and from that rank to this one
+    const u64 *from;  // signal from that rank to this one
     unsigned steps;
     bool broken;
 
-    // Loads everything that it needs. `known` may be NULL: then there are no steps.
+    // Loads all that the barrier needs. `known` may be NULL: the barrier then has no steps.
     __device__ __forceinline__ Barrier(gc_peers *known, unsigned what) : peers(known), steps(known ? what : 0) {
         number = 0, patience = 0, to = nullptr, from = nullptr, broken = false;
         if (steps == 0) return;
@@ -79,17 +79,17 @@ struct Barrier {
         to = reinterpret_cast<u64 *>(peers->buffers[rank]) + parity + peers->rank;
         from = reinterpret_cast<const u64 *>(peers->buffers[peers->rank]) + parity + rank;
     }
-    // By a block, after all writes of this rank that the other ranks will read, and after __syncthreads().
+    // Signals. A thread block calls it after all writes that other ranks will read, and after __syncthreads().
     __device__ __forceinline__ void signal() const {
         if (steps & SIGNAL && to && !broken) store_signal(to, number);
     }
-    // Returns whether a rank has not signaled in time; `mark` is then set to 1, unless it is NULL.
+    // Waits. Returns true if a rank has not signaled in time; `mark` is then set to 1, unless it is NULL.
     __device__ __forceinline__ bool wait(unsigned *mark) const {
         bool missing = broken, aborted = false;
         if (from && !broken) {
             const u64 begin = nanoseconds_now();
             for (u64 signal; !missing && (signal = load_signal(from)) != number;) {
-                // Clocks of GPUs may step back a little.
+                // GPU clocks may step back a little.
                 const u64 since = nanoseconds_now() - begin;
                 aborted = signal == ABORTED;
                 missing = aborted || (static_cast<long long>(since) >= 0 && since > patience);
@@ -104,7 +104,7 @@ struct Barrier {
         if (!broken) *static_cast<volatile unsigned *>(peers->failure) = aborted ? 2 : 1;
         return true;
     }
-    // The next one, in the same launch.
+    // Returns the next barrier of the same launch.
     __device__ __forceinline__ Barrier next() const {
         Barrier other = *this;
         const long long turn = number % 2 ? -static_cast<long long>(MOST_RANKS) : +MOST_RANKS;
@@ -112,11 +112,11 @@ struct Barrier {
         if (to) other.to += turn, other.from += turn;
         return other;
     }
-    // By one thread, when no block will read the last number any more.
+    // Counts this barrier. One thread calls it when no thread block will read the last number any more.
     __device__ __forceinline__ void count() const { peers->barriers = number; }
-    // All of it, by one block.
+    // Does all steps. One thread block calls it.
     __device__ __forceinline__ void signal_and_wait(unsigned *mark) const {
-        // The signal covers what all threads of this block have written.
+        // The signal covers what all threads of this thread block have written.
         __syncthreads();
         signal();
         // All threads have signaled before one waits.

@@ -1,4 +1,4 @@
-// Reducing.
+// Reduce kernels of ONEBIT and SIGN.
 #ifndef GRADCODEC_REDUCE_CUH
 #define GRADCODEC_REDUCE_CUH
 
@@ -7,14 +7,14 @@
 #include "step.cuh"
 #include "vote.cuh"
 
-// The payloads that are reduced, as a lane sees them: a word of a unit's bits in each, and the scale.
+// Payloads to reduce, for one lane: a word of a unit's bits in each payload, and the scale.
 struct Payloads {
-    const unsigned *bits;          // of the first payload: the aligned word that this lane's begins in
+    const unsigned *bits;          // first payload: the aligned word in which this lane's word begins
     const unsigned char *scales;
     u64 stride;
-    unsigned many, beyond;         // payloads; bytes from there to the lane's word
-    unsigned divisor;              // of the sum
-    bool exists, low, high;        // the unit, this word of it, and the word behind, as far as it is needed
+    unsigned many, beyond;         // number of payloads; bytes from `bits` to the lane's word
+    unsigned divisor;              // divisor of the sum
+    bool exists, low, high;        // true if it exists: the unit; this word of it; the next word, where it is needed
 
     __device__ __forceinline__ Payloads(const gc_reduce &call, const gc_tile &tile, unsigned at, unsigned count,
                                         unsigned lane) {
@@ -25,12 +25,12 @@ struct Payloads {
         divisor = call.codec.reduction == REDUCTION_SUM ? 1 : many * call.codec.ranks;
         exists = count != 0, low = lane * 32 < count, high = beyond != 0 && (lane * 4 + 4 - beyond) * 8 < count;
     }
-    // The word as it lies in memory; what is in it past the unit's last element is not looked at.
+    // Returns the word as it lies in memory. Bits after the unit's last element are not used.
     __device__ __forceinline__ unsigned word(u64 payload) const {
         const unsigned *from = bits + payload * stride / 4;
         return put_together(low ? from[0] : 0, high ? from[1] : 0);
     }
-    // Of the two words that it is in.
+    // Returns the word from the two aligned words that contain it.
     __device__ __forceinline__ unsigned put_together(unsigned first, unsigned next) const {
         return __funnelshift_r(first, next, beyond * 8);
     }
@@ -39,10 +39,10 @@ struct Payloads {
     }
 };
 
-// Adds q, with its sign turned where `below_zero` is not 0.
+// Adds q, or subtracts it if `below_zero` is not 0.
 __device__ __forceinline__ void add_signed(float &sum, float q, unsigned below_zero) {
 #ifdef __CUDA_ARCH__
-    // Two instructions of which one is done. Of `below_zero ? -q : q` ptxas makes more.
+    // Only one of these two instructions is executed. For `below_zero ? -q : q` ptxas makes more.
     asm("{\n\t"
         ".reg .pred below;\n\t"
         "setp.ne.u32 below, %2, 0;\n\t"
@@ -56,8 +56,8 @@ __device__ __forceinline__ void add_signed(float &sum, float q, unsigned below_z
 #endif
 }
 
-// Some payloads from one on. load() leaves this lane's words as they lie in memory, in two aligned ones each, and scales, that
-// of number i in lane i. receive() makes of these words with 1 where an element is below zero, and shares of the result.
+// Up to MOST payloads. load() loads this lane's words as they lie in memory, each as two aligned words, and scale i to
+// lane i. receive() makes words with 1 where an element is below zero, and shares of the result.
 struct Group {
     enum : unsigned { MOST = 8 };
     unsigned words[MOST], next[MOST];
@@ -72,11 +72,11 @@ struct Group {
         }
         share = lane < MOST && first + lane < payloads.many ? payloads.scale(first + lane) : 0;
     }
-    // When they have arrived. Sets `found` for what is not finite, or zeroes it.
+    // Converts the loaded words and scale. A non-finite share sets `found`, and becomes 0 if `zero`.
     __device__ __forceinline__ void receive(const Payloads &payloads, bool zero, bool &found) {
 #pragma unroll
         for (unsigned i = 0; i < MOST; i++) words[i] = ~in_order(payloads.put_together(words[i], next[i]), ORDER_BIG);
-        // A power of two divides as its reciprocal multiplies.
+        // A product with the reciprocal of a power of two has the bits of the division.
         const float all = static_cast<float>(payloads.divisor);
         const bool divides = (payloads.divisor & (payloads.divisor - 1)) != 0;
         share = divides ? __fdiv_rn(share, all) : __fmul_rn(share, __uint_as_float(0x7f000000u - __float_as_uint(all)));
@@ -84,7 +84,7 @@ struct Group {
         found = true;
         if (zero) share = 0;
     }
-    // Adds the first `count`, as far as there are so many, to the lane's elements of a row: in turn, their shares, with the
+    // Adds the shares of the first `count` payloads, at most MOST, to the lane's elements of a row: in order, with the
     // signs of the bits.
     __device__ __forceinline__ void add(float (&sums)[8], unsigned count, unsigned row, unsigned lane) const {
 #pragma unroll
@@ -93,7 +93,7 @@ struct Group {
             const float q = __shfl_sync(WHOLE_WARP, share, i);
 #pragma unroll
             for (unsigned j = 0; j < 2; j++) {
-                // Of vector k, 4 neighbours, a lane finds the bits in word k * 4 + lane / 8.
+                // A lane's bits of vector k, 4 neighbours, are in word k * 4 + lane / 8.
                 const unsigned bits = __shfl_sync(WHOLE_WARP, words[i], (row * 2 + j) * 4 + lane / 8) >> lane % 8 * 4;
 #pragma unroll
                 for (unsigned m = 0; m < 4; m++) add_signed(sums[j * 4 + m], q, bits & 1u << m);
@@ -102,9 +102,9 @@ struct Group {
     }
 };
 
-// Room for a tile's sums, or its errors, in shared memory.
+// Vectors of shared memory for a tile's sums or errors.
 enum : unsigned { VECTORS_OF_SUMS = TILE * sizeof(float) / sizeof(uint4) };
-// A row's sums, kept from group to group where there are several. `kept`: the unit's.
+// load_sums() and store_sums() keep a row's sums from group to group, if there are several. `kept`: the unit's sums.
 __device__ __forceinline__ void load_sums(float (&sums)[8], const unsigned char *kept, unsigned row, unsigned lane) {
     Row<F32, 4> of_lane;
     of_lane.load_from(kept + row * of_lane.PLACES * F32::SIZE, lane);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[8], unsigned char
     of_lane.store_to(kept + row * of_lane.PLACES * F32::SIZE, lane);
 }
 
-// Adds all groups but the last, which `group` is then. Gives how many are left.
+// Adds all groups but the last, and leaves the last one in `group`. Returns the payloads of the last group.
 __device__ __forceinline__ unsigned add_earlier(const Payloads &payloads, Group &group, unsigned char *kept, bool zero, bool &found,
                                                 unsigned lane) {
     unsigned first = 0;
@@ -137,26 +137,26 @@ __device__ __forceinline__ unsigned add_earlier(const Payloads &payloads, Group 
     return payloads.many - first;
 }
 
-// SIGN: the word of a lane, of the bits that more than half of the payloads have, in a tie of the one in turn. `turn`:
-// whose it is at the word's first byte; `count`: elements of the word.
+// Returns the word of a lane in a vote of SIGN: the bits that more than half of the payloads have; in a tie, the bits
+// of the payload in turn. `turn`: payload in turn at the word's first byte; `count`: elements of the word.
 __device__ __forceinline__ unsigned vote_of_payloads(const Payloads &payloads, u64 turn, int count) {
     auto in_turn = turn_by_byte<4>(
         payloads.many, [&] { return turn; },
         [&](u64 payload, unsigned k) { return payloads.word(payload) >> 8 * k & 0xff; });
     const auto ballot = [&](u64 payload) { return Ballot<1>{{payloads.word(payload)}}; };
     const unsigned word = elect<32, 1>(payloads.many, ballot, in_turn).word[0];
-    // Bits that fill up are 0, whatever the payloads have there.
+    // Padding bits are 0, regardless of the payloads.
     return word & in_order(count >= 32 ? ~0u : count > 0 ? (1u << count) - 1 : 0, ORDER_BIG);
 }
 
-// What the headers of the chunks that are reduced say. By all threads of a block.
+// Result of the checks of all chunks to reduce. All threads of a thread block call look_at_payloads().
 struct Heads {
     bool broken, corrupt, nonfinite;
 };
 __device__ __forceinline__ Heads look_at_payloads(const gc_reduce &call, unsigned many, unsigned lane, unsigned warp) {
     const gc_codec &codec = call.codec;
     unsigned met = 0;
-    const unsigned broken = codec.control->broken;  // on its way with the headers
+    const unsigned broken = codec.control->broken;  // loaded together with the headers
 #pragma unroll 1
     for (unsigned r = warp; r < many; r += WARPS) {
 #pragma unroll 1
@@ -168,7 +168,7 @@ __device__ __forceinline__ Heads look_at_payloads(const gc_reduce &call, unsigne
     return {broken != 0, corrupt, nonfinite};
 }
 
-// The word of a lane that most payloads have there, at the turn that a state says.
+// Returns the word of a lane in a vote at the turn that a state has.
 __device__ __forceinline__ unsigned vote_of_unit(const Payloads &payloads, const gc_tile &tile,
                                                  const unsigned char *state, unsigned at, unsigned count,
                                                  unsigned lane) {
@@ -177,8 +177,8 @@ __device__ __forceinline__ unsigned vote_of_unit(const Payloads &payloads, const
                             static_cast<int>(count) - static_cast<int>(lane * 32));
 }
 
-// Reads 1/8 byte of each payload and an error, writes an error and 1/8 byte an element. Block: a tile, a unit a warp.
-// SIGN has no errors.
+// Reads 1/8 byte of each payload and an error, and writes an error and 1/8 byte, per element. A thread block reduces a
+// tile, a warp a unit. SIGN has no errors.
 template <typename E>
 __device__ __forceinline__ void reduce(const gc_reduce &call) {
     constexpr unsigned N = 4;
@@ -193,8 +193,8 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     const u64 kept_at = codec.units_at + (tile.unit * UNIT + at) * E::SIZE;
     const Payloads payloads(call, tile, at, count, lane);
     const bool zero = codec.policy == ZERO;
-    // The errors come to shared memory, from which a row is read when it is wanted: more bytes are on their way so than
-    // registers have room for. Not before 8.0; and of more payloads than a group has, sums are kept there.
+    // From compute capability 8.0 on, errors are copied to shared memory, and a row is read when it is needed: more
+    // bytes are in flight than registers can hold. With more payloads than a group has, this memory holds sums instead.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     const bool staged = E::SIZE != 0 && payloads.many <= Group::MOST;
 #else
@@ -221,14 +221,14 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
 
     let_next_launch_begin();
     const Heads heads = look_at_payloads(call, payloads.many, lane, warp);
-    // What did not come leaves the error as it was, too.
+    // A missing payload also leaves the errors as they were.
     const bool corrupt = heads.corrupt || heads.broken;
     if (threadIdx.x == 0 && (corrupt || heads.nonfinite)) {
         atomicOr(&codec.control->found, corrupt ? CORRUPT : NONFINITE);
     }
 
-    // What follows is done with a corrupt chunk too, but not stored: the compiler knows then that the lanes of a warp
-    // are together, and has no other code for lanes that are not.
+    // The rest also runs for a corrupt chunk, but is not stored. So the compiler can rely on converged lanes in a warp,
+    // and makes no second code for diverged lanes.
     float all = 0;
     unsigned word;
     if (E::SIZE == 0 && codec.kind == SIGN) {
@@ -241,7 +241,7 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
         wait_for_groups<0>();
         const auto load_row = [&](unsigned row, float (&sums)[8], Row<E, N> &old) {
             const unsigned before = row * old.PLACES * E::SIZE;
-            // Of a unit without elements it is anything, and not used.
+            // A unit without elements has undefined values here, which are not used.
             if (staged) old.load_from(errors + before, lane);
             else if (count != 0) old.load_from(from + kept_at + before, lane);
             else old = {};
@@ -252,7 +252,7 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
         };
         unsigned char *const kept = count != 0 && !corrupt ? to + kept_at : nullptr;
         unsigned below_zero;
-        // What is usual has fewer instructions.
+        // The usual case takes fewer instructions.
         if (rules.rms && codec.beta == 1) {
             const Rules usual = {true, zero, false};
             all = step_by_rows<E, N, E>(usual, Carried<false>{t, 1}, load_row, kept, below_zero, found, lane, count);
@@ -262,10 +262,10 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
         if (found && !corrupt) atomicOr(&codec.control->found, NONFINITE);
         word = word_of_unit<N>(below_zero, lane);
     }
-    // Found anew: what is kept of it meanwhile takes registers that are wanted.
+    // The tile is computed again, because keeping it would take registers.
     const gc_tile same = tile_of(codec, in_register(blockIdx.x));
     store_words(codec, same, Chunks(codec, SERVER, call.dst, call.way, 0), at / 8, corrupt ? 0 : word, lane);
-    // The sum lies where rows were, which nobody needs any more: then two blocks have room in 64 KB, as 7.5 has.
+    // The sum reuses the rows' memory, so that two thread blocks fit into the 64 KB of compute capability 7.5.
     __syncthreads();
     leave_sum(codec.partials + blockIdx.x, all, reinterpret_cast<double *>(place));
 }
@@ -278,9 +278,9 @@ REDUCE(gc_onebit_reduce_f32, F32, 4)
 REDUCE(gc_onebit_reduce_bf16, BF16, 4)
 REDUCE(gc_onebit_reduce, None, 3)
 
-// The shard that reduce() would add the error to: the mean, or the majority as +1 and -1 or NaN, one part after the other.
-// Reads 1/8 byte of each payload, writes a float32 an element: +0 if a payload is corrupt. `dst`: the shard. The state
-// is only read: whoever makes a chunk of a shard goes on to the next turn.
+// Writes the shard that reduce() would add the error to: the mean, or the majority as +1 and -1 or NaN, one part after
+// the other. Reads 1/8 byte of each payload and writes a float32 per element: +0 if a payload is corrupt. `dst`: the
+// shard. The state is only read: the call that encodes the shard advances the turn.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_onebit_mean(const __grid_constant__ gc_reduce call) {
     constexpr unsigned N = 4;
     const gc_codec &codec = call.codec;

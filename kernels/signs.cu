@@ -1,31 +1,31 @@
-// Signs: unpacking them to a scale and minus it, and counting votes. For the library alone; launch shapes are in
-// src/cuda/module.rs.
+// Kernels that unpack signs to a scale and its negative, and that count votes. Only the library launches them; launch
+// shapes are in src/cuda/module.rs.
 #include "divisor.cuh"
 #include "unpack.cuh"
 #include "vote.cuh"
 
 // ---- Values
 
-// The formats of an element that a scale is rounded to.
+// Formats of an element that a scale is rounded to.
 enum : unsigned { FORMAT_F16, FORMAT_BF16, FORMAT_F32, FORMAT_F64 };
 
-// What the bits stand for, as the host lays it out: Signs in src/bits/signs/cuda.rs.
+// Values that the bits stand for; the host declares it as Signs in src/bits/signs/cuda.rs.
 struct gc_signs {
-    u64 zero, one;           // the bit patterns of a 0 and of a 1, where there are no scales
+    u64 zero, one;           // bit patterns of a 0 and of a 1, if there are no scales
     const unsigned char *scales;  // float32, at any address; or null
-    gc_divisor chunk_bytes;  // bytes of bits of one scale; by 0: there is one for all
-    unsigned format;         // of an element, where there are scales
+    gc_divisor chunk_bytes;  // bytes of bits per scale; by 0: one scale for all
+    unsigned format;         // format of an element, if there are scales
     unsigned order;
 };
 SAME_LAYOUT(gc_signs)
 
-// A value cut off after `cut` bits, at most 31, rounded to nearest, to even in the middle.
+// Cuts off the last `cut` bits of a value, at most 31, and rounds it to nearest, ties to even.
 __device__ __forceinline__ unsigned rounded(unsigned value, unsigned cut) {
     return (value + ((1u << cut) / 2 - 1) + (value >> cut & 1)) >> cut;
 }
 
-// A float32 in a format, by its bits: rounded to nearest even, past the largest of the format infinite, any NaN the
-// one. In integers, so that the CPU gives the same (src/bits/signs/plan.rs) and no denormal is flushed.
+// Converts the bits of a float32 to a format, rounded to nearest even: Inf past the format's largest number, and one
+// pattern for any NaN. Integers give the same as on the CPU (src/bits/signs/plan.rs), and flush no denormal.
 __device__ __forceinline__ u64 in_format(unsigned scale, unsigned format) {
     const unsigned sign = scale >> 31, size = scale & 0x7fffffff, infinity = 0x7f800000;
     if (format == FORMAT_F32) return size > infinity ? 0x7fc00000 : scale;
@@ -33,12 +33,12 @@ __device__ __forceinline__ u64 in_format(unsigned scale, unsigned format) {
     if (format == FORMAT_F16) {
         if (size > infinity) return 0x7e00;
         unsigned half;
-        if (size >= 0x477ff000) {  // 65520, from where on it is nearer to what would be the next
+        if (size >= 0x477ff000) {  // 65520: from here on float16 rounds to Inf
             half = 0x7c00;
-        } else if (size >= 0x38800000) {  // 2^-14, the least that is normal
+        } else if (size >= 0x38800000) {  // 2^-14, the smallest normal float16
             half = rounded(size - (112u << 23), 13);
         } else {
-            // A multiple of 2^-24; less than half of that is 0.
+            // The result is a multiple of 2^-24; less than half of that becomes 0.
             const unsigned cut = 126 - (size >> 23);
             half = cut > 24 ? 0 : rounded((size & 0x7fffff) | 0x800000, cut);
         }
@@ -51,7 +51,7 @@ __device__ __forceinline__ u64 in_format(unsigned scale, unsigned format) {
     } else if (size >= 0x800000) {
         wide += 896ull << 52;
     } else if (size != 0) {
-        // Denormal here, not there: the first one moves to where it is not written.
+        // The number is denormal in float32, not in float64: its first 1 becomes the implicit bit.
         const unsigned up = __clz(size) - 8;
         wide = (static_cast<u64>(size << up) << 29) + (static_cast<u64>(896 - up) << 52);
     }
@@ -63,7 +63,7 @@ __device__ __forceinline__ unsigned load_scale(const unsigned char *from) {
     return from[0] | from[1] << 8 | from[2] << 16 | static_cast<unsigned>(from[3]) << 24;
 }
 
-// Both patterns of one scale.
+// Patterns of a 0 and of a 1 for one scale.
 struct Patterns {
     u64 zero, one;
 };
@@ -78,7 +78,7 @@ __device__ __forceinline__ Patterns patterns_of(const gc_signs &signs, u64 byte,
 __device__ __forceinline__ unsigned in_every_place(unsigned char x) { return x * 0x01010101u; }
 __device__ __forceinline__ unsigned in_every_place(unsigned short x) { return x * 0x00010001u; }
 
-// Two values.
+// Values of a 0 and of a 1: the pattern of 0, and the bits that are different in the pattern of 1.
 template <typename T>
 struct Pair {
     T zero, changed;
@@ -107,7 +107,7 @@ __device__ __forceinline__ unsigned chosen(unsigned mask, unsigned one, unsigned
     return (one & mask) | (other & ~mask);
 }
 
-// The values of unpack.cuh. Elements are alike where their bits are of one chunk.
+// Values for unpack.cuh. Elements are alike if their bits lie in one chunk.
 template <typename T>
 struct Signs {
     typedef T element;
@@ -116,7 +116,7 @@ struct Signs {
         const Patterns patterns = patterns_of(signs, i / 8, sizeof(T));
         return {static_cast<T>(patterns.zero), static_cast<T>(patterns.zero ^ patterns.one)};
     }
-    // How many elements from i on are of its chunk.
+    // Returns the number of elements from i on that lie in i's chunk.
     __device__ __forceinline__ u64 left_in_chunk(u64 i) const {
         return (quotient(i / 8, signs.chunk_bytes) + 1) * signs.chunk_bytes.by * 8 - i;
     }
@@ -126,7 +126,7 @@ struct Signs {
     __device__ __forceinline__ uint4 vector_at(unsigned bits, u64 first) const {
         constexpr unsigned A_VECTOR = 16 / sizeof(T);
         uint4 v = at(first).vector(bits);
-        // A chunk has 8 elements at least, so a vector lies in two at most. Bytes have no scales.
+        // A chunk has at least 8 elements, so a vector lies in at most two. 1-byte elements have no scales.
         if (sizeof(T) > 1 && !alike(first, first + A_VECTOR)) {
             const u64 left = left_in_chunk(first);
             const uint4 next = at(first + left).vector(bits);
@@ -138,7 +138,7 @@ struct Signs {
     }
 };
 
-// ---- Unpacking to contiguous elements. Reads 1/8, writes sizeof(T) bytes an element.
+// ---- Unpacking to contiguous elements. Reads 1/8 and writes sizeof(T) bytes per element.
 
 #define UNPACK_SIGNS(name, T) \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const unsigned char *src, T *dst, u64 elements, \
@@ -158,14 +158,14 @@ struct gc_sign_loop {
 };
 SAME_LAYOUT(gc_sign_loop)
 
-// As the host lays it out: Scattered in src/bits/signs/cuda.rs. Strides are in bytes, and may be negative or 0.
+// The host declares this struct as Scattered in src/bits/signs/cuda.rs. Strides in bytes may be negative or 0.
 struct gc_scattered_signs {
     const unsigned char *src;
     unsigned char *dst;       // the first element
     u64 elements, bytes;
     long long byte_stride;
-    // Neighbouring threads should write to neighbouring memory: thread `across` bytes of bits after the one before,
-    // `width` times, and so on from the next byte. 1 and 1: in the order of bits.
+    // Neighbouring threads should write to neighbouring memory: each thread's byte of bits is `across` bytes after the
+    // byte of the thread before, `width` times; then the next byte begins a row. 1 and 1: the order of bits.
     gc_divisor across, width;
     gc_signs signs;
     unsigned size;            // bytes of an element: 1, 2, 4 or 8
@@ -217,20 +217,20 @@ gc_unpack_signs_strided(const __grid_constant__ gc_scattered_signs plan) {
 
 // ---- Votes
 
-// As the host lays it out: Vote in src/bits/signs/cuda.rs.
+// Argument of the vote kernels; the host declares it as Vote in src/bits/signs/cuda.rs.
 struct gc_vote {
     const unsigned char *src;
     unsigned char *dst;
     gc_divisor voters;
-    u64 bytes;                // of each voter
-    long long stride;         // from voter to voter
-    u64 turn;                 // who is in turn at byte 0: below `voters`
-    unsigned aligned;         // 1: src is as far beyond 16 bytes as dst is, for each voter
+    u64 bytes;                // bytes of each voter
+    long long stride;         // bytes from one voter to the next
+    u64 turn;                 // voter in turn at byte 0, below `voters`
+    unsigned aligned;         // 1: src and dst are equally misaligned within vectors, for each voter
     unsigned reserved;
 };
 SAME_LAYOUT(gc_vote)
 
-// N words from any address. Whole vectors are read: up to 4 * N bytes behind it, and as many before.
+// Loads N words from any address. It reads whole vectors: up to 4 * N bytes after the words, and as many before.
 __device__ __forceinline__ Ballot<1> load_words(const unsigned *from, unsigned beyond) {
     const unsigned low = from[0], high = beyond ? from[1] : 0;
     return {{__funnelshift_r(low, high, beyond * 8)}};
@@ -240,7 +240,7 @@ __device__ __forceinline__ Ballot<4> load_words(const uint4 *from, unsigned beyo
     if (beyond == 0) return {{low.x, low.y, low.z, low.w}};
     const uint4 high = from[1];
     unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    // By two words, by one, by bytes.
+    // The shifts are by two words, by one word, and by bytes.
 #pragma unroll
     for (unsigned k = 0; k < 6; k++) w[k] = beyond & 8 ? w[k + 2] : w[k];
 #pragma unroll
@@ -251,7 +251,7 @@ __device__ __forceinline__ Ballot<4> load_words(const uint4 *from, unsigned beyo
     return words;
 }
 
-// The voter in turn at a byte.
+// Returns the voter in turn at a byte.
 __device__ __forceinline__ u64 in_turn(const gc_vote &vote, u64 byte) {
     const u64 voter = byte - quotient(byte, vote.voters) * vote.voters.by + vote.turn;
     return voter < vote.voters.by ? voter : voter - vote.voters.by;
@@ -260,19 +260,19 @@ __device__ __forceinline__ const unsigned char *row_of(const gc_vote &vote, u64 
     return vote.src + static_cast<long long>(voter) * vote.stride;
 }
 
-// Second votes of some bytes from `at` on.
+// Returns the second votes of BYTES bytes from `at` on.
 template <unsigned BYTES>
 __device__ __forceinline__ auto turn_at(const gc_vote &vote, u64 at) {
     return turn_by_byte<BYTES>(vote.voters.by, [&vote, at] { return in_turn(vote, at); },
                                [&vote, at](u64 voter, unsigned k) { return row_of(vote, voter)[at + k]; });
 }
 
-// Second votes kept of the rows as they come by. The bytes at which a voter is in turn are one further up than those of
-// the voter before, every `voters` bytes.
+// Second votes, collected from the rows in order. A voter is in turn every `voters` bytes, one byte further up than the
+// voter before.
 template <unsigned N>
 struct TurnByMask {
     Ballot<N> mask, kept;
-    unsigned last;            // the voter in turn at byte 0 has its byte once this many have passed
+    unsigned last;            // rows to pass before the row of the voter in turn at byte 0
     __device__ __forceinline__ TurnByMask(const gc_vote &vote, u64 at) {
         const unsigned voters = static_cast<unsigned>(vote.voters.by), first = static_cast<unsigned>(in_turn(vote, at));
         last = first;
@@ -297,9 +297,9 @@ struct TurnByMask {
     __device__ __forceinline__ Ballot<N> votes() const { return kept; }
 };
 
-// How the bytes of dst fall into vectors of 4 * N that are aligned there. Those at the ends, fewer than 64, are the
-// first block's, one a thread; where src is not aligned alike these are also bytes beside which a vector cannot be
-// read.
+// Split of the bytes of dst into aligned vectors of 4 * N bytes. The first thread block has the bytes at the ends,
+// fewer than 64, one per thread. If src and dst are not equally aligned, the ends also have the bytes beside which a
+// vector cannot be read.
 template <unsigned N>
 struct Vectors {
     u64 first, count;
@@ -317,7 +317,7 @@ __device__ __forceinline__ void vote_byte(const gc_vote &vote, u64 at) {
     vote.dst[at] = static_cast<unsigned char>(elect<PLANES, 1>(vote.voters.by, row, turn).word[0]);
 }
 
-// The byte at the ends that is this thread's, if there is one.
+// Votes on this thread's byte at the ends, if it has one.
 template <unsigned PLANES>
 __device__ __forceinline__ void vote_ends(const gc_vote &vote, u64 first, u64 inside) {
     const u64 number = threadIdx.x, at = number < first ? number : number + inside;
@@ -331,8 +331,8 @@ __device__ __forceinline__ Ballot<N> load_row(const gc_vote &vote, u64 voter, u6
     return load_words(reinterpret_cast<const Vector *>(from - beyond), beyond);
 }
 
-// Up to 30 voters: a count, with the second vote, fits 5 planes. Reads `voters` bytes, writes one.
-// Launch: one block for the ends, and one for every 256 vectors of 16 bytes.
+// Counts the votes of up to 30 voters: a count, with the second vote, fits into 5 planes. Reads `voters` bytes and
+// writes one. Launch: one thread block for the ends, and one for every 256 vectors of 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_vote_few(const __grid_constant__ gc_vote vote) {
     const Vectors<4> vectors(vote);
     if (blockIdx.x == 0) return vote_ends<5>(vote, vectors.first, vectors.count * 16);
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_vote_few(const __grid_c
         make_uint4(elected.word[0], elected.word[1], elected.word[2], elected.word[3]);
 }
 
-// Any number of voters. Launch: one block for the ends, and one for every 256 words.
+// Counts the votes of any number of voters. Launch: one thread block for the ends, and one for every 256 words.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_vote_many(const __grid_constant__ gc_vote vote) {
     const Vectors<1> vectors(vote);
     if (blockIdx.x == 0) return vote_ends<64>(vote, vectors.first, vectors.count * 4);

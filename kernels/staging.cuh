@@ -1,11 +1,11 @@
-// Copies to shared memory that a lane makes and waits for itself: bytes on their way without a register for each. From 8.0
-// on they are asynchronous.
+// Copies to shared memory that a lane issues and waits for itself: bytes in flight take no registers. They are
+// asynchronous from compute capability 8.0 on.
 #ifndef GRADCODEC_STAGING_CUH
 #define GRADCODEC_STAGING_CUH
 
 #include "tile.cuh"
 
-// An address in shared memory, which ptxas would find anew at each use.
+// Keeps an address in shared memory in a register; ptxas would compute it again at each use.
 template <typename T>
 __device__ __forceinline__ T *shared_in_register(T *shared) {
 #ifdef __CUDA_ARCH__
@@ -15,8 +15,8 @@ __device__ __forceinline__ T *shared_in_register(T *shared) {
     return shared;
 }
 
-// Copies BYTES, 16, 8 or 4, which are there when the lane has waited for its group. What neighbours read, too, goes by the
-// L1 cache.
+// Copies BYTES bytes, 16, 8 or 4, which are there after the lane has waited for its group. The copy uses the L1 cache,
+// for data that neighbours read too.
 template <unsigned BYTES>
 __device__ __forceinline__ void stage_cached(void *to, const void *from) {
 #if __CUDA_ARCH__ >= 800
@@ -30,7 +30,7 @@ __device__ __forceinline__ void stage_cached(void *to, const void *from) {
     __pipeline_memcpy_async(to, from, BYTES, 0);
 #endif
 }
-// `bytes`: 16, or 0 for zeros in place of what is not there.
+// Copies 16 bytes past the L1 cache. `bytes`: 16, or 0 for zeros instead.
 __device__ __forceinline__ void stage_codes(unsigned char *to, const unsigned char *from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 800
     const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -48,7 +48,7 @@ __device__ __forceinline__ void end_group() {
     __pipeline_commit();
 #endif
 }
-// For all of the lane's groups but the last LATER.
+// Waits for all of the lane's groups except the last LATER groups.
 template <unsigned LATER>
 __device__ __forceinline__ void wait_for_groups() {
 #if __CUDA_ARCH__ >= 800

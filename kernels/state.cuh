@@ -1,22 +1,22 @@
-// The state, out and in.
+// Kernels that commit, reset, write and load states and errors.
 #ifndef GRADCODEC_STATE_CUH
 #define GRADCODEC_STATE_CUH
 
 #include "decode.cuh"
 
-// Block codecs keep the plain error, and no scales.
+// Returns true for a block codec, which keeps plain errors and no scales.
 __device__ __forceinline__ bool has_blocks(const gc_codec &codec) {
     return codec.kind >= CODEC_BF16;
 }
 
 struct gc_state {
-    gc_codec worker, server;   // server.half 0: there is none
-    unsigned char *bytes;      // a state, or float32 errors: those of the half that is meant, one run after the other
+    gc_codec worker, server;   // server.half 0: no server
+    unsigned char *bytes;      // a state, or float32 errors of the half `half`, run after run
     const void *skip;          // gc_onebit_commit: a scalar of 1 byte, an int32, or a float32
-    u64 size;                  // of a state
+    u64 size;                  // bytes of a state
     unsigned half, skip_kind;  // 0: never, 1: always, 2: bool, 3: int32, 4: float32
-    // gc_onebit_errors_in: an element becomes what src/codec/call.rs calls Rows: of so many rows, of so many elements
-    // each. Of the server's half `row` is 0 where its parts follow one another, and otherwise there are all elements.
+    // gc_onebit_errors_in: each element combines `rows` rows of `row` elements, as Rows of src/codec/call.rs defines
+    // it. For the server's half, `row` is 0 if its parts follow one another; otherwise a row has all elements.
     u64 rows, row;
     float start, divisor, divisor_of_sum, factor;
 };
@@ -31,12 +31,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_commit(const __g
     commit(*call.worker.control, skip);
 }
 
-// Word number `w` of a state's header, at the turn 0.
+// Returns word `w` of a state's header, with turn 0.
 __device__ __forceinline__ unsigned state_header_word(const gc_codec &codec, unsigned w) {
     return w == 0 ? 0x54534347u : w == CHUNK_WORD || w == FLAGS_WORD ? 0 : codec.header[w];  // "GCST"
 }
 
-// Makes states whose memory is 0 anew, and what is known of them. One block.
+// Initializes states whose memory is 0, and gc_control. Launch: one thread block.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_reset(const __grid_constant__ gc_state call) {
     const gc_codec &codec = call.worker;
     if (threadIdx.x < HEADER_WORDS) {
@@ -48,13 +48,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_reset(const __gr
     for (unsigned k = threadIdx.x; k < codec.n_segments; k += THREADS) codec.scales[k] = 0;
 }
 
-// Copies the valid state out, 4 bytes a thread.
+// Writes the valid state, 4 bytes per thread.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_out(const __grid_constant__ gc_state call) {
     const u64 w = thread_number(), at = w * 4;
     if (at >= call.size) return;
     const gc_codec &server = call.server;
     const u64 scales_end = server.scales_at + 4 * static_cast<u64>(server.n_segments);
-    // A server without segments has a turn, too.
+    // A server without segments also has a turn.
     const bool of_server = server.half != 0
                            && (w / 2 == TURN_WORD / 2 || at >= server.units_at
                                || (!has_blocks(server) && at >= server.scales_at && at < scales_end));
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_out(const 
     reinterpret_cast<unsigned *>(call.bytes)[w] = reinterpret_cast<const unsigned *>(call.worker.state[valid])[w];
 }
 
-// Looks whether a state can be taken in. One block.
+// Checks if a state may be loaded. Launch: one thread block.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_check_state(const __grid_constant__ gc_state call) {
     const unsigned *words = reinterpret_cast<const unsigned *>(call.bytes);
     bool wrong = false;
@@ -82,7 +82,7 @@ __device__ __forceinline__ float kept_at(const gc_codec &codec, const unsigned c
                             : from_bf16(reinterpret_cast<const unsigned short *>(units)[i]);
 }
 
-// What an element is together in the rows.
+// Returns an element, combined over all rows.
 __device__ __forceinline__ float sum_of_rows(const gc_state &call, const float *errors, u64 i) {
     float sum = call.start;
     errors += i;
@@ -91,15 +91,15 @@ __device__ __forceinline__ float sum_of_rows(const gc_state &call, const float *
     return __fmul_rn(__fdiv_rn(sum, call.divisor_of_sum), call.factor);
 }
 
-// Where a part begins in a row of all elements. Not of a raw one.
+// Returns the offset of a part in a row of all elements, in elements. The part must not be raw.
 __device__ __forceinline__ u64 place_in_row(const gc_state &call, const gc_codec &codec, unsigned number) {
     gc_run segment = segment_of(codec, number);
     if (codec.n_segments == 1) segment.base = call.worker.only.base;
-    const unsigned elements = has_blocks(codec) ? codec.header[3] : 8;  // of a block, or a byte of bits
+    const unsigned elements = has_blocks(codec) ? codec.header[3] : 8;  // elements per block, or per byte of bits
     return segment.base + (run_of(codec, number).byte - segment.byte) * elements;
 }
 
-// Takes one half in, a tile a block: of a state that was looked at, or of errors. Which says `errors`.
+// Loads one half, a tile per thread block: errors if ERRORS, else a state that gc_onebit_check_state accepted.
 template <bool ERRORS>
 __device__ __forceinline__ void take_in(const gc_state &call) {
     const gc_codec &codec = call.half == SERVER ? call.server : call.worker;
@@ -125,14 +125,14 @@ __device__ __forceinline__ void take_in(const gc_state &call) {
         float c = 0;
         if (i < tile.count) {
             c = canonical(ERRORS ? sum_of_rows(call, errors, i) : kept_at(codec, call.bytes + at, i));
-            // Nothing that is not finite ever enters the errors of a block codec, nor what becomes so when it is rounded;
-            // nor those of ONEBIT, but by a state.
+            // An error of a block codec is never loaded as a non-finite number, nor as one that becomes non-finite by
+            // rounding. ONEBIT loads non-finite numbers only from a state.
             if ((ERRORS || has_blocks(codec)) && !is_finite(codec.error == 4 ? c : from_bf16(to_bf16(c)))) c = 0, found = true;
         }
         if (codec.error == 4) reinterpret_cast<float *>(to + at)[i] = c;
         else reinterpret_cast<unsigned short *>(to + at)[i] = to_bf16(c);
     }
-    // It is no part of a step, so no commit takes one back for it.
+    // This load is no part of a step, so its flag must not make a commit take a step back.
     if (found) atomicOr(&control.flags, NONFINITE);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_state_in(const __grid_constant__ gc_state call) {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_in(const 
     take_in<true>(call);
 }
 
-// The errors of one half, a tile a block.
+// Writes the errors of one half, a tile per thread block.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const __grid_constant__ gc_state call) {
     const gc_codec &codec = call.half == SERVER ? call.server : call.worker;
     const unsigned char *from = codec.state[codec.control->valid >> codec.half & 1];
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_onebit_errors_out(const
     }
 }
 
-// Writes up to MOST_ADDRESSES addresses of segments, from one on, to the codec's table.
+// Writes up to MOST_ADDRESSES consecutive addresses of segments to the codec's table.
 enum : unsigned { MOST_ADDRESSES = 448 };
 struct gc_addresses {
     const void **table;

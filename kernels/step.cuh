@@ -1,4 +1,4 @@
-// One step of a unit: from values and errors to what is kept, its bits and its sum.
+// Step of a unit: computes kept numbers, bits and sum from values and errors.
 #ifndef GRADCODEC_STEP_CUH
 #define GRADCODEC_STEP_CUH
 
@@ -6,7 +6,7 @@
 
 // ---- Elements
 
-// How values and errors are kept. A lane has N neighbours in a vector, in as many words as they take.
+// Storage types of values and errors. A lane has N neighbours in a vector, in as many words as they take.
 struct F32 {
     enum : unsigned { SIZE = 4 };
     typedef unsigned element;
@@ -36,8 +36,8 @@ struct None {
     static __device__ __forceinline__ float at(const unsigned *, unsigned) { return 0; }
 };
 
-// Neighbours of a lane: as many as both sides move in 16 bytes at most. A lane that writes 32 bytes as two vectors that
-// lie apart ran at half the speed.
+// Returns the number of neighbours of a lane: as many as both sides move in 16 bytes at most. A lane that wrote 32
+// bytes as two vectors apart ran at half the speed.
 template <typename V, typename E>
 __device__ constexpr unsigned neighbours() {
     return V::SIZE == 2 && E::SIZE < 4 ? 8 : 4;
@@ -64,19 +64,20 @@ __device__ __forceinline__ void store(const Words<8> &from, void *to) {
 }
 __device__ __forceinline__ void store(const Words<0> &, void *) {}
 
-// Counted from a lane's first element, the end of the first `count` of a unit. What is compared with it are constants.
+// Returns the end of a unit's first `count` elements, counted from a lane's first element. Callers compare it with
+// constants.
 template <unsigned N>
 __device__ __forceinline__ int left_of_lane(unsigned lane, unsigned count) {
     return static_cast<int>(count) - static_cast<int>(lane * N);
 }
 
-// A unit's worth of a lane, or that of a few vectors: element (k, m) is number k * 32 * N + lane * N + m.
+// A lane's elements of a unit, or of a few vectors: element (k, m) is number k * 32 * N + lane * N + m.
 template <typename T, unsigned N, unsigned VECTORS = 32 / N>
 struct Lane {
     enum : unsigned { PLACES = VECTORS * WARP * N };
     Words<T::SIZE * N> vectors[VECTORS];
     __device__ __forceinline__ float at(unsigned k, unsigned m) const { return T::at(vectors[k].words, m); }
-    // Whole vectors, aligned. `from`: the unit's first element.
+    // Loads whole aligned vectors. `from`: the unit's first element.
     __device__ __forceinline__ void load_from(const unsigned char *from, unsigned lane) {
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) load(vectors[k], from + (k * WARP + lane) * N * T::SIZE);
@@ -85,7 +86,7 @@ struct Lane {
 #pragma unroll
         for (unsigned k = 0; k < VECTORS; k++) store(vectors[k], to + (k * WARP + lane) * N * T::SIZE);
     }
-    // Element by element, wherever they lie, as far as there are any; 0 for all others.
+    // Loads the first `count` elements one by one, from any element address; the others become 0.
     __device__ __forceinline__ void load_each(const unsigned char *from, unsigned lane, unsigned count) {
         const typename T::element *elements = reinterpret_cast<const typename T::element *>(from) + lane * N;
         const int left = left_of_lane<N>(lane, count);
@@ -100,14 +101,14 @@ struct Lane {
             }
         }
     }
-    // The first `count`, wherever they lie; 0 for all others. By elements it is hardly slower than by vectors: what they
-    // bring along is in the L1 cache for the next one.
+    // Loads the first `count` elements, from any element address; the others become 0. Single loads are hardly slower
+    // than vectors: each brings its neighbours into the L1 cache.
     __device__ __forceinline__ void load_anywhere(const unsigned char *from, unsigned lane, unsigned count) {
         if (T::SIZE == 0) return;
         if (count >= PLACES && misalignment(from, T::SIZE * N + (T::SIZE == 0)) == 0) load_from(from, lane);
         else load_each(from, lane, count);
     }
-    // The first `count`, wherever they lie: by vectors, or by elements.
+    // Stores the first `count` elements, to any element address, as vectors or one by one.
     __device__ __forceinline__ void store_anywhere(unsigned char *to, unsigned lane, unsigned count) const {
         if (count >= PLACES && misalignment(to, T::SIZE * N) == 0) {
             store_to(to, lane);
@@ -126,13 +127,13 @@ struct Lane {
     }
 };
 
-// The elements of a lane that are added to different columns of a unit's sum.
+// Elements of a lane that are added to different columns of a unit's sum.
 template <typename T, unsigned N>
 using Row = Lane<T, N, 8 / N>;
 
 // ---- Values
 
-// Values of 16 bits, of which the call says whether they are float16 or bfloat16: one kernel serves both.
+// 16-bit values. The call's dtype selects float16 or bfloat16, so one kernel serves both.
 struct Half {
     enum : unsigned { SIZE = 2 };
     typedef unsigned short element;
@@ -144,7 +145,7 @@ struct Float : F32 {
     static __device__ __forceinline__ float of(element x, unsigned) { return F32::of(x); }
 };
 
-// A lane's values as float32.
+// Returns a lane's values as float32.
 template <unsigned N>
 __device__ __forceinline__ Lane<F32, N> widened(const Lane<Float, N> &lane, unsigned) {
     Lane<F32, N> wide;
@@ -190,16 +191,15 @@ __device__ __forceinline__ void keep(None, Words<0> &, float (&)[N]) {}
 
 // ---- The bits of a unit
 
-// Bits are gathered as fields, that of element (k, m) as number 31 - (k * N + m), by shifting in from the right; 1
-// where the element is below zero. This gives lane l the word number l of the unit as it lies in memory, most
-// significant bits first.
+// Returns word `lane` of a unit as it lies in memory, most significant bits first. `below_zero`: bit 31 - (k * N + m)
+// is 1 if element (k, m) is below zero; the bits were shifted in from the right.
 template <unsigned N>
 __device__ __forceinline__ unsigned word_of_unit(unsigned below_zero, unsigned lane) {
     constexpr unsigned VECTORS = 32 / N;
-    // Of VECTORS lanes, the one of number j receives field j of all: that of vector VECTORS - 1 - j.
+    // Lane j of each VECTORS lanes receives field j of all of them, the field of vector VECTORS - 1 - j.
     unsigned word = transpose_fields<VECTORS>(~below_zero, lane);
     word = __shfl_sync(WHOLE_WARP, word, lane % N * VECTORS + (VECTORS - 1 - lane / N));
-    // Fields of 8 bits are bytes. Those of 4 lie the wrong way round in theirs.
+    // Fields of 8 bits are bytes. Fields of 4 bits are swapped within their bytes.
     return N == 8 ? word : (word & 0x0f0f0f0fu) << 4 | ((word >> 4) & 0x0f0f0f0fu);
 }
 
@@ -216,7 +216,7 @@ __device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile
             reinterpret_cast<unsigned *>(base + tile.to + at)[lane] = word;
             continue;
         }
-        // Bytes, side by side across the warp.
+        // Otherwise neighbouring lanes store neighbouring bytes.
 #pragma unroll 1
         for (unsigned number = lane; number < UNIT / 8; number += WARP) {
             const unsigned byte = __shfl_sync(WHOLE_WARP, word, number / 4) >> number % 4 * 8;
@@ -230,22 +230,22 @@ __device__ __forceinline__ void store_words(const gc_codec &codec, const gc_tile
 
 // ---- A step of a unit
 
-// What is common to all elements of a launch.
+// Rules that are the same for all elements of a launch.
 struct Rules {
-    bool rms, zero, zero_values;  // squares or magnitudes; what is not finite is +0; also a value before it is used
+    bool rms, zero, zero_values;  // sum squares, not magnitudes; non-finite numbers become +0; non-finite values, too
 };
 
-// How c is made of a value and of what was kept, before it is rounded: where it is encoded, and where it is reduced.
+// Formula of an encode: computes c, before rounding, from a value and the kept number.
 struct Handle {
-    enum : bool { GIVES_MINUS_ZERO = true };  // before it is rounded
+    enum : bool { GIVES_MINUS_ZERO = true };  // before rounding
     float s, m_g, m_e, beta;
     template <typename E>
     __device__ __forceinline__ float make(float g, float kept) const {
         return E::SIZE != 0 ? feedback(g, kept, s, m_g, m_e, beta) : __fmul_rn(m_g, g);
     }
 };
-// Without factors, as a server has none. `g`: never -0, for it is a sum that began with +0; so c is never -0 either, as a
-// sum is -0 only if both numbers are. DECAYS: beta need not be 1. A product with 1 is none, but ptxas would make it.
+// Formula of a reduce, which has no factors. `g` is a sum that began with +0, so it is never -0; nor is c, because a
+// sum is -0 only if both numbers are. DECAYS: beta may differ from 1. ptxas would not omit a product with 1.
 template <bool DECAYS>
 struct Carried {
     enum : bool { GIVES_MINUS_ZERO = false };
@@ -258,7 +258,7 @@ struct Carried {
     }
 };
 
-// A term of the scale, and the sign of an element at the top of a word. -0 is not below zero: it becomes +0.
+// term_of() returns a term of the scale; top_of() a word with the sign on top. -0 is not below zero: it becomes +0.
 __device__ __forceinline__ float term_of(const Rules &rules, float c) {
     return rules.rms ? __fmul_rn(c, c) : fabsf(c);
 }
@@ -266,19 +266,19 @@ __device__ __forceinline__ unsigned top_of(float c) {
     return __float_as_uint(__fadd_rn(c, 0.0f));
 }
 
-// Which of a lane's elements are among the first `count` of a unit, numbered as fields of bits are: the highest bits.
+// Returns the lane's elements that are among a unit's first `count`, numbered like fields of bits: the highest bits.
 template <unsigned N>
 __device__ __forceinline__ unsigned which_exist(unsigned lane, unsigned count) {
     if (count >= UNIT) return ~0u;
     const int left = left_of_lane<N>(lane, count), apart = WARP * N;
     if (left <= 0) return 0;
-    // Whole vectors, and what there is of the next one.
+    // `vectors` are whole vectors; `rest` reaches into the next one.
     const unsigned vectors = static_cast<unsigned>(left) / apart, rest = static_cast<unsigned>(left) % apart;
     return ~static_cast<unsigned>(0xffffffffull >> (vectors * N + (rest < N ? rest : N)));
 }
 
-// A unit: what is kept as K, its bits and its sum, of new values and old ones. Elements that do not exist become +0,
-// and their bits 0. If the sum is finite all of it was, and is right; otherwise it is to be done again.
+// Computes the numbers to keep as K, the bits and the sum of a unit. Absent elements become +0, and their bits 0. A
+// finite sum means that all numbers are finite; otherwise the caller must compute the unit again.
 template <typename K, unsigned N, typename V, typename E>
 __device__ __forceinline__ float step(const Rules &rules, const Handle &form, const Lane<V, N> &fresh,
                                       const Lane<E, N> &old, Lane<K, N> &kept, unsigned &below_zero, unsigned lane,
@@ -304,7 +304,7 @@ __device__ __forceinline__ float step(const Rules &rules, const Handle &form, co
     return sum.of_warp(lane);
 }
 
-// The element that is kept in a word, or half a word.
+// Puts the element to keep into its word or half word.
 template <typename K>
 __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
     if (K::SIZE == 4) words[m] = __float_as_uint(c);
@@ -312,9 +312,9 @@ __device__ __forceinline__ void put(unsigned *words, unsigned m, float c) {
     else if (K::SIZE == 2) words[m / 2] |= __float_as_uint(c) & 0xffff0000u;
 }
 
-// As step(), but a row of the unit's sum at a time, in a loop that needs few registers; the result always counts: where
-// something is not finite NaN gets its one pattern, and what is not finite sets `found`, or becomes 0. `load_row` gives
-// the values of a row, and what was kept of them. `to`: where it is kept, or null.
+// Computes what step() does, a row of the unit's sum at a time, in a loop that needs few registers. The result is
+// always valid: every NaN gets its one pattern, and a non-finite number sets `found`, and becomes 0 if the rules say
+// so. load_row() loads the values and the kept numbers of a row. `to`: address for the new kept numbers, or null.
 template <typename K, unsigned N, typename E, typename Form, typename LoadRow>
 __device__ __forceinline__ float step_by_rows(const Rules &rules, const Form &form, LoadRow load_row, unsigned char *to,
                                               unsigned &below_zero, bool &found, unsigned lane, unsigned count) {
@@ -365,17 +365,17 @@ __device__ __forceinline__ float step_by_rows(const Rules &rules, const Form &fo
         for (unsigned i = 0; i < 8; i++) {
             const float x = c[i / N][i % N];
             sum.columns[i] = __fadd_rn(sum.columns[i], term_of(rules, x));
-            const bool plain = !Form::GIVES_MINUS_ZERO && K::SIZE != 2;  // what is rounded to 16 bits may become -0
+            const bool plain = !Form::GIVES_MINUS_ZERO && K::SIZE != 2;  // rounding to 16 bits may give -0
             below_zero = __funnelshift_l(plain ? __float_as_uint(x) : top_of(x), below_zero, 1);
         }
         if (to) kept.store_to(to + row * kept.PLACES * K::SIZE, lane);
     }
-    // Bits that fill up are 0.
+    // Padding bits become 0.
     below_zero |= ~which_exist<N>(lane, count);
     return sum.of_warp(lane);
 }
 
-// A row of elements that lie anywhere, as far as they exist.
+// Loads the existing elements of a row one by one, from any element address.
 template <typename V, unsigned N>
 __device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned char *from, unsigned row,
                                               unsigned lane, unsigned count, unsigned dtype) {
@@ -389,7 +389,7 @@ __device__ __forceinline__ void load_row_each(float (&values)[8], const unsigned
     }
 }
 
-// Leaves the sum of a tile: of its units' sums, of which each warp has one. `shared`: room for them.
+// Stores the sum of a tile: the sum of the unit sums of its warps. `shared`: room for one sum per warp.
 __device__ __forceinline__ void leave_sum(double *partial, float sum, double *shared) {
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = sum;
     __syncthreads();

@@ -1,15 +1,15 @@
-// Sums that are the same on every machine: docs/NUMERICS.md, section 2. A unit's is formed by a warp (UnitSum in
-// device.cuh). Above units neighbours are added in float64; an absent one is +0.
+// Sums that are the same on every machine: docs/NUMERICS.md, section 2. A warp computes a unit's sum (UnitSum in
+// device.cuh). Above units, neighbours are added in float64; an absent one is +0.
 //
-//     units     u0 u1 ... u7 | u8 ...           a warp each
-//     partials       p0      |   p1   ...       a block each: a node of the tree, for it has a power of two of units
-//     runs                   s                  by the last block of a run to come
+//     units     u0 u1 ... u7 | u8 ...           one per warp
+//     partials       p0      |   p1   ...       one per thread block: a node of the tree, with a power of two of units
+//     runs                   s                  by the thread block of a run in finish.cuh
 #ifndef GRADCODEC_SUM_CUH
 #define GRADCODEC_SUM_CUH
 
 #include "tile.cuh"
 
-// The sum of a power of two of neighbours.
+// Returns the sum of N neighbours, a power of two.
 template <unsigned N>
 __device__ __forceinline__ double sum_of(const double (&values)[N]) {
     double halves[N / 2];
@@ -22,9 +22,9 @@ __device__ __forceinline__ double sum_of(const double (&values)[1]) {
     return values[0];
 }
 
-// The sums of 64 * ROUNDS neighbours each, by all threads of a block, a warp at a time; sum number k takes place k.
-// Lane l loads numbers 64 r + 2 l and 2 l + 1 for each round r, all before the first is used. Gives the first sum to all
-// threads.
+// Replaces each 64 * ROUNDS neighbours by their sum; sum k becomes number k. All threads of a thread block call it;
+// each warp makes a sum at a time. For each round r, lane l loads numbers 64 r + 2 l and 64 r + 2 l + 1, all before the
+// first is used. Returns the first sum to all threads.
 template <unsigned ROUNDS>
 __device__ __forceinline__ double fold_once(double *partials, u64 count) {
     __shared__ double first_sum;
@@ -43,7 +43,7 @@ __device__ __forceinline__ double fold_once(double *partials, u64 count) {
             const double one = at < inside ? from[at] : 0, other = at + 1 < inside ? from[at + 1] : 0;
             sums[r] = __dadd_rn(one, other);
         }
-        // Neighbouring lanes are added. While a lane has several rounds, each of two gives the other one half of them.
+        // Neighbouring lanes are added. While a lane has several rounds, two lanes exchange half of them.
         unsigned rounds = ROUNDS;
 #pragma unroll
         for (unsigned distance = 1; distance < WARP; distance *= 2) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ double fold_once(double *partials, u64 count) {
                 sums[0] = __dadd_rn(sums[0], __shfl_xor_sync(WHOLE_WARP, sums[0], distance));
             }
         }
-        // Neighbouring rounds: the lowest bit of their number is in the lanes' bit that was used last.
+        // Neighbouring rounds are added: the lowest bit of a round's number is the lane's bit that was used last.
 #pragma unroll
         for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {
             sums[0] = __dadd_rn(sums[0], __shfl_xor_sync(WHOLE_WARP, sums[0], distance));
@@ -74,7 +74,7 @@ __device__ __forceinline__ double fold_once(double *partials, u64 count) {
     return first_sum;
 }
 
-// The sum of a run's partials, which an earlier launch wrote, by all threads of a block. It destroys them.
+// Returns the sum of a run's partials, which an earlier launch wrote; overwrites them. All threads of a block call it.
 __device__ __forceinline__ double fold(double *partials, u64 count) {
     constexpr unsigned FEW = 2, MANY = 16;
     double sum = 0;
@@ -86,8 +86,8 @@ __device__ __forceinline__ double fold(double *partials, u64 count) {
     return sum;
 }
 
-// Whether this block is the last of `count` that come to a counter, which is 0 before and afterwards. By all threads;
-// what any of them has written before is seen by the last block.
+// Returns true in the last of `count` thread blocks that reach a counter, which is 0 before and afterwards. All threads
+// call it; the last thread block can read everything that they have written before.
 __device__ __forceinline__ bool is_last(unsigned *counter, unsigned count) {
     __shared__ unsigned before;
     __syncthreads();

@@ -8,8 +8,8 @@
 //                a vector that begins outside        one that ends outside
 //
 // Vectors that lie wholly inside are loaded as in any tile. The two that lie inside only in part are put together from
-// single elements, one a lane. All loads are under way before the first is used: a loop over elements, which waits for
-// memory in every round, cost 2 to 6 us a call on an H200, where a whole small call takes 2.5.
+// single elements, one per lane. All loads are issued before the first is used: a loop over elements, which waits for
+// memory in every round, cost 2 to 6 us per call on an H200, where a whole small call takes 2.5 us.
 #ifndef GRADCODEC_TILE_CUH
 #define GRADCODEC_TILE_CUH
 
@@ -19,51 +19,51 @@
 using namespace gradcodec;
 typedef unsigned long long u64;
 
-enum : unsigned { LINE = 128, THREADS = 256 };  // bytes of a cache line; threads of a block, but for copies
+enum : unsigned { LINE = 128, THREADS = 256 };  // bytes of a cache line; threads of a thread block, except in copies
 
-// A launch behind another one may begin while that one ends (Queue::launch_pdl): its blocks are there then, and wait here
-// for all that was written. Before this they read nothing that a launch writes.
+// Waits for all writes of the launch before this one. With Queue::launch_pdl a launch may begin while the launch before
+// it ends: its thread blocks then wait here. Before this call a thread block reads nothing that a launch writes.
 __device__ __forceinline__ void wait_for_launch_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// From now on the blocks of such a launch may come to processors that have room, once all blocks of this one have begun.
-// Not before blocks that wait for other GPUs: those would keep the room, which another launch may need for what is waited
-// for.
+// Lets the next launch, if enqueued by launch_pdl(), start thread blocks where there is room, once all of this launch
+// have begun. A launch that waits for other GPUs must not call it: the next launch would occupy room that another
+// launch may need to end that wait.
 __device__ __forceinline__ void let_next_launch_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// How far beyond a multiple of `size` an address lies.
+// Returns an address modulo `size`, in bytes.
 __device__ __forceinline__ unsigned misalignment(const void *address, unsigned size) {
     return static_cast<unsigned>(reinterpret_cast<u64>(address)) % size;
 }
 
-// This thread among all threads of the launch.
+// Returns the number of this thread among all threads of the launch.
 __device__ __forceinline__ u64 thread_number() {
     return static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
 
-// The places of a tile that exist.
+// Range of the places of a tile that exist.
 struct Extent {
     unsigned first, end;
-    // Whether `count` places from `at` on do.
+    // Returns true if the `count` places from `at` on exist.
     __device__ __forceinline__ bool has(unsigned at, unsigned count) const {
         return at >= first && at + count <= end;
     }
 };
 
-// Those of a tile of `most` places, the first of which is number `begin` of an operand of `count`. Below 0: before it.
+// Returns the extent of a tile of `most` places, whose first one is place `begin` of `count`; below 0: before place 0.
 __device__ __forceinline__ Extent extent(long long begin, unsigned most, u64 count) {
     const long long left = static_cast<long long>(count) - begin;
     return {begin < 0 ? static_cast<unsigned>(-begin) : 0,
             left < 0 ? 0 : left < most ? static_cast<unsigned>(left) : most};
 }
 
-// The vector from a place on if it lies wholly inside, else zeros.
+// Returns the vector from a place on if it lies wholly inside, else zeros.
 template <typename T>
 __device__ __forceinline__ uint4 load_inside(const T *tile, unsigned at, Extent inside) {
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -71,9 +71,9 @@ __device__ __forceinline__ uint4 load_inside(const T *tile, unsigned at, Extent 
     return v;
 }
 
-// A value that was loaded under a condition, where it is first used. Without this the compiler moves the first step of
-// the use, the subtraction of a rule, into the branch that loads; there it waits for memory, and every load behind it
-// waits too. On an H200 that cost signs 1.2 us a call where the destination began a byte beyond a cache line.
+// Marks the first use of a value that was loaded under a condition. Without this the compiler moves the first step of
+// the use, the subtraction of a rule, into the branch that loads; there it waits for memory, and delays every later
+// load. On an H200 that cost signs 1.2 us per call if the destination began a byte after a cache line.
 template <typename T>
 __device__ __forceinline__ T from_memory(T x) {
     return static_cast<T>(in_register(x));
@@ -82,9 +82,9 @@ __device__ __forceinline__ u64 from_memory(u64 x) {
     return static_cast<u64>(in_register(static_cast<unsigned>(x >> 32))) << 32 | in_register(static_cast<unsigned>(x));
 }
 
-// This lane's element of the vectors that lie inside only in part: the lower half of a warp has those of the first
-// vector, the upper half those of the one that ends outside. A lane without one gets an element whose bit is 0.
-// pack_warp() makes the *ends* of their bits.
+// Loads this lane's element of the vectors that lie inside only in part: the lower half of a warp loads the first
+// vector, the upper half the one that ends outside. A lane without an element gets one whose bit is 0. pack_warp()
+// makes the *ends* of their bits.
 template <typename R, typename T = typename R::element>
 __device__ __forceinline__ T load_end(const T *tile, Extent inside, unsigned lane) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), HALF = WARP / 2;
@@ -92,15 +92,15 @@ __device__ __forceinline__ T load_end(const T *tile, Extent inside, unsigned lan
     return lane % HALF < A_VECTOR && inside.has(at, 1) ? tile[at] : R::first_zero();
 }
 
-// The bits of the vector of N elements from a place on: `bits` if it lies wholly inside, else the half of `ends` that
-// has them, if any does.
+// Returns the bits of the vector of N elements from a place on: `bits` if the vector lies wholly inside, else the half
+// of `ends` with the vector's bits, else 0.
 template <unsigned N>
 __device__ __forceinline__ unsigned bits_inside(unsigned bits, unsigned at, Extent inside, unsigned ends) {
     if (inside.has(at, N)) return bits & ((1u << N) - 1);
     return at == 0 ? ends & 0xffff : at == inside.end / N * N ? ends >> 16 : 0;
 }
 
-// Stores those bytes of a word that lie inside.
+// Stores the bytes of a word that lie inside.
 __device__ __forceinline__ void store_inside(unsigned char *tile, unsigned at, Extent inside, unsigned word) {
     if (inside.has(at, 4)) {
         *reinterpret_cast<unsigned *>(tile + at) = word;
@@ -112,9 +112,9 @@ __device__ __forceinline__ void store_inside(unsigned char *tile, unsigned at, E
     }
 }
 
-// The bits to unpack, and what is made of them. A few reads scattered among many writes cost far more than their bytes,
-// for memory turns around for each. So from 9.0 on the bits come to the L2 cache in bursts, ahead of their use
-// (prefetch); they stay there until they are read, and lines that were written leave it first.
+// These functions access the bits to unpack and the unpacked elements. A few reads among many writes cost far more than
+// their bytes, because memory changes direction for each. So from compute capability 9.0 on, bursts of prefetches bring
+// the bits to the L2 cache. The bits stay there until they are read; written lines are evicted first.
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ u64 leaves_first() {
     u64 policy;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void prefetch(const unsigned char *from, unsigned byt
     static_cast<void>(from), static_cast<void>(bytes);
 #endif
 }
-// The same, to stay no longer than what was loaded.
+// Prefetches with the eviction priority of plain loads.
 __device__ __forceinline__ void prefetch_as_loaded(const unsigned char *from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes));
@@ -170,9 +170,9 @@ __device__ __forceinline__ void store_vector(uint4 *to, uint4 v) {
 #endif
 }
 
-// Brings the bits that a later group of blocks reads to the L2 cache: the first blocks of a group together, at once,
-// those of the whole next group. On an H200 that raised unpacking from 0.93 of a copy's speed to 0.99 for bytes and
-// 1.05 for float32; bursts of half or twice the size, of fewer blocks or by each warp for itself gain less.
+// Prefetches to the L2 cache the bits of the next group of thread blocks; the first thread blocks of a group do this at
+// once. On an H200 that raised unpacking from 0.93 of a copy's speed to 0.99 for bytes and 1.05 for float32; bursts of
+// half or twice the size, by fewer thread blocks or by each warp for itself gain less.
 #if __CUDA_ARCH__ >= 900
 template <unsigned BYTES_A_BLOCK>
 __device__ __forceinline__ void prefetch_burst(const unsigned char *src, u64 bytes) {

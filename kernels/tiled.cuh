@@ -1,23 +1,23 @@
-// Packing and unpacking bits of any layout: what the kernels for contiguous memory do not take.
+// Packs and unpacks bits of any layout that the kernels for contiguous memory do not take.
 //
 // Elements lie in *lines*, each at one stride, and each byte of bits is packed with the line that has its first bit.
-// Lines either have bytes of their own, or are *joined*: the bits of a line follow those of the line before.
+// Lines either have bytes of their own, or are *joined*: the bits of a line follow the bits of the line before.
 //
 //     line 0      e e e e e e e e  e e e e                line 1     e e e e e e e e  e e e e
 //     bytes       |   0    |   1    | its own             bytes      |   0    |   1    |
 //     joined      |   0    |   1             ..            .. 1      |   2    |
 //
 // A thread block takes a *tile*: some lines, some bytes of each. The tile's bytes lie in shared memory between two
-// steps, so that each step can go in the order of its own memory. Packing, neighbouring lanes first read neighbouring
-// elements: of neighbouring lines (`across`), or of the same line. Then they write neighbouring bytes, of neighbouring
-// lines (`bytes_across`) or of the same line. Unpacking takes the two steps the other way round.
+// steps, so that each step can follow the order of its own memory. When packing, neighbouring lanes first read
+// neighbouring elements, of neighbouring lines (`across`) or of the same line. Then they write neighbouring bytes, of
+// neighbouring lines (`bytes_across`) or of the same line. Unpacking takes the two steps in reverse order.
 #ifndef GRADCODEC_TILED_CUH
 #define GRADCODEC_TILED_CUH
 
 #include "divisor.cuh"
 #include "tile.cuh"
 
-// Bytes and lines of a tile, and the bytes of padding behind each line of it, which keep lanes in different banks.
+// Most bytes and lines of a tile, and bytes of padding after each line, which keep lanes in different banks.
 enum : unsigned { MOST_TILE_BYTES = 4096, MOST_TILE_LINES = 256, PADDING = 4 };
 
 struct gc_line_loop {
@@ -31,25 +31,25 @@ struct gc_byte_loop {
 };
 SAME_LAYOUT(gc_byte_loop)
 
-// As the host lays it out: Strided in src/bits/cuda/tiled.rs. Strides are in bytes and may be negative or 0. Loops
-// are nested, outermost first; the product of their counts is `lines`, or the bytes of a line.
+// Argument of the kernels; the host declares it as Strided in src/bits/cuda/tiled.rs. Strides are in bytes and may be
+// negative or 0. Loops are nested, outermost first; the product of their counts is `lines`, or the bytes of a line.
 struct gc_strided_plan {
-    const unsigned char *src;       // the first element, and the first byte: one is read, the other written
+    const unsigned char *src;       // first element and first byte; packing reads the elements, unpacking the bytes
     unsigned char *dst;
-    u64 lines, elements;            // elements: of a line
-    u64 bytes;                      // of a line; joined: of all lines
-    u64 first_byte;                 // how many bytes before them are not looked at
-    long long element_stride;       // within a line
-    long long byte_stride;          // where there are no loops over bytes
-    u64 first_zero, span;           // packing: as in Rule, in the width of an element
+    u64 lines, elements;            // number of lines; elements of a line
+    u64 bytes;                      // bytes of a line; if joined, of all lines
+    u64 first_byte;                 // number of bytes before them that are skipped
+    long long element_stride;       // stride of the elements of a line
+    long long byte_stride;          // stride of the bytes, if there are no loops over bytes
+    u64 first_zero, span;           // packing: the range of Rule, in the width of an element
     u64 one;                        // unpacking: the bit pattern of 1
-    gc_divisor tiles;               // of the direction in which neighbouring blocks lie: along lines, or across them
+    gc_divisor tiles;               // tiles in the direction of neighbouring thread blocks, along or across lines
     unsigned size, order;           // bytes of an element: 1, 2, 4 or 8
     unsigned aligned;               // 1: every element's address is a multiple of its size
     unsigned joined;
-    unsigned log_lines, log_bytes;  // of a tile, as powers of 2
+    unsigned log_lines, log_bytes;  // lines and bytes of a tile, as powers of 2
     unsigned across, bytes_across;
-    unsigned words;                 // 1: elements of a byte, four lines of which make an aligned word
+    unsigned words;                 // 1: 1-byte elements, of which four lines make an aligned word
     unsigned reserved;
     unsigned n_line_loops, n_byte_loops;
     gc_line_loop line_loops[62];
@@ -57,7 +57,7 @@ struct gc_strided_plan {
 };
 SAME_LAYOUT(gc_strided_plan)
 
-// Where a line begins. Joined lines have no bytes of their own.
+// Offsets of a line's first element and first byte. Joined lines have no bytes of their own.
 struct Line {
     long long element, byte;
 };
@@ -65,7 +65,7 @@ __device__ __forceinline__ Line line_at(const gc_strided_plan &plan, u64 number)
     Line line = {0, 0};
 #pragma unroll 1
     for (unsigned k = plan.n_line_loops; k-- > 0 && number != 0;) {
-        // What is left is all the outermost loop's.
+        // The outermost loop takes the rest.
         u64 index = number;
         if (k > 0) index = split(number, plan.line_loops[k].count);
         line.element += static_cast<long long>(index) * plan.line_loops[k].element_stride;
@@ -87,11 +87,11 @@ __device__ __forceinline__ long long byte_at(const gc_strided_plan &plan, u64 nu
     return at;
 }
 
-// A line of a tile, as far as its own bytes go.
+// Line of a tile, as far as its own bytes reach.
 struct TileLine {
-    long long element, byte;  // the first element that begins a byte, and byte 0 of the line
-    u64 count;                // elements from there on
-    u64 first, bytes;         // the number of its first byte, and how many bytes it has
+    long long element, byte;  // offsets of the first element that begins a byte, and of byte 0 of the line
+    u64 count;                // elements from that one on
+    u64 first, bytes;         // number of its first byte; number of its bytes
 };
 
 struct BitTile {
@@ -99,7 +99,7 @@ struct BitTile {
     unsigned char bytes[MOST_TILE_BYTES + PADDING * MOST_TILE_LINES];
 };
 
-// The place of this block's tile: its first line, and its first byte of each line.
+// Place of a thread block's tile: its first line, and its first byte of each line.
 struct Corner {
     u64 line, byte;
 };
@@ -109,7 +109,7 @@ __device__ __forceinline__ Corner corner(const gc_strided_plan &plan) {
     return {(plan.across ? fast : slow) << plan.log_lines, (plan.across ? slow : fast) << plan.log_bytes};
 }
 
-// Fills in the lines of a tile. Lines behind the last have no bytes.
+// Fills in the lines of a tile. Lines after the last one have no bytes.
 __device__ __forceinline__ void find_lines(const gc_strided_plan &plan, bool packs, u64 first, BitTile &tile) {
     for (unsigned k = threadIdx.x; k < 1u << plan.log_lines; k += THREADS) {
         const u64 number = first + k;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void find_lines(const gc_strided_plan &plan, bool pac
     }
 }
 
-// Byte number k of a tile in one order or the other: its line and its byte there.
+// Place of a byte in a tile. place_of() returns the place of byte number k, counted across lines or along them.
 struct Place {
     unsigned line, byte;
 };
@@ -141,7 +141,7 @@ __device__ __forceinline__ unsigned char &byte_of(const gc_strided_plan &plan, B
     return tile.bytes[at.line * ((1u << plan.log_bytes) + PADDING) + at.byte];
 }
 
-// ---- Elements: how one is loaded, its bit, and how one is stored
+// ---- Elements: load, bit, store
 
 template <typename T>
 struct Aligned {
@@ -156,7 +156,7 @@ struct Aligned {
     }
 };
 
-// Byte by byte.
+// Elements at any address, accessed byte by byte.
 struct Anywhere {
     typedef u64 element;
     u64 first_zero, span, one;
@@ -170,7 +170,7 @@ struct Anywhere {
         return x;
     }
     __device__ __forceinline__ bool bit(u64 x) const {
-        // As an integer of its own width: what lies below first_zero wraps around to above the span.
+        // The mask gives an integer of the element's width: values below first_zero wrap around to above the span.
         return ((x - first_zero) & (~0ull >> (64 - 8 * size))) > span;
     }
     __device__ __forceinline__ void store(unsigned char *to, bool bit) const {
@@ -179,8 +179,8 @@ struct Anywhere {
     }
 };
 
-// Calls `use` with each element of a byte that has fewer than 8 elements of its line, and with the element's bit: first
-// those of the line, `left` of them from an offset on, then, if lines are joined, those of the lines behind it.
+// Calls use(bit, offset) for each element of a byte that has fewer than 8 elements of its line: first for the line's
+// last `left` elements, from offset `at` on, then, if lines are joined, for elements of the next lines.
 template <typename Use>
 __device__ __forceinline__ void for_each_element(const gc_strided_plan &plan, u64 line, long long at, u64 left,
                                                  Use use) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void for_each_element(const gc_strided_plan &plan, u6
     }
 }
 
-// ---- Packing. Reads sizeof(T), writes 1/8 byte an element.
+// ---- Packing. Reads sizeof(T) and writes 1/8 byte per element.
 
 template <typename E>
 __device__ __forceinline__ unsigned pack_ragged(const gc_strided_plan &plan, u64 line, long long at, u64 left,
@@ -206,7 +206,7 @@ __device__ __forceinline__ unsigned pack_ragged(const gc_strided_plan &plan, u64
     return bits;
 }
 
-// The bits of a tile to shared memory.
+// Packs the bits of a tile to shared memory.
 template <typename E>
 __device__ __forceinline__ void pack_tile_of(const gc_strided_plan &plan, Corner corner, BitTile &tile,
                                              const E &elements) {
@@ -214,7 +214,7 @@ __device__ __forceinline__ void pack_tile_of(const gc_strided_plan &plan, Corner
     const unsigned all = 1u << (plan.log_lines + plan.log_bytes), lane = threadIdx.x % WARP;
     const long long stride = plan.element_stride;
     if (plan.across || plan.log_bytes < 2) {
-        // A byte a thread. All its loads are under way before the first is used.
+        // Each thread packs a byte. All its loads are issued before the first is used.
 #pragma unroll 1
         for (unsigned k = threadIdx.x; k < all; k += THREADS) {
             const Place place = place_of(plan, k, plan.across);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void pack_tile_of(const gc_strided_plan &plan, Corner
         }
         return;
     }
-    // Four bytes of a line a warp, an element a lane; several of them are under way at once.
+    // Each warp packs four bytes of a line, an element per lane, with TOGETHER such groups in flight.
     constexpr unsigned WARPS = THREADS / WARP, TOGETHER = 4;
 #pragma unroll 1
     for (unsigned k = threadIdx.x / WARP * TOGETHER; k < all / 4; k += WARPS * TOGETHER) {
@@ -273,7 +273,7 @@ __device__ __forceinline__ void pack_tile_of(const gc_strided_plan &plan, Corner
     }
 }
 
-// The same of elements of a byte, whose bit is whether they are not 0: a byte of four neighbouring lines a thread.
+// Packs 1-byte elements; a bit is 1 if the element is not 0. Each thread packs a byte of four neighbouring lines.
 __device__ __forceinline__ void pack_tile_of_words(const gc_strided_plan &plan, Corner corner, BitTile &tile) {
     const unsigned all = 1u << (plan.log_lines + plan.log_bytes);
     const long long stride = plan.element_stride;
@@ -297,7 +297,7 @@ __device__ __forceinline__ void pack_tile_of_words(const gc_strided_plan &plan, 
         unsigned bits = 0;
 #pragma unroll
         for (unsigned i = 0; i < 8; i++) {
-            // The top bit of each byte, as in truth_of_bytes().
+            // This sets the top bit of each byte that is not 0, as in truth_of_bytes().
             const unsigned top = (((x[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x[i]) & 0x80808080u;
             bits |= top >> (7 - i);
         }
@@ -337,7 +337,7 @@ __device__ __forceinline__ void pack_any(const gc_strided_plan &plan) {
     }
 }
 
-// ---- Unpacking. Reads 1/8, writes sizeof(T) bytes an element.
+// ---- Unpacking. Reads 1/8 and writes sizeof(T) bytes per element.
 
 template <typename E>
 __device__ __forceinline__ void unpack_ragged(const gc_strided_plan &plan, u64 line, long long at, u64 left,
@@ -347,13 +347,13 @@ __device__ __forceinline__ void unpack_ragged(const gc_strided_plan &plan, u64 l
     });
 }
 
-// The elements of a tile, whose bits are in shared memory.
+// Unpacks the elements of a tile from bits in shared memory.
 template <typename E>
 __device__ __forceinline__ void unpack_tile_of(const gc_strided_plan &plan, Corner corner, BitTile &tile,
                                                const E &elements) {
     const unsigned all = 1u << (plan.log_lines + plan.log_bytes), lane = threadIdx.x % WARP;
     const long long stride = plan.element_stride;
-    // A byte a thread; or, of elements that are neighbours along a line, four bytes a warp, an element a lane.
+    // Each thread unpacks a byte; if elements are neighbours along a line, each warp four bytes, an element per lane.
     const bool by_bytes = plan.across || plan.log_bytes < 2;
     const unsigned first = by_bytes ? threadIdx.x : threadIdx.x / WARP * 4;
 #pragma unroll 1
@@ -378,7 +378,7 @@ __device__ __forceinline__ void unpack_tile_of(const gc_strided_plan &plan, Corn
     }
 }
 
-// The same of elements of a byte: a byte of four neighbouring lines a thread.
+// Unpacks 1-byte elements. Each thread unpacks a byte of four neighbouring lines.
 __device__ __forceinline__ void unpack_tile_of_words(const gc_strided_plan &plan, Corner corner, BitTile &tile) {
     const unsigned all = 1u << (plan.log_lines + plan.log_bytes), one = static_cast<unsigned char>(plan.one);
     const long long stride = plan.element_stride;
@@ -409,7 +409,7 @@ __device__ __forceinline__ void unpack_any(const gc_strided_plan &plan) {
         const Place place = place_of(plan, k, plan.bytes_across);
         const TileLine &line = tile.lines[place.line];
         const u64 number = line.first + at.byte + place.byte;
-        // Zeros behind the last byte.
+        // Bytes after the last one count as 0.
         unsigned bits = 0;
         const bool is_there = at.byte + place.byte < line.bytes && number < plan.bytes;
         if (is_there) bits = plan.src[line.byte + byte_at(plan, number)];

@@ -1,19 +1,19 @@
-// Unpacking to contiguous elements, for all modules.
+// Unpacks to contiguous elements, for all modules.
 //
-// What is written for a bit are the *values*: a type that says
+// The *values*, a type, define what is written for a bit. The type has
 //
 //     element                    the type of an element
-//     at(i)                      the values of element i and its neighbours, as they are now known to be, which have
+//     at(i)                      the values of element i and its neighbours, with
 //         vector(bits)               the elements of one vector
 //         single(bit)                one element
-//     alike(first, end)          whether at(first) is good for all elements from first to end
+//     alike(first, end)          true if at(first) is valid for all elements from first to end
 //     vector_at(bits, first)     the vector of the elements from first on, which need not be alike
 #ifndef GRADCODEC_UNPACK_CUH
 #define GRADCODEC_UNPACK_CUH
 
 #include "tile.cuh"
 
-// 0, or `one` where the bit is 1.
+// Values 0, and `one` where the bit is 1.
 template <typename T>
 struct Ones {
     typedef T element;
@@ -25,13 +25,13 @@ struct Ones {
     __device__ __forceinline__ T single(bool bit) const { return bit ? one : T(0); }
 };
 
-// A ragged tile of a block, which begins at element `first`, and the head. Bits are read as bytes, at most three a
-// vector; a byte that is not there counts as 0.
+// Unpacks a ragged tile of a thread block, which begins at element `first`, and the head. Bits are read as bytes, at
+// most three per vector; absent bytes count as 0.
 template <unsigned STORES, typename V, typename T = typename V::element>
 __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements,
                                               u64 bytes, unsigned head, u64 first, V values, unsigned order) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), TILE = STORES * THREADS * A_VECTOR;
-    constexpr unsigned BYTES = (7 + A_VECTOR + 7) / 8;  // that a vector's bits lie in, wherever they begin
+    constexpr unsigned BYTES = (7 + A_VECTOR + 7) / 8;  // bytes with a vector's bits, wherever they begin
     u64 begin[STORES];
     unsigned loaded[STORES][BYTES];
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ 
 #pragma unroll
         for (unsigned k = 0; k < BYTES; k++) loaded[s][k] = begin[s] / 8 + k < bytes ? src[begin[s] / 8 + k] : 0;
     }
-    // Single elements, one a thread: the first 128 threads have the head, the next what fills no vector at the end.
+    // The first 128 threads have single elements of the head, the next ones what fills no vector at the end.
     const u64 left = elements > first ? elements - first : 0;
     const u64 end = first + (left < TILE ? left : TILE), filled = end - left % A_VECTOR;
     const bool of_head = threadIdx.x < LINE;
@@ -61,10 +61,10 @@ __device__ __forceinline__ void unpack_ragged(const unsigned char *__restrict__ 
     if (exists) dst[single] = values.at(single).single(bit);
 }
 
-// Reads 1/8, writes sizeof(T) bytes an element. Block: a tile of STORES * THREADS vectors; thread: STORES of them,
-// THREADS apart, so that the block writes side by side. Each finds its bits in a word or two that it shares with its
-// neighbours. There are so few bytes a thread that the instructions before the first load count: everything rare is
-// kept out of the way.
+// Reads 1/8 and writes sizeof(T) bytes per element. A thread block has a tile of STORES * THREADS vectors, a thread
+// STORES vectors that are THREADS apart, so that neighbouring threads write neighbouring vectors. A vector's bits are
+// in one or two words, shared with neighbours. With so few bytes per thread the instructions before the first load
+// matter, so rare cases are handled elsewhere.
 template <unsigned STORES, typename V, typename T = typename V::element>
 __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T *__restrict__ dst, u64 elements,
                                        u64 bytes, V values, unsigned order) {
@@ -73,14 +73,14 @@ __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T 
     prefetch_burst<TILE / 8>(src, bytes);
 #endif
     const unsigned head = (LINE - misalignment(dst, LINE)) % LINE / sizeof(T);
-    // Bits are counted from the word that holds the first byte. Unless both are 0, a vector's may lie in two words.
+    // Bits count from the word with the first byte. Unless `before` and `head` are 0, a vector may need two words.
     const unsigned before = misalignment(src, 4);
     const bool apart = before || head;
     const u64 first = head + static_cast<u64>(blockIdx.x) * TILE, end = first + TILE;
     // Words are read whole: up to 8 bytes past the last, and 3 before the first.
     const bool whole = end <= elements && end / 8 + (apart ? 8 : 0) <= bytes && (blockIdx.x > 0 || before == 0);
     if (!whole || (blockIdx.x == 0 && head) || !values.alike(first, end)) {
-        // The first block has the head too.
+        // The first thread block also has the head.
         return unpack_ragged<STORES>(src, dst, elements, bytes, blockIdx.x == 0 ? head : 0, first, values, order);
     }
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void unpack(const unsigned char *__restrict__ src, T 
     if (apart) {
 #pragma unroll
         for (unsigned s = 0; s < STORES; s++) {
-            // Two shifts: one by 32 would be none.
+            // Two shifts are needed: a shift by 32 is not defined.
             words[s] |= in_order(load_bits(from + s * (THREADS * A_VECTOR / 32) + 1), order) << 1 << (31 - shift);
         }
     }

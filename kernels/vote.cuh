@@ -1,5 +1,4 @@
-// The majority of votes on bits, for all modules: signs.cu votes on packed bits, reduce.cuh on payloads of
-// SIGN.
+// Counts votes on bits, for all modules: signs.cu for packed bits, reduce.cuh for payloads of SIGN.
 //
 // A thread counts the votes on the bits of N words at once: plane p has bit p of the count of each.
 //
@@ -12,13 +11,13 @@
 
 #include "tile.cuh"
 
-// What a voter has.
+// Bits of one voter.
 template <unsigned N>
 struct Ballot {
     unsigned word[N];
 };
 
-// Adds two bits and a third in place; the carry is what is returned.
+// Adds two bits to a third in place, and returns the carry.
 __device__ __forceinline__ unsigned add_two(unsigned &sum, unsigned a, unsigned b) {
     const unsigned carry = (sum & a) | (sum & b) | (a & b);
     sum ^= a ^ b;
@@ -28,7 +27,7 @@ __device__ __forceinline__ unsigned add_two(unsigned &sum, unsigned a, unsigned 
 template <unsigned PLANES>
 struct Count {
     unsigned plane[PLANES];
-    // Adds to the count from a plane on.
+    // Adds votes to the count, from plane `from` on.
     __device__ __forceinline__ void add(unsigned votes, unsigned from) {
 #pragma unroll
         for (unsigned p = 0; p < PLANES; p++) {
@@ -46,7 +45,7 @@ struct Count {
         const unsigned fours[2] = {add_two(plane[1], twos[0], twos[1]), add_two(plane[1], twos[2], twos[3])};
         add(add_two(plane[2], fours[0], fours[1]), 3);
     }
-    // Where it is `least` or more.
+    // Returns the bits whose count is `least` or more.
     __device__ __forceinline__ unsigned reaches(u64 least) const {
         unsigned reached = ~0u;
 #pragma unroll
@@ -55,8 +54,8 @@ struct Count {
     }
 };
 
-// The bits that more than half of all voters have. `ballot(v)`: what voter v has; `turn`: sees the ballots of all
-// voters, and has the second votes in an even number of them.
+// Returns the bits that more than half of all voters have. `ballot(v)` returns the bits of voter v. `turn` gets the
+// ballots of all voters, and returns the second votes, if the number of voters is even.
 template <unsigned PLANES, unsigned N, typename BallotOf, typename Turn>
 __device__ __forceinline__ Ballot<N> elect(u64 voters, BallotOf ballot, Turn &turn) {
     Count<PLANES> counts[N];
@@ -97,8 +96,8 @@ __device__ __forceinline__ Ballot<N> elect(u64 voters, BallotOf ballot, Turn &tu
     return elected;
 }
 
-// Second votes read by themselves, a byte each, where they are few among all. `first()`: the voter in turn at the first
-// of BYTES bytes; the next byte's is the next voter. `byte(v, k)`: what voter v has there at byte k.
+// Second votes, read byte by byte, if they are few among all votes. `first()` returns the voter in turn at the first of
+// BYTES bytes; the next voter is in turn at the next byte. `byte(v, k)` returns voter v's byte k.
 template <unsigned BYTES, typename First, typename ByteOf>
 struct TurnByByte {
     u64 voters;
