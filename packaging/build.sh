@@ -1,9 +1,9 @@
 #!/bin/sh
-# build.sh [ARCH]: the library as it is given to others: shared, stripped, with its debug symbols in a file apart; and
-# static. Zig links it for glibc 2.17, so that one build runs on every Linux of the last ten years.
-# build/package/ARCH/lib has the libraries, build/package/ARCH/prefix all that is installed, which may be moved as a
-# whole. The same sources give the same bytes in every folder, but for the debug symbols. ARCH: x86_64, if it is not
-# named; for aarch64 there is packaging/aarch64.sh.
+# build.sh [ARCH]: builds the library for distribution: shared and stripped, with its debug symbols in a separate file,
+# and static. Zig links it for glibc 2.17, so that one build runs on all Linux systems of the last ten years.
+# build/package/ARCH/lib receives the libraries, build/package/ARCH/prefix the relocatable installation. The build is
+# reproducible in any folder, except for the debug symbols. ARCH: x86_64 by default; for aarch64 use
+# packaging/aarch64.sh.
 set -eu
 umask 022
 cd "$(dirname "$0")/.."
@@ -16,13 +16,13 @@ out=$work/$arch/lib
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 
 sh packaging/tools.sh
-# Packages are of a commit as a whole; a build in a folder where much was built before would name the last one that has
-# changed the library.
+# Packages name the current commit. Without this variable, an incremental build would name the last commit that changed
+# the library.
 GRADCODEC_COMMIT=${GRADCODEC_COMMIT:-$(sh packaging/commit.sh)}
 export GRADCODEC_COMMIT
 echo "building the library with cargo and Zig for $arch and glibc 2.17: a few minutes the first time"
-# What names this folder, or the user's, stands in messages of panics and in debug symbols otherwise. Two flags are
-# needed, and cargo's own trim-paths is not there in stable releases.
+# Removes the names of this folder and of the user's from panic messages and debug symbols. Two flags are needed,
+# because cargo's trim-paths is not available in stable releases.
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 export RUSTFLAGS="--remap-path-prefix=$root=/gradcodec --remap-path-prefix=$cargo_home=/cargo"
 CARGO_ZIGBUILD_ZIG_PATH=$(echo "$tools"/lib/python3*/site-packages/ziglang/zig)
@@ -36,9 +36,9 @@ built=$target/$arch-unknown-linux-gnu/release
 binutils=
 [ "$arch" = "$(uname -m)" ] || binutils=$arch-linux-gnu-
 "${binutils}objcopy" --strip-all "$built/libgradcodec.so" "$out/libgradcodec.so"
-# The build-id, by which debuggers find the symbols, is a hash of the library without them: in them is the name of the
-# folder in which Zig compiles its unwinder, so they alone differ from folder to folder. The linker has put
-# "gradcodec-build-id.." in its place.
+# The build-id, by which debuggers find the symbols, is a hash of the stripped library. The symbols contain the folder
+# in which Zig compiles its unwinder, so only they differ between folders. The linker has written "gradcodec-build-id.."
+# as a placeholder.
 cp "$built/libgradcodec.so" "$work/$arch/whole.so"
 id=$(python3 - "$out/libgradcodec.so" "$work/$arch/whole.so" <<'END'
 import hashlib, pathlib, sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Whether all that names the version, or should have every function, agrees.
+"""Checks that all files agree on the version and on the list of functions.
 
-    check.py              while a version is being made
-    check.py --release    for its release: it has a day in CHANGELOG.md, and the commit is whole and has its tag
+    check.py              during development of a version
+    check.py --release    for a release: also needs a date in CHANGELOG.md, a clean tree and a tag on the commit
 """
 
 import pathlib
@@ -33,7 +33,7 @@ def faults(release):
         "CHANGELOG.md": re.search(r"^## \[(\d.*?)\]", text("CHANGELOG.md"), re.M)[1],
     }
     yield from (f"{path} is of {other}, Cargo.toml of {version}" for path, other in named.items() if other != version)
-    # The promise of a release is a file, and the list of functions is written by hand: neither is made from the other.
+    # The .abi file and functions.h are written independently, so both are compared.
     abi = ROOT / f"tests/abi/gradcodec-{major}.{minor}.abi"
     if abi.exists():
         promised = set(re.findall(r"^function (gc_\w+) ", abi.read_text(), re.M))

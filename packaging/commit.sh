@@ -1,6 +1,6 @@
 #!/bin/sh
-# commit.sh: prints the commit of these sources, with -dirty if they are not as they are there; nothing without a
-# repository. Fails where there is one that git does not read: it trusts no folder of another user.
+# commit.sh: prints the commit of these sources, with -dirty if they have changes; prints nothing without a repository.
+# Fails if git refuses to read the repository, for example if another user owns the folder.
 set -eu
 cd "$(dirname "$0")/.."
 [ -e .git ] || exit 0

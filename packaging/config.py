@@ -1,10 +1,10 @@
-"""gradcodec-config: what a compiler or CMake has to be told to use the library that is in this package.
+"""gradcodec-config: prints the options that a compiler or CMake needs to use the library in this package.
 
     cc program.c -pthread $(gradcodec-config --includes --libs)
     cmake -S . -B build -Dgradcodec_DIR="$(gradcodec-config --cmakedir)"
 
-In what --includes and --libs print, a space or another character that means something to a shell has a backslash
-before it, as pkg-config prints them. A package in such a folder is used by
+--includes and --libs print a backslash before spaces and other characters that are special to a shell, as pkg-config
+does. A package in such a folder is used by
 
     eval "cc program.c -pthread $(gradcodec-config --includes --libs)"
 
@@ -17,7 +17,7 @@ import re
 
 
 def main() -> None:
-    """Prints what is asked for, in one line."""
+    """Prints the requested options, in one line."""
     here = pathlib.Path(__file__).resolve().parent
     quoted = re.sub(r"[^\w/.,:=@%+-]", r"\\\g<0>", str(here))
     header = (here / "include" / "gradcodec.h").read_text()

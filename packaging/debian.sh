@@ -1,6 +1,6 @@
 #!/bin/sh
-# debian.sh ARCH: Debian packages of build/package/ARCH: libgradcodec0, which programs need to run, libgradcodec-dev, to
-# build them, and libgradcodec0-dbgsym. DEBFULLNAME and DEBEMAIL say whose they are, SOURCE_DATE_EPOCH of when.
+# debian.sh ARCH: makes Debian packages of build/package/ARCH: libgradcodec0 to run programs, libgradcodec-dev to build
+# them, and libgradcodec0-dbgsym. DEBFULLNAME and DEBEMAIL name the maintainer, SOURCE_DATE_EPOCH the date.
 set -eu
 : "${SOURCE_DATE_EPOCH:?is not set}"
 arch=$1
@@ -23,7 +23,7 @@ mkdir -p "$deb/all" "$deb/$lib/DEBIAN" "$deb/libgradcodec-dev/DEBIAN" "$deb/$lib
 make --no-print-directory -C "$root" install install-static DESTDIR="$deb/all" PREFIX=/usr \
     LIBDIR="/usr/lib/$multiarch" MANDIR=/usr/share/man LIB="$work/lib" CARGO=true > "$work/install.log"
 
-# move PACKAGE PATH...: from what was installed
+# move PACKAGE PATH...: moves installed files into a package
 move() {
     package=$1 && shift
     for path; do
@@ -42,7 +42,7 @@ done
 chmod 644 "$deb/$lib/usr/lib/$multiarch/libgradcodec.so.$version"
 cp -r "$work/debug" "$deb/$lib-dbgsym/usr"
 
-# package NAME SECTION DEPENDS SUMMARY, with the rest of the description as input
+# package NAME SECTION DEPENDS SUMMARY: builds a package; the rest of the description is the standard input
 package() {
     tree=$deb/$1
     doc=$tree/usr/share/doc/$1
@@ -64,7 +64,7 @@ package() {
         printf 'gradcodec (%s-1) unstable; urgency=medium\n\n  * As CHANGELOG.md of the sources says.\n\n' "$version"
         printf ' -- %s  %s\n' "$maintainer" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")"
     } | gzip -9n > "$doc/changelog.Debian.gz"
-    # As dpkg-gencontrol counts: what a file takes in KiB, and 1 for a folder, whatever the file system takes for it.
+    # Computes sizes as dpkg-gencontrol does: a file's size in KiB, and 1 per folder on any file system.
     size=$(cd "$tree" && find . -path ./DEBIAN -prune -o -printf '%y %s\n' |
         awk '{ size += $1 ~ /[fl]/ ? int(($2 + 1023) / 1024) : 1 } END { print size }')
     {

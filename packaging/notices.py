@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""THIRD-PARTY-NOTICES: the licences of all that is linked into the library, for its binary forms must carry them.
+"""THIRD-PARTY-NOTICES: the licences of all code that is linked into the library; its binaries must include them.
 
-    notices.py           writes the file anew: needs cargo, the crates' sources and rustc's documentation
-    notices.py --check   fails where it would write something else (of Rust's own library: if this is the same rustc)
+    notices.py           writes the file: needs cargo, the crates' sources and rustc's documentation
+    notices.py --check   fails if the file differs (the part about Rust's library only if rustc is the same)
 
-The crates are those that Cargo.lock pins for the Linux systems that the library is built for. What only tests and build
-scripts use is not linked, nor are procedural macros with what only they use. Where there is a choice, MIT is taken.
+The crates are pinned in Cargo.lock, for the Linux targets of the library. Crates for tests and build scripts are not
+linked, nor are procedural macros and their dependencies. If a crate offers a choice of licences, MIT is taken.
 """
 
 import html
@@ -23,7 +23,7 @@ GradCodec itself is licensed under MIT OR Apache-2.0: see LICENSE and LICENSE-AP
 contain parts of the following works. This file is made by packaging/notices.py.
 """
 RUST = "The Rust standard library"
-# Crates of Rust's library that are for other systems, or for its build and its tests.
+# Crates of Rust's library for other systems, or for its build and tests.
 NOT_LINKED = re.compile(
     "cc|dlmalloc|fortanix-sgx-abi|getopts|hermit-abi|moto-rt|r-efi|r-efi-alloc|rand|rand_core|rand_xorshift|shlex|"
     "rustc-literal-escaper|unwinding|vex-sdk|wasi|wit-bindgen|windows.*"
@@ -39,7 +39,7 @@ def output(*command):
 
 
 def linked_crates():
-    """What cargo knows of each crate that is linked, by name and version."""
+    """Returns cargo's metadata of each linked crate, sorted by name and version."""
     crates = {}
     for target in TARGETS:
         about = json.loads(output("cargo", "metadata", "--locked", "--format-version=1", f"--filter-platform={target}"))
@@ -60,7 +60,7 @@ def linked_crates():
 
 
 def taken(files):
-    """The file of the licence that is taken, of those that a crate has: names with their texts."""
+    """Returns the texts of the chosen licence and NOTICE file. `files`: a crate's licence texts, by name."""
     choices = [name for name in sorted(files) if "MIT" in name.upper()] or [
         name for name in sorted(files) if re.match("LICEN[CS]E|COPYING", name.upper())
     ]
@@ -79,7 +79,7 @@ def crates_part():
 
 
 def rust_part():
-    """Of the file that comes with rustc: who wrote the library, and what is linked into it."""
+    """Yields the licences from rustc's documentation: of the standard library, and of the crates linked into it."""
     folder = pathlib.Path(output("rustc", "--print=sysroot").strip(), "share/doc/rust")
     text = (folder / "COPYRIGHT-library.html").read_text()
     in_tree, crates = text.split('<h2 id="out-of-tree-dependencies">')
@@ -98,7 +98,7 @@ def rust_part():
 
 
 def written(works):
-    """Each text once, under the names of all works that have it."""
+    """Formats the works: each text once, under the names of all works with that text."""
     names = {}
     for name, text in works:
         tidy = "\n".join(line.rstrip() for line in text.strip("\n").splitlines())

@@ -1,7 +1,7 @@
-/* panic.c: a panic in the library as it is shipped becomes a status, whoever has linked it, on any thread.
+/* panic.c: checks that a panic in the shipped library becomes a status, with any linker and on any thread.
  *
- * The library has no call that panics. But Rust panics when the system's clock cannot be read, and here it cannot: a
- * program's functions come before those of the C library. */
+ * No call of the library panics by itself. But Rust panics if the system's clock cannot be read, and this program makes
+ * clock_gettime() fail: a program's functions override the C library's. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <gradcodec.h>
@@ -20,7 +20,7 @@ int clock_gettime(clockid_t clock, struct timespec *now)
 
 static int sockets[2];
 
-/* NULL if all is as it should be. */
+/* Returns NULL if every panic is caught. */
 static void *panics(void *unused)
 {
     (void)unused;

@@ -1,8 +1,8 @@
 #!/bin/sh
-# test_bare_root.sh [SUITE...]: the wheel, the archive and the Debian packages in minimal systems that have nothing
-# else, no compiler either: Debian bullseye (glibc 2.31; its Python is too old for the wheel) and bookworm, made by
-# debootstrap in build/bare-root. Programs are built outside, against the archive. Prints what each takes. As root;
-# the systems are entered in a mount namespace, which ends with the commands: nothing stays mounted.
+# test_bare_root.sh [SUITE...]: tests the wheel, the archive and the Debian packages in minimal systems without a
+# compiler: Debian bullseye (glibc 2.31; its Python is too old for the wheel) and bookworm, made by debootstrap in
+# build/bare-root. Builds programs outside, against the archive. Prints the time of each step. Needs root; uses a mount
+# namespace, so that nothing stays mounted.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -25,13 +25,13 @@ seconds() { # WHAT COMMAND...
     "$@" > "$work/log" 2>&1 || { echo "FAILED: $what"; cat "$work/log"; exit 1; }
     printf '%6d ms  %s: %s\n' $((($(date +%s%N) - begin) / 1000000)) "$what" "$(tail -n 1 "$work/log" | cut -c1-100)"
 }
-inside() { # SUITE COMMAND...: in the system, which knows its processes
+inside() { # SUITE COMMAND...: runs a command in the system, with its own /proc
     suite=$1 && shift
     unshare --mount --pid --fork --kill-child --mount-proc="$work/$suite/proc" chroot "$work/$suite" \
         /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"
 }
 
-# Outside: a folder with the archive and programs in C, which Zig links for glibc 2.17.
+# Builds C programs outside, against the unpacked archive; Zig links them for glibc 2.17.
 rm -rf "$work/opt" && mkdir -p "$work/opt/bin"
 tar -C "$work/opt" -xf "$packages/$name.tar.xz"
 examples="bits errors feedback versions allreduce share digits dlopen kernels"
@@ -58,7 +58,7 @@ for suite; do
     ! inside "$suite" sh -c 'command -v cc || command -v gcc || command -v clang' || { echo "FAILED: it has a compiler"; exit 1; }
     rm -rf "$system/opt" && mkdir -p "$system/opt/packages"
     cp "$packages/$name.tar.xz" "$packages"/libgradcodec*_amd64.deb "$wheel" "$work"/wheels/*.whl "$system/opt/packages"
-    # Debian's minimal system has no xz program: tar -J wants one.
+    # Debian's minimal system has no xz program, which tar -J needs.
     cp -r "$work/opt/$name" "$work/opt/bin" "$system/opt"
     mkdir "$system/opt/examples_c" && cp -r examples_c/data "$system/opt/examples_c"
 
@@ -94,7 +94,7 @@ print(gradcodec.tensor_empty([8], "float32").shape, gradcodec.build_info().split
         inside "$suite" $pip --quiet numpy cffi
         mkdir "$system/opt/examples"
         for example in examples/python/*.py; do
-            grep -qE '^(import torch_ops|from this_tree|from mpi4py|"""Where)' "$example" || cp "$example" "$system/opt/examples"
+            grep -qE '^(import torch_ops|from this_tree|from mpi4py|"""Finds)' "$example" || cp "$example" "$system/opt/examples"
         done
         found=/opt/venv/lib/python3.11/site-packages/gradcodec
         for example in "$system"/opt/examples/*.py; do

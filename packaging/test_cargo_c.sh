@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_cargo_c.sh DIR CC: what `cargo cinstall` (cargo-c) makes of the metadata in Cargo.toml, installed into DIR: the
-# library with its SONAME, the headers, a pkg-config file by which an example is built, shared and static.
+# test_cargo_c.sh DIR CC: tests `cargo cinstall` (cargo-c), which installs into DIR by the metadata in Cargo.toml: the
+# library with its SONAME, the headers, and a pkg-config file that builds an example, shared and static.
 set -eu
 [ $# -eq 2 ] || { echo "usage: $0 DIR CC" >&2; exit 2; }
 dir=$1 cc=$2

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_package.sh: what `make package` has made: the archive is whole, its library exports, needs and asks of glibc what
-# it should, programs are built against it with pkg-config, shared and static, in which panics are caught; debug symbols
-# belong to it; the Debian packages have what belongs in them; every form has the notices and documents.
+# test_package.sh: tests the output of `make package`. Checks the archive, and its library's exports, dependencies and
+# glibc version. Builds programs against it with pkg-config, shared and static; panics must be caught. Checks the debug
+# symbols, the contents of the Debian packages, and notices and documents in every form.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -23,13 +23,13 @@ tar -C "$work" -xf "$packages/$name-debug.tar.xz"
 [ "$(ls "$work")" = "$(printf '%s\n' "$name" "$name-debug")" ] || fail "the archives hold $(ls "$work")"
 prefix=$work/$name
 library=$prefix/lib/libgradcodec.so.$version
-# The same with its symbols.
+# The unstripped library.
 built=build/package/target-$arch/$arch-unknown-linux-gnu/release/libgradcodec.so
 sh tests/abi/symbols.sh "$library" tests/abi/functions.h "$built" > "$work/log" || fail "$(grep '^FAILED' "$work/log")"
 python3 tests/abi/instructions.py "$built" > "$work/log" || fail "$(cat "$work/log")"
 newest=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
 [ "$(printf 'GLIBC_2.17\n%s\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.17 ] || fail "it wants $newest"
-# A name without a version is of a newer glibc than Zig has: an older one could not load the library.
+# An unversioned name comes from a glibc newer than Zig supports: an older one could not load the library.
 unknown=$(nm -D --undefined-only "$library" | awk '$1 == "U" && $2 !~ /@/ { print $2 }')
 [ -z "$unknown" ] || fail "glibc 2.17 has no $unknown"
 echo "ok: the library exports and needs what it should, and wants $newest"
@@ -43,7 +43,7 @@ echo "ok: debug symbols apart, found by build-id"
 
 PATH=$root/build/package/venv/bin:$root/build/venv/bin:$PATH
 pkg_config=$(command -v pkgconf || command -v pkg-config) || fail "no pkg-config"
-compile() { # PROGRAM FLAGS...: an example, and what catches panics by the unwinder that is linked
+compile() { # PROGRAM FLAGS...: builds and runs an example, and a test that panics are caught with the linked unwinder
     program=$1 && shift
     for source in examples_c/bits.c packaging/panic.c; do
         ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror "$source" -o "$work/$program" -pthread "$@"
@@ -91,7 +91,7 @@ for deb in "$packages"/libgradcodec*_amd64.deb; do
 done
 echo "ok: every form has the notices and documents, and each Debian package what belongs to it"
 if command -v lintian > /dev/null; then
-    # Whose packages they are is said where they are released.
+    # The maintainer is set when the packages are released.
     lintian --fail-on error --suppress-tags bogus-mail-host,bogus-mail-host-in-debian-changelog,root-in-contact \
         "$packages"/libgradcodec*_amd64.deb || fail "lintian"
     echo "ok: lintian finds no error"

@@ -1,8 +1,7 @@
 #!/bin/sh
-# test_wheel.sh WHEEL: auditwheel agrees with the wheel's name, twine with its text, which links to no file of ours; in
-# an environment that has nothing of ours but the wheel every Python example that needs no framework runs, and C
-# programs are built with what gradcodec-config says, by pkg-config and by CMake, where it is there. The environment has
-# NumPy and cffi besides: build/package/venv.
+# test_wheel.sh WHEEL: auditwheel must confirm the wheel's name, and twine its text, whose links must work on PyPI. All
+# Python examples that need no framework must run in an environment with only the wheel, NumPy and cffi
+# (build/package/venv). C programs must build with gradcodec-config, pkg-config and, if installed, CMake.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -22,7 +21,7 @@ tr '\n' ' ' < "$work/audit" | grep -q 'following platform tag: "manylinux_2_17_x
     fail "auditwheel says: $(cat "$work/audit")"
 echo "ok auditwheel: manylinux_2_17"
 build/package-venv/bin/twine check --strict "$wheel" > "$work/twine" || fail "twine: $(cat "$work/twine")"
-# As PyPI shows it, where nothing else of ours is.
+# Renders the text as PyPI shows it, without our other files.
 build/package-venv/bin/python - "$wheel" <<'END' || fail "the text for PyPI"
 import email, re, sys, zipfile
 from readme_renderer import markdown
@@ -43,14 +42,14 @@ $pip -c tests/constraints.txt numpy cffi pkgconf
 $pip --no-deps "$wheel"
 python=$venv/bin/python
 
-# The examples as they are, except those that compile a program of this tree or need an MPI.
+# Copies the examples unchanged, except those that compile a program of this tree or need an MPI.
 mkdir "$work/examples"
 for example in examples/python/*.py; do
-    grep -qE '^(import torch_ops|from this_tree|from mpi4py|"""Where)' "$example" || cp "$example" "$work/examples"
+    grep -qE '^(import torch_ops|from this_tree|from mpi4py|"""Finds)' "$example" || cp "$example" "$work/examples"
 done
 package=$("$python" -c 'import gradcodec, os; print(os.path.dirname(gradcodec.__file__))')
 for module in python/gradcodec/*; do [ -d "$module" ] || cmp "$module" "$package/${module##*/}"; done
-# Two examples read files of their own choice, which they are told of.
+# Two examples read files from folders that must be named.
 export GRADCODEC_INCLUDE="$package/include"
 cd "$work"
 "$python" -c '
@@ -62,7 +61,7 @@ print("ok GradCodec() has the library of the wheel; it says:\n" + library.build_
 '
 for example in examples/*.py; do
     library=
-    # The one that loads the library itself, and so has to be told where it is.
+    # cffi_bits.py loads the library itself and needs its path.
     [ "$example" != examples/cffi_bits.py ] || library=$package/lib/libgradcodec.so.0
     env ${library:+"GRADCODEC_LIBRARY=$library"} "$python" "$example" > log 2>&1 || fail "$example: $(cat log)"
     echo "ok ${example#*/}: $(tail -n 1 log)"
@@ -86,7 +85,7 @@ ${CC:-cc} -std=c99 -Wall -Wextra -pedantic -Werror program.c -o bits -Wl,-rpath,
 ./bits > log || fail "bits: $(cat log)"
 [ "$(gradcodec-config --version)" = "$(python -c 'import importlib.metadata as m; print(m.version("gradcodec"))')" ] ||
     fail "gradcodec-config --version: $(gradcodec-config --version)"
-# In a folder whose name means something to a shell.
+# Tests a folder whose name has characters that are special to a shell.
 odd="$work/a folder; of \$(my) 'own'"
 mkdir "$odd" && cp -r "$package" "$odd"
 eval "${CC:-cc} -std=c99 \"$root/examples_c/bits.c\" -o odd $("$python" "$odd/gradcodec/_config.py" --includes --libs)"

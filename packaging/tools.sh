@@ -1,6 +1,6 @@
 #!/bin/sh
-# tools.sh: what the packages are made and checked with, in build/package-venv. aarch64.sh calls it before it enters its
-# Debian, which has no pip.
+# tools.sh: installs the tools that make and check packages into build/package-venv. aarch64.sh calls it before it
+# enters its Debian, which has no pip.
 set -eu
 cd "$(dirname "$0")/.."
 tools=build/package-venv

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""wheel.py ARCH: build/package/gradcodec-VERSION-py3-none-manylinux_2_17_ARCH.whl, of build/package/ARCH/lib.
+"""wheel.py ARCH: makes build/package/gradcodec-VERSION-py3-none-manylinux_2_17_ARCH.whl from build/package/ARCH/lib.
 
-A wheel is a zip file with a list of what is in it; this writes one with the same bytes every time. In it are the
-package `gradcodec`, which is python/gradcodec, and in its folder what C and C++ programs need: lib/
-with the library, its pkg-config file and its CMake package, include/, and share/doc/.
+A wheel is a zip file with a list of its contents; this program's output is reproducible. The wheel contains the package
+`gradcodec` (python/gradcodec), and in its folder the files for C and C++ programs: lib/ with the library, its
+pkg-config file and its CMake package, include/, and share/doc/.
 """
 
 import base64
@@ -16,7 +16,7 @@ import time
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The first second of 1980, the earliest time of a zip file, where there is no commit to take a time from.
+# Default without a commit: the first second of 1980, the earliest time that a zip file can store.
 EPOCH = int(os.environ.get("SOURCE_DATE_EPOCH", 315532800))
 METADATA = """\
 Metadata-Version: 2.4
@@ -47,12 +47,12 @@ Generator: gradcodec packaging/wheel.py
 Root-Is-Purelib: false
 Tag: py3-none-manylinux_2_17_{arch}
 """
-# A wheel has no symbolic links: for `-lgradcodec` this text stands for one, which linkers read as a script.
+# Replaces the symbolic link for `-lgradcodec`, which a wheel cannot contain: linkers read this text as a script.
 LINK = "INPUT(libgradcodec.so.0)\n"
 
 
 def description(readme):
-    """README.md for a page that has no other file of ours: with words in place of links to files and of pictures."""
+    """Returns README.md for a page without our other files: replaces pictures and links to files by words."""
     relative = r"\]\((?!https?:)([^)#]+)\)"
     text = re.sub(rf"!\[([^]]*){relative}", r"*\1: \2*", readme)
     words = lambda link: link[1] if link[1] == link[2] else f"{link[1]} ({link[2]})"
@@ -61,7 +61,7 @@ def description(readme):
 
 
 def contents(arch, about):
-    """Names in the wheel, each with its bytes and whether it is a program."""
+    """Yields the names of files in the wheel, with their contents."""
     prefix = ROOT / "build/package" / arch / "prefix"
     package = ROOT / "python" / "gradcodec"
     for file in sorted([*package.glob("*.py"), package / "hook.cpp", package / "py.typed"]):
@@ -74,7 +74,7 @@ def contents(arch, about):
             name = str(file.relative_to(prefix))
             if file.is_file() and not name.startswith("share/doc/gradcodec/examples"):
                 yield f"gradcodec/{name}", file.read_bytes()
-    # pip puts this beside the environment's programs, and man looks there.
+    # pip installs this file next to the environment's programs, where man finds it.
     page = "share/man/man7/gradcodec.7"
     yield f"gradcodec-{about['version']}.data/data/{page}", (prefix / page).read_bytes()
     info = f"gradcodec-{about['version']}.dist-info"

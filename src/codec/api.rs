@@ -444,7 +444,7 @@ pub unsafe extern "C" fn gc_codec_decode(
 /// n_chunks], chunk `chunk` of W payloads. `dst`: as many bytes as a row of `chunks`, all of them written.
 ///
 /// If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
-/// is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
+/// is unchanged. GC_FLAG_CORRUPT is set; on the CPU the call also gives CORRUPT.
 ///
 /// - GC_STATUS_INVALID_ARGUMENT: the codec reduces another chunk, or none; there are no payloads; or memory is not
 ///   aligned to 16.

@@ -139,7 +139,8 @@ impl Library {
         let options = Options::new(request.options, &target)?;
         // Code from disk does not need the builtins, so they are loaded only here.
         self.load_builtins()?;
-        let program = Program::new(self, &source, &name)?;
+        // SAFETY: `with_nul` ends both texts with a NUL.
+        let program = unsafe { Program::new(self, &source, &name)? };
         // SAFETY: the program is of this library; the options are as many as `starts` has, and outlive the call.
         let code = unsafe {
             let starts = &options.starts;
@@ -249,10 +250,13 @@ type Size = unsafe extern "C" fn(nvrtcProgram, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> c_int;
 
 impl<'a> Program<'a> {
-    /// Creates a program. Both texts end with a NUL.
-    fn new(library: &'a Library, source: &[u8], name: &[u8]) -> Result<Self> {
+    /// Creates a program.
+    ///
+    /// # Safety
+    /// Both texts end with a NUL.
+    unsafe fn new(library: &'a Library, source: &[u8], name: &[u8]) -> Result<Self> {
         let mut program = ptr::null_mut();
-        // SAFETY: the texts end with a NUL, there are no headers, and `program` outlives the call.
+        // SAFETY: the texts end with a NUL, as the caller promises, there are no headers, and `program` outlives the call.
         let code = unsafe {
             (library.functions.nvrtcCreateProgram)(
                 &mut program,

@@ -161,7 +161,8 @@ pub unsafe extern "C" fn gc_share_free(lease: *mut gc_share_t) {
 }
 
 /// Receives the next tensor, which is writable. On the CPU: compact, with the elements at the time of sending. On CUDA:
-/// the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one mapping.
+/// the sender's memory, mapped here, with the sender's strides; several tensors of one allocation of cuMemAlloc() have
+/// one mapping.
 ///
 /// `device`: {kDLCPU, 0}, or {kDLCUDA, n}, the GPU for which the memory is mapped and which is the tensor's device: the
 /// sender's GPU or one that can access its memory, however each process numbers them. `*out`: yours to release, which

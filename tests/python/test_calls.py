@@ -1,7 +1,7 @@
-"""What the Python client and gradcodec.hpp give the C functions: every argument another value, held to the interface.
-
-They call a library that computes nothing and says what it was given (tests/fakes/recorder). The expected lines were written from
-gradcodec.h, not from the wrappers. `t7`: the tensor with the address 7; `h1`: the first handle that was made."""
+"""Compares the arguments that the Python client and gradcodec.hpp give the C functions with the interface; each has
+another value. The called library computes nothing and records its arguments (tests/fakes/recorder). The expected lines
+were written from gradcodec.h, not from the wrappers. `t7`: the tensor with the address 7; `h1`: the first handle that
+was made."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ FLAGS = ["-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}"]
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory):
-    """The library that records, under the name by which programs are linked with it."""
+    """Returns the recording library, under the name by which programs are linked with it."""
     folder = tmp_path_factory.mktemp("recorder")
     source = subprocess.run(
         [sys.executable, ROOT / "tests/fakes/recorder/generate.py", ROOT / "include/gradcodec.cdef.h"],
@@ -43,7 +43,7 @@ def test_gradcodec_hpp_gives_every_argument_as_the_c_function_takes_it(recorder,
 
 def test_every_function_is_called_by_gradcodec_hpp_here():
     listed = set(re.findall(r"^FUNCTION\((\w+),", (ROOT / "tests/abi/functions.h").read_text(), re.M))
-    # A capsule's destructor is an address; of the versioned form only the one way is called.
+    # A capsule's destructor is an address; the versioned form is called in one direction only.
     left_out = {"gc_capsule_destructor", "gc_tensor_free_versioned", "gc_tensor_from_versioned"}
     told = set(re.findall(r"gc_\w+(?=\()", (ROOT / "tests/cpp/calls.cpp").read_text()))
     assert listed - told == left_out
@@ -57,7 +57,7 @@ from gradcodec import _abi as client  # noqa: E402
 
 
 class Array:
-    """A tensor of CUDA whose address is a number, so that it is known again; and the stream that it was asked for."""
+    """A tensor of CUDA that a number, its address, identifies; and the stream with which it was requested."""
 
     def __init__(self, number):
         self.shape, self.streams = (ctypes.c_int64 * 1)(4), []
@@ -78,13 +78,13 @@ MAX = 2**31 - 1
 
 @pytest.fixture
 def said(recorder):
-    """Calls something: what the library was told meanwhile, a line for each call."""
+    """Returns a function that makes a call, and returns a line for each C function called meanwhile."""
     library = gradcodec.GradCodec(recorder)
     library.lib.recorded.restype = ctypes.c_char_p
 
     def calls(call):
         library.lib.recorded()
-        kept = call(library)  # what it holds is released afterwards
+        kept = call(library)  # released after the lines are read
         lines = library.lib.recorded().decode().splitlines()
         return kept, [line for line in lines if not line.startswith("gc_capsule_destructor")]
 
@@ -92,12 +92,12 @@ def said(recorder):
 
 
 def given(*arguments, **named):
-    """Calls a method of an owner so."""
+    """Returns a function that calls a method of an owner with these arguments."""
     return lambda owner, method: getattr(owner, method)(*arguments, **named)
 
 
 def shared(prefix):
-    """The methods that codecs and all-reduces share."""
+    """Returns calls of the methods that codecs and all-reduces share."""
     calls = {
         "flags": (T[1], 7), "commit": (T[1], 7), "rollback": (7,), "reset": (7,), "errors_out": (T[1], T[2], 7),
         "errors_in": (T[1], T[2], 7),
@@ -106,7 +106,7 @@ def shared(prefix):
     return {name: (given(*its), f"{prefix}_{name}(h, {said[len(its)]}0x7)") for name, its in calls.items()}
 
 
-# How each is called, and the call of C that this becomes.
+# Call of each method, and the call of C that it becomes.
 OPTIONS = dict(
     values="float16", results="float32", error=1, scale=1, nonfinite=2, beta=0.75, device=(2, 3), n_chunks=4, server=5
 )
@@ -267,5 +267,5 @@ def test_every_function_of_the_client_is_here():
     for kind, (_, methods) in METHODS.items():
         own = getattr(gradcodec, kind)
         names = {name for each in own.__mro__[:-1] for name in public(each)}
-        # save() reads what it is given, which is nothing here; close() is in test_client.py.
-        assert names - {"save", "close"} <= set(methods), kind
+        # test_client.py has close().
+        assert names - {"close"} <= set(methods), kind

@@ -120,13 +120,21 @@ impl Family for Bits {
 
     unsafe fn errors_of(&self, plan: &CodecPlan, run: &Run, scale: *mut f32, kept: *const u8, errors: *mut f32) {
         let count = run.elements as usize;
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::errors_of::<E>(scale, kept, errors, count));
+        // SAFETY: the caller promises the run's scale and errors in a state, and room for them in `errors`.
+        unsafe {
+            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::errors_of::<E>(
+                scale, kept, errors, count
+            ))
+        };
     }
 
     unsafe fn keep(
         &self, plan: &CodecPlan, run: &Run, scale: *mut f32, kept: *mut u8, error: &dyn Fn(usize) -> f32,
     ) -> bool {
         let count = run.elements as usize;
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::keep::<E>(scale, kept, count, error))
+        // SAFETY: the caller promises the run's scale and errors in a state.
+        unsafe {
+            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| scales::keep::<E>(scale, kept, count, error))
+        }
     }
 }

@@ -80,9 +80,12 @@ pub fn check_half(plan: &CodecPlan, half: usize, state: &View<'_>) -> Result<()>
     Ok(())
 }
 
-/// Writes the errors of a run for `Family::errors_of`.
-pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, count: usize) {
-    // SAFETY: the caller of `Family::errors_of` promises a scale, `count` elements of a state, and as many float32.
+/// Writes the errors of a run.
+///
+/// # Safety
+/// `scale` and the `count` elements at `kept` belong to a state, and `errors` has `count` float32.
+pub unsafe fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, count: usize) {
+    // SAFETY: the caller promises a scale, `count` elements of a state, and as many float32.
     unsafe {
         let scale = scale.read();
         for index in 0..count {
@@ -93,13 +96,16 @@ pub fn errors_of<E: Number>(scale: *mut f32, kept: *const u8, errors: *mut f32, 
     }
 }
 
-/// Keeps the errors of a run for `Family::keep`. Errors that are not finite become +0. Returns true if there were any.
-pub fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) -> bool {
+/// Keeps the errors of a run. Errors that are not finite become +0. Returns true if there were any.
+///
+/// # Safety
+/// `scale` and the `count` elements at `kept` belong to a state.
+pub unsafe fn keep<E: Number>(scale: *mut f32, kept: *mut u8, count: usize, error: &dyn Fn(usize) -> f32) -> bool {
     let mut nonfinite = false;
     if !is_kept::<E>() {
         return nonfinite;
     }
-    // SAFETY: the caller of `Family::keep` promises a scale and `count` elements of a state.
+    // SAFETY: the caller promises a scale and `count` elements of a state.
     unsafe {
         scale.write(0.0);
         for index in 0..count {

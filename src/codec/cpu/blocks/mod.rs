@@ -75,12 +75,16 @@ impl Family for Blocks {
     }
 
     unsafe fn errors_of(&self, plan: &CodecPlan, run: &Run, _: *mut f32, kept: *const u8, errors: *mut f32) {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| errors::errors_of::<E>(run, kept, errors));
+        // SAFETY: the caller promises the run's errors in a state, and room for them in `errors`.
+        unsafe {
+            with_numbers!(plan.rules.values, plan.rules.error, |_G, E| errors::errors_of::<E>(run, kept, errors))
+        };
     }
 
     unsafe fn keep(
         &self, plan: &CodecPlan, run: &Run, _: *mut f32, kept: *mut u8, error: &dyn Fn(usize) -> f32,
     ) -> bool {
-        with_numbers!(plan.rules.values, plan.rules.error, |_G, E| errors::keep::<E>(run, kept, error))
+        // SAFETY: the caller promises the run's errors in a state.
+        unsafe { with_numbers!(plan.rules.values, plan.rules.error, |_G, E| errors::keep::<E>(run, kept, error)) }
     }
 }
