@@ -106,7 +106,7 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
         }
         tile += gridDim.x;
     }
-    wait_for_groups<0>();  // for the ring is used anew
+    wait_for_groups<0>();  // the ring will be reused
     return tile;
 }
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ double fold_once(double *partials, u64 count) {
         for (unsigned distance = ROUNDS / 2; distance > 0; distance /= 2) {
             sums[0] = __dadd_rn(sums[0], __shfl_xor_sync(WHOLE_WARP, sums[0], distance));
         }
-        // All have read what lies in the places.
+        // All threads have read the old partial sums.
         __syncthreads();
         if (lane == 0 && number * A_WARP < count) partials[number] = sums[0];
         if (threadIdx.x == 0 && number == 0) first_sum = sums[0];

@@ -1,9 +1,9 @@
-"""How a test is built and run, and what says that it has failed."""
+"""Build and run commands of each test, and its results that count as a failure."""
 
 from dataclasses import dataclass
 
 LIBRARY = ("cargo", "build", "--quiet", "--locked", "--lib", "--profile", "fast")
-# The library is there by then: nothing else is to build it.
+# The library exists when make runs, so make must not build another one.
 MAKE = ("make", "--silent", "CARGO=true", "LIB=target/fast", "TEST_LIB=target/fast")
 FAKES = tuple(f"build/tests/{name}" for name in (
     "driver/libcuda.so.1", "old_driver/libcuda.so.1", "driver/libnccl.so.2", "old_nccl/libnccl.so.2",
@@ -17,15 +17,15 @@ class Test:
     said: str
     builds: tuple
     runs: tuple
-    # The exit statuses that say that a test has failed.
+    # Exit statuses of a failed test.
     red: tuple
-    # The file that it is in, and a word that is to stand there.
+    # File of the test, and a word that this file must contain.
     file: str
     word: str = ""
-    # What it prints when it found nothing to run.
+    # Pattern of the output if no test was found.
     empty: str = ""
     limit: int = 300
-    # With the fault nothing can be built, so that no other test can be either.
+    # True if the fault breaks the build, so that no other test can be built.
     stops_builds: bool = False
 
     def __str__(self):
@@ -41,12 +41,12 @@ class Test:
 
 
 def spec(name, word="", case="cuda"):
-    """Tests of tests/spec on the CPU and on the stand-in driver."""
+    """Returns tests of tests/spec on the CPU and on the stand-in driver."""
     return python(name, word, case, folder="tests/spec")
 
 
 def python(name, word="", case="", library=True, fakes=True, limit=300, folder="tests/python"):
-    """The tests of a file whose names have this word, or one case of them."""
+    """Returns the tests of a file whose names have this word, or one case of them."""
     path = f"{folder}/{name}.py"
     chosen = " and ".join(part for part in (word, case) if part)
     return Test(
@@ -58,21 +58,21 @@ def python(name, word="", case="", library=True, fakes=True, limit=300, folder="
 
 
 def does_not_build(goal, file, word):
-    """Where two sides of a layout are held to each other when they are compiled."""
-    # The library, which it is linked with, does not build either where the list of fields itself is wrong.
+    """Returns a test that fails if `goal` does not build: the compiler compares two declarations of a layout."""
+    # If the list of fields itself is wrong, the library, with which the goal is linked, does not build either.
     return Test(f"make {goal} fails", (), ("sh", "-c", f"{' '.join(LIBRARY)} && {' '.join((*MAKE, goal))}"), (2, 101), file, word,
                 stops_builds=True)  # fmt: skip
 
 
 def script(path, *arguments):
-    """A program in Python that needs no library."""
+    """Returns a test that is a Python program and needs no library."""
     return Test(" ".join((path, *arguments)), (), (PYTHON, path, *arguments), (1,), path)
 
 
 def gpu(name):
-    """On a machine with a GPU, whose python3 has what tests/spec wants: with kernels that are built anew."""
+    """Returns a test on a machine with a GPU, with newly built kernels. Its python3 has the packages of tests/spec."""
     path = f"tests/spec/{name}.py"
     run = ("python3", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", path)
-    if not name.startswith("test_"):  # compute-sanitizer, which runs that file
+    if not name.startswith("test_"):  # sanitize.sh runs the file under compute-sanitizer
         run = ("bash", f"tests/spec/{name}.sh", "python3")
     return Test(path, (("build/kernel-venv/bin/python", "kernels/build.py"), LIBRARY), run, (1,), path, limit=900)

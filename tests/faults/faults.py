@@ -1,8 +1,8 @@
-"""Faults that tests must notice, at most 64, where a fault crosses a language or a file format: kernels, layouts of structs, the
-headers, Python, packages; and where ranks of several nodes must compute alike. cargo-mutants (tests/mutants.sh) plants
-faults in the rest of the Rust code.
+"""At most 64 faults that tests must notice. They are where a fault crosses a language or a file format (kernels,
+layouts of structs, the headers, Python, packages), and where ranks of several nodes must compute alike. cargo-mutants
+(tests/mutants.sh) plants faults in the rest of the Rust code.
 
-The text that a fault replaces stands once in its file. `run.py --check` finds a text that is not there any more."""
+The text that a fault replaces occurs once in its file. `run.py --check` reports a text that is missing."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ def fault(name, kind, path, old, new, *tests, tier="quick"):
     FAULTS.append(Fault(name, kind, path, old, new, tests, tier))
 
 
-# ---- One exchange
+# ---- One-shot and two-shot all-reduce
 
 fault("a kernel takes every chunk for the first", "refusal of what is right", "kernels/blocks_reduce.cuh",
       "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
@@ -80,7 +80,7 @@ fault("kernels: what is corrupt is added where lanes have vectors of their own",
       "const bool goes_on = are_right();", "const bool goes_on = are_right() || true;",
       spec("test_codec", "test_block_codecs", "mxfp4 and cuda"))
 fault("kernels: a ring is used anew while copies are on their way to it", "data race of a lane with itself",
-      "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // for the ring is used anew\n", "",
+      "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // the ring will be reused\n", "",
       spec("test_codec", "test_block_codecs", "mxfp4 and cuda"))
 fault("kernels: lanes that have parts of a block do not hear of each other's largest magnitude", "wrong bits",
       "kernels/blocks_lanes.cuh", "largest_of_lanes<LANES>(most)", "most",
@@ -96,7 +96,7 @@ fault("errors in bfloat16 are cut off", "wrong bits", "kernels/state.cuh",
       "= to_bf16(c);", "= static_cast<unsigned short>(__float_as_uint(c) >> 16);",
       spec("test_codec", "random_codecs", "bits and cuda"))
 
-# ---- What wraps the C functions
+# ---- Wrappers of the C functions
 
 HPP, CLIENT = "include/gradcodec/gradcodec.hpp", "python/gradcodec"
 OF_HPP = python("test_calls", "gradcodec_hpp", library=False)
@@ -141,7 +141,7 @@ for name, module, old, new, test in (
 ):
     fault(f"Python: {name}", "array read wrongly", f"{CLIENT}/{module}.py", old, new, python("test_reading", test, fakes=False))
 
-# ---- What is installed
+# ---- Installed files
 
 FILES = python("test_installed", "every_file_is_installed", fakes=False)
 WHEEL = python("test_installed", "every_file_is_in_the_wheel", fakes=False)
@@ -150,7 +150,7 @@ fault("install without the C++ headers", "missing file", "Makefile",
 fault("a wheel without py.typed", "missing file", "packaging/wheel.py",
       'package / "hook.cpp", package / "py.typed"]', 'package / "hook.cpp"]', WHEEL)
 
-# ---- Ranks that do not come
+# ---- Lost ranks
 
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
       "if (broken && found & CORRUPT) found", "if (broken && found & 0) found",
@@ -225,4 +225,4 @@ fault("another value of a constant", "interface", "include/gradcodec.h",
 fault("kernels: a launch does not wait for the one before", "data race of kernels", "kernels/finish.cuh",
       "    wait_for_launch_before();\n", "", gpu("test_codec"), tier="gpu")
 fault("kernels: a sum is written where others still read", "data race of kernels", "kernels/sum.cuh",
-      "// All have read what lies in the places.\n        __syncthreads();", "", gpu("sanitize"), tier="gpu")
+      "// All threads have read the old partial sums.\n        __syncthreads();", "", gpu("sanitize"), tier="gpu")

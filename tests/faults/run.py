@@ -1,13 +1,13 @@
-"""Plants each fault of faults.py in a copy of the tree, and demands that the tests which it names notice.
+"""Plants each fault of faults.py in a copy of the tree, and requires that the tests which it names fail.
 
     run.py                    all faults of the tiers quick and all, those of quick first
     run.py --tier quick       one tier; --only NAME..., --kind KIND: some of them
-    run.py --together 5       so many in one build, which is faster; but the failure of one may then be the work of another
-    run.py --check            no fault is planted: whether each applies, and its tests are there. Takes a second.
-    run.py --list             the table, without running anything
+    run.py --together 5       5 faults in one build, which is faster; one may then fail another's test
+    run.py --check            plants no fault: checks that each fault applies and that its tests exist. Takes a second.
+    run.py --list             prints the table and runs nothing
 
 Works in build/faults: the copy, its build and a log for each fault stay there, so that a second run builds little.
-A test has noticed if it fails, crashes or hangs. One that cannot be built or finds nothing to run has not.
+A test has noticed a fault if it fails, crashes or hangs. A test that cannot be built or finds nothing to run has not.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TIERS = "quick", "all", "gpu"
 
 
 class Wrong(Exception):
-    """A fault that does not apply, a build that fails, a test that is red before anything is planted."""
+    """Raised for a fault that does not apply, a build that fails, or a test that fails before a fault is planted."""
 
 
 def planted(fault, text):
@@ -42,7 +42,7 @@ def planted(fault, text):
 
 
 def check():
-    """What is wrong with the list, in sentences."""
+    """Returns the errors of the list, as sentences."""
     found = []
     for fault in FAULTS:
         path = ROOT / fault.path
@@ -63,7 +63,7 @@ def check():
 
 
 def copy_tree():
-    """Brings the copy up to date. Files that are as they were keep their time, so that little is built again."""
+    """Updates the copy. Unchanged files keep their time, so that little is built again."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
     )
@@ -101,7 +101,7 @@ def environment(tier):
 
 
 def command(arguments, tier, log, limit):
-    """Runs it in the copy: its exit status, or None if it took too long."""
+    """Runs the command in the copy. Returns its exit status, or None if it took too long."""
     with open(log, "ab") as out:
         out.write(f"$ {' '.join(map(str, arguments))}\n".encode())
         out.flush()
@@ -114,7 +114,7 @@ def command(arguments, tier, log, limit):
         except subprocess.TimeoutExpired:
             return None
         finally:
-            try:  # what it has started, too
+            try:  # ends the command's children, too
                 os.killpg(process.pid, 9)
             except ProcessLookupError:
                 pass
@@ -128,7 +128,7 @@ def build(test, tier, log):
 
 
 def is_red(test, tier, log):
-    """Whether the test notices something: how, or ''."""
+    """Returns how the test notices a fault: "hangs", "crashes", "fails", or "" if it does not."""
     status = command(test.runs, tier, log, test.limit)
     text = log.read_text(errors="replace")
     text = text[text.rindex("\n$ " if "\n$ " in text else "$ ") :]
@@ -153,7 +153,7 @@ def run(faults, together):
     except BlockingIOError:
         print(f"another run is at work in {WORK}")
         return False
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what runs is ended, what is planted taken out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the command, and removes the faults
     copy_tree()
     logs = {fault: WORK / "logs" / f"{fault.name.replace(' ', '_').replace('/', '_')}.log" for fault in faults}
     lost, seen, begun = [], 0, time.monotonic()
@@ -187,7 +187,7 @@ def run(faults, together):
 
 
 def all_green(faults, logs, lost):
-    """The tests that pass before anything is planted."""
+    """Returns the tests that pass before a fault is planted."""
     green, red = set(), set()
     for fault in faults:
         logs[fault].unlink(missing_ok=True)
@@ -207,8 +207,8 @@ def all_green(faults, logs, lost):
 
 
 def groups(faults, together):
-    """Up to so many faults of one build: of different files, seen by tests of different files. One that keeps the sources
-    from being built is alone."""
+    """Yields groups of at most `together` faults for one build. Their files differ, and so do the files of their tests.
+    A fault that breaks the build is alone."""
     left = list(faults)
     while left:
         group = [left.pop(0)]
