@@ -56,7 +56,7 @@
  * *Errors.* A function that can fail returns a gc_status_t, 0 for success. A function that returns a number returns -1
  * instead. gc_last_error() describes this thread's last failure, with the value that was wrong. Arguments are checked
  * before anything is changed. Each description lists the statuses of its function, in addition to those that any
- * tensor may give; sentences may leave out GC_STATUS_.
+ * tensor may give. Descriptions may leave out GC_STATUS_.
  *
  * *Ownership.* Inputs are borrowed for the call and never released. Outputs are yours: release each once, on any
  * thread, by the function that its description names. If a call fails, `*out` is unchanged.
@@ -99,7 +99,7 @@ extern "C" {
 
 /** Outcome of a call. Codes are never reused. */
 enum gc_status {
-    /** Done. */
+    /** Success. */
     GC_STATUS_OK = 0,
     /**
      * An argument that is not allowed, such as NULL, n_chunks 0, an axis out of range, a negative size, tensors that
@@ -112,7 +112,7 @@ enum gc_status {
     GC_STATUS_UNSUPPORTED_DEVICE = 3,
     /** A tensor of the wrong length or shape. */
     GC_STATUS_SHAPE_MISMATCH = 4,
-    /** The tensor is read-only, which the result could not say. */
+    /** The tensor is read-only, and the result could not be marked so. */
     GC_STATUS_READ_ONLY = 5,
     /** A tensor that must be C-contiguous is not. */
     GC_STATUS_NOT_CONTIGUOUS = 6,
@@ -124,17 +124,17 @@ enum gc_status {
     GC_STATUS_CORRUPT = 9,
     /** There is not enough memory. */
     GC_STATUS_OUT_OF_MEMORY = 10,
-    /** A CUDA tensor, and no usable CUDA driver: none, or one that is older than CUDA 12.0. */
+    /** A CUDA tensor without a usable CUDA driver: there is none, or it is older than CUDA 12.0. */
     GC_STATUS_DRIVER_UNAVAILABLE = 20,
     /** The CUDA driver reported an error. */
     GC_STATUS_CUDA = 21,
     /** The CUDA context is lost: nothing on it works any more. */
     GC_STATUS_CONTEXT_LOST = 22,
-    /** No NVRTC to compile with. */
+    /** NVRTC, which compiles kernels, is not available. */
     GC_STATUS_NVRTC_UNAVAILABLE = 25,
     /** A kernel did not compile. */
     GC_STATUS_COMPILE = 26,
-    /** The communication library is not there. */
+    /** The communication library is not available. */
     GC_STATUS_COMM_UNAVAILABLE = 30,
     /** Communication failed. */
     GC_STATUS_COMM = 31,
@@ -146,19 +146,19 @@ enum gc_status {
     GC_STATUS_PANIC = 99,
 };
 
-/** The status of a call: one of GC_STATUS_*. */
+/** Status of a call: one of GC_STATUS_*. */
 typedef int32_t gc_status_t;
 
 /**
- * The name of a status as it stands in this header, such as "GC_STATUS_SHAPE_MISMATCH". A code that this version does
- * not have is "GC_STATUS_UNKNOWN". Static text, never NULL.
+ * Returns the name of a status in this header, such as "GC_STATUS_SHAPE_MISMATCH". A code that this version does not
+ * have gives "GC_STATUS_UNKNOWN". The text is static, never NULL.
  */
 const char *gc_status_name(gc_status_t status);
 
 /**
- * This thread's last failure in words. For example: "dst: 3 chunks of 17 bytes expected for 400 elements, got shape
- * [3, 16]". It is "" before the first failure, and a call that succeeds leaves it alone. The text is UTF-8, at most
- * 500 bytes, and stays as it is until the next failure on this thread, or its end.
+ * Returns a text about this thread's last failure. For example: "dst: 3 chunks of 17 bytes expected for 400 elements,
+ * got shape [3, 16]". The text is "" before the first failure, and a call that succeeds does not change it. It is
+ * UTF-8, at most 500 bytes, and stays until the next failure on this thread, or the thread's end.
  */
 const char *gc_last_error(void);
 
@@ -166,7 +166,7 @@ const char *gc_last_error(void);
  * CODECS
  *
  * A codec compresses a gradient. If it keeps errors, it adds the rounding error of a step to the next gradient (*error
- * feedback*). docs/NUMERICS.md specifies the results, to the last bit: the same on every processor and GPU.
+ * feedback*). docs/NUMERICS.md specifies the results to the last bit. They are the same on every processor and GPU.
  *
  *     codec             bytes per element   for
  *     GC_CODEC_BF16     2                   every optimizer
@@ -177,62 +177,62 @@ const char *gc_last_error(void);
  *     GC_CODEC_ONEBIT   0.125               SGD, or the momentum in place of the gradient
  *     GC_CODEC_SIGN     0.125               optimizers made for signs
  *
- * The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64, so
- * that small elements arrive although there are large ones elsewhere in the tensor, as Adam wants it. An element of
- * INT8 is off by at most 1/252 of the largest in its block, of INT4 by 1/13. One of MXFP8 is off by at most 1/16 of
- * itself or 1/229000 of the largest, of MXFP4 by 1/4 or 1/12; these two are the formats of tensor cores. (All of that
- * where the largest is 2^-100 or more.) ONEBIT sends signs and one float32 per tensor. SIGN sends signs, and several
- * payloads are reduced by majority.
+ * The first five are *block codecs*. MXFP8, INT4 and MXFP4 have a scale for every 32 elements, INT8 for every 64. So
+ * small elements keep their precision although there are large ones elsewhere in the tensor, which Adam needs. An INT8
+ * element is off by at most 1/252 of the largest element in its block, an INT4 element by 1/13. An MXFP8 element is
+ * off by at most 1/16 of itself or 1/229000 of the largest element, an MXFP4 element by 1/4 or 1/12. These bounds hold
+ * if the largest element is 2^-100 or more. MXFP8 and MXFP4 are the formats of tensor cores. ONEBIT sends signs and
+ * one float32 per tensor. SIGN sends signs, and several payloads are reduced by majority.
  *
  *     int64_t sizes[] = {1000000, 64, 500};   // three tensors, one launch: a matrix, a bias, the weight of a norm
- *     uint8_t raw[] = {0, 1, 1};              // what is small and matters travels as float32
+ *     uint8_t raw[] = {0, 1, 1};              // small tensors that matter travel as float32
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .error = GC_ERROR_NONE,
  *                                   .segments = sizes, .n_segments = 3, .raw = raw, .n_chunks = 4};   // on the CPU
  *     gc_codec_t *codec;
  *     gc_codec_create(&options, &codec);
  *     int64_t bytes = gc_codec_payload_bytes(codec);                    // chunk k is at k * bytes / 4
  *     gc_codec_encode(codec, gradients, 3, NULL, NULL, payload, NULL);  // each step, then send the payload
- *     gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // where it was received
+ *     gc_codec_decode(codec, payload, 1, NULL, GC_DECODE_SET, results, 3, NULL);   // on the receiver
  *     gc_codec_free(codec);
  *
- * A *segment* is one tensor of a gradient, a *payload* what one process sends: n_chunks equal chunks, one for each
- * receiver, which carry a header, scales, and codes or bits. The *error* of an element is what was to be sent minus
- * what was sent; the codec keeps it, as its *state*.
+ * A *segment* is one tensor of a gradient. A *payload* is the bytes that one process sends: n_chunks equal chunks, one
+ * for each receiver, each with a header, scales, and codes or bits. The *error* of an element is the value to be sent
+ * minus the value that was sent. The codec keeps the errors as its *state*.
  *
- * Errors take 4 bytes per element (in bfloat16: 2), and belong in checkpoints. Keep them with 4 bits and fewer; 8 and
- * 16 bits usually do without, by GC_ERROR_NONE. With errors in float32 a block codec loses nothing: what is sent and
- * what is kept are together exactly what was there.
+ * Errors take 4 bytes per element (2 in bfloat16), and belong in checkpoints. Keep errors with codecs of 4 bits and
+ * fewer; codecs of 8 and 16 bits usually work without them (GC_ERROR_NONE). With errors in float32 a block codec loses
+ * nothing: the sent value plus the kept error is exactly the original value.
  *
- * A block with a NaN, an Inf, or 2^127 or more decodes to NaN, all of it, and GC_FLAG_NONFINITE is set; its errors
- * stay as they were, so nothing that is not finite enters them. A raw segment sends such an element as it is. The
- * errors of ONEBIT keep it. gc_codec_options_t.nonfinite has other policies.
+ * A block with a NaN, an Inf or a magnitude of 2^127 or more decodes to NaN as a whole, and GC_FLAG_NONFINITE is set.
+ * The errors of the block stay as they were, so the errors of block codecs are always finite. A raw segment sends such
+ * an element unchanged. The errors of ONEBIT keep such an element. gc_codec_options_t.nonfinite has other policies.
  *
- * A codec lives on one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
- * streams: NULL, 1 and 2 mean the streams of that context, and those of another are INVALID_ARGUMENT. Its memory is
- * allocated with it: later calls, except gc_codec_free(), allocate nothing, load nothing, wait for nothing and can be
- * captured in a graph. All but gc_codec_payload_bytes(), gc_codec_exchanges() and gc_codec_state_bytes() use its
- * state, so use one stream, or order the streams yourself, and the launches of graphs too. A call gives BUSY while
- * another call on the same codec runs in another thread. If the driver fails in the middle of a call, the state is
- * inconsistent, and all later calls give CUDA until gc_codec_reset(). Free a codec when its work is done and its
- * graphs will not be launched again.
+ * A codec uses one device. On CUDA it belongs to the context that was chosen at its creation, by the rule for NULL
+ * streams. The streams NULL, 1 and 2 are streams of that context; a stream of another context gives INVALID_ARGUMENT.
+ * The creation allocates all memory. Later calls, except gc_codec_free(), allocate nothing, load nothing, wait for
+ * nothing and can be captured in a graph. All calls but gc_codec_payload_bytes(), gc_codec_exchanges() and
+ * gc_codec_state_bytes() use the state. So use one stream, or order the streams and the launches of graphs yourself. A
+ * call gives BUSY while another thread's call on the same codec is running. If the driver fails in the middle of a
+ * call, the state is inconsistent, and all later calls give CUDA until gc_codec_reset(). Free a codec when its work is
+ * done and its graphs will not be launched again.
  *
- * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16. A payload
- * need not be trusted: every field is compared with what this codec would have written. On the CPU a call that finds a
- * difference gives CORRUPT; on CUDA, where the check runs on the stream, it sets the flag GC_FLAG_CORRUPT and writes
- * zeros. Changes within the format, such as another sign, cannot be detected.
+ * Tensors of values are C-contiguous; payloads, chunks and states are uint8, C-contiguous and aligned to 16 bytes. A
+ * payload may be untrusted input: every field is compared with the value that this codec would have written. On the
+ * CPU a call that finds a difference gives CORRUPT. On CUDA the check runs on the stream: it sets the flag
+ * GC_FLAG_CORRUPT, and zeros are written. Changes within the format, such as another sign, cannot be detected.
  */
 
-/** What happened, as bits of a number: in a codec's flags and in those of a chunk. */
+/** Events, as bits of a number: in the flags of a codec and in the flags of a chunk. */
 enum gc_flag {
     /** A payload or a state that this codec would not have written. */
     GC_FLAG_CORRUPT = 1,
-    /** Something that was not finite. */
+    /** A number that was not finite. */
     GC_FLAG_NONFINITE = 2,
     /** A step was taken back. */
     GC_FLAG_TAKEN_BACK = 4,
 };
 
-/** Which codec. 8 to 15 are reserved. */
+/** Codecs. The numbers 8 to 15 are reserved. */
 enum gc_codec {
     /** Signs and a scale per tensor, with error feedback: 1/8 of a byte per element. */
     GC_CODEC_ONEBIT = 1,
@@ -250,73 +250,73 @@ enum gc_codec {
     GC_CODEC_MXFP4 = 7,
 };
 
-/** What several payloads are reduced to. SIGN has GC_REDUCTION_MEAN alone, which is its majority. */
+/** Result of reducing several payloads. SIGN supports GC_REDUCTION_MEAN alone, which is its majority. */
 enum gc_reduction {
-    /** Their mean. */
+    /** Mean of the payloads. */
     GC_REDUCTION_MEAN = 0,
-    /** Their sum. */
+    /** Sum of the payloads. */
     GC_REDUCTION_SUM = 1,
 };
 
-/** How errors are kept. SIGN keeps none. */
+/** Storage of errors. SIGN keeps none. */
 enum gc_error {
-    /** Four bytes per element. */
+    /** float32: four bytes per element. */
     GC_ERROR_FLOAT32 = 0,
-    /** Half the memory; what is rounded is gradient plus error. */
+    /** bfloat16: two bytes per element. ONEBIT rounds gradient plus error, block codecs round the error. */
     GC_ERROR_BFLOAT16 = 1,
-    /** None are kept: what a step loses is lost. */
+    /** No errors: the rounding error of a step is lost. */
     GC_ERROR_NONE = 2,
 };
 
-/** What the scale of ONEBIT is. Block codecs have rules of their own: 0 for them. */
+/** Scale rule of ONEBIT. It must be 0 for block codecs, which have rules of their own. */
 enum gc_scale {
-    /** The root of the mean square: DeepSpeed's. */
+    /** Root of the mean square, as in DeepSpeed. */
     GC_SCALE_RMS = 0,
-    /** The mean of the absolute values: EF-signSGD's. */
+    /** Mean of the absolute values, as in EF-signSGD. */
     GC_SCALE_MEAN = 1,
 };
 
-/** What happens to numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
+/** Treatment of numbers that are not finite. GC_FLAG_NONFINITE is set in any case. */
 enum gc_nonfinite {
     /**
-     * ONEBIT: they stay in the state, until gc_codec_reset() or gc_codec_state_in(). SIGN: the payload decodes to NaN.
-     * Block codecs: the block decodes to NaN, and its errors stay as they were.
+     * ONEBIT: the numbers stay in the state until gc_codec_reset() or gc_codec_state_in(). SIGN: the payload decodes
+     * to NaN. Block codecs: the block decodes to NaN, and its errors stay as they were.
      */
     GC_NONFINITE_PROPAGATE = 0,
-    /** They count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all of it is carried. */
+    /** The numbers count as 0. ONEBIT: a scale that is not finite is 0, so nothing is sent and all is carried. */
     GC_NONFINITE_ZERO = 1,
-    /** A step is pending until gc_codec_commit(), which takes it back if anything was not finite. */
+    /** A step is pending until gc_codec_commit(), which takes the step back if a number was not finite. */
     GC_NONFINITE_TRANSACTIONAL = 2,
 };
 
-/** What decoding does with its output. */
+/** Effect of decoding on its output. */
 enum gc_decode_mode {
     /** Writes the values. */
     GC_DECODE_SET = 0,
-    /** Adds them to what is there. */
+    /** Adds the values to the output. */
     GC_DECODE_ADD = 1,
 };
 
-/** A codec: gc_codec_create() makes one. */
+/** A codec, made by gc_codec_create(). */
 typedef struct gc_codec_t gc_codec_t;
 
-/** Options for gc_codec_create(). Set struct_size and what you need; 0 selects the default of a field. */
+/** Options for gc_codec_create(). Set struct_size and the fields you need; 0 selects the default of a field. */
 typedef struct gc_codec_options_t {
     /** Set by you: sizeof(gc_codec_options_t). */
     uint32_t struct_size;
-    /** One of GC_CODEC_*; there is no default. */
+    /** The codec: one of GC_CODEC_*; there is no default. */
     int32_t codec;
-    /** All 0: the CPU. */
+    /** The device of the codec. All 0: the CPU. */
     DLDevice device;
     /** The dtype of the values to encode: float32, float16 or bfloat16. All 0: float32. */
     DLDataType values;
-    /** The dtype of the final decoded values, likewise. A reduced scale of ONEBIT is rounded to it. */
+    /** The dtype of the final decoded values, with the same choices. A reduced scale of ONEBIT is rounded to it. */
     DLDataType results;
-    /** One of GC_ERROR_*: 0 keeps errors in float32. SIGN keeps none. */
+    /** The storage of errors: one of GC_ERROR_*. 0 keeps errors in float32. SIGN keeps none. */
     int32_t error;
-    /** One of GC_SCALE_*, for ONEBIT; otherwise 0. */
+    /** The scale rule: one of GC_SCALE_*, for ONEBIT; otherwise 0. */
     int32_t scale;
-    /** One of GC_NONFINITE_*. */
+    /** The policy for numbers that are not finite: one of GC_NONFINITE_*. */
     int32_t nonfinite;
     /** The factor by which a carried error is multiplied in each step. 0 means 1. */
     float beta;
@@ -330,9 +330,9 @@ typedef struct gc_codec_options_t {
     size_t n_chunks;
     /** k + 1: this codec reduces chunk k and keeps its error. 0: it reduces no chunk. */
     uint64_t server;
-    /** NULL, or a byte for each segment: where it is not 0, the segment travels as float32. Block codecs alone. */
+    /** NULL, or a byte for each segment: if it is not 0, the segment travels as float32. Only for block codecs. */
     const uint8_t *raw;
-    /** One of GC_REDUCTION_*; 0 for SIGN. */
+    /** The reduction: one of GC_REDUCTION_*; 0 for SIGN. */
     int32_t reduction;
     /** Must be 0. */
     uint32_t reserved[5];
@@ -341,7 +341,7 @@ typedef struct gc_codec_options_t {
 /** Initializes gc_codec_options_t: set `codec` and what else you need afterwards. */
 #define GC_CODEC_OPTIONS_INIT {sizeof(gc_codec_options_t)}
 
-/** How values are decoded: one of GC_DECODE_*. */
+/** Mode of decoding: one of GC_DECODE_*. */
 typedef int32_t gc_decode_t;
 
 /**
@@ -350,9 +350,9 @@ typedef int32_t gc_decode_t;
  * `values`: float32, float16 or bfloat16, of any shape and strides, read in C order. `codec`: one of GC_CODEC_*.
  * `*payload`: uint8, one-dimensional, on the device of `values`, yours to release. gc_decode() needs nothing else.
  *
- * The payload is that of a gc_codec_t with GC_ERROR_NONE, GC_SCALE_RMS, GC_NONFINITE_PROPAGATE, one segment, one chunk,
- * and results of the same dtype as `values`. NaN and Inf are no failure: the header of the payload has the flag
- * GC_FLAG_NONFINITE then.
+ * The payload equals that of a gc_codec_t with GC_ERROR_NONE, GC_SCALE_RMS, GC_NONFINITE_PROPAGATE, one segment, one
+ * chunk, and results of the same dtype as `values`. A NaN or Inf does not fail the call: the header of the payload
+ * then has the flag GC_FLAG_NONFINITE.
  *
  * - GC_STATUS_INVALID_ARGUMENT: `codec` is none of GC_CODEC_*.
  * - GC_STATUS_UNSUPPORTED_DTYPE: `values` is not float32, float16 or bfloat16.
@@ -363,20 +363,20 @@ gc_status_t gc_encode(const DLManagedTensor *values,
                       DLManagedTensor **payload);
 
 /**
- * Decodes a payload of gc_encode() in one call, without a codec. Any bytes may be given: they are a payload, or
+ * Decodes a payload of gc_encode() in one call, without a codec. Any bytes may be given: if they are not a payload,
  * GC_STATUS_CORRUPT is returned.
  *
  * `payload`: uint8, one-dimensional, C-contiguous, at any address. It may also be from a gc_codec_t with one segment
  * that is not raw and one chunk, whatever its other options are. `dtype`: float32, float16 or bfloat16. `*values`:
- * one-dimensional, of that dtype, with as many elements as the payload's header says, on the device of `payload`,
+ * one-dimensional, of that dtype, with the number of elements in the payload's header, on the device of `payload`,
  * yours to release. The values are rounded as by gc_codec_decode().
  *
- * The size of the payload is computed from its header, and compared, before anything is allocated.
+ * The expected size of the payload is computed from its header, and compared, before anything is allocated.
  *
  * - GC_STATUS_UNSUPPORTED_DTYPE: `payload` is not uint8, or `dtype` is none of the three.
  * - GC_STATUS_SHAPE_MISMATCH: `payload` does not have one dimension.
  * - GC_STATUS_NOT_CONTIGUOUS: there are gaps between the bytes of `payload`.
- * - GC_STATUS_CORRUPT: a field of the header or the number of bytes is not that of a payload, on CUDA, too.
+ * - GC_STATUS_CORRUPT: a field of the header or the number of bytes is wrong for a payload, also on CUDA.
  */
 gc_status_t gc_decode(const DLManagedTensor *payload,
                       DLDataType dtype,
@@ -385,14 +385,14 @@ gc_status_t gc_decode(const DLManagedTensor *payload,
 /**
  * Creates a codec. Its state is +0: it carries no error yet.
  *
- * `options`: read during the call. On CUDA this allocates the state (the bytes of an error for each element; twice
- * with GC_NONFINITE_TRANSACTIONAL), loads the kernels and waits for the device. `*out`: yours to release, by
- * gc_codec_free().
+ * `options`: read only during the call. `*out`: yours to release, by gc_codec_free(). On CUDA the call allocates the
+ * state (the bytes of an error for each element; twice as many with GC_NONFINITE_TRANSACTIONAL), loads the kernels and
+ * waits for the device.
  *
  * - GC_STATUS_INVALID_ARGUMENT: a codec or other enum value is unknown; an unknown or reserved field is not 0 (the
- *   message has its offset); a count is negative; beta is not finite; `server` is beyond the chunks; GC_ERROR_BFLOAT16
- *   or GC_REDUCTION_SUM with GC_CODEC_SIGN; raw with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN with a block
- *   codec; or n_elements is not 0 although there are segments.
+ *   message has its offset); a count is negative; beta is not finite; `server` is more than the number of chunks;
+ *   GC_ERROR_BFLOAT16 or GC_REDUCTION_SUM with GC_CODEC_SIGN; raw with GC_CODEC_ONEBIT or GC_CODEC_SIGN; GC_SCALE_MEAN
+ *   with a block codec; or n_elements is not 0 although there are segments.
  * - GC_STATUS_UNSUPPORTED_DTYPE: a dtype is not float32, float16 or bfloat16.
  * - GC_STATUS_SIZE_OVERFLOW: a payload or a state has more than 2^63 - 1 bytes.
  */
@@ -405,24 +405,26 @@ gc_status_t gc_codec_create(const gc_codec_options_t *options,
  */
 void gc_codec_free(gc_codec_t *codec);
 
-/** Bytes of a payload: n_chunks times those of a chunk. -1, and the last error, if `codec` is NULL. */
+/**
+ * Returns the size of a payload in bytes: n_chunks times the size of a chunk. If `codec` is NULL, the result is -1,
+ * and the last error is set.
+ */
 int64_t gc_codec_payload_bytes(const gc_codec_t *codec);
 
 /**
- * How often an all-reduce with the codec's options exchanges among n_chunks ranks: 1 or 2. It is for programs with
- * collectives of their own. Over a flat communicator gc_allreduce_exchanges() gives the same, except over peer memory.
- *
- * -1, and the last error: `codec` is NULL.
+ * Returns the number of exchanges in an all-reduce among n_chunks ranks with the codec's options: 1 (one-shot) or 2
+ * (two-shot). It is for programs with collectives of their own. Over a flat communicator gc_allreduce_exchanges()
+ * gives the same number, except over peer memory. If `codec` is NULL, the result is -1, and the last error is set.
  */
 int32_t gc_codec_exchanges(const gc_codec_t *codec);
 
 /**
  * Encodes a gradient plus the carried error as a payload, and keeps the new error.
  *
- * `values`: n_values tensors, one for each segment, of its element count and of the codec's dtype. `value_factor`,
- * `error_factor`: NULL for 1, or one float32 on the codec's device, by which the gradient and the carried error are
- * multiplied first: the first removes a loss scale; the second is the new loss scale over the old if it stays in.
- * `payload`: gc_codec_payload_bytes() bytes, all of them written.
+ * `values`: n_values tensors, one for each segment, with its element count and the codec's dtype. `value_factor`,
+ * `error_factor`: NULL for 1, or one float32 on the codec's device. They multiply the gradient and the carried error
+ * first. `value_factor` removes a loss scale; if the loss scale stays in, `error_factor` is the new loss scale divided
+ * by the old one. `payload`: gc_codec_payload_bytes() bytes, all of them written.
  *
  * - GC_STATUS_INVALID_ARGUMENT: n_values is not the number of segments, or `payload` is not aligned to 16.
  * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
@@ -437,19 +439,19 @@ gc_status_t gc_codec_encode(gc_codec_t *codec,
                             void *stream);
 
 /**
- * Decodes a payload. ONEBIT and SIGN: to +s or -s for every element; s is the segment's scale in the chunk. Block
- * codecs: to the number that the code stands for, times the scale of its block.
+ * Decodes a payload. ONEBIT and SIGN give +s or -s for every element; s is the segment's scale in the chunk. Block
+ * codecs give the number that the code represents, times the scale of its block.
  *
  * `payload`: gc_codec_payload_bytes() bytes: all chunks of one encoder, or one of each of n_chunks reducers.
  * `divisor`: divides the values; 0 means 1. `factor`: NULL for 1, or one float32 on the codec's device, which
- * multiplies them then. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to those in `values`, for
- * rings and trees of your own. `values`: n_values tensors, one for each segment: all float32, all float16 or all
- * bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT is Inf, and GC_FLAG_NONFINITE is set;
- * one of a block codec is the largest float16 then.
+ * multiplies the quotients. `mode`: GC_DECODE_SET writes the values; GC_DECODE_ADD adds them to the numbers in
+ * `values`, for ring and tree algorithms of your own. `values`: n_values tensors, one for each segment: all float32,
+ * all float16 or all bfloat16; with GC_DECODE_ADD float32. Beyond float16's range a value of ONEBIT becomes Inf, and
+ * GC_FLAG_NONFINITE is set; a value of a block codec becomes the largest float16.
  *
  * - All errors of gc_codec_encode().
  * - GC_STATUS_INVALID_ARGUMENT: `divisor` is negative, or `mode` is unknown.
- * - GC_STATUS_CORRUPT: on the CPU, this codec would not have written a chunk. Nothing is written then.
+ * - GC_STATUS_CORRUPT: only on the CPU: this codec would not have written one of the chunks. Nothing is decoded.
  */
 gc_status_t gc_codec_decode(gc_codec_t *codec,
                             const DLTensor *payload,
@@ -461,15 +463,15 @@ gc_status_t gc_codec_decode(gc_codec_t *codec,
                             void *stream);
 
 /**
- * Reduces the same chunk of several payloads to one chunk. They are added in the order given. ONEBIT and block codecs
- * encode their mean plus the carried error (with GC_REDUCTION_SUM their sum plus that), SIGN sends the majority. The
- * error of this chunk is kept.
+ * Reduces the same chunk of several payloads to one chunk. The payloads are added in the order given. ONEBIT and block
+ * codecs encode the mean (with GC_REDUCTION_SUM the sum) plus the carried error; SIGN sends the majority. The codec
+ * keeps the error of this chunk.
  *
- * `chunk`: its number; the one that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() / n_chunks],
- * chunk `chunk` of W payloads. `dst`: as many bytes as a row, all of them written.
+ * `chunk`: the number of the chunk that the codec was made to reduce. `chunks`: [W, gc_codec_payload_bytes() /
+ * n_chunks], chunk `chunk` of W payloads. `dst`: as many bytes as a row of `chunks`, all of them written.
  *
  * If a chunk is corrupt, the output is flagged as corrupt for every decoder, its numbers are +0, and the carried error
- * is unchanged. On the CPU the call also gives CORRUPT; on CUDA it sets GC_FLAG_CORRUPT.
+ * is unchanged. GC_FLAG_CORRUPT is set; on the CPU the call also gives CORRUPT.
  *
  * - GC_STATUS_INVALID_ARGUMENT: the codec reduces another chunk, or none; there are no payloads; or memory is not
  *   aligned to 16.
@@ -503,9 +505,9 @@ gc_status_t gc_codec_scales(gc_codec_t *codec,
                             void *stream);
 
 /**
- * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. Its new state becomes the valid one. If `skip` is not 0, or
- * a value was not finite since the last commit, the step is taken back instead: the state is as it was before, and
- * GC_FLAG_TAKEN_BACK is set. Decoded values stay. A no-op if no step is pending.
+ * Ends a step of a codec with GC_NONFINITE_TRANSACTIONAL. The new state becomes the valid one. If `skip` is not 0, or
+ * a value was not finite since the last commit, the step is taken back instead. Then the state is as it was before,
+ * and GC_FLAG_TAKEN_BACK is set. Decoded values stay. The call is a no-op if no step is pending.
  *
  * `skip`: NULL, or one bool, int32 or float32 on the codec's device.
  *
@@ -516,21 +518,21 @@ gc_status_t gc_codec_commit(gc_codec_t *codec,
                             const DLTensor *skip,
                             void *stream);
 
-/** Takes the pending step back: gc_codec_commit() with a `skip` that is not 0. */
+/** Takes the pending step back, as gc_codec_commit() does with a `skip` that is not 0. */
 gc_status_t gc_codec_rollback(gc_codec_t *codec, void *stream);
 
 /** Resets the state to +0, as after gc_codec_create(). Flags and a pending step are dropped. */
 gc_status_t gc_codec_reset(gc_codec_t *codec, void *stream);
 
 /**
- * Bytes of the state. -1, and the last error, if `codec` is NULL. Of a block codec: 256, then the error of each
- * segment that is not raw, then that of each part that it reduces, in whole units of 1024 elements; 256 alone without
- * errors.
+ * Returns the size of the state in bytes. If `codec` is NULL, the result is -1, and the last error is set. The state
+ * of a block codec has 256 bytes, then the errors of each segment that is not raw, then those of each reduced part of
+ * such segments. Errors take whole units of 1024 elements. Without errors the state has 256 bytes.
  */
 int64_t gc_codec_state_bytes(const gc_codec_t *codec);
 
 /**
- * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that takes it continues with
+ * Writes the exact state as bytes, for gc_codec_state_in(). A codec with the same options that loads it continues with
  * the same payloads, on any device.
  *
  * `dst`: gc_codec_state_bytes() bytes on the codec's device.
@@ -544,10 +546,10 @@ gc_status_t gc_codec_state_out(gc_codec_t *codec,
                                void *stream);
 
 /**
- * Takes a state that gc_codec_state_out() wrote. The state is checked: one of another codec, or an invalid one, gives
- * CORRUPT on the CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
+ * Loads a state that gc_codec_state_out() wrote. An invalid state, or a state of another codec, gives CORRUPT on the
+ * CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
  *
- * `src`: as for gc_codec_state_out(), and so are the errors.
+ * `src`: as `dst` of gc_codec_state_out(), whose statuses apply here, too.
  */
 gc_status_t gc_codec_state_in(gc_codec_t *codec,
                               const DLTensor *src,
@@ -556,8 +558,8 @@ gc_status_t gc_codec_state_in(gc_codec_t *codec,
 /**
  * Writes the carried errors as numbers, to inspect them or to continue with other options.
  *
- * `worker`: NULL, or float32, as many elements as all segments have, one segment after the other; +0 for raw ones.
- * `server`: NULL, or float32, likewise what the chunk that this codec reduces has of each segment.
+ * `worker`: NULL, or float32, the elements of all segments, one segment after the other; +0 for raw segments.
+ * `server`: NULL, or float32, likewise the parts of all segments in the chunk that this codec reduces.
  *
  * - GC_STATUS_INVALID_ARGUMENT: a step is pending, or there is a `server` although the codec reduces no chunk.
  * - GC_STATUS_UNSUPPORTED_DTYPE, GC_STATUS_SHAPE_MISMATCH, GC_STATUS_NOT_CONTIGUOUS: a tensor is not as described.
@@ -569,13 +571,12 @@ gc_status_t gc_codec_errors_out(gc_codec_t *codec,
                                 void *stream);
 
 /**
- * Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. ONEBIT does
- * not check them: with GC_NONFINITE_TRANSACTIONAL, one that is not finite after rounding takes every later step back,
- * until gc_codec_reset() or other errors. With block codecs such a one becomes +0, and GC_FLAG_NONFINITE is set. What
- * is given for raw segments is not used.
+ * Carries the given errors from now on, rounded to the codec's dtype of errors. NULL keeps the old ones. An error that
+ * is not finite after rounding becomes +0, and GC_FLAG_NONFINITE is set, but no commit takes a step back for it.
+ * Errors that are given for raw segments are ignored.
  *
- * `worker`, `server`: as for gc_codec_errors_out(), and so are the errors; and INVALID_ARGUMENT: a codec that keeps
- * none.
+ * `worker`, `server`: as for gc_codec_errors_out(), whose statuses apply here, too. INVALID_ARGUMENT is also given if
+ * the codec keeps no errors.
  */
 gc_status_t gc_codec_errors_in(gc_codec_t *codec,
                                const DLTensor *worker,
@@ -585,9 +586,9 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
 /*
  * COMMUNICATORS
  *
- * A *rank* is one of the processes or threads that train together, and these are its *world*. A communicator connects
- * a rank to the others: by functions of yours over any engine (gloo, UCX; gradcodec/mpi.h has them for MPI), by NCCL
- * or peer memory (see there), or among threads of one process.
+ * A *rank* is one of the processes or threads that train together; all of them are its *world*. A communicator
+ * connects a rank to the others: by your callbacks over any engine (gloo, UCX; gradcodec/mpi.h has callbacks for MPI),
+ * by NCCL or peer memory (see there), or among threads of one process.
  *
  * Over a communicator gc_allreduce_run() averages gradients with any codec: see ALL-REDUCE.
  *
@@ -597,25 +598,24 @@ gc_status_t gc_codec_errors_in(gc_codec_t *codec,
  *     gc_comm_from_transport(&mpi, &comm);
  *     gc_comm_free(comm);                                     // the all-reduces over it remain usable
  *
- * A call may block until all ranks have made the matching call, so each rank needs a thread of its own, and every rank
- * must make its calls on a communicator in the same order. A rank whose call fails for its arguments or without memory
- * does not take part, and the others wait for its next call; in a group they get COMM once its communicator is freed.
- * If a call fails on some rank it need not fail on the others.
+ * A call may block until all ranks have made the matching call, so each rank needs a thread of its own. Every rank
+ * must make its calls on a communicator in the same order. If a call fails for its arguments or for lack of memory,
+ * its rank does not take part. The others then wait for its next call; in a group they get COMM once its communicator
+ * is freed. If a call fails on one rank, it need not fail on the others.
  *
- * One call at a time: another one on the same communicator gives BUSY; gc_comm_async_error() and gc_comm_abort() may
- * always be called.
+ * A second call on the same communicator gives BUSY while the first is running. gc_comm_async_error() and
+ * gc_comm_abort() may always be called.
  *
  * On CUDA the work is enqueued. Over NCCL and over peer memory the call then returns, and the GPU waits for the other
- * ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its
- * stream. Ranks may share a GPU, for which PEER MEMORY has rules of its own. A call can be captured in a graph over
- * NCCL, over peer memory (with an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with
- * GC_TRANSPORT_HOST it cannot (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA:
- * gc_comm_async_error() reports CORRUPT afterwards.
+ * ranks; over a group it returns after the other ranks' calls; with GC_TRANSPORT_HOST it waits for its stream. Ranks
+ * may share a GPU: see PEER MEMORY for its rules. A call can be captured in a graph over NCCL, over peer memory (with
+ * an exception there), and over callbacks without GC_TRANSPORT_HOST; over a group or with GC_TRANSPORT_HOST it cannot
+ * (INVALID_ARGUMENT). A corrupt chunk does not fail a call on CUDA: gc_comm_async_error() reports CORRUPT afterwards.
  */
 
 /** Restrictions of a transport. */
 enum gc_transport {
-    /** It takes host memory only: values on a GPU pass through pinned memory, and calls wait for their stream. */
+    /** The transport takes host memory only. GPU values pass through pinned memory, and calls wait for their stream. */
     GC_TRANSPORT_HOST = 1,
 };
 
@@ -626,25 +626,25 @@ enum gc_transport {
 typedef struct gc_comm_t gc_comm_t;
 
 /**
- * Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM.
- * They are called on the thread that calls the library, one at a time, never with 0 bytes or in a world of one, and
- * must neither throw nor longjmp. `send` and `recv` do not overlap.
+ * Your transport callbacks. Both functions return 0, or an error code of yours, with which the call fails as COMM. The
+ * library calls them on the thread of its caller, one at a time, never with 0 bytes or in a world of one. They must
+ * neither throw nor longjmp. `send` and `recv` do not overlap.
  *
- * `device` says where both are. In host memory (kDLCPU) the exchange is done when the function returns, and `stream`
- * means nothing. In GPU memory (kDLCUDA) `stream` is that of the library's call: the function enqueues the exchange on
- * it. Host memory comes also without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers() and
- * gc_comm_hierarchical() exchange a few bytes of each rank there, for tensors on a GPU, too.
+ * `device` is the device of both. If it is the host (kDLCPU), the exchange is done when the function returns, and
+ * `stream` has no meaning. If it is a GPU (kDLCUDA), the function enqueues the exchange on `stream`, that of the
+ * library's call. Host memory is also passed without GC_TRANSPORT_HOST: gc_allreduce_create(), gc_comm_open_peers()
+ * and gc_comm_hierarchical() exchange a few bytes of each rank there, also for tensors on a GPU.
  */
 typedef struct gc_transport_t {
     /** Set by you: sizeof(gc_transport_t). */
     uint32_t struct_size;
     /** This rank: 0 to world_size - 1. */
     int32_t rank;
-    /** At least 1. */
+    /** Number of ranks, at least 1. */
     int32_t world_size;
-    /** 0, or GC_TRANSPORT_HOST. */
+    /** Flags: 0, or GC_TRANSPORT_HOST. */
     uint32_t flags;
-    /** Passed to the functions as it is. */
+    /** Pointer that is passed to the functions unchanged. */
     void *ctx;
     /**
      * Sends block k of `send` to rank k, and receives a block from each rank, in the order of ranks. Each block has
@@ -656,7 +656,7 @@ typedef struct gc_transport_t {
                           size_t bytes_per_rank,
                           DLDevice device,
                           void *stream);
-    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives those of each rank, in the order of ranks. */
+    /** Sends the bytes_per_rank bytes at `send` to every rank, and receives as many from each rank, by rank. */
     int32_t (*all_gather)(void *ctx,
                           const void *send,
                           void *recv,
@@ -677,24 +677,23 @@ gc_status_t gc_comm_from_transport(const gc_transport_t *transport,
                                    gc_comm_t **out);
 
 /**
- * Creates communicators among threads of this process. There is one for each rank, and each is for one thread.
+ * Creates communicators among threads of this process: one for each rank, each for one thread.
  *
  * `out`: room for `world_size` pointers, by rank; each is yours to release, by gc_comm_free().
  *
  * - GC_STATUS_INVALID_ARGUMENT: `world_size` is below 1.
  */
-gc_status_t gc_comm_group(int32_t world_size,
-                          gc_comm_t **out);
+gc_status_t gc_comm_group(int32_t world_size, gc_comm_t **out);
 
 /**
- * The rank of this process or thread among those that a communicator connects: 0 to gc_comm_world_size() - 1.
+ * Returns the rank of this process or thread in a communicator: 0 to gc_comm_world_size() - 1.
  *
  * -1, and the last error: `comm` is NULL.
  */
 int32_t gc_comm_rank(const gc_comm_t *comm);
 
 /**
- * The number of ranks that a communicator connects, this one counted.
+ * Returns the number of ranks that a communicator connects, this one included.
  *
  * -1, and the last error: `comm` is NULL.
  */
@@ -704,14 +703,14 @@ int32_t gc_comm_world_size(const gc_comm_t *comm);
  * Reports a permanent failure of earlier calls on this rank. COMM: an exchange failed, or gc_comm_abort() was called;
  * CORRUPT: a payload was not one of this version; TIMEOUT: over peer memory, a rank did not arrive in time; OK
  * otherwise. After a failure release the communicator, and the all-reduces over it, on every rank, and create new
- * ones. This never waits, and may be called on any thread.
+ * ones. This call never waits, and any thread may make it.
  */
 gc_status_t gc_comm_async_error(const gc_comm_t *comm);
 
 /**
  * Aborts a communicator, also while another thread is in a call on it. Use it when a rank is lost: blocked threads
- * return at once, whatever their timeout. A hierarchical communicator is aborted with both of its parts. This returns
- * without waiting and is final; a second call does nothing.
+ * return at once, whatever their timeout. Aborting a hierarchical communicator aborts both of its parts. This call
+ * does not wait and cannot be undone; a second call does nothing.
  *
  * Blocked calls return COMM:
  *
@@ -727,8 +726,8 @@ gc_status_t gc_comm_async_error(const gc_comm_t *comm);
  * functions that release something keep working. Over NCCL, memory of all-reduces that are released afterwards is kept
  * until the process ends, because the GPU may still use it.
  *
- * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm),
- * and no signal handler may. An all-reduce alone cannot be aborted: keep `comm` if you want to.
+ * Any thread may call this, also during a call that creates something over `comm`, but not during gc_comm_free(comm).
+ * A signal handler must not call it. An all-reduce alone cannot be aborted: keep `comm` to be able to.
  *
  * - GC_STATUS_INVALID_ARGUMENT: a transport callback called this, or `comm` was made before the process was forked.
  * - GC_STATUS_OUT_OF_MEMORY: could not start the thread that aborts NCCL; NCCL keeps running.
@@ -738,12 +737,12 @@ gc_status_t gc_comm_abort(gc_comm_t *comm);
 
 /**
  * Releases a communicator. No thread may be in a call on it. NULL is ignored. All-reduces that were created from it
- * remain usable. Your transport callbacks are not called here; they must stay until the last of these is released,
- * too.
+ * remain usable. Your transport callbacks are not called here; they must stay until the last of these all-reduces is
+ * released.
  *
- * NCCL destroys a communicator when all ranks of the node do. The last release of one that this library has created,
- * here or in gc_allreduce_free(), waits for them for one second at most. If they are later a thread of the library goes
- * on: keep dl_handle open, and do not reset the device, until all ranks have released theirs.
+ * NCCL destroys a communicator when all ranks of the node destroy theirs. The last release of one that this library
+ * has created, here or in gc_allreduce_free(), waits for the other ranks for one second at most. After that a thread
+ * of the library waits: keep dl_handle open, and do not reset the device, until all ranks have released theirs.
  */
 void gc_comm_free(gc_comm_t *comm);
 
@@ -751,14 +750,14 @@ void gc_comm_free(gc_comm_t *comm);
  * ALL-REDUCE
  *
  * An *all-reduce* (gc_allreduce_t) joins a communicator and a codec. It keeps the errors itself and takes several
- * tensors at once, in any dtype that codecs know. The result is the mean, the sum where GC_REDUCTION_SUM says so, or
- * the majority with GC_CODEC_SIGN.
+ * tensors at once, in any dtype that codecs accept. The result is the mean, with GC_REDUCTION_SUM the sum, and with
+ * GC_CODEC_SIGN the majority.
  *
- * Each rank's gradient plus its error is encoded and divided into a chunk for every rank. Every rank takes the mean of
- * its own chunks, adds the error of its last mean, and sends that, encoded, to all. What the two encodings lose is
- * kept: of the first in the *worker error*, of the second in the *server error*. With GC_CODEC_ONEBIT this is the
- * compressed all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021). docs/NUMERICS.md specifies the results,
- * docs/WHEN.md says when it pays, and docs/ALLREDUCE.md how a program keeps DeepSpeed's two error tensors.
+ * Each rank encodes its gradient plus its error into a chunk for every rank. Every rank takes the mean of its own
+ * chunks, adds the error of its last mean, encodes the result and sends it to all. The *worker error* is what the
+ * first encoding loses, the *server error* what the second loses. With GC_CODEC_ONEBIT this is the compressed
+ * all-reduce of DeepSpeed's 1-bit Adam (Tang et al., 2021). docs/NUMERICS.md specifies the results, docs/WHEN.md says
+ * when it pays, and docs/ALLREDUCE.md how a program keeps DeepSpeed's two error tensors.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_ONEBIT, .n_elements = n};
  *     gc_allreduce_t *allreduce;
@@ -767,57 +766,57 @@ void gc_comm_free(gc_comm_t *comm);
  *     gc_allreduce_run(allreduce, values, 1, NULL, NULL, NULL);               // each step, on every rank
  *     gc_allreduce_free(allreduce);
  *
- * A run exchanges twice: all_to_all of chunks, and all_gather of reduced ones. Over a flat communicator it exchanges
- * once if the codec keeps nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size * gc_codec_payload_bytes(), for
- * n_chunks = world_size, is at most
+ * A run is *two-shot*: an all_to_all of chunks, and an all_gather of reduced chunks. Over a flat communicator it is
+ * *one-shot* if the codec keeps nothing (GC_ERROR_NONE, but not GC_CODEC_SIGN) and world_size *
+ * gc_codec_payload_bytes(), for n_chunks = world_size, is at most
  *
  * - 8912896 over peer memory, for 2 to 4 ranks;
  * - 4194304 over another transport on CUDA, for 2 ranks;
  * - 1048576 otherwise.
  *
- * Then every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
- * GC_CODEC_ONEBIT exchanges twice, and so does a call whose payloads do not fit into the buffers;
- * gc_allreduce_peers_bytes() includes the room for one exchange. The halves are an exchange each.
+ * In one-shot every rank gets all payloads by all_gather, and reduces them itself, to the same bytes. Over peer memory
+ * GC_CODEC_ONEBIT is two-shot, and so is an all-reduce whose payloads do not fit into the buffers;
+ * gc_allreduce_peers_bytes() includes the room for one-shot. Each half of a run makes one exchange.
  *
- * The rules of codecs hold here: one stream, BUSY, memory that is allocated at creation, values that are not finite.
- * Payloads tell every rank of values that are not finite, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same
- * step back.
+ * The rules of codecs hold here for streams, BUSY, memory allocated at creation and values that are not finite.
+ * Payloads carry a flag for such values to every rank, so with GC_NONFINITE_TRANSACTIONAL all ranks take the same step
+ * back.
  *
- * Training can go on when ranks are lost or join, with GC_NONFINITE_TRANSACTIONAL:
+ * With GC_NONFINITE_TRANSACTIONAL training can continue when ranks are lost or join:
  *
- * - A step that failed on a rank leaves the errors of that rank as they were before, once it is rolled back. It may
- *   have ended well on others: the survivors decide whether all of them commit or roll back, before the next run,
- *   which commits. Among as many ranks, a step that is taken again sends the same bytes, if its values are restored
- *   first: the call may have written to them.
+ * - If a step fails on a rank, rolling it back restores the errors of that rank. The step may have succeeded on
+ *   others: the survivors decide whether all of them commit or roll back, before the next run, which commits. With the
+ *   same number of ranks, a repeated step sends the same bytes if its values are restored first: the call may have
+ *   written to them.
  * - A rank that is lost loses its own worker errors and the server errors of its shard, nothing else. A rank that
  *   joins begins with errors of +0.
- * - The survivors save gc_allreduce_errors_out(), create a communicator and an all-reduce of the new world, and take
- *   the errors in by gc_allreduce_errors_in(). A rank may give its own worker errors alone, and of the server errors
- *   those that it has, +0 for the rest. What it has of elements that another rank reduces now is lost, unless the
- *   survivors pass their server errors to each other.
+ * - The survivors save their errors with gc_allreduce_errors_out(), create a communicator and an all-reduce of the new
+ *   world, and load the errors with gc_allreduce_errors_in(). A rank may pass its own worker errors alone, and the
+ *   server errors that it has, with +0 for the rest. Server errors of elements that another rank reduces now are lost,
+ *   unless the survivors pass them to each other.
  * - Over NCCL host waits end within the timeout; over peer memory all waits do. A call of gc_comm_abort() ends the
  *   waits of a group, and those of NCCL's kernels if the library created the communicator. Your callbacks must return
  *   an error when another rank disconnects.
  */
 
-/** What a rank keeps an error of. */
+/** Elements whose error a rank keeps. */
 enum gc_part {
-    /** The elements that the rank encodes, and of which it keeps the worker's error. */
+    /** Elements that the rank encodes. It keeps their worker error. */
     GC_PART_WORKER = 0,
-    /** The elements that the rank reduces, and of which it keeps the server's error. */
+    /** Elements that the rank reduces. It keeps their server error. */
     GC_PART_SHARD = 1,
 };
 
-/** A compressed all-reduce: gc_allreduce_create() makes one. */
+/** A compressed all-reduce. gc_allreduce_create() creates one. */
 typedef struct gc_allreduce_t gc_allreduce_t;
 
 /** Consecutive elements of a segment: see gc_allreduce_parts(). */
 typedef struct gc_part_t {
-    /** The number of the segment. */
+    /** Number of the segment. */
     int64_t segment;
-    /** The number of the first element in the segment. */
+    /** Number of the first element in the segment. */
     int64_t first;
-    /** How many elements there are, at least 1. */
+    /** Number of elements, at least 1. */
     int64_t count;
 } gc_part_t;
 
@@ -829,8 +828,8 @@ typedef struct gc_part_t {
  * values. `*out`: yours to release, by gc_allreduce_free().
  *
  * - All errors of gc_codec_create().
- * - GC_STATUS_INVALID_ARGUMENT: other options on some rank, or a rank that could not create its own; peer memory with
- *   too little room (gc_allreduce_peers_bytes()).
+ * - GC_STATUS_INVALID_ARGUMENT: the options differ between ranks, or a rank could not create its all-reduce; or peer
+ *   memory is too small (gc_allreduce_peers_bytes()).
  * - GC_STATUS_COMM: an exchange failed.
  * - GC_STATUS_BUSY: another call is running on this communicator.
  *
@@ -847,17 +846,17 @@ gc_status_t gc_allreduce_create(gc_comm_t *comm,
 void gc_allreduce_free(gc_allreduce_t *allreduce);
 
 /**
- * Elements of this rank's shard: its part of every segment, raw or not, which it reduces. It is the element count of
- * `shard` in gc_allreduce_reduce_scatter() and of `server` in gc_allreduce_errors_out(). May be 0. -1, and the last
- * error, if `allreduce` is NULL.
+ * Returns the number of elements of this rank's shard: its part of every segment, raw or not, which it reduces.
+ * `shard` in gc_allreduce_reduce_scatter() and `server` in gc_allreduce_errors_out() have this number, which may be 0.
+ * -1, and the last error, if `allreduce` is NULL.
  */
 int64_t gc_allreduce_shard_elements(const gc_allreduce_t *allreduce);
 
 /**
- * Bytes that one gc_allreduce_run() makes this rank send to other ranks, headers included.
+ * Returns the bytes that this rank sends to other ranks in one gc_allreduce_run(), headers included.
  *
- * `*between_nodes`: how many of them leave the node; -1 where the communicator is not from gc_comm_hierarchical(), and
- * so does not know the nodes. NULL: not wanted.
+ * `*between_nodes`: the bytes among these that leave the node; -1 if the communicator is not from
+ * gc_comm_hierarchical(), because only that one has nodes. May be NULL.
  *
  * -1, and the last error: `allreduce` is NULL.
  */
@@ -865,22 +864,22 @@ int64_t gc_allreduce_sent_bytes(const gc_allreduce_t *allreduce,
                                 int64_t *between_nodes);
 
 /**
- * How often a gc_allreduce_run() exchanges: 1 or 2. Over a hierarchical communicator, how often between nodes.
+ * Returns the number of exchanges of a gc_allreduce_run(): 1 or 2. Over a hierarchical communicator, between nodes.
  *
  * -1, and the last error: `allreduce` is NULL.
  */
 int32_t gc_allreduce_exchanges(const gc_allreduce_t *allreduce);
 
 /**
- * Which elements a rank's worker error or shard covers, raw segments included: so a program can tell which element each
+ * Lists the elements that a rank's worker error or shard covers, raw segments included. It shows which element each
  * number of gc_allreduce_errors_out() belongs to, on any rank.
  *
- * `rank`: 0 to gc_comm_world_size() - 1. `which`: GC_PART_WORKER or GC_PART_SHARD. `parts`: room for `room` pieces, of
- * which the first are written, in the order in which their elements lie; NULL if `room` is 0. Returns how many pieces
- * there are, which may be more than `room`.
+ * `rank`: 0 to gc_comm_world_size() - 1. `which`: GC_PART_WORKER or GC_PART_SHARD. `parts`: room for `room` pieces;
+ * receives the first ones, in the order of their elements; NULL if `room` is 0. Returns the number of all pieces,
+ * which may be more than `room`.
  *
  * -1, and the last error:
- * - GC_STATUS_INVALID_ARGUMENT: `rank` or `which` is not one of those, `room` is negative, or `parts` is NULL.
+ * - GC_STATUS_INVALID_ARGUMENT: `rank` or `which` is out of range, `room` is negative, or `parts` is NULL.
  * - GC_STATUS_BUSY: another call is running on `allreduce`.
  */
 int64_t gc_allreduce_parts(const gc_allreduce_t *allreduce,
@@ -890,8 +889,8 @@ int64_t gc_allreduce_parts(const gc_allreduce_t *allreduce,
                            int64_t room);
 
 /**
- * Replaces values on every rank by their mean over the ranks. GC_CODEC_SIGN: by +1 and -1, the majority's sign, or by
- * NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
+ * Replaces values on every rank by their mean over the ranks. With GC_CODEC_SIGN they become +1 or -1, the sign of the
+ * majority, or NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
  *
  * `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
  * `error_factor`: as for gc_codec_encode().
@@ -899,10 +898,10 @@ int64_t gc_allreduce_parts(const gc_allreduce_t *allreduce,
  * - All errors of gc_codec_encode().
  * - GC_STATUS_INVALID_ARGUMENT: values overlap.
  * - GC_STATUS_COMM: an exchange failed.
- * - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. Values are unchanged. (On
- *   CUDA GC_FLAG_CORRUPT is set.)
+ * - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that does not belong to this all-reduce. Values are
+ *   unchanged. (On CUDA GC_FLAG_CORRUPT is set.)
  *
- * After a failure the errors of this rank may be those of the step: roll the step back, or reset the errors.
+ * After a failure this rank's errors may already be those after the step: roll the step back, or reset the errors.
  */
 gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              DLTensor *const *values,
@@ -912,29 +911,29 @@ gc_status_t gc_allreduce_run(gc_allreduce_t *allreduce,
                              void *stream);
 
 /**
- * The first half of gc_allreduce_run(): the mean, for this rank's part of the elements. It is for an optimizer whose
- * state is divided among the ranks: from the mean, in float32, the optimizer computes its step, and
- * gc_allreduce_all_gather() gives that to all. Calling both without changing the shard gives the
- * same bytes as gc_allreduce_run().
+ * Runs the first half of gc_allreduce_run(): writes the mean of this rank's part of the elements. It is for an
+ * optimizer whose state is divided among the ranks: the optimizer computes its step from the mean, in float32, and
+ * gc_allreduce_all_gather() sends the step to all ranks. Calling both without changing the shard gives the same bytes
+ * as gc_allreduce_run().
  *
  * `values`, `value_factor`, `error_factor`: as for gc_codec_encode(); values are only read. `shard`: float32, written:
- * it has as many elements, in the same order, as `server` of gc_allreduce_errors_out(); a rank may have none. The
- * server's error is not in it, and stays. GC_CODEC_SIGN: +1 and -1, the majority's sign, or NaN, as
- * gc_allreduce_run() has them; a tie is broken as there, and gc_allreduce_all_gather() begins the next turn.
+ * it has the elements of `server` in gc_allreduce_errors_out(), in the same order; there may be none. The server error
+ * is not added, and stays. With GC_CODEC_SIGN it has +1, -1 or NaN as in gc_allreduce_run(), also for ties;
+ * gc_allreduce_all_gather() begins the next turn.
  *
  * - All errors of gc_codec_encode().
  * - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
  * - GC_STATUS_INVALID_ARGUMENT: `shard` overlaps values or factors.
  * - GC_STATUS_COMM: an exchange failed.
- * - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that is not of such an all-reduce. The shard is unchanged.
- *   (On CUDA GC_FLAG_CORRUPT is set, and the shard is +0.)
+ * - GC_STATUS_CORRUPT: on the CPU, a rank sent a payload that does not belong to this all-reduce. The shard is
+ *   unchanged. (On CUDA GC_FLAG_CORRUPT is set, and the shard is +0.)
  *
- * Other ranks may have succeeded, and block in gc_allreduce_all_gather(). After a failure the worker errors of this
- * rank may be those of the step.
+ * After a failure other ranks may have succeeded, and block in gc_allreduce_all_gather(). This rank's worker errors
+ * may already be those after the step.
  *
- * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends what is pending, both or
- * one alone; a half whose step is still pending when it comes again commits both first. So end each half by itself, or
- * both together.
+ * With GC_NONFINITE_TRANSACTIONAL each half leaves a step pending. gc_allreduce_commit() ends all pending steps: that
+ * of one half, or both. Calling a half whose step is still pending commits both first. So end the step of each half by
+ * itself, or both together.
  */
 gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
                                         const DLTensor *const *values,
@@ -945,18 +944,18 @@ gc_status_t gc_allreduce_reduce_scatter(gc_allreduce_t *allreduce,
                                         void *stream);
 
 /**
- * The second half of gc_allreduce_run(): sends this rank's part to all. It replaces values on every rank by the decoded
- * shards of all ranks. All ranks end with the same bytes.
+ * Runs the second half of gc_allreduce_run(): sends this rank's shard to all ranks, and replaces values on every rank
+ * by the decoded shards of all ranks. All ranks end with the same bytes.
  *
- * `shard`: as gc_allreduce_reduce_scatter() has it, with any numbers in it: the optimizer's step in place of the mean.
- * The server's error is added first, and the error of this compression is the next one. Values that are not finite
- * are treated as in the mean. GC_CODEC_SIGN: its signs are sent. `values`: as for gc_allreduce_run(), and written to.
+ * `shard`: as in gc_allreduce_reduce_scatter(), with any numbers, such as the optimizer's step in place of the mean.
+ * The server error is added first, and the error of this compression becomes the new one. Values that are not finite
+ * are treated as in the mean. With GC_CODEC_SIGN the signs are sent. `values`: as for gc_allreduce_run(), written.
  *
  * - All errors of gc_allreduce_run().
  * - GC_STATUS_SHAPE_MISMATCH: `shard` has another number of elements.
  * - GC_STATUS_INVALID_ARGUMENT: values overlap `shard`.
  *
- * After a failure the server errors of this rank may be those of the step.
+ * After a failure this rank's server errors may already be those after the step.
  */
 gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
                                     const DLTensor *shard,
@@ -968,8 +967,8 @@ gc_status_t gc_allreduce_all_gather(gc_allreduce_t *allreduce,
 gc_status_t gc_allreduce_flags(gc_allreduce_t *allreduce, DLTensor *dst, void *stream);
 
 /**
- * Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all. The
- * values stay as they are. Nothing is exchanged, so `skip` must say the same on every rank.
+ * Ends a step, as gc_codec_commit() does. A value that was not finite on any rank takes the step back on all ranks.
+ * The values stay as they are. Nothing is exchanged, so `skip` must be the same on every rank.
  */
 gc_status_t gc_allreduce_commit(gc_allreduce_t *allreduce,
                                 const DLTensor *skip,
@@ -982,13 +981,13 @@ gc_status_t gc_allreduce_rollback(gc_allreduce_t *allreduce, void *stream);
 gc_status_t gc_allreduce_reset(gc_allreduce_t *allreduce, void *stream);
 
 /**
- * Writes the errors of this rank and of its shard, as gc_codec_errors_out() does. Its shard is the part that it
- * reduces.
+ * Writes the worker errors of this rank and the server errors of its shard, the part that it reduces, as
+ * gc_codec_errors_out() does.
  *
- * `worker`: NULL, or float32, as many elements as all segments have. `server`: NULL, or float32, as many as the shard
- * has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes what all ranks' shards have, in the order of
- * elements: without raw segments the shards one after the other, in ranks' order; with raw ones each shard's parts
- * where these are (docs/NUMERICS.md 11).
+ * `worker`: NULL, or float32 with as many elements as all segments have. `server`: NULL, or float32 with as many
+ * elements as the shard has (gc_allreduce_shard_elements()). gc_allreduce_errors_in() takes the server errors of all
+ * ranks, in the order of elements. Without raw segments these are the shards one after the other, by rank; with raw
+ * ones, the parts of each shard lie where their elements are (docs/NUMERICS.md 11).
  */
 gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     DLTensor *worker,
@@ -996,15 +995,15 @@ gc_status_t gc_allreduce_errors_out(gc_allreduce_t *allreduce,
                                     void *stream);
 
 /**
- * Carries the errors of another world, of any size, from now on: gc_allreduce_errors_out() wrote them there. Other
- * ranks need not call this at the same time.
+ * Loads the errors of another world, of any size, which gc_allreduce_errors_out() wrote there. Other ranks need not
+ * call this at the same time.
  *
- * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If it
- * had as many ranks as this one, this rank takes its own row; otherwise every rank takes the mean of all, each
- * divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank may
- * give its own errors alone: as [1, n], or, with GC_REDUCTION_SUM, which would divide these, as its own row of as
- * many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
- * shards, of which this rank takes those of its own.
+ * `workers`: NULL, or float32, C-contiguous, [W, n]: the worker errors of the W ranks of that world, by rank. If that
+ * world had as many ranks as this one, this rank takes its own row. Otherwise every rank takes the mean of all rows,
+ * each divided by W and added in order (with GC_REDUCTION_SUM: their sum, divided by the new number of ranks). A rank
+ * may pass its own errors alone: as [1, n] or, with GC_REDUCTION_SUM, which would divide these, as its own row among
+ * as many rows as there are ranks now. `server`: NULL, or float32, C-contiguous, n elements: the server errors of all
+ * shards. This rank takes those of its own shard.
  *
  * - All errors of gc_codec_errors_in().
  * - GC_STATUS_SHAPE_MISMATCH: a tensor has another shape than described.
@@ -1017,9 +1016,8 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
 /*
  * NCCL
  *
- * A communicator over NCCL: over an ncclComm_t of yours, such as PyTorch's, for which 2.18 suffices, or over a new
- * one, for which 2.19.1 is needed. This library is not linked against NCCL; it uses the one that the process has
- * loaded:
+ * A communicator over NCCL: over your own ncclComm_t, such as PyTorch's, for which NCCL 2.18 suffices, or over a new
+ * one, which needs 2.19.1. This library is not linked against NCCL. It uses the NCCL that the process has loaded:
  *
  *     gc_nccl_options_t mine = {.struct_size = sizeof mine, .comm = my_nccl_comm};
  *     gc_comm_t *comm;
@@ -1031,62 +1029,62 @@ gc_status_t gc_allreduce_errors_in(gc_allreduce_t *allreduce,
  *     gc_comm_from_nccl_id(&none, id, rank, size, (DLDevice){kDLCUDA, gpu}, &comm);      // on every rank
  *
  * It exchanges memory of one CUDA device, in that device's primary context, on the stream of the call, and calls can
- * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Calls must not be made
- * between ncclGroupStart and ncclGroupEnd of yours. Where the host waits for a non-blocking communicator of NCCL's, or
- * for the other ranks when an all-reduce is created, the call gives TIMEOUT after timeout_ms, and the communicator is
- * unusable from then on. So it is after gc_comm_abort(), which ends such waiting with COMM.
+ * be captured. Tensors on the CPU give UNSUPPORTED_DEVICE. Two ranks cannot share a device. Do not make calls between
+ * your ncclGroupStart and ncclGroupEnd. If the host waits for a non-blocking communicator of NCCL, or for the other
+ * ranks when an all-reduce is created, the call gives TIMEOUT after timeout_ms. The communicator is then unusable, as
+ * it is after gc_comm_abort(), which ends such waits with COMM.
  *
- * The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() asks NCCL for its state. A
- * communicator of yours is for you to abort, by ncclCommAbort(). One that this library has created does not block, and
- * gc_comm_abort() aborts it at any time. It is aborted instead of destroyed, when it and all that was created from it
- * are released, if NCCL has reported an error or a call has given TIMEOUT. The memory of all-reduces that are released
+ * The GPU waits for a lost rank until NCCL's communicator is aborted. gc_comm_async_error() queries NCCL's state. You
+ * must abort your own communicator yourself, by ncclCommAbort(). One that this library has created does not block, and
+ * gc_comm_abort() aborts it at any time. When it and all that was created from it are released, it is aborted instead
+ * of destroyed if NCCL has reported an error or a call has given TIMEOUT. The memory of all-reduces that are released
  * after a TIMEOUT is kept until the process ends.
  *
- * NCCL is the library of dl_handle, if you pass one, which must stay open; otherwise the one where this process finds
- * ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
- * libraries have ncclSend, a borrowed communicator needs dl_handle (COMM_UNAVAILABLE says so), since it works only in
- * the one that made it.
+ * This library uses the NCCL of dl_handle, if you pass one, which must stay open; otherwise the one where this process
+ * finds ncclSend; otherwise a loaded libnccl.so.2. Some builds of PyTorch have NCCL within another library. If several
+ * libraries have ncclSend, a borrowed communicator needs dl_handle (otherwise COMM_UNAVAILABLE), since it works only
+ * in the one that made it.
  */
 
 /** Bytes of the id of gc_comm_nccl_id(). */
 #define GC_NCCL_ID_BYTES 128
 
-/** How an ncclComm_t is used. */
+/** Use of an ncclComm_t. */
 enum gc_nccl {
-    /** Split a communicator of all its ranks from it, so that calls on the two need not be ordered. */
+    /** Splits a communicator of all its ranks from it, so that calls on the two need not be ordered. */
     GC_NCCL_SPLIT = 1,
 };
 
-/** Which communicator of NCCL, and which NCCL. */
+/** NCCL communicator, and NCCL library, to use. */
 typedef struct gc_nccl_options_t {
     /** Set by you: sizeof(gc_nccl_options_t). */
     uint32_t struct_size;
-    /** 0, or GC_NCCL_SPLIT. */
+    /** Flags: 0, or GC_NCCL_SPLIT. */
     uint32_t flags;
-    /** An ncclComm_t, for gc_comm_from_nccl(); NULL for the others. */
+    /** An ncclComm_t, for gc_comm_from_nccl(); NULL for the other functions. */
     void *comm;
-    /** NCCL, from dlopen(). NULL: what is loaded. */
+    /** Handle of NCCL, from dlopen(). NULL: the NCCL that is loaded. */
     void *dl_handle;
-    /** How long a call waits for NCCL on the host; 0: 10 minutes. */
+    /** Longest wait of a call for NCCL on the host, in milliseconds; 0: 10 minutes. */
     uint32_t timeout_ms;
-    /** 0. */
+    /** Reserved; must be 0. */
     uint32_t reserved;
 } gc_nccl_options_t;
 
 /**
  * Creates a communicator over an NCCL communicator of yours. Its rank, world size and device are those of `comm`.
  *
- * Without a flag `comm` is borrowed: it must stay until gc_comm_free() and until the last all-reduce over it is
- * released, it is never destroyed here, and you order your own calls on it and those that use it here, the same on
- * every rank. With GC_NCCL_SPLIT all ranks call this, and block until the others do; `comm` must have no work under
- * way that waits for another rank, and this library does not use it afterwards. Blocks until a non-blocking `comm` is
- * initialized.
+ * Without a flag `comm` is borrowed. It must stay until gc_comm_free() and until the last all-reduce over it is
+ * released, and is never destroyed here. You must order your own calls on it and calls of this library that use it, in
+ * the same way on every rank. With GC_NCCL_SPLIT all ranks must call this, and block until all do. `comm` must then
+ * have no running work that waits for another rank, and this library does not use it afterwards. The call also waits
+ * until a non-blocking `comm` is initialized.
  *
  * `*out`: yours to release, by gc_comm_free().
  *
  * - GC_STATUS_INVALID_ARGUMENT: `comm` is NULL, or a flag is unknown.
  * - GC_STATUS_COMM_UNAVAILABLE: NCCL is not loaded, is older than 2.18 (2.19.1 with GC_NCCL_SPLIT), or several
- *   libraries are NCCL.
+ *   libraries have ncclSend.
  * - GC_STATUS_COMM: NCCL failed.
  * - GC_STATUS_TIMEOUT: NCCL did not finish within timeout_ms.
  * - All errors of a tensor on the device of `comm`.
@@ -1110,10 +1108,10 @@ gc_status_t gc_comm_nccl_id(const gc_nccl_options_t *options,
                             uint8_t *id);
 
 /**
- * Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world call this, and block
- * until the others do. gc_comm_free() destroys what NCCL has made for it.
+ * Creates a new communicator over NCCL, from the bytes of gc_comm_nccl_id(). All ranks of a world must call this, and
+ * block until all do. gc_comm_free() destroys NCCL's communicator.
  *
- * `options`: as for gc_comm_nccl_id(). `id`: the bytes that it gave on one rank. `device`: this rank's, CUDA.
+ * `options`: as for gc_comm_nccl_id(). `id`: the bytes that it gave on one rank. `device`: this rank's CUDA device.
  * `*out`: yours to release, by gc_comm_free().
  *
  * - All errors of gc_comm_nccl_id().
@@ -1133,7 +1131,7 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  * PEER MEMORY
  *
  * A communicator whose ranks write into each other's memory by kernels of this library, without NCCL: for the GPUs of
- * one node, over NVLink or PCIe. The calls over it are the same, and give the same bytes.
+ * one node, over NVLink or PCIe. The same calls work over it, and give the same bytes.
  *
  *     gc_codec_options_t options = {.struct_size = sizeof options, .codec = GC_CODEC_INT8, .n_elements = n};
  *     int64_t bytes = gc_allreduce_peers_bytes(&options, size);   // of each rank's buffer, for one all-reduce
@@ -1145,61 +1143,58 @@ gc_status_t gc_comm_from_nccl_id(const gc_nccl_options_t *options,
  *     gc_comm_from_peers(&mine, &comm);
  *
  * Each rank has a buffer, which the others write payloads to; no other GPU accesses your tensors. All calls over the
- * communicator use the same buffers, one after the other, so they are as large as the largest call needs: the maximum
- * of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be launched
- * repeatedly, also with calls of other sizes between the launches. A call on another stream runs after the call before
- * it, but the launches of graphs are for you to order. All of them must be done, on every rank, before an all-reduce is
- * created: its creation is a barrier on a stream of its own.
+ * communicator use the same buffers, one after the other, so they must be as large as the largest call needs: the
+ * maximum of what gc_allreduce_peers_bytes() returns for each all-reduce. There can be up to 64 ranks. Graphs can be
+ * launched repeatedly, also with calls of other sizes between the launches. A call on another stream runs after the
+ * call before it, but you must order the launches of graphs. All of them must be done, on every rank, before an
+ * all-reduce is created: its creation is a barrier on a stream of its own.
  *
- * A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host goes on. If one
- * does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets GC_FLAG_NONFINITE,
- * too), gc_comm_async_error() says TIMEOUT, and all later calls fail with COMM, here and, once they wait for this
- * rank, on the others. The same happens if a rank has died or writes invalid data.
+ * A rank waits for the others on its GPU, for at most `timeout_ms` of the GPU's clock, while the host continues. If a
+ * rank does not arrive, the results of that call are NaN on the ranks that waited (an all-reduce sets
+ * GC_FLAG_NONFINITE, too), and gc_comm_async_error() returns TIMEOUT. All later calls then fail with COMM, here and,
+ * once they wait for this rank, on the others. The same happens if a rank has died or writes invalid data.
  *
- * Ranks within one process that share a GPU wait for each other on the host as well, at most as long, so that their
- * kernels cannot keep each other from running: gc_comm_open_peers() arranges that, and such calls cannot be captured.
- * Release communicators when the work of all ranks is done, and no rank will make another call: the others write to a
- * rank's buffer until then.
+ * Ranks within one process that share a GPU also wait for each other on the host, for at most the same time. Their
+ * kernels then cannot keep each other from running. gc_comm_open_peers() arranges that, and such calls cannot be
+ * captured. Release communicators when the work of all ranks is done, and no rank will make another call: the others
+ * write to a rank's buffer until then.
  */
 
-/** Memory by which ranks reach each other, as one of them has it mapped. */
+/** Peer memory of all ranks, as one rank has mapped it. */
 typedef struct gc_peers_options_t {
     /** Set by you: sizeof(gc_peers_options_t). */
     uint32_t struct_size;
     /** This rank: 0 to world_size - 1. */
     int32_t rank;
-    /** 1 to 64. */
+    /** Number of ranks: 1 to 64. */
     int32_t world_size;
-    /** How long a call waits for the other ranks, on the GPU; 0: 10 minutes. */
+    /** Longest wait for the other ranks on the GPU, in milliseconds; 0: 10 minutes. */
     uint32_t timeout_ms;
-    /** This rank's, CUDA. */
+    /** This rank's device: CUDA. */
     DLDevice device;
-    /**
-     * The size of each buffer, the same on every rank: the maximum of what gc_allreduce_peers_bytes() returns for the
-     * all-reduces over it.
-     */
+    /** Bytes of each buffer, equal on all ranks: the maximum of gc_allreduce_peers_bytes() for the all-reduces over it. */
     size_t bytes;
     /**
-     * world_size addresses: of rank k's buffer as it is mapped here, a multiple of 256. Its memory is all 0 before the
-     * first rank calls gc_comm_from_peers().
+     * The world_size addresses of the buffers as mapped here, by rank: multiples of 256. All buffers must be 0 before
+     * the first rank calls gc_comm_from_peers().
      */
     void *const *buffers;
 } gc_peers_options_t;
 
 /**
- * Bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one communicator need the
- * most of theirs, not the sum.
+ * Returns the bytes of each rank's buffer for an all-reduce with these options. Several all-reduces over one
+ * communicator need the maximum, not the sum.
  *
- * P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the least is 320
- * bytes per rank.
- * - Two exchanges: 2 x P + 2 x min(P, 8.5 MiB). The second term is at most 17 MiB.
- * - One exchange: 4 x world_size x P, at most 34 MiB.
+ * P is gc_codec_payload_bytes() of these options with `world_size` chunks. At most 2 KiB are added, and the result is
+ * at least 320 bytes per rank.
+ * - Two-shot: 2 x P + 2 x min(P, 8.5 MiB). The second term is at most 17 MiB.
+ * - One-shot: 4 x world_size x P, at most 34 MiB.
  *
  * `options`: as for gc_allreduce_create(); n_chunks, server and device are ignored, so that no GPU is needed.
- * `nodes`: 1 for a flat communicator, of `world_size` ranks. Otherwise this is for the `intra_node` of
- * gc_comm_hierarchical() over so many nodes, and `world_size` counts the ranks of one node: B is
- * 64 + ceil(n / world_size) elements of values or, if that is more, the reduced chunks of a rank's part, and the
- * buffers have 2 x world_size x B bytes for that and as much as above for small calls.
+ * `nodes`: 1 for a flat communicator of `world_size` ranks. Otherwise the buffers are for the `intra_node` of
+ * gc_comm_hierarchical() over `nodes` nodes, each of `world_size` ranks. They have 2 x world_size x B + 2 x
+ * min(world_size x B, 8.5 MiB) bytes. B is 64 bytes plus ceil(n / world_size) values or, if larger, the reduced chunks
+ * of a rank's part.
  *
  * -1, and the last error: options that gc_allreduce_create() rejects, or world_size not within 1 to 64, or nodes below 1.
  */
@@ -1224,17 +1219,18 @@ gc_status_t gc_comm_from_peers(const gc_peers_options_t *options,
                                gc_comm_t **out);
 
 /**
- * Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator calls
- * this, with the same `bytes`; over that one they exchange what they need.
+ * Creates a communicator over peer memory that it allocates and maps itself. Every rank of another communicator must
+ * call this, with the same `bytes`; the ranks exchange what they need over that communicator.
  *
- * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's, CUDA. `bytes`, `timeout_ms`: as
- * in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
+ * `bootstrap`: any communicator; yours again when this returns. `device`: this rank's CUDA device. `bytes`,
+ * `timeout_ms`: as in gc_peers_options_t. `*out`: yours to release, by gc_comm_free().
  *
  * A failure on one rank fails all, except BUSY and a NULL `bootstrap`: then the others keep waiting. If an exchange
- * over `bootstrap` fails, maybe for this rank alone, its buffer is kept until the process ends, for others may write
- * to it. UNSUPPORTED_DEVICE: a rank cannot reach the memory of another (another node, a GPU without peer access); the
- * CPU. INVALID_ARGUMENT: ranks with other `bytes`; fewer than the smallest buffer has, which the message names, such
- * as the -1 of a failure; a rank that could not make its buffer. OUT_OF_MEMORY, COMM, BUSY.
+ * over `bootstrap` fails, maybe on this rank alone, its buffer is kept until the process ends: others may write to it.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: `device` is the CPU; a rank cannot reach another (other node, no peer access).
+ * - GC_STATUS_INVALID_ARGUMENT: `bytes` differs between ranks, or is below the minimum that the message has, such as
+ *   the -1 of a failed call; a rank could not make its buffer.
+ * - GC_STATUS_OUT_OF_MEMORY, GC_STATUS_COMM, GC_STATUS_BUSY.
  */
 gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
                                DLDevice device,
@@ -1247,7 +1243,7 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  *
  * A hierarchical communicator combines two: one among the ranks of a node, such as over peer memory, and one between
  * nodes, over NCCL, MPI or any other engine. An all-reduce over it sums the values of a node up in float32 first, and
- * compresses the sums alone, so the least number of bytes leaves a node.
+ * compresses only the sums, so the least number of bytes leaves a node.
  *
  *     MPI_Comm_split(world, node, rank, &mine);                   // the ranks of this node
  *     MPI_Comm_split(world, rank_in_node, rank, &alike);          // the ranks with this number, one of each node
@@ -1261,34 +1257,34 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * the bytes of the whole payload, 2 P (N - 1) / N bytes leave a node in an all-reduce. A flat communicator of all ranks
  * makes a node send (R + 1) times half of that, or more.
  *
- * The result differs from that of a flat communicator, since values are encoded once a node and not once a rank. All
- * ranks of all nodes end with the same bytes. Errors are kept of the sums: with float32 4 (1 / R + 1 / (R N)) bytes per
- * element. GC_CODEC_SIGN is refused, since a majority needs the bits of every rank. The formulas are in
- * docs/NUMERICS.md 12; an all-reduce needs memory for twice the values and a part, see docs/CHOOSING.md.
+ * The result differs from that of a flat communicator, since values are encoded once per node and not once per rank.
+ * All ranks of all nodes end with the same bytes. Errors are kept of the sums: with float32 they take 4 (1 / R + 1 /
+ * (R N)) bytes per element. GC_CODEC_SIGN is refused, since a majority needs the bits of every rank. The formulas are
+ * in docs/NUMERICS.md 12; an all-reduce needs memory for twice the values and a part, see docs/CHOOSING.md.
  *
- * The rules of the two communicators hold: the memory that they exchange, whether calls can be captured, how long they
- * wait. While a call on the hierarchical communicator is running, calls on the two give BUSY. After an exchange failed,
- * or a rank was lost, this rank aborts both, as gc_comm_abort() does, since the ranks of one may wait where those of
- * the other have failed. Later calls give COMM. The other ranks fail in this call or the next, within their timeout;
- * over callbacks when the callback returns.
+ * The rules of the two communicators hold for the memory that they exchange, for graph capture and for timeouts. While
+ * a call on the hierarchical communicator is running, calls on the two give BUSY. After a failed exchange or a lost
+ * rank this rank aborts both, as gc_comm_abort() does, since the ranks of one may wait where those of the other have
+ * failed. Later calls give COMM. The other ranks fail in this call or the next, within their timeout; over callbacks
+ * when the callback returns.
  */
 
 /**
- * Combines a communicator among the ranks of each node and one between nodes. Every rank calls this, and over both
- * they check that the two form a grid.
+ * Combines a communicator among the ranks of each node and one between nodes. Every rank must call this. The ranks
+ * check over both communicators that the two form a grid.
  *
- * `intra_node`: of this node's ranks. `inter_node`: of the ranks that have this rank's number on their nodes, one of
- * each node; its ranks number the nodes, so all ranks of a node have the same rank there. Both stay yours. `*out`: yours
- * to release, by gc_comm_free(). With one node it is the flat communicator over `intra_node`, with one rank per node
- * that over `inter_node`.
+ * `intra_node`: connects the ranks of this node. `inter_node`: connects the ranks that have this rank's number on
+ * their nodes, one of each node. Its ranks number the nodes, so all ranks of a node have the same rank there. Both
+ * stay yours. `*out`: yours to release, by gc_comm_free(). With one node it is the flat communicator over
+ * `intra_node`, with one rank per node the one over `inter_node`.
  *
- * Over peer memory the buffers of `intra_node` need the bytes that gc_allreduce_peers_bytes() returns for so many nodes,
- * and those of `inter_node` the bytes for float32 values of ceil(n / R) elements and N ranks.
+ * Over peer memory the buffers of `intra_node` need the bytes that gc_allreduce_peers_bytes() returns for N nodes.
+ * Those of `inter_node` need the bytes for float32 values of ceil(n / R) elements and N ranks.
  *
- * - GC_STATUS_INVALID_ARGUMENT: `inter_node` is NULL on a rank; nodes with different numbers of ranks, on every rank,
- *   which says the two numbers; other ranks than those described in one of the two; one communicator twice; one that
- *   is itself hierarchical. If one rank fails, all do, except with BUSY or a NULL `intra_node`, or with an `inter_node`
- *   of which another rank does not pass its own (but NULL, or another communicator): then the others keep waiting.
+ * If one rank fails, all do, except with BUSY or a NULL `intra_node`, or if another rank passes NULL or another
+ * communicator in place of its `inter_node`: then the others keep waiting.
+ * - GC_STATUS_INVALID_ARGUMENT: `inter_node` is NULL on a rank; nodes differ in their numbers of ranks (the message
+ *   has two); one of the two connects other ranks than described; both are the same; or one is itself hierarchical.
  * - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
  * - GC_STATUS_COMM: an exchange failed.
  * - GC_STATUS_BUSY: another call is running on this communicator.
@@ -1306,38 +1302,38 @@ gc_status_t gc_comm_hierarchical(gc_comm_t *intra_node,
  * floats see SIGNS.
  */
 
-/** For `axis`: all dimensions as one, in C order. */
+/** Value of `axis` for all dimensions, flattened in C order. */
 #define GC_AXIS_NONE (-2147483647 - 1)
 
-/** For `count`: all bits. */
+/** Value of `count` for all bits. */
 #define GC_COUNT_ALL (-9223372036854775807LL - 1)
 
-/** Which bit of a byte comes first. */
+/** Order of the bits in a byte. */
 enum gc_bit_order {
-    /** The most significant: NumPy's default, CuPy, DeepSpeed. */
+    /** The most significant bit is first: NumPy's default, CuPy, DeepSpeed. */
     GC_BIT_ORDER_BIG = 0,
-    /** The least significant. */
+    /** The least significant bit is first. */
     GC_BIT_ORDER_LITTLE = 1,
 };
 
-/** Which bit of a byte comes first: one of GC_BIT_ORDER_*. */
+/** Order of the bits in a byte: one of GC_BIT_ORDER_*. */
 typedef int32_t gc_bit_order_t;
 
 /**
- * Bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative n_elements or 0
- * chunks.
+ * Returns the bytes of one chunk: ceil(ceil(n_elements / 8) / n_chunks). -1, and the last error, for a negative
+ * n_elements or 0 chunks.
  */
 int64_t gc_chunk_bytes(int64_t n_elements,
                        size_t n_chunks);
 
 /**
  * Packs booleans and integers to bits, 1 where an element is not zero, in equal chunks. The most significant bit of a
- * byte comes first.
+ * byte is first.
  *
  * `src`: bool or integer, any shape and strides, flattened in C order. `out`: room for `n_chunks` pointers; each
  * receives a one-dimensional uint8 tensor of gc_chunk_bytes() bytes, yours to release, in any order. Bits past the
  * last element are 0. The chunks share one allocation, in which chunk k begins at `chunks[0].data + k * chunk_bytes`;
- * the first is aligned to 256 bytes, all are NULL when empty. It is freed with the last of them.
+ * the first is aligned to 256 bytes, all are NULL when empty. The allocation is freed with the last chunk.
  *
  * - GC_STATUS_INVALID_ARGUMENT: `n_chunks` is 0.
  * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float; gc_pack_signs() packs signs.
@@ -1364,12 +1360,11 @@ gc_status_t gc_unpack_chunks(DLManagedTensor *const *chunks,
                              DLManagedTensor **out);
 
 /**
- * Packs 8 elements along an axis to a byte, as numpy.packbits does. Zero bits pad the last byte of each
- * row.
+ * Packs 8 elements along an axis to a byte, as numpy.packbits does. Zero bits pad the last byte of each row.
  *
- * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative ones counting from the
- * end; GC_AXIS_NONE flattens in C order. `order`: which bit of a byte comes first. `*out`: uint8, of the shape of
- * `src` with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
+ * `src`: bool or integer, any shape and strides; non-zero is 1. `axis`: a dimension, negative numbers count from the
+ * end; GC_AXIS_NONE flattens in C order. `order`: order of the bits in a byte. `*out`: uint8, of the shape of `src`
+ * with ceil(size / 8) along the axis (one-dimensional when flattened), yours to release.
  *
  * - GC_STATUS_INVALID_ARGUMENT: `axis` is out of range, or `order` is unknown.
  * - GC_STATUS_UNSUPPORTED_DTYPE: `src` is a float.
@@ -1399,7 +1394,7 @@ gc_status_t gc_unpack_bits(const DLManagedTensor *src,
                            DLManagedTensor **out);
 
 /**
- * gc_pack_chunks() into your memory.
+ * Packs like gc_pack_chunks(), into your memory.
  *
  * `src`: bool or integer, any shape and strides, flattened in C order. `dst`: uint8, C-contiguous, two-dimensional:
  * [n_chunks, gc_chunk_bytes(n, n_chunks)]; a row is a chunk. Every byte of it is written.
@@ -1429,7 +1424,7 @@ gc_status_t gc_unpack_chunks_into(const DLTensor *src,
                                   void *stream);
 
 /**
- * gc_pack_bits() into your memory.
+ * Packs like gc_pack_bits(), into your memory.
  *
  * `dst`: uint8, of the shape that gc_pack_bits() would return, any strides.
  *
@@ -1444,7 +1439,7 @@ gc_status_t gc_pack_bits_into(const DLTensor *src,
                               void *stream);
 
 /**
- * gc_unpack_bits() into your memory.
+ * Unpacks like gc_unpack_bits(), into your memory.
  *
  * `dst`: of the shape that gc_unpack_bits() would return; its length along the axis is the count. Any strides; uint8,
  * or any other dtype that gc_unpack_chunks_into() writes.
@@ -1461,8 +1456,8 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
 /*
  * SIGNS
  *
- * Packs the sign of every element to a bit: bit = not (x < 0), so zeros of either sign and NaN give 1. The bits lie in
- * chunks, as those of gc_pack_chunks() do. A step of signSGD with majority vote (Bernstein et al., 2018) on each rank:
+ * Packs the sign of every element to a bit: bit = not (x < 0), so zeros of either sign and NaN give 1. The bits are in
+ * chunks, as for gc_pack_chunks(). A step of signSGD with majority vote (Bernstein et al., 2018) on each rank:
  *
  *     gc_pack_signs_into(&gradient, GC_BIT_ORDER_BIG, &chunks, stream);  // a chunk for every rank
  *     all_to_all(chunks, ballots);                                       // yours; a row of ballots is a rank's
@@ -1475,7 +1470,7 @@ gc_status_t gc_unpack_bits_into(const DLTensor *src,
 
 /**
  * Packs the signs of floats to bits in equal chunks: gc_pack_chunks() for floats. The most significant bit of a byte
- * comes first.
+ * is first.
  *
  * `src`: float16, bfloat16, float32 or float64, any shape and strides, flattened in C order. `out`: as for
  * gc_pack_chunks().
@@ -1504,10 +1499,10 @@ gc_status_t gc_unpack_signs(DLManagedTensor *const *chunks,
                             DLManagedTensor **out);
 
 /**
- * gc_pack_signs() into your memory.
+ * Packs like gc_pack_signs(), into your memory.
  *
- * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(), and so are the errors; bool and integers in src
- * are UNSUPPORTED_DTYPE here.
+ * `src`: as for gc_pack_signs(). `dst`: as for gc_pack_chunks_into(). The errors are the same, but here bool and
+ * integers in `src` are UNSUPPORTED_DTYPE.
  */
 gc_status_t gc_pack_signs_into(const DLTensor *src,
                                gc_bit_order_t order,
@@ -1515,7 +1510,7 @@ gc_status_t gc_pack_signs_into(const DLTensor *src,
                                void *stream);
 
 /**
- * Unpacks chunks of signs to your memory, as +scale and -scale. +scale is where the bit is 1, -scale where it is 0.
+ * Unpacks chunks of signs to your memory, as +scale where the bit is 1 and -scale where it is 0.
  *
  * `src`: uint8, C-contiguous, two-dimensional: [n_chunks, gc_chunk_bytes(n, n_chunks)]. `scales`: NULL for 1; or
  * float32 on the device of src, one-dimensional and contiguous, one for all chunks or one for each. They are read on
@@ -1538,9 +1533,9 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src,
                                  void *stream);
 
 /**
- * Takes a majority vote on every bit: the result is what more than half of the voters have.
+ * Takes a majority vote on every bit: the result is the bit that more than half of the voters have.
  *
- * In a tie (of an even number of voters) the bit is that of voter (byte index + turn) mod n_voters, so that ties do
+ * In a tie (of an even number of voters), the bit of voter (byte index + turn) mod n_voters decides, so that ties do
  * not push all weights the same way. Pass another `turn` in each step, such as the number of the step, and the same
  * one on all ranks that need the same result.
  *
@@ -1551,7 +1546,7 @@ gc_status_t gc_unpack_signs_into(const DLTensor *src,
  * - GC_STATUS_INVALID_ARGUMENT: there are no voters.
  * - GC_STATUS_UNSUPPORTED_DTYPE: `src` or `dst` is not uint8.
  * - GC_STATUS_SHAPE_MISMATCH: `src` is not two-dimensional, or `dst` has another shape than described.
- * - GC_STATUS_NOT_CONTIGUOUS: the bytes of a voter, or those of `dst`, are not contiguous.
+ * - GC_STATUS_NOT_CONTIGUOUS: the bytes of a voter, or the bytes of `dst`, are not contiguous.
  */
 gc_status_t gc_vote_signs_into(const DLTensor *src,
                                uint64_t turn,
@@ -1563,7 +1558,7 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
  *
  * Creates tensors in new memory or over your memory, and converts between the two forms of DLPack. The *legacy* form
  * is DLManagedTensor, which the other functions take and JAX imports. The *versioned* form is DLManagedTensorVersioned
- * of DLPack 1.0 and later, which can say that a tensor is read-only.
+ * of DLPack 1.0 and later, which can mark a tensor as read-only.
  *
  *     float values[1000];
  *     int64_t shape[] = {1000};
@@ -1574,10 +1569,10 @@ gc_status_t gc_vote_signs_into(const DLTensor *src,
  */
 
 /**
- * A new compact tensor; its elements are not initialized.
+ * Creates a compact tensor. Its elements are not initialized.
  *
- * `dtype`: any; elements of less than a byte are packed, their bytes rounded up. `shape`: `ndim` sizes, copied; may be
- * NULL when `ndim` is 0. `*out`: yours to release.
+ * `dtype`: any; elements smaller than a byte are packed, and the size is rounded up to bytes. `shape`: `ndim` sizes,
+ * copied; may be NULL when `ndim` is 0. `*out`: yours to release.
  *
  * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
  * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 bytes.
@@ -1589,7 +1584,7 @@ gc_status_t gc_tensor_empty(DLDevice device,
                             DLManagedTensor **out);
 
 /**
- * A tensor over your memory. Nothing is copied, and no element is read.
+ * Makes a tensor over your memory. Nothing is copied, and no element is read.
  *
  * `data`: element 0; NULL only if there is no element. `device`, `dtype`: any. `shape`: `ndim` sizes. `strides`: as
  * many strides in elements, NULL for compact. Both are copied. `release`, unless NULL, is called once with `ctx` when
@@ -1617,12 +1612,12 @@ gc_status_t gc_tensor_from_pointer(void *data,
 /** Releases a tensor: calls its deleter. NULL is ignored, and so is a tensor whose deleter is NULL. */
 void gc_tensor_free(DLManagedTensor *tensor);
 
-/** Releases a tensor in DLPack's versioned form, as gc_tensor_free(). */
+/** Releases a tensor in DLPack's versioned form, like gc_tensor_free(). */
 void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
 
 /**
  * Converts a tensor to DLPack's versioned form, which NumPy imports as writable. (It imports the legacy form as
- * read-only.) The version is the lowest 1.x that knows the dtype; there are no flags.
+ * read-only.) The version is the lowest 1.x that has the dtype; there are no flags.
  *
  * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
  * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
@@ -1649,8 +1644,7 @@ gc_status_t gc_tensor_from_versioned(struct DLManagedTensorVersioned *src,
                                      DLManagedTensor **out);
 
 /**
- * Releases the tensor of a Python capsule that nobody consumed. It is a destructor for PyCapsule_New from ctypes or
- * cffi.
+ * Releases the tensor of a Python capsule that was not consumed: a destructor for PyCapsule_New from ctypes or cffi.
  *
  * Works for both names, "dltensor" and "dltensor_versioned"; a consumed capsule ("used_dltensor" ...) is left alone.
  * NULL only sets the last error. The function looks up Python in the calling process. Pass its address only: a caller
@@ -1666,7 +1660,7 @@ void gc_capsule_destructor(void *py_capsule);
  *
  *     DLDevice gpu = {kDLCUDA, 0};
  *     gc_tensor_to_device(array, gpu, &copy);         // a new tensor, compact
- *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and laid out anew in one pass
+ *     gc_copy_into(&float32_matrix, &bfloat16_transposed, stream);  // cast and transposed in one pass
  *
  * `src` is broadcast to the shape of `dst` by NumPy's rule: sizes are aligned at the last one, and where src has a
  * size of 1, or none, its element is repeated.
@@ -1674,7 +1668,7 @@ void gc_capsule_destructor(void *py_capsule);
  * Elements of the same dtype are copied as they are, byte for byte: any dtype, lanes included. Casts are between bool,
  * integers, float16, bfloat16, float32 and float64. Their results are the same on every device, to the last bit:
  *
- * - integer to integer: the lowest bits, sign or zeros before them: 300 is 44 in uint8, -1 is 255;
+ * - integer to integer: the lowest bits, extended by the sign or by zeros: 300 is 44 in uint8, -1 is 255;
  * - float to integer: towards 0; values beyond the integer's range become its least or greatest, NaN becomes 0;
  * - to bool: 1 unless the element is 0 or -0.0, so 1 for NaN; from bool: 1 for every byte but 0;
  * - to a float: rounded once, to nearest even, also from float64 to bfloat16 or from int64 to float16; values that
@@ -1685,7 +1679,7 @@ void gc_capsule_destructor(void *py_capsule);
  */
 
 /**
- * A new compact copy of a tensor, on the device that you name.
+ * Makes a new compact copy of a tensor, on the device that you name.
  *
  * `src`: any dtype and strides, on CPU, CUDAHost, CUDA or CUDAManaged; elements of less than a byte must be
  * C-contiguous. `device`: CPU (1) or CUDA (2); it may be that of src. `*out`: of the same dtype and shape, yours to
@@ -1701,24 +1695,23 @@ gc_status_t gc_tensor_to_device(const DLManagedTensor *src,
                                 DLManagedTensor **out);
 
 /**
- * Copies a tensor into another one, whatever the strides, dtypes and devices of the two. The devices are CPU,
- * CUDAHost, CUDA and CUDAManaged.
+ * Copies a tensor into another one, with any strides and dtypes. Both may be on CPU, CUDAHost, CUDA or CUDAManaged.
  *
- * `src`: broadcast to the shape of dst. `dst`: written; nothing between its elements is, and between CPU tensors
- * nothing behind the last element of less than a byte; where a GPU takes part all of that byte is. `stream`: of dst's
- * device, or of src's where dst is on CPU or CUDAHost; ignored where both are.
+ * `src`: broadcast to the shape of dst. `dst`: written; bytes between its elements are not. Behind a last element of
+ * less than a byte, the bits of its byte are kept between CPU tensors, and overwritten if a GPU takes part. `stream`:
+ * of dst's device, or of src's where dst is on CPU or CUDAHost; ignored where both are.
  *
- * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured; between CUDAHost and CUDA it
+ * Between CPU and CUDA the copy is complete when this returns, and it cannot be captured. Between CUDAHost and CUDA it
  * is enqueued on the stream, like a copy between two CUDA tensors, and both must stay until the stream has done it.
- * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), which are kept
- * until gc_trim(). CPU memory that is pinned, in one piece, is copied without them.
+ * The first copy between CPU and a device allocates 8 MiB of pinned memory, also after gc_prepare(), and keeps it
+ * until gc_trim(). CPU memory that is pinned, in one piece, is copied without it.
  *
  * Between two CUDA devices the stream is one of dst's device: work of other streams on src must be done before, or
- * this stream must wait for it. The device of dst is given access to the memory of src's device where that is
- * possible. If dst's device still cannot read src, which may be memory of a pool or memory that was mapped, a copy to
- * another layout or dtype goes by way of the CPU: it is complete when this returns, allocates and cannot be captured,
- * like a copy between CPU and CUDA. src is read from another context than its own, so if this library has allocated
- * it, release it only when the stream has done the copy.
+ * this stream must wait for it. The device of dst is given access to the memory of src's device if possible. If it
+ * still cannot read src, which may be memory of a pool or mapped memory, a copy to another layout or dtype goes
+ * through the CPU: it is complete when this returns, allocates and cannot be captured, like a copy between CPU and
+ * CUDA. src is read from another context than its own, so if this library has allocated it, release it only when the
+ * stream has done the copy.
  *
  * Every element may be copied onto itself: if the two are the same memory with the same strides and dtype, nothing is
  * done. Otherwise the bytes from the first to the last of dst must not intersect those from the first to the last of
@@ -1749,67 +1742,66 @@ gc_status_t gc_copy_into(const DLTensor *src,
  *     gc_share_receive(socket, cpu, 1000, &tensor);
  *     gc_tensor_free(tensor);
  *
- * A tensor on the CPU or CUDAHost is sent as a copy, in memory that both processes can map and that holds nothing
- * else. The copy is made once, on the sender's side, and mapped by the receiver. Neither side sees what the other
- * writes afterwards.
+ * A tensor on the CPU or CUDAHost is sent as a copy, in memory that both processes can map and that contains nothing
+ * else. The copy is made once, on the sender's side, and mapped by the receiver. Later writes of one side are not
+ * visible to the other.
  *
- * A CUDA tensor is sent as the memory itself, and nothing is copied: each side sees what the other writes, and the two
- * have to order their work by means of their own. gc_share_send() waits for the work that was enqueued before it in
- * the context that simple functions work in (see CUDA), and gc_tensor_free() of the receiver's tensor does so before
- * it tells the sender. Once a share of this library's memory has ended, gc_share_wait() frees that, or else the next
- * call that makes a tensor on the GPU, such as gc_tensor_empty(): these wait, too. So none of them may stand between
- * the launches of a collective on several GPUs. Where gc_tensor_free() cannot wait, for a stream of the context
- * captures or memory is short, the memory stays mapped, and the sender hears only when the receiver's process ends.
- * CUDA gives memory away as a whole: the receiver could read and write all of the allocation that the tensor is in,
- * with the tensors of others that a pool such as PyTorch's has put there, and for small ones of cuMemAlloc also the
- * allocations beside it. GC_SHARE_COPY sends a copy instead, in memory that holds nothing else.
+ * A CUDA tensor is sent as the memory itself, without a copy: the writes of each side are visible to the other, and
+ * both must order their work by means of their own. gc_share_send() waits for the work that was enqueued before it in
+ * the context that simple functions use (see CUDA). gc_tensor_free() of the receiver's tensor does the same before it
+ * notifies the sender. After a share of this library's memory has ended, gc_share_wait() frees the memory, or else the
+ * next call that makes a tensor on the GPU, such as gc_tensor_empty(); these calls wait, too. So make none of them
+ * between the launches of a collective on several GPUs. If gc_tensor_free() cannot wait, because a stream of the
+ * context captures or memory is short, the memory stays mapped. The sender is then notified only when the receiver's
+ * process ends. CUDA shares whole allocations: the receiver could read and write all of the tensor's allocation, with
+ * other tensors that a pool such as PyTorch's has put there. For small allocations of cuMemAlloc, it could also access
+ * the allocations beside them. GC_SHARE_COPY sends a copy instead, in memory that contains nothing else.
  *
  *     cuMemAlloc: cudaMalloc, PyTorch, CuPy, gc_tensor_empty()      by its handle (cuIpcGetMemHandle)
  *     cuMemCreate with POSIX file descriptors: PyTorch's            part by part, up to 4096, each a descriptor
  *         expandable segments
  *     pools (cuMemAllocAsync), managed memory, memory of the host   not at all; GC_SHARE_COPY sends a copy
  *
- * The sender keeps its tensor until gc_share_wait() says that the receiver has released it: if it is freed or used for
- * something else before, that happens to the receiver's tensor. The sender's process must live as long, too. Memory of
- * this library stays by itself, when its tensor is released, too; it is freed afterwards, and never used for another
- * tensor. Without a lease it is never freed, and a descriptor of this process stays open until the receiver has
- * answered and a later gc_share_send() or gc_share_free() finds that. A copy by GC_SHARE_COPY needs nobody to keep it.
+ * The sender must keep its tensor, and its process must live, until gc_share_wait() reports that the receiver has
+ * released the tensor. If the memory is freed or reused before, so is the receiver's. Memory of this library is kept
+ * automatically, also after its tensor is released. It is freed when the share has ended, and never used for another
+ * tensor. Without a lease, it is never freed, and a descriptor of this process stays open until the receiver has
+ * answered and a later gc_share_send() or gc_share_free() finds the answer. A copy by GC_SHARE_COPY need not be kept.
  *
- * `socket`: SOCK_STREAM of AF_UNIX, connected; blocking or not, as you like. A message of these functions lies on it
- * between yours, with one descriptor or more; no byte beyond it is read, and no SIGPIPE is raised. One thread at a
- * time sends on a socket, and one receives.
+ * `socket`: a connected AF_UNIX socket of type SOCK_STREAM, blocking or not. Your own messages may precede and follow
+ * a message of these functions, which carries one descriptor or more. No byte beyond it is read, and no SIGPIPE is
+ * raised. One thread at a time may send on a socket, and one may receive.
  *
- * `timeout_ms`: how long a call may wait for the other side; 0: do not wait; negative: without limit. TIMEOUT: the
- * other side did not answer in time. A message normally passes whole or not at all, and then the socket is as it was;
- * but if only a part of it has passed, or if it was CORRUPT, neither side can use the socket any more. The same
- * happens if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system takes the first
- * of them and refuses others (SHARE: ETOOMANYREFS, of too many on their way). gc_share_wait() does not touch the
- * socket. The time of the CUDA driver's calls, and of the work that these wait for, is not limited. Neither is that of
- * closing descriptors that were sent and are not wanted, if they are of files whose close() waits: a socket with
- * SO_LINGER, a file of FUSE.
+ * `timeout_ms`: the time in ms that a call may wait for the other side; 0: do not wait; negative: without limit.
+ * TIMEOUT: the other side did not answer in time. A message normally passes whole or not at all, and then the socket
+ * is as it was. If only a part of it has passed, or if it was CORRUPT, neither side can use the socket any more. The
+ * same applies if the memory has more than 252 parts, whose descriptors pass 253 at a time, and the system accepts the
+ * first descriptors and refuses others (SHARE: ETOOMANYREFS, too many in flight). gc_share_wait() does not use the
+ * socket. The timeout does not limit calls of the CUDA driver, nor the work that they wait for. Nor does it limit the
+ * closing of unwanted descriptors whose close() waits: of a socket with SO_LINGER, or of a file of FUSE.
  *
  * Messages are not trusted: sizes, strides, dtype and descriptors are checked before memory is mapped, and the
- * descriptors of a rejected message are closed. But a sender that is not this library may go on changing the elements:
- * whoever checks what they say checks a copy.
+ * descriptors of a rejected message are closed. But a sender other than this library may go on changing the elements,
+ * so check their values in a copy.
  */
 
-/** How a tensor is shared. */
+/** Flags of gc_share_send(). */
 enum gc_share {
-    /** As a copy, so that nothing else can be seen. On the CPU it always is one. On CUDA it is of memory of any kind. */
+    /** Send a copy, in memory that contains nothing else: on the CPU always, on CUDA of memory of any kind. */
     GC_SHARE_COPY = 1,
 };
 
-/** What the sender keeps of a tensor that it has sent: gc_share_send() makes it. */
+/** Lease of a tensor that was sent: gc_share_send() makes it. */
 typedef struct gc_share_t gc_share_t;
 
 /**
- * Sends a tensor to another process. It returns when its message is written; gc_share_wait() says whether the other
- * side took it.
+ * Sends a tensor to another process. Returns when the message is written; gc_share_wait() reports whether the other
+ * side accepted it.
  *
  * `tensor`: of any dtype, with any strides; elements of less than a byte that are copied must be C-contiguous. On CPU
- * or CUDAHost it is copied, and yours again when this returns. On CUDA: the receiver's has its strides; keep it until
- * it is released there. `flags`: 0 or GC_SHARE_COPY: the receiver's tensor is compact then. `*lease`: yours to
- * release, by gc_share_free(); `lease` may be NULL if nobody is to wait.
+ * or CUDAHost, it is copied, and yours again when this returns. On CUDA, the receiver's tensor has the same strides;
+ * keep yours until it is released there. `flags`: 0 or GC_SHARE_COPY, with which the receiver's tensor is compact.
+ * `*lease`: yours to release, by gc_share_free(); `lease` may be NULL if you do not wait.
  *
  * - GC_STATUS_INVALID_ARGUMENT: the socket does not exist; a flag is unknown; there are more than 64 dimensions; or
  *   elements lie outside the allocation of element 0.
@@ -1817,8 +1809,8 @@ typedef struct gc_share_t gc_share_t;
  * - GC_STATUS_SIZE_OVERFLOW: the copy would have more than 2^63 - 1 bytes.
  * - GC_STATUS_NOT_CONTIGUOUS: elements of less than a byte are not C-contiguous.
  * - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
- * - GC_STATUS_SHARE: the other side has closed the socket, the system refused, or memory of this kind cannot be shared;
- *   the message says what to do instead.
+ * - GC_STATUS_SHARE: the other side has closed the socket, the system refused, or memory of this kind cannot be
+ *   shared; the message names an alternative.
  * - GC_STATUS_TIMEOUT: the other side did not answer within `timeout_ms`.
  * - GC_STATUS_CUDA, GC_STATUS_CONTEXT_LOST: the driver failed.
  *
@@ -1831,8 +1823,8 @@ gc_status_t gc_share_send(const DLManagedTensor *tensor,
                           gc_share_t **lease);
 
 /**
- * Waits until the receiver has released a tensor, with all that it made from it. It may be called any number of times,
- * on any thread. Memory of this library on CUDA that was kept for it is then freed, which waits for the work of its
+ * Waits until the receiver has released a tensor and all that it made from it. May be called any number of times, on
+ * any thread. Then frees CUDA memory of this library that was kept for the tensor, which waits for the work of its
  * context.
  *
  * - GC_STATUS_TIMEOUT: the receiver has not released the tensor within `timeout_ms`.
@@ -1844,21 +1836,21 @@ gc_status_t gc_share_wait(gc_share_t *lease,
 
 /**
  * Releases the lease that gc_share_send() made. No thread may be using it, in gc_share_wait() or otherwise. NULL is
- * ignored. It does not wait, and the receiver keeps its tensor. Memory of this library on CUDA stays as long; once the
- * receiver has released it, the next gc_share_send() or gc_share_free() finds that.
+ * ignored. Does not wait, and the receiver keeps its tensor. CUDA memory of this library is kept as long; once the
+ * receiver has released the tensor, the next gc_share_send() or gc_share_free() finds that.
  */
 void gc_share_free(gc_share_t *lease);
 
 /**
- * Receives the tensor that comes next, writable. Of the CPU: compact, its elements as they were when it was sent. Of
- * CUDA: the sender's memory, mapped here, with the sender's strides; several tensors of one allocation have one
- * mapping.
+ * Receives the next tensor, which is writable. On the CPU: compact, with the elements at the time of sending. On CUDA:
+ * the sender's memory, mapped here, with the sender's strides; several tensors of one allocation of cuMemAlloc() have
+ * one mapping.
  *
- * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, for which the memory is mapped and which the tensor names: any that is the
- * sender's GPU or reaches its memory, however each process numbers them. `*out`: yours to release, which tells the
- * sender; on CUDA it waits for the work of the context that it was received in. A child that the receiver forks shares
- * the memory of the CPU; that the child releases it does not tell the sender, unless the child has the receiver's own
- * number in another PID namespace. In the process that has sent it the tensor is the same memory, on the same device.
+ * `device`: {kDLCPU, 0}, or {kDLCUDA, n}, the GPU for which the memory is mapped and which is the tensor's device: the
+ * sender's GPU or one that can access its memory, however each process numbers them. `*out`: yours to release, which
+ * notifies the sender; on CUDA, the release waits for the work of the context in which it was received. A forked child
+ * of the receiver shares CPU memory. Its release does not notify the sender, unless the child has the receiver's
+ * process id in another PID namespace. In the process that sent it, the tensor is the same memory, on the same device.
  *
  * - GC_STATUS_INVALID_ARGUMENT: the socket does not exist, or `device` has another type than the sender's.
  * - GC_STATUS_UNSUPPORTED_DEVICE: `device` does not exist, or cannot access the memory of the sender's.
@@ -1880,11 +1872,10 @@ gc_status_t gc_share_receive(int socket,
 /*
  * KERNELS
  *
- * CuPy's ElementwiseKernel and ReductionKernel, for tensors of any framework on CUDA: some C++ for an element,
- * compiled for each combination of types by NVRTC, NVIDIA's compiler library, which is loaded on first use as the
- * driver is. Nothing is included: no headers and no toolkit are needed. Your preamble may include NVIDIA's headers, or
- * CuPy's, from folders that options such as "-I/usr/local/cuda/include" name. What was compiled is kept on disk for
- * the next process.
+ * CuPy's ElementwiseKernel and ReductionKernel, for CUDA tensors of any framework. You write C++ code for one element;
+ * NVRTC, NVIDIA's compiler library, compiles it for each combination of types. NVRTC is loaded on first use, as the
+ * driver is. No headers and no toolkit are needed. Your preamble may include NVIDIA's or CuPy's headers, from folders
+ * that options such as "-I/usr/local/cuda/include" name. Compiled code is kept on disk for the next process.
  *
  *     gc_elementwise_options_t options = {.struct_size = sizeof options, .name = "my_kernel",
  *         .inputs = "float32 x, float32 y", .outputs = "float32 z",
@@ -1899,56 +1890,56 @@ gc_status_t gc_share_receive(int socket,
  *     int32_t axis = 1;
  *     gc_run_options_t along = {.struct_size = sizeof along, .axes = &axis, .n_axes = 1};     // x.sum(axis=1)
  *
- * *Parameters*: types and names between commas, as in "float32 x, raw T y". A type is one of NumPy's names (bool, int8
- * to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the dtype that the
- * tensors have. There may be up to 32. In the C++ each is a variable of that name: a const element of the input, or
- * the element of the output, to be set. An output that is not set keeps its element, which can be read, too. float16
- * and bfloat16 are computed with as float; where the headers of CuPy may be included, they are its classes. int8_t to
- * int64_t, uint8_t to uint64_t, intptr_t and uintptr_t are known without a header. Not offered: complex numbers,
- * textures, `no_return`. Names that begin with _, and the name i, are the kernel's own:
+ * *Parameters*: a list of types and names, separated by commas, as in "float32 x, raw T y". A type is one of NumPy's
+ * names (bool, int8 to int64, uint8 to uint64, float16, float32, float64), bfloat16, or a letter, which stands for the
+ * dtype of the tensors. There may be up to 32. In the C++ code, each is a variable of that name: a const element of
+ * the input, or the element of the output, which you set. An output that you do not set keeps its element, which can
+ * be read, too. Arithmetic on float16 and bfloat16 is done in float; if CuPy's headers can be included, both are
+ * CuPy's classes. int8_t to int64_t, uint8_t to uint64_t, intptr_t and uintptr_t need no header. Not supported:
+ * complex numbers, textures, `no_return`. Names that begin with _, and the name i, are the kernel's own:
  *
- * - `i`: the element's number, in C order; `n`: how many there are, as `_ind.size()` says, too, unless a parameter has
- *   that name;
- * - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` that at an array of
- *   ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It does not take part in
- *   broadcasting, and must lie at a multiple of its element's size;
- * - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: elements of one output;
+ * - `i`: the element's number, in C order; `n`: the number of elements, also `_ind.size()`, unless a parameter has the
+ *   name n;
+ * - a *raw* parameter is the whole tensor: `x[k]` is its element number k in C order, `x[indices]` its element at an
+ *   array of ptrdiff_t; `x.size()`, `x.shape()[axis]`, `x.strides()[axis]` (in bytes), `x.ndim`. It is not broadcast,
+ *   and its address must be a multiple of its element's size;
+ * - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: the number of elements of one output;
  *   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
- *   `i` in post_map: the output's number; `_type_reduce`: the type that is reduced in.
+ *   `i` in post_map: the output's number; `_type_reduce`: the type of reduced values.
  *
- * Inputs are broadcast against each other by NumPy's rule; outputs have the shape that results, or the inputs' other
- * axes where some are reduced. An input of no dimension on the CPU is a *scalar*: its value is read during the call (a
- * graph keeps it), cast to the parameter's type as gc_copy_into() casts, and it decides what a letter stands for only
- * where no tensor does.
+ * Inputs are broadcast against each other by NumPy's rule. Outputs have the broadcast shape, in a reduction without
+ * the reduced axes. An input on the CPU without dimensions is a *scalar*: its value is read during the call (a graph
+ * keeps it) and cast to the parameter's type, as gc_copy_into() casts. A scalar decides a letter's dtype only if no
+ * tensor has that letter.
  *
- * a * b + c is not contracted into an FMA unless GC_KERNEL_FMAD asks for it, so + - * / sqrt and comparisons of
- * float32 and float64 give NumPy's results to the last bit. A reduction adds in an order that depends on dtypes,
- * shapes and strides alone, so its result is the same on every run and card.
+ * a * b + c is not contracted into an FMA without GC_KERNEL_FMAD, so + - * / sqrt and comparisons of float32 and
+ * float64 give NumPy's results to the last bit. The order of additions in a reduction depends only on dtypes, shapes
+ * and strides, so its result is the same on every run and GPU.
  *
- * *NVRTC* is the one that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or else
- * what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. It has to be
- * 11.2 or later. What it has compiled is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else $XDG_CACHE_HOME/gradcodec,
- * or else $HOME/.cache/gradcodec, up to 256 MiB, beyond which what was not used for the longest time is deleted.
- * GRADCODEC_CACHE=0 turns that off. If anything is wrong there, kernels are compiled all the same. A machine without
- * NVRTC runs what another machine has compiled: copy the directory (docs/KERNELS.md).
+ * *NVRTC* is the library that the options name; or else the file that GRADCODEC_NVRTC in the environment names; or
+ * else what the process has loaded; or else libnvrtc.so.13, .12 or .11.2 where the system or pip has put it. Version
+ * 11.2 or later is needed. Compiled code is *kept on disk*, in $GRADCODEC_CACHE_DIR, or else
+ * $XDG_CACHE_HOME/gradcodec, or else $HOME/.cache/gradcodec. It takes up to 256 MiB; beyond that, the least recently
+ * used files are deleted. GRADCODEC_CACHE=0 turns this off. If the directory cannot be used, kernels are compiled. A
+ * machine without NVRTC runs code from another machine: copy the directory (docs/KERNELS.md).
  *
- * Any thread may call anything on a kernel at any time. A combination of types that is new is compiled by the first
- * call that has it, which takes a fraction of a second and waits for the context, as loading does; not in a capture:
- * gc_kernel_prepare() does it ahead. Running a prepared kernel can be captured; it never waits, and allocates nothing,
- * not even on the host. What you write runs as any kernel of yours: it can overwrite memory, and hang the device.
+ * Any thread may call any function on a kernel at any time. The first call with a new combination of types compiles
+ * the kernel. That takes a fraction of a second, waits for the context, and is refused in a capture: call
+ * gc_kernel_prepare() before. Running a prepared kernel can be captured; it never waits, and allocates nothing, not
+ * even on the host. Your code runs like any kernel of yours: it can overwrite memory, and hang the device.
  */
 
-/** How a kernel is made: flags of its options. */
+/** Flags of gc_elementwise_options_t and gc_reduction_options_t. */
 enum gc_kernel {
     /** Contract a * b + c into an FMA, which rounds once. */
     GC_KERNEL_FMAD = 1,
-    /** Neither look for it on disk nor keep it there. */
+    /** Neither read compiled code from disk nor keep it there. */
     GC_KERNEL_NO_DISK = 2,
 };
 
-/** How a kernel is run: flags of gc_run_options_t. */
+/** Flags of gc_run_options_t. */
 enum gc_run {
-    /** Outputs have a dimension of 1 where an axis was reduced. */
+    /** Keep each reduced axis in the outputs, as a dimension of size 1. */
     GC_RUN_KEEPDIMS = 1,
 };
 
@@ -1956,8 +1947,8 @@ enum gc_run {
 typedef struct gc_kernel_t gc_kernel_t;
 
 /**
- * What an elementwise kernel is made of. Set struct_size and what you need; a field that is 0 has its default. Texts
- * are read during the call.
+ * Options of gc_elementwise_create(). Set struct_size and the fields that you need; a field that is 0 has its default.
+ * Texts are read during the call.
  */
 typedef struct gc_elementwise_options_t {
     /** Set by you: sizeof(gc_elementwise_options_t). */
@@ -1968,9 +1959,9 @@ typedef struct gc_elementwise_options_t {
     const char *inputs;
     /** The output parameters, at least one. */
     const char *outputs;
-    /** The statements for one element, which `return`, `continue` and `break` end. It may be empty, not NULL. */
+    /** Statements for one element, which `return`, `continue` and `break` end. May be empty, but not NULL. */
     const char *operation;
-    /** An identifier, as profilers and errors show it. NULL: "kernel". */
+    /** Identifier of the kernel in profilers and errors. NULL: "kernel". */
     const char *name;
     /** Declarations before the kernel. NULL: none. */
     const char *preamble;
@@ -1982,15 +1973,15 @@ typedef struct gc_elementwise_options_t {
     const char *const *options;
     /** The number of `options`. */
     size_t n_options;
-    /** NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for. */
+    /** NVRTC's handle from dlopen(), which must stay open as long as the kernel lives. NULL: NVRTC is searched for. */
     void *nvrtc;
     /** Must be 0. */
     uint64_t reserved[4];
 } gc_elementwise_options_t;
 
 /**
- * What a reduction is made of: post_map of (reduce of (map of every element)). Set struct_size and what you need; a
- * field that is 0 has its default. Texts are read during the call.
+ * Options of gc_reduction_create(): a reduction is post_map of (reduce of (map of every element)). Set struct_size and
+ * the fields that you need; a field that is 0 has its default. Texts are read during the call.
  */
 typedef struct gc_reduction_options_t {
     /** Set by you: sizeof(gc_reduction_options_t). */
@@ -2007,13 +1998,13 @@ typedef struct gc_reduction_options_t {
     const char *reduce;
     /** Statements that set the outputs from a: "y = sqrt(a)". */
     const char *post_map;
-    /** The result of no elements: "0". NULL: there must be an element. */
+    /** The result for no elements: "0". NULL: there must be at least one element. */
     const char *identity;
-    /** An identifier, as profilers and errors show it. NULL: "kernel". */
+    /** Identifier of the kernel in profilers and errors. NULL: "kernel". */
     const char *name;
     /**
-     * The type in which values are reduced: one that parameters may have, or any C++ type of up to 32 bytes that is
-     * aligned to 16 at most. NULL: that of the first output.
+     * The type in which values are reduced: a type of parameters, or any C++ type of up to 32 bytes and an alignment
+     * of at most 16 bytes. NULL: the type of the first output.
      */
     const char *reduce_type;
     /** Declarations before the kernel. NULL: none. */
@@ -2022,21 +2013,21 @@ typedef struct gc_reduction_options_t {
     const char *const *options;
     /** The number of `options`. */
     size_t n_options;
-    /** NVRTC, from dlopen(), to stay open as long as the kernel lives. NULL: it is looked for. */
+    /** NVRTC's handle from dlopen(), which must stay open as long as the kernel lives. NULL: NVRTC is searched for. */
     void *nvrtc;
     /** Must be 0. */
     uint64_t reserved[4];
 } gc_reduction_options_t;
 
-/** How a kernel is run, beside its tensors. Set struct_size and what you need; a field that is 0 has its default. */
+/** Options of gc_kernel_run(). Set struct_size and the fields that you need; a field that is 0 has its default. */
 typedef struct gc_run_options_t {
     /** Set by you: sizeof(gc_run_options_t). */
     uint32_t struct_size;
     /** Any of GC_RUN_*, or'ed. */
     uint32_t flags;
     /**
-     * The number of elements, for an elementwise kernel whose inputs are all raw or scalars: if its outputs are raw,
-     * too, it has to be there; otherwise they have as many elements, or it is 0.
+     * The number of elements of an elementwise kernel whose inputs are all raw or scalars. If its outputs are raw,
+     * too, it is needed; otherwise it is 0 or the number of elements of each output.
      */
     int64_t size;
     /** The axes that a reduction reduces, of the inputs' broadcast shape; negative ones count from the last. NULL: all. */
@@ -2044,14 +2035,14 @@ typedef struct gc_run_options_t {
     /** The number of `axes`; 0 if `axes` is NULL. */
     size_t n_axes;
     /**
-     * Of a reduction: uint8, gc_kernel_workspace_bytes() bytes at least, on the device, C-contiguous, aligned to 16.
-     * NULL if it is 0 bytes.
+     * Workspace of a reduction: uint8, at least gc_kernel_workspace_bytes() bytes, on the device, C-contiguous,
+     * aligned to 16 bytes. NULL if 0 bytes are needed.
      */
     const DLTensor *workspace;
     /**
-     * For gc_kernel_prepare() alone: compile for a GPU of this compute capability, 90 for 9.0, which need not be
-     * here; load nothing. Tensors may be on any device then, but an input of no dimension on the CPU is a scalar, so
-     * say CUDA for one that will be a tensor there.
+     * For gc_kernel_prepare() only: the compute capability, 90 for 9.0, of a GPU that need not be present. The kernel
+     * is compiled for it, but not loaded. Tensors may be on any device. An input on the CPU without dimensions is a
+     * scalar, so give it the device CUDA if it will be a tensor.
      */
     int32_t capability;
     /** Must be 0. */
@@ -2061,7 +2052,7 @@ typedef struct gc_run_options_t {
 } gc_run_options_t;
 
 /**
- * Makes an elementwise kernel from some C++. Nothing is compiled yet.
+ * Creates an elementwise kernel from C++ code. Nothing is compiled yet.
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
@@ -2073,7 +2064,7 @@ gc_status_t gc_elementwise_create(const gc_elementwise_options_t *options,
                                   gc_kernel_t **out);
 
 /**
- * Makes a reduction kernel from some C++. Nothing is compiled yet.
+ * Creates a reduction kernel from C++ code. Nothing is compiled yet.
  *
  * `*out`: yours to release, by gc_kernel_free().
  *
@@ -2084,30 +2075,30 @@ gc_status_t gc_reduction_create(const gc_reduction_options_t *options,
                                 gc_kernel_t **out);
 
 /**
- * Runs a kernel: one tensor for each parameter, in their order. It compiles what is not compiled yet: for a new
- * combination of types only what these shapes and strides need. Another layout may then have to be compiled later;
- * gc_kernel_prepare() compiles all at once.
+ * Runs a kernel with one tensor for each parameter, in their order. For a new combination of types, it compiles only
+ * the code for these shapes and strides. Other shapes and strides may need more code later; gc_kernel_prepare()
+ * compiles all of it.
  *
  * `inputs`, `outputs`: any strides, any address. An elementwise output may be an input of the same dtype, address,
- * shape and strides that is not raw; any other overlap is INVALID_ARGUMENT, and any in a reduction. `options`: NULL
- * for none.
+ * shape and strides that is not raw. Any other overlap is INVALID_ARGUMENT, and so is any overlap in a reduction.
+ * `options`: NULL for none.
  *
  * - GC_STATUS_INVALID_ARGUMENT: n_inputs or n_outputs is not the number of parameters; an axis does not exist, or
- *   occurs twice; axes, GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, but for gc_kernel_prepare();
- *   a reduction of no element without an identity; a workspace that is needed and NULL or not aligned to 16; `size`
- *   other than 0, unless all inputs are raw or scalars, or not above 0 if the outputs are raw, too; in a capture, a
- *   combination yet to be compiled or loaded; strides that take more loops than a launch has room for, after
- *   neighbouring dimensions were merged where that is possible (with up to 8 parameters, none of them raw, there is
- *   room for 40).
+ *   occurs twice; axes, GC_RUN_KEEPDIMS or a workspace for an elementwise kernel; a capability, which is for
+ *   gc_kernel_prepare(); a reduction of no element without an identity; a workspace that is needed and NULL or not
+ *   aligned to 16 bytes; `size` other than 0, unless all inputs are raw or scalars, or not above 0 if the outputs are
+ *   raw, too; in a capture, a combination yet to be compiled or loaded; strides that take more loops than a launch has
+ *   room for, after neighbouring dimensions were merged where that is possible (up to 8 parameters, none of them raw,
+ *   leave room for 40 loops).
  * - GC_STATUS_SHAPE_MISMATCH: shapes that cannot be broadcast, an output of another shape or `size`, a workspace that
  *   is too small.
- * - GC_STATUS_UNSUPPORTED_DTYPE: a tensor has another dtype than its parameter, or than another one of the same letter.
+ * - GC_STATUS_UNSUPPORTED_DTYPE: a tensor has another dtype than its parameter, or than one of the same letter.
  * - GC_STATUS_UNSUPPORTED_DEVICE: a CPU tensor is no scalar, or NVRTC does not support the GPU.
- * - GC_STATUS_SIZE_OVERFLOW: there are more than 2^63 - 1 elements or bytes of workspace, or more than 2^31 - 1 blocks.
+ * - GC_STATUS_SIZE_OVERFLOW: more than 2^63 - 1 elements or bytes of workspace, or more than 2^31 - 1 thread blocks.
  * - GC_STATUS_NOT_CONTIGUOUS: the workspace is not C-contiguous.
  * - GC_STATUS_NVRTC_UNAVAILABLE: NVRTC was not found; the message lists where it was searched.
- * - GC_STATUS_COMPILE: the kernel's name and NVRTC's first error, whose line is that of your text; gc_kernel_log() has
- *   all of them.
+ * - GC_STATUS_COMPILE: the code does not compile. The message has the kernel's name and NVRTC's first error, with the
+ *   line in your text; gc_kernel_log() returns all errors.
  */
 gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           const DLTensor *const *inputs,
@@ -2118,10 +2109,10 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
                           void *stream);
 
 /**
- * Compiles and loads what gc_kernel_run() would need, and launches nothing. The arguments are the same. No workspace
- * is needed, no element is written, and only scalars are read. A combination is one of dtypes, of which inputs are
- * scalars, of the dimensions and contiguity of raw tensors, and of the GPU; shapes and strides otherwise do not
- * matter, unless they take more than 8 loops.
+ * Compiles and loads the code that gc_kernel_run() needs with the same arguments, and launches nothing. No workspace
+ * is needed, no element is written, and only scalars are read. A combination consists of the dtypes, the choice of
+ * inputs that are scalars, the dimensions and contiguity of raw tensors, and the GPU. Shapes and strides otherwise do
+ * not matter, unless they take more than 8 loops.
  *
  * - All errors of gc_kernel_run().
  */
@@ -2134,8 +2125,8 @@ gc_status_t gc_kernel_prepare(gc_kernel_t *kernel,
                               void *stream);
 
 /**
- * Bytes of the workspace that gc_kernel_run() with these arguments wants. `workspace` of `options` is ignored. 0 for
- * elementwise kernels, and where few elements are reduced. -1, and the last error: as gc_kernel_run().
+ * Returns the size in bytes of the workspace that gc_kernel_run() needs with these arguments; ignores `workspace` of
+ * `options`. 0 for elementwise kernels, and if few elements are reduced. -1, and the last error: as gc_kernel_run().
  */
 int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
                                   const DLTensor *const *inputs,
@@ -2145,36 +2136,37 @@ int64_t gc_kernel_workspace_bytes(const gc_kernel_t *kernel,
                                   const gc_run_options_t *options);
 
 /**
- * What NVRTC said when it last compiled for this kernel: errors and warnings. "" if nothing.
+ * Returns NVRTC's output of the last compilation for this kernel: errors and warnings. "" if there is none.
  *
- * `*log`: text that stays until gc_kernel_free().
+ * `*log`: text that stays valid until gc_kernel_free().
  */
-gc_status_t gc_kernel_log(const gc_kernel_t *kernel, const char **log);
+gc_status_t gc_kernel_log(const gc_kernel_t *kernel,
+                          const char **log);
 
 /**
- * Releases a kernel. Nothing may use it any more: no thread, no work that is under way, no graph. NULL is ignored. It
- * may wait for all work of the context: not in a capture, not between the launches of a collective.
+ * Releases a kernel. Nothing may use it any more: no thread, no pending work, no graph. NULL is ignored. The call may
+ * wait for all work of the context: do not make it in a capture, or between the launches of a collective.
  */
 void gc_kernel_free(gc_kernel_t *kernel);
 
 /*
  * CPU THREADS
  *
- * Large CPU tensors are worked on by several threads, which are started when the first one comes and again in a forked
- * child that needs them. Results are the same with any number of them.
+ * Several threads work on large CPU tensors. The first call with a large tensor starts them, also in a forked child.
+ * Results are the same with any number of threads.
  *
- * Unless gc_set_threads() asks for another number, there is one for each CPU that the calling thread may use (its
- * affinity mask), but no more than the quota of the process's cgroup allows. The library's threads may run on these CPUs.
- * They are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and whenever
- * the calling thread may run on a CPU that was not among them. Where each thread is held to one CPU (by OMP_PROC_BIND,
- * say), ask for threads by gc_set_threads().
+ * Unless gc_set_threads() sets another number, there is one thread for each CPU that the calling thread may use (its
+ * affinity mask), but no more than the quota of the process's cgroup allows. The library's threads may run on these
+ * CPUs. The CPUs are counted at the first large call, at the next one after gc_set_threads() or in a forked child, and
+ * whenever the calling thread may run on a CPU that was not among them. If each of your threads is bound to one CPU
+ * (by OMP_PROC_BIND, for example), set the number with gc_set_threads().
  *
- * The instruction set is chosen at run time; GRADCODEC_CPU in the environment, read once, asks for another that the
- * processor has: portable, avx2 or avx512. Results are the same with any set.
+ * The instruction set is chosen at run time. The environment variable GRADCODEC_CPU, which is read once, selects
+ * another one that the processor has: portable, avx2 or avx512. Results are the same with any set.
  */
 
 /**
- * Sets the number of CPU threads for calls from now on, counting the calling one. 1 starts none; 0, as at the start,
+ * Sets the number of CPU threads for later calls, including the calling thread. 1 starts no thread. 0, the default,
  * stands for the number of CPUs that the calling threads may use.
  *
  * - GC_STATUS_INVALID_ARGUMENT: `n` is more than 1024.
@@ -2188,48 +2180,48 @@ gc_status_t gc_set_threads(uint32_t n);
  * memory that this one keeps. The other functions are for programs that launch the library's kernels themselves.
  */
 
-/** How a kernel is launched: on ceil(items / items_per_block) blocks of `threads` threads, both in one dimension. */
+/** Launch shape of a kernel: ceil(items / items_per_block) thread blocks of `threads` threads, both in one dimension. */
 typedef struct gc_kernel_shape_t {
     /** Set by you: sizeof(gc_kernel_shape_t). */
     uint32_t struct_size;
-    /** Threads of a block. */
+    /** Threads of a thread block. */
     uint32_t threads;
-    /** How many of what the kernel counts a block works on: bytes of bits, or elements, as docs/ABI.md says. */
+    /** Items that a thread block works on: bytes of bits, or elements, as docs/ABI.md says for the kernel. */
     uint32_t items_per_block;
-    /** Bytes of dynamic shared memory of a block. */
+    /** Bytes of dynamic shared memory of a thread block. */
     uint32_t shared_bytes;
-    /** Blocks of a cluster; 1 where the kernel is launched without clusters. */
+    /** Thread blocks of a cluster; 1 if the kernel is launched without clusters. */
     uint32_t cluster;
-    /** Written as 0. */
+    /** Reserved; written as 0. */
     uint32_t reserved[3];
 } gc_kernel_shape_t;
 
 /**
  * Does the work of the first calls on a device in advance. It loads the driver, makes the device's primary context
- * unless your current one is on the device, and loads all kernels into it. That takes a millisecond or two where the
- * library has machine code for the device (see gc_builtin_kernels()), and up to a second where the driver compiles it.
- * Call it before a first `_into` inside a graph capture, in the context that captures. Other threads may be capturing
- * meanwhile. For a CPU: counts the CPUs and chooses the instruction set.
+ * unless your current one is on the device, and loads all kernels into it. That takes 1 to 2 ms if the library has
+ * machine code for the device (see gc_builtin_kernels()), and up to 1 s if the driver compiles it. Call it before a
+ * first `_into` inside a graph capture, in the context that captures. Other threads may be capturing meanwhile. For a
+ * CPU it counts the CPUs and chooses the instruction set.
  *
- * UNSUPPORTED_DEVICE: also a compute capability below 7.5.
+ * - GC_STATUS_UNSUPPORTED_DEVICE: also if the compute capability is below 7.5.
  */
 gc_status_t gc_prepare(DLDevice device);
 
 /**
  * Frees the device memory that is kept for new tensors. That is the memory released in the context that gc_prepare()
- * would choose, and the pinned staging buffers of gc_copy_into() for the device. Waits for the work that was enqueued
- * there before. For a CPU this does nothing.
+ * would choose, and the pinned staging buffers of gc_copy_into() for the device. It waits for the work that was
+ * enqueued there before. For a CPU it does nothing.
  */
 gc_status_t gc_trim(DLDevice device);
 
 /**
- * The library's own CUDA kernels as a *fatbin*, to load and launch yourself. A family has machine code for GPUs of
+ * Returns CUDA kernels of the library as a *fatbin*, for you to load and launch. A family has machine code for GPUs of
  * compute capability 7.5, 8.x, 9.0, 10.0 and 12.0, and PTX for all others from 7.5 on. cuModuleLoadData() takes it
  * from memory, CuPy's RawModule as a file. docs/ABI.md lists the kernels of "bits" that are stable, with their
- * arguments and what they count as an item; all other kernels are unstable. Needs no driver.
+ * arguments and their items; all other kernels are unstable. This needs no driver.
  *
- * `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16; `*size`: its
- * bytes.
+ * `family`: "bits"; the message of the error names all others. `*fatbin`: static memory, aligned to 16 bytes. `*size`:
+ * its size in bytes.
  *
  * - INVALID_ARGUMENT: the library has no such family.
  */
@@ -2238,11 +2230,11 @@ gc_status_t gc_builtin_kernels(const char *family,
                                size_t *size);
 
 /**
- * The launch shape of a kernel on GPUs of a compute capability. Needs no driver. Ask for it in the program that
- * launches the kernel: the next version may have another.
+ * Returns the launch shape of a kernel on GPUs of a compute capability. This needs no driver. The program that
+ * launches the kernel should call this: the next version may have another shape.
  *
- * `kernel`: a name in docs/ABI.md. `compute_capability`: of the device, 90 for 9.0. `out`: you set struct_size, the
- * other fields are written.
+ * `kernel`: a name in docs/ABI.md. `compute_capability`: that of the device, 90 for 9.0. `out`: you set struct_size,
+ * the other fields are written.
  *
  * - INVALID_ARGUMENT: docs/ABI.md has no such kernel, or struct_size is invalid.
  * - UNSUPPORTED_DEVICE: the compute capability is below 75.
@@ -2254,22 +2246,22 @@ gc_status_t gc_builtin_kernel_shape(const char *kernel,
 /*
  * VERSION
  *
- * GRADCODEC_VERSION is what you compile against, gc_version() what you run with.
+ * GRADCODEC_VERSION is the version that you compile against, gc_version() the version that you run with.
  */
 
-/** The version of the loaded library: major << 16 | minor << 8 | patch. */
+/** Returns the version of the loaded library: major << 16 | minor << 8 | patch. */
 uint32_t gc_version(void);
 
-/** The version of the loaded library as text, such as "0.1.0". Static text. */
+/** Returns the version of the loaded library as text, such as "0.1.0". The text is static. */
 const char *gc_version_string(void);
 
 /**
- * What a bug report should include, in lines of text. Version and commit ("unknown" if it was built without git,
- * "-dirty" behind it if from other sources), compiler and target, the instruction set in use and those that this
- * processor has, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this process. Nothing
- * is loaded or started for it; only the instruction set is chosen, as by a first call. The words are for people and
- * may change. UTF-8, at most 1000 bytes, and unchanged until this thread calls this again, or its end; "" without
- * memory.
+ * Returns what a bug report should include, in lines of text. It has the version and commit ("unknown" if built
+ * without git, followed by "-dirty" if built from other sources), compiler and target. It has the instruction set in
+ * use, those of this processor, and the version and file of each CUDA driver, NCCL and NVRTC that is loaded in this
+ * process. The call loads and starts nothing; it only chooses the instruction set, as a first call does. The text is
+ * for people and may change. It is UTF-8, at most 1000 bytes, and stays until this thread calls this again, or ends;
+ * "" without memory.
  */
 const char *gc_build_info(void);
 

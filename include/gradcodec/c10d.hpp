@@ -7,22 +7,22 @@
  *     auto allreduce = gradcodec::allreduce_create(comm, gradients, options);
  *     gradcodec::allreduce_run(allreduce, gradients);                                    // each step: to their mean
  *
- * `group` is a c10::intrusive_ptr: of a c10d::ProcessGroup, as c10d::resolve_process_group(name) gives one that was
- * made in Python, or of a c10d::Backend, as C++ makes them. examples_cpp/ddp.cpp is a whole program.
+ * `group` is a c10::intrusive_ptr of a c10d::ProcessGroup or a c10d::Backend. c10d::resolve_process_group(name) returns
+ * a group that was made in Python. examples_cpp/ddp.cpp is a complete program.
  *
- * MEMORY. NCCL exchanges memory of GPUs, on the stream of the call, and nothing waits. All others are given host
- * memory: what is on a GPU passes through it, and a call waits for its stream. A group with NCCL for GPUs and gloo
- * for the CPU, as init_process_group() makes on request, exchanges each as it is.
+ * MEMORY. NCCL exchanges GPU memory, on the stream of the call, and the host does not wait. All others exchange host
+ * memory: GPU tensors are copied through it, and a call waits for its stream. A group with NCCL for GPUs and gloo for
+ * the CPU, as init_process_group() makes on request, exchanges both without such copies.
  *
- * Exchanges are collectives of the group like any others: all ranks come to them in the same order, and wait in them as
- * long as the group's timeout says. A group of their own (new_group() in Python) keeps them apart from others.
+ * Exchanges are collectives of the group like any others: all ranks must make them in the same order, and they wait
+ * until the group's timeout. A group of their own (new_group() in Python) keeps them apart from others.
  *
- * Nothing is thrown through the library. What a group throws becomes the number 1, which gc_last_error() names and the
- * status is GC_STATUS_COMM; functions that take at::Tensor throw it with torch's words.
+ * No exception passes through the library. If a group throws, its callback returns 1, which gc_last_error() names, and
+ * the status is GC_STATUS_COMM; functions that take at::Tensor throw with torch's message.
  *
  * The group stays as long as its communicator and the handles over it. Release these (`comm = {}`) before
- * destroy_process_group(). A group of NCCL alone is told of a new handle through memory of the current device: call
- * set_device() before.
+ * destroy_process_group(). A group of NCCL alone sends a new handle's few bytes through memory of the current device:
+ * call set_device() before.
  *
  * NEEDS what gradcodec/torch.hpp does, which it includes, and a torch that was built with torch.distributed.
  */
@@ -44,13 +44,13 @@
 namespace gradcodec {
 namespace detail {
 
-/* torch has given two collectives new names, and deprecates the old ones: whether a group has the new ones. */
+/* True if a group has the new names of two collectives, whose old names torch deprecates. */
 template <class Group, class = void> struct Renamed : std::false_type {};
 template <class Group>
 struct Renamed<Group, std::void_t<decltype(&Group::all_gather_single), decltype(&Group::all_to_all_single)>>
     : std::true_type {};
 
-/* What a group exchanges: memory of GPUs, that of the host. */
+/* Memory that a group exchanges: of GPUs, of the host. */
 struct Takes {
     bool gpus, host;
 };
@@ -67,12 +67,12 @@ inline Takes takes(c10d::ProcessGroup &group)
         all.host = all.host || device.is_cpu();
         all.gpus = all.gpus || (device.is_cuda() && takes(group.getBackend(c10::kCUDA)->getBackendName()).gpus);
     }
-    if (!all.gpus && !all.host) /* one of Python's own, without backends */
+    if (!all.gpus && !all.host) /* a group made in Python, without backends */
         return takes(group.getBackendName());
     return all;
 }
 
-/* A stream that may be none of torch's. */
+/* Returns the stream of a handle, which may be none of torch's. */
 inline c10::Stream stream_of(c10::Device device, void *handle)
 {
     const c10::Stream current = c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
@@ -85,7 +85,7 @@ inline c10::Stream stream_of(c10::Device device, void *handle)
     return other;
 }
 
-/* What the library calls back into. Stays where it is until the last handle over it is released. */
+/* Object that the library's callbacks use. It must not move until the last handle over it is released. */
 template <class Group> class GroupTransport {
 public:
     explicit GroupTransport(c10::intrusive_ptr<Group> group)
@@ -122,7 +122,7 @@ private:
     {
         c10d::AllToAllOptions options;
         options.asyncOp = false;
-        std::vector<int64_t> same, parts; /* none: equal ones */
+        std::vector<int64_t> same, parts; /* empty: equal parts */
         if constexpr (Renamed<Group>::value)
             return group_->all_to_all_single(recv, send, same, parts, options);
         else
@@ -150,7 +150,7 @@ private:
                 guard.reset_stream(stream_of(to.device(), stream));
             if (!to.is_cpu() || takes_.host) {
                 run(collective, to, from);
-            } else { /* the few bytes that make a handle: they are not worth pinned memory */
+            } else { /* the few bytes that create a handle: not worth pinned memory */
                 at::Tensor received = at::empty_like(to, to.options().device(at::kCUDA)), sent = from.to(at::kCUDA);
                 run(collective, received, sent);
                 to.copy_(received);
@@ -185,19 +185,19 @@ private:
     {
         try {
             exchange_failure() = why;
-        } catch (const std::exception &) { /* no memory for words: the number will have to do */
+        } catch (const std::exception &) { /* no memory for the message: the number must do */
         }
     }
 
     c10::intrusive_ptr<Group> group_;
     Takes takes_;
-    int32_t rank_, size_; /* asked once, for the answer may be Python's, and an exception */
+    int32_t rank_, size_; /* read once: a group made in Python may throw */
 };
 
 } // namespace detail
 
-/* An owner of what calls back into a process group, which it keeps: a communicator, or a handle over one. It goes
- * wherever what it owns is taken by reference. Moved and not copied. */
+/* Owner of an object that calls back into a process group, and of that group: a communicator, or a handle over one. It
+ * converts to a reference to that object. Movable, not copyable. */
 template <class Owner> class OverGroup {
 public:
     OverGroup() noexcept = default;
@@ -206,7 +206,7 @@ public:
     OverGroup(OverGroup &&) noexcept = default;
     OverGroup &operator=(OverGroup &&other) noexcept
     {
-        owner_ = std::move(other.owner_); /* what was here goes first, while its transport is there */
+        owner_ = std::move(other.owner_); /* releases the old object first, while its transport exists */
         transport_ = std::move(other.transport_);
         return *this;
     }
@@ -218,13 +218,13 @@ public:
     const std::shared_ptr<void> &transport() const noexcept { return transport_; }
 
 private:
-    std::shared_ptr<void> transport_; /* before what calls it: members go in the opposite order */
+    std::shared_ptr<void> transport_; /* declared before its user: members are destroyed in reverse order */
     Owner owner_;
 };
 using GroupCommunicator = OverGroup<Communicator>;
 using GroupAllReduce = OverGroup<AllReduce>;
 
-/* Every rank of `group`, a c10d::ProcessGroup or a c10d::Backend, calls this. */
+/* Creates a communicator. Every rank of `group`, a c10d::ProcessGroup or a c10d::Backend, calls this. */
 template <class Group> GroupCommunicator comm_from_process_group(c10::intrusive_ptr<Group> group)
 {
     using Base = std::conditional_t<std::is_base_of_v<c10d::Backend, Group>, c10d::Backend, c10d::ProcessGroup>;
@@ -236,7 +236,7 @@ template <class Group> GroupCommunicator comm_from_process_group(c10::intrusive_
     return {std::move(transport), Communicator(out)};
 }
 
-/* As over any communicator, and the handle keeps the group. */
+/* Creates an all-reduce as over any communicator; the handle keeps the group. */
 inline GroupAllReduce allreduce_create(GroupCommunicator &comm, at::TensorList like, gc_codec_options_t options)
 {
     return {comm.transport(), allreduce_create(static_cast<Communicator &>(comm), like, options)};

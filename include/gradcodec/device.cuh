@@ -1,4 +1,4 @@
-// GradCodec on the device: bits from elements and elements from bits, inside kernels of your own.
+// Device functions of GradCodec: elements to bits and bits to elements, inside kernels of your own.
 //
 // For nvcc, NVRTC and CuPy's RawModule; includes nothing. Compute capability 7.5 and up, C++14. The library's kernels
 // are made of these functions (kernels/bits.cu). Two of them are all that most kernels need:
@@ -14,32 +14,32 @@
 //         if (i < n) weight[i] += gradcodec::load_bit(bits, i, gradcodec::ORDER_BIG) ? 0.1f : -0.1f;
 //     }
 //
-// store_bit() is for a whole warp. A lane that has returned before, as after `if (i >= n) return;`, makes the behaviour
-// of the others undefined: results may be wrong, or the kernel may hang. Let every lane come to it; those with i >= n
-// store nothing. load_bit() is for any lane, alone.
+// All lanes of a warp must call store_bit(). If a lane has returned before, as after `if (i >= n) return;`, the
+// behaviour is undefined: results may be wrong, or the kernel may hang. Lanes with i >= n store nothing. Any lane may
+// call load_bit() alone.
 //
-// A *word* here is 32 bits of which the first is the least significant. Words are what lanes exchange; in_order() turns
-// one into the four bytes that lie in memory, in either order.
+// A *word* is 32 bits, of which the first is the least significant. Lanes exchange words; in_order() converts a word to
+// the four bytes in memory, in either order.
 #ifndef GRADCODEC_DEVICE_CUH
 #define GRADCODEC_DEVICE_CUH
 
 namespace gradcodec {
 
-// Which bit of a byte comes first: GC_BIT_ORDER_BIG (NumPy's default, CuPy, DeepSpeed) and GC_BIT_ORDER_LITTLE.
+// Order of the bits in a byte: GC_BIT_ORDER_BIG (default of NumPy, CuPy and DeepSpeed) and GC_BIT_ORDER_LITTLE.
 enum : unsigned { ORDER_BIG = 0, ORDER_LITTLE = 1 };
 
 enum : unsigned { WARP = 32, WHOLE_WARP = 0xffffffffu };
 
-// ---- The bit of one element. Any lane, alone.
+// ---- The bit of one element. Any lane may call alone.
 
-// How elements become bits: as unsigned integers of their width, first_zero ... first_zero + span give 0, all others 1.
-// That covers truth, where only 0 gives 0, and signs, where the floats below zero do: as integers they are one range,
-// from the smallest negative denormal to -inf. Zeros of either sign and NaN give 1. Integers also see the denormals
-// that floating point flushes in some builds.
+// Rule by which elements become bits. As unsigned integers of their width, first_zero ... first_zero + span give 0, all
+// others 1. For truth, only 0 gives 0. For signs, the floats below zero give 0: as integers they are one range, from
+// the smallest negative denormal to -inf. Zeros of either sign and NaN give 1. Integers also keep denormals, which some
+// builds flush in floating point.
 template <typename T, T FIRST_ZERO, T SPAN>
 struct Rule {
     typedef T element;
-    // Functions: compilers write a constant that is a member into every program, as a variable of its own.
+    // These are functions, because compilers write a constant member into every program, as a variable of its own.
     static __device__ constexpr T first_zero() { return FIRST_ZERO; }
     static __device__ constexpr T span() { return SPAN; }
 };
@@ -50,7 +50,7 @@ using SignBF16 = Rule<unsigned short, 0x8001, 0xff80 - 0x8001>;
 using SignF32 = Rule<unsigned, 0x80000001u, 0xff800000u - 0x80000001u>;
 using SignF64 = Rule<unsigned long long, 0x8000000000000001ull, 0xfff0000000000000ull - 0x8000000000000001ull>;
 
-// Whether x lies outside a rule's range.
+// Returns whether x lies outside a rule's range.
 template <typename T>
 __device__ __forceinline__ bool outside(T x, T first_zero, T span) {
     return static_cast<T>(x - first_zero) > span;
@@ -60,7 +60,7 @@ __device__ __forceinline__ bool bit_of(typename R::element x) {
     return outside<typename R::element>(x, R::first_zero(), R::span());
 }
 
-// The same for values. A 16-bit float is its bit pattern: bit_of<SignF16>(pattern), bit_of<SignBF16>(pattern).
+// Returns the sign of a value. A 16-bit float is its bit pattern: bit_of<SignF16>(pattern), bit_of<SignBF16>(pattern).
 __device__ __forceinline__ bool sign(float x) {
     return bit_of<SignF32>(__float_as_uint(x));
 }
@@ -68,38 +68,38 @@ __device__ __forceinline__ bool sign(double x) {
     return bit_of<SignF64>(static_cast<unsigned long long>(__double_as_longlong(x)));
 }
 
-// ---- Words and bytes. Any lane, alone.
+// ---- Words and bytes. Any lane may call alone.
 
-// A word as its four bytes lie in memory, and back: it is its own inverse.
+// Converts a word to its four bytes in memory, or back: the function is its own inverse.
 __device__ __forceinline__ unsigned in_order(unsigned word, unsigned order) {
-    // The bytes of the word, or those of its mirror image backwards: a choice without a branch.
+    // Selects the bytes of the word, or those of its mirror image in reverse, without a branch.
     return __byte_perm(word, __brev(word), order == ORDER_LITTLE ? 0x3210 : 0x4567);
 }
 
-// Bit number i of bits in memory. Any address; lanes that share a byte share the load.
+// Returns bit number i of bits in memory. Any address; lanes that share a byte share the load.
 __device__ __forceinline__ bool load_bit(const unsigned char *bits, unsigned long long i, unsigned order) {
     const unsigned at = static_cast<unsigned>(i) % 8;
     return (bits[i / 8] >> (order == ORDER_LITTLE ? at : 7 - at)) & 1;
 }
 
-// Whether each of four bytes is not zero: four bits.
+// Returns four bits: whether each of four bytes is not zero.
 __device__ __forceinline__ unsigned truth_of_bytes(unsigned bytes) {
-    // The top bit of each byte: set by a carry out of the other seven, or set already. Copies 7 apart bring the four
-    // next to each other at the very top, and nothing else there.
+    // The top bit of each byte is set by a carry out of the other seven, or was set before. The product adds copies 7
+    // bits apart, which puts the four bits alone at the very top.
     const unsigned top = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
     return top * 0x00204081u >> 28;
 }
 
-// Four bits as four bytes of 0 and 1.
+// Returns four bits as four bytes of 0 and 1.
 __device__ __forceinline__ unsigned bytes_of_bits(unsigned bits) {
-    // Copies 7 apart put bit k at 8 k.
+    // Copies 7 bits apart put bit k at bit 8 k.
     return ((bits & 0xf) * 0x00204081u) & 0x01010101u;
 }
 
-// ---- A warp at work: all 32 lanes call together, with the same `order`. No lane may have returned before. Blocks of
-// one dimension, a multiple of 32 threads.
+// ---- Functions of a whole warp: all 32 lanes call together, with the same `order`. No lane may have returned before.
+// Thread blocks have one dimension, a multiple of 32 threads.
 
-// Lane i's bit is bit i of the word that every lane receives.
+// Returns to every lane a word whose bit i is lane i's bit.
 __device__ __forceinline__ unsigned pack_warp(bool bit) {
     return __ballot_sync(WHOLE_WARP, bit);
 }
@@ -113,9 +113,9 @@ __device__ __forceinline__ void store_bit(unsigned char *bits, unsigned long lon
     if (lane < 4 && byte * 8 < n) bits[byte] = static_cast<unsigned char>(word >> 8 * lane);
 }
 
-// Stores bits for N elements a lane, N: 2, 4, 8 or 16: lane l holds the elements from i = first + l * N on, first a
-// multiple of 32 * N, and their bits in the lowest of `field`, the first the least significant. Otherwise as
-// store_bit(). An epilogue that has a float4 per lane:
+// Stores the bits of N elements per lane, N: 2, 4, 8 or 16. Lane l holds the elements from i = first + l * N on; first
+// is a multiple of 32 * N. The lowest bits of `field` are theirs, the first element's the least significant. Otherwise
+// like store_bit(). An epilogue that has a float4 per lane:
 //
 //     unsigned field = gradcodec::sign(u.x) | gradcodec::sign(u.y) << 1;
 //     field |= gradcodec::sign(u.z) << 2 | gradcodec::sign(u.w) << 3;
@@ -124,7 +124,7 @@ template <unsigned N>
 __device__ __forceinline__ void store_bits(unsigned char *bits, unsigned long long i, unsigned long long n,
                                            unsigned field, unsigned order) {
     field &= i >= n ? 0 : n - i >= N ? (1u << N) - 1 : (1u << (n - i)) - 1;
-    // Lanes that share a byte bring their bits together.
+    // Combines the bits of lanes that share a byte.
     if (N == 2) field |= __shfl_down_sync(WHOLE_WARP, field, 1) << N;
     if (N < 8) field |= __shfl_down_sync(WHOLE_WARP, field, 4 / N) << 4;
     if (i % 8 != 0) return;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_bits(unsigned char *bits, unsigned long lo
     }
 }
 
-// Turns fields across lanes: of each N lanes, lane j receives field j of every one of them, lane i's as field i. A
+// Transposes fields across lanes: of each N lanes, lane j receives field j of every one of them, lane i's as field i. A
 // field is 32 / N bits, field 0 the least significant. N: 2, 4, 8, 16 or 32.
 template <unsigned N>
 __device__ __forceinline__ unsigned transpose_fields(unsigned fields, unsigned lane) {
@@ -151,21 +151,21 @@ __device__ __forceinline__ unsigned transpose_fields(unsigned fields, unsigned l
     return fields;
 }
 
-// ---- 16 bytes of elements, what one access moves at full speed. Any lane, alone.
+// ---- Vectors of 16 bytes, the size of one access at full speed. Any lane may call alone.
 
-// The bits of a vector, its first element's the least significant: 16, 8, 4 or 2 of them, by the size of an element.
+// Returns the bits of a vector, its first element's the least significant: 16, 8, 4 or 2, by the size of an element.
 __device__ __forceinline__ unsigned pack_vector(uint4 v, Truth<unsigned char>) {
     return truth_of_bytes(v.x) | truth_of_bytes(v.y) << 4 | truth_of_bytes(v.z) << 8 | truth_of_bytes(v.w) << 12;
 }
-// A value in a register of its own. Left to itself ptxas 12.9 keeps the bits of 16-bit elements in predicates, and
-// gathers some of those in the wrong byte of a register (P2R.B1): bits 2 and 4 of a vector were lost.
+// Forces a value into a register. Otherwise ptxas 12.9 keeps the bits of 16-bit elements in predicates, and gathers
+// some of those in the wrong byte of a register (P2R.B1): bits 2 and 4 of a vector were lost.
 __device__ __forceinline__ unsigned in_register(unsigned value) {
     asm("" : "+r"(value));
     return value;
 }
 template <unsigned short FIRST_ZERO, unsigned short SPAN>
 __device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned short, FIRST_ZERO, SPAN>) {
-    // Compared as the upper half of 32 bits, whatever the lower half is: arithmetic in 16 bits would cost a mask each.
+    // Compares in the upper half of 32 bits, with any lower half: arithmetic in 16 bits would cost a mask each.
     constexpr unsigned first_zero = static_cast<unsigned>(FIRST_ZERO) << 16, span = static_cast<unsigned>(SPAN) << 16;
     const unsigned words[4] = {v.x, v.y, v.z, v.w};
     unsigned bits = 0;
@@ -187,7 +187,7 @@ __device__ __forceinline__ unsigned pack_vector(uint4 v, Rule<unsigned long long
          | unsigned(outside(static_cast<unsigned long long>(v.w) << 32 | v.z, FIRST_ZERO, SPAN)) << 1;
 }
 
-// The reverse: as many elements as fit 16 bytes, 0 or `one`, of the lowest bits. The type of `one` says their size.
+// Returns 16 bytes of elements, 0 or `one`, by the lowest bits, as pack_vector() reads them, of the type of `one`.
 __device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned char one) {
     return make_uint4(bytes_of_bits(bits) * one, bytes_of_bits(bits >> 4) * one, bytes_of_bits(bits >> 8) * one,
                       bytes_of_bits(bits >> 12) * one);
@@ -205,13 +205,13 @@ __device__ __forceinline__ uint4 unpack_vector(unsigned bits, unsigned long long
     return make_uint4(bits & 1 ? low : 0, bits & 1 ? high : 0, bits & 2 ? low : 0, bits & 2 ? high : 0);
 }
 
-// ---- Signs with error feedback. docs/NUMERICS.md is the specification: these give the library's bits, scales and
-// errors to the last bit, also where the compiler contracts a * b + c. Not with -ftz=true (--use_fast_math), which
-// loses denormals.
+// ---- Signs with error feedback. docs/NUMERICS.md is the specification: these functions give the library's bits,
+// scales and errors to the last bit, also if the compiler contracts a * b + c. Do not use -ftz=true (--use_fast_math),
+// which loses denormals.
 
 enum : unsigned { UNIT = 1024 };
 
-// Every NaN that is written has one pattern.
+// Returns x, but every NaN as the one pattern that is written.
 __device__ __forceinline__ float canonical(float x) {
     return x != x ? __uint_as_float(0x7fc00000u) : x;
 }
@@ -219,12 +219,12 @@ __device__ __forceinline__ bool is_finite(float x) {
     return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// What a bit stands for: +s, or -s where it is 0.
+// Returns the value of a bit: +s, or -s if the bit is 0.
 __device__ __forceinline__ float signed_scale(bool bit, float s) {
     return bit ? s : -s;
 }
 
-// Neighbours from element i on, which is a multiple of N, as +s and -s: N is 1, 2, 4 or 8. Any lane, alone.
+// Loads N neighbours from element i on, a multiple of N, as +s and -s. N: 1, 2, 4 or 8. Any lane may call alone.
 template <unsigned N>
 __device__ __forceinline__ void load_signs(const unsigned char *bits, unsigned long long i, unsigned order, float s,
                                            float (&signs)[N]) {
@@ -233,18 +233,18 @@ __device__ __forceinline__ void load_signs(const unsigned char *bits, unsigned l
     for (unsigned m = 0; m < N; m++) signs[m] = signed_scale(byte >> m & 1, s);
 }
 
-// The error of a number that was sent as its sign and the scale s: c - s sigma(c).
+// Returns the error of a number that was sent as its sign and the scale s: c - s sigma(c).
 __device__ __forceinline__ float error_of(float c, float s) {
     return __fsub_rn(c, c < 0 ? -s : s);
 }
 
-// One step of the handle's form: what is kept from now on of a gradient, before it is rounded to the errors' dtype.
-// `kept`: what was kept before, and `s` the scale that it was sent with.
+// Returns the number to keep for a gradient, in one step of the handle's form, before rounding to the errors' dtype.
+// `kept`: the number kept before, and `s` the scale that it was sent with.
 __device__ __forceinline__ float feedback(float gradient, float kept, float s, float m_g, float m_e, float beta) {
     return __fadd_rn(__fmul_rn(m_g, gradient), __fmul_rn(beta, __fmul_rn(m_e, error_of(kept, s))));
 }
 
-// 16-bit floats are their patterns.
+// Conversions of 16-bit floats, which are passed as bit patterns.
 __device__ __forceinline__ float from_bf16(unsigned short pattern) {
     return __uint_as_float(static_cast<unsigned>(pattern) << 16);
 }
@@ -254,13 +254,13 @@ __device__ __forceinline__ float from_f16(unsigned short pattern) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(pattern));
     return x;
 #else
-    // The exponent is 112 too small, which is exact to make up for; but for Inf and NaN.
+    // The exponent is 112 too small. The product corrects that exactly, except for Inf and NaN.
     const unsigned magnitude = (pattern & 0x7fffu) << 13, sign = (pattern & 0x8000u) << 16;
     const unsigned larger = __float_as_uint(__fmul_rn(__uint_as_float(magnitude), __uint_as_float(0x77800000u)));
     return __uint_as_float((magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : larger) | sign);
 #endif
 }
-// Rounded to float16 once, to nearest, ties to even: Inf past its range, and a NaN to 0x7e00.
+// Rounds to float16 once, to nearest, ties to even: Inf past its range, and a NaN to 0x7e00.
 __device__ __forceinline__ unsigned short to_f16(float x) {
 #ifdef __CUDA_ARCH__
     unsigned short nearest;
@@ -273,7 +273,7 @@ __device__ __forceinline__ unsigned short to_f16(float x) {
     if (magnitude >= 0x477ff000u) {
         rounded = 0x7c00;
     } else if (magnitude < 0x38800000u) {
-        // A denormal: added to 0.5, whose last place is the smallest of them, it is rounded there.
+        // The sum with 0.5 rounds a denormal: the last place of 0.5 is the smallest denormal.
         rounded = __float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0.5f)) - 0x3f000000u;
     } else {
         rounded = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13;
@@ -281,13 +281,13 @@ __device__ __forceinline__ unsigned short to_f16(float x) {
     return static_cast<unsigned short>(rounded | (pattern >> 16 & 0x8000u));
 #endif
 }
-// Rounded once, to nearest, ties to even; a NaN to 0x7fc0.
+// Rounds to bfloat16 once, to nearest, ties to even; a NaN to 0x7fc0.
 __device__ __forceinline__ unsigned short to_bf16(float x) {
     const unsigned pattern = __float_as_uint(x);
     const unsigned rounded = (pattern + 0x7fffu + (pattern >> 16 & 1)) >> 16;
     return static_cast<unsigned short>(x != x ? 0x7fc0u : rounded);
 }
-// Two of them, the first in the lower half. A NaN stays one, but may get any pattern.
+// Rounds two floats to bfloat16, the first in the lower half. A NaN stays one, but may get any pattern.
 __device__ __forceinline__ unsigned to_bf16_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     unsigned pair;
@@ -298,7 +298,7 @@ __device__ __forceinline__ unsigned to_bf16_pair(float first, float second) {
 #endif
 }
 
-// Two of them as float16, where neither is a NaN.
+// Rounds two floats to float16; neither may be a NaN.
 __device__ __forceinline__ unsigned to_f16_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     unsigned pair;
@@ -309,29 +309,29 @@ __device__ __forceinline__ unsigned to_f16_pair(float first, float second) {
 #endif
 }
 
-// The sum of a unit of 1024 elements, of which lane l holds those at k * 32 * N + l * N and the N - 1 behind each,
-// k = 0, 1, ... N: 1, 2, 4 or 8. What is added has a prescribed order, so that every machine gets the same sum:
+// Sum of a unit of 1024 elements. Lane l holds those at k * 32 * N + l * N and the N - 1 behind each, k = 0, 1, ... N:
+// 1, 2, 4 or 8. The order of additions is prescribed, so that every machine gets the same sum:
 //
 //     UnitSum<4> sum;
 //     for (k = 0; k < 8; k++) for (m = 0; m < 4; m++) sum.add(k, m, term);    unrolled; in the order of k
 //     float all = sum.of_warp(lane);                                  by the whole warp; all lanes receive it
 template <unsigned N>
 struct UnitSum {
-    // Of 256 columns, those that are this lane's.
+    // This lane's columns, of 256.
     float columns[8];
     __device__ __forceinline__ void add(unsigned k, unsigned m, float term) {
         const unsigned at = k % (8 / N) * N + m;
         columns[at] = k < 8 / N ? term : __fadd_rn(columns[at], term);
     }
     __device__ __forceinline__ float of_warp(unsigned lane) {
-        // Halves that lie in the lane.
+        // Adds halves that lie in the lane.
 #pragma unroll
         for (unsigned n = 8; n > N; n /= 2) {
 #pragma unroll
             for (unsigned i = 0; i < n / 2; i++) columns[i] = __fadd_rn(columns[i], columns[i + n / 2]);
         }
-        // Halves that lie in lanes. While there are several columns in a lane, each of two gives the other one half of
-        // them.
+        // Adds halves that lie in other lanes. While a lane has several columns, each of two lanes gives one half of
+        // them to the other.
         unsigned n = N;
 #pragma unroll
         for (unsigned distance = 16; distance > 0; distance /= 2) {
@@ -348,8 +348,8 @@ struct UnitSum {
                 columns[0] = __fadd_rn(columns[0], __shfl_xor_sync(WHOLE_WARP, columns[0], distance));
             }
         }
-        // The columns of one lane at last, which now are in lanes: the highest bit of their number in the highest of
-        // the lane.
+        // Adds the columns of one lane, which now lie in several lanes: the highest bit of a column's number is the
+        // highest bit of the lane's.
 #pragma unroll
         for (unsigned half = N / 2, distance = 16; half > 0; half /= 2, distance /= 2) {
             columns[0] = __fadd_rn(columns[0], __shfl_xor_sync(WHOLE_WARP, columns[0], distance));
@@ -358,10 +358,10 @@ struct UnitSum {
     }
 };
 
-// ---- Blocks: docs/NUMERICS.md 11. The same bytes on every GPU, with the compiler's options as above.
+// ---- Blocks: docs/NUMERICS.md 11. The bytes are the same on every GPU, with the compiler's options as above.
 //
-// A block's numbers c have one scale. A lane has N of them, 1, 2, 4 or 8 neighbours, and their codes; who has the rest of
-// the block takes part in the maximum:
+// The numbers c of a block have one scale. A lane has N of them, 1, 2, 4 or 8 neighbours, and their codes; all lanes of
+// a block take part in the maximum:
 //
 //     const unsigned most = gradcodec::largest_of_block<gradcodec::CODEC_INT8, 2>(c);   // by the whole warp, 2 each
 //     const gradcodec::BlockScale scale = gradcodec::scale_of_block<gradcodec::CODEC_INT8>(most);
@@ -374,7 +374,7 @@ struct UnitSum {
 //     codes.load(memory);
 //     gradcodec::dequantize(codes, gradcodec::scale_from_memory<gradcodec::CODEC_INT8>(scales[block]), sent);
 
-// As GC_CODEC_BF16 and so on.
+// Values of GC_CODEC_BF16 and so on.
 enum : unsigned { CODEC_BF16 = 3, CODEC_MXFP8 = 4, CODEC_INT8 = 5, CODEC_INT4 = 6, CODEC_MXFP4 = 7 };
 
 template <unsigned CODEC>
@@ -389,10 +389,10 @@ struct Block {
     };
 };
 
-// The pattern of 2^127: a block with such a number, or an Inf or a NaN, is not finite.
+// Pattern of 2^127: a block with a number as large, or an Inf or a NaN, is not finite.
 enum : unsigned { NOT_FINITE = 0x7f000000u };
 
-// The larger magnitude; a NaN if one is.
+// Returns the larger magnitude; a NaN if one is.
 __device__ __forceinline__ float larger(float a, float b) {
     a = fabsf(a), b = fabsf(b);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -403,7 +403,7 @@ __device__ __forceinline__ float larger(float a, float b) {
     return __float_as_uint(a) > __float_as_uint(b) ? a : b;
 #endif
 }
-// The largest magnitude, as a pattern: above NOT_FINITE also where there is a NaN.
+// Returns the largest magnitude, as a pattern: above NOT_FINITE also if there is a NaN.
 template <unsigned N>
 __device__ __forceinline__ unsigned largest(const float (&c)[N]) {
     float most = fabsf(c[0]);
@@ -411,7 +411,7 @@ __device__ __forceinline__ unsigned largest(const float (&c)[N]) {
     for (unsigned m = 1; m < N; m++) most = larger(most, c[m]);
     return __float_as_uint(most);
 }
-// The largest that LANES neighbouring lanes have, a power of two of them. By the whole warp.
+// Returns the largest value of LANES neighbouring lanes, a power of two. All lanes of the warp call this.
 template <unsigned LANES>
 __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
 #pragma unroll
@@ -421,18 +421,18 @@ __device__ __forceinline__ unsigned largest_of_lanes(unsigned most) {
     }
     return most;
 }
-// Of a block, whose numbers lie in neighbouring lanes, N in each. By the whole warp.
+// Returns the largest of a block whose numbers lie in neighbouring lanes, N in each. All lanes of the warp call this.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ unsigned largest_of_block(const float (&c)[N]) {
     return largest_of_lanes<Block<CODEC>::ELEMENTS / N>(largest(c));
 }
 
 struct BlockScale {
-    unsigned memory;    // as it is stored, in so many bytes as the format's scales have
-    float s, inverse;   // what codes count in, and what makes codes of numbers
+    unsigned memory;    // as it is stored, in SCALE_BYTES bytes
+    float s, inverse;   // factors from codes to numbers, and from numbers to codes
 };
 
-// Of the largest magnitude of a block. BF16 has none: 1.
+// Returns the scale of a block by its largest magnitude. BF16 has none: 1.
 template <unsigned CODEC>
 __device__ __forceinline__ BlockScale scale_of_block(unsigned most) {
     BlockScale scale = {0, 1, 1};
@@ -455,7 +455,7 @@ __device__ __forceinline__ BlockScale scale_of_block(unsigned most) {
     }
     return scale;
 }
-// What a scale in memory stands for, whoever wrote it.
+// Returns the value of a scale in memory; every bit pattern is valid.
 template <unsigned CODEC>
 __device__ __forceinline__ float scale_from_memory(unsigned memory) {
     if (CODEC == CODEC_BF16) return 1;
@@ -463,7 +463,7 @@ __device__ __forceinline__ float scale_from_memory(unsigned memory) {
     return __uint_as_float(memory == 255 ? 0x7fc00000u : memory != 0 ? memory << 23 : 0x400000u);
 }
 
-// The codes of N neighbours, as they lie in memory.
+// Codes of N neighbours, as they lie in memory.
 template <unsigned CODEC, unsigned N>
 struct Codes {
     enum : unsigned { BYTES = (N * Block<CODEC>::BITS + 7) / 8, WORDS = (BYTES + 3) / 4 };
@@ -497,14 +497,14 @@ struct Codes {
             *static_cast<unsigned char *>(to) = static_cast<unsigned char>(words[0]);
         }
     }
-    // Of a block that is not finite.
+    // Sets the codes of a block that is not finite.
     __device__ __forceinline__ void poison() {
 #pragma unroll
         for (unsigned k = 0; k < WORDS; k++) words[k] = CODEC == CODEC_BF16 ? N == 1 ? 0x7fc0u : 0x7fc07fc0u : 0;
     }
 };
 
-// Byte number BYTE, 0 or 3, of four words side by side: of those from `first` on, `step` apart.
+// Returns byte number BYTE, 0 or 3, of four words side by side: the words from `first` on, `step` apart.
 template <unsigned BYTE, unsigned N>
 __device__ __forceinline__ unsigned gather_bytes(const unsigned (&x)[N], unsigned first, unsigned step) {
     constexpr unsigned SELECTOR = BYTE == 0 ? 0x0040 : 0x0073;
@@ -512,14 +512,14 @@ __device__ __forceinline__ unsigned gather_bytes(const unsigned (&x)[N], unsigne
     const unsigned high = __byte_perm(x[(first + 2 * step) % N], x[(first + 3 * step) % N], SELECTOR);
     return __byte_perm(low, high, 0x5410);
 }
-// The lowest 4 bits of words, the even ones first.
+// Packs the lowest 4 bits of words, those of even words into the lower half of a byte.
 template <unsigned N>
 __device__ __forceinline__ unsigned pack_nibbles(const unsigned (&x)[N]) {
     if (N < 4) return (x[0] & 0xf) | (N == 2 ? (x[1 % N] & 0xf) << 4 : 0);
     constexpr unsigned mask = N == 8 ? 0x0f0f0f0fu : 0x0f0fu;
     return (gather_bytes<0>(x, 0, 2) & mask) | (gather_bytes<0>(x, 1, 2) & mask) << 4;
 }
-// The signs of numbers, each as bit 3 of a nibble.
+// Packs the signs of numbers, each as bit 3 of a nibble.
 template <unsigned N>
 __device__ __forceinline__ unsigned pack_signs_of(const float (&c)[N]) {
     unsigned x[N];
@@ -530,9 +530,9 @@ __device__ __forceinline__ unsigned pack_signs_of(const float (&c)[N]) {
     return (gather_bytes<3>(x, 0, 2) & mask) >> 4 | (gather_bytes<3>(x, 1, 2) & mask);
 }
 
-// The nearest number of e4m3 or e2m1, without its sign, and its code in the lowest bits: y is added to a number so large
-// that the last place of the sum is the step of the format there, which rounds it. As many steps as make up for the
-// exponent's bias are added, too.
+// Returns in the lowest bits the code of the nearest number of e4m3 or e2m1, without its sign, and that number in `d`.
+// The addition of a large number rounds y: the last place of the sum is the format's step there. The large number also
+// contains the steps that correct the exponent's bias.
 template <unsigned CODEC>
 __device__ __forceinline__ unsigned nearest_of(float y, float &d) {
     constexpr unsigned M = Block<CODEC>::MANTISSA, LEAST = CODEC == CODEC_MXFP8 ? 121u : 127u;  // exponent of the last step
@@ -545,7 +545,7 @@ __device__ __forceinline__ unsigned nearest_of(float y, float &d) {
     return __float_as_uint(sum) + (exponent >> (23 - M));
 }
 
-// The codes of numbers of a block that is finite, and what they stand for: exact, so that c - sent is one rounding.
+// Returns the codes of numbers of a finite block, and their values in `sent`: exact, so that c - sent is one rounding.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, const float (&c)[N], float (&sent)[N]) {
     typedef Codes<CODEC, N> Result;
@@ -585,7 +585,7 @@ __device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, con
     return codes;
 }
 
-// The same, where it does not matter what they stand for.
+// Returns the codes alone.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, const float (&c)[N]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -607,16 +607,16 @@ __device__ __forceinline__ Codes<CODEC, N> quantize(const BlockScale &scale, con
     return quantize<CODEC>(scale, c, sent);
 }
 
-// What code number m stands for, without the scale: any code, also one that quantize() does not give.
+// Returns the value of code number m, without the scale: of any code, also one that quantize() does not give.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, unsigned m) {
     constexpr unsigned BITS = Block<CODEC>::BITS, A_WORD = 32 / BITS;
     const unsigned word = codes.words[m / A_WORD], at = m % A_WORD * BITS;
     if (CODEC == CODEC_BF16) return __uint_as_float(m % 2 ? word & 0xffff0000u : word << 16);
-    // 2^23 and a number of few bits side by side are their sum.
+    // The bits of 2^23 and of a small number, side by side, are their sum.
     if (CODEC == CODEC_INT8) return __fsub_rn(__uint_as_float(((word ^ 0x80808080u) >> at & 0xff) | 0x4b000000u), 8388736);
     if (CODEC == CODEC_INT4) return __fsub_rn(__uint_as_float(((word ^ 0x88888888u) >> at & 0xf) | 0x4b000000u), 8388616);
-    // The fields of the format where those of float32 are: too small by a power of two, denormals too.
+    // The format's fields, in place of float32's, give a number too small by a power of two, denormals too.
     if (CODEC == CODEC_MXFP4) {
         const unsigned fields = (word >> at & 7) << 22;
         const float d = __fmul_rn(__uint_as_float(fields), __uint_as_float(0x7e800000u));
@@ -628,7 +628,7 @@ __device__ __forceinline__ float number_of_code(const Codes<CODEC, N> &codes, un
     return __uint_as_float(__float_as_uint(d) | (word >> at & 0x80) << 24);
 }
 
-// What codes stand for. With a scale of a stranger, too, each is a product that is rounded.
+// Writes the values of codes. Each is a rounded product, also with a scale that another program wrote.
 template <unsigned CODEC, unsigned N>
 __device__ __forceinline__ void dequantize(const Codes<CODEC, N> &codes, float s, float (&v)[N]) {
 #pragma unroll

@@ -1,15 +1,15 @@
 /*
  * DLPack 1.3, complete, for programs that have no dlpack.h of their own; gradcodec.h includes it.
  *
- * A real dlpack.h that was included first is used as it is, from DLPack 0.6 on. One that is included later finds its
- * guard taken and becomes empty, which is why everything that it would declare is here, also what GradCodec never uses.
+ * If a dlpack.h of DLPack 0.6 or later was included first, it is used as it is. If one is included later, the taken
+ * guard makes it empty: so this file declares everything that it would, also what GradCodec never uses.
  *
  * The names, values and layouts are the ABI's and never change. The comments say what GradCodec emits and accepts.
  */
 #ifndef GRADCODEC_DLPACK_H
 #define GRADCODEC_DLPACK_H
 
-/* Lets signatures say `struct DLManagedTensorVersioned *` also where a real dlpack.h older than 1.0 lacks the type. */
+/* Lets signatures use `struct DLManagedTensorVersioned *` also with a dlpack.h before 1.0, which lacks the type. */
 struct DLManagedTensorVersioned;
 
 #ifndef DLPACK_DLPACK_H_
@@ -27,7 +27,7 @@ struct DLManagedTensorVersioned;
 #define DLPACK_EXTERN_C
 #endif
 
-/* Nothing here carries this mark; users of a real dlpack.h may expect it. */
+/* Nothing here has this mark; users of another dlpack.h may expect it. */
 #if defined(_WIN32) && defined(DLPACK_EXPORTS)
 #define DLPACK_DLL __declspec(dllexport)
 #elif defined(_WIN32)
@@ -46,8 +46,8 @@ typedef struct {
   uint32_t minor;
 } DLPackVersion;
 
-/* Where memory is. C++ is told the width, so that a number from a newer DLPack is a valid value there too; C picks an
- * integer of the same width by itself. */
+/* Kind of device that holds memory. C++ gets the width, so that a number from a newer DLPack is a valid value there
+ * too; C picks an integer of the same width by itself. */
 #ifdef __cplusplus
 typedef enum : int32_t {
 #else
@@ -55,7 +55,7 @@ typedef enum {
 #endif
   kDLCPU = 1,
   kDLCUDA = 2,
-  kDLCUDAHost = 3,     /* pinned host memory; GradCodec works on it as the CPU and answers with CPU tensors */
+  kDLCUDAHost = 3,     /* pinned host memory; GradCodec treats it as the CPU's and returns CPU tensors */
   kDLOpenCL = 4,       /* from here on GradCodec accepts kDLCUDAManaged only */
   kDLVulkan = 7,
   kDLMetal = 8,
@@ -73,13 +73,13 @@ typedef enum {
 
 typedef struct {
   DLDeviceType device_type;
-  int32_t device_id; /* which GPU, counted from 0; 0 for the CPU and pinned memory */
+  int32_t device_id; /* number of the GPU, from 0; 0 for the CPU and pinned memory */
 } DLDevice;
 
 /* Kinds of numbers; the size is in DLDataType.bits. GradCodec reads and writes bool, integers, float and bfloat. */
 typedef enum {
   kDLInt = 0,
-  kDLUInt = 1, /* packed bits travel as this, 8 bits wide */
+  kDLUInt = 1, /* also packed bits, 8 bits wide */
   kDLFloat = 2,
   kDLOpaqueHandle = 3,
   kDLBfloat = 4,
@@ -122,55 +122,55 @@ typedef struct {
 /* A view with its owner: what a Python capsule named "dltensor" holds. */
 typedef struct DLManagedTensor {
   DLTensor dl_tensor;
-  void *manager_ctx; /* the producer's own; nobody else looks at it */
-  /* Ends the tensor, this struct included; called once, from any thread, by whoever holds the tensor last. Emitted:
-   * always. Accepted: also NULL, nothing to do. An importer that fails does not call it. */
+  void *manager_ctx; /* private to the producer */
+  /* Releases the tensor, this struct included; the last holder calls it once, on any thread. Emitted: always. Accepted:
+   * also NULL, with nothing to do. An importer that fails does not call it. */
   void (*deleter)(struct DLManagedTensor *self);
 } DLManagedTensor;
 
 /* The bits of DLManagedTensorVersioned.flags; the others are 0. GradCodec emits none. */
 #define DLPACK_FLAG_BITMASK_READ_ONLY 1UL              /* the consumer must not write */
-#define DLPACK_FLAG_BITMASK_IS_COPIED 2UL              /* made for this consumer: nobody else sees the memory */
+#define DLPACK_FLAG_BITMASK_IS_COPIED 2UL              /* made for this consumer, which alone uses the memory */
 #define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4UL /* elements below 8 bits have a byte each */
 
 /* The successor of DLManagedTensor: what a capsule named "dltensor_versioned" holds. Everything up to `flags` stays in
  * place in later major versions, so that `deleter` can always be called. */
 typedef struct DLManagedTensorVersioned {
-  DLPackVersion version; /* look at this before the rest */
+  DLPackVersion version; /* check this before the rest */
   void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self); /* as that of DLManagedTensor */
+  void (*deleter)(struct DLManagedTensorVersioned *self); /* see DLManagedTensor */
   uint64_t flags;
   DLTensor dl_tensor;
 } DLManagedTensorVersioned;
 
 /*
  * The C exchange API. A framework's tensor type (not its tensors) has an attribute `__dlpack_c_exchange_api__`: a
- * capsule named "dlpack_exchange_api" around a DLPackExchangeAPI that lives as long as the process. With it C code gets
- * at a Python tensor without calling a Python method. GradCodec is no Python package and has no such table; with a
- * framework's table a program allocates there what GradCodec's `_into` functions fill, on the framework's own stream.
+ * capsule named "dlpack_exchange_api" around a DLPackExchangeAPI that lives as long as the process. With it C code
+ * reads a Python tensor without calling a Python method. GradCodec has no such table. With a framework's table a
+ * program can allocate outputs for GradCodec's `_into` functions there, on the framework's own stream.
  *
- * All functions return 0, or -1 with a Python exception set, unless it is said otherwise; none waits for a stream or
- * lets a C++ exception out. Those that handle Python objects want the GIL.
+ * All functions return 0, or -1 with a Python exception set, unless documented otherwise. None waits for a stream or
+ * throws a C++ exception. Functions that handle Python objects need the GIL.
  */
 
-/* A new tensor like `prototype` (device, dtype and shape count) in `*out`. A failure goes to `SetError`, with the
+/* Allocates a tensor like `prototype` (device, dtype and shape) in `*out`. Reports a failure to `SetError`, with the
  * exception's name as `kind`, instead of a Python exception: `SetError` takes the GIL if it needs it. */
 typedef int (*DLPackManagedTensorAllocator)(DLTensor *prototype, DLManagedTensorVersioned **out, void *error_ctx,
                                             void (*SetError)(void *error_ctx, const char *kind, const char *message));
 
-/* The Python tensor `py_object` as an owned tensor in `*out`: the caller runs its deleter. */
+/* Exports the Python tensor `py_object` as an owned tensor in `*out`: the caller runs its deleter. */
 typedef int (*DLPackManagedTensorFromPyObjectNoSync)(void *py_object, DLManagedTensorVersioned **out);
 
-/* The Python tensor `py_object` as a view in the caller's `*out`. Good until control goes back to the framework. */
+/* Exports the Python tensor `py_object` as a view in the caller's `*out`, valid until the framework runs again. */
 typedef int (*DLPackDLTensorFromPyObjectNoSync)(void *py_object, DLTensor *out);
 
-/* The stream that the framework works on now, to be passed on as GradCodec's `stream`. NULL for the CPU. */
+/* Returns the framework's current stream, to be passed as GradCodec's `stream`. NULL for the CPU. */
 typedef int (*DLPackCurrentWorkStream)(DLDeviceType device_type, int32_t device_id, void **out_current_stream);
 
-/* A new Python tensor in `*out_py_object` that takes `tensor` over. */
+/* Makes a Python tensor in `*out_py_object` that takes `tensor` over. */
 typedef int (*DLPackManagedTensorToPyObjectNoSync)(DLManagedTensorVersioned *tensor, void **out_py_object);
 
-/* Begins every table, of any version. With an unknown major version, follow `prev_api` to an older table. */
+/* Header of every table, of any version. With an unknown major version, follow `prev_api` to an older table. */
 typedef struct DLPackExchangeAPIHeader {
   DLPackVersion version;
   struct DLPackExchangeAPIHeader *prev_api; /* NULL at the end */

@@ -1,6 +1,6 @@
 /*
- * gradcodec.h for C++17 and later: owners instead of gc_tensor_free(), exceptions instead of statuses, views of memory
- * of yours. Header-only; a program links the same library as a C program.
+ * C++17 wrapper of gradcodec.h: owners instead of gc_tensor_free(), exceptions instead of statuses, and views of your
+ * memory. Header-only; a program links the same library as a C program.
  *
  *     #include <gradcodec/gradcodec.hpp>
  *     #include <iostream>
@@ -11,11 +11,11 @@
  *             std::cout << chunk->shape[0] << " bytes, the first is " << int(*chunk.data<uint8_t>()) << "\n";
  *     }
  *
- * A function has its C name without `gc_`, takes the same inputs in the same order, returns what C gives through `out`,
- * and throws `Error` where the C function returns a status: what it does, and each refusal, is said in gradcodec.h. Where
- * C takes pointers to tensors, here comes a Tensor, a View, a DLPack struct or a pointer to one. NULL or an empty Tensor
- * is refused by the library. A C function that returns a number, or -1 where it fails, does not say its status: for these
- * status() is GC_STATUS_INVALID_ARGUMENT whatever the reason, which what() has.
+ * A function has its C name without `gc_`, takes the same inputs in the same order, and returns what C gives through
+ * `out`. It throws `Error` if the C function fails. gradcodec.h documents what each function does, and its errors.
+ * If C takes a pointer to a tensor, pass a Tensor, a View, a DLPack struct or a pointer to one. The library refuses
+ * NULL and an empty Tensor. A C function that returns a number, or -1 if it fails, has no status: for these functions
+ * status() is always GC_STATUS_INVALID_ARGUMENT, and what() has the reason.
  */
 #ifndef GRADCODEC_HPP
 #define GRADCODEC_HPP
@@ -47,7 +47,7 @@ namespace gradcodec {
 
 /* ERRORS */
 
-/* A refusal or a failure. what(): the library's sentence. */
+/* An error of the library. what(): its message. */
 class Error : public std::runtime_error {
 public:
     explicit Error(gc_status_t status) : std::runtime_error(gc_last_error()), status_(status) {}
@@ -63,7 +63,7 @@ inline const char *last_error() noexcept { return gc_last_error(); }
 
 namespace detail {
 
-/* Apart, so that a call is the C call, a comparison and nothing else. */
+/* Throws an Error. Not inlined, so that a call compiles to the C call and a comparison. */
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail(gc_status_t status) { throw Error(status); }
 
 inline void check(gc_status_t status)
@@ -78,24 +78,24 @@ inline void check(gc_status_t status)
 
 inline uint32_t version() noexcept { return gc_version(); }
 inline const char *version_string() noexcept { return gc_version_string(); }
-inline const char *build_info() noexcept { return gc_build_info(); } /* of this thread, until it asks again */
+inline const char *build_info() noexcept { return gc_build_info(); } /* valid until this thread's next call */
 
 /* DEVICES AND DTYPES */
 
 inline constexpr DLDevice cpu = {kDLCPU, 0};
 constexpr DLDevice cuda(int32_t index = 0) noexcept { return {kDLCUDA, index}; }
 
-/* For memory whose C++ type does not say it. */
+/* Dtypes that C++17 has no types for. */
 inline constexpr DLDataType float16 = {kDLFloat, 16, 1};
 inline constexpr DLDataType bfloat16 = {kDLBfloat, 16, 1};
 
-/* How DLPack calls a C++ type: bool, integers, std::byte, float, double, and those of <stdfloat> where they exist. */
+/* Returns the DLPack dtype of a C++ type: bool, integers, std::byte, float, double and those of <stdfloat>. */
 template <class T> constexpr DLDataType dtype() noexcept
 {
     using U = std::remove_cv_t<T>;
     constexpr auto bits = static_cast<uint8_t>(8 * sizeof(U));
     if constexpr (std::is_same_v<U, bool>)
-        return {6, bits, 1}; /* kDLBool, which real headers before DLPack 1.0 lack */
+        return {6, bits, 1}; /* kDLBool, which dlpack.h before 1.0 lacks */
     else if constexpr (std::is_same_v<U, std::byte>)
         return {kDLUInt, bits, 1};
     else if constexpr (std::is_integral_v<U>)
@@ -119,13 +119,13 @@ template <class T> constexpr DLDataType dtype() noexcept
 namespace detail {
 
 inline void release(DLManagedTensor *tensor) noexcept { gc_tensor_free(tensor); }
-#ifdef DLPACK_MAJOR_VERSION /* beside a real dlpack.h older than 1.0 there is no versioned form */
+#ifdef DLPACK_MAJOR_VERSION /* dlpack.h before 1.0 has no versioned form */
 inline void release(DLManagedTensorVersioned *tensor) noexcept { gc_tensor_free_versioned(tensor); }
 #endif
 
 } // namespace detail
 
-/* The only owner of a DLPack tensor, ours or another library's. As large as a pointer, moved and not copied. */
+/* Unique owner of a DLPack tensor, of this library or another one. As large as a pointer; movable, not copyable. */
 template <class Managed> class Owner {
 public:
     Owner() noexcept = default;
@@ -141,14 +141,14 @@ public:
     Managed *get() const noexcept { return tensor_; }
     explicit operator bool() const noexcept { return tensor_ != nullptr; }
 
-    /* Hands it on: to a capsule, to another library. */
+    /* Gives up ownership, for example to a capsule or another library. */
     [[nodiscard]] Managed *release() noexcept { return std::exchange(tensor_, nullptr); }
     void reset(Managed *taken = nullptr) noexcept { detail::release(std::exchange(tensor_, taken)); }
 
     const DLTensor *operator->() const noexcept { return &tensor_->dl_tensor; }
     const DLTensor &operator*() const noexcept { return tensor_->dl_tensor; }
 
-    /* The first element. */
+    /* Returns the address of the first element. */
     template <class T> T *data() const noexcept
     {
         const DLTensor &tensor = tensor_->dl_tensor;
@@ -165,8 +165,8 @@ using VersionedTensor = Owner<DLManagedTensorVersioned>;
 #endif
 
 /*
- * A description of memory of yours, made by view(), with `N` lengths and strides inside. It stays where it was made,
- * because DLPack points at them. T is const where the memory is: such a view is no destination.
+ * Description of memory of yours, made by view(), with `N` lengths and strides inside. It cannot move, because DLPack
+ * points at them. T is const if the memory is: such a view is no destination.
  */
 template <class T, std::size_t N> class View {
 public:
@@ -199,7 +199,7 @@ private:
     }
 
     DLManagedTensor tensor_;
-    std::array<int64_t, N> shape_, strides_; /* strides_ is read only where there are strides */
+    std::array<int64_t, N> shape_, strides_; /* strides_ is not used without strides */
 };
 
 /* view(data, {2, 10}): C order. view(data, {2, 10}, {1, 2}): strides in elements. */
@@ -214,7 +214,7 @@ View<T, N> view(T *data, const int64_t (&shape)[N], const int64_t (&strides)[N],
     return {data, dtype<T>(), device, static_cast<int32_t>(N), shape, strides};
 }
 
-/* The same with a dtype that the pointer does not say: view(data, bfloat16, {2, 10}, cuda(0)). */
+/* Makes a view whose dtype differs from the pointer's type: view(data, bfloat16, {2, 10}, cuda(0)). */
 template <class T, std::size_t N>
 View<T, N> view(T *data, DLDataType dtype, const int64_t (&shape)[N], DLDevice device = cpu) noexcept
 {
@@ -227,7 +227,7 @@ View<T, N> view(T *data, DLDataType dtype, const int64_t (&shape)[N], const int6
     return {data, dtype, device, static_cast<int32_t>(N), shape, strides};
 }
 
-/* A whole vector, array or span, one-dimensional. It must outlive the view. */
+/* Makes a one-dimensional view of a vector, array or span, which must outlive the view. */
 template <class Elements>
 auto view(Elements &&elements) noexcept -> View<std::remove_reference_t<decltype(*std::data(elements))>, 1>
 {
@@ -236,14 +236,14 @@ auto view(Elements &&elements) noexcept -> View<std::remove_reference_t<decltype
     return {std::data(elements), dtype<T>(), cpu, 1, &length, nullptr};
 }
 
-/* A number of yours, which must outlive the view: kernels take it as a scalar. */
+/* Makes a view of one number, which must outlive the view. Kernels take it as a scalar. */
 template <class T> View<const T, 0> scalar(const T &number) noexcept
 {
     return {&number, dtype<T>(), cpu, 0, nullptr, nullptr};
 }
 
 #ifdef __cpp_lib_span
-/* A rank that is known at run time. The lengths, and the strides unless there are none, stay yours: alive, in place. */
+/* Makes a view whose number of dimensions is known at run time. The arrays of lengths and strides must outlive it. */
 template <class T>
 View<T, 0> view(T *data, DLDataType dtype, std::span<const int64_t> shape, std::span<const int64_t> strides = {},
                 DLDevice device = cpu) noexcept
@@ -253,10 +253,10 @@ View<T, 0> view(T *data, DLDataType dtype, std::span<const int64_t> shape, std::
 }
 #endif
 
-/* A managed tensor around a bare DLTensor, or the inside of a versioned one: borrowed, valid as long as it is. */
+/* Returns a managed tensor that borrows a bare DLTensor, or that of a versioned tensor. Valid as long as `tensor`. */
 inline DLManagedTensor borrowed(const DLTensor &tensor) noexcept { return {tensor, nullptr, nullptr}; }
 
-/* What functions take: pointers, made from whatever is at hand. */
+/* Parameter types: pointers, which convert from tensors, views and DLPack structs. */
 
 class Borrowed { /* DLManagedTensor to read: the simple tier */
 public:
@@ -282,7 +282,7 @@ private:
     const DLTensor *tensor_;
 };
 
-class Target { /* DLTensor to write. Its elements are written, never the description. */
+class Target { /* DLTensor whose elements are written, but never its shape, strides or dtype. */
 public:
     Target(DLTensor *tensor) noexcept : tensor_(tensor) {}
     Target(DLTensor &tensor) noexcept : tensor_(&tensor) {}
@@ -301,7 +301,7 @@ class Shape { /* lengths: {2, 10}, a vector, an array, a span */
 public:
     Shape(std::initializer_list<int64_t> lengths) noexcept : ndim_(static_cast<int32_t>(lengths.size()))
     {
-        lengths_ = lengths.begin(); /* good until the call that {2, 10} is an argument of is over */
+        lengths_ = lengths.begin(); /* valid until the end of the call that takes {2, 10} */
     }
     template <class Lengths, class = decltype(static_cast<const int64_t *>(std::data(std::declval<Lengths &>())))>
     Shape(const Lengths &lengths) noexcept
@@ -331,7 +331,7 @@ inline Tensor tensor_from_pointer(void *data, DLDevice device, DLDataType dtype,
     return Tensor(out);
 }
 
-/* A tensor of what `view` describes that keeps `owner`, a vector or a shared_ptr say, until its last user is done. */
+/* Returns a tensor of the memory of `view` that keeps `owner`, such as a vector or a shared_ptr, until its release. */
 template <class Keep, class T, std::size_t N> Tensor tensor_keeping(Keep owner, const View<T, N> &view)
 {
     static_assert(!std::is_const_v<T>, "a DLPack tensor cannot say that its memory is const");
@@ -344,7 +344,7 @@ template <class Keep, class T, std::size_t N> Tensor tensor_keeping(Keep owner, 
 }
 
 #ifdef DLPACK_MAJOR_VERSION
-/* Both take `src` when they succeed; when they throw it is still yours. */
+/* Both functions take `src` if they succeed. If they throw, `src` is still yours. */
 inline VersionedTensor tensor_to_versioned(Tensor &&src)
 {
     DLManagedTensorVersioned *out = nullptr;
@@ -361,12 +361,12 @@ inline Tensor tensor_from_versioned(VersionedTensor &&src)
 }
 #endif
 
-inline void tensor_free(Tensor) noexcept {} /* before its scope ends */
+inline void tensor_free(Tensor) noexcept {} /* releases it before its scope ends */
 #ifdef DLPACK_MAJOR_VERSION
 inline void tensor_free_versioned(VersionedTensor) noexcept {}
 #endif
 
-/* For PyCapsule_New. The library's own address: it stays when a module that includes this is unloaded. */
+/* Destructor for PyCapsule_New, in the library: it stays valid when a module that includes this header is unloaded. */
 inline const auto capsule_destructor = &gc_capsule_destructor;
 
 /* COPIES */
@@ -386,7 +386,7 @@ inline void copy_into(Source src, Target dst, void *stream = nullptr)
 
 namespace detail {
 
-/* An array of Tensor is an array of pointers, and so C fills and reads it in place. */
+/* An array of Tensor has the layout of an array of pointers, which C fills and reads in place. */
 static_assert(sizeof(Tensor) == sizeof(DLManagedTensor *) && std::is_standard_layout_v<Tensor>);
 inline DLManagedTensor **pointers(Tensor *tensors) noexcept { return reinterpret_cast<DLManagedTensor **>(tensors); }
 inline DLManagedTensor *const *pointers(const Tensor *tensors) noexcept
@@ -404,7 +404,7 @@ inline int64_t chunk_bytes(int64_t n_elements, std::size_t n_chunks)
     return bytes;
 }
 
-/* `out`: room for n_chunks tensors, which must be empty: what they hold would be lost. */
+/* `out`: room for n_chunks tensors, which must be empty: tensors that they hold would leak. */
 inline void pack_chunks(Borrowed src, std::size_t n_chunks, Tensor *out)
 {
     detail::check(gc_pack_chunks(src.get(), n_chunks, detail::pointers(out)));
@@ -412,7 +412,7 @@ inline void pack_chunks(Borrowed src, std::size_t n_chunks, Tensor *out)
 #ifdef __cpp_lib_span
 inline void pack_chunks(Borrowed src, std::span<Tensor> out) { pack_chunks(src, out.size(), out.data()); }
 #endif
-/* A number of chunks that is known when this compiles takes no memory. */
+/* Returns an array, without an allocation, since the number of chunks is known at compile time. */
 template <std::size_t N> std::array<Tensor, N> pack_chunks(Borrowed src)
 {
     std::array<Tensor, N> chunks;
@@ -473,7 +473,7 @@ inline void unpack_bits_into(Source src, int32_t axis, gc_bit_order_t order, Tar
 
 /* SIGNS */
 
-/* `out`: as for pack_chunks(). */
+/* `out`: see pack_chunks(). */
 inline void pack_signs(Borrowed src, std::size_t n_chunks, Tensor *out)
 {
     detail::check(gc_pack_signs(src.get(), n_chunks, detail::pointers(out)));
@@ -512,7 +512,7 @@ inline void pack_signs_into(Source src, gc_bit_order_t order, Target dst, void *
 {
     detail::check(gc_pack_signs_into(src.get(), order, dst.get(), stream));
 }
-/* To +1 and -1, or with `scales` to +scale and -scale. */
+/* Unpacks to +1 and -1, or with `scales` to +scale and -scale. */
 inline void unpack_signs_into(Source src, gc_bit_order_t order, Target dst, void *stream = nullptr)
 {
     detail::check(gc_unpack_signs_into(src.get(), nullptr, order, dst.get(), stream));
@@ -533,12 +533,12 @@ template <class One> class Several {
 public:
     Several(std::initializer_list<One> tensors) noexcept : count_(tensors.size())
     {
-        first_ = tensors.begin(); /* good until the call that {a, b} is an argument of is over */
+        first_ = tensors.begin(); /* valid until the end of the call that takes {a, b} */
     }
     template <class Tensors, class = decltype(static_cast<const One *>(std::data(std::declval<const Tensors &>())))>
     Several(const Tensors &tensors) noexcept : first_(std::data(tensors)), count_(std::size(tensors)) {}
 
-    /* One is a pointer and nothing else, and so C reads an array of them in place. */
+    /* An array of One has the layout of an array of pointers, which C reads in place. */
     auto data() const noexcept
     {
         using Pointer = decltype(first_->get());
@@ -554,7 +554,7 @@ private:
 using Sources = Several<Source>;
 using Targets = Several<Target>;
 
-/* One tensor in one call. `codec`: one of GC_CODEC_*. */
+/* Encodes one tensor in one call. `codec`: one of GC_CODEC_*. */
 inline Tensor encode(Borrowed values, int32_t codec)
 {
     DLManagedTensor *payload = nullptr;
@@ -568,7 +568,7 @@ inline Tensor decode(Borrowed payload, DLDataType dtype = gradcodec::dtype<float
     return Tensor(values);
 }
 
-/* The only owner of an object of the library. As large as a pointer, moved and not copied. */
+/* Unique owner of a handle of the library. As large as a pointer; movable, not copyable. */
 template <class T, void (*free)(T *)> class Handle {
 public:
     Handle() noexcept = default;
@@ -599,7 +599,7 @@ inline Codec codec_create(gc_codec_options_t options)
     detail::check(gc_codec_create(&options, &out));
     return Codec(out);
 }
-inline void codec_free(Codec) noexcept {} /* before its scope ends */
+inline void codec_free(Codec) noexcept {} /* releases it before its scope ends */
 
 inline int64_t codec_payload_bytes(const Codec &codec)
 {
@@ -615,7 +615,7 @@ inline int32_t codec_exchanges(const Codec &codec)
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return exchanges;
 }
-/* Factors and errors: nullptr where there are none. */
+/* Factors: nullptr for none. */
 inline void codec_encode(Codec &codec, Sources values, Source value_factor, Source error_factor, Target payload,
                          void *stream = nullptr)
 {
@@ -678,8 +678,8 @@ inline void codec_errors_in(Codec &codec, Source worker, Source server = nullptr
 
 using Share = Handle<gc_share_t, gc_share_free>;
 
-/* Sends a tensor over a connected Unix socket; what to wait for until the other side has released it. On CUDA, without
- * GC_SHARE_COPY, the other side has the tensor's own memory: it must stay so long. */
+/* Sends a tensor over a connected Unix socket. Wait for the Share until the receiver has released the tensor. On CUDA,
+ * without GC_SHARE_COPY, the receiver uses the tensor's own memory, which must stay until then. */
 inline Share share_send(Borrowed tensor, int socket, uint32_t flags = 0, int32_t timeout_ms = -1)
 {
     gc_share_t *lease = nullptr;
@@ -690,7 +690,7 @@ inline void share_wait(Share &lease, int32_t timeout_ms = -1)
 {
     detail::check(gc_share_wait(lease.get(), timeout_ms));
 }
-inline void share_free(Share) noexcept {} /* before its scope ends */
+inline void share_free(Share) noexcept {} /* releases it before its scope ends */
 inline Tensor share_receive(int socket, DLDevice device = {kDLCPU, 0}, int32_t timeout_ms = -1)
 {
     DLManagedTensor *out = nullptr;
@@ -717,7 +717,7 @@ inline Kernel reduction_create(gc_reduction_options_t options)
     detail::check(gc_reduction_create(&options, &out));
     return Kernel(out);
 }
-inline void kernel_free(Kernel) noexcept {} /* before its scope ends */
+inline void kernel_free(Kernel) noexcept {} /* releases it before its scope ends */
 inline void kernel_run(Kernel &kernel, Sources inputs, Targets outputs, gc_run_options_t options = {}, void *stream = nullptr)
 {
     options.struct_size = sizeof options;
@@ -739,7 +739,7 @@ inline int64_t kernel_workspace_bytes(const Kernel &kernel, Sources inputs, Targ
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return bytes;
 }
-/* Stays as long as the kernel. */
+/* Returns NVRTC's errors and warnings. The text stays as long as the kernel. */
 inline const char *kernel_log(const Kernel &kernel)
 {
     const char *log = nullptr;
@@ -760,7 +760,7 @@ inline Communicator comm_from_transport(gc_transport_t transport)
     detail::check(gc_comm_from_transport(&transport, &out));
     return Communicator(out);
 }
-/* One for each rank, by rank. */
+/* Returns a communicator for each rank, in rank order. */
 inline std::vector<Communicator> comm_group(int32_t world_size)
 {
     static_assert(sizeof(Communicator) == sizeof(gc_comm_t *) && std::is_standard_layout_v<Communicator>);
@@ -768,7 +768,7 @@ inline std::vector<Communicator> comm_group(int32_t world_size)
     detail::check(gc_comm_group(world_size, reinterpret_cast<gc_comm_t **>(ranks.data())));
     return ranks;
 }
-/* `comm`: an ncclComm_t. `dl_handle`: NCCL, from dlopen(), where it is not clear which. */
+/* `comm`: an ncclComm_t. `dl_handle`: from dlopen(), needed if the process has several NCCL libraries. */
 inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_handle = nullptr, uint32_t timeout_ms = 0)
 {
     gc_comm_t *out = nullptr;
@@ -776,7 +776,7 @@ inline Communicator comm_from_nccl(void *comm, uint32_t flags = 0, void *dl_hand
     detail::check(gc_comm_from_nccl(&options, &out));
     return Communicator(out);
 }
-/* On one rank, for all. */
+/* Returns the id of a new NCCL world. One rank calls this, and sends the id to all others. */
 inline std::array<uint8_t, GC_NCCL_ID_BYTES> comm_nccl_id(void *dl_handle = nullptr)
 {
     std::array<uint8_t, GC_NCCL_ID_BYTES> id;
@@ -792,8 +792,8 @@ inline Communicator comm_from_nccl_id(const std::array<uint8_t, GC_NCCL_ID_BYTES
     detail::check(gc_comm_from_nccl_id(&options, id.data(), rank, world_size, device, &out));
     return Communicator(out);
 }
-/* Bytes of each rank's buffer for an all-reduce with these options: all but struct_size, which is set here. `nodes`: of a
- * hierarchical communicator, for which `world_size` counts the ranks of one node. */
+/* Returns the bytes of each rank's buffer for an all-reduce with these options: all but struct_size, which is set here.
+ * For a hierarchical communicator, `nodes` is its number of nodes and `world_size` the ranks of one node. */
 inline int64_t allreduce_peers_bytes(gc_codec_options_t options, int32_t world_size, int32_t nodes = 1)
 {
     options.struct_size = sizeof options;
@@ -802,7 +802,7 @@ inline int64_t allreduce_peers_bytes(gc_codec_options_t options, int32_t world_s
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return bytes;
 }
-/* `buffers`: of every rank, as they are mapped here. */
+/* `buffers`: the buffers of all ranks, at their addresses in this process. */
 inline Communicator comm_from_peers(int32_t rank, DLDevice device, std::size_t bytes, const std::vector<void *> &buffers,
                                     uint32_t timeout_ms = 0)
 {
@@ -818,14 +818,14 @@ inline Communicator comm_open_peers(Communicator &bootstrap, DLDevice device, in
     detail::check(gc_comm_open_peers(bootstrap.get(), device, bytes, timeout_ms, &out));
     return Communicator(out);
 }
-/* Of the ranks of this node, and of the ranks with this rank's number on their nodes. Neither may be empty. */
+/* `intra_node`: the ranks of this node. `inter_node`: ranks of all nodes with this rank's number. Neither is empty. */
 inline Communicator comm_hierarchical(Communicator &intra_node, Communicator &inter_node)
 {
     gc_comm_t *out = nullptr;
     detail::check(gc_comm_hierarchical(intra_node.get(), inter_node.get(), &out));
     return Communicator(out);
 }
-inline void comm_free(Communicator) noexcept {} /* before its scope ends */
+inline void comm_free(Communicator) noexcept {} /* releases it before its scope ends */
 
 inline int32_t comm_rank(const Communicator &comm)
 {
@@ -841,9 +841,9 @@ inline int32_t comm_world_size(const Communicator &comm)
         detail::fail(GC_STATUS_INVALID_ARGUMENT);
     return ranks;
 }
-/* Throws what went wrong earlier, if anything did. */
+/* Throws the permanent failure of an earlier call, if there was one. */
 inline void comm_async_error(const Communicator &comm) { detail::check(gc_comm_async_error(comm.get())); }
-/* On any thread, also while another one is in a call on it. */
+/* May be called on any thread, also during another thread's call on `comm`. */
 inline void comm_abort(Communicator &comm) { detail::check(gc_comm_abort(comm.get())); }
 
 /* `options`: all but struct_size, which is set here. */
@@ -854,7 +854,7 @@ inline AllReduce allreduce_create(Communicator &comm, gc_codec_options_t options
     detail::check(gc_allreduce_create(comm.get(), &options, &out));
     return AllReduce(out);
 }
-inline void allreduce_free(AllReduce) noexcept {} /* before its scope ends */
+inline void allreduce_free(AllReduce) noexcept {} /* releases it before its scope ends */
 inline int64_t allreduce_shard_elements(const AllReduce &allreduce)
 {
     const int64_t elements = gc_allreduce_shard_elements(allreduce.get());
@@ -863,7 +863,7 @@ inline int64_t allreduce_shard_elements(const AllReduce &allreduce)
     return elements;
 }
 
-/* `between_nodes`: receives how many of them leave the node, -1 where that is not known; nullptr: not wanted. */
+/* `between_nodes`: receives the bytes that leave the node, -1 if unknown; may be nullptr. */
 inline int64_t allreduce_sent_bytes(const AllReduce &allreduce, int64_t *between_nodes = nullptr)
 {
     const int64_t bytes = gc_allreduce_sent_bytes(allreduce.get(), between_nodes);
@@ -890,7 +890,7 @@ inline std::vector<gc_part_t> allreduce_parts(const AllReduce &allreduce, int32_
     return parts;
 }
 
-/* Factors and errors: nullptr where there are none. */
+/* Factors: nullptr for none. */
 inline void allreduce_run(AllReduce &allreduce, Targets values, Source value_factor = nullptr,
                           Source error_factor = nullptr, void *stream = nullptr)
 {
@@ -938,7 +938,7 @@ inline void set_threads(uint32_t n) { detail::check(gc_set_threads(n)); }
 inline void prepare(DLDevice device) { detail::check(gc_prepare(device)); }
 inline void trim(DLDevice device) { detail::check(gc_trim(device)); }
 
-/* The fatbin: its data() is for cuModuleLoadData(). `family` ends with a NUL. */
+/* Returns the fatbin, whose data() is for cuModuleLoadData(). `family` must end with a NUL. */
 inline std::string_view builtin_kernels(const char *family)
 {
     const void *fatbin = nullptr;

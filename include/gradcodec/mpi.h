@@ -1,7 +1,7 @@
 /* gradcodec/mpi.h: a communicator of gradcodec.h over MPI. */
 
 /*
- * One bit per element where MPI_Allreduce sends a float, with whichever MPI this is compiled with:
+ * Sends one bit per element where MPI_Allreduce sends a float, over any MPI that this is compiled with:
  *
  *     #include <gradcodec/mpi.h>
  *
@@ -16,12 +16,12 @@
  *     gc_comm_free(comm);
  *     gc_mpi_free(&mpi);                                                 // on every rank, before MPI_Finalize
  *
- * C99 or C++11, MPI 3.0 or newer. All of it is the program's own code: the library knows nothing of MPI. What is on a
- * GPU passes through host memory, so MPI need not know CUDA.
+ * C99 or C++11, MPI 3.0 or newer. All of it is compiled into the program: the library does not use MPI. GPU tensors are
+ * sent through host memory, so MPI need not support CUDA.
  *
- * Exchanges run on a duplicate of the communicator: they do not meet messages of yours, and what fails in them is
- * returned, whatever error handler you use. The thread that calls gradcodec calls MPI: only the main one, unless MPI_Init_thread()
- * gave MPI_THREAD_SERIALIZED or more. examples_c/mpi.c is a whole program.
+ * Exchanges run on a duplicate of the communicator: they are separate from your messages, and return their errors with
+ * any error handler. The thread that calls gradcodec calls MPI: only the main one may, unless MPI_Init_thread() gave
+ * MPI_THREAD_SERIALIZED or more. examples_c/mpi.c is a complete program.
  */
 
 #ifndef GRADCODEC_MPI_H
@@ -46,15 +46,15 @@
 extern "C" {
 #endif
 
-/* Stays where it is until the last handle that was made over it is released. */
+/* Must not move until the last handle that was made over it is released. */
 typedef struct gc_mpi_t {
     /* A duplicate: use it for nothing else. */
     MPI_Comm comm;
     int rank, size;
 } gc_mpi_t;
 
-/* Every rank of `comm` calls this. MPI_SUCCESS, or MPI's error; then there is nothing to free. MPI_ERR_COMM: an
- * intercommunicator. What fails before there is a duplicate goes to `comm`'s error handler, which by default aborts. */
+/* Duplicates `comm`, of which every rank calls this. Returns MPI_SUCCESS, or MPI's error and nothing to free.
+ * MPI_ERR_COMM: an intercommunicator. Errors before that go to `comm`'s error handler, which aborts by default. */
 static inline int gc_mpi_init(gc_mpi_t *mpi, MPI_Comm comm)
 {
     int between_groups = 0, code = MPI_Comm_test_inter(comm, &between_groups);
@@ -75,13 +75,13 @@ static inline int gc_mpi_init(gc_mpi_t *mpi, MPI_Comm comm)
     return code;
 }
 
-/* Every rank calls this, after gc_comm_free() and gc_allreduce_free(), and before MPI_Finalize(). */
+/* Frees the duplicate. Every rank calls this, after gc_comm_free() and gc_allreduce_free(), before MPI_Finalize(). */
 static inline int gc_mpi_free(gc_mpi_t *mpi)
 {
     return mpi->comm == MPI_COMM_NULL ? MPI_SUCCESS : MPI_Comm_free(&mpi->comm);
 }
 
-/* One of MPI's collectives: MPI_Alltoall() or MPI_Allgather(). */
+/* MPI collective: MPI_Alltoall() or MPI_Allgather(). */
 typedef int gc_mpi_collective_t(const void *send, int n_sent, MPI_Datatype sent, void *recv, int n_received,
                                 MPI_Datatype received, MPI_Comm comm);
 
@@ -92,7 +92,7 @@ static inline int32_t gc_mpi_exchange(void *ctx, gc_mpi_collective_t *collective
     size_t done = 0;
     if (bytes_per_rank <= GRADCODEC_MPI_PART)
         return collective(send, (int)bytes_per_rank, MPI_BYTE, recv, (int)bytes_per_rank, MPI_BYTE, mpi->comm);
-    /* A part of every block at a time: bytes that stand a whole block apart. */
+    /* Exchanges a part of every block at a time; the parts lie a whole block apart. */
     while (done < bytes_per_rank) {
         const size_t left = bytes_per_rank - done, bytes = left < GRADCODEC_MPI_PART ? left : GRADCODEC_MPI_PART;
         MPI_Datatype dense = MPI_DATATYPE_NULL, part = MPI_DATATYPE_NULL;
@@ -129,7 +129,7 @@ static inline int32_t gc_mpi_all_gather(void *ctx, const void *send, void *recv,
     return gc_mpi_exchange(ctx, MPI_Allgather, send, recv, bytes_per_rank);
 }
 
-/* For gc_comm_from_transport(). What its functions return is MPI's error code, which gc_last_error() then names. */
+/* Returns the transport for gc_comm_from_transport(). Its functions return MPI's error code, for gc_last_error(). */
 static inline gc_transport_t gc_mpi_transport(gc_mpi_t *mpi)
 {
     gc_transport_t transport;

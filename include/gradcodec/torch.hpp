@@ -7,23 +7,23 @@
  *     at::Tensor signs = gradcodec::unpack_signs(chunks, gradient.sizes());     // float32: +1 and -1
  *
  * Nothing is copied and no DLPack capsule is made: the views point into the tensor's own sizes and strides. The only
- * allocation is the output's, by torch. What is refused is a c10::Error (a RuntimeError in Python) with the library's
- * sentence. Nothing here records gradients. What each function does is said in gradcodec.h under its name.
+ * allocation is the output's, by torch. A refused call throws a c10::Error (a RuntimeError in Python) with the
+ * library's message. Nothing here records gradients. gradcodec.h documents each function under its name.
  *
- * STREAMS. The work is enqueued on the stream that is current for the tensor's device, as by torch's own operators:
- * whoever may use a tensor there may use it here, and memory that torch frees is handed out again in the order of that
- * same stream. So no record_stream() is needed, unless the caller brings a tensor from another stream without waiting.
- * No device guard either: a stream knows its device. Before a first call inside a graph capture: prepare(device).
+ * STREAMS. Work is enqueued on the current stream of the tensor's device, as by torch's own operators, and torch reuses
+ * freed memory in the order of that same stream. So no record_stream() is needed, unless the caller passes a tensor of
+ * another stream without waiting. No device guard is needed either: a stream has its device. Call prepare(device)
+ * before a first call inside a graph capture.
  *
  * All-reduces are here, too; gradcodec/c10d.hpp makes their communicators over process groups of torch.distributed.
  *
- * NEEDS torch 2.11, where c10::Stream::native_handle() came: it gives the cudaStream_t without a CUDA header or
- * library, so that this compiles with a CPU-only torch, too. C++17, or what torch's headers ask for.
+ * NEEDS torch 2.11, for c10::Stream::native_handle(): it gives the cudaStream_t without a CUDA header or library, so
+ * that this compiles with a CPU-only torch, too. C++17, or the version that torch's headers need.
  *
  * NOT for extensions on torch's stable ABI (TORCH_TARGET_VERSION, TORCH_STABLE_ONLY): at::Tensor, c10::Stream and every
- * header included here are outside of it and stop there with an #error. There gradcodec.h or gradcodec.hpp alone will
- * do: fill a DLTensor from sizes(), strides() and const_data_ptr() or mutable_data_ptr() of a torch::stable::Tensor.
- * The stream, from torch 2.13 on, is torch::stable::accelerator::getCurrentStream(index).nativeHandle().
+ * header included here are outside of it and stop there with an #error. Use gradcodec.h or gradcodec.hpp alone there:
+ * fill a DLTensor from sizes(), strides() and const_data_ptr() or mutable_data_ptr() of a torch::stable::Tensor. The
+ * stream, from torch 2.13 on, is torch::stable::accelerator::getCurrentStream(index).nativeHandle().
  */
 #ifndef GRADCODEC_TORCH_HPP
 #define GRADCODEC_TORCH_HPP
@@ -108,8 +108,8 @@ inline void check_dense(const char *name, const at::Tensor &tensor)
 } // namespace detail
 
 /*
- * A tensor as DLPack, for any function of gradcodec.h or gradcodec.hpp. It borrows: good while the tensor is alive and
- * has this shape. Apart, because memory that torch shares until it is written to is copied by the second only.
+ * Describes a tensor as DLPack, for any function of gradcodec.h or gradcodec.hpp. Valid while the tensor is alive and
+ * has this shape. Only view_to_write() copies memory that torch shares until it is written to.
  */
 inline DLTensor view(const at::Tensor &src)
 {
@@ -122,7 +122,7 @@ inline DLTensor view_to_write(const at::Tensor &dst)
     return detail::describe("dst", dst, dst.mutable_data_ptr());
 }
 
-/* The current stream of a tensor's device, to be passed as `stream`; NULL on the CPU. */
+/* Returns the current stream of a tensor's device, to be passed as `stream`; NULL on the CPU. */
 inline void *current_stream(const at::Tensor &tensor)
 {
     const c10::Device device = tensor.device();
@@ -133,7 +133,7 @@ inline void *current_stream(const at::Tensor &tensor)
 
 namespace detail {
 
-/* In torch a device without an index is the current one. */
+/* Returns a device with an index: in torch a device without one is the current one. */
 inline c10::Device with_index(c10::Device device)
 {
     if (device.is_cuda() && !device.has_index())
@@ -152,8 +152,8 @@ inline void prepare(c10::Device device)
 
 namespace detail {
 
-/* As torch's own operators in place: a backward pass that has saved a tensor is told that it has changed. What stops
- * the counter from moving must be found before the tensor is written to. */
+/* Refuses a tensor whose version counter cannot move, before it is written to. Like torch's in-place operators, a write
+ * moves the counter, so that a backward pass that has saved the tensor refuses it. */
 inline void check_version(const char *name, const at::Tensor &tensor)
 {
     TORCH_CHECK(tensor.unsafeGetTensorImpl()->version_counter().enabled() || c10::InferenceMode::is_enabled(), name,
@@ -172,9 +172,9 @@ template <class Call> void into(const at::Tensor &src, const at::Tensor &dst, Ca
 
 } // namespace detail
 
-/* The elements that dst.copy_(src) gives, by the rules of gradcodec.h: on the stream of dst, or of src where dst is on the
- * CPU. Between GPUs, copy_() also has the current stream of src's GPU wait and be waited for; here only dst's takes part,
- * so have it wait for what makes src, and have src stay as it is until it is done. */
+/* Writes the elements that dst.copy_(src) gives, by the rules of gradcodec.h, on the stream of dst, or of src if dst is
+ * on the CPU. Between GPUs, copy_() also joins the current stream of src's GPU; here only dst's stream is used. It must
+ * wait for the work that makes src, and src must not change until the copy is done. */
 inline void copy_into(const at::Tensor &src, const at::Tensor &dst)
 {
     const DLTensor from = view(src);
@@ -245,11 +245,11 @@ inline at::Tensor chunks_for(const at::Tensor &src, int64_t n_chunks)
     return empty(src, {n_chunks, gc_chunk_bytes(src.numel(), static_cast<std::size_t>(n_chunks))}, at::kByte);
 }
 
-/* The lengths of `src`, `length(the one along the axis)` in its place; one-dimensional without an axis. */
+/* Returns the lengths of `src`, with `length(n)` for the n along the axis; one-dimensional without an axis. */
 template <class Length> c10::DimVector along(const at::Tensor &src, int32_t axis, Length length)
 {
     c10::DimVector shape;
-    if (axis == GC_AXIS_NONE) { /* not `return {length(...)}`: where that throws, some compilers destroy what is not there yet */
+    if (axis == GC_AXIS_NONE) { /* not `return {length(...)}`: if it throws, some compilers destroy an unmade object */
         shape.push_back(length(src.numel()));
         return shape;
     }
@@ -261,7 +261,7 @@ template <class Length> c10::DimVector along(const at::Tensor &src, int32_t axis
 
 } // namespace detail
 
-/* uint8 [n_chunks, gc_chunk_bytes()]: a row is a chunk. */
+/* Packs to uint8 [n_chunks, gc_chunk_bytes()]: a row is a chunk. */
 inline at::Tensor pack_chunks(const at::Tensor &src, int64_t n_chunks = 1, gc_bit_order_t order = GC_BIT_ORDER_BIG)
 {
     const at::Tensor dst = detail::chunks_for(src, n_chunks);
@@ -275,7 +275,7 @@ inline at::Tensor pack_signs(const at::Tensor &src, int64_t n_chunks = 1, gc_bit
     return dst;
 }
 
-/* The inverse of both: 0 and 1 in a tensor of `shape`. */
+/* Unpacks the chunks of both to 0 and 1 in a tensor of `shape`. */
 inline at::Tensor unpack_chunks(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarType dtype = at::kBool,
                                 gc_bit_order_t order = GC_BIT_ORDER_BIG)
 {
@@ -284,7 +284,7 @@ inline at::Tensor unpack_chunks(const at::Tensor &chunks, at::IntArrayRef shape,
     return dst;
 }
 
-/* The inverse of pack_signs() in numbers: +1 and -1, or +scale and -scale. */
+/* Unpacks the chunks of pack_signs() to numbers: +1 and -1, or +scale and -scale. */
 inline at::Tensor unpack_signs(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat,
                                const std::optional<at::Tensor> &scales = std::nullopt,
                                gc_bit_order_t order = GC_BIT_ORDER_BIG)
@@ -294,7 +294,7 @@ inline at::Tensor unpack_signs(const at::Tensor &chunks, at::IntArrayRef shape, 
     return dst;
 }
 
-/* What more than half of the rows have in each bit; in a tie, what the row in turn has. */
+/* Returns the majority of the rows for each bit; in a tie, the bit of the row in turn. */
 inline at::Tensor vote_signs(const at::Tensor &src, uint64_t turn)
 {
     detail::check_dense("src", src);
@@ -304,7 +304,7 @@ inline at::Tensor vote_signs(const at::Tensor &src, uint64_t turn)
     return dst;
 }
 
-/* numpy.packbits and numpy.unpackbits. */
+/* Pack and unpack like numpy.packbits and numpy.unpackbits. */
 inline at::Tensor pack_bits(const at::Tensor &src, int32_t axis = GC_AXIS_NONE, gc_bit_order_t order = GC_BIT_ORDER_BIG)
 {
     const auto shape = detail::along(src, axis, [](int64_t n) { return n / 8 + (n % 8 != 0); });
@@ -334,7 +334,7 @@ inline void wait_for_stream_of(const at::Tensor &tensor)
     c10::impl::getDeviceGuardImpl(tensor.device().type())->getStream(tensor.device()).synchronize();
 }
 
-/* Takes a tensor of the library's. What torch does not take is released. */
+/* Takes a tensor of the library, and releases it if torch does not take it. */
 inline at::Tensor tensor_of(const char *name, Tensor &&tensor, c10::Device device)
 {
     const at::ScalarType type = type_of(name, tensor->dtype);
@@ -351,8 +351,8 @@ inline at::Tensor tensor_of(const char *name, Tensor &&tensor, c10::Device devic
 
 } // namespace detail
 
-/* A compact copy on this device, of torch's memory, also where `src` is there already. On the current stream, as
- * copy_into(); between two GPUs, whose current streams it waits for, it is done when this returns. */
+/* Returns a compact copy on this device, in torch's memory, also if `src` is there already. Runs on the current stream,
+ * like copy_into(); between two GPUs it waits for both current streams, and is done when this returns. */
 inline at::Tensor tensor_to_device(const at::Tensor &src, c10::Device device)
 {
     detail::check_dense("src", src);
@@ -366,14 +366,14 @@ inline at::Tensor tensor_to_device(const at::Tensor &src, c10::Device device)
     return dst;
 }
 
-/* A tensor that was sent. Where the other process has its memory, on CUDA without GC_SHARE_COPY, this keeps it until
- * share_wait() says that it is released there: let go before, it is other tensors' memory under that process's hands. */
+/* A tensor that was sent. If the other process uses its memory, on CUDA without GC_SHARE_COPY, this keeps it until
+ * share_wait() has seen its release there. Freed before, torch could reuse memory that the other process reads. */
 struct TensorShare {
     Share lease;
     at::Tensor tensor;
 };
 
-/* Sends a tensor over a connected Unix socket. What was enqueued on its device before, on any stream, is waited for. */
+/* Sends a tensor over a connected Unix socket. Waits for earlier work on its device, on any stream. */
 inline TensorShare share_send(const at::Tensor &src, int socket, uint32_t flags = 0, int32_t timeout_ms = -1)
 {
     const bool is_lent = src.defined() && src.is_cuda() && (flags & GC_SHARE_COPY) == 0;
@@ -385,12 +385,12 @@ inline TensorShare share_send(const at::Tensor &src, int socket, uint32_t flags 
 inline void share_wait(TensorShare &share, int32_t timeout_ms = -1)
 {
     const gc_status_t status = gc_share_wait(share.lease.get(), timeout_ms);
-    if (status == GC_STATUS_OK || status == GC_STATUS_SHARE) /* nobody has it any more */
+    if (status == GC_STATUS_OK || status == GC_STATUS_SHARE) /* the receiver no longer has it */
         share.tensor.reset();
     detail::torch_check(status);
 }
 
-/* The tensor that comes next. Nothing is copied; its release, by torch, is what the sender waits for. */
+/* Receives the next tensor, without a copy. The sender waits until torch releases it. */
 inline at::Tensor share_receive(int socket, c10::Device device, int32_t timeout_ms = -1)
 {
     device = detail::with_index(device);
@@ -408,7 +408,7 @@ class Described {
 public:
     template <class View> Described(at::TensorList tensors, View of)
     {
-        views_.reserve(tensors.size()); /* the pointers are to them */
+        views_.reserve(tensors.size()); /* the pointers point to them */
         for (const at::Tensor &tensor : tensors) {
             views_.push_back(of(tensor));
             pointers_.push_back(&views_.back());
@@ -422,7 +422,7 @@ private:
     std::vector<DLTensor *> pointers_;
 };
 
-/* Tensors that a call writes to. Finds out before it whether they may be, and tells torch after it that they were. */
+/* Tensors that a call writes to. The constructor checks that this is allowed; bump() makes torch see the writes. */
 class Written {
 public:
     Written(const char *name, at::TensorList tensors) : tensors_(tensors), views_(tensors, view_to_write)
@@ -443,7 +443,7 @@ private:
     Described views_;
 };
 
-/* An argument that may be an undefined tensor: NULL then. */
+/* An argument that may be an undefined tensor, which becomes NULL. */
 class OptionalView {
 public:
     explicit OptionalView(const at::Tensor &tensor) : there_(tensor.defined())
@@ -467,7 +467,7 @@ inline at::Tensor bytes_beside(const at::Tensor &tensor, int64_t bytes)
 
 namespace detail {
 
-/* `create` with options for tensors like these, as far as `options` leave that open. */
+/* Calls `create` with options for tensors like these, as far as `options` leave that open. */
 template <class Create> auto create_like(at::TensorList like, gc_codec_options_t options, Create create)
 {
     TORCH_CHECK(!like.empty(), "like: at least one tensor expected, to know dtype and device");
@@ -487,8 +487,8 @@ template <class Create> auto create_like(at::TensorList like, gc_codec_options_t
 } // namespace detail
 
 /*
- * A codec for tensors like these: of their element counts, dtype and device, which `options` need not have. What it
- * decodes has their dtype, too, unless `options` name another.
+ * Creates a codec for tensors like these: with their element counts, dtype and device, which `options` need not have.
+ * It decodes to their dtype, too, unless `options` name another.
  */
 inline Codec codec_create(at::TensorList like, gc_codec_options_t options)
 {
@@ -499,7 +499,7 @@ inline Codec codec_create(at::TensorList like, gc_codec_options_t options)
     });
 }
 
-/* The payload, uint8: gc_codec_payload_bytes() bytes. Factors: float32, one element; undefined where there are none. */
+/* Returns the payload, uint8: gc_codec_payload_bytes() bytes. Factors: float32, one element; undefined for none. */
 inline at::Tensor codec_encode(Codec &codec, at::TensorList gradients, const at::Tensor &value_factor = {},
                                const at::Tensor &error_factor = {})
 {
@@ -525,7 +525,7 @@ inline void codec_decode(Codec &codec, const at::Tensor &payload, at::TensorList
     outputs.bump();
 }
 
-/* `chunks`: a row for each payload, chunk `chunk` of it. Gives the chunk that goes out. */
+/* Reduces chunk number `chunk` of several payloads: a row of `chunks` each. Returns the chunk to send. */
 inline at::Tensor codec_reduce(Codec &codec, int64_t chunk, const at::Tensor &chunks)
 {
     const DLTensor from = view(chunks);
@@ -539,14 +539,14 @@ inline at::Tensor codec_reduce(Codec &codec, int64_t chunk, const at::Tensor &ch
 
 namespace detail {
 
-/* Why an exchange over a process group failed, in torch's words. Of this thread, as gc_last_error() is. */
+/* Torch's message for the last failed exchange over a process group, on this thread, like gc_last_error(). */
 inline std::string &exchange_failure() noexcept
 {
     static thread_local std::string words;
     return words;
 }
 
-/* torch_check() of a call that exchanges. */
+/* Checks a call that exchanges, like torch_check(), and adds torch's message. */
 template <class Call> void exchange(Call call)
 {
     std::string &failure = exchange_failure();
@@ -557,7 +557,7 @@ template <class Call> void exchange(Call call)
 
 } // namespace detail
 
-/* A handle for tensors like these, as codec_create(). Every rank calls this. */
+/* Creates a handle for tensors like these; see codec_create(). Every rank calls this. */
 inline AllReduce allreduce_create(Communicator &comm, at::TensorList like, gc_codec_options_t options)
 {
     return detail::create_like(like, options, [&](const gc_codec_options_t &complete) {
@@ -567,7 +567,7 @@ inline AllReduce allreduce_create(Communicator &comm, at::TensorList like, gc_co
     });
 }
 
-/* Replaces `values`, one for each segment, by their mean over the ranks. Factors as for codec_encode(). */
+/* Replaces `values`, one for each segment, by their mean over the ranks. Factors: see codec_encode(). */
 inline void allreduce_run(AllReduce &allreduce, at::TensorList values, const at::Tensor &value_factor = {},
                           const at::Tensor &error_factor = {})
 {
@@ -581,7 +581,7 @@ inline void allreduce_run(AllReduce &allreduce, at::TensorList values, const at:
     views.bump();
 }
 
-/* The first half of that: this rank's shard of the mean, in float32. */
+/* Runs the first half of allreduce_run(): writes this rank's shard of the mean, in float32. */
 inline void allreduce_reduce_scatter(AllReduce &allreduce, at::TensorList values, const at::Tensor &shard,
                                      const at::Tensor &value_factor = {}, const at::Tensor &error_factor = {})
 {
@@ -595,7 +595,7 @@ inline void allreduce_reduce_scatter(AllReduce &allreduce, at::TensorList values
     to.bump();
 }
 
-/* The second: to `values`, what the shards of all ranks say. */
+/* Runs the second half: decodes the shards of all ranks to `values`. */
 inline void allreduce_all_gather(AllReduce &allreduce, const at::Tensor &shard, at::TensorList values)
 {
     const DLTensor from = view(shard);
