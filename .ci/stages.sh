@@ -1,12 +1,12 @@
-# What .ci/run and .ci/nightly share: stages, whose output is shown when they are done, tools, and the last lines: what
-# this machine could not run, the end of each failed stage's output, and how many stages passed. Sourced by both, in the
-# repository's root.
+# Functions of .ci/run and .ci/nightly, which source this file in the repository's root. They run stages and show each
+# output at its end, and install tools. The last lines show what this machine could not run, the end of each failed
+# stage's output, and the number of passed stages.
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 touch "$logs/not_run" "$logs/outcomes" "$logs/failed"
 
-why() { # NAME LOG: what failed by pytest's names and assertions, and the end of the output
+why() { # NAME LOG: prints pytest's failed tests and assertions, and the end of the output
     echo "FAILED $1:"
     { grep -E '^(FAILED|ERROR|E  ) ' "$2" | tail -n 30; tail -n 15 "$2"; } | cut -c 1-300
 }
@@ -17,7 +17,7 @@ stage() { # NAME COMMAND...
     { flock 9 && echo "-- $1"; } 9>"$logs/lock"
     "${@:2}" >"$log" 2>&1 || outcome=FAILED
     {
-        flock 9 # lanes do not write at the same time
+        flock 9 # only one lane writes at a time
         echo "== $1: $outcome, $((SECONDS - start)) s"
         cat "$log"
         echo "$outcome $1" >>"$logs/outcomes"
@@ -30,8 +30,8 @@ lane_ended() {
     echo "ended" >>"$logs/outcomes"
 }
 
-# What is not here yet. Without apt-get, or without the right to use it, the stage that misses something will say so.
-# These have no exact versions: Debian's archive keeps none but the current one of a release.
+# Installs missing packages. Without apt-get, or without the right to use it, the stage that needs a package reports it.
+# The packages have no exact versions: Debian's archive has only the current one of a release.
 packages() {
     local sudo=sudo missing=()
     [ "$(id -u)" -ne 0 ] || sudo=
@@ -49,7 +49,7 @@ packages() {
         $sudo apt-get update -qq
         $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}"
     fi
-    # Tools of other languages, each by itself: a name that the archive does not have keeps no other away.
+    # Installs the tools of other languages one by one, so that a missing package does not prevent others.
     local each tool updated=
     for each in "luajit luajit" "go golang-go" "pkg-config pkg-config" "gfortran gfortran" "mcs mono-mcs mono-runtime" \
         "/usr/share/java/ecj.jar libecj-java"; do
@@ -67,7 +67,7 @@ packages() {
     fi
 }
 
-# finish LANES: the last lines, and whether all is well.
+# finish LANES: prints the last lines; fails if a stage or a lane failed.
 finish() {
     local passed failed
     passed=$(grep -c '^passed' "$logs/outcomes")

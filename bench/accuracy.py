@@ -1,15 +1,15 @@
-"""What each codec costs in accuracy, under several optimizers: build/bench/accuracy.json and a table.
+"""Measures what each codec costs in accuracy, by optimizer: build/bench/accuracy.json and a table.
 
     python3 bench/accuracy.py --library lib/libgradcodec.so.0                   on a GPU, if torch has one
     python3 bench/accuracy.py --library lib/libgradcodec.so.0 --size small      what a CPU does in minutes
     python3 bench/accuracy.py --table                                           only the table of what is there
 
-A transformer of 10.8 million parameters reads the source text of Python's own library, byte for byte. It is judged by
-the loss on files that it has not seen, in nats per byte.
+A transformer of 10.8 million parameters is trained on the source text of Python's own library, byte for byte. Its loss
+on files that it was not trained on is measured, in nats per byte.
 
-All ranks share one process and one device. Each rank has its own part of every batch, its own gradient and its own codec
-with its own errors; payloads are moved as they are. So the bytes are those of gc_allreduce_run. The weights are the same
-on all ranks, so they are kept as a stack, and one pass computes all ranks' gradients.
+All ranks share one process and one device. Each rank has its own part of every batch, its own gradient and its own
+codec with its own errors; payloads are moved unchanged. So the bytes are those of gc_allreduce_run. The weights are the
+same on all ranks, so they are kept as a stack, and one pass computes all ranks' gradients.
 
 Each run is written to the JSON file when it ends; runs that the file has are not run again.
 """
@@ -27,12 +27,12 @@ from collections import namedtuple
 
 from common import ROOT, markdown, save
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 # `gather`: the codec that FSDP gathers parameters in.
 Run = namedtuple("Run", "optimizer codec error world gather", defaults=["none"])
 
-# Those of block codecs that arrive as they are, first without errors.
+# Block codecs, each with the dtype of its errors.
 BLOCKS = [("bf16", "none"), ("mxfp8", "none"), ("int8", "none"), ("int8", "float32"), ("int4", "none"),
           ("int4", "float32"), ("mxfp4", "none"), ("mxfp4", "float32")]  # fmt: skip
 PLAIN = "float32", "none"
@@ -51,8 +51,8 @@ RUNS = [
 
 # Steps, examples of a batch (all ranks together), the learning rate of each optimizer, and Adam's epsilon.
 Task = namedtuple("Task", "steps batch rates width layers context epsilon", defaults=[1e-8])
-# AdamW's and 1-bit Adam's are those of the tables, untuned. The others were the best of 3 to 6 for one seed by
-# `--size small --seeds 1 --rate ...`, and at full size by the same on a GPU.
+# AdamW and 1-bit Adam have the rates of the tables, untuned. The others have the best of 3 to 6 for one seed by `--size
+# small --seeds 1 --rate ...`, and at full size by the same on a GPU.
 RATES = {"adamw": 1e-3, "1-bit adam": 1e-3, "lion": 5e-4, "sgd": 0.01, "1-bit sgd": 0.1}
 SIZES = {
     "full": Task(500, 32, {**RATES, "lion": 1e-4, "1-bit sgd": 0.01}, 384, 6, 256),
@@ -60,7 +60,7 @@ SIZES = {
     "tiny": Task(20, 8, RATES, 32, 1, 32),
 }
 DECAY = 0.1  # AdamW's and Lion's weight decay
-WARM = 0.15  # of the steps are 1-bit Adam's warm-up; the learning rate rises in a third of that
+WARM = 0.15  # part of the steps that 1-bit Adam warms up in; the learning rate rises in a third of that
 
 
 # --- the model, as a stack of W copies --------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Transformer:
         return torch.randn(self.shapes[name], generator=generator) * 0.02 * narrow
 
     def losses(self, torch, weights, examples):
-        """`weights`: each with a copy for every rank; `examples`: [W, batch, context + 1]."""
+        """Returns the losses. `weights`: each with a copy for every rank; `examples`: [W, batch, context + 1]."""
         functional = torch.nn.functional
         world, batch, places = examples.shape[0], examples.shape[1], examples.shape[2] - 1
         width, heads = self.task.width, self.heads
@@ -110,7 +110,7 @@ class Transformer:
         return each.view(world, -1).mean(1)
 
     def module(self, torch, generator, device="cpu", dtype=None):
-        """One copy as a module, whose call gives the mean loss of [batch, context + 1] bytes."""
+        """Returns one copy as a module, whose call returns the mean loss of [batch, context + 1] bytes."""
         of, on_gpu = self, torch.device(device).type == "cuda"
         dtype = dtype or torch.float32
 
@@ -128,11 +128,11 @@ class Transformer:
         return Module()
 
 
-# --- what it reads -----------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 class Text:
-    """The .py files of Python's own library, without its tests; each tenth file is kept for the end."""
+    """The .py files of Python's own library, without its tests; each tenth file is held out."""
 
     def __init__(self, torch, task):
         folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
@@ -155,7 +155,7 @@ class Text:
         return self.of(self.unseen, count, self.torch.Generator().manual_seed(1000 + n))
 
 
-# --- what ranks do ----------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------------------------
 
 
 class Exchange:
@@ -165,7 +165,7 @@ class Exchange:
         self.torch, self.world, self.bytes = torch, run.world, 0
         self.sizes = [math.prod(shape) for shape in shapes]
         self.codecs, n = None, sum(self.sizes)
-        self.each = 2 * (self.world - 1) * 4 * n / self.world  # of a ring
+        self.each = 2 * (self.world - 1) * 4 * n / self.world  # bytes of a ring all-reduce
         if codec is None:
             return
         raw = None if codec in ("onebit", "sign") else [len(shape) < 2 for shape in shapes]
@@ -181,7 +181,7 @@ class Exchange:
         return list(self.torch.split(flat, self.sizes))
 
     def __call__(self, vectors):
-        """Of [W, n], a row for each rank, their mean; a vote's sign for SIGN."""
+        """Returns the mean of [W, n], a row for each rank; for SIGN the sign of the vote."""
         self.bytes += self.each
         if self.codecs is None:
             return vectors.mean(0)
@@ -200,7 +200,7 @@ class Exchange:
 
 
 class Gather:
-    """The weights with which all ranks compute, of exact ones."""
+    """Decodes the weights that all ranks compute with, from the exact ones."""
 
     def __init__(self, library, torch, run, model, device):
         self.torch, self.codec = torch, None
@@ -221,7 +221,7 @@ class Gather:
 
 
 class Optimizer:
-    """One step on `x`, all weights as one vector, given the ranks' gradients, [W, n]."""
+    """An optimizer of `x`, all weights as one vector, given the ranks' gradients, [W, n]."""
 
     def __init__(self, torch, run, x, task, plain, exchange):
         self.torch, self.kind, self.plain, self.exchange = torch, run.optimizer, plain, exchange
@@ -245,7 +245,7 @@ class Optimizer:
         self.adam(step, rate, self.exchange(gradients))
 
     def one_bit_adam(self, step, rate, gradients):
-        """gradcodec.torch.OneBitAdam. Its control exchanges the same in float32."""
+        """Steps like gradcodec.torch.OneBitAdam. The control exchanges in float32."""
         if step <= self.frozen:
             self.adam(step, rate, self.plain(gradients))
             if step == self.frozen:
@@ -256,7 +256,7 @@ class Optimizer:
         self.x.add_(self.torch.where(self.v > 0, change, 0), alpha=-rate)
 
     def lion(self, step, rate, gradients):
-        """With votes each rank has a momentum of its own, and sends the sign of its update (Distributed Lion)."""
+        """Steps by Lion. With votes each rank has its own momentum, and sends its update's sign (Distributed Lion)."""
         if self.votes:
             vote = self.exchange(self.own * 0.9 + gradients * 0.1)
             self.own.mul_(0.99).add_(gradients, alpha=0.01)
@@ -271,13 +271,13 @@ class Optimizer:
         self.x.add_(self.m, alpha=-rate)
 
     def one_bit_sgd(self, step, rate, gradients):
-        """gradcodec.torch.OneBitSGD."""
+        """Steps like gradcodec.torch.OneBitSGD."""
         self.m = self.exchange(self.m * 0.9 + gradients)
         self.x.add_(self.m, alpha=-rate)
 
 
 class Stack:
-    """W copies of a model's weights, and what one pass makes of them; recorded as a graph on a GPU."""
+    """W copies of a model's weights, and their gradients by one pass; recorded as a graph on a GPU."""
 
     def __init__(self, torch, model, task, world, device):
         self.torch, self.model, self.world, self.device = torch, model, world, device
@@ -296,7 +296,7 @@ class Stack:
         return self.torch.autocast(kind, self.torch.bfloat16, enabled=kind == "cuda", cache_enabled=False)
 
     def take(self, x):
-        """Every copy becomes `x`."""
+        """Sets every copy to `x`."""
         with self.torch.no_grad():
             parts = self.torch.split(x, self.sizes)
             own = list(self.weights.values())
@@ -311,7 +311,7 @@ class Stack:
         return loss.detach() / self.world
 
     def learn(self, examples):
-        """The ranks' gradients to self.gradients; the mean of the losses."""
+        """Writes the ranks' gradients to self.gradients, and returns the mean of the losses."""
         examples = examples.to(self.device).view(self.world, -1, examples.shape[-1])
         if self.device == "cpu":
             self.examples = examples
@@ -332,7 +332,7 @@ class Stack:
         return self.loss
 
     def judge(self, data, count, batches):
-        """The loss on files that were not learnt from."""
+        """Returns the loss on held-out files."""
         with self.torch.no_grad(), self.autocast():
             examples = [data.judged(count, n).to(self.device).unflatten(0, (self.world, -1)) for n in range(batches)]
             found = [self.model.losses(self.torch, self.weights, each).mean() for each in examples]
@@ -340,7 +340,7 @@ class Stack:
 
 
 def rate_of(step, steps):
-    """Of the highest rate: a rise in the first twentieth, then half a cosine down to a tenth."""
+    """Returns the part of the highest rate: a rise in the first twentieth, then half a cosine down to a tenth."""
     rise = max(1, int(WARM / 3 * steps))
     if step <= rise:
         return step / rise
@@ -348,7 +348,7 @@ def rate_of(step, steps):
 
 
 def train(torch, library, stack, data, task, run, seed):
-    """What is kept of one run."""
+    """Trains once, and returns the results that the file keeps."""
     began, generator = time.monotonic(), torch.Generator().manual_seed(seed)
     begin = [stack.model.begin(name, torch, generator).reshape(-1) for name in stack.model.shapes]
     x = torch.cat(begin).to(stack.device)
@@ -371,7 +371,7 @@ def train(torch, library, stack, data, task, run, seed):
 
 
 def show(document):
-    """What ran, the mean of the seeds, the lowest and the highest, MB that a rank has sent."""
+    """Prints what ran, the mean of the seeds, the lowest and the highest, and MB that a rank has sent."""
     cells = {}
     for result in document["results"]:
         cells.setdefault(Run(*(result[name] for name in Run._fields)), []).append(result)
@@ -392,7 +392,7 @@ def show(document):
 
 
 def kept_or_new(path, key):
-    """What that file has, if it is of the same measurement."""
+    """Returns the file's document if it is of the same measurement, or else a new one."""
     with contextlib.suppress(FileNotFoundError):
         document = json.loads(path.read_text())
         if document["key"] == key:
@@ -432,7 +432,7 @@ def main():
         task = task._replace(rates=dict.fromkeys(task.rates, options.rate))
     model, data = Transformer(task), Text(torch, task)
     document["task"] = f"{data.described}, {task.steps} steps of {task.batch} examples, {where}"
-    # Seed by seed, so that what an end cuts off is the last seed, not the last codecs.
+    # Runs are made seed by seed, so that an interruption loses the last seed, not the last codecs.
     for seed in range(options.seeds):
         stack = None
         for run in RUNS:

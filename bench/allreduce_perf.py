@@ -4,13 +4,13 @@
     python3 bench/allreduce_perf.py --library ... -b 64K -e 300M -f 4 --codecs int8 "int4 errors" --over peers
     python3 bench/allreduce_perf.py --library ... --device cpu            a rehearsal over gloo
 
-One process per GPU, on all GPUs. Sizes are numbers of elements (1K is 2^10). `int8` is gradcodec.torch.all_reduce();
-`int8 errors` is run() of an AllReduce that keeps errors in the dtype of the values. Every size is timed eagerly, one call
-from Python after another, and in a CUDA graph; `host` is the part of an eager call until it returns. A call's time is
-that of the slowest rank. All contenders of a size take turns. Inputs are finite random numbers and the reduction is the
-mean, so that repeated in-place calls stay finite. `times` is NCCL's time of the same dtype and mode over the
-contender's. NCCL goes without NVLS. Of every contender's result the first 16M elements are checked: against NCCL's mean,
-and all ranks must have the same. `make allreduce-perf` runs it and writes build/bench/allreduce_perf.json.
+Runs one process per GPU. Sizes are numbers of elements (1K is 2^10). `int8` is gradcodec.torch.all_reduce();
+`int8 errors` is run() of an AllReduce that keeps errors in the dtype of the values. Every size is timed eagerly, one
+call from Python after another, and in a CUDA graph; `host` is the time until an eager call returns. A call's time is
+the slowest rank's. All contenders of a size take turns. Inputs are finite random numbers and the reduction is the mean,
+so that repeated in-place calls stay finite. `times` is NCCL's time of the same dtype and mode over the contender's.
+NCCL runs without NVLS. The first 16M elements of every result are checked against NCCL's mean, and must be the same on
+all ranks. `make allreduce-perf` runs this and writes build/bench/allreduce_perf.json.
 """
 
 import datetime
@@ -26,18 +26,18 @@ import time
 import torch
 import torch.distributed as dist
 
-from common import Library, about, count, number, parser, save, significant, table  # which has the path of the package
+from common import Library, about, count, number, parser, save, significant, table  # sets the path of the package
 from gradcodec._torch_states import objects_of_all
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "int8 errors", "int4 errors", "onebit errors"
-# Of the mean of normal numbers, in the norm of the difference: some twice what two roundings by the codec lose.
+# Largest error of the mean of normal numbers, in norm: about twice the error of two roundings by the codec.
 MOST_LOST = {"bf16": 0.01, "mxfp8": 0.1, "int8": 0.03, "int4": 0.35, "mxfp4": 0.4, "onebit": 1.2, "nccl": 0.01,
              "symmetric": 0.01}  # fmt: skip
 LARGE = 300 * 2**20
 
 
 def size(text):
-    """64K, 300M or a plain number."""
+    """Returns the number of elements of 64K, 300M or a plain number."""
     unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper(), 1)
     return int(text[:-1] if unit > 1 else text) * unit
 
@@ -46,7 +46,7 @@ def size(text):
 
 
 class Contender:
-    """`run()` is one call. `result()` is the mean that it has made of `values`."""
+    """`run()` is one call. `result()` returns the mean that it has made of `values`."""
 
     def __init__(self, name, inputs):
         import gradcodec.torch
@@ -68,7 +68,7 @@ class Contender:
             self.run = functools.partial(gradcodec.torch.all_reduce, self.values, what, transport=rest[-1])
 
     def make_symmetric(self, inputs, shots, world):
-        """PyTorch's all-reduces over symmetric memory, of a sum; values stay finite by a scale of 1 / world."""
+        """Makes PyTorch's all-reduces over symmetric memory, of a sum; values stay finite by a scale of 1 / world."""
         import torch.distributed._symmetric_memory as symmetric
 
         group, operators = dist.group.WORLD.group_name, torch.ops.symm_mem
@@ -91,7 +91,7 @@ class Contender:
 
 
 def agreed(group, function):
-    """Why some rank could not do it, or None."""
+    """Calls a function on all ranks, and returns why it failed on one of them, or None."""
     why = None
     try:
         function()
@@ -101,7 +101,7 @@ def agreed(group, function):
 
 
 def measure(inputs, names, rounds, group):
-    """{contender: {mode: seconds of each round, of the slowest rank}}, and why contenders are missing."""
+    """Returns {contender: {mode: seconds of each round, of the slowest rank}}, and why contenders are missing."""
     on_gpu, elements = inputs.is_cuda, inputs.numel()
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     aligning = torch.zeros(1, device=inputs.device)
@@ -121,11 +121,11 @@ def measure(inputs, names, rounds, group):
         assert lost <= MOST_LOST[name.split()[0]], f"{lost:.3g} of the mean is lost"
 
     def seconds_of(run, calls, in_graph):
-        """A round, and its part on the host: the ranks begin together; a graph is enqueued ahead of the device."""
+        """Returns a round's seconds, in all and on the host: ranks begin together; a graph is enqueued ahead."""
         if on_gpu:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             if in_graph:
-                torch.cuda._sleep(1_000_000)  # cycles: some 500 us
+                torch.cuda._sleep(1_000_000)  # cycles: about 500 us
             dist.all_reduce(aligning)
             start.record()
         began = time.perf_counter()
@@ -193,7 +193,7 @@ def rank(here, world, options, sizes, names, folder):
     device = torch.device("cuda", here) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream())  # which can be captured
+        torch.cuda.set_stream(torch.cuda.Stream())  # can be captured
     torch.set_num_threads(1)
     gc.disable()  # but between sizes: the destructor of symmetric memory fails in a capture
     wait = datetime.timedelta(seconds=100)
@@ -227,7 +227,7 @@ def rank(here, world, options, sizes, names, folder):
 
 
 def print_table(rows, names, mode):
-    """Time and times NCCL of each contender, as nccl-tests prints them: a line a size and dtype."""
+    """Prints time and speedup over NCCL of each contender, like nccl-tests: a line for each size and dtype."""
     lines = []
     for row in rows:
         times = {name: statistics.median(of[mode]) for name, of in row["seconds"].items() if mode in of}
@@ -272,7 +272,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         try:
             torch.multiprocessing.spawn(rank, (world, options, sizes, names, folder), world)
-        except torch.multiprocessing.ProcessExitedException as ended:  # its rank has said why
+        except torch.multiprocessing.ProcessExitedException as ended:  # the rank has printed why
             raise SystemExit(ended.exit_code or 1) from None
         finally:
             print(f"\n{options.output}")

@@ -22,7 +22,7 @@ from gradcodec import _declarations as c  # noqa: E402 the path comes first
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 SLOW = 0.90  # rows below this ratio of new to old speed are listed
 
-# Of each dtype: DLPack's code, bits, and what NumPy and CuPy call it. bfloat16 is uint16 there.
+# DLPack's code and bits of each dtype, and its name in NumPy and CuPy, where bfloat16 is uint16.
 DTYPES = {
     "bool": (6, 8, "bool"), "uint8": (1, 8, "uint8"), "int16": (0, 16, "int16"), "uint16": (1, 16, "uint16"),
     "int32": (0, 32, "int32"), "int64": (0, 64, "int64"), "float16": (2, 16, "float16"),
@@ -32,7 +32,7 @@ DTYPES = {
 
 
 def described(array, dtype, device_type=CPU):
-    """A DLTensor over an array of NumPy or CuPy, which must outlive it."""
+    """Returns a DLTensor over an array of NumPy or CuPy, which must outlive it."""
     data = array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr
     code, bits, _ = DTYPES[dtype]
     dims = c_int64 * max(1, array.ndim)
@@ -49,7 +49,7 @@ class Call(ctypes.Structure):
 
 
 def address(value):
-    """An argument as 64 bits: an integer, a handle, or the address of a ctypes object."""
+    """Returns an argument as 64 bits: an integer, a handle, or the address of a ctypes object."""
     if value is None:
         return 0
     if isinstance(value, int):
@@ -60,7 +60,7 @@ def address(value):
 
 
 class Library:
-    """One build of the library. Two builds loaded by different paths can take turns in one process."""
+    """A build of the library. Two builds loaded by different paths can take turns in one process."""
 
     def __init__(self, path):
         self.path = os.path.abspath(path)
@@ -68,7 +68,7 @@ class Library:
         self.functions.gc_last_error.restype = self.functions.gc_version_string.restype = c_char_p
 
     def call(self, name, *arguments):
-        """A Call. What the arguments point to stays alive with it."""
+        """Returns a Call, which keeps the objects that its arguments point to."""
         call = Call(ctypes.cast(self.functions[name], c_void_p), (c_uint64 * 10)(*map(address, arguments)))
         call.kept = arguments
         return call
@@ -85,7 +85,7 @@ class Library:
 
 
 def timer(folder=ROOT / "build/bench"):
-    """bench/calls.c, built as `make` builds it."""
+    """Returns bench/calls.c as a library, compiled if it has changed."""
     path, source = folder / "calls.so", ROOT / "bench/calls.c"
     if not path.exists() or path.stat().st_mtime < source.stat().st_mtime:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def timer(folder=ROOT / "build/bench"):
 
 
 def parser(text, name, *flags):
-    """The options that programs share. `flags`: those of "against" and "only" that this program has."""
+    """Returns the options that programs share. `flags`: "against" and "only", if the program has them."""
     options = argparse.ArgumentParser(description=text.splitlines()[0])
     options.add_argument("--library", metavar="FILE", required=True, help="libgradcodec.so, to be timed")
     if "against" in flags:
@@ -119,7 +119,7 @@ def parser(text, name, *flags):
 
 
 def commit():
-    """The commit that is checked out, or that a tree of `make dist` was made of."""
+    """Returns the commit that is checked out, or that a tree of `make dist` was made of."""
     written = ROOT / "COMMIT"
     if written.exists():
         return written.read_text().strip() or None
@@ -131,7 +131,7 @@ def commit():
 
 
 def processor():
-    """The fields of the first CPU in /proc/cpuinfo."""
+    """Returns the fields of the first CPU in /proc/cpuinfo."""
     info = pathlib.Path("/proc/cpuinfo").read_text()
     return dict(re.findall(r"^(\S[^\t]*)\t*: (.*)$", info.split("\n\n")[0], re.MULTILINE))
 
@@ -165,7 +165,7 @@ def significant(seconds):
 
 
 def count(elements):
-    """1K is 2^10, 1M is 2^20."""
+    """Returns a number of elements as text: 1K is 2^10, 1M is 2^20."""
     for unit, size in (("G", 2**30), ("M", 2**20), ("K", 2**10)):
         if elements % size == 0:
             return f"{elements // size}{unit}"
@@ -177,7 +177,7 @@ def number(value):
 
 
 def table(header, rows):
-    """Aligned columns, the first to the left."""
+    """Prints aligned columns, the first to the left."""
     cells = [list(map(str, row)) for row in [header, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     for row in cells:
@@ -185,7 +185,7 @@ def table(header, rows):
 
 
 def markdown(header, rows, left=1):
-    """A table for a document, so many of its columns to the left."""
+    """Returns a table for a document, with `left` columns aligned to the left."""
     lines = [header, ["---" if i < left else "--:" for i in range(len(header))], *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
@@ -195,7 +195,7 @@ def medians(row):
 
 
 def print_rows(rows):
-    """One table per group: GB/s and microseconds of each contender."""
+    """Prints one table per group: GB/s and microseconds of each contender."""
     for group in dict.fromkeys(row["group"] for row in rows):
         of_group = [row for row in rows if row["group"] == group]
         names = list(dict.fromkeys(name for row in of_group for name in row["seconds"]))

@@ -4,10 +4,10 @@
     python3 bench/convergence.py --text FILE --library lib/libgradcodec.so.0 [--only int8 float32]
     python3 bench/convergence.py --text FILE --library lib/libgradcodec.so.0 --size tiny --device cpu         a rehearsal
 
-FILE is read byte for byte; its last twentieth is kept for the end. docs/CODECS.md says which text was read. A process a
-GPU, DistributedDataParallel, AdamW with bfloat16 autocast, one learning rate for all. All runs of a seed have the same
-first weights and the same batches. The transport does not change the bytes, so peer memory stands for all with one
-level; `2 x 2` stands for two nodes of two GPUs, whose links are not limited. A run that the JSON file has is not run again.
+The model is trained on FILE byte for byte; the last twentieth is held out. docs/CODECS.md names the text. One process
+per GPU, DistributedDataParallel, AdamW with bfloat16 autocast, one learning rate for all. All runs of a seed have the
+same first weights and the same batches. The transport does not change the bytes, so peer memory stands for all with one
+level; `2 x 2` stands for two nodes of two GPUs, without limited links. A run that the JSON file has is not run again.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SECONDS = 500  # of a run at most
 
 
 def collect(folder, most=305_000_000, largest=400_000):
-    """The C sources below a folder, ordered by the SHA-256 of their paths, without generated registers."""
+    """Returns the C sources below a folder, ordered by the SHA-256 of their paths, without generated registers."""
     generated = "drivers/gpu/drm/amd/include", "drivers/gpu/drm/amd/display/dc/dml"
     names = sorted(
         (str(file.relative_to(folder)) for file in folder.rglob("*.[ch]") if file.is_file() and not file.is_symlink()),
@@ -59,7 +59,7 @@ def collect(folder, most=305_000_000, largest=400_000):
 
 
 def begin(torch, model, task, seed):
-    """GPT-2's first weights, the same on every rank."""
+    """Sets GPT-2's first weights, the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     for name, one in model.named_parameters():
         if one.dim() > 1 and name != "places":
@@ -71,7 +71,7 @@ def begin(torch, model, task, seed):
 
 
 def train(here, on, task, run, seed, text):
-    """The losses of a run: [step, of the text that is learnt, of unseen text], and the last one."""
+    """Trains, and returns the losses of a run: [step, of the training text, of unseen text], and the last one."""
     if run.ranks:
         os.environ["GRADCODEC_NODE"] = f"node{here.rank // run.ranks}"
     import gradcodec.torch
@@ -147,7 +147,7 @@ def train(here, on, task, run, seed, text):
 
 
 def table(results):
-    """The last loss of each run, by seed, and its curve on unseen text."""
+    """Returns a table of the last loss of each run, by seed, and its curve on unseen text."""
     steps = [step for step, *_ in results[0]["curve"]]
     rows = []
     for name in RUNS:

@@ -25,7 +25,7 @@ SIDES, QUICK_SIDES = [64, 1024, 4096], [64, 1024]
 CODEC_SIZES, QUICK_CODEC_SIZES = [2**k for k in (12, 16, 20, 24, 26)], [2**16, 2**20]
 
 SAMPLE_SECONDS = 200e-6  # a sample is a batch of calls that takes at least this long, or one call
-FEWEST, MOST = 7, 101  # rounds, whatever time is left
+FEWEST, MOST = 7, 101  # rounds, independent of the time left
 
 
 class Place(works.Place):
@@ -33,7 +33,7 @@ class Place(works.Place):
 
     @staticmethod
     def empty(shape, dtype):
-        """An array that begins at a cache line, its pages mapped."""
+        """Returns an array that begins at a cache line, its pages mapped."""
         dtype = np.dtype(DTYPES[dtype][2])
         size = math.prod(shape) * dtype.itemsize
         memory = np.zeros(size + 64, np.uint8)
@@ -43,7 +43,7 @@ class Place(works.Place):
 
 
 def of_python(function):
-    """Seconds of so many calls of a Python function. NumPy's result is allocated in the call, as its users have it."""
+    """Returns a timer of a Python function. NumPy's result is allocated in the call, as its users have it."""
 
     def sample(calls):
         start = time.perf_counter()
@@ -66,8 +66,8 @@ def of_call(place, library, call, threads):
 
 
 def measure(contenders, budget):
-    """Seconds a call of every sample. The contenders take turns, in an order that changes in each round. A sample of
-    one call comes after an untimed one: what the contender before left in the caches made equal libraries differ."""
+    """Returns the seconds a call of every sample. The contenders take turns, in an order that changes in each round. A
+    sample of one call comes after an untimed one: the previous contender's cache contents made equal builds differ."""
     order, turns = list(contenders.items()), random.Random(1)
     batches, samples = {}, {name: [] for name in contenders}
     for name, sample in order:
@@ -104,7 +104,7 @@ def measured(place, work, libraries, budget):
 
 
 def loops(place, work):
-    """What reads or writes as many bytes, or copies half as many."""
+    """Returns a loop that reads or writes as many bytes, or a copy of half as many."""
     size = work.bytes // 256 * 256
     if work.group in ("copies", "codecs"):
         size = max(64, work.bytes // 2 // 64 * 64)

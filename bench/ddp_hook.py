@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Host time of DistributedDataParallel's hook, with gradcodec.torch.compress and with PyTorch's own hooks, in C++ and in
+"""CPU time of DistributedDataParallel's hook, with gradcodec.torch.compress and with PyTorch's own hooks, in C++ and in
 Python: build/bench/ddp_hook.json and a table.
 
     python3 bench/ddp_hook.py --library PATH [--quick] [--device cuda] [--tensors 100] [--elements 64]
 
-Two ranks, over gloo on the CPU and over NCCL or peer memory on two GPUs, train a model whose gradients fit in one bucket.
-After some steps each hook is called again and again for that bucket: a call is a whole step of the hook. On GPUs a call's
-time is that from its call to its return, while the GPU has nothing else to do. On the CPU it is the CPU time of the thread:
-it has no part in which the thread waits for the other rank, but the work is in it. `C`: the part of a hook in Python that
-is within the library's functions, and the exchanges that they call back for. Of each the median of the calls, and the
-least, which other processes on the machine disturb less.
+Two ranks, over gloo on the CPU and over NCCL or peer memory on two GPUs, train a model whose gradients fit in one
+bucket. After some steps each hook is called repeatedly for that bucket: a call is a whole step of the hook. On GPUs a
+call's time is that from its call to its return, with an idle GPU. On the CPU it is the CPU time of the thread, which
+excludes waits for the other rank, but includes the work. `C`: the part of a hook in Python that is within the library's
+functions, and the exchanges that they call back. The table has the median of the calls, and the least, which other
+processes on the machine disturb less.
 """
 
 import functools
@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
 
 
 class InC:
-    """Seconds within the library's functions since it was asked."""
+    """Seconds within the library's functions since the last take()."""
 
     def __init__(self):
         from gradcodec._owned import _Owned
@@ -64,10 +64,10 @@ class InC:
 
 
 def calls(arguments, register):
-    """Seconds of each call of the hook, and of those in C."""
+    """Returns the seconds of each call of the hook, and those in C."""
     model = DistributedDataParallel(Model(arguments.tensors, arguments.elements).to(arguments.device), bucket_cap_mb=1000)
     compression, gradient = register(model), torch.ones(arguments.elements, device=arguments.device)
-    for _ in range(4):  # buckets are arranged anew after the first
+    for _ in range(4):  # DDP rebuilds its buckets after the first
         model(gradient).backward()
     reducer, on_gpu = model.reducer, arguments.device == "cuda"
     (bucket,) = reducer._get_zeros_like_grad_buckets()

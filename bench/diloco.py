@@ -4,15 +4,15 @@
     python3 bench/diloco.py [--library PATH] [--part links loss] [--nodes 2] [--gbit 0.1 1]
 
 `links`: every node is a network namespace with one rank, as in bench/nodes.py, which this needs. A transformer of
-`--width` and `--layers` is trained on the CPU over gloo. Of DistributedDataParallel `--steps` steps are measured; of
-DiLoCo as many inner steps and `--exchanges` exchanges, each by itself. Time is that of the slowest rank, the median.
-What 1,000 inner steps take follows: 1000 steps; or 1000 inner steps and 1000 / `--sync-every` exchanges. `MB`: of a
-step or an exchange, counted at eth0 of node 0, with headers. `hidden`: how much of an exchange is saved if inner steps
-run beside it, with so many of them that they take as long.
+`--width` and `--layers` is trained on the CPU over gloo. For DistributedDataParallel `--steps` steps are measured; for
+DiLoCo as many inner steps and `--exchanges` exchanges, each by itself. Times are the slowest rank's, the median. The
+time of 1,000 inner steps follows: 1000 steps; or 1000 inner steps and 1000 / `--sync-every` exchanges. `MB`: of a step
+or an exchange, counted at eth0 of node 0, with headers. `hidden`: the part of an exchange that is saved if inner steps
+of about the same time run beside it.
 
-`loss`: the small transformer of bench/accuracy.py reads the source text of Python's own library, without a limit of the
-rate: the loss does not depend on the link. All contenders have the same batches, divided among the ranks, and AdamW.
-With `--device cuda` rank r trains on GPU r, over NCCL.
+`loss`: the small transformer of bench/accuracy.py is trained on the source text of Python's own library, without a
+limit of the rate: the loss does not depend on the link. All contenders have the same batches, divided among the ranks,
+and AdamW. With `--device cuda` rank r trains on GPU r, over NCCL.
 """
 
 import argparse
@@ -39,7 +39,7 @@ CONTENDERS = {
 
 
 class Plain:
-    """In the place of a DiLoCo's all-reduce: one in float32."""
+    """A float32 all-reduce in place of a DiLoCo's."""
 
     taken_back = 0
 
@@ -63,7 +63,7 @@ class Plain:
 
 
 class Contender:
-    """A model, what trains it, and step() on a batch."""
+    """A model, its optimizer, and step() on a batch."""
 
     def __init__(self, name, model, optimizer, sync_every, delay=0):
         import gradcodec.torch
@@ -86,7 +86,7 @@ class Contender:
 
     def step(self, batch):
         self.optimizer.zero_grad()
-        self.model(batch).backward()  # which gives the loss
+        self.model(batch).backward()  # the model returns the loss
         self.optimizer.step()
 
 
@@ -94,7 +94,7 @@ class Contender:
 
 
 def links(a, torch, dist):
-    """By contender: seconds of a step and, of DiLoCo, of an exchange and of one beside inner steps."""
+    """Returns, by contender, seconds of a step and, for DiLoCo, of an exchange and of one beside inner steps."""
     generator, found = torch.Generator().manual_seed(a.rank), {}
     text = torch.randint(256, (4, 65), generator=generator)
 
@@ -135,7 +135,7 @@ def links(a, torch, dist):
 
 
 def losses(a, torch, dist):
-    """By contender: the validation loss at the end, of each seed."""
+    """Returns, by contender, the validation loss at the end, of each seed."""
     task = accuracy.SIZES[a.size]._replace(steps=a.train)
     text, of, found = accuracy.Text(torch, task), accuracy.Transformer(task), {name: [] for name in CONTENDERS}
 
@@ -232,7 +232,7 @@ def main():
         return rank_main(a)
     if nodes.INSIDE not in os.environ:
         nodes.enter()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel ignores it for process 1 otherwise
     if a.library:
         os.environ["GRADCODEC_LIBRARY"] = str(a.library.resolve())
     about = {"commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name")}
@@ -244,7 +244,7 @@ def main():
     for part in a.part:
         for gbit in a.gbit if part == "links" else [None]:
             if gbit is not None:
-                nodes.limit(ends, gbit, burst=256)  # less than 4 bits per weight take
+                nodes.limit(ends, gbit, burst=256)  # less than 4 bits per weight
             its = run_ranks(a, part, pathlib.Path(f"/run/{part}-{gbit}"))
             found.update({"losses": its} if gbit is None else {"links": {**found["links"], f"{gbit:g}": its}})
             if gbit is not None:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# first_step.sh WHEEL [PYTHON]: from the wheel to the first compressed step of DistributedDataParallel, in an
-# environment that has nothing yet: each command with its seconds, and all of them. The program is that of
-# docs/START.md, two ranks over gloo. PYTHON: of an environment with PyTorch, used in place of getting it (several GB).
+# first_step.sh WHEEL [PYTHON]: prints the seconds from the wheel to the first compressed step of
+# DistributedDataParallel, in a new environment: of each command, and of all. The program is that of docs/START.md, two
+# ranks over gloo. PYTHON: python of an environment with PyTorch, which is used in place of a download (several GB).
 set -eu
 [ $# -ge 1 ] || { echo "usage: $0 WHEEL [PYTHON]" >&2; exit 2; }
 wheel=$(realpath "$1")
@@ -47,7 +47,7 @@ else
     timed env/bin/python -m pip install -c "$root/tests/constraints.txt" torch numpy
 fi
 timed env/bin/python -m pip install --no-index "$wheel"
-# What the first call on a machine with GPUs does besides. CXX=/nowhere shows what is said without a compiler.
+# The first call on a machine with GPUs also does this. CXX=/nowhere shows the message without a compiler.
 export GRADCODEC_CACHE_DIR="$work/cache"
 from=$(now)
 if env/bin/python -m gradcodec.torch build > log 2>&1; then

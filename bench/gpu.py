@@ -3,11 +3,11 @@
     python3 bench/gpu.py --library target/release/libgradcodec.so.0 [--against OLD.so] [--only PREFIX] [--quick]
 
 The yardstick is cuMemcpyDtoDAsync of 4 GiB, bytes read and written, measured before every row. All contenders take
-turns. Every call of a sample has memory of its own and the cache is flushed before, so that nothing comes from the
-cache; the calls are enqueued behind a kernel that spins, so that the device has them all when it begins. With
-`--against` only the two builds take turns; every row's results must be the same bytes, and the program prints the
-speed of the new build over the old one and the rows below 0.90. Needs CuPy, torch for some columns. `make gpu-bench`
-runs it and writes build/bench/gpu.json.
+turns. Every call of a sample has memory of its own and the cache is flushed before, so that nothing is in the cache;
+the calls are enqueued behind a kernel that spins, so that the device has them all when it begins. With `--against` only
+the two builds take turns; every row's results must be the same bytes, and the program prints the speed of the new build
+over the old one and the rows below 0.90. Needs CuPy, torch for some columns. `make gpu-bench` runs it and writes
+build/bench/gpu.json.
 """
 
 import ctypes
@@ -27,9 +27,9 @@ CODEC_SIZES, QUICK_CODEC_SIZES = [2**12, 2**16, 2**20, 2**24, 300 * 2**20], [2**
 KERNELS, QUICK_KERNELS = (2**28, 16384), (2**24, 4096)
 
 YARDSTICK_BYTES = 4 << 30
-ROTATED = 256 << 20  # bytes that a sample goes through before it touches memory again: four times an H200's L2
+ROTATED = 256 << 20  # bytes that a sample uses before it uses memory again: four times an H200's L2
 MOST_CALLS = 64  # in a sample
-FEWEST, SAMPLES, BUDGET = 7, 21, 0.6  # rounds; a slow contender stops after so many seconds
+FEWEST, SAMPLES, BUDGET = 7, 21, 0.6  # rounds; a slow contender stops after BUDGET seconds
 PATIENCE = 1.0  # seconds: the longest wait until a copy is as fast as it was
 
 SOURCE = r"""
@@ -72,7 +72,7 @@ class Place(works.Place):
     def wait(self):
         self.queue.synchronize()
 
-    # What stands beside ours.
+    # The contenders beside the library.
 
     def copy_peers(self, src, dst, source, target):
         if not self.torch or any(stride < 0 for array in (src, dst) for stride in array.strides):
@@ -90,15 +90,15 @@ class Place(works.Place):
     def kernel_peer(self, texts, axes, given, results):
         cp = self.np
         make = cp.ElementwiseKernel if axes is None else cp.ReductionKernel
-        kernel = make(*texts, "theirs", options=("--fmad=false",))  # as ours, unless asked for
+        kernel = make(*texts, "theirs", options=("--fmad=false",))  # the library's default
         more = {} if axes is None else {"axis": axes[0]}
         return lambda: kernel(*given, *results, **more)
 
-    # Time.
+    # Timing.
 
     def on_device(self, enqueue, nanoseconds):
-        """Seconds between two events around what `enqueue` enqueues, all of which is there when the device begins."""
-        self.scratch.sum()  # read, not written: what is left in the cache need not go back to memory
+        """Returns seconds between two events around `enqueue`, whose work is all enqueued when the device begins."""
+        self.scratch.sum()  # reads, so that the cache need not be written back to memory
         self.spin((1,), (1,), (self.np.uint64(nanoseconds),))
         self.start.record(self.queue)
         enqueue()
@@ -111,7 +111,7 @@ class Place(works.Place):
         assert self.driver.cuMemcpyDtoDAsync_v2(to, source, c_size_t(YARDSTICK_BYTES), c_void_p(self.stream)) == 0
 
     def settle(self):
-        """Waits until a copy is as fast as it was: for some tenths of a second after memory was freed it is a sixth
+        """Waits until a copy is as fast as before: for a few tenths of a second after memory was freed it is a sixth
         slower."""
         begin = time.perf_counter()
         while (seconds := self.on_device(self.copy, 100_000)) > 1.01 * self.fastest:
@@ -121,7 +121,7 @@ class Place(works.Place):
         self.copies.append(significant(seconds))
 
     def measure(self, contenders, calls):
-        """Seconds a call of every sample; the contenders take turns. A peer that fails is left out and recorded."""
+        """Returns the seconds a call of every sample; contenders take turns. A peer that fails is recorded."""
         samples, spins, spent, failures = {}, {}, {}, {}
         for name, enqueue in contenders.items():
             try:

@@ -3,11 +3,11 @@
     python3 bench/links.py --library lib/libgradcodec.so.0 [--only "2 x 2" "4 x 1"]
     python3 bench/links.py --library lib/libgradcodec.so.0 --only models [--hooks 25 100]
 
-Of 315 million weights four GPUs stand for one, two or four nodes. `1 x 4` is one node of four GPUs: over NVLink, and
-without peer access between GPUs. DistributedDataParallel is the default; FSDP2 shards over all GPUs and HSDP within each
-node. `models` are three models within one node, in float32 and in bfloat16: with few sequences (`large`) the host takes
-longer to enqueue a step than the GPUs to compute it, with many (`busy`) the GPUs take longer. A part that the JSON file
-has is not run again.
+A model of 315 million weights is trained on four GPUs, which stand for one, two or four nodes. `1 x 4` is one node of
+four GPUs: over NVLink, and without peer access between GPUs. DistributedDataParallel is the default; FSDP2 shards over
+all GPUs and HSDP within each node. `models` are three models within one node, in float32 and in bfloat16: with few
+sequences (`large`) the host takes longer to enqueue a step than the GPUs to compute it, with many (`busy`) the GPUs
+take longer. A part that the JSON file has is not run again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import tempfile
 from common import ROOT, markdown, save
 
 RATES = "10", "25", "50", "100"
-# What nodes.py is given. The first rate of each is not a slow one: more steps are taken there before those that count.
+# Arguments of nodes.py. The first rate of each is not a slow one, because more uncounted steps run there.
 PARTS = {
     "1 x 4, NVLink": ["--nodes", "1", "--gbit", "0"],
     "1 x 4, no peer access": ["--nodes", "1", "--gbit", "0", "--no-peers"],
@@ -44,8 +44,8 @@ def ms(link, name):
 
 
 def tables(parts):
-    """One of DistributedDataParallel by link, one of sharded models, and one of the models of a node, with ms a step and
-    MB that left node 0 in it."""
+    """Returns tables of ms a step, with MB that left node 0: DistributedDataParallel by link, sharded models, and the
+    models of a node."""
     kinds = {}
     for part, about in parts.items():
         kinds.setdefault(about["table"], {})[part] = about
@@ -76,7 +76,7 @@ def main():
     parts = json.loads(options.output.read_text()) if options.output.exists() else {}
     program = [sys.executable, str(ROOT / "bench/nodes.py"), "--device", "cuda", "--quick"]
     program += ["--library", str(options.library)] if options.library else []
-    # Of each part what nodes.py is given, and the table that it is in.
+    # For each part the arguments of nodes.py, and the table that it is in.
     asked = {}
     for part, words in PARTS.items():
         if part in options.only:

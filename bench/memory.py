@@ -3,9 +3,9 @@ after step 5.
 
     GRADCODEC_LIBRARY=... PYTHONPATH=python python3 bench/memory.py [--ranks 2] [--device cuda]
 
-On the CPU it is host memory, over gloo; each block has a mapping of its own, so what is freed is not counted. With
-`--device cuda` rank r trains on GPU r, over NCCL, and it is what the driver says is in use on GPU 0 at the end of a step:
-with what PyTorch keeps of all that it had in the step, but without what this library has freed within it.
+On the CPU it is host memory, over gloo; each block has its own mapping, so freed memory is not counted. With `--device
+cuda` rank r trains on GPU r, over NCCL, and it is the memory in use on GPU 0 at the end of a step, by the driver: with
+all that PyTorch keeps of the step, but without what this library has freed within it.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def now(name):
 
 
 def used():
-    """Bytes in use at most since begin(), and now."""
+    """Returns the most bytes in use since begin(), and the bytes in use now."""
     if not torch.cuda.is_initialized():
         return now("VmHWM"), now("VmRSS")
     torch.cuda.synchronize()
@@ -38,7 +38,7 @@ def used():
 def begin():
     if not torch.cuda.is_initialized():
         with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # VmHWM begins anew
+            file.write("5")  # resets VmHWM
 
 
 def train(rank, ranks, device, codec, error, folder):

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""A training step between nodes over links of a known rate, with gradients as they are and with each codec:
+"""Measures a training step between nodes over links of a known rate, without and with compression by each codec:
 build/bench/nodes.json and a table.
 
     python3 bench/nodes.py [--quick] [--library PATH] [--nodes 2] [--ranks 1] [--gbit 10 25 100] [--device cuda] [--flat]
     python3 bench/nodes.py --nodes 1 --gbit 0 [--device cuda] [--hooks 25 100]
 
 Every node is a network namespace, in which its ranks run. A veth and a bridge join the nodes, and tc's tbf limits both
-ends of each veth. All namespaces lie within one of this process, so that nothing is left of them. This needs root, or a
-kernel that lets users make namespaces. DistributedDataParallel trains a transformer: on the CPU over gloo, or with
-`--device cuda` on all GPUs, over NCCL's sockets between nodes. One node has no link, and needs no namespace.
+ends of each veth. All namespaces are inside one of this process, and end with it. This needs root, or a kernel that
+lets users make namespaces. DistributedDataParallel trains a transformer: on the CPU over gloo, or with `--device cuda`
+on all GPUs, over NCCL's sockets between nodes. One node has no link, and needs no namespace.
 
-`float32` is DistributedDataParallel's own all-reduce, `bf16 hook` PyTorch's hook. A codec sums within nodes first where
-a node has several ranks; with `--flat` also with one level, and on GPUs of one node also over NCCL. With `--hooks` INT8
-has its hook in Python and in C++, with each bucket alone (0 MiB) and with exchanges of so many MiB. Contenders take
-turns; on GPUs of several nodes they run one after the other, each at all rates. A turn's time is that of the slowest
-rank. Bytes are counted at eth0 of node 0, with headers and acknowledgements. After the last turn replicas must have the
-same weights. `floor`: the time to a step's first gradient, and the link's for the bytes.
+`float32` is DistributedDataParallel's own all-reduce, `bf16 hook` PyTorch's hook. A codec sums within nodes first if a
+node has several ranks; with `--flat` also with one level, and on GPUs of one node also over NCCL. With `--hooks` INT8
+has its hook in Python and in C++, with each bucket alone (0 MiB) and with exchanges of the given MiB. Contenders take
+turns; on GPUs of several nodes they run one after the other, each at all rates. A turn's time is the slowest rank's.
+Bytes are counted at eth0 of node 0, with headers and acknowledgements. After the last turn replicas must have the same
+weights. `floor`: the time to a step's first gradient, and the link's time for the bytes.
 
 `--wrap fsdp2` shards the model over all ranks, `--wrap hsdp` within each node. Parameters are gathered in bfloat16 and
 gradients reduced in float32, or both in bfloat16 (`bf16 reduced`); a codec compresses gradients, `gather int8` also the
@@ -46,12 +46,12 @@ PLAIN = {
     "fsdp2": ("float32", "bf16 reduced"), "hsdp": ("float32", "bf16 reduced"),
 }  # fmt: skip
 SHARDED = "int8", "int8, gather int8", "int4, gather int8"  # codecs with --wrap fsdp2 or hsdp
-FIRST = 4  # steps of each contender that are not counted: DDP arranges its buckets after the first
+FIRST = 4  # steps of each contender that are not counted: DDP rebuilds its buckets after the first
 SLOW = 10  # Gbit/s below which GPUs take one step a turn, and two turns: a step of float32 takes 15 s at 1 Gbit/s
 FRAME = "9000"  # bytes of an Ethernet frame at most: jumbo frames, of which headers take 1 % and not 5 %
 STUCK = 180  # seconds after which a contender that completes no turn has failed
 INSIDE = "GRADCODEC_BENCH_INSIDE"
-# By device. `turns`: in full, and with --quick. `places`: bytes of a sequence.
+# Defaults by device. `turns`: in full, and with --quick. `places`: bytes of a sequence.
 DEFAULTS = {
     "cpu": {"codecs": CODECS, "width": 256, "layers": 4, "batch": 4, "places": 64, "steps": 5, "turns": (20, 4)},
     "cuda": {"codecs": ("int8", "int4"), "width": 1280, "layers": 16, "batch": 64, "places": 128, "steps": 2,
@@ -62,7 +62,7 @@ DEFAULTS = {
 
 
 def enter():
-    """Goes on in namespaces of this process alone: whatever is made there goes when it ends."""
+    """Continues in namespaces of this process alone, which end with it."""
     for program in ("unshare", "mount", "ip", "tc", "nsenter"):
         if not shutil.which(program):
             sys.exit(f"nodes.py: there is no {program} here; ip and tc are in the package iproute2")
@@ -84,8 +84,8 @@ def command(*words):
 
 
 def connect(nodes):
-    """A namespace for each node, whose eth0 leads to a bridge. The names live in a /run of this process's own. Returns
-    the ends of the links, for limit()."""
+    """Creates a namespace for each node, whose eth0 leads to a bridge. The names are in this process's own /run.
+    Returns the ends of the links, for limit()."""
     command("mount", "-t", "tmpfs", "none", "/run")
     for node in range(nodes):
         command("ip", "netns", "add", f"node{node}")
@@ -115,8 +115,8 @@ def address(node):
 
 
 def limit(ends, gbit, burst=2048):
-    """Sets the rate of every link, both ways. `burst`: KiB that pass at once, at least. Any process of this run can call
-    it."""
+    """Sets the rate of every link, both ways. `burst`: least KiB that may pass at once. Any process of this run can
+    call this."""
     for namespace, interface in ends:
         tc = ["nsenter", f"--net={namespace}", "tc", "qdisc"]
         subprocess.run([*tc, "del", "dev", interface, "root"], capture_output=True)  # fails where there is none yet
@@ -129,7 +129,7 @@ def limit(ends, gbit, burst=2048):
 
 
 def held(node, gbit):
-    """Gbit/s that one stream from node 1 reaches at node 0, which returns it, in a quarter of a second."""
+    """Returns, at node 0, the Gbit/s that one stream from node 1 reaches in a quarter of a second."""
     size, block = int((gbit or 10) * 1e9 / 8 / 4), bytearray(2**20)
     if node == 0:
         with socket.create_server((address(0), 4000)) as server, server.accept()[0] as stream:
@@ -152,13 +152,13 @@ def held(node, gbit):
 
 
 def sent():
-    """Bytes that have left this namespace's eth0."""
+    """Returns the bytes that have left this namespace's eth0."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.split()[0] == "eth0:")
 
 
 def model_of(torch, width, layers, context=0):
-    """A transformer over bytes, whose loss is that of predicting the next one. `context`: places that have an embedding."""
+    """Returns a transformer that gives the loss of predicting the next byte. `context`: number of embedded places."""
     nn, functional = torch.nn, torch.nn.functional
     heads = max(1, width // 64)
 
@@ -257,7 +257,7 @@ class Contender:
         self.optimizer.step()
 
     def first_gradient(self, text):
-        """Seconds from the begin of a step to its first gradient, before which there is nothing to exchange."""
+        """Returns the seconds from the begin of a step to its first gradient, before which nothing can be exchanged."""
         torch, times = self.torch, []
 
         def mark(*_):
@@ -276,7 +276,7 @@ class Contender:
         return times[0].elapsed_time(times[1]) / 1e3
 
     def digest(self):
-        """A sum over the bits of all weights of this rank."""
+        """Returns a sum over the bits of all weights of this rank."""
         weights = [getattr(one, "_local_tensor", one).detach().flatten() for one in self.model.parameters()]
         sums = [one.view(self.torch.int16).long().sum() for one in weights]
         return int(self.torch.stack([(number + 1) * one for number, one in enumerate(sums)]).sum())
@@ -291,14 +291,14 @@ def codec_of(name):
 
 
 def transport_of(arguments):
-    # With a rank a node "auto" has one level, too, but finds that the nodes' GPUs are in truth of one machine.
+    # With one rank per node "auto" has one level, too, but would find that all GPUs are of one machine.
     is_flat = arguments.nodes > 1 and arguments.ranks == 1
     return "nccl" if arguments.no_peers else "flat" if is_flat else "auto"
 
 
 def measure(torch, dist, names, arguments, device, progress):
-    """By rate: what one stream of TCP reaches, and what was found of contenders that take turns. `progress`: called with
-    the name of the one under way."""
+    """Returns, by rate, what one stream of TCP reaches, and the results of contenders that take turns. `progress`:
+    called with the name of the contender under way."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     left = sent if arguments.nodes > 1 else lambda: 0
     generator = torch.Generator().manual_seed(arguments.rank)
@@ -446,7 +446,7 @@ def run_ranks(arguments, ends, names, to):
 
 
 def measured(arguments, ends, folder):
-    """What rank 0 found, by rate. If a contender fails, new processes measure those that are left."""
+    """Returns the results of rank 0, by rate. If a contender fails, new processes measure the others."""
     order = [*PLAIN[arguments.wrap], *arguments.codecs]
     has_peers = arguments.nodes == 1 and arguments.device == "cuda" and not arguments.no_peers
     again = "flat" if arguments.flat else "nccl" if has_peers else None
@@ -558,7 +558,7 @@ def main():
         return rank_main(arguments)
     if arguments.nodes > 1 and INSIDE not in os.environ:
         enter()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of a process 1 the kernel ignores it otherwise
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel ignores it for process 1 otherwise
     if arguments.library:
         os.environ["GRADCODEC_LIBRARY"] = str(arguments.library.resolve())
     about = {

@@ -13,7 +13,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 70, 150, 40, 50
 
 
 def style():
-    """The colors, on a white page and on a dark one."""
+    """Returns the colors, on a white page and on a dark one."""
 
     def rules(page, text, grid, level, colors):
         rules = [f"rect{{fill:{page}}}text{{fill:{text}}}.grid{{stroke:{grid}}}.level{{stroke:{level}}}"]
@@ -26,7 +26,7 @@ def style():
 
 
 def chart(title, x_label, y_label, lines, x_ticks, y_ticks, level=None):
-    """An SVG of lines {name: [(x, y)]} on logarithmic axes, named at their ends. `level`: a horizontal line."""
+    """Returns an SVG of lines {name: [(x, y)]} on logarithmic axes, named at their ends. `level`: a horizontal line."""
     (x0, x1), (y0, y1) = (x_ticks[0][0], x_ticks[-1][0]), (y_ticks[0][0], y_ticks[-1][0])
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 

@@ -7,11 +7,11 @@ The model, for n elements among W ranks, each with a link of B bytes a second ea
     plain        a + 2 (W - 1) / W * n * size / (share * B)            size: 4 or 2 bytes; share: what NCCL gets of B0
     compressed   a + k * n + 2 (W - 1) / W * n * sent / (share * B)    sent: bytes per element of a payload
 
-`a` is the time however little is sent, `k` the time of the kernels per element. Both are fitted to what was measured
-in a graph between two GPUs, so that the squares of the relative errors are least. NCCL has one pair for less than 2
-MiB and one for more; block codecs have an `a` of their own where ranks exchange once. Nothing overlaps.
+`a` is the fixed time, `k` the time of the kernels per element. Both are fitted to measurements in a graph between two
+GPUs, so that the squares of the relative errors are least. NCCL has one pair for less than 2 MiB and one for more;
+block codecs have an `a` of their own for the one-shot all-reduce. Nothing overlaps.
 
-Between N nodes of R GPUs, W = N R, with a link of B bytes a second each way for each node, what leaves a node counts:
+Between N nodes of R GPUs, W = N R, with a link of B bytes a second each way for each node, bytes leaving a node count:
 
     NCCL         a + n * size * leaving / (share * B)     leaving: 2 (W - 1) / W in a ring, 2 (N - 1) / N in a tree
     flat         a + k * n + n * sent * leaving / (share * B)                            R (N - 1) / N + (W - 1) / W
@@ -44,28 +44,28 @@ LINKS = [
 BYTES = {"float32": 4, "bfloat16": 2}
 SENT = {"bf16": 2, "mxfp8": 1.03125, "int8": 1.03125, "int4": 0.5625, "mxfp4": 0.53125, "onebit": 0.125}
 SHOWN = "int8", "int4", "onebit"
-# Bytes of all payloads up to which ranks of block codecs without errors exchanged once in the commit that was measured.
+# Bytes of all payloads below which block codecs without errors used one-shot all-reduces in the measured commit.
 # docs/NUMERICS.md, 9, has the limits now.
 ONCE, ONCE_OF_TWO = 2**20, 2**22
 FIRST = 14  # ms of the measured step between nodes until the first gradient is there, as bench/nodes.py measures it
-LEAST = 2**12  # elements from which on the line of one exchange is fitted: fewer take as long, or longer
-SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the times that were measured
+LEAST = 2**12  # elements from which on the one-shot line is fitted: fewer take as long, or longer
+SIMPLE = 2**21  # bytes from which on NCCL takes another protocol, by the measured times
 
 OVER = " over NCCL"
 
 NODES, GPUS = 2, (1, 4, 8)  # nodes of the tables, and GPUs of a node
 NODE_LINKS = [("InfiniBand NDR, 400 Gbit/s", 50e9)]
 NODE_LINKS += [(f"Ethernet, {gbit} Gbit/s", gbit / 8 * 1e9) for gbit in (100, 25, 10)]
-# How the columns of the measured steps travel: NCCL in a ring, PyTorch's hook in NCCL's tree, as the bytes show. In
+# Algorithm of each column of the measured steps, as the bytes show: NCCL a ring, PyTorch's hook NCCL's tree. In
 # bfloat16 both are NCCL's ring.
 WAYS = {"NCCL": "ring", "PyTorch's bf16 hook": "tree", "INT8": "levels", "MXFP8": "levels", "INT4": "levels"}
 
-Step = namedtuple("Step", "name dtype nodes ranks gbit ms")  # `nodes` of so many `ranks`; `ms`: of each contender
-Line = namedtuple("Line", "least slope")  # seconds however little, and seconds for each byte or element
+Step = namedtuple("Step", "name dtype nodes ranks gbit ms")  # `ranks`: of each node; `ms`: of each contender
+Line = namedtuple("Line", "least slope")  # fixed seconds, and seconds for each byte or element
 
 
 def fitted(points):
-    """The line through {x: seconds} of the least squares of relative errors; a level one through a single point."""
+    """Returns the line through {x: seconds}, by least squares of relative errors; a constant one for a single point."""
     if len(points) == 1:
         return Line(*points.values(), 0)
     ones = sum(1 / t**2 for t in points.values())
@@ -77,18 +77,18 @@ def fitted(points):
 
 
 def once(codec, elements, world=2):
-    """Whether ranks exchange once; a payload has a header, so exactly so many bytes are too many."""
+    """Returns whether the all-reduce is one-shot; a payload has a header, so exactly `most` bytes are too many."""
     codec, most = codec.removesuffix(OVER), ONCE_OF_TWO if world == 2 else ONCE
     return codec in SENT and codec != "onebit" and world * elements * SENT[codec] < most
 
 
 def size(text):
-    """The elements that a table calls 64K or 300M."""
+    """Returns the elements that a table calls 64K or 300M."""
     return int(text[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[text[-1]]
 
 
 def table_of(page, *heads):
-    """The header and the rows of the first table of a page whose header has all of these words."""
+    """Returns the header and the rows of the first table of a page whose header has all of these words."""
     lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
     for at in (n for n, line in enumerate(lines) if line.startswith(("|--", "| --"))):
         table = itertools.takewhile(lambda line: line.startswith("|"), lines[at + 1 :])
@@ -99,7 +99,7 @@ def table_of(page, *heads):
 
 
 def measured():
-    """{(who, dtype): {elements: seconds}} of two GPUs, in a graph."""
+    """Returns {(who, dtype): {elements: seconds}} of two GPUs, in a graph."""
     found = {}
     for dtype in BYTES:
         header, rows = table_of("PERFORMANCE.md", f"{dtype} in a graph, us")
@@ -109,14 +109,14 @@ def measured():
 
 
 def leaving(way, nodes, ranks):
-    """How often the bytes of all elements, or of a payload of them, leave each of so many nodes with so many ranks."""
+    """Returns how often the bytes of all elements, or of a payload, leave each of `nodes` nodes with `ranks` ranks."""
     across, ring = (nodes - 1) / nodes, (nodes * ranks - 1) / (nodes * ranks)
-    # A flat codec's all_to_all is of pairs; its all_gather is NCCL's, which is a ring.
+    # A flat codec's all_to_all is between pairs; its all_gather is NCCL's, which is a ring.
     return {"ring": 2 * ring, "tree": 2 * across, "flat": ranks * across + ring, "levels": 2 * across}[way]
 
 
 def measured_steps():
-    """The measured steps between nodes, the bytes that left a node, and those of payloads, in MB."""
+    """Returns the measured steps between nodes, the bytes that left a node, and those of payloads, in MB."""
     header, rows = table_of("PERFORMANCE.md", "nodes and link", "MXFP8")
     steps, others = [], {}
     for name, *cells in rows:
@@ -135,7 +135,7 @@ def measured_steps():
 
 
 def step_ms(step, who, steps, payloads):
-    """What the model says of a step."""
+    """Returns the model's time of a step."""
     way, payload = WAYS[who], payloads[who]
     if step.dtype == "bfloat16" and way != "levels":
         way, payload = "ring", payloads["NCCL"] / 2
@@ -145,7 +145,7 @@ def step_ms(step, who, steps, payloads):
 
 
 class Model:
-    """Fitted to what was measured in a graph."""
+    """A model fitted to measurements in a graph."""
 
     def __init__(self):
         times = measured()
@@ -162,7 +162,7 @@ class Model:
                 self.once[who, dtype] = fitted(alone)
 
     def between_two(self, who, dtype, elements):
-        """Seconds between the two GPUs that it is fitted to."""
+        """Returns the seconds between the two GPUs that the model is fitted to."""
         if who == "NCCL":
             line = self.nccl[elements * BYTES[dtype] >= SIMPLE]
             return line.least + line.slope * elements * BYTES[dtype]
@@ -170,8 +170,8 @@ class Model:
         return line.least + line.slope * elements
 
     def kernels(self, codec, dtype, rate):
-        """Seconds of kernels for each element. The link had at least as much of the measured time as it takes at its
-        full rate. Over other links NCCL moves payloads, and takes as much longer for each byte as was measured of INT8.
+        """Returns the seconds of kernels for each element. The link took at least the time that it takes at its full
+        rate. Over other links NCCL moves payloads, and takes longer for each byte, by what was measured of INT8.
         """
         own = self.lines[codec, dtype].slope - SENT[codec] / NVLINK
         if rate == NVLINK:
@@ -190,7 +190,7 @@ class Model:
         return line.least + line.slope * moved * NVLINK / rate
 
     def least(self, codec, dtype, elements, world, rate):
-        """Over other links than NVLink that of INT8 over NCCL, the only one that was measured there."""
+        """Returns the fixed time; over other links than NVLink INT8's over NCCL, the only one measured there."""
         who = codec if rate == NVLINK else "int8" + OVER
         return (self.once if once(codec, elements, world) else self.lines)[who, dtype].least
 
@@ -199,7 +199,7 @@ class Model:
         return self.least(codec, dtype, elements, world, rate) + work + self.wire(codec, elements, world, rate)
 
     def between_nodes(self, codec, way, elements, nodes, ranks, rate, dtype):
-        """Seconds of an all-reduce between nodes with links of this rate. `codec`: None: NCCL."""
+        """Returns the seconds of an all-reduce between nodes with links of this rate. `codec`: None: NCCL."""
         size, line = BYTES[dtype], self.nccl[True]
         crossing = elements * (SENT[codec] if codec else size) * leaving(way, nodes, ranks) / (self.share * rate)
         if codec is None:
@@ -215,7 +215,7 @@ class Model:
 
 
 def factors(model, dtype):
-    """How many times as fast as NCCL, for FULL elements, by link."""
+    """Returns the speedup over NCCL for FULL elements, by link."""
     header = [dtype, "GB/s", *(f"{codec}, {world} ranks" for codec in SHOWN for world in WORLDS)]
     rows = [
         [name, f"{rate / 1e9:g}", *(f"{model.factor(c, FULL, w, rate, dtype):.2g}" for c in SHOWN for w in WORLDS)]
@@ -225,7 +225,7 @@ def factors(model, dtype):
 
 
 def factors_of_nodes(model, dtype):
-    """How many times as fast as NCCL between two nodes, for FULL elements, by link: in a ring / in a tree."""
+    """Returns the speedup over NCCL between two nodes, for FULL elements, by link: in a ring / in a tree."""
     kinds = [(codec, ranks) for codec in SHOWN[:2] for ranks in GPUS]
     rows = []
     for name, rate in NODE_LINKS:
@@ -239,8 +239,8 @@ def factors_of_nodes(model, dtype):
 
 
 def steps_beside():
-    """The model beside the measured steps between nodes and the bytes that left a node: the model's number, and by how
-    many per cent it is off."""
+    """Returns the model beside the measured steps between nodes and the bytes that left a node: the model's number, and
+    by how many per cent it is off."""
     steps, left, payloads = measured_steps()
     header = ["model, and per cent off", *WAYS]
     rows = []
@@ -254,7 +254,7 @@ def steps_beside():
 
 
 def errors(model):
-    """{(who, dtype): {elements: relative error}} of the times that the model is fitted to."""
+    """Returns {(who, dtype): {elements: relative error}} of the times that the model is fitted to."""
     return {
         (who, dtype): {n: model.between_two(who, dtype, n) / t - 1 for n, t in times.items()}
         for (who, dtype), times in measured().items()

@@ -1,7 +1,7 @@
-"""What bench/cpu.py and bench/gpu.py time: bits, layouts, copies, codecs and compiled kernels, on either device.
+"""Rows that bench/cpu.py and bench/gpu.py time: bits, layouts, copies, codecs and compiled kernels, on either device.
 
-A Work is one row: how many bytes a call reads and writes, and `make()`, which gives one set of memory (a One). A One
-gives a Call for each library; calls of two libraries use the same memory, and their results must be the same bytes.
+A Work is one row: the bytes that a call reads and writes, and `make()`, which returns one set of memory (a One). A One
+returns a Call for each library; calls of two libraries use the same memory, and must write the same bytes.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ Work = namedtuple("Work", "group kind case bytes make")
 
 
 class Place:
-    """Where arrays lie. `np`: NumPy or CuPy; `device_type`: DLPack's number; `stream`: a handle or None; `empty(shape,
+    """Device of arrays. `np`: NumPy or CuPy; `device_type`: DLPack's number; `stream`: a handle or None; `empty(shape,
     dtype)` makes an array that begins at a cache line."""
 
     stream = None
@@ -32,7 +32,7 @@ class Place:
         return described(array, dtype, self.device_type)
 
     def random(self, shape, dtype):
-        """Random elements: a block of them, repeated."""
+        """Returns random elements: a block of them, repeated."""
         import numpy
 
         array, rng = self.empty(shape, dtype), numpy.random.default_rng(1)
@@ -63,7 +63,7 @@ class Place:
 
 
 def same_bytes(place, one, calls, what):
-    """What the calls of all libraries write is the same, and is what NumPy or CuPy gives."""
+    """Checks that the calls of all libraries write the same, and what NumPy or CuPy gives."""
     np, found = place.np, []
     for library, call in calls.items():
         for result in one.results:
@@ -80,7 +80,7 @@ def same_bytes(place, one, calls, what):
 
 
 class One:
-    """`call(library)` gives a Call. `results`: the arrays that it writes. `expected`: computes the first of them."""
+    """`call(library)` returns a Call. `results`: the arrays that it writes. `expected`: computes the first of them."""
 
     def __init__(self, call, results, expected=None, peers=None, close=lambda: None):
         self.call, self.results, self.expected, self.peers, self.close = call, results, expected, peers or {}, close
@@ -104,7 +104,7 @@ BITS = {
 
 
 def bits(place, sizes):
-    """Contiguous elements; for 2^20 also an odd number, and elements that begin one beyond a cache line."""
+    """Yields rows of contiguous elements; for 2^20 also an odd number, and elements one beyond a cache line."""
     for kind, (dtype, function, peer) in BITS.items():
         for n in sizes:
             for off, odd in ((0, 0), (1, 0), (0, 1)) if n == 2**20 else ((0, 0),):
@@ -145,7 +145,7 @@ def layouts(place, shapes):
             if verb == "signs" and axis != AXIS_NONE:
                 continue
             for shape in shapes:
-                # A line that is written in part is read, too.
+                # A cache line that is written in part is read, too.
                 lines = 2 * touched if verb == "unpack" and touched > 1 else touched
                 moved = math.prod(shape) * (itemsize(dtype) * lines + 1 / 8)
                 make = functools.partial(layout_of, place, verb, dtype, memory(shape), view, axis)
@@ -257,7 +257,7 @@ ERRORS = {"no errors": (NO_ERRORS, 0), "float32 errors": (FLOAT32_ERRORS, 8), "b
 
 
 def codec_kinds():
-    """`bytes` per element: values are read or written, errors read and written, codes written or read."""
+    """Yields kinds. `bytes` per element: values are read or written, errors read and written, codes written or read."""
     for codec, (_, block, size) in CODECS.items():
         sent = size / block
         for dtype, value in ("float32", 4), ("bfloat16", 2):
@@ -274,7 +274,7 @@ def codec_kinds():
 
 
 def codecs(place, sizes, segments=()):
-    """`segments`: the sizes of many tensors in one handle, for a few kinds."""
+    """Yields the rows. `segments`: the sizes of many tensors in one handle, for a few kinds."""
     for kind, what in codec_kinds():
         cases = [(count(n), (n,), 0) for n in sizes]
         some = what.codec in ("onebit", "int8", "int4") and what.dtype == "float32"
@@ -290,7 +290,7 @@ def codec_of(place, what, segments, off):
     made, counts = {}, (c_int64 * len(segments))(*segments)
 
     def handle(library):
-        """A codec of this library, made for its first call."""
+        """Returns a codec of this library, created for its first call."""
         if library not in made:
             options = c.gc_codec_options_t(ctypes.sizeof(c.gc_codec_options_t), CODECS[what.codec][0])
             code, bits_of_value, _ = DTYPES[what.dtype]
@@ -349,7 +349,7 @@ ADAM = "m = 0.9f * m + 0.1f * g; v = 0.999f * v + 0.001f * g * g; w -= 0.01f * m
 
 
 def kernels(place, n, side):
-    """Elementwise kernels and reductions, beside CuPy's of the same text."""
+    """Yields elementwise kernels and reductions, beside CuPy's of the same text."""
     flat = lambda n, dtype="float32": ((n,), dtype, None)  # noqa: E731
     two = "float32 x, float32 y", "float32 z", CHOICE
     half = "float16 x, float16 y", "float16 z", CHOICE
@@ -381,7 +381,7 @@ def kernels(place, n, side):
 
 @functools.cache
 def compiled(library, texts, reduces):
-    """A kernel of a library, kept: it is compiled once in a run."""
+    """Returns a kernel of a library, kept: it is compiled once in a run."""
     struct = c.gc_reduction_options_t if reduces else c.gc_elementwise_options_t
     names = ("map", "reduce", "post_map", "identity") if reduces else ("operation",)
     options, handle = struct(ctypes.sizeof(struct)), POINTER(c.gc_kernel_t)()

@@ -3,13 +3,13 @@
  *   gcc -std=c99 -O2 -Iinclude examples_c/allreduce.c -Ltarget/release -lgradcodec -lm -pthread -o allreduce
  *   LD_LIBRARY_PATH=target/release ./allreduce
  *
- * Least squares: each rank has 250 equations of its own in 400 unknowns, all of which hold for the same `truth`. Its
- * gradient is known to it alone; a step follows the mean of the four. Once the mean is that of float32, once that of
- * gc_allreduce_run(). What signs and one scale lose of a gradient the handle adds to the next one.
+ * Least squares: each rank has its own 250 equations in 400 unknowns, all with the solution `truth`. Each rank computes
+ * its own gradient, and a step follows the mean of the four. One run uses the mean of float32, the other
+ * gc_allreduce_run(). The handle adds the compression error of a gradient to the next one.
  *
- * Between processes all stays the same but for gc_comm_group(): gc_comm_from_transport() takes two functions over MPI,
- * gloo or sockets. The exit status is 0 only if all ranks end with the same weights, byte for byte, and come as close to
- * the truth as they should. */
+ * Between processes only gc_comm_group() changes: gc_comm_from_transport() takes two functions over MPI, gloo or
+ * sockets. The exit status is 0 only if all ranks end with the same weights, byte for byte, and close enough to the
+ * truth. */
 
 #include <math.h>
 #include <pthread.h>
@@ -29,7 +29,7 @@ typedef struct {
     int rank;
     gc_comm_t *comm;
     float weights[UNKNOWNS];
-    double distance[STEPS / EVERY + 1]; /* from the truth, relative to where it began */
+    double distance[STEPS / EVERY + 1]; /* from the truth, relative to the initial distance */
 } Rank;
 
 static void must(gc_status_t status, const char *call)
@@ -40,7 +40,7 @@ static void must(gc_status_t status, const char *call)
     }
 }
 
-/* Numbers that look like chance, the same everywhere: in -1 to 1. */
+/* Returns pseudo-random numbers from -1 to 1, the same on every machine. */
 static float chance(void)
 {
     static uint64_t state = 1;
@@ -50,7 +50,7 @@ static float chance(void)
 
 static void make_equations(void)
 {
-    const float width = sqrtf(3.0f / (RANKS * ROWS)); /* so that the mean gradient is about the distance */
+    const float width = sqrtf(3.0f / (RANKS * ROWS)); /* makes the mean gradient about as large as the distance */
     for (int i = 0; i < UNKNOWNS; i++)
         truth[i] = chance();
     for (int r = 0; r < RANKS; r++)
@@ -61,7 +61,7 @@ static void make_equations(void)
             }
 }
 
-/* A rank's own, times the number of ranks, so that their mean is the sum over all equations. */
+/* Computes a rank's gradient times the number of ranks, so that the mean is the sum over all equations. */
 static void find_gradient(int rank, const float *weights, float *gradient)
 {
     memset(gradient, 0, UNKNOWNS * sizeof *gradient);
@@ -85,7 +85,7 @@ static double distance(const float *weights)
     return sqrt(sum / of_truth);
 }
 
-/* What one rank does. */
+/* Trains as one rank; runs on its own thread. */
 static void *train(void *argument)
 {
     Rank *rank = argument;
@@ -107,7 +107,7 @@ static void *train(void *argument)
     return NULL;
 }
 
-/* The same with the mean of float32, by this thread alone. */
+/* Trains with the mean of float32, on this thread alone. */
 static void train_in_float32(Rank *all)
 {
     float gradient[UNKNOWNS], mean[UNKNOWNS];

@@ -1,4 +1,4 @@
-/* Truth to bits and back: packed into chunks, along an axis, and in memory of one's own.
+/* Packs booleans to bits and unpacks them: into chunks, along an axis, and in the caller's memory.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/bits.c -Ltarget/release -lgradcodec -o bits
  *   LD_LIBRARY_PATH=target/release ./bits */
@@ -28,7 +28,7 @@ static void expect(const char *what, const void *got, const void *expected, size
 
 int main(void)
 {
-    /* A tensor is a description: where, of what, in which shape. One on the stack, without a deleter, will do. */
+    /* A tensor describes memory: address, dtype and shape. One on the stack, without a deleter, is enough. */
     bool truth[2][10] = { { 1, 0, 0, 0, 0, 0, 0, 1, 1, 1 }, { 0, 1, 0, 0, 0, 0, 0, 0, 1, 0 } };
     int64_t shape[] = { 2, 10 };
     const DLTensor tensor = { truth, { kDLCPU, 0 }, 2, { kDLBool, 8, 1 }, shape, NULL, 0 };
@@ -50,7 +50,7 @@ int main(void)
     const uint8_t by_row[2][2] = { { 0x81, 0x03 }, { 0x02, 0x01 } };
     expect("by row", rows->dl_tensor.data, by_row, sizeof by_row);
 
-    /* The same chunks in memory that is ours: nothing is allocated, so nothing is freed. */
+    /* Packs the same chunks into this program's memory: nothing is allocated, so nothing is freed. */
     uint8_t bytes[2][2];
     int64_t bytes_shape[] = { 2, gc_chunk_bytes(20, 2) };
     DLTensor packed = { bytes, { kDLCPU, 0 }, 2, { kDLUInt, 8, 1 }, bytes_shape, NULL, 0 };
@@ -67,7 +67,7 @@ int main(void)
 
     gc_tensor_free(rows);
     gc_tensor_free(unpacked);
-    gc_tensor_free(chunks[0]); /* the chunks share one allocation, which goes with the last, in whatever order */
+    gc_tensor_free(chunks[0]); /* the chunks share one allocation, freed with the last of them, in any order */
     gc_tensor_free(chunks[1]);
     return EXIT_SUCCESS;
 }

@@ -1,12 +1,12 @@
-/* The gradients of a small model by every block codec: how many bytes they take, and how far off they are.
+/* Encodes the gradients of a small model with every block codec, and prints their bytes and errors.
  *
  *   gcc -std=c99 -O2 -Iinclude examples_c/blocks.c -Ltarget/release -lgradcodec -lm -o blocks
  *   LD_LIBRARY_PATH=target/release ./blocks
  *
- * The model is y = W x + b, of which b travels as float32: it is small, and an error in it would shift all of y. The rows
- * of W have gradients of very different sizes, as layers do. One scale for all of them would lose the small rows; a scale
- * for every few elements does not. Then 100 steps with INT4, with errors and without: with errors nothing is lost in the
- * end. The exit status is 0 only if all is as near as gradcodec.h says. */
+ * The model is y = W x + b. b is sent as float32: it is small, and an error in b would shift all of y. The rows of W
+ * have gradients of very different sizes, as layers do. One scale for all rows would lose the small ones; a scale per
+ * block of elements does not. Then runs 100 steps with INT4, with and without error feedback: with it, the errors
+ * cancel over time. The exit status is 0 only if all errors are within the limits of gradcodec.h. */
 
 #include <math.h>
 #include <stdint.h>
@@ -26,7 +26,7 @@ static void must(gc_status_t status, const char *call)
     }
 }
 
-/* Numbers that look like chance, the same everywhere: in -1 to 1. */
+/* Returns pseudo-random numbers from -1 to 1, the same on every machine. */
 static float chance(void)
 {
     static uint64_t state = 1;
@@ -34,7 +34,7 @@ static float chance(void)
     return (float)(int32_t)(state >> 32) / 2147483648.0f;
 }
 
-/* Of W, row k is about 4^-k; of b. */
+/* Fills W's gradient, where row k has a size of about 4^-k, and b's gradient. */
 static void find_gradients(float *weights, float *bias)
 {
     for (int i = 0; i < WEIGHTS; i++)
@@ -43,7 +43,7 @@ static void find_gradients(float *weights, float *bias)
         bias[k] = chance();
 }
 
-/* Encodes and decodes once. `codec`: of W and b. */
+/* Encodes and decodes the gradients of W and b once. */
 static void send_over(gc_codec_t *codec, float *const given[2], float *const got[2])
 {
     int64_t sizes[2] = {WEIGHTS, ROWS}, bytes = gc_codec_payload_bytes(codec);
@@ -53,7 +53,7 @@ static void send_over(gc_codec_t *codec, float *const given[2], float *const got
         const DLTensor one = {i < 2 ? given[i] : got[i - 2], {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, &sizes[i % 2], NULL, 0};
         tensors[i] = one;
     }
-    DLManagedTensor *payload; /* aligned, as payloads have to be */
+    DLManagedTensor *payload; /* aligned as payloads must be */
     must(gc_tensor_empty((DLDevice){kDLCPU, 0}, (DLDataType){kDLUInt, 8, 1}, 1, &bytes, &payload),
          "gc_tensor_empty");
     must(gc_codec_encode(codec, (const DLTensor *const *)in, 2, NULL, NULL, &payload->dl_tensor, NULL),
@@ -82,7 +82,7 @@ int main(void)
     static const struct {
         const char *name;
         int32_t kind;
-        double most; /* off by, of the largest in the block */
+        double most; /* largest error, relative to the largest element of the block */
     } codecs[] = {
         {"bf16", GC_CODEC_BF16, 1.0 / 256}, {"mxfp8", GC_CODEC_MXFP8, 1.0 / 16}, {"int8", GC_CODEC_INT8, 1.0 / 252},
         {"int4", GC_CODEC_INT4, 1.0 / 13},  {"mxfp4", GC_CODEC_MXFP4, 1.0 / 4},
@@ -116,7 +116,7 @@ int main(void)
         gc_codec_free(codec);
     }
 
-    /* The same gradient with a little noise, again and again: what one step loses comes in a later one. */
+    /* Encodes the same gradient with a little noise repeatedly: error feedback sends a step's error in a later step. */
     gc_codec_t *both[2] = {make(GC_CODEC_INT4, GC_ERROR_NONE), make(GC_CODEC_INT4, GC_ERROR_FLOAT32)};
     for (int step = 0; step < STEPS; step++) {
         for (int i = 0; i < WEIGHTS; i++)

@@ -1,23 +1,23 @@
-/* Four processes learn to read handwritten digits together, and exchange one bit or four where others exchange a float.
+/* Four processes train a network on handwritten digits together, and exchange one bit or four in place of a float.
  *
  *   gcc -std=c99 -O2 -Wall -Wextra -pedantic -Iinclude examples_c/digits.c -Ltarget/release -lgradcodec -lm -o digits
  *   LD_LIBRARY_PATH=target/release ./digits examples_c/data/digits.bin
  *
- * Every worker holds the whole network and a quarter of the training images. A step reduces the four gradients in two
- * hops: worker k gets everyone's k-th part, reduces it, and sends the result back to everyone. Four runs differ in
- * what travels and in the size of a step, and in nothing else:
+ * Every worker holds the whole network and a quarter of the training images. A step reduces the four gradients by a
+ * two-shot all-reduce: worker k receives the k-th part of all workers, reduces it, and sends the result to all workers.
+ * The four runs differ only in what is sent and in the size of a step:
  *
- *   fp32    parts of floats are sent; worker k averages; everyone steps along the mean.
- *   signs   parts of sign bits are sent; worker k counts votes; everyone steps along the sign that won. This is signSGD
+ *   fp32    parts of floats are sent; worker k averages; all workers step along the mean.
+ *   signs   parts of sign bits are sent; worker k counts votes; all step along the sign that won. This is signSGD
  *           with majority vote (Bernstein et al., 2018).
- *   onebit  signs and one scale for each of the network's four arrays are sent, and what they lose of a gradient is
- *           added to the next one (error feedback): gc_allreduce_run() over this program's sockets, with fp32's steps.
+ *   onebit  signs and one scale for each of the network's four arrays are sent, and the error of a gradient is added to
+ *           the next one (error feedback): gc_allreduce_run() over this program's sockets, with fp32's steps.
  *   int4    the same with four bits and a scale for each 32 weights; the biases are sent as they are.
  *
- * The last line has the accuracy on images that nobody trained on, and the bytes that all workers wrote to each other.
- * The exit status is 0 only if the networks are good, the workers agree to the last bit of every weight, the signs took
- * at most 1/31 of the bytes, onebit at most 1/16, and int4 at most 1/5: of a network as small as this the headers are a
- * third of onebit. */
+ * The last line has the accuracy on held-out images, and the bytes that all workers wrote to each other. The exit
+ * status is 0 only if the networks are good and the workers agree to the last bit of every weight. Also, the signs may
+ * take at most 1/31 of the bytes, onebit 1/16, and int4 1/5: for a network this small, a third of onebit's bytes are
+ * headers. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -81,7 +81,7 @@ static void must(gc_status_t status, const char *call)
         die("%s: %s: %s", call, gc_status_name(status), gc_last_error());
 }
 
-/* ---- chance, the same on every machine (splitmix64) -------------------------------------------------------------- */
+/* ---- random numbers, the same on every machine (splitmix64) ------------------------------------------------------ */
 
 static uint64_t random_bits(uint64_t *state)
 {
@@ -154,12 +154,12 @@ static void initialize(float *w)
         w[i] = random_float(&state) * sqrtf(3.0f / HIDDEN);
 }
 
-/* The activations and the probabilities of the ten digits; returns the loss, -log of the right one's. */
+/* Computes the activations and the probabilities of the ten digits; returns the loss, -log of the right digit's. */
 static float forward(const float *w, const Image *image, float hidden[HIDDEN], float probability[DIGITS])
 {
     memcpy(hidden, w + B1, HIDDEN * sizeof *hidden);
     for (int p = 0; p < PIXELS; p++)
-        if (image->pixel[p] != 0.0f) /* half of them are paper */
+        if (image->pixel[p] != 0.0f) /* half of the pixels are white */
             for (int h = 0; h < HIDDEN; h++)
                 hidden[h] += image->pixel[p] * w[W1 + p * HIDDEN + h];
     for (int h = 0; h < HIDDEN; h++)
@@ -232,7 +232,7 @@ static double accuracy(const float *w, const Image *images, int n)
     return (double)right / n;
 }
 
-static uint64_t fingerprint(const float *w) /* FNV-1a over the bytes: one different bit in one weight shows */
+static uint64_t fingerprint(const float *w) /* FNV-1a over the bytes: any different bit of a weight changes it */
 {
     const unsigned char *bytes = (const unsigned char *)w;
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
@@ -245,7 +245,7 @@ static uint64_t fingerprint(const float *w) /* FNV-1a over the bytes: one differ
 
 static uint64_t bytes_written; /* by this process */
 
-/* The only write() of this program, so nothing travels uncounted. Returns how much went. */
+/* The only write() of this program, so that all bytes are counted. Returns the bytes written. */
 static size_t put(int fd, const void *data, size_t size)
 {
     const ssize_t n = write(fd, data, size);
@@ -276,13 +276,13 @@ typedef struct {
     size_t size;
 } Piece;
 
-/* Sends out[k] to worker k while it receives in[k] from worker k; line[k] is the socket to k, non-blocking. Whatever
- * can move moves, so four workers with more to say than the sockets hold cannot wait for each other in a circle. */
+/* Sends out[k] to worker k while it receives in[k] from worker k; line[k] is the socket to k, non-blocking. Every
+ * socket that is ready is served, so workers with more data than the sockets hold cannot deadlock. */
 static void exchange(const int line[WORKERS], const Piece out[WORKERS], const Piece in[WORKERS])
 {
     size_t sent[WORKERS] = { 0 }, received[WORKERS] = { 0 };
 
-    memcpy(in[rank].data, out[rank].data, out[rank].size); /* to oneself nothing is written */
+    memcpy(in[rank].data, out[rank].data, out[rank].size); /* a worker writes nothing to itself */
     sent[rank] = received[rank] = out[rank].size;
 
     for (;;) {
@@ -292,7 +292,7 @@ static void exchange(const int line[WORKERS], const Piece out[WORKERS], const Pi
             const int to_send = sent[k] < out[k].size, to_receive = received[k] < in[k].size;
             peer[k].events = (short)((to_send ? POLLOUT : 0) | (to_receive ? POLLIN : 0));
             peer[k].revents = 0;
-            /* A negative descriptor is passed over: a peer that we are done with may hang up. */
+            /* poll() ignores a negative descriptor: a peer may close its socket after its part of the exchange. */
             peer[k].fd = peer[k].events ? line[k] : -1;
             busy |= peer[k].events;
         }
@@ -307,7 +307,7 @@ static void exchange(const int line[WORKERS], const Piece out[WORKERS], const Pi
         if (ready == 0)
             die("the others have been silent for %d seconds", PATIENCE_MS / 1000);
 
-        /* A peer that died shows as POLLHUP or POLLERR: read or write then, and they fail with the reason. */
+        /* A dead peer sets POLLHUP or POLLERR: read or write then, and they fail with the reason. */
         for (int k = 0; k < WORKERS; k++) {
             if (peer[k].revents & ~POLLOUT && received[k] < in[k].size)
                 received[k] += take(line[k], (char *)in[k].data + received[k], in[k].size - received[k]);
@@ -344,7 +344,7 @@ static void average(const int line[WORKERS], float *gradient)
     exchange(line, result, parts);
 }
 
-/* A DLPack view of memory that stays ours: two dimensions, or one if `rows` is 0. */
+/* Returns a DLPack view of memory that it does not own: two dimensions, or one if `rows` is 0. */
 static DLTensor view(void *data, uint8_t code, uint8_t bits, int64_t shape[2], int64_t rows, int64_t columns)
 {
     DLTensor tensor;
@@ -387,15 +387,15 @@ static void vote(const int line[WORKERS], float *gradient)
     must(gc_pack_signs_into(&gradient_in, GC_BIT_ORDER_BIG, &signs_view, NULL), "gc_pack_signs_into");
     exchange(line, to_judges, from_voters);
 
-    /* A tie, two against two, has no majority, and a bit cannot say "stay". So in a tie one worker decides, at each byte
-     * and in each step another: always the same way, ties would push the weights along together. The bits that fill up
-     * the last chunk are voted on like the rest, and ignored when the verdict is unpacked. */
+    /* A tie of two against two has no majority, and a bit cannot encode "no step". So in a tie one worker decides, at
+     * each byte and in each step another one: a fixed choice would push all tied weights the same way. The padding bits
+     * of the last chunk are voted on like the rest, and ignored when the verdict is unpacked. */
     must(gc_vote_signs_into(&ballots_view, ++turn, &verdict_view, NULL), "gc_vote_signs_into");
-    exchange(line, to_voters, to_judges); /* back into the places that the signs left from */
+    exchange(line, to_voters, to_judges); /* into the memory that the signs were sent from */
     must(gc_unpack_signs_into(&signs_view, NULL, GC_BIT_ORDER_BIG, &gradient_out, NULL), "gc_unpack_signs_into");
 }
 
-/* What the library sends, through exchange(). A failure there ends the process, so these succeed. */
+/* Transport functions for the library, by exchange(). A failure there ends the process, so these always succeed. */
 static int32_t all_to_all(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream)
 {
     Piece out[WORKERS], in[WORKERS];
@@ -424,7 +424,7 @@ static int32_t all_gather(void *ctx, const void *send, void *recv, size_t bytes,
 
 static const int first_of[ARRAYS + 1] = { W1, B1, W2, B2, WEIGHTS };
 
-/* It keeps the errors from step to step. */
+/* Creates an all-reduce, which keeps the errors from step to step. */
 static gc_allreduce_t *make_allreduce(int32_t codec, int line[WORKERS])
 {
     static const uint8_t biases[ARRAYS] = { 0, 1, 0, 1 };
@@ -451,7 +451,7 @@ static gc_allreduce_t *make_allreduce(int32_t codec, int line[WORKERS])
     for (int i = 0; i < ARRAYS; i++)
         sizes[i] = first_of[i + 1] - first_of[i];
     must(gc_allreduce_create(comm, &options, &allreduce), "gc_allreduce_create");
-    gc_comm_free(comm); /* the handle has what it needs */
+    gc_comm_free(comm); /* the handle keeps what it needs */
     return allreduce;
 }
 
@@ -473,7 +473,7 @@ typedef struct {
     uint64_t fingerprint, bytes;
 } Report;
 
-/* Before the first step, and after 25, 50, 100 and so on: what is learned is learned early. */
+/* Returns true before the first step, and after 25, 50, 100 and so on: most progress is early. */
 static bool is_reported(int step)
 {
     int report = FIRST_REPORT;
@@ -490,7 +490,7 @@ static Report train(Mode mode, int line[WORKERS])
                                                : NULL;
     initialize(w);
 
-    /* The images are dealt like cards, and the same in both modes. */
+    /* The images are dealt like cards, in the same way in all modes. */
     int deck[TRAINING], hand[TRAINING], n = 0, next = 0;
     uint64_t state = 2;
     for (int i = 0; i < TRAINING; i++)
@@ -535,7 +535,7 @@ static Report train(Mode mode, int line[WORKERS])
     Report report;
     report.accuracy = accuracy(w, held_out, HELD_OUT);
     report.fingerprint = fingerprint(w);
-    report.bytes = bytes_written; /* so far: the report's own way to the parent is not part of the training */
+    report.bytes = bytes_written; /* without the report itself, which is not part of the training */
     return report;
 }
 
@@ -549,7 +549,7 @@ static void close_lines(int line[WORKERS][WORKERS], int keep) /* all but those o
                 close(line[a][b]);
 }
 
-/* Returns how many workers run; fewer than WORKERS if fork() failed. */
+/* Starts the workers. Returns the number of workers that run; fewer than WORKERS if fork() failed. */
 static int start(Mode mode, int line[WORKERS][WORKERS], int report[WORKERS][2], pid_t workers[WORKERS])
 {
     fflush(stdout); /* or every worker would print it again */
@@ -559,7 +559,7 @@ static int start(Mode mode, int line[WORKERS][WORKERS], int report[WORKERS][2], 
             return k;
         if (workers[k] == 0) {
             rank = k;
-            close_lines(line, k); /* a socket hangs up only when the last copy of its other end is closed */
+            close_lines(line, k); /* a socket closes with the last copy of its other end */
             const Report mine = train(mode, line[k]);
             for (size_t done = 0; done < sizeof mine;)
                 done += put(report[k][1], (const char *)&mine + done, sizeof mine - done);
@@ -569,7 +569,7 @@ static int start(Mode mode, int line[WORKERS][WORKERS], int report[WORKERS][2], 
     return WORKERS;
 }
 
-/* Waits for the first n workers. One that fails takes the rest along: without it they could only wait. */
+/* Waits for the first n workers. If one fails, kills the rest, which could only wait for it. */
 static int finish(pid_t workers[WORKERS], int n)
 {
     int failed = n < WORKERS;
@@ -647,7 +647,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         die("expected one argument, the file with the images: examples_c/data/digits.bin");
-    signal(SIGPIPE, SIG_IGN); /* a peer that died is an error of write(), which names it */
+    signal(SIGPIPE, SIG_IGN); /* write() then gives an error for a dead peer */
     load(argv[1]);
 
     const Report fp32 = run(FP32), signs = run(SIGNS), onebit = run(ONEBIT), int4 = run(INT4);

@@ -1,4 +1,4 @@
-/* The library without linking against it: loaded when the program runs, or done without.
+/* Uses the library without linking against it: the program loads it at run time, or runs without it.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/dlopen.c -o dlopen
  *   ./dlopen target/release/libgradcodec.so.0
@@ -31,7 +31,7 @@ static void hold(const char *what, bool holds)
 
 int main(int argc, char **argv)
 {
-    /* A library that is not there: a sentence, and nothing to call. A program can go on without it. */
+    /* Loading a missing library gives an error message and no functions. A program can continue without it. */
     char why[256];
     const gc_status_t status = gc_load("/missing/libgradcodec.so.0", &gc, why, sizeof why);
     printf("refused: %s\n", why);
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     }
     printf("loaded: version %s\n", gc.gc_version_string());
 
-    /* From here on as with a linked library, with `gc.` before each function. */
+    /* The rest is as with a linked library, with `gc.` before each function. */
     bool truth[20] = { 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0 };
     int64_t shape[] = { 20 };
     const DLTensor tensor = { truth, { kDLCPU, 0 }, 1, { kDLBool, 8, 1 }, shape, NULL, 0 };

@@ -1,4 +1,4 @@
-/* What a refusal looks like: a status to branch on, words to print, and an output that was not touched.
+/* Shows failing calls: a status to branch on, a message to print, and an untouched output.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/errors.c -Ltarget/release -lgradcodec -o errors
  *   LD_LIBRARY_PATH=target/release ./errors */
@@ -43,7 +43,7 @@ int main(void)
 
     hold("there is no last error before the first", strcmp(gc_last_error(), "") == 0);
 
-    /* A float is neither true nor false; its sign can be packed, its truth cannot. */
+    /* A float has no truth value: its sign can be packed, its truth cannot. */
     expect(gc_pack_chunks(&of_floats, 1, &out), GC_STATUS_UNSUPPORTED_DTYPE);
     hold("out is as it was", out == &anything);
 
@@ -59,13 +59,13 @@ int main(void)
     expect(gc_pack_signs_into(&floats, 2, &packed, NULL), GC_STATUS_INVALID_ARGUMENT);
     hold("no byte was written", memcmp(bytes, "\7\7\7", 3) == 0);
 
-    /* Functions that return a number have one that says no: the reason is the last error, as for a status. */
+    /* Functions that return a number return -1 on failure; gc_last_error() has the reason, as for a status. */
     hold("0 chunks have no size", gc_chunk_bytes(20, 0) == -1);
     char reason[256];
-    snprintf(reason, sizeof reason, "%s", gc_last_error()); /* a copy: the next failure replaces the words */
+    snprintf(reason, sizeof reason, "%s", gc_last_error()); /* a copy: the next failure replaces the message */
     printf("    %s\n", reason);
 
-    /* Success leaves the last error alone, so look at the status, never at the words, to know whether a call failed. */
+    /* Success does not clear the last error, so check the status, not the message. */
     expect(gc_pack_signs_into(&floats, GC_BIT_ORDER_BIG, &packed, NULL), GC_STATUS_OK);
     hold("the signs are there", memcmp(bytes, "\xbf\xff\xf0", 3) == 0);
     hold("the last error is still the last one", strcmp(gc_last_error(), reason) == 0);

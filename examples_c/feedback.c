@@ -1,22 +1,22 @@
-/* What error feedback is good for: the same network, trained four times, with gradients of 32 bits or of one.
+/* Shows the effect of error feedback: one network, trained four times, with gradients of 32 bits or of one bit.
  *
  *   gcc -std=c99 -O2 -Iinclude examples_c/feedback.c -Ltarget/release -lgradcodec -lm -o feedback
  *   LD_LIBRARY_PATH=target/release ./feedback
  *
  * From another folder: ./feedback DIGITS.BIN PICTURE.SVG. It writes build/feedback.svg otherwise.
  *
- * Four workers, played by one process one after the other, learn handwritten digits. They reduce their gradients in two
- * hops, as in digits.c, and all step along the result with the same constant step size, except for signs:
+ * Four workers, simulated one after the other in one process, learn handwritten digits. They average their gradients by
+ * a two-shot all-reduce, as in digits.c. All runs use the same constant step size, except for signs:
  *
  *   fp32      the mean of four float32 gradients.
- *   signs     GC_CODEC_SIGN: the sign that most have. A sign knows no size, so its step size is its own.
- *   lossy     GC_CODEC_ONEBIT with GC_ERROR_NONE: signs and one scale per tensor; what they lose is lost.
- *   feedback  GC_CODEC_ONEBIT: the same, but what a step loses is added to the next gradient, at the worker that
+ *   signs     GC_CODEC_SIGN: the majority's sign. A sign has no magnitude, so signs have their own step size.
+ *   lossy     GC_CODEC_ONEBIT with GC_ERROR_NONE: signs and one scale per tensor, without error feedback.
+ *   feedback  GC_CODEC_ONEBIT: as lossy, but adds the error of a step to the next gradient, at the worker that
  *             encodes and at the one that reduces.
  *
- * It prints how the loss falls and draws it as an SVG. The exit status is 0 only if feedback comes close to fp32, the
- * two others stay behind it, and a twentieth of the bytes was sent. (A 32nd would be the bits alone; of a network as
- * small as this the headers are a third.) */
+ * Prints the losses and draws them as an SVG. The exit status is 0 only if feedback comes close to fp32, lossy and
+ * signs end with larger losses, and at most a twentieth of fp32's bytes was sent. (The bits alone are a 32nd; for a
+ * network as small as this, a third are headers.) */
 
 #include <errno.h>
 #include <inttypes.h>
@@ -52,7 +52,7 @@ static void must(gc_status_t status, const char *call)
     }
 }
 
-static void *allocate(size_t bytes) /* malloc's memory is aligned to 16, as payloads have to be */
+static void *allocate(size_t bytes) /* malloc's memory is aligned to 16 bytes, as payloads must be */
 {
     void *memory = calloc(bytes, 1);
     if (!memory) {
@@ -88,7 +88,7 @@ static uint32_t random_below(uint64_t *state, uint32_t limit) /* splitmix64: the
     return (uint32_t)((x ^ (x >> 31)) >> 32) % limit;
 }
 
-/* The loss of an image; adds its gradient unless that is NULL. `*guess`: the digit that it is taken for. */
+/* Returns the loss of an image; adds its gradient unless that is NULL. `*guess` receives the predicted digit. */
 static float learn(const float *w, const Image *image, float *gradient, int *guess)
 {
     float hidden[HIDDEN], out[DIGITS], sum = 0.0f;
@@ -123,7 +123,7 @@ static float learn(const float *w, const Image *image, float *gradient, int *gue
     return logf(sum) + largest - right;
 }
 
-/* ---- what the workers exchange ----------------------------------------------------------------------------------- */
+/* ---- the exchange between the workers ---------------------------------------------------------------------------- */
 
 static DLTensor view(void *data, uint8_t code, uint8_t bits, int32_t ndim, int64_t *shape)
 {
@@ -131,7 +131,7 @@ static DLTensor view(void *data, uint8_t code, uint8_t bits, int32_t ndim, int64
     return tensor;
 }
 
-/* Worker k has codec k, which encodes its gradients, and reduces everyone's chunk k. */
+/* Codecs and buffers of all workers. Worker k uses codec k to encode its gradient and to reduce the chunks k. */
 typedef struct {
     gc_codec_t *codec[WORKERS];
     int64_t chunk_bytes;
@@ -171,7 +171,7 @@ static void drop(Group *group)
     free(group->reduced);
 }
 
-/* Four gradients to one, through payloads; where a process would send, there is memcpy(). Gives the bytes sent. */
+/* Averages four gradients through payloads; memcpy() stands for sending. Returns the bytes sent. */
 static int64_t exchange(Group *group, float gradient[WORKERS][WEIGHTS], float *result)
 {
     int64_t lengths[TENSORS], whole[1] = { WORKERS * group->chunk_bytes }, one[1] = { group->chunk_bytes };
@@ -188,7 +188,7 @@ static int64_t exchange(Group *group, float gradient[WORKERS][WEIGHTS], float *r
         payload = view(group->payload[k], kDLUInt, 8, 1, whole);
         must(gc_codec_encode(group->codec[k], sources, TENSORS, NULL, NULL, &payload, NULL), "gc_codec_encode");
     }
-    /* First hop: worker k gets everyone's chunk k. Second hop: everyone gets what it has made of them. */
+    /* First exchange: worker k gets chunk k of all workers. Second: all workers get the reduced chunks. */
     for (int k = 0; k < WORKERS; k++) {
         for (int from = 0; from < WORKERS; from++)
             memcpy(group->received + from * group->chunk_bytes, group->payload[from] + k * group->chunk_bytes,
@@ -197,7 +197,7 @@ static int64_t exchange(Group *group, float gradient[WORKERS][WEIGHTS], float *r
         DLTensor reduced = view(group->reduced + k * group->chunk_bytes, kDLUInt, 8, 1, one);
         must(gc_codec_reduce(group->codec[k], (size_t)k, &chunks, &reduced, NULL), "gc_codec_reduce");
     }
-    /* All decode the same bytes, so once will do. */
+    /* All workers would decode the same bytes, so one decoding is enough. */
     int64_t first = 0;
     for (int t = 0; t < TENSORS; first += sizes[t++]) {
         values[t] = view(result + first, kDLFloat, 32, 1, &lengths[t]);
@@ -222,7 +222,7 @@ static int64_t average(float gradient[WORKERS][WEIGHTS], float *result)
 
 typedef struct {
     float loss[POINTS]; /* over all training images */
-    float accuracy;     /* on images that were not trained on */
+    float accuracy;     /* on held-out images */
     int64_t bytes;
 } Run;
 
@@ -263,7 +263,7 @@ static Run train(int mode)
     return run;
 }
 
-/* The losses over the steps, as a drawing; the axis of losses is logarithmic, from 10 to 0.0001. */
+/* Draws the losses over the steps; the axis of losses is logarithmic, from 10 to 0.0001. */
 static void draw(const char *path, const Run runs[MODES])
 {
     FILE *file = fopen(path, "w");

@@ -1,5 +1,5 @@
-/* Kernels compiled at run time: an operation on elements, and softmax over the last axis from two reductions and it. On a
- * machine without a GPU they are only compiled, for one that is not there; without NVRTC nothing is.
+/* Kernels compiled at run time: elementwise operations, and a softmax over the last axis from two reductions and two of
+ * these. Without a GPU they are only compiled, for compute capability 9.0; without NVRTC nothing is compiled.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/kernels.c -Ltarget/release -lgradcodec -lm -o kernels
  *   LD_LIBRARY_PATH=target/release ./kernels */
@@ -15,7 +15,7 @@ static void must(gc_status_t status) {
     }
 }
 
-/* A float32 tensor over memory of this program, or a copy of it on the GPU. */
+/* Returns a float32 tensor over memory of this program, or a copy of it on the GPU. */
 static DLManagedTensor *tensor(float *data, int32_t ndim, const int64_t *shape, DLDevice device) {
     DLDevice cpu = {kDLCPU, 0};
     DLDataType float32 = {kDLFloat, 32, 1};

@@ -3,12 +3,12 @@
  *   mpicc -std=c99 -O2 -Iinclude examples_c/mpi.c -Ltarget/release -lgradcodec -lm -o mpi
  *   LD_LIBRARY_PATH=target/release mpirun -n 4 ./mpi
  *
- * Every process sees samples of its own: features of +1 and -1, and the value of a linear function of them, with noise.
- * A step goes along the mean of all processes' gradients, with the same step size both times. gradcodec/mpi.h makes the
- * communicator; this program puts a counter between the library and MPI.
+ * Each process has its own samples: features of +1 and -1, and the value of a linear function of them, with noise. A
+ * step follows the mean of all gradients, with the same step size in both runs. gradcodec/mpi.h makes the communicator;
+ * this program inserts a counter between the library and MPI.
  *
- * The exit status is 0 only if one bit ends within a tenth of float32's loss, all processes have the same bytes, and
- * what was sent is at most 1/32 of what a ring all-reduce of float32 sends, and 128 bytes for each chunk. */
+ * The exit status is 0 only if one bit ends within a tenth of float32's loss and all processes have the same bytes.
+ * Also, it may send at most 1/32 of what a ring all-reduce of float32 sends, plus 128 bytes for each chunk. */
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,7 +19,7 @@
 #include <gradcodec/mpi.h>
 
 enum { WEIGHTS = 10003, STEPS = 120, EVERY = 20, POINTS = STEPS / EVERY + 1 };
-enum { SAMPLES = 64 }; /* of a process, each step */
+enum { SAMPLES = 64 }; /* per process and step */
 static const float step_size = 0.01f, noise = 0.1f;
 
 static int rank, size;
@@ -36,17 +36,17 @@ static void must(gc_status_t status, const char *call)
         die(call, gc_last_error());
 }
 
-/* ---- what is sent, counted --------------------------------------------------------------------------------------- */
+/* ---- the counter of sent bytes ----------------------------------------------------------------------------------- */
 
 typedef struct {
     gc_transport_t real;
-    uint64_t bytes; /* that left this process */
+    uint64_t bytes; /* sent by this process */
 } Counter;
 
 static int32_t all_to_all(void *ctx, const void *send, void *recv, size_t bytes_per_rank, DLDevice device, void *stream)
 {
     Counter *counter = ctx;
-    counter->bytes += (uint64_t)(size - 1) * bytes_per_rank; /* to oneself nothing is sent */
+    counter->bytes += (uint64_t)(size - 1) * bytes_per_rank; /* a rank sends nothing to itself */
     return counter->real.all_to_all(counter->real.ctx, send, recv, bytes_per_rank, device, stream);
 }
 
@@ -72,7 +72,7 @@ static float random_float(uint64_t *state) /* in [-1, 1) */
     return (float)(random_bits(state) >> 40) / (float)(1 << 23) - 1.0f;
 }
 
-/* The gradient of the mean squared error of this process's samples of a step; w is to become `truth`. */
+/* Computes the gradient of the mean squared error of this process's samples of a step; training moves w to `truth`. */
 static void learn(const float *w, const float *truth, int step, float *gradient)
 {
     uint64_t state = (uint64_t)step * 1000003 + (uint64_t)rank + 1;
@@ -103,7 +103,7 @@ static double loss(const float *w, const float *truth)
 
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
-/* Replaces a gradient by the mean of all: by MPI, or by `allreduce` where there is one. */
+/* Replaces a gradient by the mean over all processes: by `allreduce`, or by MPI if that is NULL. */
 static void average(gc_allreduce_t *allreduce, float *gradient)
 {
     int64_t length[] = { WEIGHTS };
@@ -133,7 +133,7 @@ static void train(gc_allreduce_t *allreduce, const float *truth, float *w, doubl
     }
 }
 
-/* Whether all processes have the same: none has other bytes than the first. */
+/* Returns 1 if all processes have the same bytes as the first. */
 static int the_same(const float *w)
 {
     static float first[WEIGHTS];
@@ -171,13 +171,13 @@ int main(int argc, char **argv)
     must(gc_comm_from_transport(&counted, &comm), "gc_comm_from_transport");
     must(gc_allreduce_create(comm, &options, &allreduce), "gc_allreduce_create");
 
-    for (int k = 0; k < WEIGHTS; k++) /* a loss of about 1 to begin with */
+    for (int k = 0; k < WEIGHTS; k++) /* so that the initial loss is about 1 */
         truth[k] = random_float(&state) * sqrtf(3.0f / WEIGHTS);
     train(NULL, truth, w, plain);
     train(allreduce, truth, w, onebit);
     const int same = the_same(w);
 
-    /* A ring sends 2 * (size - 1) parts of the gradient; so do two exchanges, of chunks. */
+    /* A ring sends 2 * (size - 1) parts of the gradient; a two-shot all-reduce sends as many chunks. */
     const uint64_t hops = 2 * (uint64_t)(size - 1) * STEPS;
     const double ring = (double)hops / size * sizeof(float) * WEIGHTS, most = ring / 32 + 128.0 * (double)hops;
     const int good = same && onebit[POINTS - 1] < 1.1 * plain[POINTS - 1] && (double)counter.bytes <= most;

@@ -1,4 +1,4 @@
-/* A tensor that another process gets: it maps the memory, works on it, and says when it is done.
+/* Shares a tensor with another process, which maps the memory, uses it and releases it.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/share.c -Ltarget/release -lgradcodec -o share
  *   LD_LIBRARY_PATH=target/release ./share */
@@ -22,7 +22,7 @@ static void must(gc_status_t status)
     }
 }
 
-/* The other process: adds up what it gets, and sends the sum back. */
+/* Runs in the other process: adds up the received numbers, and sends the sum back. */
 static int child(int socket)
 {
     const DLDevice cpu = {kDLCPU, 0};
@@ -32,7 +32,7 @@ static int child(int socket)
     const float *numbers = tensor->dl_tensor.data;
     for (int64_t i = 0; i < tensor->dl_tensor.shape[0]; i++)
         sum += numbers[i];
-    gc_tensor_free(tensor); /* which tells the sender */
+    gc_tensor_free(tensor); /* the sender's gc_share_wait() returns */
     return write(socket, &sum, sizeof sum) == sizeof sum ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
@@ -59,7 +59,7 @@ int main(void)
     for (int64_t i = 0; i < count; i++)
         ((float *)tensor->dl_tensor.data)[i] = 0.5f;
     must(gc_share_send(tensor, ends[0], 0, SECONDS * 1000, &lease));
-    gc_tensor_free(tensor); /* it was copied */
+    gc_tensor_free(tensor); /* the library has a copy */
     must(gc_share_wait(lease, SECONDS * 1000));
     gc_share_free(lease);
     if (read(ends[0], &sum, sizeof sum) != sizeof sum || waitpid(process, &status, 0) != process) {

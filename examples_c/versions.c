@@ -1,4 +1,4 @@
-/* Versions: of the library, and of a tensor, legacy or versioned. And memory that goes when the last user is done.
+/* Versions of the library and of tensors, legacy or versioned. Also memory that is released after its last use.
  *
  *   gcc -std=c99 -Wall -Wextra -pedantic -Iinclude examples_c/versions.c -Ltarget/release -lgradcodec -o versions
  *   LD_LIBRARY_PATH=target/release ./versions */
@@ -31,7 +31,7 @@ static void count(void *releases)
 
 int main(void)
 {
-    /* The header that compiled this against the library that runs: the same major version is the same ABI, and a
+    /* Compares the header of this program with the library that runs: the same major version means the same ABI, and a
      * library at least as new has every function of the header. */
     const uint32_t version = gc_version();
     printf("header %d.%d.%d, library %s\n", GRADCODEC_VERSION_MAJOR, GRADCODEC_VERSION_MINOR, GRADCODEC_VERSION_PATCH,
@@ -43,7 +43,7 @@ int main(void)
              (unsigned)version & 255);
     hold("gc_version() and gc_version_string() agree", strncmp(gc_version_string(), numbers, strlen(numbers)) == 0);
 
-    /* Memory of ours as a tensor: nothing is copied, and `count` runs when nobody needs it any more. */
+    /* A tensor over this program's memory: nothing is copied, and `count` runs when the tensor is freed. */
     float memory[6] = { 0.0f };
     int releases = 0;
     const int64_t shape[] = { 2, 3 };
@@ -53,13 +53,13 @@ int main(void)
     must(gc_tensor_from_pointer(memory, cpu, float32, 2, shape, NULL, count, &releases, &legacy));
     hold("the tensor is the memory", legacy->dl_tensor.data == memory);
 
-    /* Each conversion takes the tensor it is given and hands out another for the same memory. */
+    /* Each conversion consumes its tensor and returns another one for the same memory. */
     struct DLManagedTensorVersioned *versioned;
     must(gc_tensor_to_versioned(legacy, &versioned));
     hold("it is of DLPack 1", versioned->version.major == 1);
     hold("it is still the memory", versioned->dl_tensor.data == memory);
 
-    /* A legacy tensor cannot say that it is read-only, so a versioned one that is stays what it is, and ours. */
+    /* A legacy tensor has no read-only flag, so a read-only versioned tensor is refused and stays the caller's. */
     versioned->flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
     hold("read-only is refused", gc_tensor_from_versioned(versioned, &legacy) == GC_STATUS_READ_ONLY);
     versioned->flags = 0;

@@ -1,8 +1,8 @@
-/* Data parallel training with LibTorch: the ranks of a process group of torch.distributed give their gradients at one
- * bit per element, with error feedback, or at four bytes to the group's own all-reduce.
+/* Data-parallel training with LibTorch: the ranks of a torch.distributed process group average gradients at one bit per
+ * element, with error feedback, or at four bytes by the group's own all-reduce.
  *
- * torch's packages have no headers of gloo, so that C++ alone cannot make a group of it: ddp.py does, and calls train()
- * with the group's name. That builds this, too; or CMakeLists.txt does. */
+ * torch's packages lack gloo's headers, so a C++ program cannot create a gloo group. Instead, ddp.py creates it and
+ * calls train() with the group's name. ddp.py or CMakeLists.txt builds this file. */
 
 #include <gradcodec/c10d.hpp>
 
@@ -22,11 +22,11 @@ namespace {
 using at::Tensor;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-/* It ends while the loss is still falling. The batch is that of all ranks together. */
+/* Training ends while the loss is still falling. BATCH is the size over all ranks. */
 constexpr int64_t BATCH = 256, STEPS = 200;
 constexpr double RATE = 0.3;
 
-/* Handwritten digits: 64 pixels of an image, and what it shows. */
+/* Returns handwritten digits: 64 pixels per image, and the labels. */
 std::tuple<Tensor, Tensor> digits(const std::string &path, const at::Device &device)
 {
     std::ifstream file(path, std::ios::binary);
@@ -36,7 +36,7 @@ std::tuple<Tensor, Tensor> digits(const std::string &path, const at::Device &dev
     return {(records.slice(1, 0, 64) / 16).to(device), records.select(1, 64).to(device, at::kLong)};
 }
 
-/* The mean over the ranks by the group's all-reduce. */
+/* Computes the mean over the ranks by the group's all-reduce. */
 class Plain {
 public:
     Plain(const Group &group, const std::vector<Tensor> &) : group_(group) {}
@@ -47,7 +47,7 @@ public:
             flat.push_back(gradient.flatten());
         std::vector<Tensor> all{at::cat(flat)};
         group_->allreduce(all)->wait();
-        sent_ += 2 * (group_->getSize() - 1) * 4 * all[0].numel() / group_->getSize(); /* in a ring */
+        sent_ += 2 * (group_->getSize() - 1) * 4 * all[0].numel() / group_->getSize(); /* for a ring all-reduce */
         all[0].div_(group_->getSize());
         int64_t first = 0;
         for (const Tensor &gradient : gradients) {
@@ -62,7 +62,7 @@ private:
     int64_t sent_ = 0;
 };
 
-/* The mean at one bit per element. A handle for all gradients; each has a scale of its own. */
+/* Computes the mean at one bit per element. One handle serves all gradients, each with its own scale. */
 class OneBit {
 public:
     OneBit(const Group &group, const std::vector<Tensor> &gradients)
@@ -71,7 +71,7 @@ public:
         gc_codec_options_t options{};
         options.codec = GC_CODEC_ONEBIT;
         allreduce_ = gradcodec::allreduce_create(comm_, gradients, options);
-        /* Both ways a chunk for each of the other ranks. */
+        /* A two-shot all-reduce sends two chunks to each of the other ranks. */
         options.n_chunks = static_cast<std::size_t>(group->getSize());
         const gradcodec::Codec codec = gradcodec::codec_create(gradients, options);
         bytes_ = 2 * (group->getSize() - 1) * gradcodec::codec_payload_bytes(codec) / group->getSize();
@@ -89,16 +89,16 @@ private:
     int64_t bytes_, sent_ = 0;
 };
 
-/* The losses on all images when nine tenths of the steps are done, and in the end; and the bytes that this rank has
- * sent. */
+/* Trains, and returns the loss on all images after nine tenths of the steps and at the end, and the bytes sent by this
+ * rank. */
 template <class Exchange>
 std::tuple<double, double, int64_t> train(const Group &group, const Tensor &images, const Tensor &labels)
 {
-    const at::AutoGradMode with_gradients(true); /* whatever the caller has */
+    const at::AutoGradMode with_gradients(true); /* overrides the caller's mode */
     torch::nn::Sequential model(torch::nn::Linear(64, 64), torch::nn::ReLU(), torch::nn::Linear(64, 10));
     model->to(images.device());
     torch::optim::SGD optimizer(model->parameters(), RATE);
-    std::vector<Tensor> gradients; /* each has memory of its own, which stays */
+    std::vector<Tensor> gradients; /* each has its own memory, which stays the same */
     for (Tensor &parameter : model->parameters()) {
         parameter.mutable_grad() = at::zeros_like(parameter);
         gradients.push_back(parameter.grad());
@@ -130,7 +130,7 @@ std::tuple<double, double, int64_t> train(const std::string &group_name, const s
 {
     const Group group = c10d::resolve_process_group(group_name);
     const auto [images, labels] = digits(path, device);
-    torch::manual_seed(static_cast<uint64_t>(seed)); /* so that all ranks begin alike */
+    torch::manual_seed(static_cast<uint64_t>(seed)); /* all ranks begin with the same weights */
     return one_bit ? train<OneBit>(group, images, labels) : train<Plain>(group, images, labels);
 }
 

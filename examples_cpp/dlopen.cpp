@@ -1,4 +1,4 @@
-/* The library without linking against it, in C++: gradcodec/loader.h, and owners made of what was loaded.
+/* Uses the library from C++ without linking against it: gradcodec/loader.h, and owners for loaded objects.
  *
  *   g++ -std=c++17 -Wall -Wextra -pedantic -Iinclude examples_cpp/dlopen.cpp -o dlopen
  *   ./dlopen target/release/libgradcodec.so.0
@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <string>
 
-/* The functions of gradcodec.h, under their names: loaded once, on first use. */
+/* Returns the functions of gradcodec.h, under their names; loads the library on first use. */
 static const gc_api_t &gradcodec(const char *path = nullptr)
 {
     static const gc_api_t loaded = [path] {

@@ -1,12 +1,12 @@
-/* Error feedback in C++: a network is trained twice, with gradients of 32 bits and with gradients of one.
+/* Error feedback in C++: trains a network twice, with gradients of 32 bits and with gradients of one bit.
  *
  *   g++ -std=c++17 -O2 -Iinclude examples_cpp/feedback.cpp -Ltarget/release -lgradcodec -o feedback
  *   LD_LIBRARY_PATH=target/release ./feedback
  *
  * From another folder: ./feedback DIGITS.BIN.
  *
- * examples_c/feedback.c is the same at length: it trains with signs, and without the feedback, too, and draws how the
- * losses fall. Here codecs, payloads and their memory have owners, and what is refused is an exception. */
+ * examples_c/feedback.c is the longer version: it also trains with signs and without error feedback, and draws the
+ * losses. Here codecs, payloads and their memory have owners, and errors are exceptions. */
 
 #include <gradcodec/gradcodec.hpp>
 
@@ -59,7 +59,7 @@ struct Learned {
     bool right;
 };
 
-/* One image: adds its gradient, unless that is nullptr. */
+/* Computes the loss of an image; adds its gradient unless that is nullptr. */
 static Learned learn(const float *w, const Image &image, float *gradient)
 {
     float hidden[HIDDEN], out[DIGITS], sum = 0;
@@ -91,7 +91,7 @@ static Learned learn(const float *w, const Image &image, float *gradient)
     return {std::log(sum) + largest - right, guess - out == image.digit};
 }
 
-/* ---- what the workers exchange ----------------------------------------------------------------------------------- */
+/* ---- the exchange between the workers ---------------------------------------------------------------------------- */
 
 using Gradient = std::vector<float>;
 
@@ -103,7 +103,7 @@ static void average(const std::vector<Gradient> &gradients, Gradient &result)
             result[i] += gradient[i] / WORKERS;
 }
 
-/* Four workers, played by one process. Worker k has codec k: it encodes gradient k, and reduces everyone's chunk k. */
+/* Four workers, simulated by one process. Worker k uses codec k to encode gradient k and to reduce the chunks k. */
 class Group {
 public:
     Group()
@@ -119,7 +119,7 @@ public:
         }
         const int64_t bytes = gradcodec::codec_payload_bytes(codecs_[0]);
         chunk_bytes_ = bytes / WORKERS;
-        for (int64_t k = 0; k < WORKERS; k++) /* memory of the library's is aligned as payloads have to be */
+        for (int64_t k = 0; k < WORKERS; k++) /* the library's memory is aligned as payloads must be */
             payloads_.push_back(gradcodec::tensor_empty(gradcodec::cpu, gradcodec::dtype<uint8_t>(), {bytes}));
         received_ = gradcodec::tensor_empty(gradcodec::cpu, gradcodec::dtype<uint8_t>(), {WORKERS, chunk_bytes_});
         reduced_ = gradcodec::tensor_empty(gradcodec::cpu, gradcodec::dtype<uint8_t>(), {bytes});
@@ -133,9 +133,9 @@ public:
             gradcodec::codec_encode(codecs_[k],
                                     {view(g, {SIZES[0]}), view(g + B1, {SIZES[1]}), view(g + W2, {SIZES[2]}),
                                      view(g + B2, {SIZES[3]})},
-                                    nullptr, nullptr, payloads_[k]); /* factors: none */
+                                    nullptr, nullptr, payloads_[k]); /* no factors */
         }
-        /* First hop: worker k gets everyone's chunk k. Second hop: everyone gets what it has made of them. */
+        /* First exchange: worker k gets chunk k of all workers. Second: all workers get the reduced chunks. */
         for (std::size_t k = 0; k < WORKERS; k++) {
             const int64_t at = static_cast<int64_t>(k) * chunk_bytes_;
             auto *room = received_.data<uint8_t>();
@@ -143,7 +143,7 @@ public:
                 room = std::copy_n(payload.data<uint8_t>() + at, chunk_bytes_, room);
             gradcodec::codec_reduce(codecs_[k], k, received_, view(reduced_.data<uint8_t>() + at, {chunk_bytes_}));
         }
-        /* All decode the same bytes, so once will do. */
+        /* All workers would decode the same bytes, so one decoding is enough. */
         float *r = result.data();
         gradcodec::codec_decode(codecs_[0], reduced_, 1, nullptr, GC_DECODE_SET,
                                 {view(r, {SIZES[0]}), view(r + B1, {SIZES[1]}), view(r + W2, {SIZES[2]}),
@@ -162,12 +162,12 @@ private:
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
 struct Run {
-    float loss, accuracy; /* on the training images, and on those that were held out */
+    float loss, accuracy; /* on the training images, and on held-out images */
 };
 
 template <class Exchange> static Run train(const Images &images, Exchange exchange)
 {
-    std::mt19937 random(1); /* the same numbers everywhere, which those of <random>'s distributions are not */
+    std::mt19937 random(1); /* the same numbers everywhere, unlike <random>'s distributions */
     std::vector<float> w(WEIGHTS), result(WEIGHTS);
     for (int64_t i = 0; i < WEIGHTS; i++) { /* variance 1 / 64, as both layers have 64 inputs; no bias */
         const float uniform = static_cast<float>(random() % 2001) / 1000 - 1;
@@ -200,7 +200,7 @@ try {
     const Run plain = train(images, average);
     const Run fed_back = train(images, [&](const auto &gradients, auto &result) { group.exchange(gradients, result); });
 
-    /* What a worker sends in a step: both ways a part for each of the others. */
+    /* Bytes that a worker sends per step: in both cases, two exchanges with one part for each other worker. */
     const int64_t plain_bytes = 2 * (WORKERS - 1) * WEIGHTS * 4 / WORKERS;
     const int64_t fed_back_bytes = 2 * (WORKERS - 1) * group.chunk_bytes();
     std::cout << "float32:  loss " << plain.loss << ", " << plain.accuracy << " read right, " << plain_bytes

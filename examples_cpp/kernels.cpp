@@ -1,5 +1,5 @@
-/* Kernels compiled at run time, through gradcodec.hpp: CuPy's first example, and an optimizer step with momentum in place.
- * On a machine without a GPU they are compiled for one that is not there; without NVRTC nothing is.
+/* Kernels compiled at run time, through gradcodec.hpp: CuPy's first example, and an optimizer step with momentum in
+ * place. Without a GPU they are only compiled, for compute capability 9.0; without NVRTC nothing is compiled.
  *
  *   g++ -std=c++17 -Wall -Wextra -pedantic -Iinclude examples_cpp/kernels.cpp -Ltarget/release -lgradcodec -o kernels
  *   LD_LIBRARY_PATH=target/release ./kernels */
@@ -37,13 +37,13 @@ int main()
     texts.operation = "if (x - 2 > y) { z = x * y; } else { z = x + y; }";
     gradcodec::Kernel first = gradcodec::elementwise_create(texts);
 
-    /* One pass over memory: the outputs w and v are read, too. */
+    /* Takes one pass over memory: the outputs w and v are also read. */
     texts.name = "momentum", texts.inputs = "T g, T lr, T mu", texts.outputs = "T w, T v";
     texts.operation = "v = mu * v + g; w -= lr * v";
     gradcodec::Kernel momentum = gradcodec::elementwise_create(texts);
 
     const float x[] = {1, 2, 3, 4, 5, 6}, y[] = {0, 1, 2}, zeros[6] = {};
-    const double lr = 0.1, mu = 0.9; /* cast to what T is */
+    const double lr = 0.1, mu = 0.9; /* cast to the type of T */
     const auto of_lr = gradcodec::scalar(lr), of_mu = gradcodec::scalar(mu);
 
     bool has_card = true;

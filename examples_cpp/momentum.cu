@@ -1,11 +1,11 @@
-/* Error feedback inside kernels of one's own, in CUDA C++: a step of an optimizer leaves bits and a scale behind, to be
- * sent, and another applies what was received. So compressing costs no pass over memory of its own.
+/* Error feedback inside custom CUDA C++ kernels: an optimizer step writes bits and a scale to be sent, and another
+ * kernel applies what was received. So compression needs no extra pass over memory.
  *
  *   nvcc -std=c++17 -arch=native -Iinclude examples_cpp/momentum.cu -Ltarget/release -lgradcodec -o momentum
  *   LD_LIBRARY_PATH=target/release ./momentum
  *
- * It compares them with those of a codec: they are the same to the last bit. Not so with
- * --use_fast_math, which loses denormals. examples/python/cupy_kernels.py has the same for CuPy. */
+ * The program checks that the results are bit-identical to a codec's. They differ with --use_fast_math, which flushes
+ * denormals to zero. examples/python/cupy_kernels.py is the CuPy version. */
 
 #include <gradcodec/device.cuh>
 #include <gradcodec/gradcodec.hpp>
@@ -21,12 +21,12 @@
 #include <stdexcept>
 #include <vector>
 
-constexpr unsigned THREADS = 256; /* of a block: whole warps */
+constexpr unsigned THREADS = 256; /* of a thread block: whole warps */
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* The momentum, and its signs. A warp takes a unit of 1024 elements, 32 side by side at a time. `kept` and `*scale` are
- * what the last step left, zeros at first; `sums` receives the sum of each unit's squares. */
+/* Updates the momentum and stores its signs. A warp takes a unit of 1024 elements, 32 adjacent ones at a time. `kept`
+ * and `*scale`: results of the previous step, zeros at first. `sums` receives the sum of each unit's squares. */
 __global__ void momentum(const float *gradient, float *velocity, float *kept, const float *scale, unsigned char *bits,
                          double *sums, uint64_t n)
 {
@@ -42,7 +42,7 @@ __global__ void momentum(const float *gradient, float *velocity, float *kept, co
             velocity[i] = 0.9f * velocity[i] + 0.1f * gradient[i];
             kept[i] = c = gradcodec::canonical(gradcodec::feedback(velocity[i], kept[i], s, 1, 1, 1));
         }
-        /* Outside the condition: all lanes of a warp take part. */
+        /* Outside the condition, because all lanes of a warp must take part. */
         gradcodec::store_bit(bits, i, n, gradcodec::sign(c), gradcodec::ORDER_BIG);
         sum.add(k, 0, __fmul_rn(c, c));
     }
@@ -51,8 +51,8 @@ __global__ void momentum(const float *gradient, float *velocity, float *kept, co
         sums[unit] = all;
 }
 
-/* The scale: the root of the mean square. Neighbours are added, then neighbours of those sums, until one is left, as
- * docs/NUMERICS.md prescribes. One block: there are 1024 times fewer sums than elements. */
+/* Computes the scale, the root of the mean square. Adds neighbours, then neighbouring sums, until one is left, as
+ * docs/NUMERICS.md prescribes. One thread block is enough: there are 1024 times fewer sums than elements. */
 __global__ void finish(double *sums, uint64_t units, uint64_t n, float *scale)
 {
     for (uint64_t distance = 1; distance < units; distance *= 2) {
@@ -64,7 +64,7 @@ __global__ void finish(double *sums, uint64_t units, uint64_t n, float *scale)
         *scale = gradcodec::canonical(static_cast<float>(sqrt(sums[0] / static_cast<double>(n))));
 }
 
-/* What was received, +scale or -scale, times -rate, is added to the weights. */
+/* Adds the received values, +scale or -scale, times -rate to the weights. */
 __global__ void descend(const unsigned char *bits, const float *scale, float rate, float *weight, uint64_t n)
 {
     const uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -87,7 +87,7 @@ static unsigned blocks(uint64_t elements, uint64_t of_a_block)
     return static_cast<unsigned>((elements + of_a_block - 1) / of_a_block);
 }
 
-/* Memory of the device, zeros at first; with its owner, and aligned as payloads have to be. */
+/* Allocates memory on the device, zero at first, with an owner and aligned as payloads must be. */
 static gradcodec::Tensor zeros(DLDataType dtype, int64_t n)
 {
     gradcodec::Tensor tensor = gradcodec::tensor_empty(gradcodec::cuda(0), dtype, {n});
@@ -103,7 +103,7 @@ static bool same(const void *one, const void *other, size_t bytes)
     return std::memcmp(ours.data(), theirs.data(), bytes) == 0;
 }
 
-/* Three steps of ours and of a codec, on one stream. Returns whether they are the same. */
+/* Runs three steps of these kernels and of a codec on one stream. Returns true if the results are identical. */
 static bool compare(uint64_t n, cudaStream_t stream)
 {
     const auto length = static_cast<int64_t>(n), bytes = gradcodec::chunk_bytes(length, 1);
@@ -138,7 +138,7 @@ static bool compare(uint64_t n, cudaStream_t stream)
             gradient.data<float>(), velocity.data<float>(), kept.data<float>(), scale.data<float>(),
             bits.data<uint8_t>(), sums.data<double>(), n);
         finish<<<1, THREADS, 0, stream>>>(sums.data<double>(), units, n, scale.data<float>());
-        /* Here bits and scale are sent, and those of others received. */
+        /* A program would send bits and scale here, and receive those of other ranks. */
         descend<<<blocks(n, THREADS), THREADS, 0, stream>>>(bits.data<uint8_t>(), scale.data<float>(), rate,
                                                             weight.data<float>(), n);
         must(cudaGetLastError());

@@ -1,4 +1,4 @@
-/* gradcodec.hpp: owners, views, exceptions. Truth and signs to bits and back; memory that lives as long as a tensor.
+/* gradcodec.hpp: owners, views, exceptions. Packs booleans and signs to bits; a tensor keeps its memory alive.
  *
  *   g++ -std=c++17 -Wall -Wextra -pedantic -Iinclude examples_cpp/raii.cpp -Ltarget/release -lgradcodec -o raii
  *   LD_LIBRARY_PATH=target/release ./raii */
@@ -23,7 +23,7 @@ int main()
 {
     using gradcodec::view;
 
-    /* 20 bits fill 3 bytes, so each of two chunks has 2. A view says the dtype by itself, from the pointer's type. */
+    /* 20 bits fill 3 bytes, so each of two chunks has 2. A view takes the dtype from the pointer's type. */
     const bool truth[20] = {1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0};
     const auto chunks = gradcodec::pack_chunks<2>(view(truth));
     hold("chunk 0 is 81 d0", chunks[0].data<uint8_t>()[0] == 0x81 && chunks[0].data<uint8_t>()[1] == 0xd0);
@@ -32,7 +32,7 @@ int main()
     const gradcodec::Tensor unpacked = gradcodec::unpack_chunks(chunks, 20);
     hold("unpacked it is what it was", std::equal(truth, truth + 20, unpacked.data<bool>()));
 
-    /* Signs, from and to memory of one's own: nothing is allocated. The gradient is read by columns. */
+    /* Packs and unpacks signs in the caller's memory, without allocations. The gradient is read by columns. */
     const float gradient[2][3] = {{1, -2, 0}, {-4, 5, -6}};
     uint8_t packed[1][1];
     gradcodec::pack_signs_into(view(&gradient[0][0], {3, 2}, {1, 3}), GC_BIT_ORDER_BIG, view(&packed[0][0], {1, 1}));
@@ -42,7 +42,7 @@ int main()
     gradcodec::unpack_chunks_into(view(&packed[0][0], {1, 1}), GC_BIT_ORDER_BIG, view(signs));
     hold("as doubles, too", signs == std::vector<double>{1, 0, 0, 1, 1, 0});
 
-    /* A refusal is an exception with a status and a sentence. */
+    /* An error is an exception with a status and a message. */
     try {
         gradcodec::pack_bits(view(&gradient[0][0], {6}));
         hold("floats are refused as booleans", false);
@@ -51,8 +51,8 @@ int main()
         hold("floats are refused as booleans", error.status() == GC_STATUS_UNSUPPORTED_DTYPE);
     }
 
-    /* A tensor that keeps a vector alive, handed to another library: release() gives the DLPack struct away, and that
-     * library calls its deleter. Here we are that library. */
+    /* Hands a tensor that keeps a vector alive to another library: release() gives away the DLPack struct, and that
+     * library calls its deleter. Here this program does. */
     auto mask = std::make_shared<std::vector<uint8_t>>(1000, uint8_t{1});
     const std::weak_ptr watched = mask;
     const uint8_t *memory = mask->data();

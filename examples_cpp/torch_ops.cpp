@@ -1,5 +1,5 @@
-/* gradcodec as operators of torch: torch.ops.gradcodec.pack_truth, pack_signs and unpack. For the CPU, for CUDA, and for
- * torch.compile, which asks the Meta kernels for shapes. Built by CMakeLists.txt or by torch_ops.py, which uses it. */
+/* Torch operators: torch.ops.gradcodec.pack_truth, pack_signs and unpack. For the CPU, CUDA, and torch.compile, which
+ * gets shapes from the Meta kernels. Built by CMakeLists.txt or by torch_ops.py, which also uses it. */
 
 #include <gradcodec/torch.hpp>
 
@@ -17,7 +17,7 @@ at::Tensor unpack(const at::Tensor &chunks, at::IntArrayRef shape, at::ScalarTyp
     return gradcodec::unpack_chunks(chunks, shape, dtype);
 }
 
-/* The shapes alone, also of tensors whose sizes are symbols: what gc_chunk_bytes() says, in SymInt. */
+/* Computes shapes only, also for symbolic sizes: the formula of gc_chunk_bytes(), in SymInt. */
 at::Tensor chunks_meta(const at::Tensor &x, c10::SymInt n_chunks)
 {
     TORCH_CHECK(n_chunks > 0, "n_chunks: at least 1 expected, got ", n_chunks);
@@ -33,7 +33,7 @@ at::Tensor unpack_meta(const at::Tensor &chunks, c10::SymIntArrayRef shape, at::
 
 TORCH_LIBRARY(gradcodec, m)
 {
-    /* The tag says that they have a Meta kernel, alias nothing and write to no argument. */
+    /* The tag states that the operators have a Meta kernel, alias nothing and write to no argument. */
     const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
     m.def("pack_truth(Tensor x, SymInt n_chunks=1) -> Tensor", tags);
     m.def("pack_signs(Tensor x, SymInt n_chunks=1) -> Tensor", tags);
@@ -47,7 +47,7 @@ TORCH_LIBRARY_IMPL(gradcodec, CPU, m)
     m.impl("unpack", &unpack);
 }
 
-/* The same functions: the library takes the device from the tensor. */
+/* Uses the same functions: the library takes the device from the tensor. */
 TORCH_LIBRARY_IMPL(gradcodec, CUDA, m)
 {
     m.impl("pack_truth", &pack_truth);

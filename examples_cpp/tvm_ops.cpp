@@ -1,6 +1,5 @@
-/* gradcodec as a module of tvm-ffi, which NumPy, PyTorch, CuPy and, inside of jit, JAX can call: one library for all.
- * tvm_ops.py builds and uses it. Tensors come as views of the caller's memory, and work goes to the stream that is
- * current there. */
+/* gradcodec as a module of tvm-ffi: NumPy, PyTorch, CuPy and, inside jit, JAX can call one library. tvm_ops.py builds
+ * and uses it. Tensors are views of the caller's memory, and work goes to the caller's current stream. */
 
 #include <gradcodec.h>
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# renew.sh TARGET...: packs into corpus/TARGET.tar.xz as few inputs as reach all edges that those of the archive and those
-# that run.sh has found reach. The same inputs give the same archive to the byte.
+# renew.sh TARGET...: packs into corpus/TARGET.tar.xz few inputs that cover all edges of the archive's inputs and of
+# those that run.sh has found. The same inputs give the same archive to the byte.
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -38,7 +38,7 @@ for target in $targets; do
     folder=../build/fuzz/$target
     cargo fuzz build "$target" >"$log" 2>&1 || { cat "$log"; echo "FAILED $target: it does not build"; exit 1; }
     for set in "${sets[@]}"; do
-        # Half a minute is a lot for an input, also on a machine that does other things.
+        # An input takes much less than half a minute, even on a busy machine.
         if ! GRADCODEC_CPU=$set cargo fuzz run "$target" "$folder/found" "$folder/corpus" -- \
             -max_total_time="$seconds" -timeout=30 -max_len=1024 -rss_limit_mb=4096 -print_final_stats=1 \
             >"$log" 2>&1; then

@@ -1,10 +1,10 @@
-"""The commands that a reader meets, and what runs each of them as it stands there.
+"""Checks that every command in the documentation is run by a test, or runs the commands of one group.
 
-    python3 tests/commands.py                               # whether the list below has all of them
-    python3 tests/commands.py GROUP LIBRARY_DIR WORK_DIR    # runs those of a group in WORK_DIR, a tree like this one
+    python3 tests/commands.py                               # checks that LIST below covers every command
+    python3 tests/commands.py GROUP LIBRARY_DIR WORK_DIR    # runs a group's commands in WORK_DIR, a copy of this tree
 
-A command stands in a ```sh block of a document, indented in a document or in a comment of an example, or in `backticks`
-in either or in a header. Those of one block, and those of adjacent lines of a comment, are one script.
+A command stands in a ```sh block of a document, indented in a document or comment, or in `backticks` in a document,
+comment or header. The lines of a block, and adjacent lines of a comment, form one script.
 """
 
 import fnmatch
@@ -17,12 +17,12 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# The first line that fits counts; `sh` says that it is a block. On the right:
-#   GROUP            the Makefile or a test calls this program with it, which takes the text from there and runs it
-#   by FILE          that test takes the text from there and runs it
-#   in FILE          that test has the same text, and runs it
-#   make             `.ci/run` or `.ci/nightly` makes it, as all or as a part of something
-#   exempt: REASON   nothing runs it
+# The first pattern that matches counts; `sh` marks a block. The right column names what runs the command:
+#   GROUP            the Makefile or a test runs the text from the document through this program
+#   by FILE          that test runs the text from the document
+#   in FILE          that test contains the same text and runs it
+#   make             `.ci/run` or `.ci/nightly` makes the target, directly or as a prerequisite
+#   exempt: REASON   nothing runs the command
 LIST = [
     ("README.md sh: *", "by tests/packaging/readme.sh"),
     ("docs/INSTALL.md sh: *", "by tests/packaging/readme.sh"),
@@ -31,7 +31,7 @@ LIST = [
     ("docs/START.md sh: *pip install *", "exempt: `make package` builds it; packaging/test_wheel.sh installs it elsewhere"),
     ("packaging/config.py: *", "in packaging/test_wheel.sh"),
     ("include/gradcodec.h: cc program.c -pthread $(pkg-config *", "in tests/packaging/readme.sh"),
-    # Makefile's targets.
+    # Targets of the Makefile.
     ("*: make test*", "make"),
     ("*: make gpu-*", "exempt: a GPU"),
     ("*: make multi-gpu*", "exempt: several GPUs; tests/multi_gpu is run with --device cpu"),
@@ -51,7 +51,7 @@ LIST = [
     ("*: python3 examples/python/cuda_graph.py", "exempt: two GPUs; test_examples.py of tests/frameworks runs it"),
     ("*: python -m gradcodec.torch build", "exempt: wants PyTorch; test_torch_native.py of tests/frameworks runs it"),
     ("*: python -m gradcodec", "exempt: test_client.py of tests/python runs it, with the library of the tests"),
-    # What people do who change it or release it.
+    # Commands for contributors and releases.
     ("CONTRIBUTING.md: cargo test --profile fast allocation", "exempt: a part of `make test-rust`"),
     ("CONTRIBUTING.md: GRADCODEC_LIBRARY=*", "exempt: a part of `make test-python`"),
     ("CONTRIBUTING.md: cargo clippy", "in .ci/run"),
@@ -84,7 +84,7 @@ LIST = [
     *((f"{program}: *", "mpi") for program in ("examples_c/mpi.c", "examples/python/mpi_allreduce.py")),
     ("examples_c/*: *", "examples"),
     ("examples/rust/*: *", "rust"),
-    # Those that want a framework: they compile what is in examples_cpp, or are a process a GPU.
+    # Examples that need a framework: they compile files of examples_cpp, or start a process per GPU.
     *((f"examples/python/{name}.py: *", "peers") for name in "ddp peers relu_mask torch_ops tvm_ops".split()),
     ("examples/python/*: *", "examples"),
     ("examples_cpp/CMakeLists.txt: *", "cmake"),
@@ -92,7 +92,7 @@ LIST = [
     ("examples_cpp/*: *", "examples_cpp"),
 ]
 
-# With what a line begins that is a command, apart from variables that are set for it.
+# Programs that a command line starts with, after any variable assignments.
 PROGRAMS = (
     "apt apt-get bash bindgen cargo cc cd clang cmake conda csc ctest curl docker dotnet dpkg export g++ gcc"
     " gfortran git go java javac julia ldconfig luajit make mcs mono mpicc mpicxx mpiexec mpirun ninja node npm"
@@ -101,11 +101,11 @@ PROGRAMS = (
 )
 WORD = r"(?:[\w./~$-]*/)?(?:" + "|".join(map(re.escape, PROGRAMS.split())) + r")|\.ci/\w+|\./[\w./-]+"
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S* +)*(?:{WORD})(?: +\S|$)")
-OF_A_SENTENCE = {*PROGRAMS.split()}  # alone between backticks: a name
+OF_A_SENTENCE = {*PROGRAMS.split()}  # a lone program name in backticks is not a command
 
 
 def documents():
-    """Those of the site, those that README.md names, and whatever has a comment that is read as one."""
+    """Returns the documents, and all files whose comments are searched for commands."""
     patterns = ["*.md", "docs/*.md", "kernels/*.md", "examples*/**/*", "python/**/*", "include/**/*.h*", "packaging/config.py"]
     paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     kinds = "md py c cpp cu h hpp cuh rs go java lua f90 cs txt toml mod".split()
@@ -113,7 +113,7 @@ def documents():
 
 
 def without_blocks(text):
-    """A document's lines outside of its fenced blocks; and its sh blocks."""
+    """Returns a document's lines outside of fenced blocks, and its sh blocks."""
     lines, blocks, block, language = [], [], [], None
     for line in text.split("\n"):
         fence = re.match(r"\s*```(\S*)", line)
@@ -130,7 +130,7 @@ def without_blocks(text):
 
 
 def comments(path, text):
-    """The lines of its comments without what makes them comments, of Python's the text at its top; others are empty."""
+    """Returns the text of comment lines, and empty lines for others; for Python, the module's docstring."""
     if path.suffix == ".py":
         top = re.match(r'(?:#!.*\n)?"""(.*?)"""', text, re.S)
         return top[1].split("\n") if top else []
@@ -139,7 +139,7 @@ def comments(path, text):
 
 
 def scripts(path, text):
-    """Pairs: where it stands, with a word for how, and a script."""
+    """Yields pairs: the path, followed by " sh" for a block, and the script."""
     where, document = path.as_posix(), path.suffix == ".md"
     lines, blocks = without_blocks(text) if document else (comments(path, text), [])
     yield from ((f"{where} sh", block) for block in blocks)
@@ -164,7 +164,7 @@ def all_scripts():
 
 
 def what_runs(where, script):
-    """The line of the list that fits: its pattern, and what runs the script; without one twice None."""
+    """Returns the first matching line of LIST, the pattern and what runs the script, or (None, None)."""
     fitting = (line for line in LIST if fnmatch.fnmatchcase(f"{where}: {script}", line[0]))
     return next(fitting, (None, None))
 
@@ -174,7 +174,7 @@ def read(name):
 
 
 def made_by_ci():
-    """Targets of the Makefile that .ci/run and .ci/nightly make, and what those want."""
+    """Returns the Makefile targets that .ci/run and .ci/nightly make, with their prerequisites."""
     makefile = read("Makefile")
     for name, words in re.findall(r"(?m)^((?:MORE_)?PARTS) = (.*)", makefile):
         makefile = makefile.replace(f"$({name})", words)
@@ -189,7 +189,7 @@ def made_by_ci():
 
 
 def wrong_with(where, script):
-    """What is wrong with the list for a script, or None."""
+    """Returns what is wrong with LIST for a script, or None."""
     _, by = what_runs(where, script)
     if by is None:
         return "nothing runs it, and it is not exempt"
@@ -213,7 +213,7 @@ def wrong_with(where, script):
 
 
 def faults():
-    """Of all commands; and lines of the list that no command needs."""
+    """Yields the faults of all commands, and the lines of LIST that match no command."""
     every = list(all_scripts())
     for where, script in every:
         why = wrong_with(where, script)
@@ -224,7 +224,7 @@ def faults():
 
 
 def tree(library, work):
-    """This tree by links, with that library where `make` would have put it, and a place for what is built."""
+    """Makes a tree of links to this one, with `library` where `make` puts it, and an empty build folder."""
     shutil.rmtree(work, ignore_errors=True)
     (work / "build").mkdir(parents=True)
     (work / "target").mkdir()
@@ -236,7 +236,7 @@ def tree(library, work):
 
 def run(group, library, work):
     tree(library, work)
-    # A python3 on the PATH is the one that runs this, and finds other programs of its environment.
+    # `python3` on the PATH is the interpreter that runs this program, and its environment provides other programs.
     environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     ran = 0
     for where, script in all_scripts():

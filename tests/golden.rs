@@ -1,5 +1,5 @@
-//! Replays tests/golden_codecs.txt, whose results are those of the model of docs/NUMERICS.md (tests/python/golden.py says what
-//! its lines are), on every instruction set of this processor, by one thread and by three.
+//! Replays tests/golden_codecs.txt, whose results come from the model of docs/NUMERICS.md, on every instruction set of
+//! this processor, with one thread and with three. tests/python/golden.py describes the file format.
 
 use std::{env, mem, process::Command, ptr, slice};
 
@@ -11,11 +11,11 @@ const UINT8: DLDataType = DLDataType { code: DLDataTypeCode::UINT, bits: 8, lane
 const UINT32: DLDataType = DLDataType { bits: 32, ..UINT8 };
 const INT32: DLDataType = DLDataType { code: DLDataTypeCode::INT, ..UINT32 };
 const FLOAT32: DLDataType = DLDataType { code: DLDataTypeCode::FLOAT, ..UINT32 };
-/// By the numbers that the file has for them.
+/// Dtypes, indexed by their numbers in the file.
 const DTYPES: [DLDataType; 3] =
     [FLOAT32, DLDataType { bits: 16, ..FLOAT32 }, DLDataType { code: DLDataTypeCode::BFLOAT, bits: 16, lanes: 1 }];
 
-/// One splitmix64 number of a stream.
+/// Returns number `index` of the splitmix64 stream `seed`.
 fn drawn(seed: u64, index: usize) -> u64 {
     let mut z = (seed << 32).wrapping_add(index as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -23,7 +23,7 @@ fn drawn(seed: u64, index: usize) -> u64 {
     z ^ z >> 31
 }
 
-/// Elements of a dtype between 2^-8 and 2^8; if wild, some of them are special.
+/// Returns elements between 2^-8 and 2^8 in magnitude; if `wild`, some of them are special values.
 fn elements(seed: u64, count: usize, dtype: DLDataType, wild: bool) -> Vec<u8> {
     let (width, mantissa) = (u32::from(dtype.bits), [23, 10, 7][DTYPES.iter().position(|&one| one == dtype).unwrap()]);
     let (sign, first) = (1u64 << (width - 1), (1u64 << (width - 2 - mantissa)) - 9);
@@ -48,7 +48,7 @@ fn elements(seed: u64, count: usize, dtype: DLDataType, wild: bool) -> Vec<u8> {
     (0..count).flat_map(|index| bits(index).to_le_bytes().into_iter().take(width as usize / 8)).collect()
 }
 
-/// The sum of all bytes, each plus one and times an odd number of its own.
+/// Returns the sum over all bytes of the byte plus one, times an odd number that depends on the index.
 fn digest(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -56,7 +56,7 @@ fn digest(bytes: &[u8]) -> u64 {
         .fold(0, |sum, (at, &byte)| sum.wrapping_add((u64::from(byte) + 1).wrapping_mul(drawn(0, at) | 1)))
 }
 
-/// A tensor with its memory, some bytes beyond an alignment of 16.
+/// Tensor with its memory, which starts `first` bytes after an address aligned to 16.
 struct Tensor {
     memory: Vec<u128>,
     first: usize,
@@ -83,12 +83,12 @@ impl Tensor {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         let size = self.size();
-        // SAFETY: the words have `first` and `size` bytes.
+        // SAFETY: `memory` has at least `first + size` bytes, and `self` is borrowed mutably.
         unsafe { slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast::<u8>().add(self.first), size) }
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the words have `first` and `size` bytes.
+        // SAFETY: `memory` has at least `first + size` bytes, and `self` is borrowed.
         unsafe { slice::from_raw_parts(self.memory.as_ptr().cast::<u8>().add(self.first), self.size()) }
     }
 
@@ -105,12 +105,12 @@ impl Tensor {
     }
 }
 
-/// A factor, or none.
+/// Returns a tensor with the factor, or None if `word` is not a number.
 fn factor(word: &str) -> Option<Tensor> {
     word.parse::<f32>().ok().map(|value| Tensor::of(FLOAT32, &[1], 0, &value.to_le_bytes()))
 }
 
-/// Calls with the views of these tensors, NULL for those that are missing.
+/// Calls `call` with pointers to views of the tensors, NULL for missing ones.
 fn with_views<R>(tensors: &mut [Option<Tensor>], call: impl FnOnce(&[*mut DLTensor]) -> R) -> R {
     let mut views: Vec<Option<DLTensor>> = tensors.iter_mut().map(|one| one.as_mut().map(Tensor::view)).collect();
     let pointers: Vec<*mut DLTensor> =
@@ -127,7 +127,7 @@ struct Case {
     server: Option<usize>,
     shard: usize,
     state_bytes: usize,
-    /// The newest first.
+    /// Payloads of all steps, the newest first.
     payloads: Vec<Vec<u8>>,
 }
 
@@ -139,7 +139,7 @@ impl Case {
     fn new(words: &[&str]) -> Self {
         let number = |at: usize| words[at].parse::<u32>().unwrap();
         let (sizes, raw): (Vec<i64>, Vec<u8>) = (list(words[10]), list(words[11]));
-        // SAFETY: zeros are a value of each field.
+        // SAFETY: zero is a valid value of each field.
         let mut options: gc_codec_options_t = unsafe { mem::zeroed() };
         options.struct_size = size_of::<gc_codec_options_t>() as u32;
         options.codec = number(0) as i32;
@@ -152,9 +152,9 @@ impl Case {
         (options.n_chunks, options.server) = (number(8) as usize, u64::from(number(9)));
         options.raw = if raw.is_empty() { ptr::null() } else { raw.as_ptr() };
         let mut codec = ptr::null_mut();
-        // SAFETY: options with their segments, and room for a pointer.
+        // SAFETY: `options` and its segments are valid, and `codec` has room for a pointer.
         assert_eq!(unsafe { gc_codec_create(&options, &mut codec) }, 0);
-        // SAFETY: a codec.
+        // SAFETY: `codec` was just created.
         let (payload, state) = unsafe { (gc_codec_payload_bytes(codec), gc_codec_state_bytes(codec)) };
         Self {
             codec,
@@ -185,14 +185,14 @@ impl Case {
         let n = self.segments.len();
         let status = with_views(&mut tensors, |views| {
             let values = views.as_ptr().cast();
-            // SAFETY: a codec, and tensors with their memory.
+            // SAFETY: the codec is live, and the views describe memory of `tensors`.
             unsafe { gc_codec_encode(self.codec, values, n, views[n], views[n + 1], views[n + 2], ptr::null_mut()) }
         });
         assert_eq!(status, 0);
         self.payloads.insert(0, tensors[n + 2].as_ref().unwrap().bytes().to_vec());
     }
 
-    /// The status, and the values.
+    /// Decodes the newest payload into tensors; returns the status and the values.
     fn decode(&mut self, words: &[&str], seed: u64) -> (gc_status_t, Vec<u8>) {
         let mut sent = self.payloads[0].clone();
         flip(&mut sent[(self.n_chunks - 1) * self.stride..], words[4]);
@@ -203,13 +203,13 @@ impl Case {
         let status = with_views(&mut tensors, |views| {
             let (divisor, mode) = (words[1].parse().unwrap(), words[3].parse().unwrap());
             let values = views.as_ptr();
-            // SAFETY: a codec, and tensors with their memory.
+            // SAFETY: the codec is live, and the views describe memory of `tensors`.
             unsafe { gc_codec_decode(self.codec, views[n], divisor, views[n + 1], mode, values, n, ptr::null_mut()) }
         });
         (status, tensors[..n].iter().flatten().flat_map(Tensor::bytes).copied().collect())
     }
 
-    /// The status, and the chunk that goes out.
+    /// Reduces the server's chunk of recent payloads; returns the status and the resulting chunk.
     fn reduce(&mut self, words: &[&str]) -> (gc_status_t, Vec<u8>) {
         let (count, server) = (words[0].parse::<usize>().unwrap(), self.server.unwrap());
         let chunk = |k: usize| &self.payloads[k % self.payloads.len()][server * self.stride..][..self.stride];
@@ -218,13 +218,13 @@ impl Case {
         let chunks = Tensor::of(UINT8, &[count, self.stride], 0, &chunks);
         let mut tensors = [Some(chunks), Some(Tensor::new(UINT8, &[self.stride], 0))];
         let status = with_views(&mut tensors, |views| {
-            // SAFETY: a codec, and tensors with their memory.
+            // SAFETY: the codec is live, and the views describe memory of `tensors`.
             unsafe { gc_codec_reduce(self.codec, server, views[0], views[1], ptr::null_mut()) }
         });
         (status, tensors[1].as_ref().unwrap().bytes().to_vec())
     }
 
-    /// The errors of the worker and, if there is a server, of its shard.
+    /// Returns tensors for the errors of the worker and, if there is a server, of its shard.
     fn errors(&self, seed: Option<u64>) -> [Option<Tensor>; 2] {
         let counts = [Some(self.segments.iter().sum()), self.server.map(|_| self.shard)];
         [0, 1].map(|k| {
@@ -239,44 +239,44 @@ impl Case {
     fn end(&mut self, words: &[&str]) {
         let (codec, stream) = (self.codec, ptr::null_mut());
         if words[0] == "rollback" {
-            // SAFETY: as above.
+            // SAFETY: the codec is live.
             assert_eq!(unsafe { gc_codec_rollback(codec, stream) }, 0);
         } else if let Some(skip) = words[0].strip_prefix("commit") {
             let mut skip = [Some(Tensor::of(INT32, &[1], 0, &skip.parse::<i32>().unwrap().to_le_bytes()))];
-            // SAFETY: as above.
+            // SAFETY: the codec is live, and the views describe live tensors.
             assert_eq!(with_views(&mut skip, |views| unsafe { gc_codec_commit(codec, views[0], stream) }), 0);
         }
         if words[1] == "reset" {
-            // SAFETY: as above.
+            // SAFETY: the codec is live.
             assert_eq!(unsafe { gc_codec_reset(codec, stream) }, 0);
         }
         if let Ok(seed) = words[2].parse() {
             let status = with_views(&mut self.errors(Some(seed)), |views| {
-                // SAFETY: as above.
+                // SAFETY: the codec is live, and the views describe live tensors.
                 unsafe { gc_codec_errors_in(codec, views[0], views[1], stream) }
             });
             assert_eq!(status, 0);
         }
     }
 
-    /// The bytes of flags, state and errors.
+    /// Returns the bytes of flags, state and errors.
     fn kept(&self) -> Vec<u8> {
         let (codec, stream) = (self.codec, ptr::null_mut());
         let flags = Some(Tensor::new(UINT32, &[1], 0));
         let mut tensors = vec![flags, Some(Tensor::new(UINT8, &[self.state_bytes], 0))];
         tensors.extend(self.errors(None));
         with_views(&mut tensors, |views| {
-            // SAFETY: as above.
+            // SAFETY: the codec is live, and the views describe live tensors.
             assert_eq!(unsafe { gc_codec_flags(codec, views[0], stream) }, 0);
-            // SAFETY: as above.
+            // SAFETY: the codec is live, and the views describe live tensors.
             assert_eq!(unsafe { gc_codec_state_out(codec, views[1], stream) }, 0);
-            // SAFETY: as above.
+            // SAFETY: the codec is live, and the views describe live tensors.
             assert_eq!(unsafe { gc_codec_errors_out(codec, views[2], views[3], stream) }, 0);
         });
         tensors.iter().flatten().flat_map(Tensor::bytes).copied().collect()
     }
 
-    /// Runs a step; what the file has behind it.
+    /// Runs a step and returns its results in the format of the file.
     fn step(&mut self, words: &[&str]) -> String {
         let seed = words[0].parse().unwrap();
         self.encode(seed, words[1] == "1", [words[2], words[3]]);
@@ -295,7 +295,7 @@ impl Case {
 
 impl Drop for Case {
     fn drop(&mut self) {
-        // SAFETY: a codec, which nothing uses any more.
+        // SAFETY: the codec is live, and nothing uses it afterwards.
         unsafe { gc_codec_free(self.codec) };
     }
 }
@@ -330,7 +330,7 @@ fn every_instruction_set_and_any_number_of_threads_gives_the_golden_results() {
         }
         return;
     }
-    // The set is chosen once in a process. A set that the processor lacks stands for the best one.
+    // A process selects its instruction set once. A set that the processor lacks falls back to the best one.
     for (set, threads) in [("portable", "3"), ("avx2", "3"), ("avx512", "1 3")] {
         let run = Command::new(env::current_exe().unwrap())
             .env("GRADCODEC_TEST_REPLAYS", threads)

@@ -1,5 +1,5 @@
-//! Allocations whose size comes from the caller: one that fails gives OUT_OF_MEMORY, hands nothing out and loses nothing. And
-//! what allocates nothing.
+//! Failing allocations whose size depends on the caller: the call returns OUT_OF_MEMORY, writes no output and leaks
+//! nothing. Also tests calls that must not allocate.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -12,21 +12,21 @@ use gradcodec::capi::*;
 
 const OUT_OF_MEMORY: gc_status_t = 10;
 
-/// No object of a fixed size is as large.
+/// Size in bytes that no allocation of a fixed size reaches.
 const LARGE: usize = 16 << 10;
 
-/// Counts what this thread has allocated, and fails the allocation whose turn it is.
+/// Counts the allocations of this thread, and fails the one selected by UNTIL_FAILURE.
 struct Failing;
 
 thread_local! {
-    /// Allocations of this size and more take turns.
+    /// Minimum size in bytes of the allocations that UNTIL_FAILURE counts.
     static FROM: Cell<usize> = const { Cell::new(LARGE) };
     static UNTIL_FAILURE: Cell<Option<u32>> = const { Cell::new(None) };
     static FAILURES: Cell<u32> = const { Cell::new(0) };
     static LIVE: Cell<i64> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator, which now and then is said to have no memory.
+// SAFETY: forwards to the system's allocator, or returns null, which an allocator may do at any time.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if let Some(left) = UNTIL_FAILURE.get()
@@ -39,13 +39,13 @@ unsafe impl GlobalAlloc for Failing {
             }
         }
         LIVE.set(LIVE.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a valid layout, as `alloc` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.set(LIVE.get() - 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: `memory` came from `System.alloc` with this layout, as the caller promises.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -55,7 +55,7 @@ static ALLOCATOR: Failing = Failing;
 
 const CPU: DLDevice = DLDevice { device_type: dlpark::ffi::DLDeviceType::CPU, device_id: 0 };
 
-/// Runs `call` with the allocation of this turn failing, among those of at least `from` bytes; tells whether one failed.
+/// Runs `call` and fails allocation number `turn` among those of at least `from` bytes; the bool is true if one failed.
 fn with_failure<T>(turn: u32, from: usize, call: impl FnOnce() -> T) -> (T, bool) {
     FROM.set(from);
     FAILURES.set(0);
@@ -65,13 +65,13 @@ fn with_failure<T>(turn: u32, from: usize, call: impl FnOnce() -> T) -> (T, bool
     (result, FAILURES.get() > 0)
 }
 
-/// Runs `call` with its first allocation failing, if it makes one.
+/// Runs `call` and fails its first allocation, if it makes one.
 fn without_memory<T>(call: impl FnOnce() -> T) -> (T, bool) {
     with_failure(0, 0, call)
 }
 
-/// Runs `make`, which hands objects out, with the first large allocation failing, then the second, until none fails: at
-/// least `least` of them.
+/// Runs `make`, which creates objects, and fails the first large allocation, then the second, until none fails. Expects
+/// at least `least` large allocations.
 fn with_every_large_failure<T>(
     what: &str, least: u32, outputs: usize, mut make: impl FnMut(*mut *mut T) -> gc_status_t,
     free: unsafe extern "C" fn(*mut T),
@@ -83,11 +83,11 @@ fn with_every_large_failure<T>(
         if failed {
             assert_eq!(status, OUT_OF_MEMORY, "{what}, allocation {turn}");
             assert!(out.iter().all(|&object| object == ptr::dangling_mut()), "{what}, allocation {turn}");
-            // SAFETY: the text ends with a NUL.
+            // SAFETY: the message ends with a NUL.
             assert!(!unsafe { CStr::from_ptr(gc_last_error()) }.is_empty());
         } else {
             assert_eq!(status, 0, "{what}");
-            // SAFETY: just made.
+            // SAFETY: `make` has just created the object, and nothing else uses it.
             out.iter().for_each(|&object| unsafe { free(object) });
         }
         assert_eq!(LIVE.get(), live, "{what}, allocation {turn} left something behind");
@@ -98,7 +98,7 @@ fn with_every_large_failure<T>(
     }
 }
 
-/// GC_CODEC_*.
+/// All values of GC_CODEC_*.
 const ALL_CODECS: std::ops::RangeInclusive<i32> = 1..=7;
 
 #[test]
@@ -108,7 +108,7 @@ fn allocations_of_the_callers_sizes_that_fail_are_errors() {
     let managed = |dl_tensor| DLManagedTensor { dl_tensor, manager_ctx: ptr::null_mut(), deleter: None };
     let (src, mut chunk) = (managed(bools.tensor()), managed(bytes.tensor()));
     let chunks = vec![&raw mut chunk; CHUNKS];
-    // SAFETY: tensors over memory that is there, and room for as many results as are asked for.
+    // SAFETY: the tensors describe live memory, and the outputs have room for all results.
     unsafe {
         with_every_large_failure(
             "gc_tensor_to_device",
@@ -128,13 +128,13 @@ fn allocations_of_the_callers_sizes_that_fail_are_errors() {
         );
     }
     let segments = vec![65i64; 20_000];
-    // SAFETY: zeros are a value of each field.
+    // SAFETY: zero is a valid value of each field.
     let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
     options.struct_size = size_of::<gc_codec_options_t>() as u32;
     options.nonfinite = 2;
     (options.segments, options.n_segments) = (segments.as_ptr(), segments.len());
     let mut comm = ptr::null_mut();
-    // SAFETY: good options, and room for pointers; what was made is released once.
+    // SAFETY: the options are valid, the outputs have room for a pointer, and each object is released once.
     unsafe {
         with_every_large_failure("gc_comm_group", 2, 5000, |out| gc_comm_group(5000, out), gc_comm_free);
         assert_eq!(gc_comm_group(1, &mut comm), 0);
@@ -161,7 +161,7 @@ fn allocations_of_the_callers_sizes_that_fail_are_errors() {
     }
 }
 
-/// Memory of a tensor, aligned to 16.
+/// Memory of a tensor, aligned to 16 bytes.
 struct Room {
     words: Vec<u128>,
     shape: Vec<i64>,
@@ -192,14 +192,14 @@ impl Room {
 fn a_run_of_an_allreduce_allocates_nothing() {
     let mut room = Room::new(2, 32, &[1000]);
     let mut values = room.tensor();
-    // SAFETY: zeros are a value of each field.
+    // SAFETY: zero is a valid value of each field.
     let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
     options.struct_size = size_of::<gc_codec_options_t>() as u32;
     options.n_elements = 1000;
     let (mut comm, mut allreduce) = (ptr::null_mut(), ptr::null_mut());
     for codec in ALL_CODECS {
         options.codec = codec;
-        // SAFETY: a communicator, good options and tensors; what was made is released once.
+        // SAFETY: communicator, options and tensors are valid, and each object is released once.
         unsafe {
             assert_eq!(gc_comm_group(1, &mut comm), 0);
             assert_eq!(gc_allreduce_create(comm, &options, &mut allreduce), 0);
@@ -219,9 +219,9 @@ fn no_call_on_a_codec_allocates() {
 
 fn no_call_allocates_on(kind: i32) {
     let (uint, float) = (1, 2);
-    // Enough for several threads. Outputs are compared two by two where they do not lie one behind the other.
+    // Large enough for several threads. Several outputs also exercise the check that outputs do not overlap.
     let (sizes, raw) = ([2 << 20, 0, 3, 1 << 20], [0, 0, 1, 0]);
-    // SAFETY: zeros are a value of each field.
+    // SAFETY: zero is a valid value of each field.
     let mut options: gc_codec_options_t = unsafe { std::mem::zeroed() };
     options.struct_size = size_of::<gc_codec_options_t>() as u32;
     (options.codec, options.nonfinite, options.server) = (kind, 2, 1);
@@ -232,9 +232,9 @@ fn no_call_allocates_on(kind: i32) {
     }
     let mut codec = ptr::null_mut();
     assert_eq!(gc_set_threads(4), 0);
-    // Counts the CPUs, for which the standard library allocates.
+    // Counts the CPUs first, because the standard library allocates for this.
     assert_eq!(gc_prepare(CPU), 0);
-    // SAFETY: good options, and the codec that they make.
+    // SAFETY: the options are valid, and the codec was just created from them.
     let (payload_bytes, state_bytes) = unsafe {
         assert_eq!(gc_codec_create(&options, &mut codec), 0);
         (gc_codec_payload_bytes(codec), gc_codec_state_bytes(codec))
@@ -256,7 +256,7 @@ fn no_call_allocates_on(kind: i32) {
     let results = of_values.each_mut().map(ptr::from_mut);
     let gradient = results.map(<*mut DLTensor>::cast_const);
     let (count, none, stream) = (sizes.len(), ptr::null(), ptr::null_mut());
-    // SAFETY: a codec, and tensors over memory that is there.
+    // SAFETY: the codec is live, and the tensors describe live memory.
     let calls: [(&str, &dyn Fn() -> gc_status_t); 12] = unsafe {
         [
             ("encode", &|| gc_codec_encode(codec, gradient.as_ptr(), count, none, none, payload, stream)),
@@ -274,15 +274,15 @@ fn no_call_allocates_on(kind: i32) {
         ]
     };
     for (name, call) in calls {
-        // Scales of segments, and errors, are not every codec's. What a refusal says takes memory.
+        // Not every codec has scales of segments, or errors. A failing call allocates its message.
         let refused = (name == "scales" && has_blocks) || (name == "errors_in" && kind == 2);
         let (status, asked) = without_memory(call);
         assert_eq!((status, asked && !refused), (i32::from(refused), false), "codec {kind}: gc_codec_{name}");
         if name == "encode" {
-            // SAFETY: as many bytes at either address.
+            // SAFETY: both addresses have `payload_bytes` bytes, in separate allocations.
             unsafe { ptr::copy_nonoverlapping((*payload).data, (*chunks).data, payload_bytes as usize) };
         }
     }
-    // SAFETY: nothing uses it any more.
+    // SAFETY: the codec is live, and nothing uses it afterwards.
     unsafe { gc_codec_free(codec) };
 }

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# parts.sh JOBS TARGET...: makes parts of the tests, JOBS of them side by side. One line says that a part starts and one that
-# it ended, with its seconds; its output follows. The last lines say what was not run, what failed and how many passed.
+# parts.sh JOBS TARGET...: makes parts of the tests, JOBS of them in parallel. A line marks a part's start, another its
+# end with its seconds; its output follows. The last lines list what was not run, what failed and how many passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
 shift
 log=build/tests/parts.log
 mkdir -p build/tests
-# The jobs of a `make -j` that has called this are not those of the tests.
+# Removes the jobs of a `make -j` that has called this script: the tests have their own number of jobs.
 MAKEFLAGS=$(sed -E 's/(^| )-j[0-9]*//; s/ ?--jobserver-[a-z]+=[^ ]*//' <<<"${MAKEFLAGS:-}")
 export MAKEFLAGS
 
 echo "$# parts of the tests, $jobs side by side: $*"
-# The library first, so that cargo's progress is shown. If it fails, the parts fail and are listed.
+# Makes the library first, so that cargo's progress is shown. If this fails, the parts fail and are listed.
 ${MAKE:-make} --no-print-directory test-library || :
-# $(begin) in the Makefile prints the start to descriptor 3 at once, and "== part NAME" with the part's own output, which
-# make holds back until the part has ended.
+# $(begin) in the Makefile prints the start to descriptor 3 at once. It prints "== part NAME" with the part's own
+# output, which make holds back until the part has ended.
 ended() {
     local line begin=build/tests/parts.begin.
     while IFS= read -r line; do
@@ -30,7 +30,7 @@ ended() {
 export PARTS_FD=3
 { ${MAKE:-make} --no-print-directory --keep-going --output-sync=target -j"$jobs" "$@" 2>&1 | ended; } 3>&1 | tee "$log"
 
-# make names what has failed, and then what it has not begun for that reason.
+# make lists failed targets first, then the targets that it did not start for that reason.
 failed=$(sed -nE "s/^make(\[[0-9]+\])?: \*\*\* \[([^]]*: )?([^] ]+)\].*/\3/p
     s/^make.*No rule to make target [\`']([^']*)'.*/\1/p" "$log" |
     sort -u)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# sanitize.sh: the Rust tests, the C tests, the examples and the kernels under AddressSanitizer, with leak
-# detection. With GRADCODEC_TESTS=all also C tests and examples under valgrind, on the library as it is shipped. Two programs
-# with a defect run first, and the sanitizer must report each of them: a run that finds nothing is no proof.
+# sanitize.sh: runs the Rust tests, the C tests, the examples and the kernels under AddressSanitizer, with leak
+# detection. With GRADCODEC_TESTS=all also runs C tests and examples under valgrind, with the shipped library. Programs
+# with a planted defect run first, and the sanitizer must report each: a run that finds nothing is no proof.
 #
-# Works in build/sanitize; the standard library is not rebuilt. The last line says how much passed.
+# Works in build/sanitize; the standard library is not rebuilt. The last line counts what passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ mkdir -p "$work/asan" "$work/plain" "$work/logs"
 
 passed=0 failed=0 skipped=0
 
-# step NAME COMMAND...: what it prints is shown when it fails
+# step NAME COMMAND...: runs a command, and prints its output if it fails
 step() {
     local name=$1 log=$work/logs/${1//[^a-zA-Z0-9]/_}
     shift
@@ -40,7 +40,7 @@ finish() {
     exit $((failed > 0))
 }
 
-# compile SOURCE PROGRAM LIBRARY_FOLDER FLAGS...: the loader's programs do without -lgradcodec, which is then left out
+# compile SOURCE PROGRAM LIBRARY_FOLDER FLAGS...: programs that use the loader are not linked with the library
 compile() {
     local source=$1 program=$2 folder=$3
     shift 3
@@ -48,14 +48,14 @@ compile() {
         -L"$folder" -Wl,--as-needed -lgradcodec -Wl,-rpath,"$folder" -pthread -lm -ldl
 }
 
-# arguments NAME: what a program needs on its command line
+# arguments NAME: prints a program's command-line arguments
 arguments() {
     case $1 in
     digits) echo examples_c/data/digits.bin ;;
     esac
 }
 
-# dies_of WORDS WHERE COMMAND...: it fails, and its report has these words and names this function
+# dies_of WORDS WHERE COMMAND...: checks that the command fails with a report that has WORDS and the function WHERE
 dies_of() {
     local words=$1 where=$2 report
     shift 2
@@ -64,8 +64,8 @@ dies_of() {
     grep -q "$words" <<<"$report" && grep -q "$where" <<<"$report"
 }
 
-# What runs in every round: all but the largest, which takes 9 GiB; the one that measures the stack, for a sanitizer
-# takes more of it; the one of floating-point environments, which valgrind has none of; and the one that wants an MPI.
+# Programs of every round. Left out: huge, which takes 9 GiB; stack, because a sanitizer uses more stack; environment,
+# because valgrind does not model floating-point environments; mpi, which needs an MPI.
 programs=()
 for source in tests/c/*.c examples_c/*.c; do
     case $source in
@@ -88,15 +88,15 @@ if [ "$(uname -m)" != x86_64 ]; then
     finish
 fi
 
-# A refused allocation returns NULL, as without the sanitizer. Gcc's runtime serves both sides: rustc links its own into
-# executables only, never into a shared library.
+# A failed allocation returns NULL, as without the sanitizer. gcc's runtime serves both the library and the programs:
+# rustc links its own into executables only, never into a shared library.
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 RUSTC_BOOTSTRAP=1
 instrumented=(env RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR="$work")
 step "build the library" "${instrumented[@]}" cargo build --profile fast --locked --lib --target $target || finish
 ln -sf libgradcodec.so "$asan/libgradcodec.so.0"
 export GRADCODEC_LIBRARY=$asan/libgradcodec.so.0
 
-# A descriptor that promises twice the memory that there is.
+# Planted defect: a tensor that claims twice its memory.
 cat >"$work/overflow.c" <<'EOF'
 #include <gradcodec.h>
 #include <stdlib.h>
@@ -116,7 +116,7 @@ int main(void) {
     return status;
 }
 EOF
-# Tensors that nobody releases: several, for the address of the last one may still stand on the stack or in a register.
+# Planted defect: leaked tensors. Several, because the last address may still be on the stack or in a register.
 cat >"$work/leak.c" <<'EOF'
 #include <gradcodec.h>
 int main(void) {
@@ -132,7 +132,7 @@ int main(void) {
     return status;
 }
 EOF
-# Work for several threads, which are still there when the program ends.
+# Work for several threads, which still exist when the program ends.
 cat >"$work/pool.c" <<'EOF'
 #include <gradcodec.h>
 #include <stdlib.h>
@@ -157,7 +157,7 @@ EOF
 for name in overflow leak pool; do
     step "compile $name" compile "$work/$name.c" "$work/asan/$name" "$asan" -fsanitize=address -fno-omit-frame-pointer
 done
-# On every instruction set: masked loads, too, must be seen.
+# Runs on every instruction set, because masked loads must be checked, too.
 for set in portable avx2 avx512; do
     if [ $set != portable ] && ! grep -qw "${set/avx512/avx512bw}" /proc/cpuinfo; then
         skip "$set" "this processor does not have it"
@@ -169,7 +169,7 @@ done
 step "threads at the end" "$work/asan/pool"
 step "a leak is found" dies_of "LeakSanitizer: detected memory leaks" "gc_tensor_empty" "$work/asan/leak"
 
-# The test that takes all memory away takes it from the sanitizer too.
+# Skips the test that uses up all memory, which would leave none for the sanitizer.
 step "the Rust tests" "${instrumented[@]}" cargo test --profile fast --locked --lib --test out_of_memory --test golden --target $target -- \
     --skip without_threads_the_caller_does_it_all
 for source in "${programs[@]}"; do
@@ -180,8 +180,8 @@ for source in "${programs[@]}"; do
     step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" $(arguments "$name")
 done
 
-# The kernels, lane by lane on a driver whose allocations end where they should. The first program passes a gradient with less
-# memory than it has elements, which must be found. Python itself leaves memory behind.
+# Runs the kernels lane by lane on a driver with allocations of exact size. The first program passes a gradient with
+# fewer elements than its shape; the sanitizer must report it. Leak detection is off, because Python itself leaks.
 cat >"$work/short.py" <<'EOF'
 import driver
 assert driver.device_count()  # initializes the driver
@@ -212,7 +212,7 @@ if [ -x build/venv/bin/python ]; then
         tests/spec/test_codec.py -k "(block_codecs or random) and cuda"
     step "kernels of bits, signs and copies" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
         tests/spec/test_parity.py tests/spec/test_copies.py -k "any_layout or ((nothing_else or vote_signs) and cuda)"
-    for set in portable avx2 avx512; do # the best one stands for a set that the processor lacks
+    for set in portable avx2 avx512; do # a set that the processor lacks falls back to the best one
         step "bits and signs on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/spec/test_parity.py -k "(nothing_else or vote_signs) and cpu"
         step "large results on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
@@ -239,8 +239,8 @@ cp target/release/libgradcodec.so "$work/plain/libgradcodec.so.0"
 ln -sf libgradcodec.so.0 "$work/plain/libgradcodec.so"
 export GRADCODEC_LIBRARY=$work/plain/libgradcodec.so.0
 
-# The library's threads live until the process ends, and with them what glibc allocates for a thread. There
-# is a pointer to its middle only, and valgrind calls that possibly lost. Nothing else is suppressed.
+# The library's threads, and glibc's memory of a thread, live until the process ends. Only a pointer into the middle of
+# that memory remains, which valgrind calls possibly lost. Nothing else is suppressed.
 cat >"$work/valgrind.supp" <<'EOF'
 {
    thread-local storage of threads that are still there at the end
@@ -253,7 +253,7 @@ cat >"$work/valgrind.supp" <<'EOF'
    fun:pthread_create*
 }
 EOF
-# Valgrind runs one thread at a time. Unless they take turns one may keep the others waiting, and fork.c runs out of time.
+# Valgrind runs one thread at a time. Without fair scheduling a thread may starve the others, and fork.c times out.
 memcheck=(valgrind --quiet --fair-sched=yes --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect,possible
     --errors-for-leak-kinds=definite,indirect,possible --suppressions="$work/valgrind.supp" --num-callers=30)
 
@@ -266,7 +266,7 @@ step "a leak is found, valgrind" dies_of "definitely lost" "gc_tensor_empty" "${
 step "threads at the end, valgrind" "${memcheck[@]}" "$work/plain/pool"
 for source in "${programs[@]}"; do
     name=$(basename "$source" .c)
-    # They train networks: minutes on an emulated processor, and no call that others do not make.
+    # These train networks: minutes on an emulated processor, and no calls that other programs lack.
     case $name in digits | feedback) continue ;; esac
     step "compile $source, plain" compile "$source" "$work/plain/$name" "$work/plain" || continue
     # shellcheck disable=SC2046 # arguments are words

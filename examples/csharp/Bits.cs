@@ -1,9 +1,9 @@
-// A mask and the signs of a gradient to bits and back, by P/Invoke.
+// Packs a mask and the signs of a gradient to bits and unpacks them, by P/Invoke.
 //
 //     mcs examples/csharp/Bits.cs -out:Bits.exe && mono Bits.exe
 //
-// or as the Program.cs of a .NET console project. An array is pinned while a tensor describes it, because the collector
-// would move it. gc_last_error() is read on the thread that has called: no await may come between the two.
+// or as the Program.cs of a .NET console project. An array is pinned while a tensor describes it, because the garbage
+// collector may move it. gc_last_error() must be read on the calling thread: no await between the two.
 using System;
 using System.Linq;
 using System.Runtime.InteropServices;
@@ -45,7 +45,7 @@ static class GradCodec
         ref DLTensor src, IntPtr scales, int order, ref DLTensor dst, IntPtr stream);
     [DllImport(Library)] public static extern void gc_tensor_free(IntPtr tensor);
 
-    // Every failure is an exception with the library's sentence.
+    // Throws an exception with the library's message if a call failed.
     public static void Check(int status)
     {
         if (status != 0)
@@ -53,7 +53,7 @@ static class GradCodec
     }
 }
 
-// An array as a tensor of the CPU, pinned until it is disposed of.
+// Describes an array as a CPU tensor; the array is pinned until Dispose.
 sealed class View : IDisposable
 {
     readonly GCHandle data, shape;
@@ -76,7 +76,7 @@ static class Bits
 {
     static readonly UIntPtr Chunks = (UIntPtr)4;
 
-    // The bytes of a tensor of the library, copied; and the tensor is released.
+    // Copies the bytes of a library tensor, and releases the tensor.
     static byte[] Take(IntPtr tensor)
     {
         var managed = Marshal.PtrToStructure<GradCodec.DLManagedTensor>(tensor);
@@ -107,7 +107,7 @@ static class Bits
         byte[][] bytes = chunks.Select(Take).ToArray();
         Hold($"a chunk has {bytes[0].Length} bytes, the first is 0x{bytes[0][0]:x2}", bytes[0][0] == 0x92);
 
-        // The functions `_into` write to arrays that are there. A sign is 1 for positive numbers and zeros.
+        // The functions `_into` write to existing arrays. A sign is 1 for positive numbers and zeros.
         float[] gradient = mask.Select((_, k) => (float)Math.Sin(k)).ToArray(), signs = new float[gradient.Length];
         long chunkBytes = GradCodec.gc_chunk_bytes(gradient.Length, Chunks);
         using (var source = new View(gradient, GradCodec.Float, 32, gradient.Length))

@@ -1,9 +1,9 @@
-! A mask and the signs of a gradient to bits and back.
+! Packs a mask and the signs of a gradient to bits and unpacks them.
 !
 !   gfortran examples/fortran/gradcodec.f90 examples/fortran/bits.f90 -o bits -lgradcodec
 !   ./bits
 !
-! Fortran's first index runs fastest, DLPack's last one does: the shape is given in reverse, or else with strides.
+! Fortran's first index is contiguous, in DLPack it is the last one: pass the shape in reverse, or with strides.
 program bits
     use gradcodec
     implicit none
@@ -39,9 +39,9 @@ program bits
         call gc_tensor_free(out(k))
     end do
 
-    ! The functions `_into` write to memory that is there. A sign is 1 for positive numbers and zeros.
+    ! The functions `_into` write to existing memory. A sign is 1 for positive numbers and zeros.
     gradient = [(sin(real(k, c_float)), k = 0, n - 1)]
-    allocate (packed(gc_chunk_bytes(n, n_chunks), n_chunks)) ! a column is a chunk
+    allocate (packed(gc_chunk_bytes(n, n_chunks), n_chunks)) ! each column is a chunk
     packed_shape = [int(n_chunks, c_int64_t), gc_chunk_bytes(n, n_chunks)]
     values = tensor(c_loc(gradient), kDLFloat, 32, shape)
     chunks = tensor(c_loc(packed), kDLUInt, 8, packed_shape)
@@ -57,7 +57,7 @@ program bits
 
 contains
 
-    ! Memory as a tensor: good while it and the shape are.
+    ! Describes memory as a tensor, which is valid while the memory and the shape are.
     type(DLTensor) function tensor(data, code, width, shape)
         type(c_ptr), intent(in) :: data
         integer(c_int8_t), intent(in) :: code

@@ -1,5 +1,5 @@
 ! The part of gradcodec.h that bits.f90 uses, for iso_c_binding: DLPack's structs and functions for bits, signs and
-! tensors. What they do is said there; further functions are declared likewise.
+! tensors. gradcodec.h documents them; other functions are declared in the same way.
 module gradcodec
     use, intrinsic :: iso_c_binding
     implicit none
@@ -60,7 +60,7 @@ module gradcodec
         function gc_unpack_signs_into(src, scales, order, dst, stream) bind(c)
             import DLTensor, c_int32_t, c_ptr
             type(DLTensor), intent(in) :: src
-            type(DLTensor), intent(in), optional :: scales ! NULL when it is left out
+            type(DLTensor), intent(in), optional :: scales ! NULL if omitted
             integer(c_int32_t), value :: order
             type(DLTensor), intent(inout) :: dst
             type(c_ptr), value :: stream
@@ -74,7 +74,7 @@ module gradcodec
 
 contains
 
-    ! The sentence of this thread's last failure.
+    ! Returns the message of this thread's last failure.
     function last_error() result(sentence)
         character(:), allocatable :: sentence
         character(c_char), pointer :: letters(:)

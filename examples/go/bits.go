@@ -1,11 +1,11 @@
-// A mask and the signs of a gradient to bits and back, by cgo.
+// Packs a mask and the signs of a gradient to bits and unpacks them, by cgo.
 //
 //	export CGO_CFLAGS=$(pkg-config --cflags gradcodec) CGO_LDFLAGS=$(pkg-config --libs gradcodec)
 //	go run examples/go/bits.go
 //
-// cgo lets no Go pointer stand in what C is given, so a DLTensor of Go's cannot describe a slice. Tensors are made by
-// the library here, in memory of C's, which Go reads and writes as a slice. (Go 1.21's runtime.Pinner keeps a slice of
-// your own in place: then gc_tensor_from_pointer makes a tensor of it, without a copy.)
+// cgo forbids Go pointers in memory that is passed to C, so a DLTensor of Go cannot describe a slice. Here the library
+// allocates tensors in C memory, which Go reads and writes as slices. (Go 1.21's runtime.Pinner pins a slice of your
+// own: then gc_tensor_from_pointer makes a tensor of it, without a copy.)
 package main
 
 // #include <gradcodec.h>
@@ -30,7 +30,7 @@ var (
 	float32s = C.DLDataType{code: C.kDLFloat, bits: 32, lanes: 1}
 )
 
-// Tensor is a tensor of the library, to be closed.
+// Tensor is a tensor of the library. The caller must close it.
 type Tensor struct{ managed *C.DLManagedTensor }
 
 // Close releases the tensor, and with it the memory of its slices.
@@ -38,11 +38,11 @@ func (t Tensor) Close() { C.gc_tensor_free(t.managed) }
 
 func (t Tensor) view() *C.DLTensor { return &t.managed.dl_tensor }
 
-// slice is the memory of a contiguous tensor of n elements of that type.
+// slice returns the memory of a contiguous tensor of n elements of type T.
 func slice[T any](t Tensor, n int) []T { return unsafe.Slice((*T)(t.view().data), n) }
 
-// call turns a failure into an error with the library's sentence. The sentence is the thread's, and a goroutine may
-// continue on another thread after any call: so it is locked to one.
+// call turns a failure into an error with the library's message. The message is thread-local, and a goroutine may move
+// to another thread after any call, so call locks it to its thread.
 func call(function func() C.gc_status_t) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -52,7 +52,7 @@ func call(function func() C.gc_status_t) error {
 	return nil
 }
 
-// empty makes a tensor, whose elements are to be written.
+// empty makes a tensor with undefined elements.
 func empty(dtype C.DLDataType, shape ...C.int64_t) (t Tensor, err error) {
 	err = call(func() C.gc_status_t {
 		return C.gc_tensor_empty(cpu, dtype, C.int32_t(len(shape)), &shape[0], &t.managed)
@@ -97,7 +97,7 @@ func maskThereAndBack() error {
 	return nil
 }
 
-// The functions `_into` write to tensors that are there.
+// The functions `_into` write to existing tensors.
 func signsThereAndBack() error {
 	gradient, err := empty(float32s, n)
 	if err != nil {

@@ -17,12 +17,12 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 import static java.lang.foreign.ValueLayout.JAVA_SHORT;
 
 /**
- * A mask and the signs of a gradient to bits and back, through Java's foreign function and memory interface (Java 22):
+ * Packs and unpacks a mask and the signs of a gradient, by Java's foreign function and memory interface (Java 22):
  *
  *     java --enable-native-access=ALL-UNNAMED examples/java/Bits.java
  *
- * gc_last_error() has the failure of the thread that called. Failure and sentence are fetched one after the other here,
- * between which a virtual thread would have to stay on its carrier: call from a platform thread.
+ * gc_last_error() returns the failure of the calling thread. The failure and its message are fetched in two calls, and
+ * a virtual thread might change its carrier thread in between: call from a platform thread.
  */
 public final class Bits {
     private static final int CPU = 1, UINT = 1, FLOAT = 2, BOOL = 6, BIG = 0; // kDLCPU and so on, GC_BIT_ORDER_BIG
@@ -55,7 +55,7 @@ public final class Bits {
         return Linker.nativeLinker().downcallHandle(library.findOrThrow(name), type);
     }
 
-    /** Every failure is an exception with the library's sentence. */
+    /** Turns a failure into an exception with the library's message. */
     private void check(int status) throws Throwable {
         if (status != 0) {
             MemorySegment sentence = (MemorySegment) lastError.invokeExact();
@@ -63,7 +63,7 @@ public final class Bits {
         }
     }
 
-    /** Memory of an arena as a tensor: a DLManagedTensor, which begins with the DLTensor of `_into` functions. */
+    /** Describes memory of an arena as a DLManagedTensor, which begins with the DLTensor that `_into` functions use. */
     private static MemorySegment tensor(Arena arena, MemorySegment data, int code, int bits, long... shape) {
         MemorySegment tensor = arena.allocate(DL_MANAGED_TENSOR); // zeros: no strides, no offset, no deleter
         tensor.set(ADDRESS, 0, data);
@@ -76,7 +76,7 @@ public final class Bits {
         return tensor;
     }
 
-    /** A tensor of the library; the arena releases it when it closes. */
+    /** Returns a tensor of the library, which the arena releases when it closes. */
     private MemorySegment owned(Arena arena, MemorySegment pointer) {
         return pointer.reinterpret(DL_MANAGED_TENSOR.byteSize(), arena, tensor -> {
             try {
@@ -119,7 +119,7 @@ public final class Bits {
             long chunkBytes = (long) this.chunkBytes.invokeExact((long) n, (long) chunks);
             MemorySegment source = tensor(arena, gradient, FLOAT, 32, n);
             MemorySegment packed = tensor(arena, arena.allocate(chunks * chunkBytes), UINT, 8, chunks, chunkBytes);
-            MemorySegment none = MemorySegment.NULL; // no scales; and no stream, which the CPU does not have
+            MemorySegment none = MemorySegment.NULL; // no scales; no stream on the CPU
             check((int) packSignsInto.invokeExact(source, BIG, packed, none));
             check((int) unpackSignsInto.invokeExact(packed, none, BIG, tensor(arena, signs, FLOAT, 32, n), none));
             for (int k = 0; k < n; k++)

@@ -1,9 +1,9 @@
--- GradCodec from LuaJIT: no declaration is written here, gradcodec.cdef.h has them all.
+-- GradCodec from LuaJIT: all declarations come from gradcodec.cdef.h.
 --
 --     luajit examples/lua/bits.lua
 --
--- It loads the libgradcodec.so.0 that is installed, or the file that GRADCODEC_LIBRARY names, and reads the declarations
--- in ../../include or in the folder that is its argument.
+-- Loads the installed libgradcodec.so.0, or the file GRADCODEC_LIBRARY, and reads the declarations in ../../include or
+-- in the folder passed as argument.
 
 local ffi = require("ffi")
 
@@ -11,20 +11,20 @@ local include = arg[1] or arg[0]:gsub("[^/]*$", "") .. "../../include"
 ffi.cdef(assert(io.open(include .. "/gradcodec.cdef.h")):read("*a"))
 local lib = ffi.load(os.getenv("GRADCODEC_LIBRARY") or "libgradcodec.so.0")
 
--- Every failure has a sentence, which says what was wrong: here it is a Lua error.
+-- Raises a Lua error with the library's message if a call failed.
 local function check(status)
     if status ~= lib.GC_STATUS_OK then error(ffi.string(lib.gc_last_error()), 2) end
 end
 
--- Memory as a tensor. LuaJIT frees what no variable names any more, so the view comes with all that it points to: keep
--- it in a variable until the call is over.
+-- Describes memory as a tensor. LuaJIT frees what no variable references, so the result also holds what the tensor
+-- points to: keep it in a variable until the call has returned.
 local function view(memory, code, bits, ...)
     local shape = ffi.new("int64_t[?]", select("#", ...), ...)
     local tensor = ffi.new("DLTensor", { memory, { lib.kDLCPU, 0 }, select("#", ...), { code, bits, 1 }, shape })
     return { tensor = tensor, memory = memory, shape = shape }
 end
 
--- The functions that make new tensors: ffi.gc releases what they give with the variable that has it.
+-- Packs into new tensors; ffi.gc releases each with its variable.
 local function pack_chunks(source, n_chunks)
     local out = ffi.new("DLManagedTensor *[?]", n_chunks)
     check(lib.gc_pack_chunks(ffi.new("DLManagedTensor", { source.tensor }), n_chunks, out))
@@ -54,7 +54,7 @@ local truth = ffi.cast("bool *", back.dl_tensor.data)
 for k = 0, N - 1 do assert(truth[k] == mask[k]) end
 print("unpacked, as they were: true")
 
--- The functions `_into` write to memory of ours. A sign is 1 for positive numbers and zeros.
+-- The functions `_into` write to this program's memory. A sign is 1 for positive numbers and zeros.
 local chunk_bytes = tonumber(lib.gc_chunk_bytes(N, CHUNKS))
 local packed = view(ffi.new("uint8_t[?]", CHUNKS * chunk_bytes), lib.kDLUInt, 8, CHUNKS, chunk_bytes)
 local source, signs = view(gradient, lib.kDLFloat, 32, N), view(ffi.new("float[?]", N), lib.kDLFloat, 32, N)

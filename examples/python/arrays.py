@@ -1,9 +1,9 @@
-"""Arrays from NumPy to CuPy to PyTorch and back: CuPy's asarray() and asnumpy() and everybody's astype(), with their cost.
+"""Converts arrays between NumPy, CuPy and PyTorch: CuPy's asarray() and asnumpy(), and astype(), with their cost.
 
     PYTHONPATH=python python3 examples/python/arrays.py
 
-Between frameworks on one device nothing is copied; between devices, layouts and dtypes it is one pass. Without a GPU the
-same is shown on the CPU.
+Between frameworks on one device nothing is copied; between devices, layouts and dtypes one pass copies the data.
+Without a GPU, only the CPU part runs.
 """
 
 import time
@@ -13,7 +13,7 @@ from gradcodec import CPU, CUDA, GradCodec
 
 
 def asarray(gradcodec, array, xp, device):
-    """A compact copy on a device, complete when it comes; its memory is the library's, and goes with the array."""
+    """Returns a compact copy on a device, complete on return. The library's memory is freed with the array."""
     return xp.from_dlpack(gradcodec.tensor_to_device(array, device))
 
 
@@ -22,13 +22,13 @@ def asnumpy(gradcodec, array):
 
 
 def astype(gradcodec, array, like, stream=1):
-    """Cast into memory of a framework's own, of the dtype, layout and device of `like`."""
+    """Casts into memory of a framework, with the dtype, layout and device of `like`."""
     gradcodec.copy_into(array, like, stream)
     return like
 
 
 def cost(what, n_bytes, work, wait=lambda: None):
-    """Does it some times and says what the best took: `n_bytes` are read and written."""
+    """Runs `work` five times and prints the shortest time; `n_bytes`: bytes read and written."""
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -47,7 +47,7 @@ def on_the_cpu(gradcodec, array):
     cost("numpy: astype float32 to float16", array.nbytes + half.nbytes, lambda: astype(gradcodec, array, half))
     assert np.array_equal(half, array.astype(np.float16))
 
-    # To integers NumPy leaves undefined what does not fit: here it is the greatest, and NaN is 0.
+    # NumPy leaves casts to integers undefined for values out of range; here they saturate, and NaN becomes 0.
     numbers = np.array([1.9, -1.9, 1e10, -np.inf, np.nan], np.float32)
     whole = astype(gradcodec, numbers, np.empty(5, np.int32))
     print(f"numpy: astype float32 to int32: {numbers.tolist()} are {whole.tolist()}")

@@ -1,10 +1,10 @@
-"""Adam on a small model, with gradients that travel as 8-bit integers, and what that changes.
+"""Adam on a small model, with gradients sent as 8-bit integers.
 
     PYTHONPATH=python python3 examples/python/block_codecs.py
 
-A network of two layers learns a function of eight numbers. Each step its gradients go through a codec, as they would to
-another rank: the matrices in blocks of INT8, the biases as they are. It prints how far that is off, what is sent, and the
-loss in the end beside those of float32, MXFP8, and INT4 with errors.
+A network of two layers learns a function of eight numbers. Each step its gradients pass through a codec, as if sent to
+another rank: the matrices in blocks of INT8, the biases unchanged. Prints the error, the bytes sent, and the final loss
+beside those of float32, MXFP8, and INT4 with error feedback.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ STEPS, RATE = 400, 0.01
 
 
 def gradients(model, x, y):
-    """The loss, and its gradients by name."""
+    """Returns the loss, and its gradients by name."""
     hidden = np.tanh(x @ model["w1"] + model["b1"])
     off = hidden @ model["w2"] + model["b2"] - y
     back = off @ model["w2"].T * (1 - hidden**2) * (2 / len(x))
@@ -24,12 +24,12 @@ def gradients(model, x, y):
 
 
 class Wire:
-    """What a gradient becomes on the way to another rank. `kind` None: nothing."""
+    """Encodes and decodes a gradient, as if sent to another rank; does nothing if `kind` is None."""
 
     def __init__(self, gradcodec, kind, error):
         self.codec = None
         if kind is not None:
-            # Biases are small, and matter: they travel as float32.
+            # Biases are small but important, so they are sent as float32.
             raw = [len(shape) == 1 for shape in SHAPES.values()]
             sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
             self.codec = gradcodec.codec(kind, sizes, error=error, raw=raw)
@@ -45,7 +45,7 @@ class Wire:
 
 
 def train(send):
-    """The loss at the end, by Adam."""
+    """Trains with Adam; returns the final loss."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((512, 8)).astype(np.float32)
     y = np.sin(x.sum(axis=1, keepdims=True)) + x[:, :1] * x[:, 1:2]

@@ -1,9 +1,9 @@
-"""GradCodec from Python through cffi: no declaration is written here, gradcodec.cdef.h has them all.
+"""GradCodec from Python through cffi: all declarations come from gradcodec.cdef.h.
 
     python3 examples/python/cffi_bits.py
 
-loads the libgradcodec.so.0 that is installed, or the file that GRADCODEC_LIBRARY names, and reads gradcodec.cdef.h in
-the folder that GRADCODEC_INCLUDE names, or else in ../../include. Wants cffi and NumPy.
+loads the installed libgradcodec.so.0, or the file GRADCODEC_LIBRARY, and reads gradcodec.cdef.h in the folder
+GRADCODEC_INCLUDE, or else in ../../include. Needs cffi and NumPy.
 """
 
 import os
@@ -21,9 +21,9 @@ DTYPE_CODES = {"b": lib.kDLBool, "i": lib.kDLInt, "u": lib.kDLUInt, "f": lib.kDL
 
 
 class View:
-    """A C-contiguous array as the library sees it: its own memory, nothing is copied.
+    """Describes a C-contiguous array for the library, without a copy.
 
-    Who holds this holds all that `tensor` points to: cffi frees what no variable names any more.
+    This object keeps everything alive that `tensor` points to: cffi frees what no variable references.
     """
 
     def __init__(self, array, writable=False):
@@ -40,7 +40,7 @@ def check(status):
 
 
 def pack_chunks(array, n_chunks, order=lib.GC_BIT_ORDER_BIG):
-    """Truth to bits, in `n_chunks` rows; of floats the signs."""
+    """Packs truth to bits, in `n_chunks` rows; packs the signs of floats."""
     packed = np.empty((n_chunks, lib.gc_chunk_bytes(array.size, n_chunks)), np.uint8)
     source, target = View(array), View(packed, writable=True)
     pack = lib.gc_pack_signs_into if array.dtype.kind == "f" else lib.gc_pack_chunks_into

@@ -1,4 +1,4 @@
-"""A payload is a format: this reads one with NumPy alone, as docs/NUMERICS.md says it, and compares with the library.
+"""Reads payloads with NumPy alone, by the format in docs/NUMERICS.md, and compares with the library.
 
     PYTHONPATH=python python3 examples/python/codec_numpy.py
 """
@@ -10,13 +10,13 @@ from gradcodec import ONEBIT, GradCodec
 
 
 def read(payload, sizes):
-    """The tensors that a payload of ONEBIT or SIGN stands for, as float32."""
+    """Returns the tensors that a payload of ONEBIT or SIGN encodes, as float32."""
     names = "magic version codec values results rule reduction block n_chunks chunk segments flags elements bytes digest"
     digest = 0xCBF29CE484222325
     for byte in np.asarray(sizes, "<i8").tobytes():
         digest = (digest ^ byte) * 0x100000001B3 % 2**64
 
-    bits, scales = [], []  # of all chunks
+    bits, scales = [], []  # over all chunks
     n_chunks = struct.unpack_from("<I", payload, 16)[0]
     for number, chunk in enumerate(np.split(payload, n_chunks)):
         field = dict(zip(names.split(), struct.unpack_from("<4sHHBBBBIIIIIQQQ", chunk)))
@@ -31,7 +31,7 @@ def read(payload, sizes):
     tensors, begin = [], 0
     bits, chunk_of = np.concatenate(bits), np.repeat(np.arange(n_chunks), [part.size for part in bits])
     for segment, size in enumerate(sizes):
-        end = begin + (size + 7) // 8  # each tensor begins with a byte of its own
+        end = begin + (size + 7) // 8  # each tensor begins at a new byte
         sign = np.unpackbits(bits[begin:end])[:size] * np.float32(2) - np.float32(1)
         scale = np.array([of_chunk[segment] for of_chunk in scales])[chunk_of[begin:end]]
         tensors.append(np.repeat(scale, 8)[:size] * sign)
@@ -44,7 +44,7 @@ def main():
     codec = gradcodec.codec(ONEBIT, sizes, n_chunks=4)
     gradient = [rng.standard_normal(size, np.float32) * 10.0**-k for k, size in enumerate(sizes)]
     memory = np.zeros(codec.payload_bytes + 16, np.uint8)
-    payload = memory[-memory.ctypes.data % 16 :][: codec.payload_bytes]  # aligned to 16, as payloads have to be
+    payload = memory[-memory.ctypes.data % 16 :][: codec.payload_bytes]  # aligned to 16 bytes, as payloads must be
 
     codec.encode([g.astype("f4") for g in gradient], payload)
     ours, theirs = read(payload, sizes), [np.zeros(size, np.float32) for size in sizes]

@@ -1,10 +1,10 @@
-"""Kernels compiled at run time, as CuPy's ElementwiseKernel and ReductionKernel: CuPy's first example, an optimizer step in
-place, softmax over an axis.
+"""Kernels compiled at run time, as CuPy's ElementwiseKernel and ReductionKernel: CuPy's first example, an optimizer
+step in place, and softmax over an axis.
 
     PYTHONPATH=python python3 examples/python/compiled_kernels.py
 
-On a GPU with torch and CuPy: tensors of torch in, arrays of CuPy out. Without a GPU they are compiled for one that is
-not there, if NVRTC is (pip's nvidia-cuda-nvrtc-cu12, say); without NVRTC nothing is.
+With a GPU, torch and CuPy, inputs are torch tensors and outputs CuPy arrays. Without a GPU kernels are only compiled,
+for compute capability 9.0, if there is NVRTC (for example pip's nvidia-cuda-nvrtc-cu12).
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ class Kernels:
         self.first = gradcodec.elementwise(
             "float32 x, float32 y", "float32 z", "if (x - 2 > y) { z = x * y; } else { z = x + y; }", "my_kernel"
         )
-        # One pass over memory: w, m and v are outputs that are read, too.
+        # Takes one pass over memory: the outputs w, m and v are also read.
         self.adam = gradcodec.elementwise(
             "T g, T lr, T beta1, T beta2, T c1, T c2, T eps", "T w, T m, T v", ADAM, "adam"
         )
@@ -50,7 +50,7 @@ def softmax_of_numpy(x):
 
 
 def compiled(kernels):
-    """All of them, for a GPU that is not here."""
+    """Compiles all kernels for a GPU that is not present."""
     x = np.zeros((2, 3), np.float32)
     row, vector = np.zeros((2, 1), np.float32), np.zeros(5, np.float32)
     along = dict(axes=1, keepdims=True, capability=90)
@@ -63,7 +63,7 @@ def compiled(kernels):
 
 
 def run(kernels, put, put_there, empty, get):
-    """`put` makes an input of NumPy's array, `put_there` what an output takes, `empty` an output of a shape, `get` gives it back to NumPy."""
+    """Runs and checks the kernels. `put` converts inputs from NumPy, `put_there` outputs; `get` converts back."""
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, 3), np.float32), rng.standard_normal(3, np.float32)
     z = empty((2, 3))

@@ -2,10 +2,10 @@
 
     python3 examples/python/cuda_graph.py
 
-A process a GPU, over NCCL. As PyTorch asks for it, the model is wrapped on a side stream, and eleven steps come before
-the capture; `compress()` is called once before them. What a step does is decided on the device: one whose gradients are
-not finite changes neither the weights nor the errors that compress() keeps. The program prints the loss and the time of
-a step, with gradients in float32 and at 4 bits, eager and in a graph.
+Runs one process per GPU, over NCCL. As PyTorch requires, the model is wrapped on a side stream, and eleven steps
+precede the capture; `compress()` is called once before them. The device decides what a step does: a step with
+non-finite gradients changes neither the weights nor the errors that compress() keeps. Prints the loss and the time of a
+step, with gradients in float32 and at 4 bits, eager and in a graph.
 """
 
 import os
@@ -28,7 +28,7 @@ WARM, STEPS, BATCH, WIDTH = 11, 200, 64, 2048
 
 
 def train(codec, in_graph):
-    """The loss in the end, and seconds a step."""
+    """Trains; returns the final loss, and seconds per step."""
     torch.manual_seed(0)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -89,7 +89,7 @@ def worker(rank, world, store):
             print(f"in a graph: loss {again:.6f}; {replayed * 1e3:.2f} ms a step", flush=True)
         assert abs(again / loss - 1) < 1e-3, (loss, again)
     sys.stdout.flush()
-    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+    os._exit(0)  # a thread of PyTorch may abort a process whose interpreter ends
 
 
 def main():

@@ -1,8 +1,8 @@
-"""GradCodec with CuPy: arrays in and out by DLPack, and arrays of anybody by `__cuda_array_interface__`.
+"""GradCodec with CuPy: arrays in and out by DLPack, and any array by `__cuda_array_interface__`.
 
     PYTHONPATH=python python3 examples/python/cupy_bits.py
 
-Without a GPU the interface is shown with NumPy's, which is the same one for host memory.
+Without a GPU, shows NumPy's `__array_interface__`, the equivalent for host memory.
 """
 
 from ctypes import c_int64
@@ -12,9 +12,9 @@ from gradcodec import CPU, CUDA, DTYPES, Device, DType, GradCodec
 
 
 def from_interface(gradcodec, array):
-    """A tensor over the memory of an array, which must stay alive: Numba, RMM and others have this and no DLPack.
+    """Returns a tensor over the memory of an array, which must stay alive. For Numba, RMM and others without DLPack.
 
-    The simple tier reads it on the legacy default stream; whoever wrote it on another must wait for that.
+    The simple tier reads the tensor on the legacy default stream, which must wait for writes on other streams.
     """
     on_cuda = hasattr(array, "__cuda_array_interface__")
     interface = array.__cuda_array_interface__ if on_cuda else array.__array_interface__

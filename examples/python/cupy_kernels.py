@@ -1,9 +1,9 @@
-"""GradCodec inside kernels of your own, and its kernels launched by yourself: CuPy's RawModule.
+"""GradCodec inside custom kernels, and the library's kernels launched directly, by CuPy's RawModule.
 
     PYTHONPATH=python python3 examples/python/cupy_kernels.py
 
-Headers are looked for in the folder that GRADCODEC_INCLUDE names, or else in ../../include. Names and arguments of the
-library's kernels are in docs/ABI.md.
+Headers are searched in the folder GRADCODEC_INCLUDE, or else in ../../include. docs/ABI.md lists names and arguments of
+the library's kernels.
 """
 
 import os
@@ -15,8 +15,8 @@ from gradcodec import BIG, ONEBIT, Codec, GradCodec
 
 INCLUDE = os.environ.get("GRADCODEC_INCLUDE", Path(__file__).resolve().parents[2] / "include")
 
-# The signs of an update go out where it is computed, and come in where they are applied: the bits cost no pass over
-# memory of their own.
+# The kernel that computes an update also packs its signs, and the kernel that applies them also unpacks them: the bits
+# need no extra pass over memory.
 SOURCE = r"""
 #include "gradcodec/device.cuh"
 
@@ -62,7 +62,7 @@ extern "C" __global__ void feedback(const float *gradient, float *state, float *
 
 
 def fused(cupy, n):
-    """Packing as the epilogue of one kernel, unpacking as the prologue of another."""
+    """Packs in the epilogue of one kernel, and unpacks in the prologue of another."""
     module = cupy.RawModule(code=SOURCE, options=("--std=c++14", f"-I{INCLUDE}"))
     random = cupy.random.default_rng(1)
     gradient, state = random.standard_normal(n, cupy.float32), random.standard_normal(n, cupy.float32)
@@ -76,7 +76,7 @@ def fused(cupy, n):
 
 
 def scale_of(sums, n):
-    """The root of the mean square, of the sums of units: neighbours are added in float64 until one is left."""
+    """Returns the root of the mean square from the sums of units: adds neighbours in float64 until one is left."""
     sums = sums.get().astype(np.float64)
     while sums.size > 1:
         sums = np.append(sums, np.zeros(sums.size % 2))
@@ -85,7 +85,7 @@ def scale_of(sums, n):
 
 
 def fed_back(cupy, gradcodec, n):
-    """An optimizer step that leaves bits behind: the same, to the last bit, as a codec that encodes its update."""
+    """Checks an optimizer step that also packs bits: it is bit-identical to a codec that encodes the update."""
     step = cupy.RawModule(code=SOURCE, options=("--std=c++14", f"-I{INCLUDE}")).get_function("feedback")
     random, units = cupy.random.default_rng(3), -(-n // 1024)
     state, kept, sums = cupy.zeros(n, cupy.float32), cupy.zeros(n, cupy.float32), cupy.empty(units, cupy.float32)
@@ -104,7 +104,7 @@ def fed_back(cupy, gradcodec, n):
 
 
 def by_name(cupy, gradcodec, n):
-    """The library's own kernels."""
+    """Launches the library's own kernels."""
     capability = int(cupy.cuda.Device().compute_capability)
     with tempfile.NamedTemporaryFile(suffix=".fatbin") as file:
         file.write(gradcodec.builtin_kernels("bits"))

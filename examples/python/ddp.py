@@ -1,9 +1,9 @@
-"""Data parallel training in C++, for which this makes the processes and their group: gradients of one bit, and of 32.
+"""Data-parallel training in C++: starts the processes and their group, compares gradients of 1 and 32 bits.
 
     python3 examples/python/ddp.py
 
-Builds ddp.cpp as torch_ops.py builds its own, unless GRADCODEC_DDP names what CMakeLists.txt has built. Four processes
-over gloo, on the CPU; then over NCCL, where there are GPUs, a process each.
+Builds ddp.cpp as torch_ops.py does its own source, unless GRADCODEC_DDP names the library that CMakeLists.txt built.
+Uses four processes over gloo, on the CPU; then over NCCL one process per GPU, if there are GPUs.
 """
 
 import os
@@ -32,16 +32,16 @@ def worker(rank, world, backend, library, store):
         if rank == 0:
             steps = f"loss {before:.4f}, then {losses[name]:.4f}"
             print(f"{backend}, {world} ranks, {name}: {steps}; {bytes_sent[name]:.0f} bytes sent by each", flush=True)
-        assert before > 1.05 * losses[name]  # it ends while the loss is still falling
+        assert before > 1.05 * losses[name]  # training ends while the loss is still falling
     gap = losses["one bit"] / losses["float32"] - 1
     if rank == 0:
         print(f"{backend}: one bit within 2 %: {abs(gap) < 0.02} ({gap:+.2%})")
-        if world > 1:  # a 32nd is the bits; of a network as small as this headers are more than a third
+        if world > 1:  # the bits are a 32nd; for a network as small as this, headers are more than a third
             print(f"{backend}: {bytes_sent['one bit'] / bytes_sent['float32']:.4f} of the bytes of float32 in a ring")
     assert abs(gap) < 0.02 and bytes_sent["one bit"] * 16 <= bytes_sent["float32"]
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+    os._exit(0)  # a thread of PyTorch may abort a process whose interpreter ends
 
 
 def show(world, backend, library):

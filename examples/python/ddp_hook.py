@@ -5,9 +5,9 @@
     model = DistributedDataParallel(model)
     compression = gradcodec.torch.compress(model, "int8")  # everything else stays as it is
 
-Four processes learn to read handwritten digits by SGD with momentum, over gloo, and then over NCCL where there are two
-GPUs: with gradients in float32, at 8 and at 4 bits; and with the momentum at one bit, which one bit needs
-(docs/CODECS.md). The optimizer skips a step whose gradients are not finite, as torch.amp.GradScaler does.
+Four processes train on handwritten digits by SGD with momentum, over gloo, and over NCCL if there are two GPUs: with
+gradients in float32, at 8 and at 4 bits. One bit compresses the momentum instead of the gradient (docs/CODECS.md). The
+optimizer skips a step whose gradients are not finite, as torch.amp.GradScaler does.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradcodec.torch
 
-# It ends while the loss is still falling. The batch is that of all ranks together.
+# BATCH is the size over all ranks. Training ends while the loss is still falling.
 WORKERS, SEEDS, BATCH, STEPS, RATE, MOMENTUM = 4, 2, 256, 120, 0.1, 0.9
 
 
 def digits():
-    """Handwritten digits to train on: images and what they show."""
+    """Returns images of handwritten digits, and their labels."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples_c", "data", "digits.bin")
     with open(path, "rb") as file:
         records = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).view(-1, 65)
@@ -39,13 +39,13 @@ def digits():
 
 
 def train(seed, codec, device, images, labels, overflow=None):
-    """The losses on all images when nine tenths of the steps are done, and in the end; and the bytes that this rank has
-    sent. In step `overflow` one rank's gradient is not finite."""
+    """Returns the losses on all images after nine tenths of the steps and at the end, and the bytes sent by this rank.
+    In step `overflow`, one rank's gradient is not finite."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
     model = DistributedDataParallel(model)
     compression = None
-    if codec == "onebit":  # the optimizer exchanges the momentum, of gradients of this rank
+    if codec == "onebit":  # the optimizer exchanges the momentum; gradients stay local
         optimizer = compression = gradcodec.torch.OneBitSGD(model.parameters(), RATE, MOMENTUM)
     else:
         optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
@@ -98,7 +98,7 @@ def worker(rank, world, backend, store):
         assert abs(loss / whole - 1) < 0.1
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+    os._exit(0)  # a thread of PyTorch may abort a process whose interpreter ends
 
 
 def show(world, backend):

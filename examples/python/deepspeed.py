@@ -1,10 +1,10 @@
-"""DeepSpeed's compressed_allreduce by GradCodec, with its two error tensors: at each step, and in checkpoints.
+"""Implements DeepSpeed's compressed_allreduce, with its two error tensors, at each step and in checkpoints.
 
     PYTHONPATH=python python3 examples/python/deepspeed.py
 
-Four ranks, here threads, find the weights of a linear model. Between the steps each rank has its errors in two arrays of
-its own, as DeepSpeed's OnebitAdam has them. The library keeps the errors itself, too: a program that needs no such arrays
-calls `run` alone, and `errors_out` for a checkpoint. docs/ALLREDUCE.md, "Coming from DeepSpeed's compressed_allreduce".
+Four ranks, here threads, fit a linear model. Between steps each rank has its errors in two arrays of its own, as in
+DeepSpeed's OnebitAdam. The library keeps the errors itself, too: without such arrays a program only calls `run`, and
+`errors_out` for a checkpoint. See docs/ALLREDUCE.md, "Coming from DeepSpeed's compressed_allreduce".
 """
 
 import threading
@@ -26,12 +26,12 @@ class CompressedAllReduce:
         self.all_servers = np.zeros(n, np.float32)
 
     def __call__(self, buffer, worker_error, server_error):
-        """Replaces the buffer by the mean over the ranks, and both errors by the new ones; server_error has as many elements
-        as `allreduce.shard_elements`. False, with the errors as they were: a value was not finite on some rank."""
+        """Replaces the buffer by the mean over the ranks, and both errors by the new ones; server_error has
+        `allreduce.shard_elements` elements. Returns False, with unchanged errors, if a rank's value was not finite."""
         self.all_servers[self.first : self.first + server_error.size] = server_error
         self.allreduce.errors_in(worker_error.reshape(1, -1), self.all_servers)
         self.allreduce.run([buffer])
-        self.allreduce.commit()  # or takes the step back, on all ranks
+        self.allreduce.commit()  # or rolls the step back, on all ranks
         self.allreduce.errors_out(worker_error, server_error)
         flags = np.zeros(1, np.uint32)
         self.allreduce.flags(flags)
@@ -39,7 +39,7 @@ class CompressedAllReduce:
 
 
 def train(comm, rank, checkpoint=None, stop=STEPS, bad_step=None):
-    """The rank's checkpoint after step `stop`: everything that the next step needs."""
+    """Trains up to step `stop`; returns the rank's checkpoint, everything that the next step needs."""
     step = CompressedAllReduce(comm, rank, WORLD, ELEMENTS)
     if checkpoint is None:
         shard = step.allreduce.shard_elements
@@ -63,7 +63,7 @@ def train(comm, rank, checkpoint=None, stop=STEPS, bad_step=None):
 
 
 def on_all_ranks(**options):
-    """Of each rank what `train` returned; `checkpoints`: what each begins with."""
+    """Runs `train` on all ranks and returns the results; `checkpoints`: initial checkpoint of each rank."""
     checkpoints, results = options.pop("checkpoints", [None] * WORLD), [None] * WORLD
 
     def work(rank, comm):

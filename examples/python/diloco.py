@@ -1,10 +1,10 @@
-"""Training over a slow link: ranks train apart and exchange 4 bits per weight every 20 steps, beside training.
+"""Training over a slow link: ranks train independently and exchange 4 bits per weight every 20 steps.
 
     python3 examples/python/diloco.py
 
-Two processes on the CPU learn to read digits, each from its own half of them, and exchange over gloo. First
-DistributedDataParallel averages the gradients of every step in float32. Then each rank runs AdamW by itself, and DiLoCo
-averages how far the weights have moved. A worker of yours does as train() does.
+Two processes on the CPU train on digits, each on its own half of the images, and exchange over gloo. In the first run,
+DistributedDataParallel averages the gradients of every step in float32. In the second, each rank runs AdamW alone, and
+DiLoCo averages the weight changes while training continues. In your own worker, do what train() does.
 """
 
 import os
@@ -31,7 +31,7 @@ def digits():
 
 
 def train(rank, seldom):
-    """The loss on all digits at the end, and the bytes that a rank has sent."""
+    """Trains; returns the final loss on all digits, and the bytes sent by a rank."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     trained = model if seldom else torch.nn.parallel.DistributedDataParallel(model)
@@ -48,7 +48,7 @@ def train(rank, seldom):
         if seldom:
             diloco.step()
     if seldom:
-        diloco.state_dict()  # into the checkpoint, by every rank; it applies what is under way
+        diloco.state_dict()  # part of every rank's checkpoint; applies pending exchanges
     parameters = sum(one.numel() for one in model.parameters())
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(images), labels).item()
@@ -66,7 +66,7 @@ def worker(rank, store):
         print(f"a loss of at most 1.1 times that: {loss < 1.1 * plain}")
     assert loss < 1.1 * plain
     sys.stdout.flush()
-    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+    os._exit(0)  # a thread of PyTorch may abort a process whose interpreter ends
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Training under torchrun that goes on when ranks are lost: from the last checkpoint, with the errors that were kept.
+"""Training under torchrun that survives lost ranks: it resumes from the last checkpoint, with the saved errors.
 
     python3 examples/python/elastic.py
 
-Four processes learn to read digits over gloo, on the CPU, with gradients at 4 bits. First nothing happens. Then a
-process is killed, and torchrun starts all four again. Then there are two nodes of two processes, here both on this
-machine, which sum gradients within each node first: one of them is lost, and the other one goes on alone with two
-processes. Where there are two GPUs, two processes lose one over NCCL, and over memory that both GPUs reach. A worker of
-yours does as work(), save() and load() do.
+Four processes train on digits over gloo, on the CPU, with gradients at 4 bits. The first run is undisturbed. In the
+second, a process is killed, and torchrun restarts all four. Then two nodes of two processes, here both on this machine,
+sum gradients within each node first: one node is lost, and the other continues with two processes. With two GPUs, two
+processes lose one over NCCL, and over peer memory. In your own worker, do what work(), save() and load() do.
 """
 
 import os
@@ -28,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradcodec.torch
 
-# The batch is that of all ranks together, however many they are. It ends while the loss is still falling.
+# BATCH is the size over all ranks, for any number of ranks. Training ends while the loss is still falling.
 BATCH, STEPS, SAVED_EVERY, LOST_AT, RATE, MOMENTUM = 256, 60, 10, 25, 0.1, 0.9
 DIGITS = pathlib.Path(__file__).resolve().parents[2] / "examples_c" / "data" / "digits.bin"
 
@@ -39,7 +38,7 @@ def digits():
 
 
 def save(folder, step, model, optimizer, compression):
-    """Every rank saves its own errors. The checkpoint counts once its number is in `latest`, when all have."""
+    """Saves the errors of every rank. The checkpoint counts once `latest` names it, after all ranks have saved."""
     rank, of_step = dist.get_rank(), folder / f"{step}-{dist.get_world_size()}"
     of_step.mkdir(exist_ok=True)
     torch.save(compression.state_dict(), of_step / f"errors-{rank}.pt")
@@ -52,8 +51,8 @@ def save(folder, step, model, optimizer, compression):
 
 
 def load(folder, model, optimizer, compression):
-    """The number of steps that the last checkpoint has. Ranks of as many take their own errors; otherwise all of them
-    take those of all, of which nothing is lost then, however ranks share nodes."""
+    """Loads the last checkpoint and returns its number of steps. If the number of ranks is the same, each loads its own
+    errors. Otherwise each loads the errors of all, so that none are lost for any grouping into nodes."""
     if not (folder / "latest").exists():
         return 0
     of_step = folder / (folder / "latest").read_text()
@@ -85,7 +84,7 @@ def work(folder, transport):
         print(f"topology {compression.topology}", flush=True)
     first = load(folder, model, optimizer, compression)
     for step in range(first, STEPS):
-        of_step = torch.Generator().manual_seed(step)  # the same batches, whoever begins where
+        of_step = torch.Generator().manual_seed(step)  # the same batches for any first step
         batch = torch.randint(len(images), (BATCH,), generator=of_step)[dist.get_rank() :: dist.get_world_size()]
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
@@ -100,14 +99,14 @@ def work(folder, transport):
                 print(f"ranks {dist.get_world_size()} step {step + 1} loss {loss:.9f}", flush=True)
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+    os._exit(0)  # a thread of PyTorch may abort a process whose interpreter ends
 
 
-# --- what goes wrong, and who starts it -------------------------------------------------------------------------------
+# --- failures, and the processes that run work() ----------------------------------------------------------------------
 
 
 def fail():
-    """The first time: one process dies, or all of a node with torchrun, which has started them."""
+    """Kills one process, or all of a node and its torchrun, in the first run only."""
     lost, node, rank = os.environ["ELASTIC_LOST"], os.environ["ELASTIC_NODE"], dist.get_rank()
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" or dist.get_world_size() != int(os.environ["ELASTIC_RANKS"]):
         return
@@ -119,22 +118,22 @@ def fail():
 
 
 def trained(lost, nodes=1, ranks=4, transport="gloo"):
-    """By step the number of ranks and the loss, of a training of so many ranks which loses that; and the topologies that
-    it has had."""
+    """Trains with `ranks` ranks and kills `lost`. Returns for each step the number of ranks and the loss, and the
+    topologies."""
     with tempfile.TemporaryDirectory() as folder:
         with socket.create_server(("localhost", 0)) as free:
             meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"]
         started = []
         for node in range(nodes):
-            # Any number of nodes up to this one; more than one are waited for so many seconds.
+            # Accepts 1 to `nodes` nodes; with more than one, torchrun waits 10 s for the others.
             much = ["--nnodes", f"1:{nodes}", "--nproc-per-node", str(ranks // nodes), "--max-restarts", "3"]
             meet_at = ["--local-addr", "localhost", "--rdzv-conf", f"is_host={int(node == 0)},last_call_timeout=10"]
             command = [sys.executable, "-m", "torch.distributed.run", *much, *meet, *meet_at, __file__, folder, transport]
             about = {"ELASTIC_LOST": lost, "ELASTIC_NODE": str(node), "ELASTIC_RANKS": str(ranks)}
             about["GLOO_SOCKET_IFNAME"] = "lo"
-            about["GRADCODEC_NODE"] = str(node)  # on machines of their own nodes are found without it
-            # Nodes count their restarts each for itself, and ranks that look for each other under the wrong number of
-            # the shared store never meet: a store of the workers' own knows no such number.
+            about["GRADCODEC_NODE"] = str(node)  # separate machines are recognized without it
+            # Each node counts its own restarts, and ranks with different counts never find each other in torchrun's
+            # shared store. A separate store of the workers does not use that count.
             about["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             with open(os.path.join(folder, f"node-{node}"), "w") as output:
                 started.append(subprocess.Popen(command, env={**os.environ, **about}, stdout=output, stderr=output))
@@ -148,7 +147,7 @@ def trained(lost, nodes=1, ranks=4, transport="gloo"):
 
 
 def without_a_process(ranks, transport):
-    """The loss of an undisturbed training."""
+    """Checks that losing a process does not change the losses; returns the loss of an undisturbed training."""
     undisturbed, _ = trained("nothing", ranks=ranks, transport=transport)
     last = undisturbed[STEPS][1]
     print(f"{transport}, {ranks} ranks: loss {last:.4f} after {STEPS} steps")

@@ -5,18 +5,18 @@
     fully_shard(model)
     compression = gradcodec.torch.shard(model, "int8")  # after the last fully_shard()
 
-It needs PyTorch 2.9, the first with FSDPModule.set_custom_reduce_scatter(). Only gradients are compressed here;
-shard(model, "int8", gather="int8") compresses the parameters that FSDP gathers, too.
+Needs PyTorch 2.9, the first version with FSDPModule.set_custom_reduce_scatter(). This program compresses gradients
+only; shard(model, "int8", gather="int8") also compresses the parameters that FSDP gathers.
 
-With errors each rank keeps those of its gradients: four bytes for every element of the model, not of its shard alone.
-int8 does without them, int4 keeps them.
+With error feedback each rank keeps the errors of its gradients: four bytes per element of the whole model, not only of
+its shard. int8 uses no error feedback, int4 does.
 """
 
 import os
 import sys
 import tempfile
 
-from ddp_hook import digits  # which says so where there is no PyTorch
+from ddp_hook import digits  # exits with a message if there is no PyTorch
 
 import torch
 import torch.distributed as dist
@@ -26,18 +26,18 @@ import gradcodec.torch
 try:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    FSDPModule.set_custom_reduce_scatter  # it came later than the rest
+    FSDPModule.set_custom_reduce_scatter  # added later than fully_shard
 except (ImportError, AttributeError):
     print("SKIPPED: no PyTorch 2.9 here, or later")
     raise SystemExit
 
-# It ends while the loss is still falling. The batch is that of all ranks together.
+# BATCH is the size over all ranks. Training ends while the loss is still falling.
 WORKERS, SEEDS, BATCH, STEPS, RATE = 4, 2, 256, 100, 3e-3
 
 
 def train(seed, codec, device, images, labels):
-    """The losses on all images when nine tenths of the steps are done, and in the end; and the bytes that this rank has
-    sent."""
+    """Returns the losses on all images after nine tenths of the steps and at the end, and the bytes sent by this
+    rank."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
     fully_shard(model, mesh=dist.init_device_mesh(device.type, (dist.get_world_size(),)))
@@ -77,7 +77,7 @@ def worker(rank, world, backend, store):
     assert all(abs(gap) < 0.05 for gap in of_plain.values()), of_plain
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
+    os._exit(0)  # a thread of PyTorch may abort a process whose interpreter ends
 
 
 def show(world, backend):

@@ -1,16 +1,16 @@
-"""GradCodec with JAX, on the CPU and on CUDA: arrays in and out without a copy, in the legacy capsules that JAX knows.
+"""GradCodec with JAX, on the CPU and on CUDA: arrays in and out without a copy, in JAX's legacy capsules.
 
     PYTHONPATH=python python3 examples/python/jax_bits.py
 
-JAX's arrays are immutable and its streams its own, so this is for functions that return new tensors: complete when they
-come, whatever stream JAX reads them on.
+JAX's arrays are immutable, and JAX chooses its streams, so this uses the functions that return new tensors. These are
+complete on return, for any stream of JAX.
 """
 
 import os
 
 import numpy as np
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of the GPU
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # otherwise JAX takes most of the GPU memory
 try:
     import jax
     import jax.numpy as jnp
@@ -29,7 +29,7 @@ def devices():
 
 
 def show(gradcodec, device):
-    # In chunks of a multiple of 256 bytes: JAX copies what is aligned to less than it likes.
+    # The chunks are multiples of 256 bytes: JAX copies arrays with a smaller alignment.
     gradient = jax.device_put(np.random.default_rng(1).standard_normal((128, 64), np.float32), device)
     positive = gradient >= 0
     expected = np.packbits(np.asarray(positive)).reshape(4, 256)
@@ -43,7 +43,7 @@ def show(gradcodec, device):
     assert same and np.array_equal(np.stack(rows), expected)
 
     truth = jax.dlpack.from_dlpack(gradcodec.unpack_chunks(rows, positive.size))
-    signs = jnp.where(truth, 1.0, -1.0).reshape(gradient.shape)  # JAX goes on with it, compiled or not
+    signs = jnp.where(truth, 1.0, -1.0).reshape(gradient.shape)  # works in JAX, compiled or not
     print(f"{device.platform}: unpacked, as they were: {bool((signs == jnp.where(positive, 1.0, -1.0)).all())}")
     assert bool((signs == jnp.where(positive, 1.0, -1.0)).all()) and truth.devices() == {device}
 

@@ -1,10 +1,10 @@
 """Data-parallel training in JAX with compressed gradients: gradcodec.jax inside jit and shard_map, on the CPU as four
-devices and, where JAX has CUDA, on its GPUs.
+devices and, if JAX has CUDA, on its GPUs.
 
     python3 examples/python/jax_codec.py
 
-Needs JAX, NumPy and the wheel, and no compiler. It trains one network with float32 gradients, with INT8, and with INT4,
-whose errors are carried from step to step as an array.
+Needs JAX, NumPy and the wheel, and no compiler. Trains one network with float32 gradients, with INT8, and with INT4,
+which passes its errors from step to step as an array.
 """
 
 import os
@@ -32,7 +32,7 @@ def loss(weights, images, answers):
 
 
 def train(devices, codec):
-    """The loss in the end, with gradients of that codec, or of float32 where it is None."""
+    """Returns the final loss, with gradients of `codec`, or of float32 if it is None."""
     ranks, rng = len(devices), np.random.default_rng(0)
     teacher = rng.standard_normal((32, 8)).astype(np.float32) / 6
     weights = {
@@ -58,7 +58,7 @@ def train(devices, codec):
     for _ in range(STEPS):
         images = rng.standard_normal((BATCH * ranks, 32), np.float32)
         weights, errors, found = run(weights, errors, images, np.sin(images @ teacher))
-        jax.block_until_ready(found)  # XLA's CPU devices wait for each other for ever if 32 steps are under way
+        jax.block_until_ready(found)  # XLA's CPU devices deadlock if 32 steps are under way
     return float(found)
 
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=python python3 examples/python/numpy_ctypes.py
 
-Wants NumPy 2.2.5, since which imported arrays are writable, or newer.
+Needs NumPy 2.2.5 or newer, where imported arrays are writable.
 """
 
 import numpy as np
@@ -30,9 +30,9 @@ def main():
     bits = np.from_dlpack(gradcodec.unpack_bits(columns, axis=1, count=25, order=LITTLE))
     assert np.array_equal(bits, positive.T)
 
-    columns[:] = 0  # the memory is NumPy's now: writable, and freed with the array
+    columns[:] = 0  # NumPy owns the memory now: writable, and freed with the array
 
-    # Into memory that is there, straight from the floats, and back to them.
+    # Packs floats into existing memory, and unpacks to floats.
     rows, signs = np.empty((4, gradcodec.chunk_bytes(gradient.size, 4)), np.uint8), np.empty_like(gradient)
     gradcodec.pack_signs_into(gradient, rows)
     gradcodec.unpack_chunks_into(rows, signs)

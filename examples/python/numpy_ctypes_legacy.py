@@ -1,9 +1,9 @@
-"""Legacy capsules: what DLPack before 1.0 cannot say.
+"""Legacy capsules: the limits of DLPack before 1.0.
 
     PYTHONPATH=python python3 examples/python/numpy_ctypes_legacy.py
 
-The capsule named "dltensor" has no place for "read-only". So NumPy makes none of a read-only array, and takes every one
-that it gets for read-only. The package gradcodec asks for the newer form, takes either, and gives what it is asked for.
+The capsule "dltensor" has no read-only flag. So NumPy exports no read-only array in one, and imports every one as
+read-only. The package gradcodec requests the newer form, accepts either, and returns the form that the caller requests.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from gradcodec import GradCodec, GradCodecError
 
 
 class Legacy:
-    """Any array or tensor, as it looked before DLPack 1.0: asked for nothing but its capsule."""
+    """Wraps an array or tensor like one from before DLPack 1.0: `__dlpack__` takes no arguments."""
 
     def __init__(self, array):
         self.array = array

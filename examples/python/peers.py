@@ -1,14 +1,14 @@
-"""Gradients averaged over memory that the GPUs of one machine reach, without NCCL: three ways to come by that memory.
+"""Averages gradients over memory that all GPUs of one machine can access, without NCCL: three sources of that memory.
 
-    PYTHONPATH=python torchrun --nproc-per-node 2 examples/python/peers.py     # a process a GPU
-    PYTHONPATH=python python3 examples/python/peers.py                         # starts them itself: as many as there are GPUs, at least 2
+    PYTHONPATH=python torchrun --nproc-per-node 2 examples/python/peers.py     # one process per GPU
+    PYTHONPATH=python python3 examples/python/peers.py                         # starts one process per GPU, at least 2
 
-1. The library makes it: gc_comm_open_peers, over any communicator, here torch.distributed's.
-2. PyTorch's symmetric memory, which it maps for all ranks of a group.
-3. Tensors that processes show each other: gc_share_send and gc_share_receive.
+1. The library allocates it: gc_comm_open_peers, over any communicator, here torch.distributed's.
+2. PyTorch's symmetric memory, which PyTorch maps for all ranks of a group.
+3. Tensors that processes share: gc_share_send and gc_share_receive.
 
-Each rank writes to the buffers of the others; gradients stay where they are. All three end with the same bytes. (Windows of
-NCCL are a fourth, from 2.29 on: ncclGetPeerDevicePointer says where they are mapped.)
+Each rank writes to the buffers of the others; gradients stay in place. All three end with the same bytes. (NCCL
+windows, from 2.29, are a fourth source: ncclGetPeerDevicePointer returns their addresses.)
 """
 
 import os
@@ -29,7 +29,7 @@ ELEMENTS, STEPS, PATIENCE = 1_000_003, 3, 60_000
 
 
 def over_gloo(gradcodec, rank, world):
-    """Any communicator, over which ranks find each other."""
+    """Returns a communicator over gloo, by which the ranks exchange setup data."""
 
     def tensors(send, recv):
         return torch.frombuffer(send, dtype=torch.uint8), torch.frombuffer(recv, dtype=torch.uint8)
@@ -45,7 +45,7 @@ def over_gloo(gradcodec, rank, world):
 
 
 def buffer_bytes(gradcodec, world):
-    """Of each rank's, for the all-reduce of steps()."""
+    """Returns the size of each rank's buffer for the all-reduce of steps()."""
     return gradcodec.allreduce_peers_bytes(ONEBIT, [ELEMENTS], world)
 
 
@@ -59,9 +59,9 @@ def of_symmetric_memory(gradcodec, rank, world, gpu):
     mapped = symmetric_memory.rendezvous(own, dist.group.WORLD)
     offset = own.data_ptr() - mapped.buffer_ptrs[rank]  # the same on all ranks
     torch.cuda.synchronize()
-    dist.barrier()  # all are 0
+    dist.barrier()  # all buffers are 0
     comm = gradcodec.peers(rank, [address + offset for address in mapped.buffer_ptrs], size, gpu)
-    return comm, (own, mapped)  # which must stay
+    return comm, (own, mapped)  # which must stay alive
 
 
 def of_shares(gradcodec, rank, world, gpu):
@@ -77,13 +77,13 @@ def of_shares(gradcodec, rank, world, gpu):
             buffers.append(own)
         else:
             buffers.append(torch.from_dlpack(gradcodec.share_receive(end.fileno(), (CUDA, gpu), PATIENCE)))
-    dist.barrier()  # all are 0
+    dist.barrier()  # all buffers are 0
     comm = gradcodec.peers(rank, [buffer.data_ptr() for buffer in buffers], size, gpu)
     return comm, (buffers, shares, ends)
 
 
 def sockets(rank, world):
-    """A connected Unix socket to every other rank, by rank."""
+    """Returns a connected Unix socket to every other rank, indexed by rank."""
     folder, ends = [tempfile.mkdtemp() if rank == 0 else None], [None] * world
     dist.broadcast_object_list(folder)
     path = os.path.join(folder[0], "rank-{}").format
@@ -106,7 +106,7 @@ def sockets(rank, world):
 
 
 def steps(comm, rank, gpu):
-    """Some steps of an all-reduce that keeps its errors: what the last one gave."""
+    """Runs some steps of an all-reduce with error feedback; returns the last result."""
     handle = comm.allreduce(ONEBIT, [ELEMENTS], device=(CUDA, gpu))
     for step in range(STEPS):
         generator = torch.Generator("cuda").manual_seed(1000 * step + rank)
@@ -131,12 +131,12 @@ def run(rank, world):
         if rank == 0:
             print(f"{way.__name__}: {world} ranks, the same bytes on all and as before: {same}", flush=True)
         assert same
-    dist.barrier()  # nobody writes to another one's memory any more
+    dist.barrier()  # no rank writes to another rank's memory any more
     dist.destroy_process_group()
 
 
 def start(rank, world, folder):
-    # Ranks that share a GPU PyTorch takes for a mistake, unless it is told so.
+    # PyTorch rejects ranks that share a GPU, unless this is set.
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

@@ -1,11 +1,11 @@
-"""ReLU that keeps one bit per element for its backward pass, where torch.relu keeps the activation.
+"""ReLU that keeps one bit per element for its backward pass; torch.relu keeps the activation.
 
     python3 examples/python/relu_mask.py
 
-The gradient is that of torch.relu to the bit, infinities, zeros of either sign and NaN included; only the payload of a
-16-bit NaN is not always torch's, whose CPU loops change it. Memory is saved where nobody else keeps the activation:
-before dropout, an addition, a pooling by average. A linear layer or a convolution that follows directly keeps its
-input, which is the same tensor: there nothing is saved. Needs what torch_ops.py needs.
+The gradient is bit-identical to torch.relu's, including infinities, zeros of either sign and NaN; only the payload of a
+16-bit NaN may differ, because torch's CPU loops change it. It saves memory where no other layer keeps the activation:
+before dropout, an addition, or an average pooling. A linear layer or a convolution directly after it keeps its input,
+the same tensor: nothing is saved there. Needs what torch_ops.py needs.
 """
 
 import sys
@@ -17,7 +17,7 @@ import torch_ops
 
 
 class PackedRelu(torch.autograd.Function):
-    """torch.relu passes a gradient where not (y <= 0), so also where y is NaN: y > 0 would be another function."""
+    """torch.relu passes a gradient where not (y <= 0), also where y is NaN; y > 0 would be different there."""
 
     @staticmethod
     def forward(ctx, x):
@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
 
 
 def saved_bytes(model, x):
-    """What a step keeps for its backward pass, each storage once and no parameters; and the gradient of x."""
+    """Returns the bytes that a step keeps for backward, each storage once, no parameters; and the gradient of x."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages = {}
 
@@ -67,8 +67,8 @@ def saved_bytes(model, x):
 
 
 def peak_bytes(model, x):
-    """The most that torch had allocated on the GPU in a step, above what there was before."""
-    saved_bytes(model, x)  # the first step makes what stays: workspaces, gradients
+    """Returns the peak of torch's GPU memory in a step, in bytes, minus the memory allocated before."""
+    saved_bytes(model, x)  # the first step allocates permanent memory: workspaces, gradients
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

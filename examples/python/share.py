@@ -1,5 +1,5 @@
-"""A tensor in two processes. On the CPU, with NumPy, the other process gets a copy. On CUDA nothing is copied: PyTorch has
-the tensor here and CuPy there, and what either writes both see.
+"""Shares a tensor between two processes. On the CPU, with NumPy, the other process gets a copy. On CUDA nothing is
+copied: PyTorch in one process and CuPy in the other see each other's writes.
 
     PYTHONPATH=python python3 examples/python/share.py
 """
@@ -11,11 +11,11 @@ import sys
 import numpy as np
 from gradcodec import CPU, CUDA, GradCodec
 
-COUNT, PATIENCE = 1_000_000, 60_000  # milliseconds: whoever waits for a process may be waiting for its imports
+COUNT, PATIENCE = 1_000_000, 60_000  # milliseconds, enough for a process that is still importing
 
 
 def child(number, device_type):
-    """The other process: doubles what it gets."""
+    """Runs in the other process: doubles the received tensor."""
     with socket.socket(fileno=number) as end:
         received = GradCodec().share_receive(number, (device_type, 0), PATIENCE)
         if device_type == CUDA:
@@ -29,13 +29,13 @@ def child(number, device_type):
             xp.cuda.runtime.deviceSynchronize()
         print(f"{xp.__name__} there: {array.size} elements, their sum {total:.0f}; doubled", flush=True)
         end.sendall(b"!")
-        del array, received  # which tells the sender
+        del array, received  # ends the sender's share.wait()
 
 
 def frameworks():
-    """torch, if both processes can work on a GPU."""
+    """Returns torch if both processes can work on a GPU, or None."""
     try:
-        import cupy  # noqa: F401 the other process wants it
+        import cupy  # noqa: F401 the other process needs it
         import torch
     except ImportError:
         return None
@@ -50,7 +50,7 @@ def show(gradcodec, torch=None):
         theirs.close()
         share = gradcodec.share_send(array, ours.fileno(), 0, PATIENCE)
         assert ours.recv(1) == b"!", "the other process has failed"
-        share.wait(PATIENCE)  # until it has released it: so long the array must stay
+        share.wait(PATIENCE)  # until the other process releases it; the array must stay alive until then
         now = float(array.sum())
     print(f"{'torch' if torch else 'numpy'} here: their sum is now {now:.0f}")
     assert now == (2 * COUNT if torch else COUNT) and process.returncode == 0

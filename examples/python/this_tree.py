@@ -1,4 +1,4 @@
-"""Where the scripts beside this file find this tree, and the library that they build against."""
+"""Finds this tree, and the library to build against, for the scripts beside this file."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def library():
-    """libgradcodec.so.0: named by GRADCODEC_LIBRARY, or built in this tree."""
+    """Returns the path of libgradcodec.so.0: named by GRADCODEC_LIBRARY, or built in this tree."""
     named = os.environ.get("GRADCODEC_LIBRARY")
     places = [pathlib.Path(named)] if named else [ROOT / lib / "libgradcodec.so.0" for lib in ("lib", "target/release")]
     found = next((place.absolute() for place in places if place.exists()), None)

@@ -1,8 +1,8 @@
-"""GradCodec with PyTorch, on the CPU and on CUDA: tensors in and out without a copy, and into memory of PyTorch's.
+"""GradCodec with PyTorch, on the CPU and on CUDA: tensors in and out without a copy, and into PyTorch's memory.
 
     PYTHONPATH=python python3 examples/python/torch_bits.py
 
-On CUDA the same calls work; only the stream is given besides. torch_streams.py shows more of those.
+On CUDA the calls are the same, with a stream in addition. torch_streams.py shows more about streams.
 """
 
 try:
@@ -14,7 +14,7 @@ from gradcodec import GradCodec
 
 
 def packed(truth, n_chunks):
-    """The formula: eight elements a byte, the first in its most significant bit, zeros at the end."""
+    """Packs by the formula: eight elements per byte, the first in the most significant bit, zeros at the end."""
     bits = torch.zeros(-(-truth.numel() // (8 * n_chunks)) * 8 * n_chunks, dtype=torch.int32, device=truth.device)
     bits[: truth.numel()] = truth.flatten()
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], device=truth.device)
@@ -29,7 +29,7 @@ def show(gradcodec, device):
     gradient = model.weight.grad
     expected = packed(gradient >= 0, 4)
 
-    # Memory of PyTorch's, on the stream that PyTorch works on: nothing waits, nothing is allocated.
+    # PyTorch's memory, on PyTorch's stream: nothing waits, and nothing is allocated.
     bits = torch.empty(4, gradcodec.chunk_bytes(gradient.numel(), 4), dtype=torch.uint8, device=device)
     signs = torch.empty_like(gradient, dtype=torch.bfloat16)
     gradcodec.pack_signs_into(gradient, bits, stream=stream)
@@ -37,7 +37,7 @@ def show(gradcodec, device):
     print(f"{device}: {gradient.nbytes} bytes of {gradient.dtype} to {bits.nbytes} and back to {signs.dtype}")
     assert torch.equal(bits, expected) and torch.equal(signs, (gradient >= 0).to(signs.dtype))
 
-    # New tensors, complete when they come. The memory is the library's, and freed with the last tensor on it.
+    # New tensors, complete on return. The library owns the memory, which is freed with the last tensor on it.
     chunks = gradcodec.pack_chunks(gradient >= 0, 4)
     addresses = [chunk.address for chunk in chunks]
     rows = [torch.from_dlpack(chunk) for chunk in chunks]
@@ -46,7 +46,7 @@ def show(gradcodec, device):
     assert [row.data_ptr() for row in rows] == addresses and torch.equal(torch.stack(rows), expected)
     assert torch.equal(truth, gradient.flatten() >= 0)
 
-    # Autograd does not follow. What requires a gradient is read, but not written to.
+    # Autograd does not track these calls. A tensor that requires a gradient can be read, but not written to.
     gradcodec.pack_signs_into(model.weight, bits, stream=stream)
     assert torch.equal(bits, packed(model.weight >= 0, 4))
     try:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=python python3 examples/python/torch_feedback.py
 
-Four workers, played by one process, learn to read handwritten digits. Each has a codec, which takes the gradients of
-all layers in one call, on the current stream, and keeps what a step loses of them. Where processes would send there is
-a comment with the call of torch.distributed. examples_c/feedback.c is the same in C, with the loss curves.
+Four workers, simulated by one process, learn handwritten digits. Each has a codec, which takes the gradients of all
+layers in one call, on the current stream, and keeps the error of a step. A comment names the torch.distributed call at
+each place where processes would send. examples_c/feedback.c is the C version, with loss curves.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ WORKERS, BATCH, STEPS, RATE = 4, 32, 600, 0.3
 
 
 class Group:
-    """What the workers exchange gradients with. Worker k has codec k, which reduces everyone's chunk k, too."""
+    """Exchanges the workers' gradients. Worker k encodes its gradient and reduces the chunks k with codec k."""
 
     def __init__(self, gradcodec, parameters):
         device, sizes = parameters[0].device, [parameter.numel() for parameter in parameters]
@@ -30,7 +30,7 @@ class Group:
             gradcodec.codec(ONEBIT, sizes, device=where, n_chunks=WORKERS, server=k + 1) for k in range(WORKERS)
         ]
         self.chunk_bytes = self.codecs[0].payload_bytes // WORKERS
-        # PyTorch's memory is aligned as payloads have to be.
+        # PyTorch's memory is aligned as payloads must be.
         self.sent = torch.empty(WORKERS, WORKERS, self.chunk_bytes, dtype=torch.uint8, device=device)  # from, to
         self.reduced = torch.empty(WORKERS, self.chunk_bytes, dtype=torch.uint8, device=device)
 
@@ -41,11 +41,11 @@ class Group:
         received = self.sent.transpose(0, 1).contiguous()  # all_to_all_single
         for k, codec in enumerate(self.codecs):
             codec.reduce(k, received[k], self.reduced[k], stream=stream)
-        # Here all_gather_into_tensor. All decode the same bytes, so once will do.
+        # all_gather_into_tensor. All workers would decode the same bytes, so one decoding is enough.
         self.codecs[0].decode(self.reduced.view(-1), results, stream=stream)
 
     def flags(self):
-        """Whether anything was wrong: on CUDA no call can say so, as the stream does the work later."""
+        """Returns the sum of the codecs' flags: on CUDA a call returns before its values are checked."""
         stream = torch.cuda.current_stream() if self.sent.is_cuda else None
         flags = torch.empty(WORKERS, dtype=torch.uint32, device=self.sent.device)
         for codec, flag in zip(self.codecs, flags.split(1)):
@@ -54,13 +54,13 @@ class Group:
 
 
 def average(gradients, results):
-    """The same in float32: all_reduce."""
+    """Averages in float32: all_reduce."""
     for result, *parts in zip(results, *gradients):
         torch.mean(torch.stack(parts), 0, out=result)
 
 
 def train(device, exchange_with):
-    """The loss on the training images, and how many of the others are read right."""
+    """Trains; returns the loss on the training images, and the accuracy on held-out images."""
     records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65).to(device)
     images, labels = records[:, :64] / 16, records[:, 64].long()
     held_out = torch.arange(len(records), device=device) % 5 == 0
@@ -107,7 +107,7 @@ def main():
     if not torch.cuda.is_available():
         print("SKIPPED: no CUDA device, so CUDA was not shown")
         raise SystemExit
-    with torch.cuda.stream(torch.cuda.Stream()):  # any will do: the current one is what counts
+    with torch.cuda.stream(torch.cuda.Stream()):  # any stream: the current one is used
         show(gradcodec, torch.device("cuda", torch.cuda.current_device()))
 
 

@@ -1,9 +1,9 @@
-"""torch.ops.gradcodec: packing as operators of torch, on the CPU and on CUDA, eager and compiled.
+"""torch.ops.gradcodec: packing as torch operators, on the CPU and on CUDA, eager and compiled.
 
     python3 examples/python/torch_ops.py
 
-Builds torch_ops.cpp with torch's own builder (gcc and ninja; no CUDA toolkit), unless GRADCODEC_TORCH_OPS names what
-CMakeLists.txt has built. Needs torch 2.11, NumPy, and the library: built in this tree, or named by GRADCODEC_LIBRARY.
+Builds torch_ops.cpp with torch's builder (gcc and ninja; no CUDA toolkit), unless GRADCODEC_TORCH_OPS names the library
+that CMakeLists.txt built. Needs torch 2.11, NumPy, and the library: built in this tree, or named by GRADCODEC_LIBRARY.
 """
 
 import os
@@ -16,12 +16,12 @@ from this_tree import ROOT, library
 
 
 def build(*sources, name, flags=()):
-    """Builds and loads an extension that uses gradcodec/torch.hpp; gives its path. No Python module: operators only."""
+    """Builds and loads an extension that uses gradcodec/torch.hpp, with operators only; returns its path."""
     from torch.utils import cpp_extension
 
-    # torch looks for ninja on the PATH, where a virtual environment that is not activated does not have it.
+    # torch searches ninja on the PATH, which lacks the folder of a virtual environment that is not activated.
     os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    folder = ROOT / "build" / f"{name}-torch-{torch.__version__}"  # what was built for one torch fits no other
+    folder = ROOT / "build" / f"{name}-torch-{torch.__version__}"  # an extension fits one version of torch only
     folder.mkdir(parents=True, exist_ok=True)
     return cpp_extension.load(
         name=name, sources=[str(source) for source in sources], build_directory=str(folder), is_python_module=False,
@@ -31,7 +31,7 @@ def build(*sources, name, flags=()):
 
 
 def load():
-    """torch.ops.gradcodec, with pack_truth, pack_signs and unpack."""
+    """Returns torch.ops.gradcodec, with pack_truth, pack_signs and unpack."""
     if not hasattr(torch.ops.gradcodec, "unpack"):
         if os.environ.get("GRADCODEC_TORCH_OPS"):
             torch.ops.load_library(os.environ["GRADCODEC_TORCH_OPS"])
@@ -41,7 +41,7 @@ def load():
 
 
 def expected_chunks(bits, n_chunks):
-    """A NumPy array of bool as [n_chunks, bytes of a chunk]: numpy.packbits, and zeros up to the end of the last."""
+    """Packs a NumPy array of bool to [n_chunks, bytes of a chunk]: numpy.packbits, padded with zeros."""
     packed = np.packbits(bits.reshape(-1))
     size = -(-len(packed) // n_chunks)
     return np.pad(packed, (0, n_chunks * size - len(packed))).reshape(n_chunks, size)
@@ -89,7 +89,7 @@ def main():
         print("SKIPPED: streams and graphs, for want of a CUDA device")
         return
 
-    # On a stream of one's own: the work waits for what was enqueued there, as torch's operators do.
+    # On a side stream, the operator waits for work enqueued there, as torch's operators do.
     x = torch.zeros(1 << 20, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -99,7 +99,7 @@ def main():
     torch.cuda.synchronize()
     hold("on a side stream it packs what that stream has written", not chunks.any().item())
 
-    # In a graph. What was called before needs no preparation.
+    # In a graph. Earlier calls have prepared everything.
     x = torch.zeros(1 << 20, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

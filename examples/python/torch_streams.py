@@ -1,10 +1,10 @@
-"""GradCodec on streams of PyTorch's: packing and unpacking among other work on the GPU, without synchronizing.
+"""GradCodec on PyTorch streams: packs and unpacks among other GPU work, without synchronizing.
 
     PYTHONPATH=python python3 examples/python/torch_streams.py
 
-Two rules are all. What is given as `stream` waits for what the current stream has enqueued on the tensors: DLPack sees
-to that. What uses the results on another stream must wait for it, and memory that was allocated on another stream must
-not go before it is done (`record_stream`): that is PyTorch's own rule for work on side streams.
+Two rules suffice. DLPack makes `stream` wait for work on the tensors that the current stream has enqueued. Work that
+uses the results on another stream must wait for `stream`, and memory allocated on another stream must not be freed
+before (`record_stream`): this is PyTorch's rule for side streams.
 """
 
 try:
@@ -18,7 +18,7 @@ ROUNDS, COUNT, N_CHUNKS = 50, 1_000_003, 4
 
 
 def wrong(gradient, signs):
-    """How many signs are not those of the gradient; on a GPU the number stays there, so that nothing waits."""
+    """Returns the number of wrong signs; on a GPU the number stays there, so that the host does not wait."""
     return (signs != torch.where(gradient < 0, 0.0, 1.0)).sum()
 
 
@@ -36,7 +36,7 @@ def on_the_cpu(gradcodec):
 
 
 class Load:
-    """Work that takes the GPU milliseconds: whoever does not wait for it finds the last round's gradient."""
+    """Work that takes the GPU milliseconds: a stream that does not wait for it reads the gradient of the last round."""
 
     def __init__(self):
         self.matrix = torch.randn(4096, 4096, device="cuda") / 64
@@ -49,7 +49,7 @@ class Load:
 
 
 def inside_streams(gradcodec):
-    """Several streams, each with gradients, bits and signs of its own: all inside `torch.cuda.stream`."""
+    """Uses several streams, each with its own gradients, bits and signs, inside `torch.cuda.stream`."""
     streams = [torch.cuda.Stream() for _ in range(3)]
     faults = []
     for stream in streams:
@@ -65,7 +65,7 @@ def inside_streams(gradcodec):
 
 
 def beside_the_current_stream(gradcodec):
-    """Gradients on the current stream, bits on a side stream, as in a hook that overlaps with the backward pass."""
+    """Packs gradients of the current stream on a side stream, as a hook that overlaps with backward does."""
     side, load = torch.cuda.Stream(), Load()
     faults = []
     for _ in range(ROUNDS):
@@ -81,7 +81,7 @@ def beside_the_current_stream(gradcodec):
 
 
 def in_a_graph(gradcodec):
-    """Captured once, replayed with new gradients in the same memory."""
+    """Captures once, and replays with new gradients in the same memory."""
     gradcodec.prepare((2, torch.cuda.current_device()))  # loads the kernels, which a capture does not allow
     gradient, (bits, signs) = torch.empty(COUNT, device="cuda"), buffers(gradcodec, "cuda")
     graph = torch.cuda.CUDAGraph()

@@ -1,9 +1,9 @@
-"""One module of tvm-ffi for NumPy, PyTorch and JAX: signs packed and unpacked by each, JAX inside of jit.
+"""Builds a tvm-ffi module for NumPy, PyTorch and JAX: each packs and unpacks signs, JAX inside jit.
 
     python3 examples/python/tvm_ops.py
 
-Builds tvm_ops.cpp with g++ and the headers of apache-tvm-ffi. Needs that, NumPy, and the library: built in this tree,
-or named by GRADCODEC_LIBRARY. PyTorch, JAX and jax-tvm-ffi are shown where they are installed.
+Builds tvm_ops.cpp with g++ and the headers of apache-tvm-ffi. Needs that package, NumPy, and the library: built in this
+tree, or named by GRADCODEC_LIBRARY. Shows PyTorch, JAX and jax-tvm-ffi if they are installed.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ N, CHUNKS = 1000, 4
 
 
 def load():
-    """The module, built."""
+    """Builds and loads the module."""
     made = ROOT / "build" / f"gradcodec-tvm-{tvm_ffi.__version__}" / "tvm_ops.so"
     made.parent.mkdir(parents=True, exist_ok=True)
     print(f"building {made.relative_to(ROOT)}", flush=True)

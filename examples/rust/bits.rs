@@ -1,9 +1,9 @@
-//! A mask, the signs of a gradient and a codec's payload, with GradCodec as a dependency like any other.
+//! Packs a mask and the signs of a gradient, and uses a codec, with GradCodec as an ordinary dependency.
 //!
 //!     cargo run --manifest-path examples/rust/Cargo.toml
 //!
-//! The functions are those of gradcodec.h, and as unsafe as in C: a tensor is a description with pointers in it. All
-//! types that they use are in `gradcodec::capi`, so that no other crate is needed.
+//! The functions are the ones in gradcodec.h, and as unsafe as in C, because a tensor is a struct with pointers.
+//! `gradcodec::capi` has all types that they use, so no other crate is needed.
 
 use std::{
     error::Error,
@@ -22,50 +22,50 @@ const BIG: gc_bit_order_t = BitOrder::Big as gc_bit_order_t; // the first elemen
 const CPU: DLDevice = DLDevice { device_type: DLDeviceType::CPU, device_id: 0 };
 const CHUNKS: usize = 4;
 
-/// Memory of the CPU as a tensor: good while `data` and `shape` are.
+/// Describes CPU memory as a tensor, which is valid while `data` and `shape` are.
 fn describe(data: *mut c_void, code: DLDataTypeCode, bits: u8, shape: &mut [i64]) -> DLTensor {
     let dtype = DLDataType { code, bits, lanes: 1 };
     let (ndim, strides) = (shape.len() as i32, ptr::null_mut());
     DLTensor { data, device: CPU, ndim, dtype, shape: shape.as_mut_ptr(), strides, byte_offset: 0 }
 }
 
-/// Every failure has a sentence, which says what was wrong. It is this thread's, until its next call that fails.
+/// Turns a failure into an error with the library's message, which is thread-local and valid until the next failure.
 fn check(status: gc_status_t) -> Result<(), Box<dyn Error>> {
     if status == Status::Ok as gc_status_t {
         return Ok(());
     }
-    // SAFETY: a string of the library's, which no other thread changes.
+    // SAFETY: the string belongs to the library, is thread-local, and is copied before the next call.
     Err(unsafe { CStr::from_ptr(gc_last_error()) }.to_string_lossy().into())
 }
 
-/// A tensor of the library, released when this goes.
+/// Tensor of the library, released on drop.
 struct Owned(*mut DLManagedTensor);
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: it came from the library, and is released here only.
+        // SAFETY: the tensor came from the library, and only this line releases it.
         unsafe { gc_tensor_free(self.0) }
     }
 }
 
-/// A codec, released when this goes.
+/// Codec, released on drop.
 struct Codec(*mut gc_codec_t);
 
 impl Drop for Codec {
     fn drop(&mut self) {
-        // SAFETY: as for a tensor.
+        // SAFETY: the codec came from the library, and only this line releases it.
         unsafe { gc_codec_free(self.0) }
     }
 }
 
-/// The simple functions allocate their results: here four chunks, and the mask that they become again.
+/// Packs into four chunks and unpacks them. The simple functions allocate their results.
 fn mask_there_and_back(mask: &mut [bool]) -> Result<(usize, Vec<bool>), Box<dyn Error>> {
     let mut shape = [mask.len() as i64];
     let dl_tensor = describe(mask.as_mut_ptr().cast(), DLDataTypeCode::BOOL, 8, &mut shape);
     let source = DLManagedTensor { dl_tensor, manager_ctx: ptr::null_mut(), deleter: None };
     let (mut chunks, mut back) = ([ptr::null_mut(); CHUNKS], ptr::null_mut());
-    // SAFETY: what `source` describes stays until the calls are over, there is room for every result, and each is read
-    // while its owner is there.
+    // SAFETY: the memory behind `source` outlives the calls, the outputs have room for all results, and each result is
+    // read while its owner is alive.
     unsafe {
         check(gc_pack_chunks(&source, CHUNKS, chunks.as_mut_ptr()))?;
         let chunks = chunks.map(Owned);
@@ -77,7 +77,7 @@ fn mask_there_and_back(mask: &mut [bool]) -> Result<(usize, Vec<bool>), Box<dyn 
     }
 }
 
-/// The functions `_into` allocate nothing: here they write to two vectors. A sign is 1 for positive numbers and zeros.
+/// Packs signs and unpacks them. The functions `_into` allocate nothing. A sign is 1 for positive numbers and zeros.
 fn signs_there_and_back(gradient: &mut [f32]) -> Result<(usize, Vec<f32>), Box<dyn Error>> {
     let length = gradient.len() as i64;
     let chunk_bytes = gc_chunk_bytes(length, CHUNKS);
@@ -87,7 +87,7 @@ fn signs_there_and_back(gradient: &mut [f32]) -> Result<(usize, Vec<f32>), Box<d
     let source = describe(gradient.as_mut_ptr().cast(), DLDataTypeCode::FLOAT, 32, &mut shape);
     let mut packed = describe(chunks.as_mut_ptr().cast(), DLDataTypeCode::UINT, 8, &mut chunks_shape);
     let mut unpacked = describe(back.as_mut_ptr().cast(), DLDataTypeCode::FLOAT, 32, &mut back_shape);
-    // SAFETY: what the three describe stays until the calls are over, and none of it overlaps.
+    // SAFETY: the memory of all three tensors outlives the calls and does not overlap.
     unsafe {
         check(gc_pack_signs_into(&source, BIG, &mut packed, ptr::null_mut()))?;
         check(gc_unpack_chunks_into(&packed, BIG, &mut unpacked, ptr::null_mut()))?;
@@ -95,14 +95,14 @@ fn signs_there_and_back(gradient: &mut [f32]) -> Result<(usize, Vec<f32>), Box<d
     Ok((chunks.len(), back))
 }
 
-/// A codec sends signs and one scale, and adds what a step has lost to the next one.
+/// Encodes and decodes steps. The codec sends signs and one scale, and adds the error of a step to the next one.
 fn steps_there_and_back(steps: &mut [[f32; 2]]) -> Result<Vec<[f32; 2]>, Box<dyn Error>> {
     // SAFETY: all fields are numbers or pointers, and 0 is the default of each.
     let mut options: gc_codec_options_t = unsafe { mem::zeroed() };
     options.struct_size = size_of::<gc_codec_options_t>() as u32;
     (options.codec, options.n_elements) = (Kind::Onebit as i32, 2);
     let (mut codec, mut payload, mut received) = (ptr::null_mut(), ptr::null_mut(), Vec::new());
-    // SAFETY: the codec and the payload stay until all calls are over, and what is described until its own is.
+    // SAFETY: codec and payload outlive all calls, and the memory of each other tensor outlives the calls that use it.
     unsafe {
         check(gc_codec_create(&options, &mut codec))?;
         let codec = Codec(codec);

@@ -1,5 +1,5 @@
-//! Any descriptors, honest about their memory, to every function. None may panic, read or write beyond the memory, be
-//! taken although it must be refused, or change anything when it is refused.
+//! Passes arbitrary descriptors, with correct memory, to every function. No call may panic, read or write beyond the
+//! memory, succeed where it must fail, or change anything when it fails.
 #![no_main]
 
 use std::{
@@ -17,7 +17,7 @@ use gradcodec::capi::*;
 use gradcodec_fuzz::{DTYPES, Description, Number, Place, Tensor, product};
 use libfuzzer_sys::fuzz_target;
 
-/// Elements of an output that a call may ask for.
+/// Most elements of an output that a call may request.
 const MOST_ELEMENTS: i128 = 1 << 20;
 
 #[derive(Arbitrary, Debug)]
@@ -55,10 +55,10 @@ enum Call {
     Decode { payload: Description, of: Description },
 }
 
-/// What may be missing.
+/// Tensor that may be missing.
 type Optional = Option<Description>;
 
-/// What a codec is made of.
+/// Options of a codec.
 #[derive(Arbitrary, Debug)]
 struct Options {
     struct_size: Option<u8>,
@@ -141,7 +141,7 @@ impl Order {
     }
 }
 
-/// Tensors given away and not yet released.
+/// Number of tensors that are given away and not yet released.
 static GIVEN: AtomicI64 = AtomicI64::new(0);
 
 unsafe extern "C" fn count_release(context: *mut c_void) {
@@ -149,7 +149,7 @@ unsafe extern "C" fn count_release(context: *mut c_void) {
     GIVEN.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// A tensor that owns what it describes, as other libraries make them.
+/// Tensor that owns its memory, as other libraries make them.
 struct Foreign {
     managed: DLManagedTensor,
     versioned: DLManagedTensorVersioned,
@@ -158,13 +158,13 @@ struct Foreign {
 
 unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
     GIVEN.fetch_sub(1, Ordering::Relaxed);
-    // SAFETY: made by `foreign`, released once.
+    // SAFETY: `foreign` has set the context to its box, and the tensor is released once.
     drop(unsafe { Box::from_raw((*tensor).manager_ctx.cast::<Foreign>()) });
 }
 
 unsafe extern "C" fn delete_versioned(tensor: *mut DLManagedTensorVersioned) {
     GIVEN.fetch_sub(1, Ordering::Relaxed);
-    // SAFETY: made by `foreign`, released once.
+    // SAFETY: `foreign` has set the context to its box, and the tensor is released once.
     drop(unsafe { Box::from_raw((*tensor).manager_ctx.cast::<Foreign>()) });
 }
 
@@ -182,7 +182,7 @@ fn foreign(tensor: Tensor, major: u32, minor: u32, flags: u64) -> *mut Foreign {
         },
         _tensor: tensor,
     }));
-    // SAFETY: just made.
+    // SAFETY: `made` is the box made above.
     unsafe {
         (*made).managed.manager_ctx = made.cast();
         (*made).versioned.manager_ctx = made.cast();
@@ -190,9 +190,9 @@ fn foreign(tensor: Tensor, major: u32, minor: u32, flags: u64) -> *mut Foreign {
     made
 }
 
-/// A status is one of those in the header, with words if it is a refusal, and never a defect of the library.
+/// Checks that a status is in the header, has a message if it is an error, and is no defect of the library.
 fn check(status: gc_status_t, may_succeed: bool) -> bool {
-    // SAFETY: these functions give text that ends with a NUL.
+    // SAFETY: both functions return text that ends with a NUL.
     let (name, words) = unsafe { (CStr::from_ptr(gc_status_name(status)), CStr::from_ptr(gc_last_error())) };
     let name = name.to_str().unwrap();
     assert!(name != "GC_STATUS_UNKNOWN" && name != "GC_STATUS_PANIC", "{name}: {words:?}");
@@ -201,11 +201,11 @@ fn check(status: gc_status_t, may_succeed: bool) -> bool {
     status == 0
 }
 
-/// Calls a function with one result, and releases it.
+/// Calls a function with one result, and releases the result.
 fn with_out(may_succeed: bool, call: impl FnOnce(*mut *mut DLManagedTensor) -> gc_status_t) {
     let mut out = ptr::dangling_mut();
     if check(call(&mut out), may_succeed) {
-        // SAFETY: the call gave it.
+        // SAFETY: the call has succeeded, and so has set `out` to a tensor.
         unsafe { gc_tensor_free(out) };
     } else {
         assert_eq!(out, ptr::dangling_mut());
@@ -216,7 +216,7 @@ fn is_known(dtype: DLDataType) -> bool {
     DTYPES.contains(&(dtype.code.0, dtype.bits)) && dtype.lanes == 1
 }
 
-/// Calls a function that writes to memory of ours, which it may only do if it succeeds.
+/// Calls a function that writes to memory of ours, and checks that it does so only if it succeeds.
 fn into(src: &Description, dst: &Description, call: impl FnOnce(*const DLTensor, *mut DLTensor) -> gc_status_t) {
     let (mut src, mut dst) = (Tensor::new(src), Tensor::new(dst));
     if src.place == Place::Elsewhere || dst.place == Place::Elsewhere {
@@ -229,7 +229,7 @@ fn into(src: &Description, dst: &Description, call: impl FnOnce(*const DLTensor,
     assert!(src.memory == from, "a source was written to");
 }
 
-/// Tensors of a call, of which some may be missing.
+/// Tensors of a call, some of which may be missing.
 struct Tensors(Vec<Option<Tensor>>);
 
 impl Tensors {
@@ -237,7 +237,7 @@ impl Tensors {
         Self(descriptions.into_iter().map(|description| description.map(Tensor::new)).collect())
     }
 
-    /// Whether their memory is there, or not looked at.
+    /// Returns true if all tensors have memory, or need none.
     fn can_be_passed(&self) -> bool {
         self.0.iter().flatten().all(|tensor| tensor.place != Place::Elsewhere)
     }
@@ -251,7 +251,7 @@ impl Tensors {
     }
 }
 
-/// Calls a function with tensors that it reads, and some that it writes to, which it may only do if it succeeds.
+/// Calls a function that reads some tensors and writes to others, and checks that it writes only if it succeeds.
 fn with_tensors(
     mut inputs: Tensors,
     mut outputs: Tensors,
@@ -267,10 +267,10 @@ fn with_tensors(
     assert!(inputs.memory() == from, "a source was written to");
 }
 
-/// Gives a function options for a codec, unless they are of more than there is memory for.
+/// Calls a function with options for a codec, unless they need too much memory.
 fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     let about = |description: &Option<Description>| {
-        // SAFETY: zeros are a value of both.
+        // SAFETY: a DLTensor of zeros is valid.
         description.as_ref().map_or(unsafe { std::mem::zeroed::<DLTensor>() }, |one| Tensor::new(one).managed.dl_tensor)
     };
     let segments: Option<Vec<i64>> =
@@ -281,7 +281,7 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     if too_much(all) {
         return;
     }
-    // SAFETY: zeros are a value of each field.
+    // SAFETY: zeros are valid for each field.
     let mut given: gc_codec_options_t = unsafe { std::mem::zeroed() };
     given.struct_size =
         options.struct_size.map_or(size_of::<gc_codec_options_t>() as u32, |size| u32::from(size % 113));
@@ -305,21 +305,21 @@ fn with_options(options: &Options, call: impl FnOnce(&gc_codec_options_t)) {
     call(&given);
 }
 
-/// A codec of these options, and calls on it.
+/// Creates a codec with these options, and calls its functions.
 fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     let mut codec = ptr::dangling_mut();
     let ranks = i32::from(options.codec) - 1;
-    // SAFETY: options with their segments.
+    // SAFETY: `given` and its segments are valid.
     let buffer = unsafe { gc_allreduce_peers_bytes(given, ranks, 1) };
     assert!(buffer == -1 || (1..=64).contains(&ranks) && buffer > 0);
-    // SAFETY: options with their segments, and room for a pointer.
+    // SAFETY: `given` and its segments are valid, and `codec` is a place for a pointer.
     if !check(unsafe { gc_codec_create(given, &mut codec) }, true) {
         assert_eq!(codec, ptr::dangling_mut());
         return;
     }
     let stream = ptr::null_mut();
     for step in steps.iter().take(8) {
-        // SAFETY: a codec, and tensors that are either good, or refused by arithmetic alone.
+        // SAFETY: `codec` is valid, and tensors are either valid, or refused by arithmetic alone.
         unsafe {
             match step {
                 Step::Encode { values, factors, payload } => {
@@ -338,7 +338,7 @@ fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
                     });
                 }
                 Step::Reduce { chunk, chunks, dst } => {
-                    // Bytes that no encoder wrote, which is told; then what goes out is written.
+                    // Bytes that no encoder wrote give an error, but the output is written.
                     let (mut chunks, mut dst) = (Tensors::new([Some(chunks)]), Tensors::new([Some(dst)]));
                     if chunks.can_be_passed() && dst.can_be_passed() {
                         let chunk = chunk.get() as usize;
@@ -375,7 +375,7 @@ fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
             }
         }
     }
-    // SAFETY: made above.
+    // SAFETY: `codec` was created above, and is released once.
     unsafe {
         assert!(gc_codec_payload_bytes(codec) >= 0 && gc_codec_state_bytes(codec) >= 256);
         assert!(matches!(gc_codec_exchanges(codec), 1 | 2));
@@ -383,7 +383,7 @@ fn codec(options: &Options, given: &gc_codec_options_t, steps: &[Step]) {
     }
 }
 
-/// A rank that is alone asks nobody for anything.
+/// Panics: a single rank must not exchange anything.
 unsafe extern "C" fn never(
     _: *mut c_void,
     _: *const c_void,
@@ -395,10 +395,10 @@ unsafe extern "C" fn never(
     panic!("a world of one rank exchanges something")
 }
 
-/// Gives a function a communicator of a world of one rank.
+/// Calls a function with a communicator of a world of one rank.
 fn alone(call: impl FnOnce(*mut gc_comm_t)) {
     let mut comm = ptr::dangling_mut();
-    // SAFETY: room for a pointer; released once.
+    // SAFETY: `comm` is a place for a pointer, and the communicator is released once.
     unsafe {
         assert_eq!(gc_comm_group(1, &mut comm), 0);
         call(comm);
@@ -406,22 +406,22 @@ fn alone(call: impl FnOnce(*mut gc_comm_t)) {
     }
 }
 
-/// An all-reduce of these options, and calls on it.
+/// Creates an all-reduce with these options, and calls its functions.
 fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t, steps: &[Run]) {
     let mut allreduce = ptr::dangling_mut();
-    // What all-reduces want otherwise than codecs, now and then.
+    // Sometimes sets the options that all-reduces, unlike codecs, require.
     let mut given = *given;
     if !options.reserved.is_multiple_of(4) {
         (given.n_chunks, given.server, given.results) = (given.n_chunks % 2, 0, given.values);
     }
-    // SAFETY: a communicator, options with their segments, and room for a pointer.
+    // SAFETY: `comm`, `given` and its segments are valid, and `allreduce` is a place for a pointer.
     if !check(unsafe { gc_allreduce_create(comm, &given, &mut allreduce) }, true) {
         assert_eq!(allreduce, ptr::dangling_mut());
         return;
     }
     let stream = ptr::null_mut();
     for step in steps.iter().take(8) {
-        // SAFETY: an all-reduce, and tensors that are either good, or refused by arithmetic alone.
+        // SAFETY: `allreduce` is valid, and tensors are either valid, or refused by arithmetic alone.
         unsafe {
             match step {
                 Run::Values { values, factors } => {
@@ -475,7 +475,7 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
             }
         }
     }
-    // SAFETY: made above.
+    // SAFETY: `allreduce` was created above, and `parts` has room for `pieces` parts.
     unsafe {
         assert!(gc_allreduce_shard_elements(allreduce) >= 0);
         assert!(gc_allreduce_sent_bytes(allreduce, ptr::null_mut()) == 0); // a world of one
@@ -487,17 +487,17 @@ fn allreduce(comm: *mut gc_comm_t, options: &Options, given: &gc_codec_options_t
         assert!(parts.iter().all(|part| part.first == 0 && part.count > 0));
         assert!(gc_allreduce_parts(allreduce, 1, 0, ptr::null_mut(), 0) == -1);
     }
-    // SAFETY: likewise, and nobody uses it any more.
+    // SAFETY: `allreduce` was created above, and is not used any more.
     unsafe { gc_allreduce_free(allreduce) };
 }
 
-/// Whether an output of so many elements is too large to ask for, and not so large that it must be refused.
+/// Returns true if an output of `elements` elements is too large to request, but not so large that it must be refused.
 fn too_much(elements: i128) -> bool {
     elements > MOST_ELEMENTS && elements <= i128::from(i64::MAX)
 }
 
 fn run(call: Call) {
-    // SAFETY: what is passed is either good, or NULL, unaligned or refused by arithmetic alone.
+    // SAFETY: each argument is either valid, or NULL, unaligned or refused by arithmetic alone.
     unsafe {
         match call {
             Call::ChunkBytes { elements, n_chunks } => {
@@ -551,7 +551,7 @@ fn run(call: Call) {
                 if sensible && too_much(product(tensor.shape.iter().copied()).saturating_mul(bits) / 8) {
                     return;
                 }
-                // A product of so many elements may be of more bytes than there can be.
+                // The bytes of so many elements may exceed the address space, so the call may fail, too.
                 with_out(true, |out| gc_tensor_empty(dl.device, dl.dtype, dl.ndim, dl.shape, out));
             }
             Call::FromPointer { description, release } => {
@@ -575,7 +575,7 @@ fn run(call: Call) {
             Call::ToVersioned(description) => {
                 let foreign = foreign(Tensor::new(&description), 1, 0, 0);
                 let mut out = ptr::dangling_mut();
-                // Its own address is good here, whatever the description says, so all may succeed.
+                // The tensor's own address is valid here, whatever the description has, so all calls may succeed.
                 if check(gc_tensor_to_versioned(&raw mut (*foreign).managed, &mut out), true) {
                     let minor = match (*out).dl_tensor.dtype.code.0 {
                         0..=6 => 0,
@@ -667,7 +667,7 @@ fn run(call: Call) {
             }
             Call::CopyInto { src, dst } => {
                 let [from, to] = [&src, &dst].map(|one| Tensor::new(one).managed.dl_tensor.dtype);
-                // Of a dtype that nobody reads there is no memory here.
+                // A description with an unknown dtype has no memory here.
                 if from == to && !is_known(from) {
                     return;
                 }
@@ -737,7 +737,7 @@ fn run(call: Call) {
                 assert_eq!(made, world_size > 0);
                 let taken = if made { world_size as usize } else { 0 };
                 if taken == 1 {
-                    // One node of one rank: without an inter_node, with one communicator twice, and with two.
+                    // A node of one rank: without an inter_node, with one communicator twice, and with two.
                     let (mut other, mut two) = (ptr::null_mut(), ptr::null_mut());
                     assert!(check(gc_comm_group(1, &mut other), true));
                     assert!(!check(gc_comm_hierarchical(comms[0], ptr::null_mut(), &mut two), false));
@@ -757,24 +757,24 @@ fn run(call: Call) {
 
 type Pack = unsafe extern "C" fn(*const DLManagedTensor, usize, *mut *mut DLManagedTensor) -> gc_status_t;
 
-/// Calls a function that packs to chunks, and releases them.
+/// Calls a function that packs to chunks, and releases the chunks.
 fn pack(function: Pack, src: &Description, n_chunks: Number) {
     let mut src = Tensor::new(src);
     let n_chunks = n_chunks.get() as usize;
-    // Up to so many there is room for; beyond the others there is none in the address space.
+    // `out` has room for 300 chunks. From 2^60 chunks on the address space is too small, so the call fails.
     if src.place == Place::Elsewhere || i128::from(src.elements) > MOST_ELEMENTS || (300..1 << 60).contains(&n_chunks) {
         return;
     }
     let mut out = [ptr::dangling_mut::<DLManagedTensor>(); 300];
-    // SAFETY: as in `run`; there is room for the chunks.
+    // SAFETY: `src` is as in `run`; `out` has room for the chunks, unless the call fails.
     let status = unsafe { function(src.pointer(), n_chunks, out.as_mut_ptr()) };
     let taken = if check(status, src.place == Place::Here && n_chunks != 0) { n_chunks } else { 0 };
-    // SAFETY: the call gave them.
+    // SAFETY: the call has succeeded, and so has set `n_chunks` tensors.
     out[..taken].iter().for_each(|&chunk| unsafe { gc_tensor_free(chunk) });
     assert!(out[taken..].iter().all(|&chunk| chunk == ptr::dangling_mut()));
 }
 
-/// Elements that unpacking would give; None if it would be refused.
+/// Returns the number of elements that unpacking would give; None if it would be refused.
 fn unpacked(src: &Tensor, axis: i32, count: i64) -> Option<i128> {
     if src.place != Place::Here {
         return None;

@@ -1,5 +1,5 @@
-//! Kernels that are compiled at run time, up to the compiler: any texts and options, any tensors. None may panic or read
-//! beyond what is described; what is refused hands nothing out.
+//! Kernels that are compiled at run time, up to the compiler: any texts, options and tensors. No call may panic or read
+//! beyond the described memory; a failed call returns no object.
 #![no_main]
 
 use std::{
@@ -16,7 +16,7 @@ use libfuzzer_sys::fuzz_target;
 
 const OK: gc_status_t = 0;
 
-/// Of what texts are made, so that some are right.
+/// Words that texts are made of, so that some texts are valid.
 const WORDS: [&str; 32] = [
     "T x",
     "float32 x",
@@ -62,7 +62,7 @@ enum Piece {
 struct Text(Option<Vec<Piece>>);
 
 impl Text {
-    /// Without the NUL that ends it, and those before.
+    /// Returns the text without NULs inside; None if it is missing.
     fn get(&self) -> Option<CString> {
         let mut bytes = Vec::new();
         for piece in self.0.as_ref()? {
@@ -78,12 +78,12 @@ impl Text {
 #[derive(Arbitrary, Debug)]
 struct Input {
     is_reduction: bool,
-    /// In place of texts that are missing, those of a kernel that works.
+    /// True if missing texts are replaced by those of a valid kernel.
     usual: bool,
     texts: [Text; 9],
     options: Vec<Text>,
     flags: u8,
-    /// A byte of the options that is changed.
+    /// Change of a byte of the options.
     change: Option<(u8, u8)>,
     calls: Vec<Call>,
 }
@@ -92,7 +92,7 @@ struct Input {
 struct Call {
     inputs: Vec<Description>,
     outputs: Vec<Description>,
-    /// The outputs are of the first input's kind.
+    /// True if the only output is like the first input.
     alike: bool,
     flags: u8,
     size: i64,
@@ -122,7 +122,7 @@ fn create(input: &Input) -> *mut gc_kernel_t {
     let pointers: Vec<_> = options.iter().map(pointer).collect();
     let text = |index: usize| pointer(&texts[index]);
     let mut kernel = ptr::null_mut();
-    // SAFETY: numbers and pointers, for which zeros are values.
+    // SAFETY: both structs have numbers and pointers, for which zeros are valid.
     let (mut one, mut other): (gc_elementwise_options_t, gc_reduction_options_t) =
         unsafe { (mem::zeroed(), mem::zeroed()) };
     let bytes: &mut [u8];
@@ -132,7 +132,7 @@ fn create(input: &Input) -> *mut gc_kernel_t {
         [other.name, other.inputs, other.outputs, other.map, other.reduce] = [0, 1, 2, 3, 4].map(text);
         [other.post_map, other.identity, other.reduce_type, other.preamble] = [5, 6, 7, 8].map(text);
         (other.options, other.n_options) = (pointers.as_ptr(), pointers.len());
-        // SAFETY: the options' own bytes, none of which is uninitialized.
+        // SAFETY: these are the bytes of `other`, all of which are initialized.
         bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut other).cast(), size_of_val(&other)) };
     } else {
         one.struct_size = size_of_val(&one) as u32;
@@ -140,17 +140,17 @@ fn create(input: &Input) -> *mut gc_kernel_t {
         [one.name, one.inputs, one.outputs, one.operation, one.preamble, one.loop_prep, one.after_loop] =
             [0, 1, 2, 3, 4, 5, 6].map(text);
         (one.options, one.n_options) = (pointers.as_ptr(), pointers.len());
-        // SAFETY: as above.
+        // SAFETY: these are the bytes of `one`, all of which are initialized.
         bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut one).cast(), size_of_val(&one)) };
     }
     if let Some((at, byte)) = input.change {
-        // Of the size, the flags, and what is reserved: pointers stay as they are.
+        // Only the size, the flags and the reserved fields change: pointers stay valid.
         let places: Vec<_> = (0..8).chain(bytes.len() - 32..bytes.len()).collect();
         let at = places[usize::from(at) % places.len()];
-        // No size beyond the struct, for so many bytes would be read.
+        // The size must not exceed the struct, because that many bytes are read.
         bytes[at] = if at < 4 { bytes[at].min(byte) } else { byte };
     }
-    // SAFETY: options of their size, whose texts end with a NUL.
+    // SAFETY: the options have at least the bytes of their size field, and their texts end with a NUL.
     let status = unsafe {
         if input.is_reduction {
             gc_reduction_create(&other, &mut kernel)
@@ -171,14 +171,14 @@ fn call(kernel: *mut gc_kernel_t, call: &Call) {
         outputs = vec![Tensor::new(first)];
     }
     let mut workspace = call.workspace.as_ref().map(Tensor::new);
-    // A scalar of the CPU is read: what lies nowhere must not be one.
+    // A scalar on the CPU is read, so a tensor without memory must not be one.
     if inputs.iter().any(|tensor| tensor.shape.is_empty() && tensor.place == Place::Elsewhere) {
         return;
     }
     let view = |tensor: &mut Tensor| tensor.pointer().cast::<DLTensor>();
     let in_views: Vec<*const DLTensor> = inputs.iter_mut().map(|tensor| view(tensor).cast_const()).collect();
     let out_views: Vec<*mut DLTensor> = outputs.iter_mut().map(view).collect();
-    // SAFETY: numbers and pointers, for which zeros are values.
+    // SAFETY: the struct has numbers and pointers, for which zeros are valid.
     let mut options: gc_run_options_t = unsafe { mem::zeroed() };
     options.struct_size = size_of_val(&options) as u32;
     options.flags = u32::from(call.flags & 3);
@@ -189,10 +189,10 @@ fn call(kernel: *mut gc_kernel_t, call: &Call) {
     options.workspace = workspace.as_mut().map_or(ptr::null(), |tensor| view(tensor).cast_const());
     options.capability = if call.here { 0 } else { call.capability };
     let (n_in, n_out) = (in_views.len(), out_views.len());
-    // SAFETY: a kernel; tensors that describe their memory, or are to be refused; options of their size.
+    // SAFETY: `kernel` is valid; tensors describe their memory, or are to be refused; the options have their size.
     unsafe {
         gc_kernel_workspace_bytes(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options);
-        // There is nothing to compile with, and no GPU.
+        // There is no compiler and no GPU, so a run must fail.
         let stream = ptr::null_mut();
         gc_kernel_prepare(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options, stream);
         assert_ne!(gc_kernel_run(kernel, in_views.as_ptr(), n_in, out_views.as_ptr(), n_out, &options, stream), OK);
@@ -201,7 +201,7 @@ fn call(kernel: *mut gc_kernel_t, call: &Call) {
 
 fuzz_target!(|input: Input| {
     static ALONE: Once = Once::new();
-    // SAFETY: before any other thread could read the environment.
+    // SAFETY: this runs before any other thread could read the environment.
     ALONE.call_once(|| unsafe {
         libc::setenv(c"GRADCODEC_NVRTC".as_ptr(), c"/nowhere".as_ptr(), 1);
         libc::setenv(c"GRADCODEC_CACHE".as_ptr(), c"0".as_ptr(), 1);
@@ -212,7 +212,7 @@ fuzz_target!(|input: Input| {
     }
     input.calls.iter().take(3).for_each(|given| call(kernel, given));
     let mut log = ptr::null();
-    // SAFETY: a kernel, which nothing uses afterwards, and a place for a pointer.
+    // SAFETY: `kernel` is valid and not used afterwards, and `log` is a place for a pointer.
     unsafe {
         assert_eq!(gc_kernel_log(kernel, &mut log), OK);
         gc_kernel_free(kernel);

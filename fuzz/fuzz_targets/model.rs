@@ -1,5 +1,5 @@
 //! Packing and unpacking of any shapes, strides, dtypes, axes, orders, counts and numbers of chunks against a model.
-//! Every input here is in order, so every call must succeed, with the model's bytes and not one other byte changed.
+//! Every input is valid, so every call must succeed, write the model's bytes, and change no other byte.
 #![no_main]
 
 use std::{ffi::CStr, ptr};
@@ -10,7 +10,7 @@ use gradcodec::capi::*;
 use gradcodec_fuzz::{DTYPES, Description, Device, Dtype, Flaw, INTEGERS, Number, Place, Tensor};
 use libfuzzer_sys::fuzz_target;
 
-/// Elements of the larger side.
+/// Most elements of the larger side.
 const MOST_ELEMENTS: usize = 6000;
 
 #[derive(Arbitrary, Debug)]
@@ -18,7 +18,7 @@ struct Input {
     call: Call,
     dtype: u8,
     dims: Vec<Dim>,
-    /// NULL strides, if that is what they are.
+    /// True if the strides are NULL, for C order.
     compact: bool,
     axis: Option<i8>,
     little: bool,
@@ -27,7 +27,7 @@ struct Input {
     pad: u8,
     byte_offset: u16,
     fill: u8,
-    /// The layout of the other side.
+    /// Layout of the other side.
     other: Vec<Dim>,
 }
 
@@ -47,11 +47,11 @@ enum Call {
 #[derive(Arbitrary, Clone, Copy, Debug, Default)]
 struct Dim {
     size: u16,
-    /// The place of this dimension among the strides: the lowest is the innermost.
+    /// Order of this dimension's stride: the lowest is the innermost.
     rank: u8,
     gap: u8,
     backward: bool,
-    /// For sources: all in one place.
+    /// True if all elements of a source have one address.
     repeated: bool,
 }
 
@@ -64,7 +64,7 @@ impl Input {
         if self.little { 1 << (bit % 8) } else { 0x80 >> (bit % 8) }
     }
 
-    /// A tensor of this shape whose layout `dims` says.
+    /// Returns a tensor of this shape, with the layout `dims`.
     fn tensor(&self, dtype: (u8, u8), shape: &[usize], dims: &[Dim], source: bool) -> Tensor {
         let dim = |axis: usize| dims.get(axis).copied().unwrap_or_default();
         let mut axes: Vec<usize> = (0..shape.len()).collect();
@@ -93,7 +93,7 @@ impl Input {
         tensor
     }
 
-    /// Sizes of at most `most` elements in all.
+    /// Returns sizes of at most `most` elements in all.
     fn shape(&self, most: usize) -> Vec<usize> {
         let mut left = most;
         let sizes = self.dims.iter().take(6).map(|dim| {
@@ -154,7 +154,7 @@ fn read_bits(tensor: &Tensor, signs: bool) -> Vec<bool> {
     tensor.places().into_iter().map(bit).collect()
 }
 
-/// The memory of `tensor` once these elements are written: each the bytes of `one`, or zeros.
+/// Returns the memory of `tensor` after a write of these elements: each the bytes of `one`, or zeros.
 fn with_bits(tensor: &Tensor, bits: &[bool]) -> Vec<u8> {
     let dtype = tensor.managed.dl_tensor.dtype;
     let one: Vec<u8> = match (dtype.code.0, dtype.bits) {
@@ -178,13 +178,13 @@ fn with_bytes(tensor: &Tensor, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn succeeds(status: gc_status_t) {
-    // SAFETY: the text ends with a NUL.
+    // SAFETY: gc_last_error() returns text that ends with a NUL.
     assert_eq!(status, 0, "{:?}", unsafe { CStr::from_ptr(gc_last_error()) });
 }
 
-/// Checks a result of the library's own, and releases it.
+/// Checks a tensor that the library has made, and releases it.
 fn take(out: *mut DLManagedTensor, dtype: (u8, u8), shape: &[usize], expected: &[u8]) {
-    // SAFETY: the library gave it.
+    // SAFETY: `out` is a tensor that the library has made, and is released once.
     unsafe {
         let dl = &(*out).dl_tensor;
         assert_eq!((dl.dtype.code.0, dl.dtype.bits, dl.dtype.lanes, dl.byte_offset), (dtype.0, dtype.1, 1, 0));
@@ -216,7 +216,7 @@ fn run(input: &Input) {
     let shape = input.shape(if packs || !along_axis { MOST_ELEMENTS } else { MOST_ELEMENTS / 16 });
     let total: usize = shape.iter().product();
 
-    // The side that `shape` is of: elements, or bytes to be unpacked along an axis.
+    // `shape` is the elements' shape, or that of the bytes to be unpacked along an axis.
     let (axis, along) = match input.axis {
         Some(axis) if along_axis && !shape.is_empty() => {
             let (axis, ndim) = (i32::from(axis), shape.len() as i32);
@@ -236,7 +236,7 @@ fn run(input: &Input) {
         }
     };
 
-    // SAFETY: tensors with their memory, and room for the results.
+    // SAFETY: all tensors have their memory, and there is room for the results.
     unsafe {
         match input.call {
             Call::PackChunks | Call::PackChunksInto | Call::PackSignsInto => {
@@ -294,7 +294,7 @@ fn run(input: &Input) {
                     let argument = match input.count {
                         None => GC_COUNT_ALL,
                         Some(0..) => count as i64,
-                        // -0 would be 0, which is none of them.
+                        // -0 would be 0, a count of no elements.
                         Some(_) if count == length * 8 => GC_COUNT_ALL,
                         Some(_) => count as i64 - length as i64 * 8,
                     };

@@ -1,8 +1,8 @@
-//! Payloads and states of strangers. One that was written for this codec is changed anywhere, its header above all; then it
-//! is decoded, reduced and taken as a state. What differs from what the codec would have written is told, as CORRUPT, and
-//! nothing changes; all else is right: numbers of the payload's scales, and no byte beyond the tensors.
+//! Payloads and states from untrusted sources. A payload of this codec is changed anywhere, mostly in its header; then
+//! it is decoded and reduced, and a changed state is loaded. Bytes that the codec cannot have written must give CORRUPT
+//! and change nothing. All others must give numbers with the payload's scales, and no write beyond the tensors.
 //!
-//! gc_decode gets the same bytes, from any address, and whole inputs: each is a tensor or CORRUPT.
+//! gc_decode gets the same bytes, from any address, and arbitrary ones: each must give a tensor or CORRUPT.
 #![no_main]
 
 use std::{mem, ptr};
@@ -28,11 +28,11 @@ struct Input {
     add: bool,
     half: bool,
     voters: u8,
-    /// Bytes of nobody, in place of the payload.
+    /// Arbitrary bytes, in place of the payload.
     noise: Option<Vec<u8>>,
 }
 
-/// A byte that is changed; mostly of a header or of the scales behind it.
+/// Change of a byte, mostly of a header or of the scales behind it.
 #[derive(Arbitrary, Debug)]
 struct Change {
     anywhere: Option<u16>,
@@ -41,7 +41,7 @@ struct Change {
     xor: u8,
 }
 
-/// Memory aligned to 16, with exactly as much behind it as is described.
+/// Memory aligned to 16, of exactly the described bytes.
 struct Bytes(Vec<u128>, usize);
 
 impl Bytes {
@@ -50,7 +50,7 @@ impl Bytes {
     }
 
     fn get(&mut self) -> &mut [u8] {
-        // SAFETY: any pattern is a byte, and there are as many.
+        // SAFETY: any pattern is a byte, and the memory has at least `self.1` bytes.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.1) }
     }
 }
@@ -67,21 +67,21 @@ fn view(data: *mut u8, code: u8, bits: u8, shape: &mut [i64]) -> DLTensor {
     }
 }
 
-/// Whether the codec must take a chunk, as docs/NUMERICS.md has it: all fields but the flags as they were, no flag but
-/// NONFINITE, no scale of so many segments that it would not have written. Of a block codec no scale is wrong.
+/// Returns false if the codec must refuse a chunk, by docs/NUMERICS.md: a field besides the flags has changed, a flag
+/// besides NONFINITE is set, or it would not have written the scale of a segment. A block codec takes any scale.
 fn is_right(good: &[u8], got: &[u8], segments: usize) -> bool {
     let field = |range: std::ops::Range<usize>| good[range.clone()] == got[range];
     let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     field(0..28) && field(32..HEADER) && word(got, 28) & !2 == 0 && {
         (0..segments).map(|segment| HEADER + 4 * segment).all(|at| {
             let (before, scale) = (f32::from_bits(word(good, at)), f32::from_bits(word(got, at)));
-            // A NaN has any sign; what is not held or is a sign's keeps its one value, which the changes leave alone.
+            // A NaN may have any sign. Segments that the chunk does not hold, and SIGN, have one scale: unchecked here.
             before.to_bits() == scale.to_bits() || !(scale.is_sign_negative() && !scale.is_nan())
         })
     }
 }
 
-/// Decodes any bytes, which begin `shift` bytes behind an aligned address. Gives the values, or None for CORRUPT.
+/// Decodes any bytes, which begin `shift` bytes behind an aligned address. Returns the values, or None for CORRUPT.
 fn decoded(bytes: &[u8], shift: usize, half: bool) -> Option<Vec<u8>> {
     let mut memory = Bytes::of(bytes.len() + shift);
     memory.get()[shift..].copy_from_slice(bytes);
@@ -91,7 +91,7 @@ fn decoded(bytes: &[u8], shift: usize, half: bool) -> Option<Vec<u8>> {
     let bits = if half { 16 } else { 32 };
     let dtype = DLDataType { code: DLDataTypeCode(2), bits, lanes: 1 };
     let mut out = ptr::null_mut();
-    // SAFETY: a tensor over memory that is there, and room for a pointer; what is given is released once.
+    // SAFETY: `payload` describes `memory`, `out` is a place for a pointer, and the result is released once.
     unsafe {
         let status = gc_decode(&payload, dtype, &mut out);
         assert!(memory.get()[shift..] == *bytes, "the payload was written to");
@@ -113,7 +113,7 @@ fn decoded(bytes: &[u8], shift: usize, half: bool) -> Option<Vec<u8>> {
 
 fuzz_target!(|input: Input| {
     let sizes: Vec<i64> = input.segments.iter().take(6).map(|&size| i64::from(size)).collect();
-    // SAFETY: zeros are a value of each field.
+    // SAFETY: zeros are valid for each field.
     let mut options: gc_codec_options_t = unsafe { mem::zeroed() };
     options.struct_size = size_of::<gc_codec_options_t>() as u32;
     options.codec = match input.error / 3 % 8 {
@@ -134,7 +134,7 @@ fuzz_target!(|input: Input| {
     let number = usize::from(input.server) % options.n_chunks;
     options.server = 1 + number as u64;
     let mut codec = ptr::null_mut();
-    // SAFETY: good options; below, tensors over memory that is there, and a codec that is released once.
+    // SAFETY: the options are valid, all tensors describe memory that is alive, and the codec is released once.
     unsafe {
         assert_eq!(gc_codec_create(&options, &mut codec), 0);
         let bytes = gc_codec_payload_bytes(codec) as usize;
@@ -143,7 +143,7 @@ fuzz_target!(|input: Input| {
         let mut shape = [bytes as i64];
         let mut of_payload = view(payload.get().as_mut_ptr(), 1, 8, &mut shape);
 
-        // One step of our own.
+        // Encodes one step.
         let mut noise = u64::from(input.gradient);
         let mut gradients: Vec<Vec<f32>> = sizes
             .iter()
@@ -175,7 +175,7 @@ fuzz_target!(|input: Input| {
         assert_eq!(status, 0);
         let good = payload.get().to_vec();
 
-        // Changed by a stranger.
+        // Changes the payload.
         match &input.noise {
             Some(noise) if !noise.is_empty() => {
                 payload.get().iter_mut().zip(noise.iter().cycle()).for_each(|(byte, &other)| *byte = other);
@@ -202,7 +202,7 @@ fuzz_target!(|input: Input| {
         let rows = || good.chunks(stride).zip(got.chunks(stride));
         let all_right = rows().all(|(good, got)| is_right(good, got, scales));
 
-        // Decoded: all of it or nothing, and the scales that it says.
+        // Decodes all of the payload or nothing, with the payload's scales.
         let (code, bits) = if input.half && !input.add { (4, 16) } else { (2, 32) };
         let mut room: Vec<Vec<u8>> = sizes.iter().map(|&size| vec![0; size as usize * bits as usize / 8]).collect();
         for ((value, room), length) in values.iter_mut().zip(&mut room).zip(&mut lengths) {
@@ -214,7 +214,7 @@ fuzz_target!(|input: Input| {
         let list = outputs.as_ptr();
         let status = gc_codec_decode(codec, &of_payload, 1, ptr::null(), mode, list, count, ptr::null_mut());
         assert!(status == 0 || status == CORRUPT);
-        // What makes a scale wrong where none is held, or of a sign, is not said here again.
+        // is_right() does not check the scale of a segment that a chunk does not hold, nor those of SIGN.
         assert!(all_right || status == CORRUPT, "taken, and should not have been");
         assert!(status == 0 || room.iter().flatten().all(|&byte| byte == 0), "changed by a call that was refused");
         assert!(good != got || status == 0, "its own payload is refused");
@@ -232,11 +232,11 @@ fuzz_target!(|input: Input| {
             }
         }
 
-        // Reduced: something goes out in any case, and says whether it is good.
+        // Reduces: an output is written in any case, with a flag if it is corrupt.
         let voters = 1 + usize::from(input.voters % 4);
         let mut chunks = Bytes::of(voters * stride);
         for voter in 0..voters {
-            // The changed one is the last.
+            // The last chunk is the changed one.
             let source = if voter + 1 == voters { &got } else { &good };
             chunks.get()[voter * stride..][..stride].copy_from_slice(&source[number * stride..][..stride]);
         }
@@ -250,7 +250,7 @@ fuzz_target!(|input: Input| {
         assert_eq!(reduced.get()[28] & 1 != 0, status == CORRUPT);
         assert_eq!(reduced.get()[..4], *b"GCPL");
 
-        // A state, changed likewise: taken as it is, or not at all.
+        // Loads a state that is changed in the same way: all of it or nothing.
         let count = gc_codec_state_bytes(codec) as usize;
         let (mut state, mut after, mut shape) = (Bytes::of(count), Bytes::of(count), [count as i64]);
         let mut of_state = view(state.get().as_mut_ptr(), 1, 8, &mut shape);

@@ -1,5 +1,5 @@
-//! Messages of strangers: a good one that is changed, or any bytes, with descriptors that may be missing, too many or others.
-//! What is taken can be read and written to its end, and of what is not no descriptor stays open.
+//! Messages from untrusted senders: a changed valid one, or any bytes, with missing, surplus or other descriptors. A
+//! received tensor must be readable and writable to its end; a refused one must leave no descriptor open.
 #![no_main]
 
 use std::{ffi::c_int, fs, io, mem, os::fd::RawFd, ptr, slice};
@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 
 const CPU: DLDevice = DLDevice { device_type: DLDeviceType::CPU, device_id: 0 };
 const CUDA: DLDevice = DLDevice { device_type: DLDeviceType::CUDA, device_id: 0 };
-/// Done, of another type than is wanted, corrupt, no driver, no share, not in time. There is no driver where this runs.
+/// Statuses that may occur: OK, INVALID_ARGUMENT, CORRUPT, DRIVER_UNAVAILABLE (no driver here), SHARE, TIMEOUT.
 const STATUSES: [gc_status_t; 6] = [0, 1, 9, 20, 40, 41];
 const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
@@ -20,17 +20,17 @@ struct Input {
     shape: Vec<u8>,
     bits: u8,
     lanes: u8,
-    /// Bytes of the message that are changed.
+    /// Changes of the message: the number of a byte, and a mask for XOR.
     changes: Vec<(u8, u8)>,
-    /// How much of it comes.
+    /// Number of bytes that are sent; None: all.
     cut: Option<u8>,
     noise: Option<Vec<u8>>,
-    /// In place of as much memory as the message says.
+    /// Size of the memory in bytes, in place of the message's.
     memory: Option<u16>,
     seals: Option<u8>,
     descriptors: u8,
     in_the_wrong_order: bool,
-    /// In memory of CUDA: strides, the offset, the sizes of parts.
+    /// For memory of CUDA: strides, the offset, the sizes of parts.
     on_cuda: Option<(Vec<i8>, u16, Vec<u16>)>,
     is_for_cuda: bool,
 }
@@ -76,11 +76,11 @@ fn done(code: c_int) -> c_int {
 }
 
 /// # Safety
-/// The numbers are open descriptors.
+/// `numbers` are open descriptors.
 unsafe fn send(to: RawFd, text: &[u8], numbers: &[RawFd]) {
     let mut room = [0u64; 8];
     let mut piece = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
-    // SAFETY: a message whose parts outlive the call, with room for the descriptors.
+    // SAFETY: the parts of the message outlive the call, and `room` is large enough for the descriptors.
     unsafe {
         let mut message: libc::msghdr = mem::zeroed();
         (message.msg_iov, message.msg_iovlen) = (&mut piece, 1);
@@ -105,7 +105,7 @@ fn open_descriptors() -> usize {
 fuzz_target!(|input: Input| {
     let (text, bytes) = input.message();
     let before = open_descriptors();
-    // SAFETY: descriptors of this function, closed at its end; tensors that are released once.
+    // SAFETY: this function owns the descriptors, and closes them at its end; the tensor is released once.
     unsafe {
         let (mut ends, mut answers) = ([0; 2], [0; 2]);
         for pair in [&mut ends, &mut answers] {
@@ -137,7 +137,7 @@ fuzz_target!(|input: Input| {
         } else {
             assert_eq!(out, ptr::dangling_mut());
         }
-        // Whoever sent it is told, or finds that nobody is there.
+        // The sender receives the status, or the end of the stream.
         let mut answer = 0u8;
         let told = libc::recv(answers[0], ptr::from_mut(&mut answer).cast(), 1, libc::MSG_DONTWAIT);
         assert!(

@@ -1,21 +1,21 @@
 //! Tensors for the fuzz targets: descriptors of any kind, each with exactly the memory that it describes, in an
-//! allocation of its own, so that the sanitizer sees a byte too far on either side.
+//! allocation of its own, so that the sanitizer detects an access beyond either end.
 
 use std::ptr;
 
 use arbitrary::Arbitrary;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensor, DLTensor};
 
-/// Memory that a descriptor may ask for.
+/// Most bytes of memory that a descriptor may have.
 const MOST_BYTES: i128 = 1 << 20;
 
-/// Dtypes that exist: code and bits. The first nine are no floats.
+/// Known dtypes: code and bits. The first nine are no floats.
 pub const DTYPES: [(u8, u8); 13] =
     [(6, 8), (1, 8), (0, 8), (0, 16), (0, 32), (0, 64), (1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (2, 64), (4, 16)];
 pub const INTEGERS: usize = 9;
 pub const UINT8: (u8, u8) = (1, 8);
 
-/// A number that arithmetic may break at.
+/// Number at which arithmetic may fail.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Number {
     Small(u8),
@@ -52,7 +52,7 @@ pub enum Device {
     Any { kind: u32, id: u8 },
 }
 
-/// What is wrong with an address.
+/// Flaw of a descriptor's addresses.
 #[derive(Arbitrary, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     None,
@@ -66,7 +66,7 @@ pub enum Flaw {
     NullData,
 }
 
-/// What a descriptor says, whether it makes sense or not.
+/// Contents of a descriptor, valid or not.
 #[derive(Arbitrary, Clone, Debug)]
 pub struct Description {
     pub dtype: Dtype,
@@ -76,19 +76,19 @@ pub struct Description {
     pub negative_ndim: Option<u16>,
     pub byte_offset: Number,
     pub flaw: Flaw,
-    /// Bytes before the first that is described: elements may lie at any address.
+    /// Bytes before the first described byte: elements may lie at any address.
     pub pad: u8,
     pub fill: u8,
 }
 
-/// Where the memory of a descriptor is.
+/// State of a descriptor's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// All of it is there.
+    /// All of the memory exists.
     Here,
-    /// The descriptor does not hold together: it must be refused before anything is looked at.
+    /// The descriptor is inconsistent: it must be refused before any memory is read.
     Refused,
-    /// Nowhere: only for functions that do not look at it.
+    /// The memory does not exist: only for functions that do not read it.
     Elsewhere,
 }
 
@@ -99,11 +99,11 @@ pub struct Tensor {
     pub shape: Vec<i64>,
     pub strides: Vec<i64>,
     pub place: Place,
-    /// 0 unless the memory is here.
+    /// Number of elements; 0 unless the memory exists.
     pub elements: i64,
     pub size: usize,
     pub memory: Vec<u8>,
-    /// Where element 0 lies in `memory`.
+    /// Offset of element 0 in `memory`, in bytes.
     first: usize,
     flaw: Flaw,
 }
@@ -122,7 +122,7 @@ impl Tensor {
         let (kind, device_id) = match *device {
             Device::Cpu => (DLDeviceType::CPU, 0),
             Device::Host => (DLDeviceType::CUDAHOST, 0),
-            // Of a GPU that no machine has.
+            // No machine has a GPU with this number.
             Device::Any { kind, id } => (DLDeviceType(kind % 20), 1000 + i32::from(id)),
         };
         let shape: Vec<i64> = dims.iter().take(70).map(|(size, _)| size.get()).collect();
@@ -167,7 +167,7 @@ impl Tensor {
         let elements = tensor.shape.iter().try_fold(1i64, |product, &size| product.checked_mul(size));
         let (mut low, mut high) = (0i128, size as i128);
         for (&count, &stride) in tensor.shape.iter().zip(&tensor.strides) {
-            // At most 2^63 times 2^63 times 8, cut to what may be added up.
+            // At most 2^63 times 2^63 times 8, clamped so that the sums cannot overflow.
             let reach = ((i128::from(count) - 1) * i128::from(stride)).clamp(-(1 << 70), 1 << 70) * size as i128;
             if reach < 0 { low += reach } else { high += reach }
         }
@@ -188,13 +188,13 @@ impl Tensor {
                 noise = noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 if noise >> 62 == 0 { 0 } else { (noise >> 40) as u8 }
             });
-            // Exactly as much as is needed.
+            // Exactly the bytes that the descriptor describes.
             tensor.memory = vec![0; pad + (high - low) as usize];
             tensor.memory.chunks_mut(block.len()).for_each(|part| part.copy_from_slice(&block[..part.len()]));
             tensor.first = pad + (-low) as usize;
             tensor.elements = elements.unwrap_or(0);
             let start = tensor.memory.as_mut_ptr().wrapping_add(tensor.first);
-            // An offset from before the memory to it; or one beyond all addresses, which must be refused.
+            // `data` is `byte_offset` bytes before the memory. An offset beyond all addresses must be refused.
             if u64::MAX - dl.byte_offset < start.addr() as u64 {
                 dl.data = start.cast();
                 Place::Refused
@@ -227,7 +227,7 @@ impl Tensor {
         tensor
     }
 
-    /// The address to pass.
+    /// Returns the address to pass.
     pub fn pointer(&mut self) -> *mut DLManagedTensor {
         match self.flaw {
             Flaw::NullTensor => ptr::null_mut(),
@@ -236,7 +236,7 @@ impl Tensor {
         }
     }
 
-    /// Where each element lies in `memory`, in C order.
+    /// Returns the offset of each element in `memory`, in bytes, in C order.
     pub fn places(&self) -> Vec<usize> {
         let mut places = vec![self.first as i64];
         for (&count, &stride) in self.shape.iter().zip(&self.strides) {
@@ -247,7 +247,7 @@ impl Tensor {
     }
 }
 
-/// The product of sizes that are not negative, cut at 2^63.
+/// Returns the product of sizes that are not negative, at most 2^63.
 pub fn product(sizes: impl Iterator<Item = i64> + Clone) -> i128 {
     if sizes.clone().any(|size| size == 0) {
         return 0;

@@ -7,16 +7,16 @@ This is the Python client. It needs Python 3.10, the library, and nothing else.
     arrays = [numpy.from_dlpack(chunk) for chunk in chunks]  # or torch's; nothing is copied
     gradcodec.pack_signs_into(gradient, bits)  # dst second, defaults behind it
 
-encode() and decode() of this module need no GradCodec: they find the library themselves, and give arrays of NumPy.
+encode() and decode() of this module need no GradCodec: they find the library themselves, and return arrays of NumPy.
 
-What functions do, take and refuse is in gradcodec.h. `stream`: None for the current stream of the first array whose
-framework tells it (PyTorch, CuPy), and the legacy one where none does; 1 for the legacy stream, 2 the per-thread one, a
-handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). It waits for what frameworks have enqueued
-on the tensors; until it is done they must stay. JAX's arrays are immutable and cannot say so: do not write to them.
-Outputs that require grad are refused where PyTorch records gradients.
+gradcodec.h documents what functions do, take and refuse. `stream`: None for the current stream of the first array whose
+framework gives it (PyTorch, CuPy), or the legacy stream if none does; 1 for the legacy stream, 2 the per-thread one, a
+handle, or an object that has one as `cuda_stream` (torch) or `ptr` (CuPy). The stream waits for the work that
+frameworks have enqueued on the tensors; keep the tensors until it is done. JAX's arrays are immutable without a flag:
+do not write to them. Outputs that require grad are refused where PyTorch records gradients.
 
-What owns memory has close(), which may be called twice, and is a context manager; otherwise it is released with its
-object. An error is a GradCodecError with a Status, or, where an argument cannot be one at all, Python's usual one.
+An object that owns memory has close(), which may be called twice, and is a context manager; otherwise the memory is
+released with the object. An error is a GradCodecError with a Status, or, for an unfit argument, Python's usual one.
 """
 
 from ._abi import (
@@ -41,6 +41,6 @@ __all__ = [
     "PROPAGATE", "RMS", "SET", "SIGN", "TRANSACTIONAL", "ZERO", "__version__",
 ]  # fmt: skip
 
-# As they are known: in messages, and in what is pickled.
+# Their public names, for messages and pickles.
 for _each in (decode, encode, AllReduce, Array, Codec, Communicator, GradCodec, GradCodecError, Kernel, Share, Status, Tensor):
     _each.__module__ = __name__

@@ -1,4 +1,4 @@
-"""python -m gradcodec: what a bug report should include."""
+"""Prints what a bug report should include: python -m gradcodec"""
 
 import platform
 

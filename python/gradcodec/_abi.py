@@ -1,4 +1,4 @@
-"""What is declared of gradcodec.h, by the names that it has here, and Python's capsules."""
+"""Declarations of gradcodec.h, by shorter names, and Python's capsules."""
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_void_p
@@ -27,7 +27,7 @@ ShareHandle = _declarations.gc_share_t
 Transport = _declarations.gc_transport_t
 
 NAME = "libgradcodec.so.0"
-BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # which bit of a byte comes first, and as in the header
+BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # bit orders, and constants of the header
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ONEBIT, SIGN, BF16, MXFP8, INT8, INT4, MXFP4 = range(1, 8)  # codecs
 RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 0, 1, 0, 1, 2, 0, 1  # of codecs
@@ -42,13 +42,13 @@ DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
 Exchange = dict(Transport._fields_)["all_to_all"]
 T, V, VIEW, VIEWS = POINTER(Managed), POINTER(Versioned), POINTER(DLTensor), POINTER(POINTER(DLTensor))
 C, G, R, L, K = map(POINTER, (CodecHandle, CommHandle, AllReduceHandle, ShareHandle, KernelHandle))
-_python = ctypes.PyDLL(None)  # as ctypes.pythonapi, whose declarations belong to everybody
+_python = ctypes.PyDLL(None)  # like ctypes.pythonapi, whose declarations all modules share
 _python.PyCapsule_New.restype, _python.PyCapsule_New.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
 _python.PyCapsule_GetPointer.restype, _python.PyCapsule_GetPointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
 _python.PyCapsule_GetName.restype, _python.PyCapsule_GetName.argtypes = c_char_p, [ctypes.py_object]
 _python.PyCapsule_SetName.argtypes, _python.Py_IncRef.argtypes = [ctypes.py_object, c_char_p], [ctypes.py_object]
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
-USED = {LEGACY: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}  # the names once the tensor was taken
-FORMS = {LEGACY: (T, "gc_tensor_from_versioned"), VERSIONED: (V, "gc_tensor_to_versioned")}  # what makes that form
+USED = {LEGACY: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}  # names of capsules whose tensor was taken
+FORMS = {LEGACY: (T, "gc_tensor_from_versioned"), VERSIONED: (V, "gc_tensor_to_versioned")}  # function per form
 for _name in (*USED, *USED.values()):
     _python.Py_IncRef(_name)  # a capsule has the address of its name only, and may outlive this module

@@ -1,4 +1,4 @@
-"""What is wrong with an argument is said here where C would take another number for it."""
+"""Checks of arguments that C would take for another number."""
 
 import difflib
 import math
@@ -16,7 +16,7 @@ _TEXTS = (str, bytes, bytearray)
 
 
 def _said(thing: Any, most: int = 60) -> str:
-    """A thing in a message: what it is, and as much of it as there is room for."""
+    """Returns a description for a message: an object's type, and as much of its value as there is room for."""
     if thing is None:
         return "None"
     kind = type(thing).__name__[:60]
@@ -58,7 +58,7 @@ def _int32(name: str, number: Any) -> int:
 
 
 def _named(name: str, choice: Any, known: dict[str, int]) -> int:
-    """One of a few, by name."""
+    """Returns the number of one of a few names."""
     if not isinstance(choice, str):
         raise TypeError(f"{name}: one of {', '.join(map(repr, known))} expected, got {_said(choice)}")
     if choice not in known:
@@ -68,20 +68,20 @@ def _named(name: str, choice: Any, known: dict[str, int]) -> int:
 
 
 def _near(choice: str, known: Iterable[str]) -> str:
-    """A hint at the name that is nearest, if one is near."""
+    """Returns a hint at the nearest name, if one is near."""
     near = difflib.get_close_matches(choice.lower()[:100], known, 1, 0.75)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _choice(name: str, choice: Any, known: dict[str, int]) -> int:
-    """By name or by number; which numbers there are is the library's to say."""
+    """Returns a choice by name or by number; the library checks the number."""
     return _named(name, choice, known) if isinstance(choice, str) else _int32(name, choice)
 
 
 def _bools(name: str, flags: Any) -> list[bool]:
     each = _arrays(name, flags, "bools")
     for index, flag in enumerate(each):
-        # NumPy's are no bool of Python's.
+        # NumPy's bools are no Python bools.
         if not isinstance(flag, bool) and type(flag).__name__ not in ("bool", "bool_"):
             raise TypeError(f"{name}[{index}]: a bool expected, got {_said(flag)}")
     return [bool(flag) for flag in each]
@@ -132,7 +132,7 @@ def _bytes(name: str, given: Any) -> bytes:
 
 
 def _memory(name: str, given: bytes | bytearray | memoryview) -> Any:
-    """The bytes of an object that has them in one piece, without a copy where they can be written to."""
+    """Returns the bytes of an object that has them in one piece, without a copy if they are writable."""
     view = memoryview(given)
     if not view.c_contiguous:
         raise ValueError(f"{name}: bytes in one piece expected, got a memoryview with strides {view.strides}")
@@ -163,7 +163,7 @@ def _device(device: Any) -> Any:
 
 
 def _dtype(dtype: Any) -> Any:
-    """By name; NumPy's, torch's and jax.numpy's dtypes have one, too."""
+    """Returns a dtype by name; the dtypes of NumPy, torch and jax.numpy have names, too."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype: one of {', '.join(DTYPES)} expected, got {_said(dtype)}")

@@ -20,7 +20,7 @@ def _options(
     beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
     raw: Sequence[bool] | None = None, reduction: str | None = None,
 ) -> Any:  # fmt: skip
-    """gc_codec_options_t. None leaves a field 0, its default."""
+    """Returns a gc_codec_options_t. None leaves a field 0, its default."""
     counts = _wholes("segments", segments)
     sizes = (c_int64 * max(1, len(counts)))(*counts)
     options = CodecOptions(ctypes.sizeof(CodecOptions), _choice("codec", codec, CODECS))
@@ -64,11 +64,11 @@ _ERRORS_IN = _Note("worker", optional=True), _Note("server", optional=True)
 
 
 class _Steps(_Owned):
-    """What codecs and all-reduces share."""
+    """Methods that codecs and all-reduces share."""
 
     _raw: Any
     _prefix: str
-    _home: Any = None  # whose stream the last call took, for those without a tensor
+    _home: Any = None  # framework and device of the last call's stream, for calls without a tensor
 
     def _own(self, library: Library, handle: Any) -> None:
         super()._own(library, handle)
@@ -87,8 +87,8 @@ class _Steps(_Owned):
         others: tuple[Array | None, ...], notes: list[_Note], arranged: Callable[..., Any] | None = None,
         numbers: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """A call on a list of arrays and a few others, in the order of C's arguments unless `arranged` makes that of
-        the list, its length, the others, and `numbers`."""
+        """Calls a function on a list of arrays and a few others, in the order of C's arguments, unless `arranged`
+        reorders the list, its length, the others, and `numbers`."""
         arrays = _arrays(name, values)
         n = len(arrays)
 
@@ -127,8 +127,8 @@ class _Steps(_Owned):
             frame.release()
 
     def commit(self, skip: Array | None = None, stream: Any = None) -> None:
-        """Ends a pending step (TRANSACTIONAL). It is taken back if `skip`, one bool on the device, is true, or if
-        something was not finite."""
+        """Ends a pending step (TRANSACTIONAL). Takes it back if `skip`, one bool on the device, is true, or if a value
+        was not finite."""
         self._call("commit", stream, (skip,), _SKIP)
 
     def rollback(self, stream: Any = None) -> None:
@@ -136,15 +136,15 @@ class _Steps(_Owned):
         self._call("rollback", stream, (), ())
 
     def reset(self, stream: Any = None) -> None:
-        """All errors to 0, as in a new one."""
+        """Sets all errors to 0, as in a new object."""
         self._call("reset", stream, (), ())
 
     def flags(self, dst: Array, stream: Any = None) -> None:
-        """What happened since the last call, to `dst`: one uint32 on the device, of the bits GC_FLAG_*."""
+        """Writes the flags since the last call to `dst`: one uint32 on the device, of the bits GC_FLAG_*."""
         self._call("flags", stream, (dst,), _DST)
 
     def errors_out(self, worker: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
-        """Copies the carried errors to `worker` and `server`, float32, for a checkpoint; None: not that one."""
+        """Copies the carried errors to `worker` and `server`, float32, for a checkpoint; None: does not copy them."""
         self._call("errors_out", stream, (worker, server), _ERRORS_OUT)
 
 
@@ -159,7 +159,7 @@ class Codec(_Steps):
         values, results  "float32", "float16", "bfloat16": what is encoded, what is decoded
         error            "float32", "bfloat16", "none": how errors are kept; SIGN keeps none
         nonfinite        "propagate", "zero", "transactional": what NaN and Inf do
-        raw              no segment, or a bool for each: travels as float32; block codecs only
+        raw              no segment, or a bool for each: sent as float32; block codecs only
         reduction        "mean", "sum": what reduce() makes of chunks; not SIGN
         scale            RMS, MEAN: what the scale is; ONEBIT only
         device           "cpu", "cuda:0", or a pair as (CUDA, 0)
@@ -167,8 +167,8 @@ class Codec(_Steps):
         n_chunks         1, or another number of chunks of a payload
         server           0: reduces no chunk; k + 1: reduces chunk k, and keeps its error
 
-    `exchanges`: how often an AllReduce with these options exchanges among `n_chunks` ranks, except over peer
-    memory: 1 or 2.
+    `exchanges`: 1 if an AllReduce with these options among `n_chunks` ranks is one-shot, 2 if it is two-shot; peer
+    memory has other limits.
     """
 
     _prefix, _free = "gc_codec", "gc_codec_free"
@@ -189,7 +189,7 @@ class Codec(_Steps):
         self, values: Sequence[Array], payload: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = None,
     ) -> None:  # fmt: skip
-        """Encodes a step's values, and keeps what that loses for the next one.
+        """Encodes a step's values, and keeps the error for the next step.
 
         `values`: one array per segment, C-contiguous, of the codec's dtype `values`. `payload`: uint8, `payload_bytes`
         long, aligned to 16. The factors, one float32 each on the device, multiply the values and the carried error.
@@ -204,7 +204,7 @@ class Codec(_Steps):
         """Decodes a payload to `values`, one array per segment, of the codec's dtype `results`.
 
         The values are divided by `divisor` and multiplied by `factor`, one float32 on the device. `mode`: SET, or ADD
-        to what is there.
+        to the present values.
         """
         ranks, how, others = _int32("divisor", divisor), _int32("mode", mode), (payload, factor)
         self._over(
@@ -213,7 +213,7 @@ class Codec(_Steps):
         )  # fmt: skip
 
     def reduce(self, chunk: int, chunks: Array, dst: Array, stream: Any = None) -> None:
-        """The mean, the sum or the vote of one chunk of several ranks, uint8, a row of `chunks` each, to `dst` as a
+        """Reduces one chunk of several ranks, uint8, a row of `chunks` each, to its mean, sum or vote in `dst`, a
         chunk."""
         number, sources = _count("chunk", chunk), (chunks, dst)
         frame = _frame()
@@ -224,17 +224,17 @@ class Codec(_Steps):
             frame.release()
 
     def scales(self, dst: Array, stream: Any = None) -> None:
-        """The scales of the last payload of ONEBIT or SIGN, to `dst`: float32, one per segment."""
+        """Writes the scales of the last payload of ONEBIT or SIGN to `dst`: float32, one per segment."""
         self._call("scales", stream, (dst,), _DST)
 
     def state_out(self, dst: Array, stream: Any = None) -> None:
-        """All that the codec keeps, for a checkpoint, to `dst`: uint8, `state_bytes` long, aligned to 16."""
+        """Writes all state of the codec, for a checkpoint, to `dst`: uint8, `state_bytes` long, aligned to 16."""
         self._call("state_out", stream, (dst,), _DST)
 
     def state_in(self, src: Array, stream: Any = None) -> None:
-        """Takes what state_out() of a codec like this one gave."""
+        """Sets the state that state_out() of a codec like this one has written."""
         self._call("state_in", stream, (src,), _SRC)
 
     def errors_in(self, worker: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
-        """Takes errors as errors_out() gave them, float32; None: those stay as they are."""
+        """Sets errors that errors_out() has written, float32; None: keeps the present ones."""
         self._call("errors_in", stream, (worker, server), _ERRORS_IN)

@@ -23,7 +23,7 @@ _ERRORS_IN = _Note("workers", optional=True), _Note("server", optional=True)
 
 
 class Call(ctypes.Structure):
-    """The arguments of an exchange, and how far it has come."""
+    """Arguments of an exchange, and its progress."""
 
     _fields_ = [
         ("context", c_void_p), ("send", c_void_p), ("recv", c_void_p), ("size", c_size_t), ("device", Device),
@@ -37,9 +37,9 @@ class Call(ctypes.Structure):
 
 
 class Raised(list[BaseException]):
-    """What was raised in Python functions that C has called, until the call in Python that called C raises it."""
+    """Exceptions of Python functions that C has called, until the Python call that called C raises them."""
 
-    is_broken = False  # an exchange was interrupted that cannot go on
+    is_broken = False  # an interrupted exchange cannot go on
 
 
 _Store = ctypes.PYFUNCTYPE(None, *(kind for _, kind, *_ in Call._fields_))
@@ -47,7 +47,7 @@ _MOST_TRIES = 8  # of an exchange of which no part has begun
 
 
 class _Server:
-    """Performs the exchanges that C asks for. C gets a status that is 0 only if the exchange has ended.
+    """Performs the exchanges that C requests. C gets a status that is 0 only if the exchange has ended.
 
     Python runs the handler of a signal between two of its instructions, also at the entry of a function, where no `try`
     of the function catches what the handler raises. ctypes then gives C a status that nothing has set, often 0. So C
@@ -64,7 +64,7 @@ class _Server:
         self._call.failures, self._status = [], 1
 
     def function(self) -> Any:
-        """For C."""
+        """Returns the function for C."""
         statuses = self._statuses(3)
         next(statuses)  # to its first `yield`
         store: Any = _Store(self._call.__init__)  # type: ignore[misc]
@@ -72,8 +72,8 @@ class _Server:
         return Exchange(store)
 
     def _statuses(self, outer: int) -> Iterator[int]:
-        """`outer`: how many `try` are around the innermost one. A signal that arrives while an exception is caught
-        raises in the next `try`."""
+        """Yields a status for each exchange. `outer`: number of `try` around the innermost one. A signal that arrives
+        while an exception is caught raises in the next `try`."""
         while True:
             try:
                 if outer:
@@ -86,12 +86,12 @@ class _Server:
                     return
                 self._raised += [failure]
                 self._call.failures += [failure]
-            except BaseException as failure:  # no call here, at which a handler could run
+            except BaseException as failure:  # no call here: a signal handler could run at it
                 self._raised += [failure]
                 self._call.failures += [failure]
 
     def _serve(self) -> None:
-        """Ends the exchange that C has asked for, unless it has ended."""
+        """Ends the exchange that C has requested, unless it has ended."""
         call, raised = self._call, self._raised
         if not call.recv:
             return
@@ -113,7 +113,7 @@ class _Server:
 
 
 def server(perform: Callable[[Call], None], raised: Raised, resumes: bool) -> Any:
-    """The function for C that performs exchanges; see _Server."""
+    """Returns the function for C that performs exchanges; see _Server."""
     return _Server(perform, raised, resumes).function()
 
 
@@ -129,11 +129,11 @@ def _exchange(function: Exchanger, world_size: int, blocks: int, raised: Raised)
 
 
 class Communicator(_Owned):
-    """A rank's way to the others (gc_comm_t), released by close(), at the end of a `with`, or with this object.
+    """Connection of a rank to the others (gc_comm_t), released by close(), at the end of a `with`, or with this object.
 
-    `all_to_all` and `all_gather` take what to send and room to receive, host memory both, as mpi4py's comm.Alltoall and
-    comm.Allgather do; the memory is there until they return. What they raise is the cause of the exception that a call
-    raises then. A KeyboardInterrupt, a SystemExit, and what else is no Exception, is raised as it is.
+    `all_to_all` and `all_gather` take the bytes to send and room to receive, both in host memory, like mpi4py's
+    comm.Alltoall and comm.Allgather; the memory is valid until they return. An exception that they raise is the cause
+    of the exception of the call. A KeyboardInterrupt, and any other that is no Exception, is raised as it is.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Communicator(_Owned):
     def _keep(self, raised: Raised | None = None) -> None:
         self._failures = Raised() if raised is None else raised
         self._parts: list[Communicator] = []
-        # What was raised in functions of Python, of this communicator and of those that it is made of.
+        # Exceptions of Python functions, of this communicator and of those that it combines.
         self._raised: list[Raised] = [self._failures]
 
     @classmethod
@@ -166,7 +166,7 @@ class Communicator(_Owned):
     def _failed(self, status: int) -> None:
         failures = [failure for raised in self._raised for failure in raised]
         for raised in self._raised:
-            raised.clear()  # each keeps all that its frames have seen
+            raised.clear()  # an exception keeps all objects of its frames
         for failure in failures:  # a call that has succeeded raises what a signal's handler raised in it
             if not status or not isinstance(failure, Exception):
                 raise failure
@@ -177,19 +177,19 @@ class Communicator(_Owned):
         raise GradCodecError(sentence, status) from cause
 
     def async_error(self) -> None:
-        """Raises what went wrong in work that was enqueued."""
+        """Raises failures of enqueued work."""
         self._run(self._library._raw.gc_comm_async_error)
 
     def abort(self) -> None:
-        """Ends all waiting on it, from any thread, for good: calls that exchange say COMM from then on.
+        """Ends all waits on it, from any thread, for good: calls that exchange give COMM from then on.
 
-        Where a function of Python does not return, end that yourself.
+        You must end a Python function that does not return.
         """
         self._run(self._library._raw.gc_comm_abort)
 
     @property
     def rank(self) -> int:
-        """Of this process or thread: 0 to world_size - 1."""
+        """Number of this process or thread: 0 to world_size - 1."""
         return int(self._call_with(self._library._raw.gc_comm_rank))
 
     @property
@@ -203,7 +203,7 @@ class Communicator(_Owned):
         device: Any = None, beta: float | None = None, n_chunks: int | None = None, server: int | None = None,
         raw: Sequence[bool] | None = None, reduction: str | None = None,
     ) -> AllReduce:  # fmt: skip
-        """An all-reduce of tensors with these element counts, which keeps its errors. Every rank calls this.
+        """Returns an all-reduce of tensors with these element counts, which keeps its errors. Every rank calls this.
 
         The keywords are those of a Codec; `n_chunks` and `server` follow from the communicator.
         """
@@ -217,9 +217,9 @@ class AllReduce(_Steps):
     """An all-reduce that keeps its errors (gc_allreduce_t), which Communicator.allreduce() makes on every rank, released
     as a Codec is.
 
-    `shard_elements`: of this rank's shard, for reduce_scatter(). `sent_bytes`: what one run() makes this rank send to
-    other ranks; `sent_between_nodes`: how much of that leaves the node, None over a communicator that is not
-    hierarchical. `exchanges`: how often a run() exchanges, 1 or 2.
+    `shard_elements`: elements of this rank's shard, for reduce_scatter(). `sent_bytes`: bytes that this rank sends to
+    other ranks in one run(); `sent_between_nodes`: those that leave the node, None over a communicator that is not
+    hierarchical. `exchanges`: 1 if a run() is one-shot, 2 if it is two-shot.
     """
 
     _prefix, _free = "gc_allreduce", "gc_allreduce_free"
@@ -237,8 +237,8 @@ class AllReduce(_Steps):
         self.exchanges = library._number(library.lib.gc_allreduce_exchanges, made)
 
     def parts(self, rank: int, which: str = "shard") -> list[tuple[int, int, int]]:
-        """Which elements a rank's worker error ("worker") or its shard ("shard") covers: of each piece the number of the
-        segment, the first element and how many there are, in the order of errors_out()."""
+        """Returns the elements that a rank's worker error ("worker") or its shard ("shard") covers: for each piece the
+        number of the segment, the first element and the count, in the order of errors_out()."""
         given = _int32("rank", rank), _named("which", which, PARTS)
 
         def fill(parts: Any, room: int) -> int:
@@ -258,7 +258,7 @@ class AllReduce(_Steps):
         self, values: Sequence[Array], value_factor: Array | None = None, error_factor: Array | None = None,
         stream: Any = None,
     ) -> None:  # fmt: skip
-        """The mean (sum, vote) of `values` over all ranks, in place: one array per segment. The factors: as for
+        """Replaces `values` by their mean (sum, vote) over all ranks: one array per segment. The factors: see
         Codec.encode()."""
         others = value_factor, error_factor
         self._over(self._raw.gc_allreduce_run, stream, "values", values, _OUTPUTS, others, _FACTORS)
@@ -267,19 +267,19 @@ class AllReduce(_Steps):
         self, values: Sequence[Array], shard: Array, value_factor: Array | None = None,
         error_factor: Array | None = None, stream: Any = None,
     ) -> None:  # fmt: skip
-        """The first half of run(): the mean of this rank's part to `shard`, `shard_elements` long; `values` stay."""
+        """Runs the first half of run(): writes the mean of this rank's part to `shard`, `shard_elements` long."""
         others = value_factor, error_factor, shard
         self._over(self._raw.gc_allreduce_reduce_scatter, stream, "values", values, _INPUTS, others, _SCATTER)
 
     def all_gather(self, shard: Array, values: Sequence[Array], stream: Any = None) -> None:
-        """The second half of run(): the shards of all ranks, compressed, to `values`."""
+        """Runs the second half of run(): writes the shards of all ranks, compressed on the way, to `values`."""
         self._over(
             self._raw.gc_allreduce_all_gather, stream, "values", values, _OUTPUTS, (shard,), _GATHER,
             lambda room, n, source: (source, room, n),
         )  # fmt: skip
 
     def errors_in(self, workers: Array | None = None, server: Array | None = None, stream: Any = None) -> None:
-        """Takes errors that errors_out() gave, float32, also in a world of another size: `workers` has a row for each
-        rank, `server` what all shards have, in the order of elements: without raw segments the shards one after the
-        other."""
+        """Sets errors that errors_out() returned, float32, also in a world of another size: `workers` has a row for
+        each rank, `server` the errors of all shards, in the order of elements: without raw segments the shards one
+        after the other."""
         self._call("errors_in", stream, (workers, server), _ERRORS_IN)

@@ -6,7 +6,7 @@ MOST_CHARACTERS = 500  # of a message
 
 
 class Status(IntEnum):
-    """Why a call failed: GC_STATUS_* of gradcodec.h."""
+    """Reason of a failed call: GC_STATUS_* of gradcodec.h."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -32,10 +32,10 @@ class Status(IntEnum):
 
 
 class GradCodecError(RuntimeError):
-    """A call that failed: `str()` is the library's sentence and the status's name.
+    """A call that failed: `str()` is the library's message and the status's name.
 
-    `status` is a Status, or the number of one that this package does not know. It is INVALID_ARGUMENT where C returns
-    -1, as for a number of bytes, whatever the reason.
+    `status` is a Status, or a number that this package does not define. It is INVALID_ARGUMENT for functions where C
+    returns -1 for every failure, such as a number of bytes.
     """
 
     def __init__(self, sentence: str, status: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""XLA's foreign functions, answered in Python: how gradcodec.jax reaches the library from within a compiled program.
+"""XLA's foreign functions in Python, through which a compiled program of gradcodec.jax calls the library.
 
 XLA calls a handler with a frame, a struct of C whose layout is stable (xla/ffi/api/c_api.h of JAX's wheel, version 0):
 the buffers of operands and results, the attributes, and on a GPU the stream. The handler is a function here, which
@@ -23,7 +23,7 @@ from ._reading import _WORDS, _about, _Frame, _frame
 
 TARGET = "gradcodec"  # of ffi_call; its only attribute is `call`, which is read below
 library = functools.cache(GradCodec)
-jax: Any = importlib.import_module("jax")  # whose functions are not all typed
+jax: Any = importlib.import_module("jax")  # not all of its functions are typed
 
 # --- the structs of XLA's interface, as far as they are used ----------------------------------------------------------
 
@@ -69,7 +69,7 @@ class _Metadata(ctypes.Structure):
 
 
 class _Extension(ctypes.Structure):
-    """The one by which XLA asks for the version."""
+    """The extension by which XLA queries the version."""
 
     _fields_ = [("size", c_size_t), ("type", c_int), ("next", c_void_p), ("metadata", POINTER(_Metadata))]
 
@@ -92,7 +92,7 @@ _CODES = {
     Status.OUT_OF_MEMORY: _RESOURCE_EXHAUSTED, Status.DRIVER_UNAVAILABLE: _UNAVAILABLE, Status.CUDA: _INTERNAL,
     Status.CONTEXT_LOST: _INTERNAL, Status.PANIC: _INTERNAL,
 }  # fmt: skip
-# By XLA's numbers; of others none, which the library refuses in its own words.
+# Dtypes by XLA's numbers. The library refuses all others, with its own message.
 _DTYPES = {
     1: "bool", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
     10: "float16", 11: "float32", 12: "float64", 16: "bfloat16",
@@ -101,19 +101,19 @@ _ABOUTS = {number: _about(*DTYPES[name]) for number, name in _DTYPES.items()}
 _OPAQUE = _about(3, 8, 1)
 _Function = ctypes.CFUNCTYPE(c_void_p, c_void_p)
 
-# --- what is to be done -----------------------------------------------------------------------------------------------
+# --- operations -------------------------------------------------------------------------------------------------------
 
 
 class _Call:
-    """An operation of a codec, by a text that describes it. Each call has a handle for itself, which carries nothing
-    from one to the next: errors come in and go out as arrays, so the same arrays give the same results."""
+    """An operation of a codec, from a text that describes it. Each call has a handle for itself, which carries nothing
+    to the next call: errors are passed in and out as arrays, so the same arrays give the same results."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self._do: Callable[..., None] = getattr(self, "_" + about["do"])
         self._codec, self._segments, self._chunk = about["codec"], about["segments"], about.get("chunk", 0)
         self._options = about["options"]
         self._keeps = self._options["error"] != "none"
-        # By device and stream: what a handle has enqueued must be done before it is used again, so on the same stream.
+        # Handles by device and stream: a handle's work must be done before the next call, so it stays on its stream.
         self._idle: dict[tuple[int, int, int], list[Codec]] = {}
 
     def __call__(self, frame: _Frame, inputs: int, device: tuple[int, int], stream: int) -> None:
@@ -144,14 +144,14 @@ class _Call:
         if self._keeps:
             codec._run(raw.gc_codec_errors_in, None, places[1], stream)
         else:
-            codec._run(raw.gc_codec_reset, stream)  # of SIGN it counts the turns
+            codec._run(raw.gc_codec_reset, stream)  # SIGN counts its turns
         codec._run(raw.gc_codec_reduce, self._chunk, places[0], places[inputs], stream)
         if self._keeps:
             codec._run(raw.gc_codec_errors_out, None, places[inputs + 1], stream)
 
 
 class _Plain:
-    """A function of the library without a state: its name, and its arguments but for the stream. A text stands for an
+    """A function of the library without a state: its name, and its arguments except the stream. A text stands for an
     operand ("i0") or a result ("o0")."""
 
     def __init__(self, about: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def _describe(frame: _Frame, first: int, buffers: _Values, device: int) -> None:
 
 
 def _asked(api: _Api, name: str, asked: Any) -> Any:
-    """What one of XLA's functions has written into `asked`."""
+    """Calls one of XLA's functions, which fills `asked`; returns `asked`."""
     error = _Function(getattr(api, name))(ctypes.addressof(asked))
     if error:
         raise RuntimeError(f"XLA did not answer {name}")
@@ -210,7 +210,7 @@ def _handled(call: _CallFrame, on_gpu: bool) -> None:
         asked = _Extension.from_address(call.extension)
         if asked.type == _METADATA:
             about = asked.metadata.contents
-            # What is used here is in every minor version that has it all; XLA refuses those that it knows no more.
+            # All minor versions of this size have what is used here; XLA refuses those that it no longer supports.
             about.version = _Version(ctypes.sizeof(_Version), None, 0, api.version.minor)
             about.traits = 0  # not for command buffers: those may run two calls at once, which one handle cannot
             return
@@ -248,14 +248,14 @@ def _handler(on_gpu: bool) -> Any:
     return _Function(handle)
 
 
-_ON = {"cpu": _handler(False), "CUDA": _handler(True)}  # which must stay as long as XLA may call them
+_ON = {"cpu": _handler(False), "CUDA": _handler(True)}  # must stay alive as long as XLA may call them
 for _platform, _function in _ON.items():
     _address = ctypes.cast(_function, c_void_p).value
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_address), _platform)
 
 
 def call(results: Any, operands: Any, about: dict[str, Any], aliases: dict[int, int] | None = None) -> list[Any]:
-    """The operation as part of a program that JAX traces."""
+    """Adds the operation to a program that JAX traces."""
     options: dict[str, Any] = {"vmap_method": "sequential", "input_output_aliases": aliases}
     made = jax.ffi.ffi_call(TARGET, results, **options)(*operands, call=json.dumps(about, sort_keys=True))
     return list(made)

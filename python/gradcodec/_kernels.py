@@ -18,7 +18,7 @@ from ._tensors import Array
 
 
 def _is_number(thing: Any) -> bool:
-    """Python's numbers, and NumPy's whole ones; an array with one element is an array."""
+    """Returns whether an object is Python's number or NumPy's whole one; an array with one element is an array."""
     return isinstance(thing, (int, float)) or hasattr(thing, "__index__") and not hasattr(thing, "__dlpack__")
 
 
@@ -41,10 +41,10 @@ class Kernel(_Owned):
     """A kernel that is compiled at run time (gc_kernel_t), released by close(), at the end of a `with`, or with this
     object.
 
-    GradCodec.elementwise and GradCodec.reduction make it, of texts as CuPy's ElementwiseKernel and ReductionKernel take
-    them, and other fields of the options. Called with one array for each parameter, outputs too; inputs may be Python
-    numbers. A reduction wants as `workspace` uint8 on the device, of workspace_bytes() bytes, where that is not 0. Keep
-    it as long as its work is under way, or a graph has it: code that runs is not to be unloaded.
+    GradCodec.elementwise and GradCodec.reduction make it, from texts like those of CuPy's ElementwiseKernel and
+    ReductionKernel, and other fields of the options. Call it with one array for each parameter, outputs too; inputs may
+    be Python numbers. A reduction needs as `workspace` uint8 on the device, of workspace_bytes() bytes, if that is not
+    0. Keep it as long as its work is under way, or a graph has it: running code must not be unloaded.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Kernel(_Owned):
         self._raw = library._raw
 
     def _runs(self, inputs: Any, outputs: Any, room: Array | None, options: tuple[Any, ...]) -> bool:
-        """Runs it where the arguments are as in most calls, on the current stream; False: it is not done."""
+        """Runs the kernel on the current stream if the arguments are as in most calls; otherwise returns False."""
         if type(inputs) not in _LISTS or type(outputs) not in _LISTS:
             return False
         n, m, types = len(inputs), len(outputs), tuple(map(type, options))
-        # Others may change later, or equal what they are not.
+        # Options of other types may change later, or compare equal to another value.
         if not _PLAIN.issuperset(types):
             return False
 
@@ -123,8 +123,8 @@ class Kernel(_Owned):
         self, inputs: Sequence[Any], outputs: Sequence[Array], stream: Any = None, *, workspace: Array | None = None,
         axes: int | Sequence[int] | None = None, keepdims: bool = False, size: int = 0, capability: int = 0,
     ) -> None:  # fmt: skip
-        """Runs it. `axes`, one or several, and `keepdims` are of a reduction; `size`: the number of elements where no
-        array tells it; `capability`: of a GPU that is not here, for prepare()."""
+        """Runs the kernel. `axes`, one or several, and `keepdims` are for a reduction; `size`: the number of elements
+        if no array gives it; `capability`: of a GPU that is not here, for prepare()."""
         options = axes, keepdims, size, capability
         if stream is not None or not self._runs(inputs, outputs, workspace, options):
             self._call(self._raw.gc_kernel_run, inputs, outputs, stream, workspace, options)
@@ -141,14 +141,14 @@ class Kernel(_Owned):
         self, inputs: Sequence[Any], outputs: Sequence[Array], *, axes: int | Sequence[int] | None = None,
         keepdims: bool = False, size: int = 0, capability: int = 0,
     ) -> int:  # fmt: skip
-        """The bytes of `workspace` that the same call wants: of a reduction; 0 otherwise."""
+        """Returns the bytes of `workspace` that the same call needs: of a reduction; 0 otherwise."""
         options = axes, keepdims, size, capability
         needed = int(self._call(self._raw.gc_kernel_workspace_bytes, inputs, outputs, None, None, options))
         self._library._check(int(needed < 0))
         return needed
 
     def log(self) -> str:
-        """What the compiler said last."""
+        """Returns the compiler's last errors and warnings."""
         log = c_char_p()
         self._run(self._raw.gc_kernel_log, byref(log))
         return (log.value or b"").decode()

@@ -17,8 +17,8 @@ from ._errors import GradCodecError, _cut
 
 
 def _installed() -> ctypes.CDLL:
-    """The library of this package: in the wheel, in the sources, or in the prefix to which `make install` has put both.
-    Otherwise the one that the system finds, and then one in the usual prefixes."""
+    """Loads the library of this package: in the wheel, in the sources, or in the prefix to which `make install` has put
+    both. Otherwise loads the one that the system finds, or else one in the usual prefixes."""
     here = pathlib.Path(__file__).resolve().parent
     tree, prefix = here.parents[1], here.parents[3] if len(here.parents) > 3 else here
     built = tree / "target"  # the profile `fast` is that of `make demo` and of the tests
@@ -64,7 +64,7 @@ class _Raw:
 
 
 class Library:
-    """A loaded library: `lib` has its functions, which raise what a status says; those of `_raw` return it."""
+    """A loaded library: the functions of `lib` raise the error of a status; those of `_raw` return the status."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.lib, self._raw = _loaded(path), _Raw()
@@ -73,7 +73,7 @@ class Library:
                 raise OSError(f"{_tail(self.lib._name)}: no function {name}: older than this client, or not GradCodec")
             function = getattr(self.lib, name)
             function.argtypes, function.restype = arguments, self._check if name in _STATUSES else result
-            # Once more for the calls here, which give addresses, and look at the status themselves.
+            # The raw functions take addresses, and their callers check the status.
             raw = self.lib[name]
             raw.argtypes = [c_void_p if hasattr(of, "contents") else of for of in arguments]
             raw.restype = result
@@ -87,7 +87,7 @@ class Library:
         return bytes(self.lib.gc_last_error()).decode(errors="replace")
 
     def _number(self, function: Any, *arguments: Any) -> int:
-        """What a function returns that says -1 where it fails."""
+        """Returns the result of a function that returns -1 if it fails."""
         number = int(function(*arguments))
         self._check(int(number < 0))
         return number

@@ -1,4 +1,4 @@
-"""What owns something of the library's, and when that is released."""
+"""Objects that own something of the library, and their release."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ._lib import Library
 from ._reading import _Ready
 
 Self = TypeVar("Self", bound="_Owned")  # typing has one from Python 3.11 on
-_MOST_READY = 64  # of calls that differ in more than their arrays
+_MOST_READY = 64  # kept calls, which differ in more than their arrays
 
 
 class _Owned:
-    """Released once: by close(), at the end of a `with`, or with the object."""
+    """An object that is released once: by close(), at the end of a `with`, or with the last reference to it."""
 
     _library: Library
     _free: str  # the function that releases it
     _handle: int | None = None
-    _calls: list[None]  # one for each that is under way
-    _raised: Sequence[list[BaseException]] = ()  # in Python functions that C has called
+    _calls: list[None]  # one for each call under way
+    _raised: Sequence[list[BaseException]] = ()  # exceptions of Python functions that C has called
 
     def _own(self, library: Library, handle: Any) -> None:
         self._library, self._calls = library, []
@@ -35,7 +35,7 @@ class _Owned:
         return handle
 
     def _call_with(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of C returns for the handle and these arguments; the handle is not released meanwhile."""
+        """Returns the result of a C function for the handle and arguments; keeps the handle meanwhile."""
         calls = self._calls
         calls.append(None)
         try:
@@ -44,17 +44,17 @@ class _Owned:
             calls.pop()
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """The same of one that returns a status."""
+        """Calls a function that returns a status."""
         self._run_ended(self._call_with(function, *arguments))
 
     def _run_ended(self, status: int) -> None:
-        """Raises what a status says, or what Python functions that C has called have raised."""
+        """Raises the error of a status, or what Python functions that C has called have raised."""
         if status or any(self._raised):
             self._failed(status)
 
     def _run_ready(self, key: Any, make: Callable[[c_void_p], _Ready], sources: Sequence[Any]) -> _Ready | None:
-        """The same by a call that was made before, for the same `key`, or else by a new one of the handle. None: it is not
-        done, for these arrays have to be read otherwise, or refused."""
+        """Calls a function by a kept call with the same `key`, or by a new one of the handle. Returns None without
+        calling if these arrays have to be read otherwise, or refused."""
         try:
             ready = self._ready[key].pop()  # no other thread gets the same
         except (KeyError, IndexError):
@@ -67,7 +67,7 @@ class _Owned:
             try:
                 if not ready.read(sources):
                     return None
-            except Exception:  # a type that is seen for the first time, or refuses
+            except Exception:  # a type's first use, or a refusal
                 return None
             self._open()
             status = ready.call()
@@ -78,12 +78,12 @@ class _Owned:
         return ready
 
     def _failed(self, status: int) -> None:
-        """Raises what a status says."""
+        """Raises the error of a status."""
         self._library._check(status)
 
     def close(self) -> None:
-        """Releases it now, unless it has been. BUSY while another thread is in a call on it."""
-        handle = vars(self).pop("_handle", None)  # of two threads one gets it
+        """Releases it now, unless it has been. Raises BUSY while another thread is in a call on it."""
+        handle = vars(self).pop("_handle", None)  # only one of two threads gets it
         if handle is None:
             return
         if self._calls:

@@ -1,12 +1,12 @@
-"""How arrays are read for a call: addresses, shapes and strides, without a capsule where their type allows it.
+"""Reads arrays for a call: addresses, shapes and strides, without a capsule if their type allows it.
 
-A `_Frame` has room for the DLTensors of one call. How an array is read depends on its type, which has a `_Kind`:
+A `_Frame` has room for the DLTensors of one call. An array's type has a `_Kind`, which reads the array:
 
     PyTorch from 2.10, tvm-ffi    the type's table of C functions (DLPack 1.3)
     NumPy, CuPy                   attributes
-    all others                    __dlpack__(), which must be told the stream
+    all others                    __dlpack__(), which needs the stream
 
-The first two do not wait for a stream: they serve a call on the CPU, or on the stream that is the current one there.
+The first two do not wait for a stream: they serve a call on the CPU, or on the framework's current stream.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ._abi import CPU, CUDA, CUDA_MANAGED, DTYPES, DLTensor, _python
 from ._arguments import _stream
 from ._tensors import _Borrowed
 
-# Of 8 bytes: a DLManagedTensor whose last two fields stay 0, then lengths and strides of an array that has them
-# nowhere.
+# Numbers of 8-byte words: of a DLManagedTensor whose last two fields stay 0, then of the lengths and the strides of an
+# array that does not store them.
 _FIELDS, _MOST_DIMENSIONS = 8, 8
 _WORDS = _FIELDS + 2 * _MOST_DIMENSIONS
 _BYTES = 8 * _WORDS
-_DEVICE, _DTYPE_CODE = 1, 20  # where the fields are: a word, and a byte
+_DEVICE, _DTYPE_CODE = 1, 20  # offsets of the fields, in words and in bytes
 _COMPLEX = 5
 
 
 class _Note(NamedTuple):
-    """What a parameter is called, whether it is written to, and whether it may be None."""
+    """Name of a parameter, whether it is written to, and whether it may be None."""
 
     name: str
     written: bool = False
@@ -38,23 +38,23 @@ class _Note(NamedTuple):
 
 
 class _Kind:
-    """How arrays of one type are read. This one cannot: __dlpack__() does."""
+    """Reads arrays of one type. This one cannot: __dlpack__() does."""
 
     def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
-        """Writes the DLTensor in place k. False: only __dlpack__() can, or refuses it in words."""
+        """Writes the DLTensor in place k. Returns False if only __dlpack__() can, or refuses it with a message."""
         return False
 
     def read_all(self, sources: Sequence[Any], frame: _Frame, written: bool) -> bool:
-        """The same for several, all of this kind, from the first place on; False if any cannot be read."""
+        """Reads several arrays of this kind, from the first place on. Returns False if any cannot be read."""
         return False
 
     def current(self, number: int) -> int | None:
-        """The current stream of this framework on a CUDA device; None if it does not tell."""
+        """Returns the current stream of this framework on a CUDA device; None if it gives none."""
         return None
 
 
 class _Table(_Kind):
-    """By DLPackExchangeAPI, which a type has as __dlpack_c_exchange_api__."""
+    """Reads by DLPackExchangeAPI, which a type has as __dlpack_c_exchange_api__."""
 
     def __init__(self, read: int, current: int) -> None:
         self._read: Callable[[Any, int], int] = PYFUNCTYPE(c_int, py_object, c_void_p)(read)
@@ -72,8 +72,8 @@ class _Table(_Kind):
 
 
 class _Torch(_Table):
-    """PyTorch's table has no bits that mean "conjugated" and "negated", and ignores gradients. What is written to counts as
-    changed, so that backward() refuses a tensor that autograd has saved."""
+    """PyTorch's table has no bits that mean "conjugated" and "negated", and ignores gradients. A tensor that is written
+    to counts as changed, so that backward() refuses it if autograd has saved it."""
 
     def __init__(self, torch: Any, *functions: int) -> None:
         super().__init__(*functions)
@@ -107,7 +107,7 @@ class _Torch(_Table):
 
 
 class _OldTorch(_Kind):
-    """PyTorch before 2.10 tells its stream, and no more."""
+    """PyTorch before 2.10, which gives its stream, and no more."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -119,7 +119,7 @@ class _OldTorch(_Kind):
 class _NumPy(_Kind):
     def __init__(self, numpy: Any) -> None:
         names = DTYPES.keys() - {"float8", "bfloat16"}
-        # The words of a DLTensor after `device`, less ndim. Another byte order is another dtype.
+        # The word of a DLTensor after `device`, less ndim. Another byte order is another dtype.
         self._about = {numpy.dtype(name): _about(*DTYPES[name]) for name in names}
 
     def read(self, source: Any, frame: _Frame, k: int, written: bool) -> bool:
@@ -154,7 +154,7 @@ class _CuPy(_NumPy):
 
 
 class _Number(NamedTuple):
-    """A number, given as an array of the CPU without a dimension; `bits`: its 8 bytes, as an int64."""
+    """A number that is read as an array on the CPU without dimensions; `bits`: its 8 bytes, as an int64."""
 
     bits: int
     about: int
@@ -172,7 +172,7 @@ def _about(code: int, bits: int, lanes: int) -> int:
 
 
 _BY_DLPACK = _Kind()
-_KINDS: dict[type, _Kind] = {}  # of types that were seen: a few, but programs may make types without end
+_KINDS: dict[type, _Kind] = {}  # by type: usually a few, but programs may create types without end
 _MOST_KINDS = 256
 _TABLES: dict[tuple[int, int], _Kind] = {}  # by their functions: the types of a framework share one
 
@@ -186,7 +186,7 @@ class _Api(ctypes.Structure):
 
 
 def _functions(of: type) -> tuple[int, int] | None:
-    """From a type's table of DLPack 1: how to read a tensor, and how to ask for the current stream."""
+    """Returns two functions of a type's table of DLPack 1: one reads a tensor, one gives the current stream."""
     try:
         address = _python.PyCapsule_GetPointer(getattr(of, "__dlpack_c_exchange_api__"), b"dlpack_exchange_api")
     except Exception:  # none, or something else by this name
@@ -200,7 +200,7 @@ def _functions(of: type) -> tuple[int, int] | None:
 
 
 def _plain(of: Any, tensor: Any) -> bool:
-    """Whether a class of PyTorch's tensors has memory like any other, and is not to be asked first."""
+    """Returns whether a class of PyTorch's tensors has ordinary memory, and overrides nothing that must run first."""
     function = getattr(of.__torch_function__, "__func__", of.__torch_function__)
     none = sys.modules["torch"]._C._disabled_torch_function_impl
     return (
@@ -232,14 +232,14 @@ def _kind(of: type) -> _Kind:
         _KINDS.clear()
     try:
         kind = _made(of)
-    except Exception:  # of a framework that is being imported, or is not what its name says
+    except Exception:  # a framework that is being imported, or is not what its name suggests
         return _BY_DLPACK
     return _KINDS.setdefault(of, kind)
 
 
 class _Frame:
-    """The DLTensors of one call, at `places`; `list` is the address of a list of their addresses. `home`: a framework
-    and a device, whose current stream the call went to."""
+    """The DLTensors of one call, at `places`; `list` is the address of a list of their addresses. `home`: the framework
+    and the device whose current stream the call used."""
 
     def __init__(self, room: int) -> None:
         self._memory = (c_int64 * (room * _WORDS))()
@@ -256,7 +256,7 @@ class _Frame:
         self, k: int, address: int, device: int, about: int, shape: tuple[int, ...],
         strides: tuple[int, ...] = (), item: int = 1,
     ) -> bool:  # fmt: skip
-        """Writes a tensor by its attributes; `strides` are in bytes, none for C order."""
+        """Writes a tensor from its attributes. `strides`: in bytes; none for C order."""
         words, at, own = self.words, k * _WORDS, self.places[k] + 8 * _FIELDS
         dimensions = len(shape)
         if dimensions > _MOST_DIMENSIONS:
@@ -281,8 +281,8 @@ class _Frame:
     ) -> int:  # fmt: skip
         """Reads the arrays of a call, of which the first `listed` are a list.
 
-        Gives the stream of the call: `stream`, or, for None, the current one of the first array that tells it, or else
-        that of `home`. All arrays are ready on it.
+        Returns the stream of the call: `stream`, or, for None, the current stream of the first array that has one, or
+        else that of `home`. All arrays are ready on it.
         """
         words, k = self.words, 0
         try:
@@ -305,12 +305,12 @@ class _Frame:
                 ready = self._together(stream, sources)
                 if ready is not None:
                     return ready
-        except Exception:  # a type that is seen for the first time, or refuses: below
+        except Exception:  # a type's first use, or a refusal: read slowly
             pass
         return self._read_slowly(stream, sources, notes, listed, home)
 
     def addresses(self, sources: Sequence[Any], first: int = 0) -> list[int | None]:
-        """Of the arrays that were read, from one on: NULL for None."""
+        """Returns the addresses of the arrays that were read, from `first` on: NULL for None."""
         places = self.places[first : len(sources)]
         return [None if source is None else place for source, place in zip(sources[first:], places)]
 
@@ -320,13 +320,13 @@ class _Frame:
 
     @staticmethod
     def _named(stream: Any, home: tuple[_Kind, int] | None) -> int:
-        """The stream of a call where no array tells one."""
+        """Returns the stream of a call whose arrays give none."""
         if stream is not None or home is None:
             return _stream(stream)
         return home[0].current(home[1]) or 1
 
     def _together(self, stream: Any, sources: Sequence[Any]) -> int | None:
-        """Where all arrays are of one framework and one device, whose current stream is wanted: that."""
+        """Returns the current stream, if all arrays are of one framework and one device and use it; otherwise None."""
         devices = self.words[_DEVICE : len(sources) * _WORDS : _WORDS].tolist()
         if CPU in devices:
             sources = [source for source, device in zip(sources, devices) if device != CPU]
@@ -344,7 +344,7 @@ class _Frame:
     def _read_slowly(
         self, named: Any, sources: Sequence[Any], notes: Sequence[_Note], listed: int, home: tuple[_Kind, int] | None
     ) -> int:
-        """One by one; by __dlpack__() what cannot be read otherwise, or is not where the others are."""
+        """Reads arrays one by one; by __dlpack__() if there is no other way, or if the first one has another stream."""
         stream, first = None if named is None else _stream(named), None
         slow: dict[int, Exception | None] = {}
         for k, source in enumerate(sources):
@@ -387,7 +387,7 @@ class _Frame:
         ctypes.memmove(self.places[k], borrowed._as_parameter_, ctypes.sizeof(DLTensor))
 
     def release(self) -> None:
-        """After the call: what is read next is another call's."""
+        """Ends a call, so that the frame may serve another one."""
         self.home = None
         if self._kept:
             for k in self._kept:
@@ -400,10 +400,10 @@ class _Frame:
 
 
 class _Ready:
-    """A call that is made once and used again: its arguments are objects of ctypes already, of which only the DLTensors'
-    contents and the stream change. For arrays of one framework on one device, the first `listed` of which are a list.
+    """A call that is made once and used again: its arguments are objects of ctypes, of which only the DLTensors'
+    contents and the stream change. It is for arrays of one framework on one device; the first `listed` are a list.
 
-    `written`: whether each array is written to. `call` gives the status. `home`: as of a frame.
+    `written`: whether each array is written to. `call` returns the status. `home`: see _Frame.
     """
 
     call: Callable[[], int]
@@ -413,8 +413,8 @@ class _Ready:
         self.frame, self.stream, self._written, self._listed = _Frame(len(written)), c_void_p(), written, listed
 
     def read(self, sources: Sequence[Any]) -> bool:
-        """Numbers, and arrays for their current stream. False, or an exception, where a frame has to read them, or to
-        refuse."""
+        """Reads numbers, and arrays for their current stream. Returns False, or raises, if a frame has to read or to
+        refuse them."""
         frame, words, written, k = self.frame, self.frame.words, self._written, 0
         kind: _Kind | None = None
         device: int | None = None
@@ -450,9 +450,9 @@ class _Ready:
 
 
 class _Parts:
-    """Tensors that lie one after the other in memory, whose DLTensors are written once: at `places`, and `list` is the
-    address of a list of them. `counts`: of their elements; `device`: of one of DLPack's kinds, with its number.
-    `in_memory`: the numbers of the tensors in the order in which they lie in memory; None: in their own order."""
+    """Tensors that lie one after the other in memory. Their DLTensors are written once, at `places`; `list` is the
+    address of a list of them. `counts`: their element counts; `device`: kind and number in DLPack. `in_memory`: the
+    numbers of the tensors in the order in which they lie in memory; None: their own order."""
 
     def __init__(
         self, counts: Sequence[int], dtype: str, device: tuple[int, int], in_memory: Sequence[int] | None = None
@@ -466,7 +466,7 @@ class _Parts:
             offset += counts[k] * bits // 8
 
     def at(self, address: int) -> _Parts:
-        """These parts, where the memory begins at an address now."""
+        """Sets the address at which the memory begins, and returns these parts."""
         if address != self._address:
             words = self._frame.words
             for k, offset in enumerate(self._offsets):
@@ -475,7 +475,7 @@ class _Parts:
         return self
 
     def at_each(self, addresses: Sequence[int], numbers: Sequence[int]) -> _Parts:
-        """These parts, where as many of them as `numbers` says begin at each address."""
+        """Sets addresses: at each begin as many parts as `numbers` has for it. Returns these parts."""
         words, k, self._address = self._frame.words, 0, 0
         for address, number in zip(addresses, numbers):
             for each in range(k, k + number):
@@ -484,13 +484,13 @@ class _Parts:
         return self
 
 
-_LOW = 2**32 - 1  # of a device: its kind
+_LOW = 2**32 - 1  # the bits of a device that hold its kind
 _LEAST, _MOST_KEPT = 8, 1024
-_FREE: list[list[_Frame]] = [[] for _ in range(64)]  # by the bits of their room
+_FREE: list[list[_Frame]] = [[] for _ in range(64)]  # by the bit_length() of their room
 
 
 def _frame(arrays: int = 0) -> _Frame:
-    """A frame for a list of so many arrays and a few single ones. To be released."""
+    """Returns a frame for a list of `arrays` arrays and a few single ones. The caller must release it."""
     room = _LEAST if arrays == 0 else 1 << (arrays + _LEAST).bit_length()
     try:
         return _FREE[room.bit_length()].pop()  # no other thread gets the same

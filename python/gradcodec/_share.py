@@ -19,7 +19,7 @@ class Share(_Owned):
     """The sender's side of a tensor that was sent to another process (gc_share_t), released by close(), at the end of a
     `with`, or with this object.
 
-    On CUDA the other process has the tensor's own memory: keep this until `wait` has returned, and it keeps the tensor.
+    On CUDA the other process uses the tensor's own memory: keep this, which keeps the tensor, until wait() returns.
     """
 
     def __init__(self, library: Library, tensor: Array, socket: Any, flags: int, timeout_ms: int) -> None:
@@ -37,10 +37,10 @@ class Share(_Owned):
     _free = "gc_share_free"
 
     def wait(self, timeout_ms: int = -1) -> None:
-        """Until the other process has released the tensor; -1: however long that takes."""
+        """Waits until the other process has released the tensor; -1: without a limit."""
         self._run(self._raw.gc_share_wait, _int32("timeout_ms", timeout_ms))
 
     def close(self) -> None:
-        """Releases it now, unless it has been: the receiver keeps its tensor, on CUDA until this one's memory goes."""
+        """Releases it now, unless it has been. The receiver keeps its tensor, on CUDA until this memory is freed."""
         super().close()
         self._tensor = None

@@ -15,14 +15,14 @@ from ._lib import Library
 
 
 class Array(Protocol):
-    """Whatever has DLPack's two methods: arrays of NumPy, PyTorch, CuPy and JAX, and tensors of the library."""
+    """Any object with DLPack's two methods: arrays of NumPy, PyTorch, CuPy and JAX, and tensors of the library."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
 def _contents(capsule: Any) -> tuple[bytes, Any]:
-    """The name of a capsule, and a pointer to its tensor, which it keeps."""
+    """Returns the name of a capsule, and a pointer to its tensor, which the capsule keeps."""
     name = _python.PyCapsule_GetName(capsule)
     if name not in FORMS:
         why = "was taken before: a tensor is taken once" if name in USED.values() else "is none of DLPack's"
@@ -31,8 +31,8 @@ def _contents(capsule: Any) -> tuple[bytes, Any]:
 
 
 def _exportable(source: Any, written: bool, what: str) -> Any:
-    """What a framework should export. PyTorch does not check whether it may be written to, and forgets what is to be
-    negated; JAX does not set the flag of what is read-only."""
+    """Returns the tensor that a framework should export. PyTorch does not check whether a tensor may be written to, and
+    drops the bit for negated elements; JAX does not flag read-only arrays."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if written and isinstance(source, getattr(jax, "Array", ())):
         of = "an array of JAX, which must not change; gradcodec.jax makes new ones"
@@ -49,7 +49,7 @@ def _exportable(source: Any, written: bool, what: str) -> Any:
 
 
 class _Borrowed:
-    """A tensor of somebody else. Its capsule, which is not consumed, owns it and goes with this object."""
+    """A tensor of another owner. Its capsule, which is not consumed, owns it and is released with this object."""
 
     def __init__(self, source: Array, stream: int = 1, written: bool = False, name: str | None = None) -> None:
         what = name or ("output" if written else "input")
@@ -59,7 +59,7 @@ class _Borrowed:
                 hint = "; numpy.frombuffer(it, numpy.uint8) makes one"
             raise TypeError(f"{what}: an array of NumPy, PyTorch, CuPy or JAX expected, got {_said(source)}{hint}")
         source = _exportable(source, written, what)
-        # On a CPU there is no stream, and to name one is an error.
+        # A CPU has no stream, and passing one is an error.
         ready = {"stream": stream} if source.__dlpack_device__()[0] in (CUDA, CUDA_MANAGED) else {}
         try:
             self.capsule = source.__dlpack__(max_version=(1, 0), **ready)
@@ -81,7 +81,7 @@ class Tensor:
     the end of a `with`, or with this object.
 
     It has `shape`, `dtype` (a name), `device` (a pair, (CPU, 0) for example) and `address`. It can be given to any
-    function that takes arrays until a framework has taken it; after that, give what the framework made.
+    function that takes arrays until a framework has taken it; after that, give the framework's array.
     """
 
     def __init__(self, library: Library, managed: Any) -> None:
@@ -94,7 +94,7 @@ class Tensor:
         self._array: Any = None
 
     def close(self) -> None:
-        """Releases it now, unless a framework has taken it."""
+        """Releases the tensor now, unless a framework has taken it."""
         self._capsule = self._array = None
 
     def __enter__(self) -> Tensor:
@@ -118,7 +118,7 @@ class Tensor:
         return self.shape[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy.asarray() and NumPy's functions. The first call takes the tensor, as numpy.from_dlpack() does."""
+        """Returns an array, for numpy.asarray(). The first call takes the tensor, like numpy.from_dlpack()."""
         if self.device[0] != CPU:
             raise TypeError(
                 f"NumPy has no arrays on {self.device}: cupy.from_dlpack() and torch.from_dlpack() take this tensor, "
@@ -131,17 +131,17 @@ class Tensor:
         return numpy.array(self._array, dtype, copy=copy)
 
     def _keep(self, name: bytes, tensor: Any) -> None:
-        # A destructor in Python would disturb an exception that is on its way when the capsule goes.
+        # A destructor in Python would disturb an exception that is being raised when the capsule is released.
         native = ctypes.cast(self._library.lib.gc_capsule_destructor, c_void_p)
         self._capsule = _python.PyCapsule_New(ctypes.cast(tensor, c_void_p), name, native)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack's: the kind of device and its number."""
+        """Returns the kind of device and its number, as DLPack defines them."""
         return self.device
 
     def __dlpack__(self, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
-        """DLPack's: a capsule with the tensor, in the form that `max_version` asks for."""
-        # The stream has nothing to wait for: what made this tensor was complete.
+        """Returns a capsule with the tensor, in the form for `max_version`, as DLPack defines it."""
+        # The stream has nothing to wait for: the work that made this tensor is done.
         if copy or dl_device not in (None, self.device):
             raise BufferError("this tensor is not copied, neither here nor to another device")
         name, tensor = _contents(self._open())
@@ -149,7 +149,7 @@ class Tensor:
         if name != wanted:
             kind, convert = FORMS[wanted]
             out = kind()
-            # Renamed first: a failure here may lose the tensor, but not release it twice.
+            # The capsule is renamed first: a failure here may leak the tensor, but not release it twice.
             _python.PyCapsule_SetName(self._capsule, USED[name])
             getattr(self._library.lib, convert)(tensor, byref(out))
             self._keep(wanted, out)

@@ -1,4 +1,4 @@
-"""The compressed all-reduce of a list of tensors: once, or again and again with the errors that it keeps."""
+"""The compressed all-reduce of a list of tensors: once, or repeatedly with the errors that it keeps."""
 
 import datetime
 from typing import Any, Iterable, Sequence
@@ -15,7 +15,7 @@ from ._torch_steps import Compression, Unit, settings
 
 
 def _tensors(name: str, given: Any, written: bool = True) -> Sequence[torch.Tensor]:
-    """One tensor or several, of one device. `written`: they get what arrives."""
+    """Checks and returns one tensor or several, of one device. `written`: results are written to them."""
     tensors = [given] if isinstance(given, torch.Tensor) else _arrays(name, given, "tensors")
     recording = torch.is_grad_enabled()
     device: Any = getattr(tensors[0], "device", None) if tensors else None
@@ -33,7 +33,7 @@ def _tensors(name: str, given: Any, written: bool = True) -> Sequence[torch.Tens
 
 
 def _refuse(name: str, given: Sequence[Any], number: int) -> None:
-    """Says what is wrong with one of the tensors."""
+    """Raises what is wrong with one of the tensors."""
     name, tensor = f"{name}[{number}]", given[number]
     if not isinstance(tensor, torch.Tensor):
         hint = "; leave out what has no gradient" if tensor is None else ""
@@ -67,7 +67,7 @@ class AllReduce(Compression):
     is then taken back, so that the errors are those before it, if a value was not finite on any rank or run() failed.
     Without errors there is nothing to take back, and `taken_back` counts the runs up to a commit() as one step.
     state_dict() and stats() name each tensor by its number in `like`, as a string. A call works on the current stream,
-    behind the last call.
+    after the last call.
     """
 
     _kind = "AllReduce"
@@ -88,7 +88,7 @@ class AllReduce(Compression):
         self._make(own, tensors, codec, error, op)
         self._prepare()
 
-    @torch.inference_mode(False)  # what is made in that mode cannot be written to outside of it
+    @torch.inference_mode(False)  # inference tensors cannot be written to outside inference mode
     def _make(self, group: Group, like: Sequence[torch.Tensor], codec: str, error: str, op: str) -> None:
         sizes = {str(number): one.numel() for number, one in enumerate(like)}
         super().__init__(group, codec, error, sizes, dict.fromkeys(sizes, False), None)
@@ -99,7 +99,7 @@ class AllReduce(Compression):
     def _of(
         cls, group: Group, like: Sequence[torch.Tensor], codec: str, op: str, error: str = "none"
     ) -> "AllReduce":  # fmt: skip
-        """One over a group that others use, too. It measures no losses."""
+        """Returns one over a group that others use, too. It measures no losses."""
         made = cls.__new__(cls)
         made._make(group, like, codec, error, op)
         made._measure = False
@@ -124,7 +124,7 @@ class AllReduce(Compression):
             self._complete, self._measure = True, False
 
     def _on_stream(self, joined: bool = True) -> Turn:
-        """The current one, in turns with the other calls of the group."""
+        """Returns a context for the current stream, in turns with the other calls of the group."""
         turn = self._group.turn()
         self._stream_number = turn.stream_number
         return turn
@@ -134,7 +134,7 @@ class AllReduce(Compression):
             torch.cuda.current_stream(self._group.device).synchronize()
 
     def _begin(self) -> None:
-        """Without errors a run leaves nothing that has to end before the next one: flags add up until commit()."""
+        """Begins a step. Without errors no run has to end before the next one: flags add up until commit()."""
         if self._has_errors or not self._complete:
             super()._begin()
         else:
@@ -151,12 +151,12 @@ class AllReduce(Compression):
             unit.handle.run(own, stream)
 
     def _prepare(self) -> None:
-        """Makes the handles, unless they are there. Every rank calls this."""
+        """Makes the handles, unless they exist. Every rank calls this."""
         if not self._by_dtype:
             self._by_dtype.update(self._units_made())
 
     def _units_made(self) -> dict[torch.dtype, tuple[Unit, list[int]]]:
-        """A unit for each dtype, and the numbers of its tensors. Every rank calls this."""
+        """Returns a unit for each dtype, and the numbers of its tensors. Every rank calls this."""
         made: dict[torch.dtype, tuple[Unit, list[int]]] = {}
         for dtype in dict.fromkeys(dtype for _, dtype in self._about):
             numbers = [number for number, (_, its) in enumerate(self._about) if its is dtype]
@@ -174,8 +174,8 @@ class AllReduce(Compression):
         self._by_dtype.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """The errors of this rank, by the numbers of tensors, for load_state_dict(): every rank saves its own. Ends the
-        pending step. No other rank is needed."""
+        """Returns the errors of this rank, by the numbers of tensors, for load_state_dict(): every rank saves its own.
+        Ends the pending step. Needs no other rank."""
         return {**super().state_dict(), **self._shapes()}
 
     def _shapes(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class AllReduce(Compression):
         factor = len(states) / self._group.size
         if self._op == "mean" or isinstance(state, dict) or factor == 1:
             return states
-        # load_state_dict() makes means of them. Of a sum in a world of another size the total is what has to stay.
+        # load_state_dict() takes the mean of them. For a sum in a world of another size the total must stay.
         return [
             {**one, "worker": {name: errors * factor for name, errors in one["worker"].items()}} for one in states
         ]
@@ -202,7 +202,7 @@ def all_reduce(
     timeout: float | datetime.timedelta | None = None, transport: str = "auto",
 ) -> None:  # fmt: skip
     """Replaces tensors on every rank by their mean or sum over the ranks, compressed on the way. All ranks end with the
-    same bytes. What a call loses is lost: AllReduce carries errors from one call to the next.
+    same bytes. The errors of a call are lost; AllReduce carries them from one call to the next.
 
     `tensors`: one, or several of one device, in float32, float16 or bfloat16, with the same shapes and dtypes on every
     rank. `codec`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit" or "sign". `op`: "mean" or "sum"; "sign" has only
@@ -212,7 +212,7 @@ def all_reduce(
     A rank that refuses its tensors, for example because two of them share memory, sends nothing: the other ranks wait
     for its next call, or until the timeout.
 
-    What a call sets up is kept for the next with the same shapes, dtypes, device and options: at most 64 of a group.
+    The setup of a call is kept for the next with the same shapes, dtypes, device and options: at most 64 of a group.
     """
     known_codec(codec)
     _check_op(op, codec)

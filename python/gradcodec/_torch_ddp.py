@@ -22,7 +22,7 @@ from ._torch_groups import (
 from ._torch_steps import Compression, Raw, Unit, named, raws, settings, warn_of_onebit
 
 MIB = 1 << 20
-ON_ONE_NODE = 100  # MiB of an exchange between GPUs of one node, where the host's time counts
+ON_ONE_NODE = 100  # MiB of an exchange between GPUs of one node, where the CPU's time counts
 
 
 class _Waiting(NamedTuple):
@@ -40,14 +40,14 @@ class _Exchange(Unit):
     def __init__(
         self, names: Sequence[str], handle: Handle, parameters: Sequence[tuple[int, ...]], layouts: Any, record: Any
     ) -> None:  # fmt: skip
-        self._record = record  # which the hook in C++ reads and writes
+        self._record = record  # the hook in C++ reads and writes it
         super().__init__(names, handle)
         self.layouts = layouts
         self.parameters = list(parameters)  # of each bucket, by id()
         self.numbers = [len(each) for each in parameters]
         sizes = iter(handle.sizes)
         self._elements = [sum(next(sizes) for _ in each) for each in parameters]
-        self.is_final = False  # DDP arranges its buckets anew once
+        self.is_final = False  # DDP rebuilds its buckets once
 
     @property
     def in_step(self) -> bool:
@@ -58,14 +58,14 @@ class _Exchange(Unit):
         self._record.in_step = value
 
     def has(self, place: int, buffer: torch.Tensor) -> bool:
-        """Whether a bucket in this place is as long as the handle, which looks at no more than the address, takes it."""
+        """Returns whether a bucket in this place is as long as the handle needs, which reads only its address."""
         known = place < len(self._elements) and buffer.numel() == self._elements[place]
         return known and buffer.dtype is self.handle.dtype
 
 
 def _layouts(parameters: Iterable[tuple[str, torch.Tensor | None]]) -> dict[str, Any]:
-    """Of the parameters whose gradients DDP keeps in a bucket in another order than that of elements, such as those in
-    channels_last. It keeps the strides of each that is dense."""
+    """Returns shape and strides of the parameters whose gradients DDP keeps in a bucket in another order than that of
+    elements, such as channels_last. DDP keeps the strides of each that is dense."""
     found = {}
     for name, one in parameters:
         if one is not None and not one.is_contiguous():
@@ -79,13 +79,13 @@ def _layouts(parameters: Iterable[tuple[str, torch.Tensor | None]]) -> dict[str,
 
 
 class _Record:
-    """What an exchange says of its part in a step. The hook in C++ has an object of its own for it."""
+    """State of an exchange in a step. The hook in C++ has its own object for it."""
 
     in_step = False
 
 
 class _State:
-    """What a Compression says of its step. The hook in C++ has an object of its own for it."""
+    """State of a Compression's step. The hook in C++ has its own object for it."""
 
     pending = complete = closed = False
     measure = True
@@ -94,8 +94,8 @@ class _State:
 
 
 class _Slot:
-    """What DDP keeps as the state of its hook, which it has for good. The hook in C++ calls the methods. A copy of the
-    model, whose reducer is a new one without a hook, has an `_Unused` for it."""
+    """State of DDP's hook, which DDP keeps for good. The hook in C++ calls the methods. A copy of the model, whose new
+    reducer has no hook, has an `_Unused` for it."""
 
     native: Any = None
 
@@ -123,7 +123,7 @@ class _Slot:
     def enqueued(self, first: int) -> None:
         handle = self.compression._exchanges[first].handle
         handle.enqueued()
-        handle.steps._run_ended(0)  # raises what the handler of a signal has raised in an exchange that runs in Python
+        handle.steps._run_ended(0)  # raises what a signal handler has raised in an exchange that runs in Python
 
     @eager
     def failed(self, first: int, status: int) -> None:
@@ -138,7 +138,7 @@ class _Unused:
 def compressed(
     slot: _Slot, bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
-    """DDP's hook."""
+    """Exchanges a bucket, as DDP's hook."""
     return slot.compression._reduced(bucket)
 
 
@@ -149,12 +149,12 @@ def _plain(group: Any, buffer: torch.Tensor) -> torch.futures.Future[torch.Tenso
 
 
 def _of_state(name: str) -> Any:
-    """An attribute that lies in the state, which the hook in C++ reads and writes."""
+    """Returns a property for an attribute of the state, which the hook in C++ reads and writes."""
     return property(lambda self: getattr(self._state, name), lambda self, value: setattr(self._state, name, value))
 
 
 class _Buckets(Compression):
-    """The hook of a DistributedDataParallel. `native`: the module of the hook in C++, None where it is in Python."""
+    """The hook of a DistributedDataParallel. `native`: the module of the hook in C++; None: the hook is in Python."""
 
     _pending, _complete, _closed = map(_of_state, ("pending", "complete", "closed"))
     _measure, _errors_scale = map(_of_state, ("measure", "errors_scale"))
@@ -166,16 +166,16 @@ class _Buckets(Compression):
         self._state: Any = _State()
         super().__init__(group, codec, error, {name: one.numel() for name, one in parameters.items()}, raw, scaler)
         self._ddp_group, self._names = model.process_group, {id(one): name for name, one in parameters.items()}
-        self._model = weakref.ref(model)  # which keeps this
+        self._model = weakref.ref(model)  # the model owns this object
         self._parameter = {name: weakref.ref(one) for name, one in parameters.items()}
         self._training = list(training)
         self._exchanges: dict[int, _Exchange] = {}  # by the index of the first bucket
         self._least_bytes, self._native = least_bytes, native
-        # DDP drops what arrives of a parameter that no rank has used, so none of its errors may be sent then.
+        # DDP drops the result of a parameter that no rank has used, so its errors must not be sent then.
         self.keeps_unused = bool(model.find_unused_parameters) and error != "none"
         self._devices: list[int | str | torch.device] | None = None if self._stream is None else [group.device]
         self._waiting: list[_Waiting] = []
-        # Of this pass: its buckets and tensors so far, by id() its first parameter, and whether it is over.
+        # The current pass: its buckets and tensors so far, the id() of its first parameter, and whether it is over.
         self._buckets, self._tensors, self._first, self._is_over = 0, 0, 0, True
         logger: Any = model.logger
         self._all_tensors = int(logger._get_ddp_logging_data().ints_map["num_parameter_tensors"])  # in DDP's buckets
@@ -188,7 +188,7 @@ class _Buckets(Compression):
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank, in all steps."""
+        """Bytes that this rank has sent, in all steps."""
         return self._group.bytes_sent + int(self._state.bytes_sent)
 
     def _units(self) -> Iterable[Unit]:
@@ -217,7 +217,7 @@ class _Buckets(Compression):
         # In the first pass of a static graph DDP gives all buckets the index 0, one after the other, and none is the last.
         if number == 0 and self._buckets > 0 and not self._is_over and parameters[0] != self._first:
             number = self._buckets
-        if number == 0:  # what waits is of a pass that broke off
+        if number == 0:  # the waiting buckets are of a pass that broke off
             self._waiting, self._tensors, self._first = [], 0, parameters[0]
         self._buckets = number + 1
         self._tensors += len(parameters)
@@ -236,10 +236,10 @@ class _Buckets(Compression):
         buffers, parameters = [each.buffer for each in waiting], [each.parameters for each in waiting]
         self._exchange(waiting[0].number, buffers, parameters, is_last)
         for each in waiting:
-            each.done.set_result(each.buffer)  # on a GPU it stands for what is on the stream by now
+            each.done.set_result(each.buffer)  # on a GPU it covers the work on the stream so far
 
     def _parameters(self, bucket: Any, buffer: torch.Tensor, number: int) -> tuple[int, ...]:
-        """By id(). To read a list of many parameters takes its time, and a list that is final is known."""
+        """Returns the id() of each parameter. Reading a list of many parameters is slow, and a final list is known."""
         first = max((first for first in self._exchanges if first <= number), default=number)
         known = self._exchanges.get(first)
         if known is not None and known.is_final and self._is_final() and known.has(number - first, buffer):
@@ -252,7 +252,7 @@ class _Buckets(Compression):
     def _exchange(
         self, first: int, buffers: list[torch.Tensor], parameters: list[tuple[int, ...]], is_last: bool
     ) -> None:
-        """Enqueues the exchange of these buckets, the first of which has this index."""
+        """Enqueues the exchange of these buckets. `first`: index of the first one."""
         if first == 0:
             self._begin()
         own = self._exchange_of(first, buffers, parameters, is_last)
@@ -269,7 +269,7 @@ class _Buckets(Compression):
             self._complete, self._measure = True, False
 
     def _unused(self, own: _Exchange, buffers: list[torch.Tensor]) -> list[str]:
-        """The parameters whose gradients are 0 on all ranks. Every rank calls this."""
+        """Returns the parameters whose gradients are 0 on all ranks. Every rank calls this."""
         are_used = torch.stack([gradient.any() for gradient in _gradients(own, buffers)]).int()
         used = self._group.over_all(are_used, dist.ReduceOp.MAX).tolist()
         return [name for name, is_used in zip(own.names, used) if not is_used]
@@ -277,10 +277,10 @@ class _Buckets(Compression):
     def _exchange_of(
         self, first: int, buffers: list[torch.Tensor], parameters: list[tuple[int, ...]], is_last: bool
     ) -> _Exchange:
-        """The all-reduce of these parameters. Buckets are alike on all ranks; DDP arranges them anew after the first
+        """Returns the all-reduce of these parameters. Buckets are alike on all ranks; DDP rebuilds them after the first
         pass."""
         known = self._exchanges.get(first)
-        # By PyTorch, which finds a rank that does not take part.
+        # PyTorch must track the last exchange, so that it finds a rank that does not take part.
         must_be_seen = is_last
         if (
             known is not None and known.parameters == parameters and not (must_be_seen and known.handle.is_direct)
@@ -315,14 +315,14 @@ class _Buckets(Compression):
         made.give(self._worker, self._server)
         if self._native is not None:
             self._state.put(first, record)
-            over = self._group.levels or self._group.peers  # what _begin() checks
+            over = self._group.levels or self._group.peers  # communicators that _begin() checks
             self._state.checked = [] if over is None else over.handles()
         self._exchanges[first] = made
         return made
 
 
 def _gradients(own: _Exchange, buffers: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each parameter, as it lies in its bucket."""
+    """Returns the gradient of each parameter, as it lies in its bucket."""
     sizes, gradients = iter(own.handle.sizes), list[torch.Tensor]()
     for buffer, number in zip(buffers, own.numbers):
         gradients += torch.split_with_sizes(buffer, [next(sizes) for _ in range(number)])
@@ -347,28 +347,28 @@ def compress(
     `codec`: "int8", "mxfp8" and "bf16" under every optimizer; "int4" and "mxfp4" with the error feedback that is their
     default; "onebit" for SGD without momentum, or with OneBitSGD and OneBitAdam for the rest. `error`: "float32",
     "bfloat16" or "none": how this rank keeps what a step loses, to add it to the next. None: "none" for bf16, mxfp8 and
-    int8, "float32" for the others. `raw`: which gradients travel in float32 instead: a function of name and parameter,
-    or names; None: those with fewer than two dimensions or fewer than 1,024 elements. `momentum`: what is given to
-    onebit is a momentum already, so there is nothing to warn of. `scaler`: the torch.amp.GradScaler, so that errors
+    int8, "float32" for the others. `raw`: the gradients that are sent in float32 instead: a function of name and
+    parameter, or names; None: those with fewer than two dimensions or fewer than 1,024 elements. `momentum`: onebit
+    gets momenta instead of gradients, so no warning is needed. `scaler`: the torch.amp.GradScaler, so that errors
     follow its scale. `group`: of the model's ranks; None: the model's own.
 
-    `transport`: "auto": where several nodes have the same number of ranks, at least two, gradients are summed within each
-    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory where NVLink links
+    `transport`: "auto": if several nodes have the same number of ranks, at least two, gradients are summed within each
+    node first, and codes are exchanged between nodes. Ranks of a node write into each other's memory if NVLink links
     all of their GPUs; all other exchanges use the group's own backend. "flat": one level, whatever nodes there are.
-    "peers": all ranks on GPUs of one node, over each other's memory. "nccl" and "gloo" (through host memory): both levels
-    over it. Which ranks share a node is found by the host's name and boot id; the variable GRADCODEC_NODE names the node
-    instead. `Compression.topology` says what was found. "sign" has one level. `timeout`: of an exchange, in seconds or as
-    a timedelta; None: the group's own.
+    "peers": all ranks on GPUs of one node, over each other's memory. "nccl" and "gloo" (through host memory): both
+    levels over it. Ranks with the same host name and boot id share a node; the variable GRADCODEC_NODE names the node
+    instead. `Compression.topology` describes the result. "sign" has one level. `timeout`: of an exchange, in seconds or
+    as a timedelta; None: the group's own.
 
-    `exchange_mib`: buckets are exchanged together, in the order of their indices, once they have so many MiB; the last
-    exchange has what is left. 0: each bucket alone. None: 100 on the GPUs of one node, otherwise 0. The same on every
-    rank. Fewer exchanges take less of the host's time; the first of them begins later.
+    `exchange_mib`: buckets are exchanged together, in the order of their indices, once they have this many MiB; the
+    last exchange takes the rest. 0: each bucket alone. None: 100 on the GPUs of one node, otherwise 0. The same on
+    every rank. Fewer exchanges take less CPU time; the first of them begins later.
 
-    `native`: whether the hook runs in C++, without Python in a step that is like the one before. The results are the same,
-    and ranks may differ. None: on a GPU it does; where it cannot be compiled it runs in Python, and a warning says why.
-    True: also on a CPU, and what is missing is a RuntimeError on every rank. False: it runs in Python. The first call on a
-    machine compiles it, in half a minute, and keeps it in the cache folder of GradCodec;
-    `python -m gradcodec.torch build` does so ahead of time.
+    `native`: whether the hook runs in C++, without Python in a step that is like the one before. The results are the
+    same, and ranks may differ. None: in C++ on a GPU; if it cannot be compiled it runs in Python, with a warning. True:
+    also on a CPU; if it cannot be compiled, every rank raises a RuntimeError. False: in Python. The first call on a
+    machine compiles it, in half a minute, and keeps it in the cache folder of GradCodec; `python -m gradcodec.torch
+    build` does so ahead of time.
     """
     ddp = _unwrapped(model)
     if getattr(ddp, "_use_python_reducer", False):

@@ -1,4 +1,4 @@
-"""DiLoCo: ranks train apart, and every so many steps exchange how far their parameters have moved, compressed."""
+"""DiLoCo: ranks train apart and, every `sync_every` steps, exchange the movement of their parameters, compressed."""
 
 import copy
 import threading
@@ -22,7 +22,7 @@ from ._torch_steps import named, settings
 
 Tensors = list[torch.Tensor]
 Outer = Callable[[Tensors], torch.optim.Optimizer]
-FORMAT = 1  # of a state
+FORMAT = 1  # of a state_dict()
 PLACE = "rank", "world_size", "nodes", "ranks_per_node", "place"  # in the state of an AllReduce
 
 
@@ -64,9 +64,9 @@ class DiLoCo:
     taken back.
 
     *Threads.* With `delay` a thread of this object exchanges, over a communicator that nothing else uses, and on CUDA
-    on a stream of its own; without, step() does and waits. All methods are for one thread, and every rank calls them
-    after the same inner step. Memory per element: 8 bytes for the global copy and its momentum, the errors of an
-    AllReduce, and 4 bytes during a round, besides a copy of the errors of that fragment.
+    on a stream of its own. Without `delay`, step() exchanges and waits. All methods are for one thread, and every rank
+    calls them after the same inner step. Memory per element: 8 bytes for the global copy and its momentum, the errors
+    of an AllReduce, and 4 bytes during a round, besides a copy of the errors of that fragment.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DiLoCo:
             reducer._prepare()
         self._stream: Any = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore
         self._exchange: _Exchange | None = None  # under way
-        # The fragment of a round that other ranks may have applied, and its errors before.
+        # The fragment of a round that other ranks may have applied, and its errors before the round.
         self._unsettled: tuple[int, Any] | None = None
         self._take_copies(0)
         self._merge(None, 0.0)
@@ -116,7 +116,7 @@ class DiLoCo:
     @eager
     @torch.no_grad()
     def step(self) -> None:
-        """After each inner step, on every rank. Ends the exchange that is due, and begins that of the next fragment."""
+        """Ends an exchange that is due, and begins the next one. Every rank calls this after each inner step."""
         self._open()
         self.steps += 1
         if self._exchange is not None and self.steps >= self._exchange.due:
@@ -130,9 +130,9 @@ class DiLoCo:
     @eager
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """What this rank continues with: parameters, global copy, outer optimizers, errors and counts, for
-        load_state_dict(); the inner optimizer is not in it. Every rank saves its own. Applies an exchange that is under
-        way, for which every rank calls this. If a round is unsettled this needs no other rank, and closes this object.
+        """Returns parameters, global copy, outer optimizers, errors and counts, for load_state_dict(), but not the
+        inner optimizer. Every rank saves its own. Applies an exchange that is under way, for which every rank calls
+        this. If a round is unsettled, this needs no other rank, and closes this object.
         """
         self._open()
         self._end()
@@ -153,11 +153,11 @@ class DiLoCo:
     @eager
     @torch.no_grad()
     def load_state_dict(self, state: Any) -> None:
-        """Continues with what state_dict() gave, in a world of any size. Every rank calls this.
+        """Continues with a result of state_dict(), in a world of any size. Every rank calls this.
 
-        `state`: that of this rank in the world before, also if other ranks are lost; None on a rank that joins; or, on
-        every rank, a list of those of all ranks of a world, of whose errors then nothing is lost. Ranks that are behind
-        or join take the global copy of one that is ahead.
+        `state`: this rank's state in the previous world, also if other ranks are lost; None on a rank that joins; or,
+        on every rank, a list of the states of all ranks of a world, which keeps all of their errors. Ranks that are
+        behind or join take the global copy of one that is ahead.
         """
         self._open()
         self._end()
@@ -200,16 +200,16 @@ class DiLoCo:
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank, in all exchanges of fragments."""
+        """Bytes that this rank has sent, in all exchanges of fragments."""
         return self._group.bytes_sent
 
     @property
     def topology(self) -> str:
-        """Which ranks share nodes, and what they exchange over: a sentence."""
+        """A sentence: which ranks share nodes, and the transports that they use."""
         return self._group.topology
 
     def close(self) -> None:
-        """Frees the errors. An exchange that is under way is waited for and not applied. Twice is once."""
+        """Frees the errors. Waits for an exchange that is under way, without applying it. May be called twice."""
         if not self._closed:
             self._closed = True
             if self._exchange is not None:
@@ -231,7 +231,7 @@ class DiLoCo:
     # --- a round
 
     def _begin(self, number: int) -> None:
-        """Compares where the ranks are, and begins to exchange a fragment."""
+        """Compares the ranks' steps and rounds, and begins to exchange a fragment."""
         refused, wrong = self._looked()
         everywhere = self._agree({"inner steps": self.steps}, refused, (self.rounds, wrong))
         self._settle([rounds for rounds, _ in everywhere])
@@ -278,7 +278,7 @@ class DiLoCo:
         self._merge(under_way.number, self._alpha)
 
     def _settle(self, rounds: list[int]) -> None:
-        """Ends a round that was applied on some ranks only, on all of them; `rounds`: of each rank."""
+        """Ends, on all ranks, a round that was applied on some ranks only. `rounds`: rounds of each rank."""
         newest = max(rounds)
         if min(rounds) < newest:
             self._take_copies(rounds.index(newest))
@@ -293,7 +293,7 @@ class DiLoCo:
                 self.taken_back += 1
 
     def _take_copies(self, source: int) -> None:
-        """Global copy, outer optimizers and counts of all ranks become those of one."""
+        """Sets the global copy, the outer optimizers and the counts of all ranks to those of one."""
         for one in self._copies:
             dist.broadcast(one, group=self._over, group_src=source)
         states = [one.state_dict() for one in self.outer] if self._group.rank == source else None
@@ -305,19 +305,19 @@ class DiLoCo:
                 optimizer.load_state_dict(its)
 
     def _merge(self, number: int | None, alpha: float) -> None:
-        """Local parameters of a fragment, or of all, become alpha of themselves and the rest of the global copy."""
+        """Sets the local parameters of a fragment, or of all, to alpha local + (1 - alpha) global."""
         for local, one in self._pairs(number):
             local.copy_(torch.lerp(one, local.float(), alpha) if alpha else one)  # 0 times NaN is NaN
 
-    # --- what ranks have, and agree on
+    # --- the ranks' parameters, and agreement
 
     def _pairs(self, number: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Local and global copy of each parameter of a fragment; None: of all."""
+        """Returns the local and the global copy of each parameter of a fragment; None: of all."""
         of_fragment = slice(None) if number is None else self._parts[number]
         return list(zip([_local(one) for one in self._parameters.values()][of_fragment], self._copies[of_fragment]))
 
     def _looked(self) -> tuple[Exception | None, str | None]:
-        """What is wrong with the parameters, and the first one that is not finite."""
+        """Returns what is wrong with the parameters, and the name of the first one that is not finite."""
         locals_ = [_local(one) for one in self._parameters.values()]
         for local, (name, shape, dtype) in zip(locals_, self._about):
             if (tuple(local.shape), local.dtype, local.device) != (shape, dtype, self._device):
@@ -330,8 +330,8 @@ class DiLoCo:
         return None, next((name for name, local, fine in given if not fine and not local.isfinite().all()), None)
 
     def _agree(self, same: dict[str, Any], refused: Exception | None, own: Any = None) -> list[Any]:
-        """Refuses, on every rank, what one of them refuses, and what must be the same on all and is not. Returns what
-        every rank gives as `own`. Every rank calls this."""
+        """Raises on every rank, if one of them refuses, or if `same` differs between ranks. Returns `own` of every
+        rank. Every rank calls this."""
         everywhere = self._tell((same, refused and f"{type(refused).__name__}: {refused}", own))
         if refused is not None:
             raise refused
@@ -347,7 +347,7 @@ class DiLoCo:
         return [own for *_, own in everywhere]
 
     def _checked(self, state: Any) -> list[Any]:
-        """The states of all ranks of a world in order, or the one, or none."""
+        """Checks a state. Returns the states of all ranks of a world in order, or the one, or none."""
         states = [] if state is None else list(state) if isinstance(state, (list, tuple)) else [state]
         wanted = {"rank", "about", "steps", "rounds", "taken_back", "unsettled", "local", "global", "outer", "errors"}
         if not all(isinstance(one, dict) and one.get("format") == FORMAT and wanted <= one.keys() for one in states):
@@ -363,7 +363,7 @@ class DiLoCo:
 
 
 class _Exchange(threading.Thread):
-    """An all-reduce of tensors, in place, by run() or beside the thread that has called start()."""
+    """An all-reduce of tensors, in place, by run(), or on a thread of its own after start()."""
 
     def __init__(self, reducer: AllReduce, tensors: Tensors, number: int, due: int, stream: Any) -> None:
         super().__init__(name="gradcodec exchange", daemon=True)
@@ -388,19 +388,19 @@ class _Exchange(threading.Thread):
                 group.complete(unit.handle.steps)
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Waits until the exchange has ended."""
         if self.ident is not None:
             self.join()
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter's values on this rank."""
+    """Returns a parameter's values on this rank."""
     sharded: Any = parameter
     return parameter.detach() if not hasattr(parameter, "device_mesh") else sharded.to_local().detach()
 
 
 def _parameters_of(model: torch.nn.Module, group: Any) -> dict[str, torch.Tensor]:
-    """Those that are exchanged, by name."""
+    """Returns the parameters that are exchanged, by name."""
     found = {name: one for name, one in named(model).items() if one.requires_grad}
     if not found:
         raise ValueError("model: one parameter that requires grad expected at least, got none")
@@ -415,7 +415,7 @@ def _parameters_of(model: torch.nn.Module, group: Any) -> dict[str, torch.Tensor
 
 
 def _check(sync_every: Any, fragments: Any, delay: Any, alpha: Any, parameters: int, outer: Any) -> None:
-    """Refuses numbers that are out of range."""
+    """Raises if a number is out of range."""
     for name, number, least in ("sync_every", sync_every, 1), ("fragments", fragments, 1), ("delay", delay, 0):
         if isinstance(number, bool) or not isinstance(number, int):
             raise TypeError(f"{name}: a whole number expected, got {_said(number)}")
@@ -433,7 +433,7 @@ def _check(sync_every: Any, fragments: Any, delay: Any, alpha: Any, parameters: 
 
 
 def _parts(sizes: list[int], fragments: int) -> list[slice]:
-    """Which tensors each fragment has: at least one, in order, of about as many elements."""
+    """Returns the tensors of each fragment: at least one, in order, of about as many elements."""
     total, ends, done = max(1, sum(sizes)), [0], 0
     for number, size in enumerate(sizes):
         left, missing = len(sizes) - number, fragments - len(ends)  # tensors from here; fragments after this one
@@ -444,7 +444,7 @@ def _parts(sizes: list[int], fragments: int) -> list[slice]:
 
 
 def _errors_of(state: Any, number: int, newest: int) -> Any:
-    """Of a fragment: those before a round that no rank has applied."""
+    """Returns the errors of a fragment: those before a round that no rank has applied."""
     of_round = state["unsettled"]
     if of_round is not None and of_round[0] == number and state["rounds"] == newest:
         return of_round[1]

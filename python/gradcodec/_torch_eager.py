@@ -10,7 +10,7 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 def eager(function: Called) -> Called:
-    """One that torch.compile() calls and does not trace, for it cannot: as PyTorch has it for its own."""
+    """Returns a function that torch.compile() calls and does not trace, as PyTorch does for functions of its own."""
     disable: Any = getattr(torch, "_disable_dynamo", None)
     if disable is None:
         return function
@@ -18,7 +18,7 @@ def eager(function: Called) -> Called:
 
     @functools.wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
-        # Otherwise nothing is compiled, and to import that would take seconds.
+        # Without torch._dynamo nothing is compiled, and importing it would take seconds.
         return (disabled if "torch._dynamo" in sys.modules else function)(*arguments, **named)
 
     return cast(Called, called)

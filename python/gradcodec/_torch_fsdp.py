@@ -19,13 +19,13 @@ from ._torch_states import on_all_ranks
 from ._torch_steps import Compression, Errors, Parts, Raw, Unit, named, raws, settings, warn_of_onebit
 
 OPS = {"AVG": "mean", "SUM": "sum", "PREMUL_SUM": "sum"}
-OF_REPLICAS = "@replicas"  # in a state, behind the name of a parameter: errors of the all-reduce over replicas
+OF_REPLICAS = "@replicas"  # suffix of a parameter's name in a state: errors of the all-reduce over replicas
 BLOCKS = tuple(name for name in CODECS if name not in SIGNS)
 _hooked: "weakref.WeakKeyDictionary[torch.nn.Module, _Shards]" = weakref.WeakKeyDictionary()
 
 
 class _Cut:
-    """How FSDP cuts a parameter into a part for every rank: in one dimension, the last part filled up."""
+    """A parameter that FSDP cuts into a part for every rank: in one dimension, the last part padded."""
 
     def __init__(self, name: str, parameter: Any, world: int) -> None:
         self.name, self.parameter = name, parameter
@@ -40,12 +40,12 @@ class _Cut:
         self.size, self.size_of_part = math.prod(self._whole), math.prod(self._part)
 
     def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The elements in their order."""
+        """Returns the elements of all parts, in their order."""
         whole = torch.cat([part.view(self._part) for part in parts], self._dim)
         return whole.narrow(self._dim, 0, self._whole[self._dim]).reshape(-1)
 
     def apart(self, elements: torch.Tensor, world: int) -> torch.Tensor:
-        """The parts of elements in their order, a row each."""
+        """Returns the parts of elements that are in their order, a row each."""
         size, filled = self._part[self._dim], [*self._whole]
         filled[self._dim] = world * size
         whole = torch.zeros(filled, dtype=torch.float32, device=elements.device)
@@ -54,7 +54,7 @@ class _Cut:
 
 
 def dimension_of_mesh(parameter: Any) -> int:
-    """Over which FSDP cuts it: behind that of replicas, before those of tensor parallelism."""
+    """Returns the mesh dimension that FSDP cuts over: behind that of replicas, before those of tensor parallelism."""
     cut = [number for number, placement in enumerate(parameter.placements) if hasattr(placement, "dim")]
     if not cut:
         raise TypeError("model: parameters that fully_shard() cuts expected, got replicated ones")
@@ -62,10 +62,10 @@ def dimension_of_mesh(parameter: Any) -> int:
 
 
 class _Rows(Unit):
-    """The parameters of a module, of which FSDP cuts each into a part for every rank: a row of parts per rank.
+    """The parameters of a module. FSDP cuts each into a part for every rank; a row has the parts of one rank.
 
-    Each part is a tensor of its own of the handle, whose shards are then the rows, over nodes in another order than that
-    of ranks. `cuts`: those of the parts of a row; none where they are not known.
+    Each part is a tensor of the handle, so the rows are its shards, over nodes in another order than that of ranks.
+    `cuts`: the cuts of a row's parts; empty if they are not known.
     """
 
     def __init__(self, cuts: list[_Cut], handle: Handle) -> None:
@@ -73,7 +73,7 @@ class _Rows(Unit):
         self.cuts = cuts
 
     def read(self, worker: Errors, server: Parts) -> None:
-        """A rank's own: the first half of an all-reduce has no errors of reducers."""
+        """Reads this rank's worker errors: the first half of an all-reduce has no server errors."""
         if not self.handle.has_errors or not self.holds:
             return
         pieces, _ = self.handle.errors()
@@ -97,13 +97,13 @@ class _Rows(Unit):
 
 
 class _OfModule:
-    """What FSDP calls for a module, and asks for its buffers."""
+    """A function that FSDP calls for a module, and that allocates its buffers."""
 
     def __init__(self, shards: "_Shards", name: str, cuts: list[_Cut]) -> None:
         self._shards, self._name, self._cuts = shards, name, cuts
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer."""
+        """Returns a buffer."""
         return torch.empty(size, dtype=dtype, device=device)
 
 
@@ -116,7 +116,7 @@ class _AllGather(_OfModule):
     ) -> Any:
         """Writes the parts of all ranks to `output_tensor`, [ranks, row], each after it was encoded and decoded."""
         shards = self._shards
-        # Fewer ranks: those of a node, to which reshard_after_forward cuts what was decoded already.
+        # Fewer ranks are those of a node, over which reshard_after_forward splits parameters that were decoded before.
         if shards._closed or group.size() != shards._group.size:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
         of = f"gather: the parameters of {self._name}"
@@ -138,7 +138,7 @@ class _ReduceScatter(_OfModule):
         self._last: Any = None  # the key of the unit that was reduced last
         self.units: dict[Any, _Rows] = {}
         self.units_of_replicas: dict[Any, Unit] = {}
-        # Which have the errors: parameters that are frozen, or a dtype, make others.
+        # The units that hold the errors. Frozen parameters, or another dtype, need other units.
         self._holder: _Rows | None = None
         self._holder_of_replicas: Unit | None = None
 
@@ -164,8 +164,8 @@ class _ReduceScatter(_OfModule):
 
     @eager
     def over_replicas(self, reduced: torch.Tensor) -> None:
-        """Replaces what __call__() has given by its mean over the replicas. By the sum if FSDP has a factor to divide
-        by, which is that of all ranks."""
+        """Replaces the result of __call__() by its mean over the replicas, or by the sum if FSDP has a factor to divide
+        by, which covers all ranks."""
         shards = self._shards
         op = "mean" if all(each.gradient_divide_factor is None for each in _groups(self._module())) else "sum"
         if not shards._closed:
@@ -177,7 +177,7 @@ class _ReduceScatter(_OfModule):
             reduced.div_(group.size())
 
     def unit_of_replicas(self, dtype: torch.dtype, op: str) -> Unit:
-        """Of this rank's parts of the parameters that were reduced last; made with them, on all replicas alike."""
+        """Returns the unit of this rank's parts of the parameters reduced last; creates it on all replicas alike."""
         key = self._last, op
         if key not in self.units_of_replicas:
             rows, shards = self.units[self._last], self._shards
@@ -195,7 +195,7 @@ class _ReduceScatter(_OfModule):
         return unit
 
     def unit(self, row: int, dtype: torch.dtype, op: str) -> _Rows:
-        """Of these rows; made where one first comes, on all ranks alike."""
+        """Returns the unit of these rows; creates it when it is first needed, on all ranks alike."""
         cuts = [cut for cut in self._cuts if cut.parameter.requires_grad]
         key = row, dtype, op, *[cut.name for cut in cuts]
         if key not in self.units:
@@ -203,7 +203,7 @@ class _ReduceScatter(_OfModule):
             parts, error = [cut.size_of_part for cut in cuts], shards.error
             raw = [shards._raw[cut.name] for cut in cuts]
             if sum(parts) != row:
-                # Some have no gradient, which may be others the next time: there are no errors that could be carried.
+                # Some parameters have no gradient, and may differ the next time, so no errors can be carried.
                 cuts, parts, raw, error = [], [row], [error != "none" and shards.codec not in SIGNS], "none"
             handle = shards._handle(shards.codec, parts, dtype, raw, op, error)
             self.units[key] = _Rows(cuts, handle)
@@ -223,15 +223,15 @@ class _Shards(Compression):
     ) -> None:  # fmt: skip
         super().__init__(group, codec, error, sizes, raw, scaler)
         self._replicas = replicas
-        # They are reduced on FSDP's stream for that, beside what this one does.
+        # Replicas are reduced on FSDP's own stream, beside the work of this one.
         self._replicated: Any = None
         if replicas is not None and self._stream is not None:
             self._replicated = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._gather, self._raw_of_gather = gather, raw_of_gather
         self._alike: dict[Any, Handle] = {}
         self.comms: list[_ReduceScatter] = []
-        self._pass = -1  # of autograd, to which the pending step belongs
-        self._factor: tuple[float, torch.Tensor] | None = None  # of PREMUL_SUM, also on the device
+        self._pass = -1  # the autograd pass of the pending step
+        self._factor: tuple[float, torch.Tensor] | None = None  # of PREMUL_SUM, as a number and on the device
 
     def _units(self) -> Iterator[Unit]:
         for comm in self.comms:
@@ -254,7 +254,7 @@ class _Shards(Compression):
     def _handle(
         self, codec: str, parts: list[int], dtype: torch.dtype, raw: list[bool], op: str, error: str
     ) -> Handle:
-        """Of rows of such parts, one row for each rank."""
+        """Returns a handle of rows of such parts, one row for each rank."""
         world, numbers = self._group.size, self._group.shard_numbers()
         in_memory = [number * len(parts) + part for number in numbers for part in range(len(parts))]
         options = dict(error=error, raw=raw * world, op=op, transactional=True, in_memory=in_memory)
@@ -267,11 +267,11 @@ class _Shards(Compression):
         return self._made(cast(Group, self._replicas), self.codec, parts, dtype, options)
 
     def _made(self, group: Group, codec: str, sizes: list[int], dtype: torch.dtype, options: dict[str, Any]) -> Handle:
-        """A handle. Modules that are alike have the same one if it has no errors."""
+        """Returns a handle. Modules that are alike share one if it has no errors."""
         key = group.group, codec, tuple(sizes), dtype, *(tuple(options["raw"]), options["op"])
         if key in self._alike:
             return self._alike[key]
-        self._wait()  # a handle over peer memory begins when the work of others is done
+        self._wait()  # other handles' work must be done before a handle over peer memory is created
         if self._replicated is not None:
             self._replicated.synchronize()
         made = Handle(group, codec, sizes, dtype, **options)
@@ -306,7 +306,7 @@ class _Shards(Compression):
             if output.dtype != torch.float32 or not output.is_contiguous():
                 shard = torch.empty_like(output, dtype=torch.float32, memory_format=torch.contiguous_format)
             of_values = None
-            if factor is not None and self.codec != "sign":  # whose values have no magnitude
+            if factor is not None and self.codec != "sign":  # signs have no magnitude
                 of_values = self._on_device(factor)
             unit.handle.reduce_scatter_within(given, shard, self._stream_number, of_values)
             if factor is not None and self.codec == "sign":
@@ -315,13 +315,13 @@ class _Shards(Compression):
                 output.copy_(shard)
 
     def _has_broken_off(self, comm: _ReduceScatter) -> bool:
-        """Whether the pass of the pending step has failed, as another pass reduces this module: either the step has this
-        module already, or it has none. Otherwise the other pass may be one within the pass."""
+        """Returns whether the pass of the pending step has failed, when another pass reduces this module: the step has
+        this module already, or it has no module. Otherwise the other pass may be one within the pass."""
         return any(each.in_step for each in comm.units.values()) or not any(each.in_step for each in self._units())
 
     def _checked(self, state: Any) -> list[Any]:
         if isinstance(state, (list, tuple)) and len(state) != self._group.size:
-            # Parts are cut elsewhere there: the errors of their all-reduce begin at 0.
+            # Another world has other parts: errors over replicas begin at 0.
             state = [_without_replicas(one) for one in state]
         return super()._checked(state)
 
@@ -337,12 +337,12 @@ class _Shards(Compression):
         return on_all_ranks("state", self._replicas.group, check)
 
     def _keeps(self, name: str, of_server: bool) -> bool:
-        """The first half of an all-reduce has no errors of reducers, that over replicas has both halves."""
+        """Returns like its parent, but only an all-reduce over replicas has server errors, the first half has none."""
         plain = name.removesuffix(OF_REPLICAS)
         return super()._keeps(plain, of_server) and not (of_server and plain == name)
 
     def _reduced_over_replicas(self, comm: _ReduceScatter, reduced: torch.Tensor, op: str) -> None:
-        """On the current stream, which comes behind that of _reduced()."""
+        """Runs on the current stream, which waits for the stream of _reduced()."""
         unit = comm.unit_of_replicas(reduced.dtype, op)
         unit.in_step = True
         stream = unit.handle.stream()
@@ -365,12 +365,12 @@ class _Shards(Compression):
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank, in all steps."""
+        """Bytes that this rank has sent, in all steps."""
         return self._group.bytes_sent + (0 if self._replicas is None else self._replicas.bytes_sent)
 
     @property
     def topology(self) -> str:
-        """Which ranks share nodes, and what they exchange over: a sentence."""
+        """A sentence: which ranks share nodes, and the transports that they use."""
         return self._group.topology + ("" if self._replicas is None else f"; replicas: {self._replicas.topology}")
 
     @torch.inference_mode(False)
@@ -382,8 +382,8 @@ class _Shards(Compression):
     @eager
     def _over(self) -> None:
         self._complete, self._measure = True, False
-        # The first half of an all-reduce over nodes flags what is not finite on the ranks of its part alone, and one over
-        # replicas on those that have the same part.
+        # Over nodes, the first half of an all-reduce flags a non-finite value only on the ranks of its part; over
+        # replicas, only on the ranks with the same part.
         groups = [] if self._group.levels is None and self._replicas is None else [self._group]
         groups += [] if self._replicas is None else [self._replicas]
         if not groups:
@@ -399,7 +399,7 @@ class _Shards(Compression):
 
 
 def _factor_of(op: Any) -> float:
-    """By which PREMUL_SUM multiplies what each rank has."""
+    """Returns the factor by which PREMUL_SUM multiplies each rank's input."""
     try:
         factor = float(op.__getstate__()[1])
     except (AttributeError, IndexError, TypeError, ValueError):
@@ -413,7 +413,7 @@ def _factor_of(op: Any) -> float:
 
 
 def _tells_factors() -> bool:
-    """Whether _factor_of() works."""
+    """Returns whether _factor_of() works."""
     try:
         return _factor_of(cast(Any, dist)._make_nccl_premul_sum(0.5)) == 0.5
     except (AttributeError, ValueError):
@@ -421,14 +421,14 @@ def _tells_factors() -> bool:
 
 
 def _groups(module: Any) -> list[Any]:
-    """FSDP's parameter groups of a module, one for each mesh."""
+    """Returns FSDP's parameter groups of a module, one for each mesh."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
 
 
 def _check_module(name: str, module: Any) -> None:
-    """Refuses a module whose gradients FSDP does not cut over one mesh by a factor that is a number."""
+    """Raises unless FSDP shards a module over one mesh, and divides its gradients by None or a finite factor."""
     of = f"model: {name or type(module).__name__}"
     groups = _groups(module)
     if len(groups) > 1:
@@ -445,7 +445,7 @@ def _check_module(name: str, module: Any) -> None:
 
 
 def _without_replicas(state: Any) -> Any:
-    """The state of a rank without the errors of an all-reduce over replicas."""
+    """Returns the state of a rank without the errors of an all-reduce over replicas."""
     if not isinstance(state, dict):
         return state
     errors = {key: state[key] for key in ("worker", "server") if isinstance(state.get(key), dict)}
@@ -456,8 +456,8 @@ def _without_replicas(state: Any) -> Any:
 
 
 def _parameters_of(module: torch.nn.Module, sharded: Any) -> Iterator[torch.Tensor]:
-    """Those that are sharded with this module, in FSDP's order: not those of modules within that are sharded by
-    themselves."""
+    """Yields the parameters that are sharded with this module, in FSDP's order, without those of inner modules that are
+    sharded by themselves."""
     for child in module.children():
         if not isinstance(child, sharded):
             yield from _parameters_of(child, sharded)
@@ -465,13 +465,13 @@ def _parameters_of(module: torch.nn.Module, sharded: Any) -> Iterator[torch.Tens
 
 
 def _group_of(modules: Any) -> Any:
-    """Over which FSDP reduces gradients."""
+    """Returns the group over which FSDP reduces gradients."""
     info = next(group for module in modules for group in _groups(module)).mesh_info
     return getattr(info, "reduce_scatter_process_group", None) or info.shard_process_group
 
 
 def _check_replicas(names: dict[Any, str], own: Group, replicas: Group) -> None:
-    """Refuses a group that is not of replicas, and modules that have some already."""
+    """Raises if a group is not one of replicas, or if a module has replicas already."""
     ranks, others = (dist.get_process_group_ranks(each.group) for each in (own, replicas))
     if len({*ranks} & {*others}) != 1:
         raise ValueError(
@@ -492,7 +492,7 @@ def _check_replicas(names: dict[Any, str], own: Group, replicas: Group) -> None:
 
 
 def _check_ranks(names: dict[Any, str], over: Any) -> None:
-    """Refuses a module that is cut over other ranks than those of a group."""
+    """Raises if a module is sharded over other ranks than those of a group."""
     expected = dist.get_process_group_ranks(over)
     for module, name in names.items():
         for group in _groups(module):
@@ -507,19 +507,19 @@ def shard(
     scaler: Any = None, group: Any = None, transport: str = "auto", timeout: float | datetime.timedelta | None = None,
     gather: str | None = None, replicate_group: Any = None,
 ) -> Compression:  # fmt: skip
-    """Lets FSDP2 reduce its gradients compressed, in a model for which fully_shard() was called: to be called after the
+    """Makes FSDP2 reduce its gradients compressed, in a model for which fully_shard() was called: call this after the
     last of these calls. PyTorch 2.9 or newer.
 
-    The arguments are those of compress(). `group`: None: that of the parameters' mesh, or the one that
-    set_separate_reduce_scatter_group() has made before. With errors a rank keeps those of all that it encodes, not of its
-    shard alone.
+    The arguments are those of compress(). `group`: None: the group of the parameters' mesh, or the one that
+    set_separate_reduce_scatter_group() has made before. With errors a rank keeps those of all elements that it encodes,
+    not of its shard alone.
 
-    `gather`: "int8", "mxfp8" or another block codec, in which parameters travel when FSDP gathers them, too, forward and
-    backward; None: as they are. Every rank computes with the same decoded parameters; the shards, which the optimizer
-    steps, stay exact. Those that `raw` names travel in float32; if `codec` is "onebit" or "sign", those with fewer than
-    two dimensions or fewer than 1,024 elements do.
+    `gather`: "int8", "mxfp8" or another block codec, in which FSDP also gathers parameters, forward and backward; None:
+    uncompressed. Every rank computes with the same decoded parameters; the shards, which the optimizer steps, stay
+    exact. Parameters that `raw` names are sent in float32; if `codec` is "onebit" or "sign", those with fewer than two
+    dimensions or fewer than 1,024 elements are.
 
-    `replicate_group`: for replicas of a model (HSDP), which has to be sharded over a mesh of one dimension, on the ranks
+    `replicate_group`: for replicas of a model (HSDP), which must be sharded over a mesh of one dimension, on the ranks
     of one replica: the ranks with the same shard, one of each replica. Gradients are averaged over it compressed, with
     errors of their own. A step is taken back on all replicas alike.
     """
@@ -586,7 +586,7 @@ def shard(
     if replicas is not None:
         sizes |= {cut.name + OF_REPLICAS: cut.size_of_part for cut in cuts.values()}
     made = _Shards(own, codec, error, sizes, of_raw, scaler, gather, raw_of_gather, replicas)
-    # Those of one call of fully_shard() are one, in its order.
+    # Modules of one call of fully_shard() form one unit, in its order.
     for several in dict.fromkeys(tuple(getattr(one._get_fsdp_state(), "_modules", [one])) for one in modules):
         its = dict.fromkeys(id(each) for one in several for each in _parameters_of(one, FSDPModule))
         about = made, names[several[0]] or type(several[0]).__name__, [cuts[each] for each in its if each in cuts]

@@ -34,15 +34,15 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "b
 HOST_MEMORY, TRANSACTIONAL = 1, 2
 BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
-BY_PAIRS = 1 << 19  # bytes of a rank from which on each two exchange theirs over gloo
-TAG = 0x67726164  # of messages between two ranks, so that they are not taken for the caller's own
+BY_PAIRS = 1 << 19  # bytes per rank from which on ranks exchange by messages between pairs over gloo
+TAG = 0x67726164  # tag of messages between two ranks, which differs from the caller's tags
 DEFAULT_TIMEOUT = 600.0  # seconds, as for NCCL in the library
 SHORTEST, LONGEST = 1e-3, 4e6  # seconds, to which a timeout is bounded: PyTorch's clock overflows after some centuries
-HINT_AFTER = 30.0  # seconds until a rank says which others it waits for
+HINT_AFTER = 30.0  # seconds until a rank warns which ranks it waits for
 MOST_PEERS, FIRST_ROOM = 64, 1 << 24  # ranks; bytes, enough for a payload of 4 MiB less headers
 
 library = functools.cache(GradCodec)
-_c10d: Any = dist.distributed_c10d  # whose options are not all public
+_c10d: Any = dist.distributed_c10d  # not all of its options are public
 
 
 def known_codec(codec: Any) -> str:
@@ -53,7 +53,7 @@ def known_codec(codec: Any) -> str:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Refuses what no codec takes."""
+    """Raises a TypeError if no codec takes the tensor."""
     if hasattr(tensor, "device_mesh"):
         raise TypeError(f"{name}: a plain tensor expected, got a DTensor; to_local() gives this rank's part")
     if tensor.is_nested:
@@ -69,7 +69,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def process_group(group: Any) -> Any:
-    """The group itself: with None the default one."""
+    """Returns the group itself; None: the default group."""
     if not dist.is_initialized():
         raise RuntimeError("group: torch.distributed.init_process_group() has to come first")
     if group is None:
@@ -82,7 +82,7 @@ def process_group(group: Any) -> Any:
 
 
 def number_of(stream: Any) -> int:
-    """Of a stream of PyTorch's, for C; None: of the CPU."""
+    """Returns the handle of a PyTorch stream for C; None: the CPU."""
     return 1 if stream is None else int(stream.cuda_stream) or 1
 
 
@@ -96,29 +96,29 @@ def seconds(timeout: Any) -> datetime.timedelta | None:
 
 
 class _Memory:
-    """Memory of a GPU that is not PyTorch's, for torch.as_tensor(), which does not copy it."""
+    """GPU memory that PyTorch does not own, for torch.as_tensor(), which does not copy it."""
 
     def __init__(self, pointer: int, size: int) -> None:
         self.__cuda_array_interface__ = {"data": (pointer, False), "shape": (size,), "typestr": "|u1", "version": 2}
 
 
-@torch.inference_mode(False)  # what is made in that mode cannot be written to outside of it
+@torch.inference_mode(False)  # inference tensors cannot be written to outside inference mode
 def _at(pointer: int, size: int, device: Any) -> torch.Tensor:
-    """The bytes at a pointer, as a tensor."""
+    """Returns the bytes at a pointer as a tensor."""
     if device.device_type in (CPU, CUDA_HOST):
         return torch.frombuffer((c_uint8 * size).from_address(pointer), dtype=torch.uint8)
     return torch.as_tensor(_Memory(pointer, size), device=torch.device("cuda", device.device_id))
 
 
 class Turns:
-    """Orders the work of several streams of a GPU that use the same memory. On a CPU there is nothing to order. Captured
-    work has no turn: whoever launches the graph orders it."""
+    """Orders the work of several streams of a GPU that use the same memory. Work on a CPU needs no order. The launcher
+    of a graph orders captured work."""
 
-    _last: Any = None  # the stream of end(), and what is recorded on it
+    _last: Any = None  # the stream of the last end(), and the event recorded on it
     _done: Any = None
 
     def begin(self, device: torch.device) -> Any:
-        """The current stream, None on a CPU, behind the work that another stream has had since end()."""
+        """Returns the current stream, which waits for another stream's work before the last end(); None on a CPU."""
         if device.type != "cuda":
             return None
         stream = torch.cuda.current_stream(device)
@@ -129,14 +129,14 @@ class Turns:
         return stream
 
     def end(self, stream: Any) -> None:
-        """After the calls on that stream."""
+        """Marks the end of the calls on a stream."""
         if stream is not None and not torch.cuda.is_current_stream_capturing():
             self._last = stream
             self._done.record(stream)
 
 
 class Turn:
-    """The calls of one `with`, for which it gives the number of the current stream."""
+    """Calls of one `with`, which gives the number of the current stream."""
 
     def __init__(self, turns: Turns, device: torch.device) -> None:
         self._turns, self._stream = turns, turns.begin(device)
@@ -150,10 +150,10 @@ class Turn:
 
 
 class Peers:
-    """Memory that the GPUs of one node reach, for all handles over a process group, which use it one after the other.
+    """Peer memory of the GPUs of one node, for all handles over a process group, which use it one after the other.
 
-    Communicators over it, each with more room than the one before. They stay as long as the group: other ranks write to
-    this rank's memory until they make no call any more.
+    It consists of communicators, each with more room than the one before. They stay as long as the group: other ranks
+    write to this rank's memory until their last call.
     """
 
     def __init__(self, bootstrap: Communicator, device: int, timeout_ms: int) -> None:
@@ -162,7 +162,7 @@ class Peers:
         self.comm(FIRST_ROOM)
 
     def comm(self, size: int) -> Communicator:
-        """One with so many bytes. Every rank calls this, with the same number."""
+        """Returns a communicator with at least `size` bytes. Every rank calls this, with the same number."""
         if size > self._room:
             device, timeout_ms = self._about
             room = max(size, 2 * self._room)
@@ -171,17 +171,17 @@ class Peers:
         return self.comms[-1]
 
     def handles(self) -> list[int]:
-        """The addresses of all communicators, whose failures check() raises."""
+        """Returns the addresses of all communicators whose failures check() raises."""
         return [comm._open() for comm in self.comms]
 
     def check(self) -> None:
-        """Raises what went wrong in work that was enqueued, such as a rank that did not come."""
+        """Raises failures of enqueued work, such as a rank that did not arrive."""
         for comm in self.comms:
             comm.async_error()
 
 
 def _done(work: Any) -> None:
-    """Of a collective, None where it is on the current stream already."""
+    """Waits for a collective; None: it is on the current stream already."""
     if work is not None:
         work.wait()
 
@@ -189,24 +189,24 @@ def _done(work: Any) -> None:
 class Group:
     """A process group, and a communicator over its all_to_all and all_gather.
 
-    Tensors on a GPU travel from GPU to GPU over NCCL, on the current stream, and through host memory over anything
-    else; with `peers` over these. `direct`: a communicator over PyTorch's own of NCCL, whose exchanges PyTorch does not
-    see. `bytes_sent`: by this rank so far.
+    Over NCCL, tensors on a GPU are sent from GPU to GPU, on the current stream; over other backends through host
+    memory; with `peers` through peer memory. `direct`: a communicator over PyTorch's ncclComm_t, whose exchanges
+    PyTorch does not see. `bytes_sent`: bytes that this rank has sent.
     """
 
     peers: Peers | None = None
     direct: Communicator | None = None
     levels: "Levels | None" = None
-    own: Communicator | None = None  # that take_own() has made, and what watches it over NCCL
+    own: Communicator | None = None  # set by take_own(); over NCCL `watch` watches it
     watch: Watch | None = None
-    pairs: Pairs | None = None  # below `own`, over gloo
-    nodes: list[list[int]] | None = None  # the ranks of each, once take_topology() has found them
+    pairs: Pairs | None = None  # transport of `own` over gloo
+    nodes: list[list[int]] | None = None  # the ranks of each node, once they are found
     topology = ""
 
     def __init__(
         self, group: Any, device: torch.device, timeout: Any = None, through_host: bool = False, in_turns: bool = False
     ) -> None:  # fmt: skip
-        """`in_turns`: handles run on the caller's streams, in turns, so their peer memory is not that of the hooks."""
+        """`in_turns`: handles run on the caller's streams, in turns. They do not share peer memory with the hooks."""
         self.group, self.device, self.timeout, self._tag = group, device, seconds(timeout), TAG
         self.in_turns, self._turns = in_turns, Turns()
         self.rank, self.size, self.bytes_sent = group.rank(), group.size(), 0
@@ -221,17 +221,17 @@ class Group:
         self._over_gloo = not self.over_gpus and "cpu:gloo" in kinds
         self._of_all_to_all = self._options(dist.AllToAllOptions)
         self._of_gather = self._options(_c10d.AllgatherOptions)
-        self._tensors: dict[tuple[int, int, int, int], torch.Tensor] = {}  # over memory of the library's
+        self._tensors: dict[tuple[int, int, int, int], torch.Tensor] = {}  # views of memory of the library
         raised = Raised()
         functions = [server(perform, raised, resumes=True) for perform in (self._all_to_all, self._all_gather)]
         flags = 0 if self.over_gpus else HOST_MEMORY
         transport, made = Transport(ctypes.sizeof(Transport), self.rank, self.size, flags, None, *functions), G()
         library().lib.gc_comm_from_transport(byref(transport), byref(made))
         self.comm = Communicator._of(library(), made, raised)
-        self.comm._transport = transport  # which handles keep with the communicator
+        self.comm._transport = transport  # handles keep it alive with the communicator
 
     def _find_nodes(self) -> list[list[int]]:
-        """The ranks of each node, which every rank tells the others."""
+        """Returns the ranks of each node. Every rank calls this."""
         names = torch.zeros(self.size, 32, dtype=torch.int32, device=self.device)
         names[self.rank] = torch.tensor(digest(own_node()), dtype=torch.int32)
         return nodes_of([tuple(name) for name in self.over_all(names).tolist()])
@@ -241,9 +241,9 @@ class Group:
     def take_topology(
         self, transport: str, codec: str, nodes: list[list[int]] | None = None, direct: bool = True
     ) -> None:  # fmt: skip
-        """Finds which ranks share a node, and chooses what handles go over. Every rank calls this.
+        """Finds which ranks share a node, and chooses the communicators of handles. Every rank calls this.
 
-        `nodes`: what was found before; None: it is found now. `direct`: offers that, where it can.
+        `nodes`: the result of an earlier search; None: searches now. `direct`: sets `direct`, if possible.
         """
         self.nodes = nodes or self._find_nodes()
         levels = are_levels(self.nodes) and transport in ("auto", "nccl", "gloo") and codec != "sign"
@@ -252,7 +252,7 @@ class Group:
         else:
             if transport == "auto" and codec != "sign" and nodes is None:
                 warn_of_uneven(self.nodes)
-            # Peer memory is within a node. Of several nodes it is tried only if that is asked for.
+            # Peer memory is within a node. With several nodes it is tried only on request.
             if len(self.nodes) == 1 or transport == "peers":
                 self.take_peers("auto" if transport == "flat" else transport)
             if direct:
@@ -268,8 +268,8 @@ class Group:
     @torch.inference_mode(False)
     @torch.no_grad()
     def take_own(self, codec: str) -> None:
-        """Handles go over communicators that nothing else uses, so they may run on another thread, beside other work of
-        the process group. Every rank calls this, in place of take_topology()."""
+        """Creates communicators that nothing else uses, so that handles may run on another thread, beside other work of
+        the process group. Every rank calls this, instead of take_topology()."""
         over, self._tag = "nccl" if self.over_gpus else "gloo", kept(self.group).new_tag()
         self.nodes, everyone = self._find_nodes(), [*range(self.size)]
         levels = are_levels(self.nodes) and codec != "sign"
@@ -285,13 +285,13 @@ class Group:
         self.topology = describe(self.nodes, levels, *2 * ["NCCL" if self.over_gpus else "gloo"])
 
     def complete(self, steps: Any) -> None:
-        """After a run that has failed on this rank, of which take_own()'s communicator knows how far it has come."""
+        """Completes a run that has failed on this rank. The communicator of take_own() counts its exchanges."""
         if self.pairs is not None:
             self.pairs.complete(steps.exchanges, steps.sent_bytes // (steps.exchanges * (self.size - 1)))
 
     def told(self, own: Any) -> list[Any]:
-        """What every rank gives, by rank: any small object. If a rank is lost, this raises on all others. Every rank
-        calls this after take_own()."""
+        """Returns a small object of every rank, by rank. If a rank is lost, this raises on all others. Every rank calls
+        this after take_own()."""
         if self.over_gpus:
             return objects_of_all(self.group, own)
         given = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
@@ -302,14 +302,14 @@ class Group:
         return [pickle.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes)]
 
     def _each_to_all(self, own: torch.Tensor) -> torch.Tensor:
-        """A row of each rank, by messages with a tag that nothing else uses."""
+        """Returns a row of each rank, sent by messages with a tag that nothing else uses."""
         call, to, given = Call(), own.new_empty(self.size, own.numel()), own.expand(self.size, -1)
         call.started, call.ended = [], []
         by_pairs(call, self.group, range(self.size), self.rank, to, given, self._tag + 3, self.timeout, to_the_end=True)
         return to
 
     def shard_numbers(self) -> list[int]:
-        """By rank: which shard of a handle is its own, in the order of elements."""
+        """Returns, by rank, the number of its shard of a handle, in the order of elements."""
         if self.levels is None or self.nodes is None:
             return [*range(self.size)]
         nodes = self.nodes
@@ -317,7 +317,7 @@ class Group:
         return [numbers[rank] for rank in range(self.size)]
 
     def over_node(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks of this node, where handles sum within nodes first."""
+        """Returns the sum over the ranks of this node if handles sum within nodes first; otherwise `tensor`."""
         if self.levels is None:
             return tensor
         own = tensor if self.over_gpus else tensor.cpu()
@@ -336,14 +336,14 @@ class Group:
         return total.to(self.device)
 
     def check(self) -> None:
-        """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
+        """Raises failures of enqueued exchanges, such as a rank that did not take part."""
         over = self.levels or self.watch or self.peers
         if over is not None:
             over.check()
 
     def take_peers(self, transport: str) -> None:
-        """Handles go over peer memory from now on, where `transport` is "peers", or where it is "auto" and every rank
-        reaches the memory of all others. Every rank calls this."""
+        """Makes handles use peer memory if `transport` is "peers", or if it is "auto" and every rank can access the
+        memory of all others. Every rank calls this."""
         could = transport == "auto" and self.device.type == "cuda" and self.size <= MOST_PEERS
         if transport != "peers" and not could:
             return
@@ -362,7 +362,7 @@ class Group:
             self._turns = self.peers.turns
 
     def linked(self, nodes: list[list[int]]) -> bool:
-        """Whether every two GPUs of a node are one or have NVLink between them, on all nodes. Every rank calls this."""
+        """Returns whether every two GPUs of a node are the same or have NVLink, on all nodes. Every rank calls this."""
         uuids = torch.zeros(self.size, 16, dtype=torch.int32, device=self.device)
         uuids[self.rank] = torch.tensor(list(_torch_nvlink.uuid_of(self.place[1])), dtype=torch.int32)
         found = [bytes(row) for row in self.over_all(uuids).tolist()]
@@ -372,15 +372,15 @@ class Group:
         return bool(agreed.item())
 
     def take_direct(self) -> None:
-        """Offers `direct` from now on, where every rank can. Every rank calls this."""
+        """Sets `direct` if every rank can. Every rank calls this."""
         if not self.over_gpus or self.peers is not None:
             return
         own = torch.ones(1, device=self.device)
         self.over_all(own)  # PyTorch makes its communicator with the first collective
         made = None
         with torch.cuda.device(self.device), contextlib.suppress(AttributeError, OSError, RuntimeError):
-            self._address = self.group._get_backend(self.device)._comm_ptr  # from PyTorch 2.9; of the current device
-            # NCCL is where PyTorch's own library has it, whatever else is loaded.
+            self._address = self.group._get_backend(self.device)._comm_ptr  # PyTorch >= 2.9; of the current device
+            # Uses the NCCL of PyTorch's own library, even if another NCCL is loaded.
             with_nccl = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so"))
             self._direct_at = self._address()
             made = library().nccl(self._direct_at, dl_handle=with_nccl._handle, timeout_ms=self._milliseconds())
@@ -389,22 +389,22 @@ class Group:
             self.direct = made
 
     def check_direct(self) -> None:
-        """Refuses `direct` where PyTorch's communicator is gone, which PyTorch itself would say of its collectives."""
+        """Raises if PyTorch's communicator is gone, as PyTorch's own collectives would."""
         if self._address() != self._direct_at:
             raise RuntimeError("group: its communicator of NCCL, over which gradients were exchanged, is gone")
 
     def _milliseconds(self) -> int:
-        """Of the timeout; 0 where PyTorch does not tell the group's own."""
+        """Returns the timeout in milliseconds; 0 if PyTorch does not give the group's own."""
         timeout = self.timeout
         if timeout is None:
             try:
                 timeout = self.group._get_backend(self.device).options._timeout
-            except (AttributeError, RuntimeError):  # an older one, or a group for host memory alone
+            except (AttributeError, RuntimeError):  # an older PyTorch, or a group for host memory alone
                 return 0
         return min(2**32 - 1, max(1, int(timeout.total_seconds() * 1000)))
 
     def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any], direct: bool) -> Communicator:
-        """What an all-reduce with these options goes over. Every rank calls this."""
+        """Returns the communicator of an all-reduce with these options. Every rank calls this."""
         if self.levels is not None:
             return self.levels.comm_for(codec, sizes, options)
         if self.own is not None:
@@ -417,7 +417,7 @@ class Group:
         options = kind()
         if self.timeout is not None:
             options.timeout = self.timeout
-        if hasattr(options, "asyncOp"):  # otherwise NCCL has a stream of its own, which waits and is waited for
+        if hasattr(options, "asyncOp"):  # otherwise NCCL uses a stream of its own, which costs two waits
             options.asyncOp = False
         return options
 
@@ -436,7 +436,7 @@ class Group:
         self._exchange(collective, call.size, call)
 
     def _at(self, pointer: int, size: int, device: Any) -> torch.Tensor:
-        """The bytes at a pointer: the library exchanges the same memory in every call, and owns it."""
+        """Returns the bytes at a pointer as a tensor, which is kept: every call exchanges the same memory."""
         key = pointer, size, device.device_type, device.device_id
         known = self._tensors.get(key)
         if known is None:
@@ -449,13 +449,13 @@ class Group:
         size = call.size
         to, given = self._at(call.recv, self.size * size, call.device), self._at(call.send, sent, call.device)
         if self._over_gloo and size >= BY_PAIRS:
-            # gloo's collectives leave a slow link idle for up to a quarter of their time, one after the other. Of small
-            # rows they take less of the CPU.
+            # gloo's collectives, one after the other, leave a slow link idle for up to a quarter of the time. For small
+            # rows collectives take less CPU time.
             rows, ranks = given.view(-1, size).expand(self.size, size), range(self.size)
             by_pairs(call, self.group, ranks, self.rank, to.view(-1, size), rows, TAG, self.timeout)
         elif to.is_cuda or self._takes_host:
             run(call, [collective(to, given)], None)
-        else:  # the few bytes that make a handle, by NCCL alone
+        else:  # the few bytes that create a handle, over NCCL alone
             if call.started:
                 call.is_broken = True
                 raise RuntimeError("the exchange was interrupted")
@@ -467,16 +467,16 @@ class Group:
         self.bytes_sent += (self.size - 1) * size
 
     def turn(self) -> Turn:
-        """For calls of handles on the current stream, from now on: a handle, and the memory that handles share, are for
-        one stream at a time."""
+        """Returns a context for calls of handles on the current stream. A handle, and the memory that handles share,
+        serve one stream at a time."""
         return Turn(self._turns, self.device)
 
     def on_one(self, here: bool) -> bool:
-        """Whether this is so on one rank at least."""
+        """Returns whether `here` is true on at least one rank."""
         return bool(self.over_all(torch.tensor([int(here)], device=self.device), dist.ReduceOp.MAX).item())
 
     def over_all(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """The plain all-reduce, in place."""
+        """Runs an all-reduce without a codec, in place."""
         options = self._options(dist.AllreduceOptions)
         options.reduceOp = op
         _done(self.group.allreduce([tensor], options))
@@ -484,7 +484,7 @@ class Group:
 
 
 def check_transport(transport: Any, group: Group) -> None:
-    """Refuses one that this group does not have."""
+    """Raises a ValueError if the group does not have this transport."""
     if transport not in ("auto", "flat", "peers", "nccl", "gloo"):
         raise ValueError(f"transport: one of auto, flat, peers, nccl, gloo expected, got {_said(transport)}")
     if transport == "peers" and group.device.type != "cuda":
@@ -494,8 +494,8 @@ def check_transport(transport: Any, group: Group) -> None:
 
 
 def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) -> list[Any]:
-    """Refuses, on every rank, settings that must be the same on all of them and are not. Returns `own` of every rank.
-    Every rank calls this, in the same `call`."""
+    """Raises a ValueError, on every rank, if settings differ between ranks. Returns `own` of every rank. Every rank
+    calls this, in the same `call`."""
     everywhere = objects_of_all(group.group, ({"call": call, **settings}, own))
     first = everywhere[0][0]
     for rank, (its, _) in enumerate(everywhere):
@@ -507,12 +507,12 @@ def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) ->
 
 
 def await_all(call: str, group: Group) -> None:
-    """Waits until every rank has made this call, and names those that have not. It comes before the first collective, in
-    which a rank alone would wait without a word, and before what takes a rank long."""
+    """Waits until every rank has made this call, and names the ranks that have not. It must precede the first
+    collective, in which a single rank would block silently, and work that takes a rank long."""
     known = kept(group.group)
     try:
         store = _c10d._get_process_group_store(group.group)
-    except (AttributeError, KeyError):  # of another PyTorch
+    except (AttributeError, KeyError):  # another version of PyTorch
         return
     keys = [f"gradcodec/{known.agreed}/{rank}" for rank in range(group.size)]
     store.set(keys[group.rank], call)
@@ -527,11 +527,11 @@ def await_all(call: str, group: Group) -> None:
 
 
 def _absent(store: Any, keys: Sequence[str], wait: float) -> str:
-    """The ranks that have not set their keys within so many seconds; "": none."""
+    """Returns the ranks that have not set their keys within `wait` seconds; "": none."""
     try:
         store.wait(keys, datetime.timedelta(seconds=wait))
         return ""
-    except RuntimeError:  # a check says whether it was the time or the store
+    except RuntimeError:  # a timeout, unless the store has failed, which check() raises
         ranks = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
     return f"ranks {', '.join(ranks[:8])}{' and others' if len(ranks) > 8 else ''} of the group" if ranks else ""
 
@@ -539,7 +539,7 @@ def _absent(store: Any, keys: Sequence[str], wait: float) -> str:
 class Levels:
     """Communicators within the node and between nodes, and the hierarchical one over both.
 
-    `ranks`: those of this node, of the group. `peers`: the memory that they reach, if they do.
+    `ranks`: ranks of the group on this node. `peers`: their peer memory, if they have it.
     """
 
     def __init__(self, group: Group, nodes: list[list[int]], transport: str, tag: int = TAG) -> None:
@@ -569,7 +569,7 @@ class Levels:
                 self.peers = Peers(self._own, group.place[1], self._timeout_ms)
             except GradCodecError:  # on all ranks of this node
                 reached = 0
-            # On all nodes or on none, so that all ranks make the same communicators.
+            # All nodes use peer memory or none does, so that all ranks create the same communicators.
             everywhere = group.over_all(torch.tensor([reached], device=group.device), dist.ReduceOp.MIN).item()
             if not everywhere:
                 self.peers = None
@@ -580,18 +580,18 @@ class Levels:
             watch.stop()
 
     def handles(self) -> list[int]:
-        """The addresses of all communicators, whose failures check() raises."""
+        """Returns the addresses of all communicators whose failures check() raises."""
         over = self.watch or self.peers
         return [] if over is None else over.handles()
 
     def check(self) -> None:
-        """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
-        over = self.watch or self.peers  # a watch has the communicators over peer memory, too
+        """Raises failures of enqueued exchanges, such as a rank that did not take part."""
+        over = self.watch or self.peers  # a watch covers the communicators over peer memory, too
         if over is not None:
             over.check()
 
     def comm_for(self, codec: str, sizes: Sequence[int], options: dict[str, Any]) -> Communicator:
-        """What an all-reduce with these options goes over. Every rank calls this."""
+        """Returns the communicator of an all-reduce with these options. Every rank calls this."""
         within = self._own
         if self.peers is not None:
             room = library().allreduce_peers_bytes(codec, sizes, len(self.ranks), self._nodes, **options)
@@ -606,10 +606,10 @@ class Levels:
 class Handle:
     """An all-reduce of tensors of one dtype on the device of its group, in place.
 
-    `sizes`: their element counts. `raw`: for each, whether it travels as it is; empty for none. `direct`: PyTorch,
-    which ends the process where a rank does not come, need not see it: some other work that it sees comes after it.
-    `in_memory`: the numbers of the tensors in the order in which they lie in the buffers of run_within() and of the
-    halves, and in which their errors are given and taken; empty: their own.
+    `sizes`: their element counts. `raw`: for each, whether it is a raw segment; empty: none. `direct`: PyTorch need not
+    track this all-reduce, because it tracks later work, and ends the process if a rank is lost. `in_memory`: the
+    numbers of the tensors in the order in which they lie in the buffers of run_within() and of the halves, which is
+    also the order of their errors; empty: their own order.
     """
 
     def __init__(
@@ -620,8 +620,8 @@ class Handle:
         self.group, self.codec, self.sizes, self.dtype, self.raw = group, codec, list(sizes), dtype, list(raw)
         self.watch = group.watch if group.levels is None else group.levels.watch
         self.has_errors, device = error != "none" and codec != "sign", group.device
-        self.carries = False  # errors that may not be 0
-        self._factor = float(group.size) if (op, codec) == ("sum", "sign") else None  # the majority, as many times
+        self.carries = False  # true if errors may not be 0
+        self._factor = float(group.size) if (op, codec) == ("sum", "sign") else None  # the majority times the ranks
         self._in_memory = list(in_memory) or [*range(len(self.sizes))]
         self._within = _Parts(self.sizes, DTYPES[dtype], group.place, self._in_memory)
         self._each = [1] * len(self.sizes)
@@ -631,28 +631,28 @@ class Handle:
             self.options["device"] = group.place
         if any(self.raw):
             self.options["raw"] = self.raw
-        # Without errors there is nothing that a step could take back, and the flags are the same.
+        # Without errors there is nothing to roll back, and the flags are the same.
         self.pends = transactional and self.has_errors
         more: dict[str, Any] = {"nonfinite": TRANSACTIONAL} if self.pends else {}
         if codec != "sign":
             more["error"] = ERRORS[error]
         if op == "sum" and codec != "sign":
             more["reduction"] = "sum"
-        # A flat sum divides a single row of errors by the ranks; to multiply by a power of two before loses nothing.
+        # A flat sum divides a single row of errors by the ranks; multiplying by a power of two first is exact.
         self._factor_of_errors = group.size if "reduction" in more and group.levels is None else 1
         all_options = {**self.options, **more}
         comm = group.comm_for(codec, self.sizes, all_options, direct)
         self.is_direct = comm is group.direct
         self.steps = comm.allreduce(codec, self.sizes, **all_options)
         self._shard = _Parts([self.steps.shard_elements], "float32", group.place)
-        # What goes through this group's functions, the group counts itself.
+        # The group counts the bytes of its own functions.
         self.sent = 0 if comm is group.comm else self.steps.sent_bytes
         self._sent_by_halves = self._sent_by_each_half()
 
     def _sent_by_each_half(self) -> tuple[int, int]:
-        """A half sends a chunk to each rank: a run of two exchanges does so twice, one of one exchange sends all chunks.
-        Over nodes the first half sends values within the node besides, with a header, a part to each rank; the second
-        one all chunks of a part."""
+        """Returns the bytes of each half. A half sends a chunk to each rank: a two-shot run does so twice, a one-shot
+        run sends all chunks. Over nodes the first half also sends values within the node: a part to each rank, with a
+        header. The second half sends all chunks of a part there."""
         levels, between = self.group.levels, self.steps.sent_between_nodes
         if levels is None or between is None:
             return 2 * (self.sent // (2 if self.steps.exchanges == 2 else self.group.size),)
@@ -667,20 +667,20 @@ class Handle:
         return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def run(self, tensors: Sequence[torch.Tensor], stream: int) -> None:
-        """On the current stream, which has this number."""
+        """Runs on the current stream, which has this number."""
         flat = [tensor.contiguous() for tensor in tensors]
         self.run_within_each(flat, self._each, stream)
-        torch.autograd.graph.increment_version(flat)  # a tensor that autograd has saved is refused by backward() then
+        torch.autograd.graph.increment_version(flat)  # backward() then refuses a tensor that autograd has saved
         for tensor, reduced in zip(tensors, flat):
             if reduced is not tensor:
                 tensor.copy_(reduced)
 
     def run_within(self, buffer: torch.Tensor, stream: int) -> None:
-        """run() on a contiguous tensor, in which they lie one after the other. Only its address is looked at."""
+        """Runs on a contiguous tensor that holds the tensors one after the other. Reads only its address."""
         self._run_at(self._within.at(buffer.data_ptr()), [buffer], stream)
 
     def run_within_each(self, buffers: Sequence[torch.Tensor], numbers: Sequence[int], stream: int) -> None:
-        """The same on several: in each lie as many of the handle's tensors as `numbers` says."""
+        """Runs on several buffers. Each holds as many of the handle's tensors as `numbers` has."""
         addresses = [each.data_ptr() for each in buffers]
         self._run_at(self._within.at_each(addresses, numbers), buffers, stream)
 
@@ -698,8 +698,8 @@ class Handle:
     def reduce_scatter_within(
         self, buffer: torch.Tensor, shard: torch.Tensor, stream: int, value_factor: torch.Tensor | None = None
     ) -> None:
-        """The first half: the mean or sum of this rank's part, in float32, to a contiguous tensor. `value_factor`: one
-        float32, by which `buffer` is multiplied first."""
+        """Runs the first half: writes the mean or sum of this rank's part, in float32, to a contiguous tensor.
+        `value_factor`: one float32, by which `buffer` is multiplied first."""
         steps, parts = self.steps, self._within.at(buffer.data_ptr())
         factor = None if value_factor is None else self._value_factor.at(value_factor.data_ptr()).places[0]
         others = factor, None, self._shard.at(shard.data_ptr()).places[0]
@@ -711,15 +711,15 @@ class Handle:
             shard.mul_(self._factor)
 
     def all_gather_within(self, shard: torch.Tensor, buffer: torch.Tensor, stream: int) -> None:
-        """The second half: the parts of all ranks to a contiguous tensor. `shard`: this rank's part, in float32,
-        contiguous."""
+        """Runs the second half: writes the parts of all ranks to a contiguous tensor. `shard`: this rank's part,
+        contiguous float32."""
         steps, parts, place = self.steps, self._within.at(buffer.data_ptr()), self._shard.at(shard.data_ptr()).places[0]
         steps._run(steps._raw.gc_allreduce_all_gather, place, parts.list, parts.count, stream)
         self.enqueued()
         self.group.bytes_sent += self._sent_by_halves[1]
 
     def enqueued(self) -> None:
-        """After a run on the current stream."""
+        """Makes the watch expect the run that was enqueued on the current stream."""
         if self.watch is not None:
             self.watch.expect()
 
@@ -733,8 +733,8 @@ class Handle:
             self.steps._run(self.steps._raw.gc_allreduce_commit, skip, stream)
 
     def errors(self) -> tuple[list[torch.Tensor], list[tuple[int, int, torch.Tensor]]]:
-        """Those of this rank, one for each tensor; and of the parts that it reduces: the number of the tensor, the
-        first element, the errors."""
+        """Returns the worker errors of each tensor, and the server errors of each part that this rank reduces: the
+        number of the tensor, the first element, the errors."""
         mine = self.steps.parts(self.group.rank)
         worker = torch.empty(sum(self.sizes), dtype=torch.float32, device=self.group.device)
         server = torch.empty(sum(count for *_, count in mine), dtype=torch.float32, device=self.group.device)
@@ -746,7 +746,7 @@ class Handle:
         return [workers[number] for number in self._in_memory], parts
 
     def take_errors(self, worker: torch.Tensor | None = None, server: torch.Tensor | None = None) -> None:
-        """Of all elements; None: those stay as they are."""
+        """Sets the errors of all elements; None: keeps them."""
         self.carries = True
         if worker is not None:
             worker = self._in_own_order(worker)
@@ -757,7 +757,7 @@ class Handle:
             self.steps.errors_in(None, self._in_own_order(server), stream=self.stream())
 
     def multiply_errors(self, factor: torch.Tensor | float) -> None:
-        """Multiplies the errors by one float32. No other rank is needed."""
+        """Multiplies the errors by one float32, without communication."""
         if not self.carries:
             return
         workers, parts = self.errors()
@@ -775,8 +775,8 @@ class Handle:
 
 
 class Verdict:
-    """Whether a step of several handles is taken back, which it is if one of them met what is not finite: on the
-    device, which nothing waits for."""
+    """Decision, on the device, whether to roll back a step of several handles: if one of them found a non-finite value
+    or a corrupt payload. The host does not wait for it."""
 
     @torch.inference_mode(False)
     def __init__(self, group: Group, handles: int) -> None:
@@ -785,7 +785,7 @@ class Verdict:
         self.undone = torch.zeros(1, dtype=torch.bool, device=group.device)  # may be changed until carry_out()
         self._of_flags = _Parts([1] * handles, "uint32", group.place).at(self._flags.data_ptr())
         self._of_undone = _Parts([1], "bool", group.place).at(self.undone.data_ptr())
-        # On a CPU also without PyTorch, whose smallest operation takes longer than all of this.
+        # On a CPU ctypes reads the flags: the smallest operation of PyTorch takes longer than all of this.
         self._here: tuple[Any, c_bool] | None = None
         if group.device.type == "cpu":
             flags = (c_int32 * handles).from_address(self._flags.data_ptr())
@@ -811,31 +811,31 @@ class Verdict:
             taken_back += self.undone
 
 
-# --- what stays for a process group -----------------------------------------------------------------------------------
+# --- state of a process group ----------------------------------------------------------------------------------------
 
 
 class _Kept:
-    """What stays for a process group: `peers`, None where memory is not reached, and what all_reduce() has made, at
-    most KEPT of them: the one that was used least recently goes, on all ranks alike, as all of them come to the same
-    calls on this group."""
+    """State of a process group: `peers`, None if the ranks cannot access each other's memory, and at most KEPT objects
+    of all_reduce(). The least recently used object goes first, on all ranks alike, because all ranks make the same
+    calls."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        # With the last handle over it a group goes.
+        # A group is freed with its last handle.
         self._groups: weakref.WeakValueDictionary[Any, Group] = weakref.WeakValueDictionary()
         self._nodes: list[list[int]] | None = None
         self.handles: OrderedDict[Any, Any] = OrderedDict()
         self.peers: dict[Any, Peers | None] = {}
-        self.agreed = 0  # how often its ranks have compared settings
+        self.agreed = 0  # number of times that its ranks have compared settings
         self._tag = TAG
 
     def new_tag(self) -> int:
-        """Of messages: this one and the next three are no other's. Every rank calls this."""
+        """Returns a tag of messages; nothing else uses this tag and the next three. Every rank calls this."""
         self._tag += 4
         return self._tag
 
     def group(self, device: torch.device, timeout: datetime.timedelta | None, transport: str, codec: str) -> Group:
-        """A group of this codec. Every rank calls this."""
+        """Returns the group for a codec. Every rank calls this."""
         key = device, timeout, str(transport), codec == "sign"
         known = self._groups.get(key)
         if known is None:
@@ -852,7 +852,7 @@ class _Kept:
         if len(self.handles) == KEPT:
             (device, *_), _ = self.handles.popitem(last=False)
             if device.type == "cuda":
-                torch.cuda.synchronize(device)  # it may be at work
+                torch.cuda.synchronize(device)  # the object may be in use
         self.handles[key] = made = make()
         return made
 
@@ -863,7 +863,7 @@ _kept: dict[Any, _Kept] = {}
 def _is_there(group: Any) -> bool:
     try:
         return bool(dist.get_process_group_ranks(group))
-    except Exception:  # it was destroyed
+    except Exception:  # the group was destroyed
         return False
 
 

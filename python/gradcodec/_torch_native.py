@@ -1,8 +1,8 @@
 """The hook of DistributedDataParallel in C++, hook.cpp: compiled for this PyTorch and this Python, once, and kept in
 GradCodec's cache folder.
 
-A file there is used if its last 32 bytes are the SHA-256 of all others. It is written under another name and renamed, so
-that it is there as a whole or not at all. Of several processes one compiles while the others wait.
+A file there is used if its last 32 bytes are the SHA-256 of all others. It is written under another name and renamed,
+so it is complete or absent. One of several processes compiles while the others wait.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ from ._torch_groups import library
 TESTED = "2.11", "2.15"  # releases of PyTorch
 SOURCE = pathlib.Path(__file__).with_name("hook.cpp")
 MODULE = "_gradcodec_hook"  # the name that hook.cpp gives itself
-PATIENCE = 120.0  # seconds for another process that compiles; who takes longer does not end
-LONGEST = 600.0  # seconds of a compiler
+PATIENCE = 120.0  # seconds to wait for another process that compiles
+LONGEST = 600.0  # seconds that a compiler may take
 _DIGEST = 32
 
 _found: list[Any] = []  # the module, or why there is none
 
 
 class Unavailable(Exception):
-    """Why the hook in C++ cannot be used here, as a sentence without an end."""
+    """The reason why the hook in C++ cannot be used here, a sentence without its full stop."""
 
 
 def load() -> Any:
-    """The module, compiled if it was not. What a process has found stays."""
+    """Returns the module, compiled first if necessary. A process keeps the result."""
     if not _found:
         try:
             _found.append(_imported(built()))
@@ -54,7 +54,7 @@ def load() -> Any:
 
 
 def built() -> pathlib.Path:
-    """The compiled file, compiled now if there is none that is whole."""
+    """Returns the compiled file, compiled now if there is no complete one."""
     release = ".".join(torch.__version__.split(".")[:2])
     if release not in TESTED:
         raise Unavailable(f"PyTorch {torch.__version__} is not one that it was tested with: {', '.join(TESTED)}")
@@ -81,14 +81,14 @@ def _imported(path: pathlib.Path) -> Any:
 
 
 def _key() -> str:
-    """What a compiled file depends on."""
+    """Returns a digest of all that a compiled file depends on."""
     about = str(library().lib.gc_build_info(), "utf-8", "replace").splitlines()[:2]  # its version, commit and compiler
     parts = torch.__version__, sys.implementation.cache_tag, sys.abiflags, platform.machine(), NAME, *about
     return hashlib.sha256("\0".join(map(str, parts)).encode() + SOURCE.read_bytes()).hexdigest()
 
 
 def _folder() -> pathlib.Path:
-    """The cache folder, as the library finds it (docs/ENVIRONMENT.md), made if it is not there."""
+    """Returns the cache folder, as the library finds it (docs/ENVIRONMENT.md). Creates it if it is missing."""
     if os.environ.get("GRADCODEC_CACHE") == "0":
         raise Unavailable("GRADCODEC_CACHE=0 turns the cache off in which it is kept")
     for name, rest in ("GRADCODEC_CACHE_DIR", ""), ("XDG_CACHE_HOME", "gradcodec"), ("HOME", ".cache/gradcodec"):
@@ -107,7 +107,7 @@ def _folder() -> pathlib.Path:
 
 
 def _check_owner(path: pathlib.Path) -> None:
-    """Refuses what another user may have written: it would run with the rights of this one."""
+    """Refuses a path that another user may have written: it would run with the rights of this one."""
     about = path.stat()
     if about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
         raise Unavailable(f"{path} belongs to another user, or others may write to it")
@@ -126,7 +126,7 @@ def _is_whole(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def _alone(path: pathlib.Path) -> Iterator[None]:
-    """While no other process is in this, or after PATIENCE. The lock ends with the process that has it."""
+    """Excludes other processes, after a wait of at most PATIENCE. The lock ends with the process that has it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as failure:
@@ -147,7 +147,7 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
 
 
 def compiler() -> list[str]:
-    """The command of a C++ compiler: CXX, or the first that is there."""
+    """Returns the command of a C++ compiler: CXX, or the first that exists."""
     named = shlex.split(os.environ.get("CXX", ""))
     for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(command[0]):
@@ -164,12 +164,12 @@ def _compile(path: pathlib.Path) -> None:
         raise Unavailable(f"PyTorch's headers are not installed: no {headers}/torch/csrc/distributed/c10d/reducer.hpp")
     new_abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={new_abi}"]
-    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # by which parts of older PyTorch know each other
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # ABI tags, which must match in older PyTorch
         value = getattr(torch._C, f"_PYBIND11_{name}", None)
         if value:
             flags.append(f'-DPYBIND11_{name}="{value}"')
     includes = [f"-I{folder}" for folder in (headers, headers / "torch/csrc/api/include", python)]
-    # No path of libraries is kept in the file: it takes those that the process has loaded, by their names.
+    # The file keeps no path of libraries: their names resolve to those that the process has loaded.
     libraries = [f"-L{installed / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
@@ -187,7 +187,7 @@ def _compile(path: pathlib.Path) -> None:
 
 
 def _tidy(folder: pathlib.Path) -> None:
-    """Deletes what compilers that were killed have left."""
+    """Deletes files that killed compilers have left."""
     for part in folder.glob("torch-*.part"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > 2 * LONGEST:

@@ -27,24 +27,24 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def own_node() -> str:
-    """What the ranks of a node have in common: GRADCODEC_NODE, or the host's name and what its kernel drew at its start."""
+    """Returns a name that the ranks of a node share: GRADCODEC_NODE, or the host's name and its kernel's boot id."""
     if "GRADCODEC_NODE" in os.environ:
         return os.environ["GRADCODEC_NODE"]
     try:
         with open(BOOT_ID, encoding="ascii") as file:
             started = file.read().strip()
-    except OSError:  # not everywhere is a /proc
+    except OSError:  # /proc may be missing
         started = ""
     return f"{socket.gethostname()} {started}"
 
 
 def digest(node: str) -> list[int]:
-    """32 bytes that name a node."""
+    """Returns 32 bytes that name a node."""
     return list(hashlib.sha256(node.encode()).digest())
 
 
 def nodes_of(names: Sequence[Any]) -> list[list[int]]:
-    """The ranks of each node, from a name for each rank: nodes by their lowest rank, ranks in order."""
+    """Returns the ranks of each node, from a name for each rank: nodes by their lowest rank, ranks in order."""
     nodes: dict[Any, list[int]] = {}
     for rank, name in enumerate(names):
         nodes.setdefault(name, []).append(rank)
@@ -52,12 +52,12 @@ def nodes_of(names: Sequence[Any]) -> list[list[int]]:
 
 
 def are_levels(nodes: list[list[int]]) -> bool:
-    """Whether they are several nodes of as many ranks each, which are several."""
+    """Returns whether there are several nodes, each with the same number of ranks, more than one."""
     return len(nodes) > 1 and len(nodes[0]) > 1 and all(len(ranks) == len(nodes[0]) for ranks in nodes)
 
 
 def describe(nodes: list[list[int]], levels: bool, within: str, between: str) -> str:
-    """A sentence for people."""
+    """Returns a sentence about the topology."""
     if levels:
         shape = f"{len(nodes)} nodes of {len(nodes[0])} ranks"
         return f"{shape}: sums within a node over {within}, codes between nodes over {between}"
@@ -75,18 +75,18 @@ def warn_of_uneven(nodes: list[list[int]]) -> None:
 
 
 class Pairs:
-    """A communicator among some ranks of a process group, by messages between each two of them within the group.
+    """A communicator among some ranks of a process group, over messages between each two of them within the group.
 
-    `ranks`: of the group. `tag`: of the messages. `at`: the bytes at an address of the host, as a tensor. `to_the_end`: an
-    exchange that fails ends only when all of its messages have ended. So when a rank is lost all others notice it, and
-    none waits for one that has given up.
+    `ranks`: their ranks in the group. `tag`: tag of the messages. `at`: returns the bytes at a host address as a
+    tensor. `to_the_end`: an exchange that fails ends only when all of its messages have ended. So when a rank is lost
+    all others notice it, and none waits for a rank that has given up.
     """
 
     def __init__(
         self, library: GradCodec, group: Any, ranks: Sequence[int], tag: int, timeout: Any, at: Callable[..., Any],
         to_the_end: bool = False,
     ) -> None:  # fmt: skip
-        self._to_the_end, self.begun = to_the_end, 0  # how many exchanges
+        self._to_the_end, self.begun = to_the_end, 0  # number of exchanges
         self._group, self._ranks, self._tag, self._timeout, self._at = group, list(ranks), tag, timeout, at
         self._own, size = self._ranks.index(group.rank()), len(self._ranks)
         made, raised = G(), Raised()
@@ -107,8 +107,8 @@ class Pairs:
         self._exchange(given.expand(len(self._ranks), call.size), call)
 
     def complete(self, exchanges: int, size: int) -> None:
-        """After a call that has failed on this rank: sends zeros in those of its exchanges that are left, which all other
-        ranks refuse. Otherwise they would wait for this rank."""
+        """Completes a call that has failed on this rank: sends zeros in its remaining exchanges, which all other ranks
+        refuse. Otherwise they would wait for this rank."""
         while self.begun < exchanges:
             self.begun += 1
             call, rows = Call(), torch.zeros(2, len(self._ranks), size, dtype=torch.uint8, device="cpu")
@@ -118,13 +118,13 @@ class Pairs:
                 by_pairs(call, self._group, self._ranks, *own, to_the_end=True)
 
     def _exchange(self, given: torch.Tensor, call: Call) -> None:
-        self.begun += not call.started  # with a part that has begun it is the rest of one
+        self.begun += not call.started  # a call with started parts resumes an exchange
         to = self._at(call.recv, len(self._ranks) * call.size, call.device).view(-1, call.size)
         by_pairs(call, self._group, self._ranks, self._own, to, given, self._tag, self._timeout, self._to_the_end)
 
 
 class _Part:
-    """A message, whose failure is kept until all others have ended."""
+    """A message, whose failure is kept until all other messages have ended."""
 
     def __init__(self, failures: list[Exception], begin: Any, *arguments: Any) -> None:
         self._failures, self._work = failures, None
@@ -142,7 +142,7 @@ class _Part:
 
 
 class _Last:
-    """Comes after all of them."""
+    """The last part of an exchange, which raises the first failure of the others."""
 
     def __init__(self, failures: list[Exception]) -> None:
         self._failures = failures
@@ -156,7 +156,7 @@ def by_pairs(
     call: Call, group: Any, ranks: Sequence[int], own: int, to: torch.Tensor, given: torch.Tensor, tag: int,
     timeout: Any, to_the_end: bool = False,
 ) -> None:  # fmt: skip
-    """A row straight to each rank, and one from each, all at once; `own`: the number of this rank among `ranks`."""
+    """Sends a row to each rank and receives one from each, all at once. `own`: this rank's number among `ranks`."""
     parts: list[functools.partial[Any]] = []
     failures: list[Exception] = []
     for k in range(1, len(ranks)):
@@ -171,8 +171,8 @@ def by_pairs(
 
 
 def run(call: Call, parts: Sequence[Callable[[], Any]], timeout: Any) -> None:
-    """Begins the parts of an exchange that have not begun, and waits for all that have not ended. C functions note both:
-    if a note is missing then a part has raised the exception, otherwise a signal's handler has."""
+    """Begins the parts of an exchange that have not begun, and waits for all that have not ended. C functions record
+    both: if a record is missing, a part has raised the exception, otherwise a signal handler has."""
     call_it: Any = functools.partial.__call__
     _extend(call, call.started, map(call_it, parts[len(call.started) :]), len(parts))
     works = call.started[len(call.ended) :]
@@ -183,7 +183,7 @@ def run(call: Call, parts: Sequence[Callable[[], Any]], timeout: Any) -> None:
 
 
 def _extend(call: Call, noted: list[Any], some: Iterator[Any], count: int) -> None:
-    """Adds to a list that has `count` elements then. If it has fewer, the exchange cannot go on."""
+    """Extends a list to `count` elements. If it has fewer afterwards, the exchange cannot go on."""
     try:
         noted.extend(some)
     except BaseException:
@@ -194,9 +194,9 @@ def _extend(call: Call, noted: list[Any], some: Iterator[Any], count: int) -> No
 
 
 def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int, timeout_ms: int) -> Communicator:
-    """A communicator of ours over NCCL among some ranks of a process group. Every rank of the group calls this, each with
-    ranks that it is one of."""
-    handle = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so"))._handle  # where NCCL is PyTorch's own
+    """Creates a communicator of this library over NCCL among some ranks of a process group. Every rank of the group
+    calls this, with ranks that include its own."""
+    handle = ctypes.CDLL(os.path.join(torch.__path__[0], "lib", "libtorch_cuda.so"))._handle  # PyTorch's NCCL
     own = group.rank()
     made: Any = None
     if own == ranks[0]:
@@ -213,10 +213,10 @@ def over_nccl(library: GradCodec, group: Any, ranks: Sequence[int], device: int,
 
 
 class Watch:
-    """A thread that aborts communicators of ours over NCCL, which PyTorch's watchdog does not know: when NCCL reports an
-    error, or when the exchange that was enqueued last has not ended within the timeout. The next exchange then raises.
+    """A thread that aborts this library's communicators over NCCL, which PyTorch's watchdog does not cover: if NCCL
+    reports an error, or the exchange enqueued last does not end within the timeout. The next exchange then raises.
 
-    `comms`: on a GPU, checked and aborted in this order. `timeout`: in seconds.
+    `comms`: communicators on a GPU, checked and aborted in this order. `timeout`: in seconds.
     """
 
     INTERVAL = 0.5  # seconds
@@ -229,28 +229,28 @@ class Watch:
         self._thread.start()
 
     def add(self, comm: Communicator) -> None:
-        """One more communicator to watch."""
+        """Adds a communicator to watch."""
         self._comms = [*self._comms, comm]
 
     def expect(self) -> None:
-        """An exchange was enqueued on the current stream. One that is captured is not watched."""
+        """Records that an exchange was enqueued on the current stream. A captured exchange is not watched."""
         if not torch.cuda.is_current_stream_capturing():
             self._last.record()
             self._enqueued_at = time.monotonic()
 
     def handles(self) -> list[int]:
-        """The addresses of all communicators, whose failures check() raises."""
+        """Returns the addresses of all communicators whose failures check() raises."""
         return [comm._open() for comm in self._comms]
 
     def check(self) -> None:
-        """Raises what went wrong in exchanges that were enqueued, such as a rank that did not take part."""
+        """Raises failures of enqueued exchanges, such as a rank that did not take part."""
         for comm in self._comms:
             comm.async_error()
 
     def stop(self) -> None:
-        """Ends the thread, so that this thread is the one that releases the communicators."""
+        """Ends the thread, so that the calling thread is the one that releases the communicators."""
         self._stopped.set()
-        # While the interpreter ends the thread does not run any more.
+        # The thread no longer runs while the interpreter shuts down.
         if threading.current_thread() is not self._thread and not sys.is_finalizing():
             self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Whether GPUs are linked by NVLink."""
+"""Finds whether GPUs are linked by NVLink."""
 
 import contextlib
 import ctypes
@@ -7,20 +7,20 @@ from typing import Any, Sequence
 
 import torch
 
-NATIVE_ATOMIC_SUPPORTED = 3  # of CUdevice_P2PAttribute: there over NVLink, and not over PCIe
+NATIVE_ATOMIC_SUPPORTED = 3  # of CUdevice_P2PAttribute: supported over NVLink, and not over PCIe
 CAPS_NVLINK = 2  # of nvmlGpuP2PCapsIndex_t
 
 
 def uuid_of(device: int) -> bytes:
-    """The 16 bytes of a visible GPU's UUID."""
+    """Returns the 16 bytes of a visible GPU's UUID."""
     properties: Any = torch.cuda.get_device_properties(device)
     return bytes(properties.uuid.bytes)
 
 
 def are_linked(uuids: Sequence[bytes], device: int) -> bool:
-    """Whether this GPU is, or has NVLink to, each of the GPUs with these UUIDs.
+    """Returns whether this GPU is, or has NVLink to, each of the GPUs with these UUIDs.
 
-    The driver knows of GPUs that this process sees, NVML of all. A GPU of which neither knows has none.
+    The driver answers for GPUs that this process sees, NVML for all. A GPU that neither finds has no link.
     """
     own, seen = uuid_of(device), {uuid_of(each): each for each in range(torch.cuda.device_count())}
     others = set(uuids) - {own}
@@ -54,6 +54,6 @@ def _by_nvml(own: bytes, other: bytes) -> bool:
 
 
 def _text(uuid: bytes) -> bytes:
-    """GPU-, and the bytes in hexadecimal in groups of 4, 2, 2, 2 and 6."""
+    """Returns a UUID as text: GPU-, and the bytes in hexadecimal in groups of 4, 2, 2, 2 and 6."""
     digits = uuid.hex()
     return "-".join(["GPU", digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]]).encode()

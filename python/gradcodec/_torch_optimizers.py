@@ -1,4 +1,4 @@
-"""Optimizers whose momentum is what ranks exchange, at one bit per element."""
+"""Optimizers that exchange their momentum between ranks, at one bit per element."""
 
 import datetime
 from typing import Any, Callable, Iterable
@@ -25,9 +25,9 @@ def _number(name: str, number: Any, least: float, below: float = float("inf")) -
 
 
 class _OneBit(torch.optim.Optimizer):
-    """What both have: the sum of a momentum and a gradient, averaged over the ranks at one bit per element."""
+    """Base of both: averages the sum of a momentum and a gradient over the ranks, at one bit per element."""
 
-    # GradScaler calls step() in any case then, with found_inf and grad_scale as attributes.
+    # With this, GradScaler always calls step(), with found_inf and grad_scale as attributes.
     _step_supports_amp_scaling = True
     found_inf: torch.Tensor | None
     grad_scale: torch.Tensor | None
@@ -48,11 +48,11 @@ class _OneBit(torch.optim.Optimizer):
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank, in all steps."""
+        """Bytes that this rank has sent, in all steps."""
         return self._group.bytes_sent
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As any optimizer's, before the first step."""
+        """Adds parameters, like any optimizer, before the first step."""
         if self.state:
             raise RuntimeError("param_group: parameters have to be there before the first step")
         super().add_param_group(param_group)
@@ -71,15 +71,15 @@ class _OneBit(torch.optim.Optimizer):
         return [one for each in self.param_groups for one in each["params"]]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As any optimizer's, with the same on every rank, or else it is refused on all. The errors are not in it: they
-        begin with 0, as in a new one."""
+        """Loads like any optimizer, with the same state on every rank, or else it is refused on all. The errors are not
+        in it: they begin with 0, as in a new optimizer."""
         check = lambda: (None, check_optimizer(state_dict, self.param_groups, self.defaults))  # noqa: E731
         on_all_ranks("state", self._group.group, check)
         super().load_state_dict(state_dict)
         saved = [number for each in state_dict["param_groups"] for number in each["params"]]
         for number, one in zip(saved, self._parameters()):
             for name, kept in state_dict["state"].get(number, {}).items():
-                if name != "step":  # in the parameter's dtype by now, in which small variances are 0
+                if name != "step":  # now in the parameter's dtype, in which small variances are 0
                     self.state[one][name] = kept.detach().to(one.device, torch.float32, copy=True)
         self._handle = None
 
@@ -87,7 +87,7 @@ class _OneBit(torch.optim.Optimizer):
         raise TypeError(f"{type(self).__name__} belongs to its process: state_dict() is what can be saved or copied")
 
     def _gradients(self, parameters: Tensors) -> Tensors:
-        """In float32 and without a loss scale; 0 where there is none, as another rank may have one."""
+        """Returns them in float32 and without a loss scale; 0 where there is none, as another rank may have one."""
         found: Tensors = []
         scale = getattr(self, "grad_scale", None)
         for one in parameters:
@@ -100,7 +100,7 @@ class _OneBit(torch.optim.Optimizer):
         return found
 
     def _state(self, parameters: Tensors, name: str) -> Tensors:
-        """In float32."""
+        """Returns the tensors of a state by name, in float32; creates them as 0."""
         for one in parameters:
             kept = self.state[one]
             if name not in kept:
@@ -109,32 +109,32 @@ class _OneBit(torch.optim.Optimizer):
 
     @staticmethod
     def _frozen(one: torch.Tensor) -> bool:
-        """Left alone, by the decay of weights, too."""
+        """Returns whether a parameter stays as it is, without weight decay, too."""
         return one.grad is None and not one.requires_grad
 
     def _overflowed(self) -> bool:
-        """Whether a GradScaler has found a gradient that is not finite, on any rank."""
+        """Returns whether a GradScaler has found a gradient that is not finite, on any rank."""
         found = getattr(self, "found_inf", None)
         if found is None:
             return False
         return bool(self._group.over_all(found.detach().to(self._group.device).clone(), dist.ReduceOp.MAX).item())
 
     def _mean(self, tensors: Tensors) -> Tensors | None:
-        """Over the ranks, uncompressed; None if it is not finite."""
+        """Returns the mean over the ranks, uncompressed; None if it is not finite."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self._group.over_all(flat).div_(self._group.size)
         parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
         return [part.view_as(one) for part, one in zip(parts, tensors)] if flat.isfinite().all() else None
 
     def _mean_of_bits(self, tensors: Tensors) -> bool:
-        """The same at one bit per element, in place; whether it is finite. If not, the errors are as before."""
+        """Averages at one bit per element, in place; returns whether the result is finite. If not, keeps the errors."""
         if self._handle is None:
             if self._group.nodes is None:
                 self._group.take_topology(self._transport, "onebit", direct=False)
             sizes = [tensor.numel() for tensor in tensors]
             self._handle = Handle(self._group, "onebit", sizes, torch.float32, error="float32", transactional=True)
         handle = self._handle
-        handle.rollback()  # what an exception has left
+        handle.rollback()  # a step that an exception has left pending
         verdict = self._verdict
         with self._group.turn() as stream:
             handle.run(tensors, stream)
@@ -148,7 +148,7 @@ class _OneBit(torch.optim.Optimizer):
     @eager
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step, on every rank. Left out on all of them if a gradient is not finite on one: see taken_back."""
+        """Makes one step, on every rank. All ranks leave it out if a gradient is not finite on one: see taken_back."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -170,8 +170,8 @@ class OneBitSGD(_OneBit):
     calls step(), with the same parameters; one that requires no gradient and has none stays as it is.
 
     `group`: of torch.distributed; None: the default one. `timeout`: of an exchange, in seconds or as a timedelta; None:
-    the group's own. `transport`: as in compress(). `taken_back`: how many steps were left out, because a gradient was
-    not finite on some rank.
+    the group's own. `transport`: as in compress(). `taken_back`: number of steps that were left out, because a gradient
+    was not finite on some rank.
     """
 
     def __init__(
@@ -205,17 +205,17 @@ class OneBitSGD(_OneBit):
 
 class OneBitAdam(_OneBit):
     """1-bit Adam (Tang et al., 2021): the momentum is exchanged at one bit per element with error feedback, once the
-    variance stands still.
+    variance is constant.
 
-    In the first `warmup_steps` steps it is AdamW, of gradients that are averaged uncompressed. Then the variance stays
-    as the last of them has used it, without its bias, and
+    The first `warmup_steps` steps are AdamW, with gradients that are averaged uncompressed. Then the variance stays as
+    in the last of them, without its bias, and
 
         m = mean over the ranks of (beta1 * m + (1 - beta1) * gradient)
         p = p - lr * m / (root of variance + eps) - lr * weight_decay * p
 
-    without a correction of bias. An element whose variance is 0 by then is left alone. All elements of m arrive with
-    the same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: where many
-    gradients are nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example).
+    without a correction of bias. An element whose variance is 0 by then does not change. All elements of m have the
+    same magnitude, so those whose variance is tiny take huge steps unless `eps` is large enough: if many gradients are
+    nearly 0, take about a twentieth of the root of the mean variance (docs/CODECS.md has an example).
     Gradients and step() are those of OneBitSGD.
 
     `warmup_steps`: at least 1. `group`, `timeout`, `transport`, `taken_back`: as in OneBitSGD.
@@ -250,7 +250,7 @@ class OneBitAdam(_OneBit):
             return
         for each in self.param_groups:
             for one in each["params"]:
-                self.state[one]["step"] = torch.tensor(float(step), dtype=torch.float32)  # bfloat16 ends at 256
+                self.state[one]["step"] = torch.tensor(float(step), dtype=torch.float32)  # bfloat16 counts to 256
 
     def _uncompressed(self, step: int) -> bool:
         gradients = self._mean([one for each in self.param_groups for one in self._gradients(each["params"])])
@@ -269,7 +269,7 @@ class OneBitAdam(_OneBit):
                 if not self._frozen(one):
                     one.mul_(1 - each["lr"] * each["weight_decay"]).add_(update.to(one.dtype), alpha=-each["lr"])
                 if step == int(self.param_groups[0]["warmup_steps"]):
-                    variance.copy_(unbiased)  # it stands still from now on
+                    variance.copy_(unbiased)  # constant from now on
         return True
 
     def _compressed(self) -> bool:

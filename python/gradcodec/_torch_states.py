@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ._arguments import _said
 
-FORMAT = 2  # of a state; one of format 1 is of a world of one level
+FORMAT = 2  # of a state; format 1 is of a world of one level
 # The sum of errors over all ranks must be finite, for ONEBIT also the sum of the squares of 2^34 elements, or no step
 # would be committed. A loss scale multiplies them by at most LARGEST_SCALE.
 LARGEST, LARGEST_OF_SIGNS, LARGEST_SCALE = 2.0**126, 2.0**46, 2.0**24
@@ -17,15 +17,15 @@ Checked = TypeVar("Checked")
 
 
 def objects_of_all(group: Any, own: Any) -> list[Any]:
-    """What every rank gives, by rank. Every rank calls this."""
+    """Returns `own` of every rank, by rank. Every rank calls this."""
     everywhere: list[Any] = [None] * group.size()
     dist.all_gather_object(everywhere, own, group=group)
     return everywhere
 
 
 def on_all_ranks(what: str, group: Any, check: Callable[[], tuple[Checked, Any]]) -> Checked:
-    """What a check on this rank returns, with what must be the same on all ranks. If it refuses on one rank, it refuses on
-    all. Every rank of the process group calls this."""
+    """Returns the first result of a check on this rank; the second one must be the same on all ranks. If one rank
+    refuses, all do. Every rank of the process group calls this."""
     refusal: Exception | None = None
     checked, same = None, None
     try:
@@ -44,7 +44,7 @@ def on_all_ranks(what: str, group: Any, check: Callable[[], tuple[Checked, Any]]
 
 
 def largest_of(what: str, given: Any, elements: int | None = None) -> float:
-    """The largest magnitude of a dense tensor of finite floats, of so many elements. Refuses anything else."""
+    """Returns the largest magnitude of a dense tensor of `elements` finite floats. Refuses anything else."""
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"state: {what}: a tensor expected, got {_said(given)}")
     is_plain = given.layout == torch.strided and not given.is_nested and not hasattr(given, "device_mesh")
@@ -60,8 +60,8 @@ def largest_of(what: str, given: Any, elements: int | None = None) -> float:
 
 
 def check_all(given: Any, sizes: dict[str, int], ranks: int, most: float) -> list[State]:
-    """The states of a list, in the order of ranks, or the only one. `sizes`: of the parameters. `ranks`: of this world.
-    `most`: the largest sum of errors over the ranks."""
+    """Checks states. Returns those of a list, in the order of ranks, or the only one. `sizes`: elements of the
+    parameters. `ranks`: ranks of this world. `most`: the largest sum of errors over the ranks."""
     states = [given] if isinstance(given, dict) else list(given) if isinstance(given, (list, tuple)) else []
     wanted = {"format", "rank", "world_size", "scale", "worker", "server"}
     if not states or not all(isinstance(one, dict) and wanted <= one.keys() for one in states):
@@ -107,7 +107,7 @@ def _check_errors(state: State, sizes: dict[str, int], most: float) -> None:
 
 
 def _tensors(state: State, sizes: dict[str, int]) -> Iterator[tuple[str, Any, int | None]]:
-    """All errors: of which parameter, a tensor, and how many elements it must have."""
+    """Yields all errors: the parameter's name, a tensor, and the number of elements that it must have."""
     for name, errors in state["worker"].items():
         yield repr(name), errors, sizes[name]
     for name, parts in state["server"].items():
@@ -129,8 +129,8 @@ def _tensors(state: State, sizes: dict[str, int]) -> Iterator[tuple[str, Any, in
 
 
 def check_optimizer(given: Any, groups: Sequence[dict[str, Any]], defaults: dict[str, Any]) -> list[float]:
-    """Of an optimizer's state what must be the same on all ranks: its settings, steps, and sums of its tensors' bits.
-    `groups`: its own groups of parameters. `defaults`: its settings."""
+    """Checks an optimizer's state. Returns what must be the same on all ranks: settings, steps, and sums of its
+    tensors' bits. `groups`: its own groups of parameters. `defaults`: its settings."""
     if not isinstance(given, dict) or not isinstance(given.get("state"), dict):
         raise TypeError(f"state: what state_dict() gives expected, got {_said(given)}")
     same, its_groups = list[float](), given["param_groups"]
@@ -144,7 +144,7 @@ def check_optimizer(given: Any, groups: Sequence[dict[str, Any]], defaults: dict
         for name, default in defaults.items():
             several = isinstance(default, tuple)
             if isinstance(default, bool) or not (several or isinstance(default, (int, float))):
-                continue  # torch.optim's own
+                continue  # a setting of torch.optim
             values = list(each[name]) if several else [each[name]]
             if several and len(values) != len(default):
                 raise ValueError(f"state: {name}: {len(default)} numbers expected, got {len(values)}")

@@ -1,5 +1,5 @@
-"""Steps that are taken back on all ranks alike, and errors by the names of parameters: what the hooks of
-DistributedDataParallel and of FSDP2 share."""
+"""Steps that are taken back on all ranks alike, and errors by parameter names, for the hooks of DistributedDataParallel
+and of FSDP2."""
 
 import operator
 import warnings
@@ -17,7 +17,7 @@ from ._torch_eager import eager
 from ._torch_groups import ERRORS, Group, Handle, Verdict, known_codec, library, number_of
 from ._torch_states import FORMAT, LARGEST, LARGEST_OF_SIGNS, check_all, on_all_ranks
 
-ALONE = "bf16", "mxfp8", "int8"  # which are precise enough without errors
+ALONE = "bf16", "mxfp8", "int8"  # precise enough without errors
 Raw = Callable[[str, torch.Tensor], bool] | Collection[str] | None
 Errors = dict[str, torch.Tensor]
 Parts = dict[str, list[tuple[int, torch.Tensor]]]
@@ -28,7 +28,7 @@ class Unit:
 
     `layouts`: shape and strides of parameters whose elements lie in another order in the handle's tensors. Errors that
     are read and given are in the order of elements. `aside`: parameters whose errors wait outside of the handle.
-    `holds`: whether the handle has the errors of these parameters; otherwise they wait, or another unit has them.
+    `holds`: true if the handle has the errors of these parameters; otherwise they wait, or another unit has them.
     """
 
     holds = False
@@ -39,7 +39,7 @@ class Unit:
         self.names, self.handle, self.in_step, self.aside = tuple(names), handle, False, frozenset[str]()
 
     def read(self, worker: Errors, server: Parts) -> None:
-        """Its errors, by the names of parameters, except those that travel as they are."""
+        """Adds the unit's errors to `worker` and `server`, by parameter names, except those of raw segments."""
         if self.handle.has_errors and self.holds:
             of_worker, of_server = self.handle.errors()
             raw = self.handle.raw or [False] * len(self.names)
@@ -50,22 +50,22 @@ class Unit:
                 name = self.names[number]
                 if raw[number] or name in self.aside:
                     continue
-                if name in self.layouts:  # its elements are anywhere
+                if name in self.layouts:  # its elements are in another order
                     whole = part.new_zeros(self.handle.sizes[number])
                     whole[first : first + part.numel()] = part
                     first, part = 0, self._in_memory(name, whole).reshape(-1)
                 server.setdefault(name, []).append((first, part))
 
     def _in_memory(self, name: str, errors: torch.Tensor) -> torch.Tensor:
-        """One tensor of the handle, in the parameter's shape if it has a layout."""
+        """Returns one tensor of the handle, in the parameter's shape if it has a layout."""
         if name not in self.layouts:
             return errors
         shape, strides = self.layouts[name]
         return errors.as_strided(shape, strides, errors.storage_offset())
 
     def give(self, worker: Errors, server: Parts) -> None:
-        """Takes what waits for these parameters. Every rank has the reducers' errors of parts: those of all make a
-        whole."""
+        """Takes the errors that wait for these parameters. Each rank has server errors of some parts; all ranks
+        together have all parts."""
         if self.handle.has_errors:
             self._give(worker, server)
         self.holds = True
@@ -73,19 +73,20 @@ class Unit:
     def _give(self, worker: Errors, server: Parts) -> None:
         group = self.handle.group
         if group.on_one(any(name in worker or name in server for name in self.names)):
-            # What the ranks of a node carry together is divided anew among them; of the server all others have 0.
+            # A node's worker errors are summed and divided anew among its ranks. Server errors are 0 on all other
+            # ranks.
             self._take(worker, server, group.over_node, group.over_all)
 
     def take_over(self, former: "Unit | None", worker: Errors, server: Parts) -> None:
-        """The errors that another one has, or that wait. Every rank calls this."""
+        """Takes the errors that another unit has, or that wait. Every rank calls this."""
         if former is not None:
             former.read(worker, server)
             former.holds = False
         self.give(worker, server)
 
     def set_aside(self, names: Iterable[str], worker: Errors, server: Parts) -> None:
-        """Errors of these parameters wait in `worker` and `server` from now on, and the handle has those of all others.
-        No other rank is needed."""
+        """Makes the errors of these parameters wait in `worker` and `server`; the handle keeps the errors of all
+        others. Needs no other rank."""
         aside = frozenset(names)
         if aside != self.aside:
             self.read(worker, server)
@@ -96,9 +97,8 @@ class Unit:
         self, worker: Errors, server: Parts, over_node: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
         over_all: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ) -> None:  # fmt: skip
-        """The handle takes what waits for these parameters, except for those aside. It no longer waits then; if a
-        collective fails before, it still does. One row of all elements after the other, so that there is memory for
-        one."""
+        """Moves the waiting errors of these parameters to the handle, except those set aside. If a collective fails
+        before, they still wait. Makes one row of all elements after the other, so that memory for one is enough."""
 
         def of_worker(name: str, own: torch.Tensor) -> None:
             if name in worker:
@@ -118,7 +118,7 @@ class Unit:
             server.pop(name, None)
 
     def _row(self, fill: Callable[[str, torch.Tensor], None]) -> torch.Tensor:
-        """Errors of all elements as they lie in the handle's tensors."""
+        """Returns the errors of all elements in the order of the handle's tensors."""
         sizes = self.handle.sizes
         row = torch.zeros(sum(sizes), dtype=torch.float32, device=self.handle.group.device)
         for name, own in zip(self.names, torch.split_with_sizes(row, sizes)):
@@ -132,12 +132,12 @@ class Unit:
 
 
 def eager_name(name: str) -> str:
-    """Without what torch.compile() puts between."""
+    """Returns the name without the `_orig_mod` that torch.compile() inserts."""
     return ".".join(word for word in name.split(".") if word != "_orig_mod")
 
 
 def plain_name(name: str) -> str:
-    """Without what DDP puts before, too."""
+    """Returns the name without DDP's `module` in front, too."""
     words = eager_name(name).split(".")
     while len(words) > 1 and words[0] == "module":
         words = words[1:]
@@ -145,8 +145,8 @@ def plain_name(name: str) -> str:
 
 
 def named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters by their plain names: one that requires no gradient now may get one later, or be in a bucket of DDP's
-    from before. Where several have one plain name, as `weight` and `module.weight`, these keep `module`."""
+    """Returns all parameters by their plain names: one that requires no gradient may get one later, or be in an older
+    bucket of DDP. If several have one plain name, such as `weight` and `module.weight`, they keep `module`."""
     given = [(eager_name(name), one) for name, one in model.named_parameters()]
     numbers = Counter(plain_name(name) for name, _ in given)
     found: dict[str, torch.Tensor]
@@ -160,9 +160,9 @@ class Compression:
     """The hook of a model, which compress() or shard() registers, and the errors that it keeps.
 
     A *step* is one backward pass that synchronizes. It is pending until the next one begins, or until commit(),
-    rollback(), state_dict() or close(). Then all buckets end alike: the step is taken back, so that the errors are
-    those before it, if any bucket met a value that is not finite, on any rank. So is a pass that broke off. Gradients
-    stay as they are: not finite on every rank then, so that all ranks can skip the optimizer's step.
+    rollback(), state_dict() or close(). Then all buckets end alike. If any bucket on any rank has a non-finite value,
+    the step is taken back: the errors are those before it. So is a pass that broke off. Gradients stay as they are,
+    then non-finite on every rank, so that all ranks can skip the optimizer's step.
     """
 
     _kind = "Compression"
@@ -173,7 +173,7 @@ class Compression:
         self.codec, self.error = codec, error
         self._has_errors = error != "none" and codec != "sign"
         self._group, self._sizes, self._raw, self._scaler = group, sizes, raw, scaler
-        # Errors of parameters that have no handle yet: of this rank, and of the parts that it has reduced.
+        # Errors that wait, of parameters without a handle: worker errors, and server errors of this rank's parts.
         self._worker: Errors = {}
         self._server: Parts = {}
         self._stream: Any = None
@@ -185,23 +185,23 @@ class Compression:
         self._taken_back = torch.zeros(1, dtype=torch.int64, device=group.device)
         self._pending = self._complete = self._closed = False
         self._verdict: Verdict | None = None
-        self._errors_scale: torch.Tensor | None = None  # by which the errors are multiplied; None: by 1
+        self._errors_scale: torch.Tensor | None = None  # factor that is in the errors; None: 1
         self._measure, self._measured = True, Errors()
-        self._agreed: Verdict | None = None  # on the pending step, where ranks had to agree on it
+        self._agreed: Verdict | None = None  # on the pending step, if ranks had to agree on it
 
     def _units(self) -> Iterable[Unit]:
         raise NotImplementedError
 
     def _forget(self) -> None:
-        """All units."""
+        """Releases all units."""
         raise NotImplementedError
 
     # --- the caller's side
 
     @eager
     def commit(self, skip: Any = None) -> None:
-        """Ends the pending step. `skip`: it is taken back if this is not 0, which must say the same on every rank: a
-        number, or a tensor of one element."""
+        """Ends the pending step. `skip`: takes it back if this is not 0: a number, or a tensor of one element, the same
+        on every rank."""
         self._open()
         if isinstance(skip, torch.Tensor):
             if skip.numel() != 1:
@@ -220,12 +220,12 @@ class Compression:
 
     @property
     def taken_back(self) -> int:
-        """How many steps were taken back. A step that is pending does not count yet. Waits for the GPU."""
+        """Number of steps that were taken back. A pending step does not count yet. Waits for the GPU."""
         return int(self._taken_back.item())
 
     @property
     def topology(self) -> str:
-        """Which ranks share nodes, and what they exchange over: a sentence."""
+        """A sentence: which ranks share nodes, and the transports that they use."""
         return self._group.topology
 
     @property
@@ -234,7 +234,7 @@ class Compression:
         return [list(ranks) for ranks in self._group.nodes or [[*range(self._group.size)]]]
 
     def _place(self) -> tuple[int, int, int, int]:
-        """How many nodes and ranks per node handles know, this rank's node, and its number there."""
+        """Returns the numbers of nodes and of ranks per node in handles, this rank's node, and its number there."""
         group = self._group
         ranks = group.size if group.levels is None else len(group.levels.ranks)
         if group.levels is None:
@@ -244,22 +244,22 @@ class Compression:
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank, in all steps."""
+        """Bytes that this rank has sent, in all steps."""
         return self._group.bytes_sent
 
     @eager
     def stats(self) -> dict[str, float]:
-        """How much of each parameter's gradient was lost by this rank's encoding: the norm of what was lost over that
-        of what was to be sent, gradient and error. Of the last step that was measured, which takes one more encoding:
-        the first step, and that after each call of this."""
+        """Returns how much of each parameter's gradient this rank's encoding lost: the norm of the loss over the norm
+        of gradient plus error. Describes the last measured step. Measuring takes one more encoding, in the first step
+        and in the step after each call of this."""
         self._open()
         self._measure = True
         return {name: float(lost) for name, lost in self._measured.items()}
 
     @eager
     def state_dict(self) -> dict[str, Any]:
-        """The errors of this rank, by the names of parameters, for load_state_dict(): every rank saves its own. Ends
-        the pending step. No other rank is needed."""
+        """Returns the errors of this rank, by parameter names, for load_state_dict(): every rank saves its own. Ends
+        the pending step. Needs no other rank."""
         self._open()
         with self._on_stream():
             self._end()
@@ -277,12 +277,12 @@ class Compression:
 
     @eager
     def load_state_dict(self, state: Any) -> None:
-        """Continues with errors that state_dict() gave. Every rank calls this between two steps.
+        """Continues with errors of state_dict(). Every rank calls this between two steps.
 
-        `state`: that of this rank in a world of this size; or a list of those of all ranks of a world of any size,
-        whose workers' errors become their mean if the size is another. A parameter that it lacks begins with 0. Errors
-        that are not kept here, as of a parameter that travels as it is, are dropped with a warning. A state that is
-        refused on one rank is refused on all, and nothing has changed then.
+        `state`: the state of this rank in a world of this size; or a list of the states of all ranks of a world of any
+        size. If the sizes differ, worker errors become their mean. A parameter that the state lacks begins with 0.
+        Errors that are not kept here, such as a raw segment's, are dropped with a warning. A state that is refused on
+        one rank is refused on all, and changes nothing.
         """
         self._open()
         states = self._agreed_states(state)
@@ -296,7 +296,7 @@ class Compression:
                 mine = errors_of[0 if isinstance(state, dict) else rank]
                 worker, servers = {name: self._own(errors) for name, errors in mine[0].items()}, [mine[1]]
             else:
-                worker, servers = {}, [server for _, server in errors_of[rank::size]]  # the ranks share them out
+                worker, servers = {}, [server for _, server in errors_of[rank::size]]  # each rank takes some
                 for name in dict.fromkeys(name for its, _ in errors_of for name in its):
                     total = torch.zeros(self._sizes[name], dtype=torch.float32, device=self._group.device)
                     for its, _ in errors_of:
@@ -317,7 +317,7 @@ class Compression:
 
     @eager
     def close(self) -> None:
-        """Frees the errors. From now on the hook averages plainly. Twice is once."""
+        """Frees the errors. From now on the hook averages uncompressed. May be called twice."""
         if not self._closed:
             with self._on_stream():
                 self._end()
@@ -342,7 +342,7 @@ class Compression:
         return nullcontext() if self._stream is None else _Beside(self._stream, self._behind, joined)
 
     def _wait(self) -> None:
-        """Until what was enqueued is done: no work may be pending on a handle that is released."""
+        """Waits for all enqueued work: a handle must have no pending work when it is released."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -351,8 +351,8 @@ class Compression:
             raise ValueError(f"the {self._kind} is closed")
 
     def _complete_errors(self, worker: Errors, server: Parts) -> None:
-        """Every parameter has some in a state, also before the first step and on a rank that reduces no part of it:
-        torch.distributed.checkpoint loads only what the state that it is given has."""
+        """Adds zeros for parameters without errors, as before the first step or on a rank that reduces no part of them:
+        torch.distributed.checkpoint loads only the keys of the state that it gets."""
         for name in self._trained():
             if name not in worker and self._keeps(name, of_server=False):
                 worker[name] = torch.zeros(self._sizes[name], dtype=torch.float32, device=self._group.device)
@@ -360,7 +360,7 @@ class Compression:
                 server.setdefault(name, [])
 
     def _trained(self) -> Iterable[str]:
-        """The parameters that get errors."""
+        """Returns the names of the parameters that get errors."""
         return self._sizes
 
     def _own(self, errors: torch.Tensor) -> torch.Tensor:
@@ -372,7 +372,7 @@ class Compression:
         self._end()
         self._group.check()
         self._pending, self._complete = True, False
-        scale = None if self._scaler is None else self._scaler._scale  # None where it is not enabled
+        scale = None if self._scaler is None else self._scaler._scale  # None if it is not enabled
         scale = None if scale is None else scale.detach().to(self._group.device).reshape(1).clone()
         factor = 1.0 if scale is None else scale
         if self._errors_scale is not None:
@@ -382,7 +382,7 @@ class Compression:
         self._errors_scale = scale
 
     def _multiply_errors(self, factor: torch.Tensor | float) -> None:
-        """Multiplies the errors of workers and of reducers, unless the factor is 1, for which the host waits."""
+        """Multiplies worker and server errors, unless the factor is 1. The host waits for the factor."""
         if float(factor) == 1:
             return
         for unit in self._units():
@@ -392,7 +392,7 @@ class Compression:
             parts[:] = [(first, part * factor) for first, part in parts]
 
     def _ended(self) -> Iterator[Handle]:
-        """The handles of the pending step, which is over by then."""
+        """Yields the handles of the pending step, and ends it."""
         for unit in self._units():
             if unit.in_step:
                 unit.in_step = False
@@ -408,7 +408,7 @@ class Compression:
             verdict.carry_out(handles, self._stream_number)
 
     def _asked(self, handles: Sequence[Handle]) -> Verdict:
-        """The verdict on a step of these handles."""
+        """Returns the verdict on a step of these handles."""
         if self._verdict is None or self._verdict.handles != len(handles):
             self._verdict = Verdict(self._group, len(handles))
         self._verdict.ask(handles, self._stream_number)
@@ -418,7 +418,7 @@ class Compression:
         if self._pending:
             handles = list(self._ended())
             if handles:
-                self._asked(handles)  # so that what was not finite in this step does not count in the next one
+                self._asked(handles)  # so that a non-finite value of this step does not count in the next one
             for handle in handles:
                 handle.rollback()
             self._taken_back += 1
@@ -438,7 +438,7 @@ class Compression:
         verdict.count(self._taken_back)
 
     def _checked(self, state: Any) -> list[Any]:
-        """The states of a list by rank, or the one."""
+        """Checks a state, and returns the states of a list by rank, or the one."""
         states, rank, size = self._well_formed(state), self._group.rank, self._group.size
         if isinstance(state, dict):
             if (state["rank"], state["world_size"]) != (rank, size):
@@ -451,12 +451,12 @@ class Compression:
         return states
 
     def _well_formed(self, state: Any) -> list[Any]:
-        """The same, of any rank."""
+        """Checks a state of any rank, and returns like _checked()."""
         most = LARGEST_OF_SIGNS if self.codec in SIGNS else LARGEST
         return check_all(state, self._sizes, self._group.size, most)
 
     def _agreed_states(self, state: Any) -> list[Any]:
-        """_checked(), on all ranks or on none."""
+        """Runs _checked(), and raises on all ranks or on none."""
 
         def check() -> tuple[list[Any], Any]:
             states = self._checked(state)
@@ -465,7 +465,7 @@ class Compression:
         return on_all_ranks("state", self._group.group, check)
 
     def _kept_of(self, state: Any, dropped: set[str]) -> tuple[Errors, Parts]:
-        """The errors of a state that this can use. `dropped` gets the names of the others."""
+        """Returns the errors of a state that this object keeps. `dropped` gets the names of the others."""
         worker, server = (
             {name: its for name, its in state[each].items() if self._has_errors and self._keeps(name, each == "server")}
             for each in ("worker", "server")
@@ -475,18 +475,18 @@ class Compression:
         return worker, server
 
     def _keeps(self, name: str, of_server: bool) -> bool:
-        """Whether there may be errors of this parameter, of the reducers or of the workers."""
+        """Returns whether there may be errors of this parameter, of the server or of the workers."""
         return not self._raw[name]
 
     # --- what is lost
 
     def _losses(self, unit: Unit, gradients: Iterable[torch.Tensor]) -> Errors:
-        """`gradients`: one for each tensor of the handle. There is memory for one at a time."""
+        """Returns the losses by name. `gradients`: one for each tensor of the handle, one in memory at a time."""
         handle = unit.handle
         carried = handle.errors()[0] if handle.carries else None
         options = {**handle.options, "values": "float32", "error": ERRORS["none"], "raw": None}
         codecs: dict[int, Codec] = {}
-        norms: dict[str, list[torch.Tensor]] = {}  # of what was lost, and of what was to be sent
+        norms: dict[str, list[torch.Tensor]] = {}  # of the loss, and of what was to be sent
         for number, (name, gradient) in enumerate(zip(unit.names, gradients)):
             given = gradient.float() if carried is None else gradient + carried[number]
             size, decoded = given.numel(), torch.empty_like(given)
@@ -499,7 +499,7 @@ class Compression:
             if handle.raw and handle.raw[number]:
                 decoded = given
             norms.setdefault(name, []).append(torch.stack([(given - decoded).norm(), given.norm()]))
-        self._wait()  # the codecs go
+        self._wait()  # the codecs are released on return
         lost = Errors()
         for name, each in norms.items():
             left, whole = torch.stack(each).norm(dim=0)
@@ -508,8 +508,8 @@ class Compression:
 
 
 class _Beside:
-    """Work on a stream, behind what the current one has by now. `joined`: what the current one gets later comes behind
-    it; in a hook DDP waits for the Future instead. `event`: of the stream, so that none is made for each bucket."""
+    """Work on a stream, after the present work of the current stream. `joined`: later work of the current stream waits
+    for it; in a hook DDP waits for the Future instead. `event`: one of the stream, for all buckets."""
 
     def __init__(self, stream: Any, event: Any, joined: bool) -> None:
         self._stream, self._event, self._joined = stream, event, joined
@@ -519,7 +519,7 @@ class _Beside:
         self._outer = torch.cuda.current_stream(stream.device)
         self._event.record(self._outer)
         stream.wait_event(self._event)
-        torch.cuda.set_stream(stream)  # and its device, in a fraction of what torch.cuda.stream() takes
+        torch.cuda.set_stream(stream)  # sets its device, too, and takes a fraction of the time of torch.cuda.stream()
 
     def __exit__(self, *_: Any) -> None:
         torch.cuda.set_stream(self._outer)
@@ -530,7 +530,7 @@ class _Beside:
 
 
 def settings(codec: Any, error: Any, scaler: Any) -> str:
-    """How errors are kept, once all of these are known to be right."""
+    """Checks these settings, and returns how errors are kept."""
     known_codec(codec)
     if error is None:
         error = "none" if codec in (*ALONE, "sign") else "float32"
@@ -543,7 +543,7 @@ def settings(codec: Any, error: Any, scaler: Any) -> str:
 
 
 def raws(parameters: dict[str, torch.Tensor], codec: str, raw: Raw) -> dict[str, bool]:
-    """Whether each parameter's gradient travels as it is."""
+    """Returns for each parameter whether its gradient is a raw segment."""
     if codec in SIGNS:
         if raw is not None:
             raise ValueError(f"raw: nothing travels as it is with {codec}, so None expected")

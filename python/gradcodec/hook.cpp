@@ -40,7 +40,7 @@ struct gc_comm_t;
 
 namespace {
 
-// Of gradcodec.h.
+// Function types of gradcodec.h.
 using Run = int32_t (*)(gc_allreduce_t *, DLTensor *const *, size_t, const DLTensor *, const DLTensor *, void *);
 using Flags = int32_t (*)(gc_allreduce_t *, DLTensor *, void *);
 using Commit = int32_t (*)(gc_allreduce_t *, const DLTensor *, void *);
@@ -58,7 +58,7 @@ static_assert(BAD == (GC_FLAG_CORRUPT | GC_FLAG_NONFINITE) && GC_STATUS_OK == 0)
 
 using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// Whether Python can be called: false while the interpreter ends.
+// Returns whether Python can be called: false while the interpreter shuts down.
 bool python_runs() {
 #if PY_VERSION_HEX >= 0x030d0000
     return Py_IsInitialized() && !Py_IsFinalizing();
@@ -79,14 +79,14 @@ DLDataType dtype_of(at::ScalarType type) {
     }
 }
 
-// One dimension of `*count` elements, which must stay where they are.
+// Describes one dimension of `*count` elements. `count` must stay valid.
 DLTensor described(void *data, DLDevice device, DLDataType dtype, int64_t *count) {
     DLTensor tensor{};
     tensor.data = data, tensor.device = device, tensor.ndim = 1, tensor.dtype = dtype, tensor.shape = count;
     return tensor;
 }
 
-// A bucket that the hook was called for, and that has not been exchanged.
+// A bucket that DDP has called the hook for, and that has not been exchanged.
 struct Bucket {
     size_t number;
     at::Tensor buffer;
@@ -104,7 +104,7 @@ public:
           counts_(std::move(counts)) {}
     Exchange(const Exchange &) = delete;
 
-    // Remembers the buckets that Python has made it for.
+    // Records the buckets that Python has made the handle for.
     void take(const std::vector<Bucket> &buckets) {
         const at::Tensor &first = buckets[0].buffer;
         dtype_ = first.scalar_type();
@@ -121,7 +121,7 @@ public:
             list_.push_back(&tensor);
     }
 
-    // Whether these are the same buckets.
+    // Returns whether the handle is for these buckets.
     bool is_of(const std::vector<Bucket> &buckets, bool is_last) const {
         if (buckets.size() != elements_.size() || (is_last && direct))
             return false;
@@ -137,7 +137,7 @@ public:
         return true;
     }
 
-    // The tensors of the buckets, one after the other.
+    // Returns the tensors of the buckets, one after the other.
     const std::vector<DLTensor *> &at(const std::vector<Bucket> &buckets) {
         size_t item = c10::elementSize(dtype_), tensor = 0;
         for (size_t k = 0; k < buckets.size(); k++) {
@@ -151,10 +151,10 @@ public:
     }
 
     gc_allreduce_t *const handle;
-    const bool transactional;  // so that a step of it ends with a commit
-    const bool direct;         // over PyTorch's communicator of NCCL, which PyTorch may have ended
-    const bool reported;       // to Python after each run: for its watch, or as the exchange itself runs in Python, where
-                               // the handler of a signal may have raised
+    const bool transactional;  // a step ends with a commit
+    const bool direct;         // over PyTorch's NCCL communicator, which PyTorch may have ended
+    const bool reported;       // to Python after each run: to its watch, or because the exchange runs in Python, where
+                               // a signal handler may have raised
     const int64_t sent;        // bytes of a run, unless the exchange itself counts them
     const std::optional<c10::Stream> stream;
     void *const stream_number;
@@ -170,7 +170,7 @@ private:
 
 class State;
 
-// What the hook refers to: DDP keeps a hook for good, and Python puts another State here.
+// The object that the hook refers to: DDP keeps a hook for good, and Python puts another State here.
 class Slot {
 public:
     Slot(const py::object &owner, const py::object &group)
@@ -194,7 +194,7 @@ public:
         return state_.lock();
     }
 
-    // Calls a method of the Python object that owns this. Raises what it raises.
+    // Calls a method of the Python object that owns this. Throws what the method raises.
     template <typename... Arguments> void call(const char *method, Arguments &&...arguments) const {
         py::gil_scoped_acquire gil;
         py::object owner = py::reinterpret_borrow<py::object>(owner_)();
@@ -202,14 +202,14 @@ public:
         owner.attr(method)(std::forward<Arguments>(arguments)...);
     }
 
-    // The mean without compression.
+    // Computes the mean without compression.
     FuturePointer plain(at::Tensor &buffer) const {
         std::vector<at::Tensor> tensors{buffer.div_(group_->getSize())};
         return group_->allreduce(tensors)->getFuture();
     }
 
 private:
-    PyObject *owner_;  // a weak reference: the owner has this
+    PyObject *owner_;  // a weak reference: the owner owns this
     c10::intrusive_ptr<c10d::ProcessGroup> group_;
     mutable std::mutex mutex_;
     std::weak_ptr<State> state_;
@@ -235,7 +235,7 @@ public:
     // --- for Python
 
     bool pending = false, complete = false, closed = false, measure = true;
-    bool in_python = false;  // all exchanges are Python's
+    bool in_python = false;  // Python runs all exchanges
     bool scales = false;     // there is a GradScaler
     std::optional<at::Tensor> errors_scale;
     std::vector<uintptr_t> checked;  // communicators that report failures later
@@ -265,7 +265,7 @@ public:
         // In the first pass of a static graph DDP gives all buckets the index 0, one after the other, and none is the last.
         bool is_next = bucket.getIndex() == 0 && buckets_ > 0 && !is_over_ && !parameters[0].is_same(first_);
         size_t number = is_next ? buckets_ : bucket.getIndex();
-        if (number == 0) {  // what waits is of a pass that broke off
+        if (number == 0) {  // the waiting buckets are of a pass that broke off
             waiting_.clear();
             waiting_bytes_ = 0, tensors_ = 0, first_ = parameters[0];
         }
@@ -288,7 +288,7 @@ public:
     }
 
 private:
-    // For a change by Python. It may come from within a call of this thread, but not beside one of another.
+    // Locks the state for a change by Python: from within a call of this thread, but not during another thread's call.
     std::unique_lock<std::recursive_mutex> locked() {
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock)
@@ -315,10 +315,10 @@ private:
         if (is_last)
             complete = true, measure = false;
         for (Bucket &bucket : buckets)
-            bucket.done->markCompleted(bucket.buffer);  // behind what the stream has by now
+            bucket.done->markCompleted(bucket.buffer);  // covers the work on the stream so far
     }
 
-    // The exchange by Python, which may make or replace the handle.
+    // Lets Python exchange, which may make or replace the handle.
     void in_python_once(const Slot &slot, size_t first, const std::vector<Bucket> &buckets, bool is_last) {
         {
             py::gil_scoped_acquire gil;
@@ -345,7 +345,7 @@ private:
             slot.call("enqueued", first);
     }
 
-    // Ends the step before, and begins one.
+    // Ends the previous step, and begins one.
     void begin(const Slot &slot) {
         bool failed = false;
         for (uintptr_t comm : checked)
@@ -359,7 +359,7 @@ private:
         pending = true, complete = false;
     }
 
-    // The step is taken back if a handle has met a value that is not finite. The device decides; nothing waits for it.
+    // Takes the step back if a handle has flagged a non-finite value. The device decides, and the host does not wait.
     void end(const Slot &slot) {
         std::vector<std::pair<size_t, Exchange *>> step;
         for (auto &[first, each] : exchanges_)
@@ -399,7 +399,7 @@ private:
             taken_back_.add_(undone_);
     }
 
-    // The stream behind those of the exchanges, or these behind it.
+    // Makes the stream wait for those of the exchanges, or these for the stream.
     void join(const std::vector<std::pair<size_t, Exchange *>> &step, bool to_stream) {
         for (auto [first, own] : step)
             if (*own->stream != *stream_) {
@@ -418,7 +418,7 @@ private:
     const Commit commit_;
     const AsyncError async_error_;
     const int64_t least_bytes_;
-    const size_t all_tensors_;  // that are in DDP's buckets
+    const size_t all_tensors_;  // number of tensors in DDP's buckets
     const std::optional<c10::Stream> stream_;
     at::Tensor taken_back_, met_, bad_, undone_;
     std::unique_ptr<c10::Event> event_;
@@ -448,7 +448,7 @@ public:
         } catch (py::error_already_set &raised) {
             py::gil_scoped_acquire gil;
             raised.restore();
-            python_error carried;  // which autograd takes from its thread to the caller's
+            python_error carried;  // autograd carries this from its thread to the caller's
             carried.persist();
             throw carried;
         }
@@ -487,7 +487,7 @@ PYBIND11_MODULE(_gradcodec_hook, module) {
     py::class_<Slot, std::shared_ptr<Slot>>(module, "Slot")
         .def(py::init<py::object, py::object>())
         .def("take", &Slot::take);
-    // Raises what says why the objects of this PyTorch are not those that this file was compiled for.
+    // Raises why the objects of this PyTorch are not those that this file was compiled for.
     module.def("check", [](const py::object &reducer, const py::object &group) {
         static_cast<void>(reducer.cast<c10d::Reducer &>());
         static_cast<void>(group.cast<c10d::ProcessGroup &>());

@@ -5,11 +5,11 @@
         gradients, errors = gradcodec.jax.all_reduce(gradients, "data", "int4", errors)
         ...
 
-Values are any tree of arrays of one dtype: float32, float16 or bfloat16. Errors are arrays that come in and go out.
-It needs JAX and no compiler. Nothing here has a derivative. `import gradcodec` does not import this module.
+Values are any tree of arrays of one dtype: float32, float16 or bfloat16. Errors are arrays, passed in and returned. It
+needs JAX and no compiler. Nothing here has a derivative. `import gradcodec` does not import this module.
 
-XLA calls the library through Python: some 20 microseconds of the host for each operation, 40 on CUDA. There the work
-goes to XLA's stream, but is not captured in command buffers. For each operation and stream a codec is kept, whose state lies
+XLA calls the library through Python: about 20 microseconds of CPU time for each operation, 40 on CUDA. There the work
+goes to XLA's stream, but is not captured in command buffers. Each operation keeps a codec per stream, whose state lies
 outside of XLA's pool: 4 bytes per element and more if it keeps errors, else 256 bytes.
 """
 
@@ -30,20 +30,20 @@ __all__ = [
     "pack_chunks", "unpack_chunks",
 ]  # fmt: skip
 
-jax: Any = importlib.import_module("jax")  # whose functions are not all typed
+jax: Any = importlib.import_module("jax")  # not all of its functions are typed
 jnp: Any = importlib.import_module("jax.numpy")
 lax: Any = jax.lax
 _DTYPES = "float32", "float16", "bfloat16"
 _SMALL = 1024  # elements
-# XLA's collectives exchange here, not a communicator of the library, which could be asked for parts.
+# XLA's collectives exchange here, so there is no communicator of the library that gives the parts.
 _UNITS = dict(onebit=8, sign=8, bf16=32, mxfp8=32, int8=64, int4=32, mxfp4=32)  # elements of a byte, or of a block
 
 
 class Errors(NamedTuple):
-    """What was not sent yet: float32, one dimension each.
+    """Errors that were not sent yet: float32, one dimension each.
 
-    `worker`: of this rank's values, one leaf after the other. `server`: of the chunk that this rank reduces, filled up
-    with zeros to the length that all ranks have. Codec.errors() makes those to begin with.
+    `worker`: errors of this rank's values, one leaf after the other. `server`: errors of the chunk that this rank
+    reduces, padded with zeros to the length that all ranks have. Codec.errors() makes the first ones.
     """
 
     worker: Any
@@ -51,7 +51,7 @@ class Errors(NamedTuple):
 
 
 class _Leaves(NamedTuple):
-    """A tree of values: its arrays, their element counts, which of them travel as they are, and their dtype."""
+    """A tree of values: its arrays, their element counts, which of them are raw segments, and their dtype."""
 
     each: list[Any]
     tree: Any
@@ -62,10 +62,10 @@ class _Leaves(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """How values are compressed: a description, without a state, which may be a static argument of jit.
+    """A description of a compression, without state, which may be a static argument of jit.
 
     `codec`: "int8", "mxfp8", "bf16", "int4", "mxfp4", "onebit" or "sign". `error`: "float32", "bfloat16" or "none";
-    None: "none" for bf16, mxfp8, int8 and sign, else "float32". `raw`: a bool for each leaf, whether it travels as
+    None: "none" for bf16, mxfp8, int8 and sign, else "float32". `raw`: a bool for each leaf, whether it is sent as
     float32; None: those with fewer than two dimensions or fewer than 1,024 elements (block codecs). `reduction`: "mean"
     or "sum". `nonfinite`: "propagate" or "zero". `scale`: RMS or MEAN (onebit). `beta`: the decay of errors.
 
@@ -106,11 +106,11 @@ class Codec:
 
     @property
     def keeps_errors(self) -> bool:
-        """Whether it wants errors and gives them."""
+        """True if the codec takes and returns errors."""
         return self.error != "none"
 
     def errors(self, values: Any, world_size: int = 1) -> Errors | None:
-        """Errors of zero for all ranks of an all-reduce of such values: arrays, or what has their shape and dtype.
+        """Returns errors of zero for all ranks of an all-reduce of such values: arrays, or their shapes and dtype.
 
         Both have a part for each rank, one after the other, so that PartitionSpec(axis) gives each rank its own. None:
         the codec keeps none.
@@ -122,11 +122,11 @@ class Codec:
         return Errors(*(jnp.zeros(ranks * each, jnp.float32) for each in (sum(leaves.counts), server)))
 
     def encode(self, values: Any, worker: Any = None, n_chunks: int = 1) -> tuple[Any, Any]:
-        """Encodes values plus what was not sent of earlier ones.
+        """Encodes values plus the errors of earlier values.
 
-        `worker`: those errors, float32, as many as `values` has elements; None if the codec keeps none.
+        `worker`: these errors, float32, as many as `values` has elements; None if the codec keeps none.
 
-        Gives the payload, uint8 [n_chunks, bytes of a chunk], and the new errors.
+        Returns the payload, uint8 [n_chunks, bytes of a chunk], and the new errors.
         """
         leaves, chunks = self._leaves(values), _whole("n_chunks", n_chunks, 1)
         self._check_errors("worker", worker, sum(leaves.counts))
@@ -140,7 +140,7 @@ class Codec:
         return made, errors
 
     def decode(self, payload: Any, like: Any) -> Any:
-        """The values of a payload, uint8 [n_chunks, bytes of a chunk]: a tree with the shapes and dtype of `like`."""
+        """Returns the values of a payload, uint8 [n_chunks, bytes of a chunk], in the shapes and dtype of `like`."""
         leaves = self._leaves(like)
         if getattr(payload, "ndim", 0) != 2 or payload.dtype != jnp.uint8:
             raise ValueError(f"payload: uint8 [n_chunks, bytes] expected, got {_shape(payload)}")
@@ -151,13 +151,13 @@ class Codec:
     def reduce(
         self, chunk: int, chunks: Any, like: Any, server: Any = None, *, n_chunks: int = 1, turn: Any = 0
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Reduces one chunk of several payloads, each of `n_chunks`, of values as `like`.
+        """Reduces one chunk of several payloads, each of `n_chunks` chunks, of values like `like`.
 
-        `chunk`: its number, which is not traced. `chunks`: uint8 [payloads, bytes]. `server`: float32, what was not
-        sent of this chunk, as long as in Errors, or as long as the chunk; None if the codec keeps none. `turn` may be
-        traced: in a tie of SIGN payload `turn` has its way in the first byte of the bits, the next one in the second.
+        `chunk`: its number, which is not traced. `chunks`: uint8 [payloads, bytes]. `server`: errors of this chunk,
+        float32, as many as in Errors, or as the chunk has elements; None if the codec keeps none. `turn` may be traced:
+        in a tie of SIGN, payload `turn` decides the first byte of the bits, the next one the second.
 
-        Gives uint8 [bytes], a chunk to decode, and the new errors.
+        Returns uint8 [bytes], a chunk to decode, and the new errors.
         """
         leaves, parts = self._leaves(like), _whole("n_chunks", n_chunks, 1)
         number = _whole("chunk", chunk, 0, parts - 1)
@@ -177,7 +177,7 @@ class Codec:
         made, errors = _jax_ffi.call([reduced, kept], [chunks, server[:elements]], about, {1: 1})
         return made, jnp.pad(errors, (0, server.shape[0] - elements))
 
-    # --- what operations have in common
+    # --- shared by the operations
 
     def _leaves(self, values: Any) -> _Leaves:
         paths, tree = jax.tree_util.tree_flatten_with_path(values)
@@ -243,7 +243,7 @@ class Codec:
 
 
 def _turned(ballots: Any, turn: Any) -> Any:
-    """With that of a voter as the first one: `turn` may be unsigned, so it has no negative."""
+    """Rotates the ballots so that voter `turn` is first: `turn` may be unsigned, so it has no negative."""
     voters = max(ballots.shape[0], 1)
     return jnp.roll(ballots, voters - turn % voters, axis=0)
 
@@ -256,14 +256,14 @@ def _shape(array: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _plan_of(name: str, counts: tuple[int, ...], raw: tuple[bool, ...] | None, n_chunks: int) -> tuple[int, int]:
-    """The bytes of a chunk, and how often ranks exchange that keep no errors: of a codec without errors, since it has no
-    memory for them."""
+    """Returns the bytes of a chunk, and the number of exchanges without errors. Creates a codec without errors, which
+    needs no memory for them."""
     with _jax_ffi.library().codec(name, counts, error="none", n_chunks=n_chunks, raw=raw) as codec:
         return codec.payload_bytes // n_chunks, codec.exchanges
 
 
 def _part(name: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
-    """The elements of a chunk: those of its blocks, or of its bytes, and its raw ones."""
+    """Returns the number of elements of a chunk: in its blocks or bytes, and raw ones."""
 
     def between(counts: Sequence[int], unit: int) -> int:
         units = [-(-count // unit) for count in counts]
@@ -283,18 +283,18 @@ def _part(name: str, leaves: _Leaves, chunk: int, n_chunks: int) -> int:
 def all_reduce(
     values: Any, axis_name: Any, codec: str | Codec = "int8", errors: Errors | None = None, *, turn: Any = 0
 ) -> tuple[Any, Errors | None]:  # fmt: skip
-    """The mean of all ranks' values over a mapped axis, compressed on the way: for shard_map(..., check_vma=False).
-    With Codec(reduction="sum") the sum, with "sign" the majority.
+    """Returns the mean of all ranks' values over a mapped axis, compressed on the way: for shard_map(...,
+    check_vma=False). With Codec(reduction="sum") returns the sum, with "sign" the majority.
 
     `values`: a tree of arrays, alike on all ranks. `axis_name`: as lax.psum() takes it. `codec`: a name, or a Codec.
-    `errors`: this rank's part of Codec.errors(values, ranks), then what the last step gave; None if the codec keeps
-    none. `turn`: for ties of SIGN; the number of the step is one, which may be traced.
+    `errors`: this rank's part of Codec.errors(values, ranks), then the result of the last step; None if the codec keeps
+    none. `turn`: decides ties of SIGN, for example the number of the step, which may be traced.
 
-    Gives the values, the same bytes on all ranks, and the new errors.
+    Returns the values, the same bytes on all ranks, and the new errors.
 
-    Ranks exchange twice: lax.all_to_all of chunks, and lax.all_gather of what each has reduced. They exchange once, all
-    payloads by lax.all_gather, where an all-reduce of the library on the CPU does: payloads are small, and the codec
-    keeps nothing. Which chunk a rank reduces is decided by lax.switch, for which a GPU's host waits.
+    The all-reduce is two-shot: lax.all_to_all of chunks, and lax.all_gather of the reduced chunks. It is one-shot,
+    lax.all_gather of all payloads, where an all-reduce of the library on the CPU is: payloads are small, and the codec
+    keeps no errors. lax.switch chooses the chunk that a rank reduces, and a GPU's host waits for that choice.
 
     ValueError: errors that are missing, or are not the codec's. TypeError: a leaf that is not float32, float16 or
     bfloat16, or has another dtype than the first one.
@@ -341,13 +341,13 @@ def _chunks(x: Any, n_chunks: int) -> Any:
 
 
 def pack_signs(x: Any, n_chunks: int = 1, order: int = BIG) -> Any:
-    """The signs of floats, uint8 [n_chunks, bytes]: a bit is 0 where an element is below zero."""
+    """Packs the signs of floats to uint8 [n_chunks, bytes]: a bit is 0 if its element is below zero."""
     return _plain("gc_pack_signs_into", _chunks(x, n_chunks), [x], "i0", _int32("order", order), "o0")
 
 
 def unpack_signs(chunks: Any, like: Any, scales: Any = None, order: int = BIG) -> Any:
-    """+1 and -1 by packed signs, in the shape and dtype of `like`; with `scales`, float32 [n_chunks], those of a chunk
-    times its scale."""
+    """Unpacks signs to +1 and -1, in the shape and dtype of `like`; with `scales`, float32 [n_chunks], multiplies the
+    values of a chunk by its scale."""
     result = jax.ShapeDtypeStruct(like.shape, like.dtype)
     given = [chunks] if scales is None else [chunks, scales]
     return _plain("gc_unpack_signs_into", result, given, "i0", None if scales is None else "i1",
@@ -355,18 +355,18 @@ def unpack_signs(chunks: Any, like: Any, scales: Any = None, order: int = BIG) -
 
 
 def pack_chunks(x: Any, n_chunks: int = 1, order: int = BIG) -> Any:
-    """Booleans or integers as bits, uint8 [n_chunks, bytes]: 1 where an element is not zero."""
+    """Packs booleans or integers to bits, uint8 [n_chunks, bytes]: 1 if an element is not zero."""
     return _plain("gc_pack_chunks_into", _chunks(x, n_chunks), [x], "i0", _int32("order", order), "o0")
 
 
 def unpack_chunks(chunks: Any, like: Any, order: int = BIG) -> Any:
-    """The zeros and ones of pack_chunks(), in the shape and dtype of `like`."""
+    """Unpacks the result of pack_chunks() to zeros and ones, in the shape and dtype of `like`."""
     result = jax.ShapeDtypeStruct(like.shape, like.dtype)
     return _plain("gc_unpack_chunks_into", result, [chunks], "i0", _int32("order", order), "o0")
 
 
 def pack_bits(x: Any, axis: int | None = None, order: int = BIG) -> Any:
-    """As numpy.packbits(): eight elements of an axis, or of all in a row, a byte."""
+    """Packs like numpy.packbits(): eight elements of an axis, or of all in a row, to a byte."""
     if axis is None:
         shape: tuple[int, ...] = (-(-x.size // 8),)
     else:
@@ -377,14 +377,14 @@ def pack_bits(x: Any, axis: int | None = None, order: int = BIG) -> Any:
 
 
 def unpack_bits(x: Any, like: Any, axis: int | None = None, order: int = BIG) -> Any:
-    """As numpy.unpackbits(), in the shape and dtype of `like`: bits that only fill up a byte are left out."""
+    """Unpacks like numpy.unpackbits(), in the shape and dtype of `like`, without the padding bits."""
     result, number = jax.ShapeDtypeStruct(like.shape, like.dtype), AXIS_NONE if axis is None else _int32("axis", axis)
     return _plain("gc_unpack_bits_into", result, [x], "i0", number, _int32("order", order), "o0")
 
 
 def vote_signs(ballots: Any, turn: Any = 0) -> Any:
-    """What most ballots have, bit by bit: uint8 [voters, bytes] to [bytes]. In a tie voter `turn`, which may be traced,
-    has its way in byte 0, the next one in byte 1."""
+    """Returns the majority of the ballots for each bit: uint8 [voters, bytes] to [bytes]. In a tie voter `turn`, which
+    may be traced, decides byte 0, the next one byte 1."""
     result = jax.ShapeDtypeStruct(ballots.shape[1:], jnp.uint8)
     return _plain("gc_vote_signs_into", result, [_turned(ballots, turn)], "i0", 0, "o0")
 

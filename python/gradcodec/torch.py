@@ -6,8 +6,8 @@
     torch.save(compression.state_dict(), f"errors-{rank}.pt")  # a checkpoint: every rank
 
 shard() does the same for FSDP2. OneBitSGD and OneBitAdam exchange the momentum, at one bit per element. all_reduce()
-averages or sums any tensors, and AllReduce keeps the errors of such calls. DiLoCo exchanges every so many steps how far
-parameters have moved. This module needs PyTorch; `import gradcodec` does not import it.
+averages or sums any tensors, and AllReduce keeps the errors of such calls. DiLoCo exchanges the movement of parameters
+every `sync_every` steps. This module needs PyTorch; `import gradcodec` does not import it.
 """
 
 from ._torch_allreduce import AllReduce, all_reduce

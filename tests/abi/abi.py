@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The binary interface of gradcodec.h, one fact a line: it still has all that was released, and all of it is on file.
+"""Checks the ABI of gradcodec.h, one fact per line: every released fact still holds, and every fact is on file.
 
-    abi.py CC INCLUDE_DIR            compares with the gradcodec-*.abi beside this file that are of this major version
-    abi.py CC INCLUDE_DIR --print    prints the facts: what such a file holds
+    abi.py CC INCLUDE_DIR            compares with the files gradcodec-*.abi of this major version in this folder
+    abi.py CC INCLUDE_DIR --print    prints the facts, the content of such a file
 
-A fact is a function with its type, a constant with its value, a struct or field with its place, or an alias. What is
-there is read from gradcodec.cdef.h, which has one declaration a line; sizes and values are the compiler's. The file of
-a version may be written anew until that version is released; then it stays as it is.
+A fact is a function and its type, a constant and its value, a struct or field and its layout, or an alias. The
+declarations come from gradcodec.cdef.h, which has one per line; sizes and values come from the compiler. The file of a
+version may change until that version is released.
 """
 
 import pathlib
@@ -32,8 +32,8 @@ int main(void) {
 
 
 def nameless(declaration):
-    """Without the names of parameters and of what is declared: `void (*release)(void *ctx);` is `void (*)(void *)`, and
-    `uint32_t reserved[3];` is `uint32_t [3]`."""
+    """Removes the names of parameters and of the declared item: `void (*release)(void *ctx);` becomes `void (*)(void
+    *)`, and `uint32_t reserved[3];` becomes `uint32_t [3]`."""
     rest = re.sub(r"(?<=[ *])\w+(?=[,);[])", "", declaration).replace(" ,", ",").replace(" )", ")").rstrip("; ")
     if re.search(r"[(,] ?[,)]", rest):
         sys.exit(f"a parameter without a name: {declaration}")
@@ -41,7 +41,7 @@ def nameless(declaration):
 
 
 def facts_of(line):
-    """The C statements that print the facts of one declaration."""
+    """Yields the C statements that print the facts of one declaration."""
 
     def text(fact):
         return f'puts("{fact}");'
@@ -60,7 +60,7 @@ def facts_of(line):
         fields = re.findall(r"\s*([^;]+);", body)
         fields = [(re.search(r"\(\*(\w+)|(\w+)(\[\d+\])?$", field), field) for field in fields]
         fields = [(found[1] or found[2], nameless(field + ";")) for found, field in fields]
-        # Structs of options grow at the end (docs/ABI.md), so how large they are is no promise.
+        # Structs of options grow at the end (docs/ABI.md), so their size is not part of the ABI.
         yield f"{'OPTIONS' if fields[0][0] == 'struct_size' else 'STRUCT'}({name}, {type})"
         yield from (f'FIELD({name}, {type}, {field}, "{its_type}")' for field, its_type in fields)
     elif match := re.match(r"typedef (.*?\(\*(\w+)\).*|.*?(\w+));$", line):
@@ -88,12 +88,12 @@ def current_facts(cc, include):
 
 
 def subject(fact):
-    """What a fact is about: its first two words."""
+    """Returns a fact's subject, its first two words."""
     return tuple(fact.split()[:2])
 
 
 def compare(released, current):
-    """Prints what became of each fact, and gives how many are broken and how many added."""
+    """Prints broken and added facts, and returns the number of each."""
     before, now = {subject(fact) for fact in released}, {subject(fact): fact for fact in current}
     broken = sorted(set(released) - set(current))
     for fact in broken:

@@ -1,12 +1,12 @@
-/* The exported functions as they were promised: name, result, parameters. Written by hand from the interface that was
- * agreed, not from the code: the header is derived from the definitions, so comparing those two finds no mistake that
- * is in both. Every other list is made from this one, or a test compares the two: see tests/source/boundary.rs.
+/* The exported functions as agreed: name, result, parameters. Written by hand from the agreed interface, not from the
+ * code: the header is derived from the definitions, so comparing these two finds no mistake that is in both. Every
+ * other list is made from this one or compared with it: see tests/source/boundary.rs.
  *
- * A file that includes this defines FUNCTION before. If it does not, a pointer of exactly the promised type takes the
+ * A file that includes this header may define FUNCTION. If it does not, a pointer of exactly the agreed type takes the
  * address of each function of gradcodec.h, or the file does not compile. */
 #ifndef FUNCTION
 #define FUNCTION(name, result, parameters) result(*same_##name) parameters = name;
-/* What the typedefs below are. */
+/* Types of the typedefs. */
 int32_t *same_gc_status_t = (gc_status_t *)NULL;
 int32_t *same_gc_bit_order_t = (gc_bit_order_t *)NULL;
 int32_t *same_gc_decode_t = (gc_decode_t *)NULL;

@@ -1,9 +1,8 @@
-"""Whether each loop of the CPU is compiled for the instruction sets that it is meant for: instructions.py LIBRARY
+"""Checks that each CPU loop is compiled for its instruction sets: instructions.py LIBRARY
 
-`multiversion!` (src/cpu/dispatch.rs) makes a function `avx2` and one `avx512` of a generic one. If something
-that the generic one calls is not inlined into it, it is compiled without the instructions, and nothing but its speed
-tells. So the machine code of the library, which has to be an optimized one, is looked at: every such function has the
-registers of its set, and calls nothing of ours.
+`multiversion!` (src/cpu/dispatch.rs) makes an `avx2` and an `avx512` function from a generic one. A callee that is not
+inlined is compiled without the instructions, and only the speed shows it. This program inspects the machine code of an
+optimized library: every such function uses its set's registers and calls no function of gradcodec.
 """
 
 import platform
@@ -19,7 +18,7 @@ def output(*command):
 
 
 def symbols(library):
-    """The function whose address the loader puts at each place."""
+    """Returns the name of the function whose address the loader writes to each relocated slot."""
     named = [line.split(" ", 2) for line in output("nm", "-C", library).splitlines()]
     at = {int(address, 16): name for address, kind, name in (one for one in named if len(one) == 3 and one[0]) if kind in "tT"}
     slots = {}
@@ -31,7 +30,7 @@ def symbols(library):
 
 
 def variants(library):
-    """Of each function for a set: its name, its set, its instructions."""
+    """Yields the name, instruction set and instructions of each function that is compiled for one set."""
     name, body = None, []
     for line in output("objdump", "-d", "-C", "--no-show-raw-insn", library).splitlines():
         head = re.match(r"[0-9a-f]+ <(.*)>:$", line)
@@ -45,7 +44,7 @@ def variants(library):
 
 
 def called(instruction, slots):
-    """What an instruction calls, as far as it says: nothing for a register."""
+    """Returns the name of the function that an instruction calls; empty for calls through a register."""
     direct = re.search(r"\bcall +[0-9a-f]+ <(.*)>", instruction)
     if direct:
         return direct[1]
@@ -58,7 +57,7 @@ def main(library):
     wrong, in_vectors, seen = set(), {}, 0
     for name, which, body in variants(library):
         seen += 1
-        # Some casts have no vector instruction: of the functions with one name, one is enough.
+  # Some casts have no vector instruction: one of the functions with the same name is enough.
         in_vectors[name] = in_vectors.get(name, False) or any(REGISTERS[which] in line for line in body)
         for line in body:
             other = called(line, slots)

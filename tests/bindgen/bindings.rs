@@ -1,4 +1,4 @@
-//! What bindgen makes of the header: every constant with its value, every function, and calls.
+//! Tests bindgen's bindings of the header: values of constants, presence of functions, and some calls.
 
 #[allow(non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code, reason = "C's names, all of them")]
 mod gradcodec {
@@ -11,7 +11,7 @@ use gradcodec::*;
 
 include!(concat!(env!("OUT_DIR"), "/lists.rs"));
 
-// What the header writes as sums, for it cannot write it as numbers.
+// The header writes these as expressions, because it cannot write them as literals.
 const _: () = assert!(GC_AXIS_NONE as i64 == i32::MIN as i64 && GC_COUNT_ALL as i64 == i64::MIN);
 
 fn main() {
@@ -41,7 +41,7 @@ fn main() {
         deleter: None,
     };
     let mut chunks = [ptr::null_mut(); 2];
-    // SAFETY: a tensor over `mask`, room for two results, and texts that last; each result is released once.
+    // SAFETY: `source` describes `mask`, `chunks` has room for two results, and each result is released once.
     unsafe {
         assert_eq!(gc_version(), version);
         assert_eq!(gc_pack_chunks(&source, 2, chunks.as_mut_ptr()), GC_STATUS_OK as gc_status_t);

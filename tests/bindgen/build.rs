@@ -1,4 +1,4 @@
-//! Runs bindgen as docs/LANGUAGES.md says, and lists what the header and tests/abi/functions.h have, for bindings.rs.
+//! Runs bindgen as in docs/LANGUAGES.md, and lists the constants of the header and the functions of functions.h.
 
 use std::{env, fmt::Write, fs, path::Path};
 
@@ -21,7 +21,7 @@ fn main() {
     let header = fs::read_to_string("../../include/gradcodec.h").unwrap();
     let mut lists = String::from("const CONSTANTS: &[(&str, i64, i64)] = &[\n");
     for line in header.lines() {
-        // `    GC_NAME = 1,`, with nothing behind it, or with a comment.
+        // Lines have the form `    GC_NAME = 1,`, perhaps with a comment behind.
         let Some((name, value)) = line.trim().split_once(" = ").filter(|(name, _)| name.starts_with("GC_")) else {
             continue;
         };

@@ -1,4 +1,4 @@
-/* Workers run on the CPUs that callers may use. Each case in a child, where no call was made before. */
+/* Workers run on the CPUs that callers may use. Each case runs in a child that has made no call before. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "child.h"
@@ -26,7 +26,7 @@ static void workers_that_are_asked_for_on_one_cpu(void) {
     pack_large();
     CHECK(workers_that_may_use(&all) == 2);
     hold_to(&one);
-    CHECK_OK(gc_set_threads(3)); /* counts again */
+    CHECK_OK(gc_set_threads(3)); /* counts the CPUs again */
     pack_large();
     CHECK(workers_that_may_use(&one) == 2);
 }

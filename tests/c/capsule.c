@@ -1,12 +1,12 @@
-/* gc_capsule_destructor finds Python however the host has loaded it, and whenever. GRADCODEC_STAND_INS: the folder with
- * stand-ins for a Python, made of tests/fakes/python. Each case in a child, where nothing has been looked for before. */
+/* gc_capsule_destructor finds Python whenever and however the host loads it. GRADCODEC_STAND_INS: folder with fake
+ * Python libraries, built from tests/fakes/python. Each case runs in a child, before any other search for Python. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include "child.h"
 
 #include <dlfcn.h>
 
-/* A capsule as the stand-in knows it. */
+/* A capsule of the fake Python. */
 struct capsule {
     const char *name;
     void *pointer;
@@ -24,7 +24,7 @@ static void count_versioned(DLManagedTensorVersioned *tensor) {
     released++;
 }
 
-/* Destroys a capsule of each form, and one that was consumed; gives the number of tensors that were released. */
+/* Destroys a capsule of each form and a consumed one; returns the number of released tensors. */
 static int releases(void) {
     DLManagedTensor legacy;
     DLManagedTensorVersioned versioned;

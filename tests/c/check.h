@@ -1,4 +1,4 @@
-/* What every test program here shares: a check that names itself, and tensors on the stack. */
+/* Shared by the test programs: checks that print the failed condition, and tensors on the stack. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -16,7 +16,7 @@
         } \
     } while (0)
 
-/* The call gives this status, and, unless that is success, a sentence. */
+/* Checks the status of a call, and that a failed call sets an error message. */
 #define CHECK_STATUS(call, expected) \
     do { \
         gc_status_t status_ = (call); \
@@ -29,7 +29,7 @@
 
 #define CHECK_OK(call) CHECK_STATUS(call, GC_STATUS_OK)
 
-/* How much of something is tried: GRADCODEC_TESTS is quick, as `make test` has it, or all. */
+/* Returns the size of a test: GRADCODEC_TESTS is `quick`, the default, or `all`. */
 static inline uint64_t both(uint64_t quick, uint64_t all) {
     const char *tier = getenv("GRADCODEC_TESTS");
     if (tier != NULL && strcmp(tier, "all") == 0)
@@ -54,7 +54,7 @@ static inline DLDataType dtype_of(uint8_t code, uint8_t bits) {
     return dtype;
 }
 
-/* A compact view on the CPU; `shape` must outlive it. */
+/* Returns a compact view on the CPU; `shape` must outlive it. */
 static inline DLTensor view_of(void *data, DLDataType dtype, int32_t ndim, int64_t *shape) {
     DLTensor view;
     view.data = data;
@@ -67,7 +67,7 @@ static inline DLTensor view_of(void *data, DLDataType dtype, int32_t ndim, int64
     return view;
 }
 
-/* The same as a borrowed managed tensor: without context and deleter, which nobody may look at. */
+/* Returns `view` as a borrowed managed tensor; its context and deleter are invalid and must not be used. */
 static inline DLManagedTensor borrowed(DLTensor view) {
     DLManagedTensor tensor;
     memset(&tensor, 0xa5, sizeof tensor);

@@ -1,4 +1,4 @@
-/* Runs something in a child process, where no call was made before. Wants _POSIX_C_SOURCE. */
+/* Runs a function in a child process that has made no call before. Needs _POSIX_C_SOURCE. */
 #ifndef CHILD_H
 #define CHILD_H
 
@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Whether it returns there. */
+/* Returns true if `run` returns in a child. */
 static inline int returns_in_a_child(void (*run)(void)) {
     int status;
     pid_t child = fork();

@@ -1,5 +1,5 @@
-/* Calls in another floating-point environment than the default one: what they compute is the same, nothing traps, and
- * the environment is the caller's again afterwards, and in callbacks. */
+/* Calls in a floating-point environment that differs from the default: the results are the same, nothing traps,
+ * callbacks run in the caller's environment, and a call restores it. */
 #define _GNU_SOURCE
 #include <fenv.h>
 #include <math.h>
@@ -18,7 +18,7 @@ enum { N = 3000, MOST = 1 << 16 };
 
 static const uint32_t SIGNALLING[] = {0x7f800001, 0xff800001};
 
-/* Upwards; and on x86 flush to zero and denormals are zero. Nothing is trapped. */
+/* Rounds upwards; on x86, also flushes results to zero and treats denormals as zero. No exception traps. */
 static void odd_environment(void) {
     CHECK(fesetround(FE_UPWARD) == 0);
 #ifdef __x86_64__
@@ -53,7 +53,7 @@ static void traps(int signal) {
     _exit(1);
 }
 
-/* Stranger's scales that are signalling NaN, where invalid operations trap. */
+/* Reads payloads and states whose scales are signalling NaNs, while invalid operations trap. */
 static void signalling(int32_t kind) {
     static unsigned char payload[MOST] ALIGNED, reduced[MOST] ALIGNED, state[MOST] ALIGNED;
     static float values[N];
@@ -83,7 +83,7 @@ static void signalling(int32_t kind) {
     }
     gc_codec_free(codec);
 
-    /* Signs with a scale. */
+    /* Uses the same scales in gc_unpack_signs_into. */
     unsigned char bits[N / 8] = {0};
     int64_t packed = N / 8;
     int64_t row[2] = {1, packed};
@@ -101,7 +101,7 @@ static void signalling(int32_t kind) {
         }
 }
 
-/* What three steps of a codec, and casts, give: payloads, and what was decoded. */
+/* Stores the results of three codec steps and casts: payloads, reduced chunks, decoded values, bfloat16s. */
 static void compute(int odd, unsigned char *results, size_t *count) {
     static unsigned char payload[MOST] ALIGNED, reduced[MOST] ALIGNED;
     static float values[N], decoded[N];
@@ -111,7 +111,7 @@ static void compute(int odd, unsigned char *results, size_t *count) {
     if (odd)
         odd_environment();
     unsigned within = environment();
-    codec = codec_of(GC_CODEC_ONEBIT, 1e-41f); /* a denormal, which is not 0 */
+    codec = codec_of(GC_CODEC_ONEBIT, 1e-41f); /* a denormal, so not 0 */
     if (odd)
         CHECK(environment() == within);
     int64_t n = N, bytes = gc_codec_payload_bytes(codec), chunks_shape[2] = {1, bytes};
@@ -122,7 +122,7 @@ static void compute(int odd, unsigned char *results, size_t *count) {
     DLTensor *outputs[] = {&back};
     *count = 0;
     for (uint32_t step = 0; step < 3; step++) {
-        for (uint32_t i = 0; i < N; i++) { /* every other one a denormal */
+        for (uint32_t i = 0; i < N; i++) { /* every other value is a denormal */
             uint32_t bits = (i + 1) * 2654435761u + step * 40503u;
             bits &= i % 2 ? 0x807fffffu : 0xbfffffffu;
             memcpy(&values[i], &bits, 4);
@@ -137,7 +137,7 @@ static void compute(int odd, unsigned char *results, size_t *count) {
         memcpy(results + *count, halves, sizeof halves), *count += sizeof halves;
     }
     gc_codec_free(codec);
-    CHECK(environment() == within); /* exceptions that were met are not among the caller's, either */
+    CHECK(environment() == within); /* the calls left no exception flags in the caller's environment */
     CHECK(fesetround(FE_TONEAREST) == 0);
 #ifdef __x86_64__
     _mm_setcsr(before);
@@ -146,7 +146,7 @@ static void compute(int odd, unsigned char *results, size_t *count) {
 
 static unsigned seen;
 
-/* The caller's environment, which it may change. */
+/* Records the environment, which is the caller's, and changes it. */
 static void release(void *ctx) {
     (void)ctx;
     seen = environment();
@@ -180,7 +180,7 @@ static void callbacks(void) {
     fesetround(FE_UPWARD);
     ours = environment();
     seen = 0;
-    /* The other rank seems to have the same number. */
+    /* `exchange` copies this rank's data, so both ranks appear to have the same number. */
     CHECK_STATUS(gc_allreduce_create(comm, &options, &allreduce), GC_STATUS_INVALID_ARGUMENT);
     CHECK(seen != 0 && fegetround() == FE_DOWNWARD);
     fesetround(FE_TONEAREST);

@@ -1,5 +1,5 @@
-/* Forked children: whatever threads of the parent were doing in the library, a child's calls return, are right, and have
- * threads of its own; calls on CUDA are refused. */
+/* Forked children: a child's calls return, are correct and use the child's own threads, during any calls of the
+ * parent's threads. Calls on CUDA fail. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "child.h"
@@ -16,7 +16,7 @@ static DLManagedTensor *of_the_parent;
 
 static int is_one(uint32_t element) { return element * 2654435761u >> 29 == 0; }
 
-/* Packs all elements, and looks at the bytes. */
+/* Packs all elements and checks the bytes. */
 static void pack(unsigned char *bytes) {
     int64_t shape[1] = {ELEMENTS}, rows[2] = {1, ELEMENTS / 8};
     DLTensor src = view_of(elements, dtype_of(kDLBool, 8), 1, shape), dst = view_of(bytes, dtype_of(kDLUInt, 8), 2, rows);
@@ -35,7 +35,7 @@ static void pack_with_threads_of_its_own(void) {
     CHECK(workers_that_may_use(&all) == WORKERS - 1);
 }
 
-static int stop, calls; /* under `lock` */
+static int stop, calls; /* guarded by `lock` */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t called = PTHREAD_COND_INITIALIZER;
 
@@ -69,7 +69,7 @@ static void *keep_making(void *unused) {
     return unused;
 }
 
-/* CUDA does not work in a child: every call says so, and returns. */
+/* CUDA does not work in a child: every call returns an error. */
 static void be_refused(void) {
     DLManagedTensor *tensor;
     alarm(LIMIT_S);
@@ -79,7 +79,7 @@ static void be_refused(void) {
     gc_tensor_free(of_the_parent);
 }
 
-/* Children again and again, each while threads are in some call. */
+/* Forks FORKS children while threads run calls. */
 static void fork_during(void *(*work)(void *), void (*in_child)(void)) {
     static unsigned char bytes[2][ELEMENTS / 8];
     pthread_t threads[2];
@@ -103,7 +103,7 @@ int main(void) {
     for (uint32_t k = 0; k < ELEMENTS; k++)
         elements[k] = (unsigned char)is_one(k);
     CHECK_OK(gc_set_threads(WORKERS));
-    fork_during(keep_packing, pack_with_threads_of_its_own); /* the first calls of the process among them */
+    fork_during(keep_packing, pack_with_threads_of_its_own); /* includes the process's first calls */
     if (getenv("GRADCODEC_DRIVERS") == NULL) {
         puts("fork: left out: CUDA calls, which take a driver without a card in GRADCODEC_DRIVERS");
         return 0;

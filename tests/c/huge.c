@@ -1,6 +1,6 @@
-/* One bool tensor of 2^33 elements, in a sparse mapping, with ones on both sides of 2^31 and 2^32 and at the end: packs
- * to the bytes that arithmetic gives, and unpacks to itself. Takes 9 GiB of memory while it runs: the unpacked side is
- * written, every byte of it. Large pages, where the system gives them, save millions of page faults. */
+/* Packs and unpacks a bool tensor of 2^33 elements in a sparse mapping, with ones on both sides of 2^31 and 2^32 and at
+ * the end. Takes 9 GiB of memory, because unpacking writes every byte. Huge pages, where the system offers them, save
+ * millions of page faults. */
 #define _DEFAULT_SOURCE
 #include "check.h"
 
@@ -14,7 +14,7 @@ static const int64_t ones[] = {
     (int64_t)1 << 32, ((int64_t)1 << 32) + 9, ELEMENTS - 1};
 enum { ONES = sizeof ones / sizeof ones[0] };
 
-/* Non-zero bytes of a long stretch; zero pages are passed over by comparing them with one. */
+/* Counts non-zero bytes; skips zero pages by comparing them with a page of zeros. */
 static int64_t count_nonzero(const unsigned char *bytes, int64_t length) {
     static const unsigned char zeros[1 << 16];
     int64_t count = 0;

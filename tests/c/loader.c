@@ -1,12 +1,12 @@
-/* gradcodec/loader.h: it loads the library and fills every member; what it refuses, it names and does not leave loaded.
+/* gradcodec/loader.h: loads the library and fills every member. Rejected libraries are named and unloaded.
  *
- * The library is the file that GRADCODEC_LIBRARY names, which is read here and not by the loader; if unset, what the
- * name libgradcodec.so.0 finds. Needs no -lgradcodec. */
+ * GRADCODEC_LIBRARY names the library; this program reads the variable, the loader does not. If unset, the loader
+ * searches for libgradcodec.so.0. Needs no -lgradcodec. */
 #define _POSIX_C_SOURCE 200112L
 #include <dlfcn.h>
 #include <stdint.h>
 
-/* What the loader finds in a library passes through find(), which can hide a function or change the version. */
+/* The loader calls find() instead of dlsym(); find() can hide a function or change the version. */
 static const char *hidden = "";
 static uint32_t version;
 static void *find(void *library, const char *name);
@@ -15,7 +15,7 @@ static void *find(void *library, const char *name);
 #include <gradcodec/loader.h>
 #undef dlsym
 
-/* For CHECK, which prints it: this program is not linked against the library. */
+/* CHECK prints it in place of gc_last_error(): this program is not linked against the library. */
 static char why[512];
 #define gc_last_error() why
 #include "check.h"
@@ -36,7 +36,7 @@ static void *find(void *library, const char *name) {
     return address;
 }
 
-/* How many members are not NULL. */
+/* Returns the number of members that are not NULL. */
 static int filled(const gc_api_t *api) {
     void *members[MEMBERS];
     int count = 0;
@@ -46,7 +46,7 @@ static int filled(const gc_api_t *api) {
     return count;
 }
 
-/* The sentence has both words in it, and no member is left. */
+/* Checks that gc_load rejects `path`, that the message contains both words, and that every member is NULL. */
 static void refused(const char *path, const char *word, const char *other) {
     gc_api_t api;
     memset(&api, 0xa5, sizeof api);
@@ -75,7 +75,7 @@ static void packs(const gc_api_t *gc) {
     CHECK(strncmp((gc->gc_last_error)(), "src: NULL", 9) == 0);
 }
 
-/* The library with another version, or without a function. */
+/* Checks that gc_load rejects the library if gc_version returns `pretended`. */
 static void refused_version(const char *path, uint32_t pretended, const char *words) {
     version = pretended;
     refused(path, "libgradcodec.so", words);
@@ -87,7 +87,7 @@ int main(void) {
     char words[64], by_name[sizeof why], shortest[8];
     gc_api_t gc, again;
 
-    /* Before it is loaded, so that RTLD_NOLOAD has something to say: libanl is glibc's, and needs no other library. */
+    /* Before the library is loaded, RTLD_NOLOAD shows whether a file stays loaded. libanl is a part of glibc. */
     refused("/nowhere/libgradcodec.so.0", "/nowhere/libgradcodec.so.0", "No such file");
     refused("/proc/self/status", "/proc/self/status", "ELF");
     refused("libc.so.6", "libc.so.6", "gc_version");
@@ -97,7 +97,7 @@ int main(void) {
     refused("", "path", "empty");
     CHECK(gc_load(path, NULL, why, sizeof why) == GC_STATUS_INVALID_ARGUMENT && strcmp(why, "api: NULL") == 0);
 
-    /* It is loaded, whole, again if asked, and without a place for words. */
+    /* The library loads with all functions, loads again, and loads without a buffer for messages. */
     CHECK(gc_load(path, &gc, why, sizeof why) == GC_STATUS_OK);
     CHECK(strcmp(why, "") == 0 && filled(&gc) == MEMBERS);
     CHECK(gc.gc_version() >= GRADCODEC_VERSION);
@@ -105,7 +105,7 @@ int main(void) {
     CHECK(gc_load(path, &again, NULL, 0) == GC_STATUS_OK);
     CHECK(memcmp(&gc, &again, sizeof gc) == 0);
 
-    /* Other versions; and one without the last of the functions, or any in between. */
+    /* Other versions are rejected, and libraries without the last function or one in between. */
     snprintf(words, sizeof words, "expected, got %d.2.3", GRADCODEC_VERSION_MAJOR + 1);
     refused_version(path, (GRADCODEC_VERSION_MAJOR + 1) * 65536u + 2 * 256 + 3, words);
     snprintf(words, sizeof words, "version %d.%d or a later", GRADCODEC_VERSION_MAJOR, GRADCODEC_VERSION_MINOR);
@@ -122,12 +122,12 @@ int main(void) {
     CHECK(gc_load(path, &gc, NULL, sizeof why) != GC_STATUS_OK && filled(&gc) == 0);
     hidden = "";
 
-    /* The environment has no say. (From here on `path` may be gone.) */
+    /* The loader ignores the environment. (setenv() may free the string at `path`.) */
     const gc_status_t status = gc_load(NULL, &gc, by_name, sizeof by_name);
     CHECK(setenv("GRADCODEC_LIBRARY", "/nowhere/libgradcodec.so.0", 1) == 0);
     CHECK(gc_load(NULL, &gc, why, sizeof why) == status && strcmp(why, by_name) == 0);
 
-    /* After all that the functions from before still work. */
+    /* The functions loaded first still work. */
     packs(&again);
     puts("loader: ok");
     return 0;

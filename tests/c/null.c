@@ -1,5 +1,5 @@
-/* NULL for every pointer of every function, and addresses that cannot be right: a status and a sentence that names the
- * argument, and nothing written. */
+/* Passes NULL for every pointer of every function, and invalid addresses. Each call returns a status, names the
+ * argument in the message, and writes nothing. */
 #include "check.h"
 
 static int64_t shape1[1] = {16};
@@ -7,7 +7,7 @@ static int64_t shape2[2] = {2, 1};
 static unsigned char bools[16], bytes[2];
 static float floats[16];
 
-/* Stands in every output, to see that it stays. */
+/* Initial value of every output; it must not change. */
 static DLManagedTensor untouched_tensor;
 static struct DLManagedTensorVersioned untouched_versioned;
 #define UNTOUCHED (&untouched_tensor)
@@ -24,7 +24,7 @@ static void invalid(gc_status_t status, const char *argument) {
     expect(status, GC_STATUS_INVALID_ARGUMENT, argument);
 }
 
-/* The functions of gc_codec_*. */
+/* Tests the gc_codec_* functions. */
 static void codecs(void) {
     static float numbers[16] = {1, -1}, number;
     static uint64_t payload_memory[28], state_memory[2000];
@@ -39,7 +39,7 @@ static void codecs(void) {
     gc_codec_options_t options;
     gc_codec_t *codec = NULL, *untouched = (gc_codec_t *)(void *)UNTOUCHED, *out = untouched;
 
-    /* Payloads and states are aligned to 16. */
+    /* Payloads and states are aligned to 16 bytes. */
     payload.data = (char *)payload_memory + (16 - (uintptr_t)payload_memory % 16) % 16;
     state.data = (char *)state_memory + (16 - (uintptr_t)state_memory % 16) % 16;
 
@@ -117,20 +117,20 @@ static void codecs(void) {
     invalid(gc_codec_state_in(codec, NULL, NULL), "src: NULL");
     invalid(gc_codec_errors_out(NULL, &grad, &grad, NULL), "codec: NULL");
     invalid(gc_codec_errors_in(NULL, &grad, &grad, NULL), "codec: NULL");
-    /* NULL is nothing to read or to write here. */
+    /* NULL is allowed here: nothing is read or written. */
     CHECK_OK(gc_codec_errors_out(codec, NULL, NULL, NULL));
     CHECK_OK(gc_codec_errors_in(codec, NULL, NULL, NULL));
     CHECK_OK(gc_codec_commit(codec, NULL, NULL));
     gc_codec_free(codec);
 }
 
-/* An engine that nothing may ask for anything. */
+/* A callback that must not be called. */
 static int32_t never(void *ctx, const void *send, void *recv, size_t bytes, DLDevice device, void *stream) {
     (void)ctx, (void)send, (void)recv, (void)bytes, (void)device, (void)stream;
     abort();
 }
 
-/* The functions of gc_comm_* and gc_allreduce_*. */
+/* Tests the gc_comm_* and gc_allreduce_* functions. */
 static void communicators(void) {
     static float numbers[16], errors[16], sums[16], number;
     static int64_t one[1] = {1}, both[2] = {1, 16};
@@ -258,7 +258,7 @@ static void communicators(void) {
     invalid(gc_allreduce_reset(NULL, NULL), "allreduce: NULL");
     invalid(gc_allreduce_errors_out(NULL, &worker, &server, NULL), "allreduce: NULL");
     invalid(gc_allreduce_errors_in(NULL, &workers, &server, NULL), "allreduce: NULL");
-    /* NULL where it says that there is none. */
+    /* NULL is allowed here: there are no errors to read or write. */
     CHECK_OK(gc_allreduce_errors_out(allreduce, NULL, NULL, NULL));
     CHECK_OK(gc_allreduce_errors_in(allreduce, NULL, NULL, NULL));
     CHECK_OK(gc_allreduce_commit(allreduce, NULL, NULL));

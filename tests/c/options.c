@@ -1,5 +1,5 @@
-/* Structs that begin with struct_size, as programs of other versions and careless ones pass them. Each lies at the end
- * of a page behind which nothing may be read or written. */
+/* Structs that begin with struct_size, as programs of other versions and faulty programs pass them. Each lies at the
+ * end of a page; the page behind it is not accessible. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 
 static unsigned char *page_end;
 
-/* A copy of the first `bytes` of a struct and of zeros, at the end of the page. */
+/* Copies a struct, cut or padded with zeros to `bytes` bytes, to the end of the page. */
 static void *at_end(const void *given, size_t size, size_t bytes) {
     unsigned char *place = page_end - bytes;
     memset(place, 0, bytes);
@@ -101,14 +101,14 @@ static void every_size(const char *name, gc_status_t (*call)(void *), const void
     const uint32_t refused[] = {0, 3, 4, 8, (uint32_t)size - 8, (uint32_t)size - 1, (uint32_t)size + 4, 4097, 4104,
                                 (uint32_t)1 << 31, UINT32_MAX};
     char said[80];
-    /* As it is, and of a later version, which knows more and asks for nothing of that. */
+    /* The struct as it is, and longer ones of a later version whose additional fields are 0. */
     gc_status_t expected = call(at_end(given, size, size));
     for (size_t more = size; more <= 4096; more += more < size + 64 ? 8 : 512) {
         uint32_t *longer = at_end(given, size, more);
         *longer = (uint32_t)more;
         CHECK_STATUS(call(longer), expected);
         CHECK(*longer == more);
-        if (call != shape && more > size) { /* what is not known is asked for: which byte, and what is there */
+        if (call != shape && more > size) { /* an unknown field is not 0: the error states its offset and value */
             ((unsigned char *)longer)[more - 1] = 200;
             CHECK_STATUS(call(longer), GC_STATUS_INVALID_ARGUMENT);
             snprintf(said, sizeof said, "offset %zu is 200", more - 1);
@@ -116,7 +116,7 @@ static void every_size(const char *name, gc_status_t (*call)(void *), const void
         }
     }
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        /* The 8 bytes that every struct begins with are there, and nothing behind them. */
+        /* Only the first 8 bytes of the struct are accessible. */
         uint32_t *first = at_end(given, size, 8);
         *first = refused[i];
         CHECK_STATUS(call(first), GC_STATUS_INVALID_ARGUMENT);
@@ -156,7 +156,7 @@ int main(void) {
     every_size("gc_kernel_run", run, &runs, sizeof runs);
     every_size("gc_builtin_kernel_shape", shape, &shapes, sizeof shapes);
 
-    /* What only a later version would write stays as it is. */
+    /* Bytes behind the fields of this version are not written. */
     uint32_t *longer = at_end(&shapes, sizeof shapes, sizeof shapes + 16);
     *longer = sizeof shapes + 16;
     memset(page_end - 16, 0x5a, 16);

@@ -1,4 +1,4 @@
-/* Every function has the type that was promised, and is in the library: without one of them this is not linked. */
+/* Checks the type of every function; this program does not link if a function is missing from the library. */
 #include "check.h"
 
 #include "../abi/functions.h"

@@ -1,6 +1,6 @@
-/* How much stack an encoding takes: on a thread whose stack was painted before, what was overwritten is what it took. And
- * prepared kernels and copies on CUDA allocate nothing on the host: this program's malloc() stands in place of the C
- * library's, for the library too. */
+/* Measures the stack that an encoding uses: the thread's stack is painted first, and the overwritten part is counted.
+ * Also checks that prepared kernels and copies on CUDA allocate nothing on the host: this program's malloc() replaces
+ * the C library's, for the library too. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -17,7 +17,7 @@ void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *memory, size_t size);
 
-static __thread long allocations = -1; /* by the library, on this thread; below 0 they are not counted */
+static __thread long allocations = -1; /* by the library on this thread; below 0: not counting */
 
 static void note(const void *caller) {
     Dl_info about;
@@ -55,7 +55,7 @@ static void *encode(void *top) {
     return NULL;
 }
 
-/* docs/API.md says how much. */
+/* docs/API.md states the size. */
 static void an_encoding_takes_the_stack_that_the_document_says(void) {
     pthread_attr_t attributes;
     pthread_t id;
@@ -91,7 +91,7 @@ static void run(gc_kernel_t *add, gc_kernel_t *total) {
     CHECK_OK(gc_copy_into(&x, &y, NULL));
 }
 
-/* On a driver that needs no GPU, with kernels that a compiler for the CPU made. */
+/* Uses a driver that needs no GPU, and kernels from a compiler for the CPU. */
 static void a_prepared_run_allocates_nothing(const char *drivers) {
     char path[4096];
     gc_elementwise_options_t texts = {.struct_size = sizeof texts, .inputs = "T x, raw T w, T a", .outputs = "T y",
@@ -105,7 +105,7 @@ static void a_prepared_run_allocates_nothing(const char *drivers) {
     CHECK(setenv("GRADCODEC_NVRTC", path, 1) == 0 && setenv("GRADCODEC_CACHE", "0", 1) == 0);
     CHECK_OK(gc_elementwise_create(&texts, &add));
     CHECK_OK(gc_reduction_create(&sum, &total));
-    run(add, total); /* loads and compiles */
+    run(add, total); /* loads the kernels and compiles them */
     allocations = 0;
     run(add, total);
     printf("stack: prepared kernels and copies allocated %ld times on the host\n", allocations);

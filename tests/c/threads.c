@@ -1,5 +1,5 @@
-/* Many threads at once: on the same input, each with outputs and a last error of its own; tensors made by one thread
- * and released by another; chunks that share an allocation released by different threads. */
+/* Many threads at once: on one input, each with its own outputs and last error. Threads free tensors that another
+ * thread made, and chunks that share an allocation. */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
@@ -41,7 +41,7 @@ static void *work(void *argument) {
         CHECK(memcmp(unpacked->dl_tensor.data, truth, ELEMENTS) == 0);
         gc_tensor_free(unpacked);
 
-        /* Each thread's last error is its own, whatever the others do. */
+        /* Each thread has its own last error. */
         CHECK_STATUS(gc_pack_chunks(&src, (size_t)-1 >> 1, &unpacked), GC_STATUS_SIZE_OVERFLOW);
         CHECK(gc_chunk_bytes(-(int64_t)self - 1, 1) == -1);
         snprintf(expected, sizeof expected, "n_elements: -%d is", self + 1);
@@ -51,7 +51,7 @@ static void *work(void *argument) {
                                         &mine));
         gc_tensor_free(mine);
 
-        /* The neighbour's chunks, the last and the first at the same time as he releases the rest. */
+        /* Frees the neighbour's last and first chunk while the neighbour frees the others. */
         pthread_barrier_wait(&barrier);
         gc_tensor_free(handed_over[next][CHUNKS - 1]);
         for (int k = 1; k < CHUNKS - 1; k++)

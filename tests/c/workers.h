@@ -1,4 +1,4 @@
-/* A call that is worth several threads, and which CPUs the library's threads may use. Wants _GNU_SOURCE. */
+/* A call large enough for several threads, and a check of the library's threads' CPUs. Needs _GNU_SOURCE. */
 #ifndef WORKERS_H
 #define WORKERS_H
 
@@ -17,7 +17,7 @@ static inline void pack_large(void) {
     CHECK_OK(gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL));
 }
 
-/* The number of workers, each of which may use these CPUs and no others. */
+/* Returns the number of workers; checks that each may use exactly the CPUs in `set`. */
 static inline int workers_that_may_use(const cpu_set_t *set) {
     DIR *tasks = opendir("/proc/self/task");
     struct dirent *task;
@@ -29,7 +29,7 @@ static inline int workers_that_may_use(const cpu_set_t *set) {
         cpu_set_t of_task;
         snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
         file = fopen(path, "r");
-        if (file == NULL) /* ".", "..", or a thread that has ended */
+        if (file == NULL) /* ".", ".." or a finished thread */
             continue;
         if (fgets(name, sizeof name, file) != NULL && strcmp(name, "gradcodec\n") == 0) {
             CHECK(sched_getaffinity(atoi(task->d_name), sizeof of_task, &of_task) == 0);

@@ -1,6 +1,6 @@
-/* What gradcodec.hpp gives the C functions: every argument another value. Linked with a library that computes nothing and
- * says what it was given (tests/fakes/recorder); the expected lines were written from gradcodec.h. `t7`: the tensor whose
- * address is 7; `h1`: the first handle that was made. */
+/* Checks the arguments that gradcodec.hpp passes to the C functions; every argument has another value. Linked with a
+ * library that computes nothing and records its arguments (tests/fakes/recorder). The expected lines were written from
+ * gradcodec.h. `t7`: the tensor at address 7; `h1`: the first handle. */
 #include <gradcodec/gradcodec.hpp>
 
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace gc = gradcodec;
 
 static int failed;
 
-/* Runs something; what the library was told meanwhile is to be this. */
+/* Runs `call` and checks the calls that the library recorded. */
 template <class Call> static void expect(Call call, const std::string &expected)
 {
     recorded();
@@ -25,7 +25,7 @@ template <class Call> static void expect(Call call, const std::string &expected)
     }
 }
 
-/* A handle that was made now, without a function of its own. */
+/* Returns a handle with the value 5; no library function is called. */
 template <class Handle> static Handle made() { return Handle(reinterpret_cast<decltype(Handle().get())>(5)); }
 
 static int32_t exchange(void *, const void *, void *, size_t, DLDevice, void *) { return 0; }

@@ -1,5 +1,5 @@
-/* gradcodec.hpp: who owns what, default arguments, what a refusal leaves behind. Expected values from a model. What each
- * argument becomes is in calls.cpp. */
+/* Tests of gradcodec.hpp: ownership, default arguments, and the state after an error. A model gives the expected
+ * values. calls.cpp tests how arguments are passed on. */
 
 #include <gradcodec/gradcodec.hpp>
 #include <gradcodec/gradcodec.hpp>
@@ -29,7 +29,7 @@ using gradcodec::view;
         }                                                                                                              \
     } while (0)
 
-/* The status that it throws; OK if nothing. */
+/* Returns the status that a call throws; OK if it throws nothing. */
 template <class Call> static gc_status_t status(Call call)
 {
     try {
@@ -45,7 +45,7 @@ template <class Call> static gc_status_t status(Call call)
 
 #ifndef OTHER_UNIT
 static std::size_t news; /* calls of operator new by this program */
-/* None is inlined: gcc 12 warns where it sees only one side of such a pair. */
+/* None is inlined: gcc 12 warns if it sees only one function of such a pair. */
 [[gnu::noinline]] void *operator new(std::size_t size)
 {
     news++;
@@ -59,7 +59,7 @@ static std::size_t news; /* calls of operator new by this program */
 static std::size_t news;
 #endif
 
-/* Bits of `n` elements, the first the highest, filled up with zeros to n_chunks * chunk_bytes bytes. */
+/* Returns the bits of `n` elements, the first the highest, padded with zeros to n_chunks * chunk_bytes bytes. */
 template <class Bit> static std::vector<uint8_t> model(int64_t n, std::size_t n_chunks, Bit bit)
 {
     std::vector<uint8_t> bytes(n_chunks * static_cast<std::size_t>(gradcodec::chunk_bytes(n, n_chunks)));
@@ -117,14 +117,14 @@ static void an_owner_releases_once()
     taken.reset();
     HOLD(releases == 5);
 
-    /* A length that is none: nothing was taken, so nothing is released. */
+    /* A negative length: the call took nothing, so nothing is released. */
     HOLD(status([&] {
              gradcodec::tensor_from_pointer(memory, gradcodec::cpu, gradcodec::dtype<uint8_t>(), {-1}, nullptr, counts,
                                             &releases);
          }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(releases == 5);
 
-    /* What another library made without a deleter has nothing to release. */
+    /* A tensor without a deleter has nothing to release. */
     DLManagedTensor bare = gradcodec::borrowed(*view(memory));
     Tensor(&bare).reset();
 }
@@ -144,7 +144,7 @@ static void conversions_take_what_they_convert()
     HOLD(versioned && releases == 0);
     versioned.get()->flags = 0;
 
-    /* The inside of a versioned tensor is read like any other. */
+    /* The DLTensor in a versioned tensor is read like any other. */
     uint8_t bits[1][1];
     gradcodec::pack_signs_into(versioned, GC_BIT_ORDER_BIG, view(&bits[0][0], {1, 1}));
     HOLD(bits[0][0] == 0xfc);
@@ -352,7 +352,7 @@ static void ranks_reduce_to_the_same_mean()
     HOLD(workers[0][0] == -4 && workers[0][1] == -2 && workers[1][0] == 0 && reduced[0] == 5 - sent);
     gradcodec::comm_async_error(ranks[1]);
 
-    /* Of two: one node of one rank, which is a flat communicator. */
+    /* A communicator of two: one node of one rank, which is flat. */
     std::vector<Communicator> inside = gradcodec::comm_group(1), between = gradcodec::comm_group(1);
     Communicator none, two = gradcodec::comm_hierarchical(inside[0], between[0]);
     inside.clear();
@@ -364,7 +364,7 @@ static void ranks_reduce_to_the_same_mean()
     HOLD(status([&] { gradcodec::comm_hierarchical(none, two); }) == GC_STATUS_INVALID_ARGUMENT);
     HOLD(status([&] { gradcodec::comm_hierarchical(two, none); }) == GC_STATUS_INVALID_ARGUMENT);
 
-    /* Over NCCL, which need not be here. */
+    /* NCCL need not be installed here. */
     HOLD(status([] { gradcodec::comm_from_nccl(nullptr); }) == GC_STATUS_INVALID_ARGUMENT);
     gc_codec_options_t int8 = {};
     int8.codec = GC_CODEC_INT8, int8.n_elements = 1000;
@@ -375,7 +375,7 @@ static void ranks_reduce_to_the_same_mean()
     const gc_status_t id = status([] { gradcodec::comm_nccl_id(); });
     HOLD(id == GC_STATUS_OK || id == GC_STATUS_COMM_UNAVAILABLE || id == GC_STATUS_COMM);
 
-    /* A rank that is alone, over a transport that is never called. */
+    /* A single rank, over a transport that is never called. */
     gc_transport_t transport{};
     transport.world_size = 1;
     HOLD(status([&] { gradcodec::comm_from_transport(transport); }) == GC_STATUS_INVALID_ARGUMENT);

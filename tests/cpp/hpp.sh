@@ -1,8 +1,8 @@
 #!/bin/sh
-# gradcodec.hpp in every standard from C++17, in two units of one program, and with real dlpack.h files before and after
-# it. The examples compile in the standards after C++17. Usage: hpp.sh CXX LIBRARY_DIR WORK_DIR DLPACK_DIR
-# (LIBRARY_DIR has libgradcodec.so; DLPACK_DIR is what tests/dlpack/fetch.sh filled, and may be missing)
-# GRADCODEC_TESTS=quick: the program runs in C++17, and compiles in the other standards.
+# Tests gradcodec.hpp in every standard from C++17, in two translation units of one program, and with real dlpack.h
+# files before and after it. The examples compile in the standards after C++17. Usage: hpp.sh CXX LIBRARY_DIR WORK_DIR
+# DLPACK_DIR (LIBRARY_DIR contains libgradcodec.so; tests/dlpack/fetch.sh fills DLPACK_DIR, which may be missing)
+# GRADCODEC_TESTS=quick: the program runs in C++17 and only compiles in the other standards.
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 CXX LIBRARY_DIR WORK_DIR DLPACK_DIR" >&2; exit 2; }
 cd "$(dirname "$0")/../.."
@@ -34,7 +34,7 @@ done
 $cxx -std=c++17 $flags tests/cpp/throws.cpp -o "$work/throws" $link
 echo "== throws" && "$work/throws"
 
-# The program at the top of the header.
+# Builds and runs the program at the top of the header.
 sed -n '/^ \*     #include <gradcodec/,/^ \*     }$/s/^ \*     //p' include/gradcodec/gradcodec.hpp >"$work/start.cpp"
 # shellcheck disable=SC2086
 $cxx -std=c++17 $flags "$work/start.cpp" -o "$work/start" $link
@@ -42,7 +42,7 @@ $cxx -std=c++17 $flags "$work/start.cpp" -o "$work/start" $link
     { "$work/start"; echo "FAILED: the program at the top of gradcodec.hpp prints something else"; exit 1; }
 echo "ok the program at the top of gradcodec.hpp"
 
-# What must not compile: a destination of const memory; a type that DLPack does not have.
+# Checks that invalid programs do not compile: a const destination, a type without a DLPack dtype, a copied owner.
 refused() { # WHAT SENTENCE STATEMENT
     cat >"$work/refused.cpp" <<END
 #include <gradcodec/gradcodec.hpp>
@@ -64,7 +64,7 @@ refused "a const destination" "view of const memory" \
 refused "a type without a dtype" "no DLPack dtype" 'gradcodec::view(x, {8});'
 refused "a copied owner" "deleted" 'gradcodec::Tensor a; gradcodec::Tensor b = a;'
 
-# Beside real dlpack.h files, which may be older than what it uses: -isystem, their own faults are not ours.
+# With real dlpack.h files, which may be older than gradcodec.hpp needs. -isystem hides warnings about those files.
 for real in "$dlpack"/*; do
     [ -d "$real" ] || { echo "SKIPPED real dlpack.h files: none in $dlpack"; break; }
     for order in "dlpack/dlpack.h gradcodec/gradcodec.hpp" "gradcodec/gradcodec.hpp dlpack/dlpack.h"; do

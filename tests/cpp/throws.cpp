@@ -1,5 +1,5 @@
-// An exception that leaves a callback, which the header forbids, ends the process: no caller sees it, and nothing goes
-// on with a call that was left half done.
+// An exception that leaves a callback, which the header forbids, ends the process: no caller catches it, and no call
+// continues in a half-done state.
 #include <gradcodec.h>
 
 #include <csignal>
@@ -59,7 +59,7 @@ int main() {
   for (const auto &[name, call] : calls) {
     pid_t child = fork();
     if (child == 0) {
-      // What the runtime says on its way out is no failure of this test.
+      // Hides the message that the C++ runtime prints before it aborts.
       if (!std::freopen("/dev/null", "w", stderr)) _exit(2);
       try {
         call();

@@ -8,7 +8,7 @@ dir=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# keep NAME FILE: what an interrupted run leaves must not look like a header
+# keep NAME FILE: installs a header by renaming it, so that an interrupted run leaves no partial header
 keep() {
     mkdir -p "$dir/$1/dlpack"
     cp "$2" "$dir/$1/dlpack/dlpack.h.part"
@@ -16,7 +16,7 @@ keep() {
     echo "fetched $1"
 }
 
-# wheel NAME REQUIREMENT PATH-IN-WHEEL. A header is the same on every machine, so one platform's wheel serves all.
+# wheel NAME REQUIREMENT PATH-IN-WHEEL: the header is the same on every machine, so one platform's wheel is enough.
 wheel() {
     if [ -f "$dir/$1/dlpack/dlpack.h" ]; then echo "present $1"; return; fi
     "${PYTHON:-python3}" -m pip --disable-pip-version-check download --quiet --no-deps --only-binary=:all: \
@@ -34,14 +34,14 @@ wheel cuda-core-0.3.2 cuda-core==0.3.2 cuda/core/experimental/dlpack.h
 wheel tvm-ffi-0.1.0 apache-tvm-ffi==0.1.0 tvm_ffi/include/dlpack/dlpack.h
 wheel tvm-ffi-0.1.15 apache-tvm-ffi==0.1.15.post2 tvm_ffi/include/dlpack/dlpack.h
 
-# Debian's, older than 1.0. apt keeps its state in our folder: no root is needed, nothing of the system changes.
+# Debian's header, older than 1.0. apt keeps its state in our folder, needs no root and does not change the system.
 if ls "$dir"/debian-*/dlpack/dlpack.h >/dev/null 2>&1; then
     echo "present $(basename "$dir"/debian-*)"
 elif ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
     echo "SKIPPED debian: no apt-get here"
 else
     mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/deb"
-    # Hooks that a distribution or an image hangs on an update would work on the system's own folders.
+    # Disables hooks of the distribution or image, which would work on the system's own folders.
     cat >"$work/apt/conf" <<END
 Dir::State::lists "$work/apt/lists";
 Dir::Cache "$work/apt/cache";

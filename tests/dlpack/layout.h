@@ -1,5 +1,5 @@
-/* What a unit must find after its includes, whichever dlpack.h is in force: the ABI's sizes, offsets and values on
- * 64-bit machines. Written from the ABI, not from either header. */
+/* Checks the ABI's sizes, offsets and values on 64-bit machines, whichever dlpack.h a unit has included. Written from
+ * the ABI, not from either header. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -7,7 +7,7 @@
 #define CHECK(what) static_assert(what, #what)
 #elif __STDC_VERSION__ >= 201112L
 #define CHECK(what) _Static_assert(what, #what)
-#else /* C99 has no assertions: an array of negative size is the error */
+#else /* C99 has no assertions: an array of negative size fails to compile */
 #define CHECK(what) extern char checked[(what) ? 1 : -1]
 #endif
 
@@ -57,7 +57,7 @@ CHECK(kDLOpaqueHandle == 3);
 CHECK(kDLBfloat == 4);
 CHECK(kDLComplex == 5);
 
-/* Below, by the version that brought it; a header older than 1.0 defines neither macro. */
+/* The checks below are grouped by DLPack version; a header older than 1.0 defines neither macro. */
 #ifndef DLPACK_MAJOR_VERSION
 #define VERSION 0
 #else
@@ -102,7 +102,7 @@ CHECK(DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED == 4);
 
 #if VERSION >= 102
 CHECK(kDLTrn == 18);
-CHECK(sizeof(DLManagedTensorVersioned) == 80); /* without `struct` also in C */
+CHECK(sizeof(DLManagedTensorVersioned) == 80); /* C, too, has the typedef */
 
 CHECK(sizeof(DLPackExchangeAPIHeader) == 16);
 AT(DLPackExchangeAPIHeader, version, 0);
@@ -117,7 +117,7 @@ AT(DLPackExchangeAPI, dltensor_from_py_object_no_sync, 40);
 AT(DLPackExchangeAPI, current_work_stream, 48);
 #endif
 
-/* Signatures of the kinds that gradcodec.h has, and a caller that mixes both families of tensors. */
+/* Signatures of the kinds that gradcodec.h has, and a function that uses both tensor types. */
 int borrows(const DLManagedTensor *source, DLManagedTensor *const *chunks, DLManagedTensor **out);
 int views(const DLTensor *source, DLTensor *destination, void *stream);
 int values(DLDevice device, DLDataType dtype);

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Our headers and real dlpack.h files in one unit, in either order, in every language; and the names of ours against
-# those of the real 1.3.
-# Usage: order.sh CC CXX INCLUDE_DIR HEADERS_DIR      (HEADERS_DIR: what fetch.sh filled)
+# Compiles our headers and real dlpack.h files in one unit, in either order and in every language. Compares the names in
+# gradcodec/dlpack.h with the real 1.3.
+# Usage: order.sh CC CXX INCLUDE_DIR HEADERS_DIR      (fetch.sh fills HEADERS_DIR)
 set -u
 [ $# -eq 4 ] || { echo "usage: $0 CC CXX INCLUDE_DIR HEADERS_DIR" >&2; exit 2; }
 cc=$1 cxx=$2 include=$3 headers=$4
@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 
-# count STATUS WHAT: the log is shown where something failed
+# count STATUS WHAT: counts a result, and prints the log of a failure
 count() {
     if [ "$1" -eq 0 ]; then passed=$((passed + 1)); return; fi
     failed=$((failed + 1))
@@ -19,7 +19,7 @@ count() {
 }
 
 # everywhere WHAT REAL UNIT: compiles UNIT in every language; REAL is the folder with a real dlpack.h, or empty.
-# -isystem, because a real header's own pedantic faults are not ours to report.
+# -isystem hides a real header's own pedantic warnings.
 everywhere() {
     before=$failed
     for std in c99 c11 c17 c++11 c++14 c++17 c++20; do
@@ -31,7 +31,7 @@ everywhere() {
     [ "$failed" -ne "$before" ] || echo "ok $1"
 }
 
-# unit INCLUDE...: a file that includes these in this order and then looks at what it got
+# unit INCLUDE...: prints a file that includes the headers in this order and then checks the result
 unit() {
     for file in "$@"; do echo "#include <$file>"; done
     echo '#include "layout.h"'
@@ -52,7 +52,7 @@ for ours in gradcodec/dlpack.h gradcodec.h gradcodec/loader.h; do
     done
 done
 
-# Ours against the newest real one: the same macros and constants, whose values layout.h has.
+# Compares our header with the newest real one: same macros and constants. layout.h checks the values.
 macros() { $cc -dM -E -x c "$1" | grep -o '\bDLPACK_[A-Z_]*' | sort -u; }
 constants() { $cc -E -P -x c "$1" | grep -o '\bkDL[A-Za-z0-9_]*' | sort -u; }
 compared=0

@@ -1,4 +1,4 @@
-"""Scripts beside a CUDA driver without hardware (tests/fakes/cuda/libcuda.c), each in a process of its own."""
+"""Runs scripts against the fake CUDA driver tests/fakes/cuda/libcuda.c, each script in its own process."""
 
 import atexit
 import functools
@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1] / "python"  # whose modules the scripts import
+HERE = Path(__file__).resolve().parents[1] / "python"  # holds the modules that the scripts import
 DRIVERS = os.environ.get("GRADCODEC_DRIVERS")
 
 PRELUDE = r'''
@@ -97,8 +97,8 @@ def view(tensor, shape):
 '''
 
 
-# A process that has imported NumPy, which takes longer than most scripts, and nothing of this library. It forks for each
-# script, answers with the exit status and what the script printed, and ends with its standard input.
+# Source of the server process. It imports NumPy, which is slow, but not this library. It forks for each script, returns
+# the exit status and the output, and exits when its standard input closes.
 SERVER = r"""
 import ctypes, numpy, os, pickle, sys, tempfile
 while True:
@@ -128,7 +128,7 @@ exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
 
 @functools.cache
 def server(folders, process):
-    """Whose dynamic linker looks in these folders first. `process`: that of the caller, for a forked one has its own."""
+    """Starts a server that loads libraries from `folders` first. `process`: pid of the caller; each needs its own."""
     environment = {**os.environ, "LD_LIBRARY_PATH": folders, "PYTHONPATH": str(HERE)}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     started = subprocess.Popen([sys.executable, "-c", SERVER], env=environment, **pipes)
@@ -137,7 +137,7 @@ def server(folders, process):
 
 
 def run(script, driver="driver", **environment):
-    """Runs a script beside a driver of these; an assertion of its own fails the test. What it printed."""
+    """Runs a script with the fake driver in folder `driver`; fails if the script fails. Returns the output."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDA")},
         "LD_LIBRARY_PATH": str(Path(DRIVERS) / driver),

@@ -1,15 +1,15 @@
 #!/bin/sh
-# languages.sh LIBRARY_DIR WORK_DIR [JAVA]: the examples in languages other than C, C++, Python and Rust, each built with
-# all warnings and run. Each checks what it prints. Then once more as docs/LANGUAGES.md and the examples say it, with the
-# library in $HOME/.local, and in /usr/local. A language without its tools is left out, aloud; that is a failure only
-# where LANGUAGES_REQUIRED in the environment has its name ("luajit go fortran csharp java"). JAVA: 22 or newer.
+# run.sh LIBRARY_DIR WORK_DIR [JAVA]: builds the examples in languages other than C, C++, Python and Rust with all
+# warnings, runs them and checks their output. Then runs the commands of docs/LANGUAGES.md and the examples, with the
+# library in $HOME/.local and in /usr/local. A language without its tools is skipped with a message, and fails only if
+# LANGUAGES_REQUIRED in the environment lists it ("luajit go fortran csharp java"). JAVA: 22 or newer.
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 LIBRARY_DIR WORK_DIR [JAVA]" >&2; exit 2; }
 library=$(cd "$1" && pwd) work=$(mkdir -p "$2" && cd "$2" && pwd) java=${3:-java}
 cd "$(dirname "$0")/../.."
 ran=" " groups=
 
-# has LANGUAGE TOOL PACKAGE: whether the tool is there
+# has LANGUAGE TOOL PACKAGE: succeeds if the tool is installed
 has() {
     if command -v "$2" >/dev/null; then
         echo "== $1"
@@ -19,10 +19,10 @@ has() {
     return 1
 }
 
-# as_it_stands GROUP: its commands, which tests/commands.py has, are run at the end
+# as_it_stands GROUP: adds a group of commands of tests/commands.py, which run at the end
 as_it_stands() { groups="$groups $1"; }
 
-# says WORDS COMMAND...: the command ends well, and one line of what it prints has these words
+# says WORDS COMMAND...: checks that the command succeeds and that a line of its output contains the words
 says() {
     words=$1
     shift
@@ -34,7 +34,7 @@ says() {
 refused="refused: src: float32 cannot be packed as booleans; gc_pack_signs_into packs signs"
 
 if has LuaJIT luajit luajit; then
-    # With the folder of the cdef given, too, as a program that is somewhere else would.
+    # The second run passes the folder of gradcodec.cdef.h, as a program in another folder would.
     GRADCODEC_LIBRARY=$library/libgradcodec.so.0 says "packs signs" luajit examples/lua/bits.lua
     LD_LIBRARY_PATH=$library says "+1 and -1 come back" luajit examples/lua/bits.lua include
     as_it_stands lua
@@ -74,7 +74,7 @@ if has 'C#' mcs "mono-mcs mono-runtime"; then
     ran="${ran}csharp "
 fi
 
-# major COMMAND: the version of a java or a javac, 0 without one
+# major COMMAND: prints the major version of a java or a javac, 0 without one
 major() { { "$@" 2>&1 || true; } | sed -n 's/^\(javac \|openjdk version "\|java version "\)\([0-9]*\).*/\2/p' | grep . || echo 0; }
 
 ecj=/usr/share/java/ecj.jar
@@ -84,7 +84,7 @@ elif [ "$(major javac -version)" -lt 22 ] && [ ! -e "$ecj" ]; then
     echo "== Java: NOT RUN, because there is neither a javac of 22 nor $ecj here (Debian: apt-get install libecj-java)"
 else
     echo "== Java"
-    if [ -e "$ecj" ]; then # the classes that it knows are those of $java
+    if [ -e "$ecj" ]; then # ecj uses the classes of $java
         "$java" -cp "$ecj" org.eclipse.jdt.internal.compiler.batch.Main -source 11 -target 11 -nowarn -d "$work/java" \
             examples/java/Bits.java
     else
@@ -95,7 +95,7 @@ else
     ran="${ran}java "
 fi
 
-# With no more of an environment than a reader has.
+# Runs the commands with only the environment that a reader has.
 cat >"$work/as_it_stands.sh" <<'END'
 set -eu
 root=$1 work=$2 library=$3 prefix=$4

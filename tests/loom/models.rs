@@ -1,5 +1,5 @@
-//! How the pool's threads share a job, in every order in which their steps can come and with every value that a load
-//! may see. Loom fails a model in which a thread reads what another writes at the same time, or in which all sleep.
+//! Models how the pool's threads share a job, in every interleaving and with every value that a load may return. Loom
+//! fails a model with a data race or with all threads asleep.
 #![cfg(test)]
 
 #[path = "../../src/cpu/pool/job.rs"]
@@ -24,23 +24,23 @@ fn new_pool() -> Arc<Pool<Failure>> {
     })
 }
 
-/// Tries the orders of a model in which a running thread is held up at most so often, which is where faults are found.
+/// Tries the interleavings with at most `preemptions` preemptions, where most faults are found.
 fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(body);
 }
 
-/// A thread that looks for parts at any moment, as one does that was woken late or for nothing.
+/// Spawns a thread that looks for parts at any moment, like one that is woken late or spuriously.
 fn looks_for_parts(pool: &Arc<Pool<Failure>>, times: usize) -> thread::JoinHandle<()> {
     let pool = pool.clone();
     thread::spawn(move || (0..times).for_each(|_| pool.do_parts()))
 }
 
-/// What the parts of a job write, each in a place of its own, without atomics: 1 where it was 0.
+/// Cells that the parts of a job write without atomics, one cell each: 1 where it was 0.
 struct Runs(Vec<UnsafeCell<usize>>);
 
-// SAFETY: loom checks that no two threads are at a place at the same time.
+// SAFETY: loom checks that no two threads access a cell at the same time.
 unsafe impl Sync for Runs {}
 
 impl Runs {
@@ -49,7 +49,7 @@ impl Runs {
     }
 
     fn write(&self, index: usize, value: usize) {
-        // SAFETY: loom checks that nobody else is there.
+        // SAFETY: loom checks that no other thread accesses the cell.
         self.0[index].with_mut(|runs| unsafe {
             assert_ne!(*runs, value);
             *runs = value;
@@ -61,13 +61,13 @@ impl Runs {
         self.write(index, 1);
     }
 
-    /// Writes, so that a part that is still at work would be seen.
+    /// Checks by writing, so that loom detects a part that still runs.
     fn assert_each_ran_once(&self) {
         (0..self.0.len()).for_each(|index| self.write(index, 0));
     }
 }
 
-/// A job of the caller, who has the threads.
+/// Runs a job of a caller that holds the threads.
 fn share(pool: &Pool<Failure>, parts: usize) {
     let runs = Runs::of(parts);
     let outcome = pool.take().unwrap().share(2, parts as u32, &|index, parts| {
@@ -141,7 +141,7 @@ fn one_caller_at_a_time_has_the_threads() {
         let calls = |pool: &Pool<Failure>, frame: &Runs| {
             for _ in 0..2 {
                 if let Some(taken) = pool.take() {
-                    // What the caller alone may change.
+                    // Only the caller that holds the threads may write to the frame.
                     frame.write(0, 1);
                     taken.share(1, 1, &|_, _| Ok(())).unwrap();
                     frame.write(0, 0);
@@ -158,7 +158,7 @@ fn one_caller_at_a_time_has_the_threads() {
     });
 }
 
-/// Memory as a forked child has it: each word as it is when it is copied.
+/// Copies the pool as fork() copies memory to a child: each word with its value at that moment.
 fn copy(pool: &Pool<Failure>) -> Arc<Pool<Failure>> {
     Arc::new(Pool {
         taken: AtomicBool::new(pool.taken.load(Ordering::Relaxed)),

@@ -1,4 +1,4 @@
-//! Loom's atomics and a futex of its parts, in place of src/cpu/pool/sync.rs.
+//! Loom's atomics, and a futex made of loom's parts, in place of src/cpu/pool/sync.rs.
 
 use std::ops::Deref;
 
@@ -10,7 +10,7 @@ pub use loom::sync::{
 
 pub struct Word {
     value: AtomicU32,
-    /// The kernel's lock of the sleepers: under it a sleeper looks at the value once more.
+    /// Stands for the kernel's lock of a futex queue: `sleep` checks the value under it.
     sleepers: Mutex<()>,
     woken: Condvar,
 }

@@ -1,10 +1,10 @@
-// A device of host memory: what kernels use of CUDA, so that every block, warp and lane of them runs on the CPU.
+// The parts of CUDA that kernels use, on the CPU and in host memory: runs each block, warp and lane.
 //
-// A lane is a context of its own. Lanes run one after the other up to their next exchange (a shuffle or a ballot),
-// where each leaves its value and finds those of all others when it goes on. At a barrier a lane waits for all of its
-// block. Blocks run one after the other, in an order of no meaning; those that wait for each other run side by side, a
-// thread each (together.h). Everything is the calling thread's own, so several threads may run kernels at once. What is
-// compiled for some GPUs alone, cache hints, prefetches and instructions of their own, is not seen here.
+// Each lane has its own context. A lane runs until its next exchange (a shuffle or a ballot), stores its value there,
+// and reads the other lanes' values when it continues. At a barrier a lane waits for its block. Blocks run one after
+// the other in random order; blocks that wait for each other run in parallel, each on its own thread (together.h). All
+// state is thread-local, so several threads may run kernels at once. Not covered: code for some GPUs only, cache hints
+// and prefetches.
 #ifndef GRADCODEC_TESTS_DEVICE_H
 #define GRADCODEC_TESTS_DEVICE_H
 
@@ -46,17 +46,16 @@ static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDi
 
 static const unsigned LANES = 32, MOST_THREADS = 256, STACK = 64 << 10;
 
-// ---- Switching from one stack to another. A context is a stack pointer, with the registers that a called function must
-// preserve pushed below it. swapcontext would do, but it sets the signal mask at each switch, and that system call was
-// three quarters of the time of these tests. The control words of the floating-point unit (MXCSR, x87, FPCR) are not
-// switched: no kernel changes them, so all lanes compute in the environment of the thread that launches, as under
-// swapcontext.
+// ---- Switching stacks. A context is a stack pointer; the callee-saved registers are pushed below it. swapcontext()
+// would also work, but sets the signal mask at each switch; this system call took three quarters of the tests' time.
+// The control words of the floating-point unit (MXCSR, x87, FPCR) are not switched: no kernel changes them, so all
+// lanes compute in the environment of the launching thread, as under swapcontext().
 #if defined(__x86_64__) || defined(__aarch64__)
 typedef void *Context;
-// Stores this context at `from` and continues the other one. Local to each object file that has this header.
+// Stores this context at `from` and continues the context `to`. Local to each object file that includes this header.
 extern "C" __attribute__((visibility("hidden"))) void switch_stack(Context *from, Context to);
 #if defined(__x86_64__)
-enum { ENTRY_WORD = 6, FRAME_WORDS = 8 };  // at its entry a function has its stack 8 beyond 16 bytes
+enum { ENTRY_WORD = 6, FRAME_WORDS = 8 };  // at a function's entry, the stack is 8 bytes off an alignment of 16
 asm(R"(.text
 switch_stack:
     push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
@@ -104,7 +103,7 @@ static void make_context(Context &context, char *stack, void (*entry)()) {
 static void switch_context(Context &from, Context &to) { switch_stack(&from, to); }
 #else
 typedef ucontext_t Context;
-// By itself: a context may come back to where it was made.
+// Not inlined, because a context may return to where it was made.
 static __attribute__((noinline)) void make_context(Context &context, char *stack, void (*entry)()) {
     getcontext(&context);
     context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = STACK;
@@ -113,7 +112,7 @@ static __attribute__((noinline)) void make_context(Context &context, char *stack
 static void switch_context(Context &from, Context &to) { swapcontext(&from, &to); }
 #endif
 
-// AddressSanitizer, where there is one, has to know which stack is in use.
+// Informs AddressSanitizer, if present, which stack is in use.
 extern "C" __attribute__((weak)) void __sanitizer_start_switch_fiber(void **, const void *, size_t);
 extern "C" __attribute__((weak)) void __sanitizer_finish_switch_fiber(void *, const void **, size_t *);
 extern "C" __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void *, size_t);
@@ -121,7 +120,7 @@ extern "C" __attribute__((weak)) void __asan_unpoison_memory_region(const volati
 static thread_local Context scheduler, lanes[MOST_THREADS];
 static thread_local const void *stack_of_scheduler;
 static thread_local size_t bytes_of_scheduler;
-static thread_local char *stacks;  // of all lanes
+static thread_local char *stacks;  // stacks of all lanes
 static thread_local enum { RUNS, WAITS, HAS_FINISHED } states[MOST_THREADS];
 static thread_local unsigned running, turn[MOST_THREADS];
 static thread_local uint64_t left_behind[2][MOST_THREADS];
@@ -129,14 +128,14 @@ static thread_local bool any_of_block[2];
 static thread_local unsigned barrier[MOST_THREADS];
 static thread_local std::function<void()> kernel;
 
-// Continues a lane, until it waits or has finished.
+// Continues a lane until it waits or has finished.
 static void continue_lane(unsigned thread) {
     void *fake_stack = nullptr;
     if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&fake_stack, stacks + thread * STACK, STACK);
     switch_context(scheduler, lanes[thread]);
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 }
-// Leaves a lane, for ever if it has finished.
+// Leaves a lane; a finished lane is never continued.
 static void leave_lane(unsigned thread) {
     void *fake_stack = nullptr;
     if (__sanitizer_start_switch_fiber) {
@@ -147,7 +146,7 @@ static void leave_lane(unsigned thread) {
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 }
 
-// The values that the lanes of this warp left behind.
+// Stores a value, waits for the other lanes of this warp, and returns the values of all lanes.
 static const uint64_t *exchange(uint64_t value) {
     const unsigned thread = running;
     uint64_t *values = left_behind[turn[thread]++ % 2];
@@ -202,7 +201,7 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     any_of_block[at] = false;
     return any;
 }
-// The clock of GPUs: how far it is behind that of the host, and since when a test holds it, or 0.
+// Clock of the GPUs: its delay behind the host's clock, and the time at which a test stopped it, or 0; in nanoseconds.
 static struct { std::atomic<uint64_t> behind, held_at; } clock_of_cards;
 [[maybe_unused]] static uint64_t nanoseconds_of_host() {
     timespec now;
@@ -215,8 +214,8 @@ static struct { std::atomic<uint64_t> behind, held_at; } clock_of_cards;
     if (!holds) clock_of_cards.behind += now - clock_of_cards.held_at;
     clock_of_cards.held_at = holds ? now : 0;
 }
-// A kernel asks while it waits for that of another thread. The clock is held for a minute at most, so that a rank that
-// is waited for in vain ends a test.
+// Called by a kernel that waits for another thread's kernel. The clock stops for at most 60 s, so that a test whose
+// rank waits in vain ends.
 [[maybe_unused]] static uint64_t nanoseconds_of_card() {
     sched_yield();
     const uint64_t held_at = clock_of_cards.held_at, now = nanoseconds_of_host() - clock_of_cards.behind;
@@ -226,18 +225,18 @@ static struct { std::atomic<uint64_t> behind, held_at; } clock_of_cards;
 [[maybe_unused]] static void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 [[maybe_unused]] static void __syncwarp() { exchange(0); }
 
-// Copies to shared memory by themselves: as late as they may be, when their lane waits for their group.
+// Asynchronous copies to shared memory. Each runs as late as allowed: when its lane waits for its group.
 struct Copying {
     char *to;
     const char *from;
-    size_t bytes, zeros;  // of these bytes the last ones
+    size_t bytes, zeros;  // `zeros`: number of bytes at the end that are set to 0
     unsigned group;
 };
 static thread_local std::vector<Copying> copying[MOST_THREADS];
 static thread_local unsigned groups[MOST_THREADS];
 [[maybe_unused]] static void __pipeline_memcpy_async(void *to, const void *from, size_t bytes, size_t zeros) {
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) abort();
-    // Of two on their way to one place either may come last.
+    // Two pending copies to one address may finish in any order.
     for (const Copying &other : copying[running]) {
         if (static_cast<char *>(to) < other.to + other.bytes && other.to < static_cast<char *>(to) + bytes) abort();
     }
@@ -295,8 +294,8 @@ static thread_local unsigned groups[MOST_THREADS];
 [[maybe_unused]] static float __uint_as_float(unsigned x) { return value_of<float>(x); }
 [[maybe_unused]] static long long __double_as_longlong(double x) { return (long long)pattern_of(x); }
 [[maybe_unused]] static double __longlong_as_double(long long x) { return value_of<double>(uint64_t(x)); }
-// Built without contraction, so that each is rounded. A card's NaN is 0x7fffffff, whatever it was made of; other
-// processors keep a sign.
+// Built without contraction, so each operation rounds. A GPU's NaN is always 0x7fffffff; other processors keep the
+// sign.
 static float of_card(float x) { return x != x ? value_of<float>(0x7fffffff) : x; }
 [[maybe_unused]] static float __fadd_rn(float a, float b) { return of_card(a + b); }
 [[maybe_unused]] static float __fsub_rn(float a, float b) { return of_card(a - b); }
@@ -317,7 +316,7 @@ static void run_lane() {
     leave_lane(running);
 }
 
-// This thread runs blocks of a kernel from here on.
+// Prepares this thread to run blocks of a kernel.
 template <typename Call>
 static void begin_launch(uint64_t blocks, unsigned threads, Call call) {
     static thread_local const std::unique_ptr<char[]> memory(new char[MOST_THREADS * STACK + 16]);
@@ -330,13 +329,13 @@ static void run_block(unsigned block, unsigned threads) {
     blockIdx = {block};
     for (unsigned thread = 0; thread < threads; thread++) {
         make_context(lanes[thread], stacks + thread * STACK, run_lane);
-        // What marked the frames of the lane that was here before and left them for ever.
+        // Clears AddressSanitizer's marks of the previous lane's frames, which were never left by returning.
         if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(stacks + (thread + 1) * STACK - 4096, 4096);
         states[thread] = RUNS;
         turn[thread] = barrier[thread] = groups[thread] = 0;
         copying[thread].clear();
     }
-    // A warp runs until each of its lanes waits or has finished; when all do, the barrier opens.
+    // A warp runs until each of its lanes waits or has finished. When no lane of the block can run, the barrier opens.
     for (bool waiting = true; waiting;) {
         waiting = false;
         for (unsigned warp = 0; warp < threads; warp += LANES) {

@@ -1,5 +1,5 @@
-// Functions of gradcodec/device.cuh and kernels/sum.cuh that CUDA kernels of users and ours are made of, lane by lane on the
-// CPU, for tests/python/test_device_functions.py.
+// Functions of gradcodec/device.cuh and kernels/sum.cuh, from which users' kernels and ours are built. They run lane by
+// lane on the CPU, for tests/python/test_device_functions.py.
 #include "device.h"
 
 #include "../../../kernels/sum.cuh"
@@ -13,7 +13,7 @@ extern "C" void numbers(unsigned kind, uint64_t n, const unsigned *from, unsigne
     }
 }
 
-// Bits of `set`, N elements a lane, in blocks of 64 threads.
+// Stores the bits of `set`, N elements per lane, in blocks of 64 threads.
 template <unsigned N>
 static void store(const unsigned char *set, uint64_t n, unsigned order, unsigned char *bits) {
     launch((n + 64 * N - 1) / (64 * N), 64, [=] {
@@ -63,8 +63,8 @@ extern "C" double fold_partials(double *partials, uint64_t n) {
     return sum;
 }
 
-// Elements of `warps` warps, N a lane: the scale of each lane's block, and for each element its code, what the code stands for,
-// and what is read back from memory. False where blocks of this codec take more lanes than a warp has.
+// Quantizes the elements of `warps` warps, N per lane. Returns the scale of each lane's block, and each element's code,
+// its decoded value and the value read back from memory. False if blocks of this codec take more lanes than a warp has.
 template <unsigned CODEC, unsigned N>
 static bool quantize_of(unsigned warps, const float *c, unsigned *scales, float *s, unsigned *codes, float *sent, float *back) {
     typedef Codes<CODEC, N> C;

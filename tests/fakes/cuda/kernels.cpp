@@ -1,5 +1,5 @@
-// Kernels for the driver without a GPU (libcuda.c): those of kernels/*.cu themselves, lane by lane. What is said here of
-// each is which memory a launch uses and how many blocks it takes, from the structs that the kernels read.
+// Kernels for the driver without a GPU (libcuda.c): runs the kernels of kernels/*.cu lane by lane. The look() functions
+// derive from a kernel's arguments which memory a launch uses and how many blocks it needs.
 #include "together.h"
 
 #include "../../../kernels/bits.cu"
@@ -16,7 +16,7 @@
 
 static u64 divide_up(u64 n, u64 by) { return (n + by - 1) / by; }
 
-// A side of an operand: the lowest and the highest of its elements.
+// Range of the addresses of an operand's elements, the lowest and the highest.
 struct Reach {
     const unsigned char *low, *high;
     explicit Reach(const unsigned char *first) : low(first), high(first) {}
@@ -110,7 +110,7 @@ static void look(Look &at, const gc_vote &vote) {
     at.takes(divide_up(vote.bytes, few ? 4096 : 1024) + 1);
 }
 
-// ---- Copies and peers: of what is written the first byte
+// ---- Copies and peers: for written memory, only the first byte is declared
 
 static void look(Look &at, const gc_copy &copy) {
     at.uses(false, copy.begin, static_cast<u64>(copy.end - copy.begin), true);
@@ -128,14 +128,14 @@ static void look(Look &at, const gc_barrier &) {
     at.takes(1);
     if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
 }
-// As many blocks at once as a GPU has room for beside others.
+// The blocks wait for each other, so at most the number that a GPU runs at once beside other kernels.
 static void look(Look &at, const gc_once &call) {
     at.launch.has_barrier = 1;
     if (at.blocks > MOST_TOGETHER || at.blocks > call.tiles) at.launch.fault = "blocks that would wait for ever, or for nothing";
 }
 static void look(Look &at, const gc_twice &call) {
     at.launch.has_barrier = 1;
-    const u64 least = std::max(call.decode.tiles, call.tiles);  // and one for the headers, where there is room
+    const u64 least = std::max(call.decode.tiles, call.tiles);  // one more for the headers, if it fits
     if (at.blocks > MOST_TOGETHER || at.blocks < least || at.blocks > least + 1) {
         at.launch.fault = "blocks that would wait for ever, or tiles that have none";
     }
@@ -144,7 +144,7 @@ static void look(Look &at, const gc_finish &call) {
     if (call.way.peers && call.steps) at.launch.has_barrier = 1;
 }
 template <typename Call>
-static void look(Look &, const Call &) {}  // of codecs
+static void look(Look &, const Call &) {}  // kernels of codecs
 
 // ---- All kernels
 
@@ -165,7 +165,7 @@ static Entry entry(void (*kernel)(Arguments...)) {
     return entry(kernel, std::index_sequence_for<Arguments...>());
 }
 typedef std::unordered_map<std::string, Entry> Entries;
-// By itself, so that no call has room for all entries on its stack, which tests/c/stack.c measures.
+// Not inlined, so that no caller's stack holds all entries; tests/c/stack.c measures the stack.
 template <typename Kernel>
 static __attribute__((noinline)) void add(Entries &entries, const char *name, Kernel *kernel) {
     entries.emplace(name, entry(kernel));

@@ -1,35 +1,35 @@
-/* What the driver without a GPU (libcuda.c) asks of its kernels (kernels.cpp). */
+/* The interface between the driver without a GPU (libcuda.c) and its kernels (kernels.cpp). */
 #include <stddef.h>
 
 enum { MOST_RANGES = 3 };
 
-/* What a GPU of this driver has, and the blocks of 256 threads that are an eighth of its threads. */
+/* Size of the fake GPU. MOST_TOGETHER: number of blocks of 256 threads that take an eighth of its threads. */
 enum { MULTIPROCESSORS = 3, THREADS_OF_ONE = 2048, MOST_TOGETHER = MULTIPROCESSORS * THREADS_OF_ONE / 8 / 256 };
 
-/* What a launch is about to do, as its arguments have it. */
+/* Description of a launch, derived from its arguments. */
 typedef struct {
-    const char *fault; /* what a GPU would not survive, or NULL */
+    const char *fault; /* a fault that would crash or hang a GPU, or NULL */
     struct {
         const unsigned char *memory;
         size_t bytes;
         int is_written, may_be_pinned;
     } ranges[MOST_RANGES];
     int n_ranges;
-    int is_run;            /* 0: too long for a test, only looked at */
-    size_t argument_bytes; /* of its only argument; else 0, and it is not put off or recorded */
-    int has_barrier;       /* of the ranks: it is not put off */
+    int is_run;            /* 0: takes too long for a test and is only checked */
+    size_t argument_bytes; /* size of the only argument; 0: several, so the launch cannot be deferred or recorded */
+    int has_barrier;       /* includes a barrier of the ranks and cannot be deferred */
 } Launch;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* A compressed fatbin does not show its kernels, so these are those of all. */
+/* Returns true if any fatbin has this kernel: a compressed fatbin does not show its own kernels. */
 int is_kernel(const char *name);
-/* The kernel must be one of is_kernel(). */
+/* Checks a launch. is_kernel(kernel) must be true. */
 Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, void **arguments);
-/* Runs it lane by lane. Several threads may do this at once. */
+/* Runs a kernel lane by lane. Several threads may call this at once. */
 void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments);
-/* For tests. The time of GPUs stands still: no kernel has waited too long for another, however slow the host is. */
+/* For tests. Stops the GPUs' clock, so that no kernel's wait times out, however slow the host is. */
 void fake_hold_clock(int hold);
 #ifdef __cplusplus
 }

@@ -1,23 +1,22 @@
-/* A CUDA driver of host memory, for tests of what ours does with a driver's answers, and asks of it. It has devices without
- * any hardware: memory is malloc's, and a launch runs the kernel of that name lane by lane (kernels.cpp). It knows its
- * blocks, contexts and streams, and refuses, as a GPU would, and says on stderr: memory that is not there or of another
- * context, more or fewer blocks than the work has, memory that unfinished work of another stream uses, and events that were
- * destroyed. An address that is not aligned is the end of the process. Work is finished when somebody has waited for it.
- * What goes wrong is said in the environment:
+/* A CUDA driver without hardware, for tests. Device memory is host memory, and a launch runs the kernel of that name
+ * lane by lane (kernels.cpp). The driver tracks blocks of memory, contexts and streams. It refuses what would fail on a
+ * GPU, with a message on stderr: memory that does not exist or belongs to another context, a grid of the wrong size,
+ * memory that unfinished work of another stream uses, and destroyed events. A misaligned address ends the process. Work
+ * is finished once a caller has waited for it. Environment variables choose the machine and the failures:
  *
- *   FAKE_VERSION   of the driver, 12000 unless said
- *   FAKE_DEVICES   how many, 2 unless said
- *   FAKE_CAPABILITY  of all devices, 90 unless said
- *   FAKE_FAILURES  "name=code name=code ...": these functions answer that
- *   FAKE_MEMORY    bytes a device has, unlimited unless said
- *   FAKE_PEERS     0: no device reaches another's memory
- *   FAKE_FREE      milliseconds: cuMemFree takes so long, and returns while work is unfinished
- *   FAKE_FIRST     which GPU of the machine is device 0; another process may be shown others
+ *   FAKE_VERSION   version of the driver, 12000 by default
+ *   FAKE_DEVICES   number of devices, 2 by default
+ *   FAKE_CAPABILITY  compute capability of all devices, 90 by default
+ *   FAKE_FAILURES  "name=code name=code ...": these functions return these codes
+ *   FAKE_MEMORY    bytes of memory of each device, unlimited by default
+ *   FAKE_PEERS     0: no device can access another device's memory
+ *   FAKE_FREE      milliseconds that cuMemFree takes; it then does not wait for unfinished work
+ *   FAKE_FIRST     index on the machine of the GPU that is device 0; processes may see different GPUs
  *
- * Memory that is given to another process is a file without a name, which both map. A handle of memory says in which
- * process that file is open, and as what; an exported part is the file itself.
+ * Memory that is shared with another process is a file without a name, which both processes map. A memory handle holds
+ * the owner's process id and its file descriptor there; an exported part is the file descriptor itself.
  *
- * -DWITHOUT_LIBRARIES leaves out what drivers before 12.0 do not have. fake_...() at the end are for the tests. */
+ * -DWITHOUT_LIBRARIES leaves out the functions that drivers before 12.0 lack. fake_...() at the end are for tests. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -41,13 +40,13 @@ typedef struct Context {
 } *Context;
 typedef struct Stream {
     Context context;
-    unsigned long long at_work; /* the number of its last work; 0: that is done */
-    int running;                /* kernels that have not ended yet */
-    uint64_t spins_until;       /* gc_spin: a time of the clock */
+    unsigned long long at_work; /* number of the stream's last work; 0: finished */
+    int running;                /* number of running kernels */
+    uint64_t spins_until;       /* gc_spin: when the spin ends, in ns of CLOCK_MONOTONIC */
     struct Stream *next;
 } *Stream;
 
-/* The handles that every context has: NULL and 1 stand for the legacy stream, 2 for the thread's own. */
+/* Returns 0 for the handles that every context has: NULL and 1 are the legacy stream, 2 the per-thread stream. */
 static int is_created(Stream stream) { return (uintptr_t)stream > 2; }
 
 enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE, INVALID_CONTEXT = 201 };
@@ -57,17 +56,17 @@ enum { DEVICES = 8, DEPTH = 16, BLOCKS = 5000 };
 
 static struct Context primary[DEVICES];
 static int retained[DEVICES];
-static pid_t initialized; /* the process in which: a forked child has no driver */
-static long fail_at = -1; /* the call that answers `fail_code`, counted down */
+static pid_t initialized; /* process that called cuInit; a forked child has no driver */
+static long fail_at = -1; /* calls before the one that returns `fail_code`; -1: none */
 static int fail_code;
 static const char *failed_call = "";
 static __thread Context stack[DEPTH];
 static __thread int depth;
 static __thread int capture_mode;
 static size_t in_use[DEVICES];
-/* The number of work that is enqueued now. An event takes it, so that what comes after the event has a higher one. */
+/* Number of work that is enqueued now. cuEventRecord takes and increments it: work after the event has a higher one. */
 static unsigned long long now = 1;
-/* What unfinished work of a stream in a context uses. */
+/* Use of memory by unfinished work of a stream. TOLD: an abort flag, which may be written while kernels poll it. */
 enum { UNUSED, READ, WRITTEN, TOLD };
 struct Use {
     const unsigned char *begin, *end;
@@ -77,24 +76,24 @@ struct Use {
     unsigned long long number;
 };
 typedef struct Block {
-    unsigned char *memory; /* NULL: there is none */
+    unsigned char *memory; /* NULL: unused entry */
     size_t bytes;
-    Context context; /* NULL: mapped by parts, for all that `access` allows it */
+    Context context; /* NULL: mapped; `access` holds the devices that may use the memory */
     struct Use *uses;
-    int in_use;   /* how many there are */
-    int file;     /* once it is shared; 0: not */
-    int opened;   /* it is another process's */
-    int physical; /* what is mapped here, from 1 on */
+    int in_use;   /* number of `uses` */
+    int file;     /* descriptor once the block is shared; 0: not shared */
+    int opened;   /* true if another process owns the memory */
+    int physical; /* 1 + index in `physicals` of the mapped memory; 0: not mapped */
     unsigned access;
-    int kind; /* what a test says it is */
+    int kind; /* PLAIN, or what fake_kind() has set */
 } Block;
 static Block blocks[BLOCKS], pinned_blocks[BLOCKS], reservations[BLOCKS];
 enum { PLAIN, OF_POOL, MANAGED, OF_HOST };
-static Stream streams; /* that were created */
-static int reached[DEVICES][DEVICES]; /* whose memory kernels of a device may use */
+static Stream streams; /* created streams */
+static int reached[DEVICES][DEVICES]; /* [a][b]: kernels of device a may use memory of device b */
 static int libraries, pinned, events, capturing;
 static atomic_int hold_frees, held, hold_kernels, refused, held_wait;
-static __thread long hold_wait_at = -1; /* the cuStreamWaitEvent of this thread that is held, counted down */
+static __thread long hold_wait_at = -1; /* calls of cuStreamWaitEvent in this thread before the held one */
 static unsigned long long calls, launches, allocations, frees, waits;
 static char last_launch[64];
 
@@ -105,7 +104,7 @@ static long number(const char *name, long otherwise) {
 
 static int peers_reach(void) { return number("FAKE_PEERS", 1) != 0; }
 
-/* What FAKE_FAILURES says of a function; 0 if nothing. */
+/* Returns the code that FAKE_FAILURES gives for a function; 0 if none. */
 static Result failure(const char *function) {
     const char *text = getenv("FAKE_FAILURES");
     size_t length = strlen(function);
@@ -116,8 +115,8 @@ static Result failure(const char *function) {
     return 0;
 }
 
-/* One call at a time, whichever threads make them. In a forked child, where another thread may have been in a call, there is
- * no driver to wait for. */
+/* Serializes the calls of all threads. A forked child does not lock: another thread of the parent may have held the
+ * mutex, and the child has no driver. */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
 static int enter(void) { return initialized == getpid() ? pthread_mutex_lock(&one_at_a_time) : -1; }
@@ -140,7 +139,7 @@ static Result begin(const char *function) {
     return SUCCESS;
 }
 
-/* The first line of a call: it is alone until it returns, and may fail here. */
+/* First line of a call: locks the driver until the call returns, and may fail here. */
 #define MAY_FAIL \
     __attribute__((cleanup(leave))) int entered = enter(); \
     Result begun = begin(__func__); \
@@ -149,7 +148,7 @@ static Result begin(const char *function) {
 
 static Context current(void) { return depth ? stack[depth - 1] : NULL; }
 
-/* The same of a call that needs a current context. */
+/* Like MAY_FAIL, for a call that needs a current context. */
 #define MAY_FAIL_IN_CONTEXT \
     MAY_FAIL; \
     if (!current()) \
@@ -192,7 +191,7 @@ Result cuDeviceGetCount(int *count) {
     return SUCCESS;
 }
 
-/* Handles are not the numbers, so that what mixes them up is seen. */
+/* Returns a handle that differs from the ordinal, so that tests find code that mixes up the two. */
 Result cuDeviceGet(int *device, int ordinal) {
     MAY_FAIL;
     *device = 70 + ordinal;
@@ -278,13 +277,13 @@ static void sleep_until(uint64_t end) {
     }
 }
 
-/* Work that is done as late as its stream allows, where a test asked for that: once somebody waits for it, or for an event
- * behind it. So whoever does not wait reads what was there before. */
+/* Work that runs as late as its stream allows, if a test asks for it: when a caller waits for it, or for an event
+ * behind it. A caller that does not wait reads the old bytes. */
 typedef struct Late {
     Context context;
     Stream stream;
     unsigned long long number;
-    void *to, *from; /* of a copy; else it is a launch */
+    void *to, *from; /* of a copy; NULL: a launch */
     size_t bytes;
     char kernel[64];
     unsigned blocks, threads;
@@ -302,7 +301,7 @@ static void do_work(Late *work) {
     free(work);
 }
 
-/* Does the work of a context, or of one of its streams, up to that number. */
+/* Runs the late work of a context, or of one of its streams, up to number `until`. */
 static void catch_up(Context context, int all, Stream stream, unsigned long long until) {
     for (Late **place = &late_work; *place;) {
         Late *work = *place;
@@ -320,7 +319,7 @@ static void forget_uses(Context context, int all, Stream stream, unsigned long l
         int left = 0;
         for (int i = 0; i < blocks[k].in_use; i++) {
             const struct Use *one = &blocks[k].uses[i];
-            Context of = is_created(one->stream) ? one->stream->context : one->user; /* a copy reads in another one, too */
+            Context of = is_created(one->stream) ? one->stream->context : one->user; /* `user` may be a copy's source */
             if (of != context || !(all || one->stream == stream) || one->number > until)
                 blocks[k].uses[left++] = *one;
         }
@@ -334,7 +333,7 @@ static void forget_uses(Context context, int all, Stream stream, unsigned long l
         }
 }
 
-/* All work of a context is done, or that of one of its streams. */
+/* Finishes all work of a context, or of one of its streams. */
 static void finish(Context context, int all, Stream stream) {
     catch_up(context, all, stream, now);
     forget_uses(context, all, stream, now);
@@ -377,7 +376,7 @@ Result cuStreamCreate(Stream *stream, unsigned flags) {
 
 Result cuStreamQuery(Stream stream) {
     MAY_FAIL;
-    if ((uintptr_t)stream <= 2) /* the legacy and the per-thread stream: nothing is kept at work there */
+    if ((uintptr_t)stream <= 2) /* at_work is not tracked for the legacy and the per-thread stream */
         return SUCCESS;
     if (stream->spins_until && stream->spins_until <= nanoseconds_now())
         stream->at_work = 0;
@@ -393,7 +392,7 @@ Result cuStreamIsCapturing(Stream stream, int *status) {
 
 Result cuStreamDestroy_v2(Stream stream) {
     MAY_FAIL;
-    finish(stream->context, 0, stream); /* no work is left behind that nobody can wait for */
+    finish(stream->context, 0, stream); /* afterwards no call could wait for the stream's work */
     Stream *place = &streams;
     while (*place != stream)
         place = &(*place)->next;
@@ -410,7 +409,7 @@ Result cuThreadExchangeStreamCaptureMode(int *mode) {
     return SUCCESS;
 }
 
-/* What a GPU would not survive. */
+/* Prints an error that would make a GPU's context unusable, and returns its code. */
 static Result fault(Result code, const char *what) {
     fprintf(stderr, "libcuda: %s\n", what);
     return code;
@@ -429,7 +428,7 @@ static Block *new_block(Block *all) {
 
 static uint64_t start(const Block *block) { return (uint64_t)(uintptr_t)block->memory; }
 
-/* The one of these that an address is in. */
+/* Returns the block that contains an address; NULL if none. */
 static Block *among(Block *all, uint64_t address) {
     for (int k = 0; k < BLOCKS; k++)
         if (all[k].memory && address - start(&all[k]) < all[k].bytes)
@@ -439,7 +438,7 @@ static Block *among(Block *all, uint64_t address) {
 
 static Block *block_at(uint64_t address) { return among(blocks, address); }
 
-/* The block that begins there, and has not ended. */
+/* Returns the live block that begins at an address; NULL if none. */
 static Block *block_from(uint64_t address) {
     Block *block = block_at(address);
     return block && start(block) == address ? block : NULL;
@@ -450,7 +449,7 @@ static void forget(Block *block) {
     *block = (Block){0};
 }
 
-/* Whole pages, as memory that others share has to be. With EXACT, for AddressSanitizer, as much as is asked for. */
+/* Allocates whole pages, which shared memory needs. With EXACT, for AddressSanitizer, allocates just `bytes` bytes. */
 static void *device_memory(size_t bytes) {
 #ifdef EXACT
     void *memory = NULL;
@@ -480,7 +479,7 @@ Result cuMemAlloc_v2(uint64_t *address, size_t bytes) {
 
 /* Frees memory that cuMemAlloc has made, shared or not. */
 static void free_block(Block *block) {
-    if (block->file) { /* what others have mapped stays theirs */
+    if (block->file) { /* other processes keep their mappings */
         mmap(block->memory, whole_pages(block->bytes), PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         close(block->file);
@@ -490,15 +489,15 @@ static void free_block(Block *block) {
     forget(block);
 }
 
-/* A context of the caller's own, current afterwards. */
+/* Creates a context and makes it current. */
 void *fake_enter(int device, unsigned long long id) {
     Context context = malloc(sizeof *context);
     *context = (struct Context){device, id};
     return stack[depth++] = context;
 }
 
-/* A context beside the primary ones, current afterwards. What was destroyed stays here, so that its address is not used
- * again and whoever asks for it is told. */
+/* Creates a context beside the primary ones and makes it current. cuCtxDestroy does not free a context, so its address
+ * is not reused, and cuCtxGetId refuses it. */
 Result cuCtxCreate_v2(Context *context, unsigned flags, int device) {
     static unsigned long long created = 1000;
     (void)flags;
@@ -522,7 +521,7 @@ Result cuCtxDestroy_v2(Context context) {
 
 Result cuMemFree_v2(uint64_t address) {
     MAY_FAIL;
-    while (atomic_load(&hold_frees)) { /* as when the device is at work; others go on */
+    while (atomic_load(&hold_frees)) { /* like a busy device; other threads' calls go on */
         atomic_store(&held, 1);
         leave(&entered);
         entered = enter();
@@ -546,12 +545,12 @@ Result cuMemFree_v2(uint64_t address) {
     return SUCCESS;
 }
 
-/* Memory of the host that GPUs reach from now on. */
+/* Registers host memory as pinned memory, which GPUs can access. */
 void fake_register(void *memory, size_t bytes) {
     *new_block(pinned_blocks) = (Block){.memory = memory, .bytes = bytes};
 }
 
-/* Host memory that kernels reach: they use it as it is. */
+/* Allocates pinned host memory, which kernels access directly. */
 Result cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
     (void)flags;
     MAY_FAIL_IN_CONTEXT;
@@ -571,13 +570,13 @@ Result cuMemFreeHost(void *place) {
     return SUCCESS;
 }
 
-/* An event is after the work of one stream, which whoever waits for it finds done. */
+/* An event follows the work of one stream; a wait for the event finishes that work. */
 typedef struct Event {
     Context context, of;
     Stream stream;
-    unsigned long long number; /* of the last work before it */
+    unsigned long long number; /* of the last work before the event */
     int is_destroyed;
-    struct Event *next; /* of those that are, which stay here so that whoever uses one is seen */
+    struct Event *next; /* next destroyed event; events are never freed, so that uses of destroyed ones are found */
 } *Event;
 static Event destroyed;
 
@@ -585,7 +584,7 @@ static Result check_event(Event event) {
     return event->is_destroyed ? fault(INVALID_HANDLE, "an event that was destroyed") : SUCCESS;
 }
 
-/* Whoever waits for an event goes on. */
+/* Finishes the work before an event. */
 static Result reach(Event event) {
     Result result = check_event(event);
     if (result || !event->of)
@@ -653,25 +652,25 @@ static int is_on_device(uint64_t address) { return block_at(address) != NULL; }
 typedef struct {
     Context context;
     Stream stream;
-    int is_copy; /* of bytes that are known; what else a kernel touches of a block is not */
+    int is_copy; /* true: the range is exact; false: a launch, which counts as a use of the whole block */
 } Place;
 
-/* Where work that is enqueued now is done. */
+/* Returns the context and the stream of work that is enqueued now. */
 static Place place_of(Stream stream, int is_copy) {
     if (is_created(stream))
         stream->at_work = now;
     return (Place){is_created(stream) ? stream->context : current(), (uintptr_t)stream == 1 ? NULL : stream, is_copy};
 }
 
-/* Whether kernels of another context may use a block, which enabling access to its context gives only for what cuMemAlloc
- * has made there. */
+/* Returns whether kernels of another context may use a block. Peer access to a context covers the memory that
+ * cuMemAlloc has made there, but not that of pools. */
 static int is_reached(Context context, const Block *block) {
     return reached[context->device][block->context->device] && block->kind != OF_POOL;
 }
 
-enum { MOST_USES = 64 }; /* of a block: beyond that they are not told apart */
+enum { MOST_USES = 64 }; /* uses of a block that are tracked apart; beyond that they are merged */
 
-/* A launch uses so much of a block: beside what is told of it, unless unfinished work of another stream uses that. */
+/* Records a use of a range of a block. Fails if unfinished work of another stream uses it and one of both writes. */
 static Result note_use(Place place, int how, Block *block, const unsigned char *begin, size_t bytes) {
     const unsigned char *end = begin + bytes;
     struct Use *own = NULL;
@@ -683,7 +682,7 @@ static Result note_use(Place place, int how, Block *block, const unsigned char *
             return fault(ILLEGAL_ADDRESS, "memory that unfinished work of another stream uses");
         if (one->stream != place.stream || one->user != place.context || one->how != how)
             continue;
-        /* Of two uses with an event between them, the later stands for both only where it covers the earlier. */
+        /* Two uses merge if they touch. With an event between them, the later one must cover the earlier. */
         int meets = begin <= one->end && one->begin <= end, covers = begin <= one->begin && one->end <= end;
         if ((one->number == now ? meets : covers) || block->in_use >= MOST_USES)
             own = one;
@@ -699,7 +698,7 @@ static Result note_use(Place place, int how, Block *block, const unsigned char *
     return SUCCESS;
 }
 
-/* Memory that a launch uses: whether it is there, of this context, and in no use by unfinished work of another stream. */
+/* Records a use of memory, which must exist, be accessible, and not be used by unfinished work of other streams. */
 static Result use(Place place, int how, const unsigned char *memory, size_t bytes) {
     for (int k = 0; k < BLOCKS; k++) {
         Block *block = &blocks[k];
@@ -708,7 +707,7 @@ static Result use(Place place, int how, const unsigned char *memory, size_t byte
         size_t here = (size_t)(block->memory + block->bytes - memory);
         if (bytes > here && !block->physical)
             continue;
-        if (bytes > here) { /* what is mapped behind it */
+        if (bytes > here) { /* the range goes on in the next mapped block */
             Result result = use(place, how, memory + here, bytes - here);
             if (result)
                 return result;
@@ -739,13 +738,13 @@ static Late *append_launch(Late **end, Place place, const char *kernel, unsigned
     return work;
 }
 
-/* A graph that is captured: launches that are kept in place of being done. */
+/* A captured graph: launches that were recorded instead of run. */
 typedef struct {
     Late *work;
 } Graph;
 static Graph *recording;
 
-/* Kernels that were compiled at run time, for the host. A kernel is its name. */
+/* Kernels that were compiled for the host at run time. A kernel's handle points to its name. */
 enum { HOST_KERNELS = 1000 };
 static struct {
     char name[64];
@@ -796,11 +795,11 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
         return SUCCESS;
     }
     catch_up(place.context, 0, place.stream, now);
-    /* Other calls go on meanwhile: the kernel may wait for that of another rank. */
+    /* Unlocks the driver meanwhile: the kernel may wait for another rank's kernel. */
     if (is_created(stream))
         stream->running++;
     leave(&entered);
-    while (is_created(stream) && atomic_load(&hold_kernels)) /* as behind the work of others */
+    while (is_created(stream) && atomic_load(&hold_kernels)) /* as if queued behind other work */
         sched_yield();
     if (launch.is_run)
         run_kernel(kernel, x, threads, arguments);
@@ -810,7 +809,7 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     return SUCCESS;
 }
 
-/* A launch that may begin while the one before it ends, and waits for that by itself: here they come one by one. */
+/* Arguments of a launch that may begin before the previous one ends, and waits for it. Here launches run one by one. */
 typedef struct {
     unsigned x, y, z, threads, ty, tz, shared;
     Stream stream;
@@ -845,7 +844,7 @@ Result cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, Stre
     return result;
 }
 
-/* What a rank says to kernels that listen meanwhile: that it aborts. */
+/* Returns whether a copy writes an abort flag (all bytes 0xff), which running kernels poll. */
 static int is_told(const unsigned char *from, size_t bytes) {
     for (size_t k = 0; k < bytes; k++)
         if (from[k] != 0xff)
@@ -863,7 +862,7 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     Place place = place_of(stream, 1);
     if (!is_on_device(from) && is_on_device(to) && is_told((void *)(uintptr_t)from, bytes)) {
         Result result = use(place, TOLD, (void *)(uintptr_t)to, bytes);
-        if (result == SUCCESS && is_created(stream) && stream->running) /* it comes after that */
+        if (result == SUCCESS && is_created(stream) && stream->running) /* queue the copy behind the running kernel */
             copy_late(place, to, from, bytes);
         else if (result == SUCCESS)
             memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
@@ -879,7 +878,7 @@ Result cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, Stream stream) {
     return result;
 }
 
-/* Between devices, whether one reaches the other's memory or not. */
+/* Copies between devices, with or without peer access. */
 Result cuMemcpyPeerAsync(uint64_t to, Context to_context, uint64_t from, Context from_context, size_t bytes, Stream stream) {
     MAY_FAIL_IN_CONTEXT;
     Place there = {from_context, stream, 1}, here = place_of(stream, 1);
@@ -904,7 +903,7 @@ Result cuCtxEnablePeerAccess(Context other, unsigned flags) {
     return SUCCESS;
 }
 
-/* Which memory it is, and on which device. */
+/* Answers the memory type, device, range or access of an address. */
 Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
     enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12, ACCESS_FLAGS = 16 };
     MAY_FAIL;
@@ -926,7 +925,7 @@ Result cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
     return *(int *)value = host ? 1 : 2, SUCCESS;
 }
 
-/* Both are done when they return, and wait for the legacy stream. */
+/* Both copies are synchronous, and first finish the late work of the context. */
 Result cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
     MAY_FAIL_IN_CONTEXT;
     catch_up(current(), 1, NULL, now);
@@ -950,7 +949,7 @@ Result cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
 enum { ALREADY_MAPPED = 208, OPERATING_SYSTEM = 304, NOT_SUPPORTED = 801 };
 enum { GRANULE = 2 << 20, PHYSICALS = 1 << 13 };
 
-/* What is said of the file of a block; it lies in a handle of 64 bytes. */
+/* Contents of a memory handle, 64 bytes: names the file of a block. */
 typedef struct {
     char magic[8];
     pid_t process;
@@ -960,7 +959,7 @@ typedef struct {
 } Name;
 _Static_assert(sizeof(Name) == 64, "a handle");
 
-/* Memory without an address: its handle is 1000 more than its place here. */
+/* Memory of cuMemCreate, which has no address. Its handle is 1000 + its index here. */
 static struct Physical {
     int file, device, handles, mappings;
     unsigned types;
@@ -1000,14 +999,14 @@ Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data
             memcpy(data[k], &pool, sizeof pool);
             continue;
         }
-        if (attributes[k] == 8 || attributes[k] == 10) { /* managed; by a handle of 64 bytes */
+        if (attributes[k] == 8 || attributes[k] == 10) { /* managed; shareable by a 64-byte handle */
             int is_legacy = kind == PLAIN && block && !block->physical;
             *(unsigned char *)data[k] = (unsigned char)(attributes[k] == 8 ? kind == MANAGED : is_legacy);
             continue;
         }
         if (block && attributes[k] == 2) /* type */
             value = kind == OF_HOST ? 1 : 2;
-        if (block && attributes[k] == 9) /* device: that of who has it, but of who has opened a handle */
+        if (block && attributes[k] == 9) /* device: the owner's for mapped memory, the opener's for an opened handle */
             value = block->physical ? physicals[block->physical - 1].device - first_card() : block->context->device;
         memcpy(data[k], &value, sizeof value);
     }
@@ -1023,7 +1022,7 @@ Result cuMemGetAddressRange_v2(uint64_t *first, size_t *bytes, uint64_t address)
     return SUCCESS;
 }
 
-/* A new file of so many bytes, with a name for whoever looks; -1: none. */
+/* Returns the descriptor of a new memory file, whose link in /proc shows `name`; -1 if that failed. */
 static int new_file(const char *name, size_t bytes) {
     int file = memfd_create(name, MFD_CLOEXEC);
     if (file >= 0 && ftruncate(file, (off_t)bytes) != 0)
@@ -1039,7 +1038,7 @@ Result cuIpcGetMemHandle(Name *name, uint64_t address) {
     if (block->in_use)
         return fault(INVALID_VALUE, "shared while work on it is unfinished");
     size_t bytes = whole_pages(block->bytes);
-    if (!block->file) { /* the same memory, now a file's */
+    if (!block->file) { /* moves the bytes to a file that is mapped at the same address */
         int file = new_file("stand-in block", bytes);
         if (file < 0)
             return OUT_OF_MEMORY;
@@ -1317,7 +1316,7 @@ Result cuCtxGetId(Context context, unsigned long long *id) {
     return SUCCESS;
 }
 
-/* What the NVRTC that is g++ makes (libnvrtc_gcc.c): a shared object behind these words. */
+/* Image that libnvrtc_gcc.c makes: a shared object behind this header. */
 struct HostImage {
     char magic[8];
     uint64_t bytes;
@@ -1343,7 +1342,7 @@ Result cuLibraryLoadData(void **library, const void *code, int *o, void **ov, un
     MAY_FAIL;
     if (capture_mode == 2 && !memcmp(code, "host.so", 8))
         return load_host_image(library, code);
-    if (*(const uint32_t *)code != 0xba55ed50 || capture_mode != 2) /* what every fatbin begins with */
+    if (*(const uint32_t *)code != 0xba55ed50 || capture_mode != 2) /* magic number of a fatbin */
         return INVALID_VALUE;
     *library = (void *)code;
     libraries++;
@@ -1363,7 +1362,7 @@ Result cuLibraryGetKernel(const char **kernel, void *library, const char *name) 
     snprintf(entry, sizeof entry, "_gc_emulate_%s", name);
     void (*run)(unsigned, unsigned, void **) = NULL;
     if (host_images && *(const uint32_t *)library != 0xba55ed50)
-        *(void **)&run = dlsym(library, entry); /* as POSIX says; ISO C knows no such conversion */
+        *(void **)&run = dlsym(library, entry); /* POSIX's form; ISO C does not convert void * to a function pointer */
     if (run) {
         if (host_kernels == HOST_KERNELS)
             return 500;
@@ -1392,23 +1391,23 @@ Result cuFuncGetAttribute(int *value, int attribute, void *function) {
 }
 #endif
 
-/* What a test asks of it. */
+/* Functions for tests. */
 unsigned long long fake_calls(void) { return calls; }
 unsigned long long fake_launches(void) { return launches; }
 unsigned long long fake_allocations(void) { return allocations; }
 unsigned long long fake_frees(void) { return frees; }
 unsigned long long fake_waits(void) { return waits; }
-/* The call of the driver after the next `calls` answers `code`. */
+/* Makes the driver call after the next `calls` calls return `code`. */
 void fake_fail_call(long calls, int code) { fail_at = calls, fail_code = code, failed_call = ""; }
-long fake_left(void) { return fail_at; } /* calls before that one */
+long fake_left(void) { return fail_at; } /* calls before the failing one */
 const char *fake_failed_call(void) { return failed_call; }
 void fake_hold_frees(int hold) { atomic_store(&hold_frees, hold); }
 size_t fake_in_use(int device) { return in_use[device]; }
-int fake_refused(void) { return atomic_load(&refused); } /* for want of memory */
-void fake_hold_kernels(int hold) { atomic_store(&hold_kernels, hold); } /* on streams that were created */
+int fake_refused(void) { return atomic_load(&refused); } /* allocations refused for lack of memory */
+void fake_hold_kernels(int hold) { atomic_store(&hold_kernels, hold); } /* on created streams */
 int fake_held(void) { return atomic_load(&held); }
-/* The cuStreamWaitEvent of this thread after the next `calls` is held, as if the thread were preempted, until
- * fake_go_on(). One at a time. */
+/* Holds the cuStreamWaitEvent of this thread after the next `calls` ones until fake_go_on(), as if the thread were
+ * preempted. One at a time. */
 void fake_hold_wait(long calls) { hold_wait_at = calls; }
 int fake_held_wait(void) { return atomic_load(&held_wait); }
 void fake_go_on(void) { atomic_store(&held_wait, 0); }
@@ -1421,14 +1420,14 @@ int fake_streams(void) {
         count++;
     return count;
 }
-/* Streams on which a kernel is under way. */
+/* Returns the number of streams on which a kernel runs. */
 int fake_running(void) {
     int count = 0;
     for (Stream stream = streams; stream; stream = stream->next)
         count += stream->running != 0;
     return count;
 }
-/* Memory of others that is open or mapped here, with what was made here and is not given back. */
+/* Counts: blocks opened from other processes, reserved address ranges, and physical memory that is not released. */
 int fake_opened(void) {
     int count = 0;
     for (int k = 0; k < BLOCKS; k++)
@@ -1447,10 +1446,10 @@ int fake_physicals(void) {
         count += physicals[k].bytes > 0;
     return count;
 }
-/* Memory that came from elsewhere: of a pool 1, managed 2, of the host 3. */
+/* Sets the origin of a block: 1 from a pool, 2 managed, 3 of the host. */
 void fake_kind(uint64_t address, int kind) { block_at(address)->kind = kind; }
 void fake_capture(int status) { capturing = status; }
-/* From here on all launches are recorded, until fake_recorded() gives what they are. Nothing else is to be called. */
+/* Records all launches from here on, until fake_recorded() returns them. Meanwhile only launches may be enqueued. */
 void fake_record(void) {
     capturing = 1;
     recording = calloc(1, sizeof *recording);
@@ -1460,7 +1459,7 @@ Graph *fake_recorded(void) {
     capturing = 0, recording = NULL;
     return graph;
 }
-/* Does all of it, in this thread. */
+/* Runs the launches of a graph in this thread. */
 void fake_replay(const Graph *graph) {
     for (Late *work = graph->work; work; work = work->next)
         run_kernel(work->kernel, work->blocks, work->threads, (void *[]){work->argument});
@@ -1484,7 +1483,7 @@ void fake_destroy(void) {
             free_block(&blocks[k]);
     fake_leave();
 }
-/* All work is done. */
+/* Finishes all work. */
 void fake_finish(void) {
     __attribute__((cleanup(leave), unused)) int entered = enter();
     while (late_work)
@@ -1494,19 +1493,19 @@ void fake_finish(void) {
     for (Stream stream = streams; stream; stream = stream->next)
         stream->at_work = 0;
 }
-/* Whether work is done as late as can be; what was put off is done. */
+/* Sets whether work runs as late as possible. Finishes the work that was put off. */
 void fake_late(int late) {
     fake_finish();
     is_late = late;
 }
-/* Blocks of memory that unfinished work uses. */
+/* Returns the number of blocks that unfinished work uses. */
 int fake_pending(void) {
     int pending = 0;
     for (int k = 0; k < BLOCKS; k++)
         pending += blocks[k].memory && blocks[k].in_use;
     return pending;
 }
-/* A library's use of memory by work that it enqueues. */
+/* Records that work which a library enqueues uses memory. */
 Result fake_use(const void *memory, size_t bytes, int is_written, Stream stream) {
     __attribute__((cleanup(leave), unused)) int entered = enter();
     if (!is_created(stream) && !current())

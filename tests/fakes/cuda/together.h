@@ -1,4 +1,4 @@
-// Launches of kernels whose blocks wait for each other: each runs on a thread of its own.
+// Launches of kernels whose blocks wait for each other: each block runs on its own thread.
 #ifndef GRADCODEC_TESTS_TOGETHER_H
 #define GRADCODEC_TESTS_TOGETHER_H
 

@@ -1,14 +1,14 @@
-/* NCCL among the threads of one process, for tests of what ours asks of it and does with its answers. A rank is a
- * thread; memory is that of the driver without a GPU (libcuda.c), whose rules for memory, contexts and streams hold
- * here, too. An exchange is made when it is asked for, and waits for the other ranks' threads: not for ever. For a
- * communicator that does not block a thread of its own waits. What goes wrong is said in the environment:
+/* A fake NCCL among the threads of one process, for tests. A rank is a thread; memory is that of the fake driver
+ * (libcuda.c), whose rules for memory, contexts and streams apply here, too. An exchange runs when its group ends, and
+ * waits for the other ranks' threads, at most SECONDS. For a non-blocking communicator a thread of its own waits.
+ * Environment variables choose the version and the failures:
  *
- *   FAKE_NCCL_VERSION    as ncclGetVersion says it, 22803 unless said
- *   FAKE_NCCL_FAILURES   "name=code name=code ...": these functions answer that
- *   FAKE_NCCL_POLLS      so often communicators answer ncclInProgress once they are done; a caller's block unless said
+ *   FAKE_NCCL_VERSION    value of ncclGetVersion, 22803 by default
+ *   FAKE_NCCL_FAILURES   "name=code name=code ...": these functions return these codes
+ *   FAKE_NCCL_POLLS      polls that give ncclInProgress once work is done; by default a caller's communicators block
  *   FAKE_NCCL_WAITS      1: ncclCommDestroy waits until all ranks have called it, as on one node
  *
- * fake_nccl_...() at the end are for the tests. -DOLD leaves out what versions before 2.18 do not have. */
+ * fake_nccl_...() at the end are for tests. -DOLD leaves out what versions before 2.18 do not have. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ typedef int Result;
 enum { SUCCESS, CUDA_ERROR, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS };
 enum { RANKS = 16, OPS = 2 * RANKS, SECONDS = 20, UINT8 = 1 };
 
-/* What one rank asks for in a round: to send and to receive, each with a peer. */
+/* A send or a receive of one rank in a group, with a peer. */
 typedef struct {
     const unsigned char *send;
     unsigned char *recv;
@@ -41,10 +41,10 @@ typedef struct Id Id;
 typedef struct Comm {
     World *world;
     int rank, device;
-    long polls;    /* how often it is still at work */
-    Result result; /* when it is not any more */
-    struct Comm *made, **place; /* by splitting, once that is done */
-    int is_nonblocking, is_busy; /* busy: its thread is at work, on this: */
+    long polls;    /* polls that still give ncclInProgress */
+    Result result; /* result after these polls */
+    struct Comm *made, **place; /* result of a split, and where to store it once that is done */
+    int is_nonblocking, is_busy; /* busy: its thread works on these fields: */
     int is_made, n_ops;
     Op ops[OPS];
 } Comm;
@@ -59,12 +59,12 @@ typedef struct {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
-static World *worlds; /* that are being made */
+static World *worlds; /* being created */
 static uint64_t ids;
-static __thread char last_error[1024]; /* of NCCL there is one, in which ranks that fail together are mixed up */
+static __thread char last_error[1024]; /* of this thread; NCCL has one, which mixes up ranks that fail together */
 static atomic_int communicators, destroyed, aborted, calls, async_error;
-static atomic_long fail_at = -1, fail_code; /* the call of each thread that fails */
-static atomic_long failures;                /* how often that was set */
+static atomic_long fail_at = -1, fail_code; /* number of the call that fails, in each thread */
+static atomic_long failures;                /* number of times that fail_at was set */
 static void (*at_abort)(void);
 static _Atomic(const char *) failed_call = "";
 static __thread long calls_of_thread, failures_seen;
@@ -90,7 +90,7 @@ static Result fault(Result code, const char *what) {
     return code;
 }
 
-/* What a test wants a call to answer; 0 if nothing. */
+/* Returns the code that a test has set for a call; 0 if none. */
 static Result failure(const char *function) {
     const char *text = getenv("FAKE_NCCL_FAILURES");
     size_t length = strlen(function);
@@ -114,7 +114,7 @@ static Result failure(const char *function) {
             return said; \
     } while (0)
 
-/* A communicator may be used if it is there and not at work. */
+/* Refuses a communicator that does not exist or is at work. */
 #define USABLE(comm) \
     do { \
         if (!(comm)) \
@@ -123,14 +123,14 @@ static Result failure(const char *function) {
             return fault(INVALID_ARGUMENT, "used while it is at work"); \
     } while (0)
 
-/* As CUDA's runtime does when a device is chosen: its primary context takes the place of the current one. */
+/* Selects a device like CUDA's runtime: its primary context replaces the current one. */
 static Result choose(int device) {
     void *context;
     cuCtxPopCurrent_v2(&context);
     return cuDevicePrimaryCtxRetain(&context, 70 + device) || cuCtxPushCurrent_v2(context) ? CUDA_ERROR : SUCCESS;
 }
 
-/* All ranks of a world are here. With the mutex. */
+/* Waits until all ranks of a world are here. Needs the mutex. */
 static Result barrier(World *world) {
     struct timespec end;
     unsigned long number = world->barriers;
@@ -158,7 +158,7 @@ static Comm *new_comm(World *world, int rank, int device) {
     return comm;
 }
 
-/* What was asked of a communicator is done, but one that does not block says so later. */
+/* Returns a result, or ncclInProgress if a non-blocking communicator shall give the result later. */
 static Result later(Comm *comm, Result result) {
     long polls = number("FAKE_NCCL_POLLS", 0);
     if (polls <= 0)
@@ -192,11 +192,11 @@ Result ncclGetUniqueId(Id *id) {
     uint64_t own = ++ids;
     pthread_mutex_unlock(&mutex);
     for (size_t k = 0; k < sizeof id->bytes; k++)
-        id->bytes[k] = (char)(own + 3 * k + 0x85); /* each of the 128 counts */
+        id->bytes[k] = (char)(own + 3 * k + 0x85); /* each of the 128 bytes is checked */
     return SUCCESS;
 }
 
-/* The world of an id; the first to come makes it. With the mutex. */
+/* Returns the world of an id; the first rank creates it. Needs the mutex. */
 static World *world_of(uint64_t id, int size) {
     for (World *world = worlds; world; world = world->next)
         if (world->id == id)
@@ -206,7 +206,7 @@ static World *world_of(uint64_t id, int size) {
     return worlds = world;
 }
 
-/* All ranks find each other. With the mutex. */
+/* Waits for all ranks, and checks their devices. Needs the mutex. */
 static Result meet(Comm *comm) {
     World *world = comm->world;
     Result result = barrier(world);
@@ -234,7 +234,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Lets a thread do it. With the mutex. */
+/* Starts a thread for the work. Needs the mutex. */
 static Result begin(Comm *comm) {
     pthread_t thread;
     comm->is_busy = 1, comm->polls = number("FAKE_NCCL_POLLS", 0);
@@ -308,7 +308,7 @@ Result ncclCommSplit(Comm *comm, int color, int key, Comm **place, const Config 
         made->is_nonblocking = made->is_made = 1;
     if (!result)
         result = barrier(comm->world);
-    comm->world->child = NULL; /* all have it */
+    comm->world->child = NULL; /* all ranks have it */
     if (!result)
         result = barrier(comm->world);
     pthread_mutex_unlock(&mutex);
@@ -316,7 +316,7 @@ Result ncclCommSplit(Comm *comm, int color, int key, Comm **place, const Config 
         *place = made;
         return result;
     }
-    /* The new one is handed out when the old one is done, and is then at work itself. */
+    /* The new communicator is stored when the old one is done, and is then at work itself. */
     comm->made = made, comm->place = place;
     if (made)
         later(made, SUCCESS);
@@ -388,7 +388,7 @@ Result ncclCommGetAsyncError(Comm *comm, Result *state) {
     MAY_FAIL;
     if (!comm)
         return fault(INVALID_ARGUMENT, "no communicator");
-    pthread_mutex_lock(&mutex); /* a moment, so that tests ask as often each time */
+    pthread_mutex_lock(&mutex); /* wait up to 20 ms, so that tests poll equally often */
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_nsec += 20000000, end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
@@ -406,7 +406,7 @@ Result ncclCommGetAsyncError(Comm *comm, Result *state) {
     return SUCCESS;
 }
 
-/* Notes what is to be done at the end of the group, which is of one communicator here. */
+/* Records an operation for the end of the group, which has one communicator here. */
 static Result add(Comm *comm, Op op, int type, void *stream) {
     USABLE(comm);
     if (depth == 0)
@@ -422,7 +422,7 @@ static Result add(Comm *comm, Op op, int type, void *stream) {
     return SUCCESS;
 }
 
-/* Each rank posts what it does, takes what is meant for it, and waits until all have. With the mutex. */
+/* Posts this rank's operations, copies what is sent to it, and waits until all ranks have done so. Needs the mutex. */
 static Result exchange(Comm *comm, const Op *ops, int n_ops) {
     World *world = comm->world;
     world->ops[comm->rank] = ops, world->n_ops[comm->rank] = n_ops;
@@ -511,14 +511,14 @@ Result ncclAllGather(const void *send, void *recv, size_t count, int type, Comm 
     return end();
 }
 
-/* What a test asks of it. */
+/* Functions for tests. */
 int fake_nccl_calls(void) { return atomic_load(&calls); }
-int fake_nccl_communicators(void) { return atomic_load(&communicators); } /* that are there */
+int fake_nccl_communicators(void) { return atomic_load(&communicators); } /* that exist */
 int fake_nccl_destroyed(void) { return atomic_load(&destroyed); }
 void fake_nccl_at_abort(void (*called)(void)) { at_abort = called; }
 int fake_nccl_aborted(void) { return atomic_load(&aborted); }
 int fake_nccl_depth(void) { return depth; } /* of groups of this thread */
-/* In each thread, the call after the next `calls` answers `code`. */
+/* Makes, in each thread, the call after the next `after` calls return `code`. */
 void fake_nccl_fail_call(long after, int code) {
     atomic_store(&fail_at, after), atomic_store(&fail_code, code), atomic_store(&failed_call, "");
     atomic_fetch_add(&failures, 1);

@@ -1,15 +1,14 @@
-/* An NVRTC that compiles nothing, for tests of how ours finds it, what it asks of it and what it does with its answers. What
- * it gives as machine code or PTX is text: how it was asked, and the source's name. What it is and what goes wrong is said
- * in the environment:
+/* An NVRTC that compiles nothing. It tests how the library finds NVRTC, calls it and uses its results. The machine code
+ * or PTX is text: the source's name and the options. The environment selects versions and failures:
  *
- *   FAKE_NVRTC_VERSION   "12.0" unless said
- *   FAKE_NVRTC_LEVELS    the compute capabilities it knows, "75 80 90" unless said
- *   FAKE_NVRTC_FAILURES  "name=code name=code ...": these functions answer that
- *   FAKE_NVRTC_SAYS      what the log is, empty unless said
- *   FAKE_NVRTC_LOG       a file to which each compilation adds a line
- *   FAKE_NVRTC_SLEEP     milliseconds that a compilation takes, 0 unless said
+ *   FAKE_NVRTC_VERSION   version, "12.0" if unset
+ *   FAKE_NVRTC_LEVELS    supported compute capabilities, "75 80 90" if unset
+ *   FAKE_NVRTC_FAILURES  "name=code name=code ...": these functions return these codes
+ *   FAKE_NVRTC_SAYS      the compilation log, empty if unset
+ *   FAKE_NVRTC_LOG       a file to which each compilation appends a line
+ *   FAKE_NVRTC_SLEEP     duration of a compilation in milliseconds, 0 if unset
  *
- * fake_nvrtc_...() at the end are for the tests. -DOLD leaves out what versions before 11.2 do not have. */
+ * The fake_nvrtc_...() functions at the end are for tests. -DOLD leaves out the functions added in version 11.2. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +23,10 @@ typedef struct Program {
 enum { SUCCESS, OUT_OF_MEMORY, INVALID_INPUT = 3, INVALID_PROGRAM, COMPILATION = 6 };
 
 static atomic_int calls, programs;
-static atomic_int fail_at = -1, fail_code; /* the call that fails, counted from when that was said */
+static atomic_int fail_at = -1, fail_code; /* number of the call that fails, counted from fake_nvrtc_fail_call() */
 static _Atomic(const char *) failed_call = "";
 
-/* What a test wants a call to answer; 0 if nothing. */
+/* Returns the code that a test has set for this call, or SUCCESS. */
 static Result failure(const char *function) {
     const char *text = getenv("FAKE_NVRTC_FAILURES");
     size_t length = strlen(function);
@@ -48,7 +47,7 @@ static Result failure(const char *function) {
             return said; \
     } while (0)
 
-/* A program that was made and is not destroyed. */
+/* Checks that `program` exists and is not destroyed. */
 #define USABLE(program) \
     do { \
         if (!(program)) \
@@ -65,7 +64,7 @@ const char *nvrtcGetErrorString(Result code) {
     static const char *const names[] = {"NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY",
         "NVRTC_ERROR_PROGRAM_CREATION_FAILURE", "NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM",
         "NVRTC_ERROR_INVALID_OPTION", "NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"};
-    return code >= 0 && code < 8 ? names[code] : NULL; /* an error of another version */
+    return code >= 0 && code < 8 ? names[code] : NULL; /* an error code of another version */
 }
 
 Result nvrtcCreateProgram(Program **program, const char *source, const char *name, int headers, const char *const *texts,
@@ -183,7 +182,7 @@ Result nvrtcGetCUBIN(Program *program, char *cubin) {
 }
 #endif
 
-/* From now on, the call after so many fails; -1: none. */
+/* Makes the call after `after` more calls fail; -1: no call fails. */
 void fake_nvrtc_fail_call(int after, Result code) {
     atomic_store(&fail_code, code);
     atomic_store(&failed_call, "");
@@ -191,5 +190,5 @@ void fake_nvrtc_fail_call(int after, Result code) {
     atomic_store(&fail_at, after);
 }
 const char *fake_nvrtc_failed_call(void) { return atomic_load(&failed_call); }
-/* Those that were made and not destroyed. */
+/* Returns the number of programs that were created and not destroyed. */
 int fake_nvrtc_programs(void) { return atomic_load(&programs); }

@@ -1,13 +1,13 @@
-/* An NVRTC that compiles for the host: its machine code is a shared object that g++ makes of the source and of device.h
- * (tests/fakes/cuda/), whose kernels the driver without a GPU runs lane by lane (libcuda.c). Errors are g++'s words. Options
- * have no effect, except for -Dname=value.
+/* An NVRTC that compiles for the host: its machine code is a shared object, built by g++ from the source and device.h
+ * (tests/fakes/cuda/). The driver without a GPU (libcuda.c) runs its kernels lane by lane. Errors are those of g++.
+ * Options have no effect, except for -Dname=value.
  *
- *   FAKE_NVRTC_LOG   a file to which each compilation adds a line
+ *   FAKE_NVRTC_LOG   a file to which each compilation appends a line
  *   TMPDIR, CXX      the folder for temporary files and the compiler: /tmp and g++ by default
  *
- * -DSOURCES="..." is the folder of this file and of prelude.h, which comes before each source. -DHERE="..." is the folder of the
- * library and of the precompiled prelude.h. HERE/kernels keeps each shared object by a digest of its source, because tests in
- * many processes compile the same kernels. -DFLAGS="...": those that prelude.h was precompiled with. */
+ * -DSOURCES="..." is the folder of this file and of prelude.h, which is included before each source. -DHERE="..." is
+ * the folder of the library and the precompiled prelude.h. HERE/kernels caches shared objects by a digest of the
+ * source, because many processes compile the same kernels. -DFLAGS="...": flags of the precompiled prelude.h. */
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ static char *contents(const char *path, size_t *bytes) {
     return text;
 }
 
-/* A text, which is freed, and what a format says behind it. */
+/* Appends formatted text to `text`, which is freed; returns the result. */
 __attribute__((format(printf, 2, 3))) static char *joined(char *text, const char *format, ...) {
     va_list arguments, again;
     va_start(arguments, format);
@@ -74,7 +74,7 @@ __attribute__((format(printf, 2, 3))) static char *joined(char *text, const char
     return text;
 }
 
-/* FNV-1a. */
+/* Returns the FNV-1a digest of a text, with a seed. */
 static unsigned long long digest(const char *text, unsigned long long seed) {
     unsigned long long sum = 0xcbf29ce484222325 ^ seed;
     for (; *text; text++)
@@ -110,7 +110,7 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
         if (!strncmp(texts[k], "-D", 2) && strchr(texts[k], '='))
             text = joined(text, "#define %.*s %s\n", (int)strcspn(texts[k] + 2, "="), texts[k] + 2, strchr(texts[k], '=') + 1);
     text = joined(text, "#line 1 \"%s\"\n%s\n", program->name, program->source);
-    /* A runner for each kernel. */
+    /* Adds a function that runs each kernel on the host. */
     const char *marker = "__launch_bounds__(256) ";
     for (const char *at = program->source; (at = strstr(at, marker)); ) {
         at += strlen(marker);
@@ -147,7 +147,7 @@ int nvrtcCompileProgram(Program *program, int options, const char *const *texts)
     if (!failed) {
         snprintf(path, sizeof path, "%s/image.so", folder);
         take_image(program, path);
-        /* By a name of its own first: others may look for it. */
+        /* Copies to a unique name first, because other processes may read the final one. */
         snprintf(command, sizeof command, "mkdir -p '" HERE "/kernels' && cp '%s' '%s.%d' && mv '%s.%d' '%s'", path, kept,
                  (int)getpid(), kept, (int)getpid(), kept);
         failed = system(command);

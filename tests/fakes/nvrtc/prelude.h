@@ -1,4 +1,4 @@
-/* What comes before the source of a kernel that is compiled for the host (libnvrtc_gcc.c). */
+/* Included before the source of a kernel that is compiled for the host (libnvrtc_gcc.c). */
 #include <math.h>
 
 #define _GC_INT64 long

@@ -1,4 +1,4 @@
-/* A library with a name like Python's that has nothing of Python's. */
+/* A library with a name like Python's, but without Python's functions. */
 int of_no_interest(void);
 
 int of_no_interest(void) {

@@ -1,4 +1,4 @@
-/* What the library needs of Python, without Python: a capsule is a name and a pointer here. */
+/* Fake versions of the Python functions that the library uses. Here, a capsule is a name and a pointer. */
 #include <stddef.h>
 #include <string.h>
 

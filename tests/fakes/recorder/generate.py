@@ -1,17 +1,17 @@
-"""Writes the source of a library with every function of gradcodec.h, which computes nothing: recorded() says in words what
-the calls since were given, a line for each. For tests of what wraps the functions.
+"""Writes the source of a library with every function of gradcodec.h. The functions compute nothing: recorded() returns
+one line of text for each call since the last recorded(). For tests of the language bindings.
 
     python3 generate.py include/gradcodec.cdef.h > recorder.c
 
-A tensor is `t` and the number that is its address, a handle `h` and how many were made before it; a list stands in
-brackets; of options those fields that are not 0. What a function gives is made up, and `out` in the line."""
+A tensor is written as `t` and its address, a handle as `h` and its number, a list in brackets. Options list only the
+fields that are not 0. Output arguments get made-up values and are written as `out`."""
 
 import re
 import sys
 
 HANDLES = "gc_codec_t", "gc_comm_t", "gc_allreduce_t", "gc_share_t", "gc_kernel_t"
 VERSIONED = "struct DLManagedTensorVersioned *"
-# What says how long an array is.
+# Name of the argument that holds the length of an array argument.
 LENGTHS = {
     "values": "n_values", "inputs": "n_inputs", "outputs": "n_outputs", "chunks": "n_chunks", "scales": "n_chunks",
     "shape": "ndim", "strides": "ndim", "segments": "n_segments", "axes": "n_axes", "options": "n_options",
@@ -98,7 +98,7 @@ def split(kind_and_name):
 
 
 def parts(text, separator):
-    """Split outside of brackets."""
+    """Splits at separators outside of brackets."""
     found, depth, current = [], 0, ""
     for letter in text:
         depth += (letter == "(") - (letter == ")")
@@ -111,7 +111,7 @@ def parts(text, separator):
 
 
 def element(kind):
-    """How one element of an array of these is said."""
+    """Returns the C statement that prints one element of an array of type `kind`, or None."""
     one = kind.replace("const ", "").replace(" const", "").replace(" ", "")
     return {
         "DLTensor**": "say_view({})", "DLManagedTensor**": "say_managed({})", "int64_t*": 'say("%lld", (long long){})',
@@ -129,7 +129,7 @@ def array(kind, place, count):
 
 
 def said(kind, place, name, siblings, structs):
-    """The statement that says one argument or field."""
+    """Returns the C statement that prints one argument or field."""
     plain = kind.replace("const ", "").strip()
     length = LENGTHS.get(name)
     if kind == "function":
@@ -160,7 +160,7 @@ def said(kind, place, name, siblings, structs):
 
 
 def filled(kind, name, siblings):
-    """The statement by which a function gives something; None if it does not give by this argument."""
+    """Returns the C statement that fills an output argument, or None if the argument is an input."""
     plain = kind.replace(" ", "")
     if "const*" in plain or plain.startswith("const") and not plain.endswith("**"):
         return None
@@ -187,7 +187,7 @@ def main():
         fields = [split(field) for field in parts(body, ";")]
         names = [field for _, field in fields]
         if f"const {name} *" not in source:
-            continue  # only ever filled
+            continue  # the functions only write this struct
         print(f"static void say_{name}(const {name} *one) {{")
         print(f"    static const {name} zero;")
         print('    const char *between = "";')
