@@ -1,19 +1,19 @@
-"""A training whose ranks die, hang, leave and join, held to a model bit for bit after every step.
+"""Tests training whose ranks die, hang, leave and join: compares every step with a model bit for bit.
 
     python tests/churn/churn.py [--over TRANSPORT] [--minutes M | --steps N | --deaths N] [--seed S]
     python tests/churn/churn.py --over peers|nccl --processes --devices N    on GPUs, which processes over peers share
 
-Ranks are processes; a communicator's callbacks exchange over sockets between every two of them. "nodes" makes two levels
-of such callbacks, in which whole nodes die, too. Over a group, two levels of groups ("hierarchical"), NCCL and peer
-memory ranks are threads, and one that dies aborts its communicators. The last two need a
-driver; GRADCODEC_DRIVERS names the folder of those without hardware (tests/fakes). With --processes these ranks are
-processes, too: when one is gone the coordinator tells the others, whose GPUs wait for it, and they abort.
+Each rank is a process, and its communicator's callbacks exchange over sockets between every two ranks. "nodes" makes
+two levels of callbacks; whole nodes die, too. Over a group, two levels of groups ("hierarchical"), NCCL and peer memory
+each rank is a thread, and a rank that dies aborts its communicators. NCCL and peer memory need a driver;
+GRADCODEC_DRIVERS names the folder of the stand-in drivers (tests/fakes). With --processes these ranks are processes,
+too. After a death the coordinator makes the other ranks abort, whose GPUs wait for the lost rank.
 
-This process is their coordinator. It draws from the seed who is to fail at which byte of which exchange, asks for
-steps, and has the model (tests/python/nodes_model.py). A rank kills itself (SIGKILL), stops (SIGSTOP, and is killed or continued by
-the coordinator), leaves, or is killed at any time. When one is gone the others' callbacks fail, because its sockets
-end. The survivors roll back, hand out their errors, and go on with them in a new world, into which new ranks come. A
-step that did not end is taken again with the same gradients.
+This process is the coordinator. It draws from the seed which rank fails at which byte of which exchange, requests
+steps, and has the model (tests/python/nodes_model.py). A rank kills itself (SIGKILL), stops (SIGSTOP; the coordinator
+kills or continues it), leaves, or is killed at any time. Then the other ranks' callbacks fail, because its sockets end.
+The survivors roll back, hand out their errors, and continue with them in a new world, which new ranks join. A step that
+did not end is repeated with the same gradients.
 """
 
 import argparse
@@ -51,7 +51,7 @@ TRANSPORTS = "sockets", "nodes", "group", "hierarchical"
 OVER_SOCKETS = "sockets", "nodes"
 OVER_NODES = "nodes", "hierarchical"
 ON_GPUS = "nccl", "peers"
-PATIENCE = 60  # seconds until a rank that says nothing counts as one that hangs
+PATIENCE = 60  # seconds without an answer after which a rank counts as hanging
 COMM, INVALID_ARGUMENT = gradcodec.Status.COMM, gradcodec.Status.INVALID_ARGUMENT
 
 
@@ -62,13 +62,13 @@ def gradients(seed, rank_id, step):
 
 @dataclass
 class Struck:
-    """A rank says that it fails now."""
+    """Message of a rank whose fault strikes now."""
 
     when: float
 
 
 class Link:
-    """Objects, and descriptors, between the coordinator and a rank."""
+    """Connection between the coordinator and a rank, for objects and file descriptors."""
 
     def __init__(self, end):
         self.end = end
@@ -79,8 +79,8 @@ class Link:
         self.end.sendall(text)
 
     def receive(self):
-        """What was sent, and descriptors; EOFError when the other end is closed."""
-        head, descriptors, _, _ = socket.recv_fds(self.end, 8, MOST)  # they come with the first bytes
+        """Returns the object sent and its descriptors. Raises EOFError if the other end is closed."""
+        head, descriptors, _, _ = socket.recv_fds(self.end, 8, MOST)  # the descriptors arrive with the first bytes
         if not head:
             raise EOFError
         (left,) = struct.unpack("<Q", head)
@@ -94,15 +94,15 @@ class Link:
 
 
 class Rank:
-    """A rank's process: does what the coordinator asks for, and fails as it is told to."""
+    """Process of a rank. It executes the coordinator's requests, and fails as they direct."""
 
     def __init__(self, link, seed, rank_id, codec):
         self.link, self.seed, self.id, self.codec = link, seed, rank_id, codec
         self.library = gradcodec.GradCodec()
         self.comm = self.allreduce = self.fault = None
-        self.peers, self.levels = [], ()  # `levels`: what the communicator is made of
-        self.said = ""  # by the library, of what has failed last
-        self.ours = 0  # seconds of this thread in calls that end a world and make one, without the callbacks
+        self.peers, self.levels = [], ()  # `levels`: communicators that `comm` consists of
+        self.said = ""  # message of the library for the last failure
+        self.ours = 0  # CPU seconds of this thread in calls that end and make worlds, without the callbacks
         self.server = np.zeros(N, f32)
 
     def serve(self):
@@ -119,7 +119,7 @@ class Rank:
     # ---- The exchanges
 
     def level(self, members, has_codes=True):
-        """A communicator of some ranks. `has_codes`: it sends payloads, not values."""
+        """Creates a communicator of `members`. `has_codes`: it sends payloads, not values."""
         own, count = members.index(self.rank), len(members)
 
         def all_to_all(send, recv):
@@ -149,7 +149,7 @@ class Rank:
             while out or into:
                 for file, event in poll.poll():
                     peer = files[file]
-                    # Not more than the bytes after which this rank is to fail; one way after the other.
+                    # Send, then receive, at most the bytes that are left until this rank's fault.
                     for way, ready, move in (
                         (out, select.POLLOUT, peer.send),
                         (into, select.POLLIN | select.POLLHUP, peer.recv_into),
@@ -165,7 +165,7 @@ class Rank:
                             way[peer] = way[peer][moved:]
                             if not way[peer]:
                                 del way[peer]
-                    # No more events of what is not waited for: a rank may be gone that has sent all.
+                    # Poll only for the directions that are left: a rank that has sent everything may be gone.
                     wanted = (select.POLLOUT if peer in out else 0) | (select.POLLIN if peer in into else 0)
                     if wanted:
                         poll.modify(file, wanted)
@@ -177,7 +177,7 @@ class Rank:
             self.outside += time.thread_time() - began
 
     def bytes_to_fault(self, total):
-        """How many bytes this exchange moves until this rank fails; None: it does not fail here."""
+        """Returns how many bytes this exchange moves until this rank fails, or None if it does not fail."""
         if self.fault is None or self.fault[1] != self.exchanges:
             return None
         return round(self.fault[2] * total)
@@ -190,11 +190,11 @@ class Rank:
         os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
     def attempt(self, work, fault):
-        """The status with which work fails, or None. Whoever fails hangs up, so that nobody waits for it."""
+        """Returns the status with which `work` fails, or None. A failing rank hangs up, so no rank waits for it."""
         self.fault, self.exchanges, self.outside, status, began = fault, 0, 0, None, time.thread_time()
         try:
             work()
-            if self.fault:  # it had to fail in an exchange that did not come
+            if self.fault:  # the exchange of the fault did not take place
                 self.strike()
         except (gradcodec.GradCodecError, ConnectionAbortedError) as failure:
             status, self.said = getattr(failure, "status", COMM), str(failure)
@@ -232,7 +232,7 @@ class Rank:
     device = gradcodec.CPU, 0
 
     def put(self, array):
-        """The same on this rank's device."""
+        """Returns the array on this rank's device."""
         return array
 
     def get(self, placed):
@@ -242,7 +242,7 @@ class Rank:
         self.allreduce.run(placed)
 
     def release(self):
-        """Closes what a world has."""
+        """Closes the handle, the communicators and the sockets of a world."""
         if self.allreduce:
             self.allreduce.close()
         for comm in (self.comm, *self.levels):
@@ -252,10 +252,10 @@ class Rank:
         self.hang_up()
         self.peers = []
 
-    # ---- What the coordinator asks for
+    # ---- Requests of the coordinator
 
     def world(self, rank, size, workers, server, stranger, fault, given, descriptors):
-        """A communicator, a handle, and its errors: `workers`, and `server` or those of this rank."""
+        """Creates a communicator and a handle, and loads its errors: `workers`, and `server` or this rank's own."""
         self.rank, self.size, self.given = rank, size, given
         self.nodes = given if isinstance(given, int) else 1
         self.connect(descriptors)
@@ -286,7 +286,7 @@ class Rank:
         return self.get(worker)[None], self.get(server)
 
     def close(self, made, places):
-        """Ends a world. If it was made by all, its server errors are those of this rank from now on."""
+        """Ends a world. If all ranks have made it, the handle's server errors become this rank's."""
         began, found = time.thread_time(), (None, None)
         if self.allreduce:
             self.allreduce.rollback()
@@ -299,14 +299,14 @@ class Rank:
         return *found, *self.leaked()
 
     def leaked(self):
-        """Descriptors since this process began, threads since its first world ended."""
+        """Returns the descriptors opened since this process began, and the threads since its first world ended."""
         descriptors, threads = count("fd"), count("task")
         self.threads = self.threads or threads
         return descriptors - self.descriptors, threads - self.threads
 
 
 class Dead(Exception):
-    """A thread is a rank that has died."""
+    """Raised in the thread of a rank that dies."""
 
 
 class ThreadRank(Rank):
@@ -320,8 +320,8 @@ class ThreadRank(Rank):
         self.closing = threading.Lock()
 
     def show(self, *parts):
-        """What the next communicator is made of. By the coordinator, before it asks for one: its aborts are of this from
-        then on, whether the rank has begun or not."""
+        """Sets the communicators of the next world. The coordinator calls it before it requests the world. From then on
+        an abort ends these communicators, even if the rank has not begun."""
         self.parts, self.is_aborted = parts, False
 
     def connect(self, _):
@@ -344,10 +344,10 @@ class ThreadRank(Rank):
             self.comm, self.allreduce, self.parts = None, None, ()
 
     def leaked(self):
-        return 0, 0  # of threads the whole process is asked, in the end
+        return 0, 0  # the threads of the whole process are counted at the end
 
     def attempt(self, work, fault):
-        """A fault of the first exchange strikes before the call, one of the second during it."""
+        """Strikes a fault of the first exchange before the call, and a fault of the second exchange during the call."""
         if fault and fault[1] == 0:
             self.fault, work = fault, self.strike
         aborts = threading.Thread(target=self.hang_up) if fault and fault[1] else None
@@ -370,7 +370,7 @@ class ThreadRank(Rank):
 
 
 def load_nccl():
-    """That of the wheel, which is not where the loader looks."""
+    """Loads NCCL from its wheel, which is not on the loader's path."""
     if not os.environ.get("GRADCODEC_DRIVERS"):
         for folder in sys.path:
             for path in pathlib.Path(folder).glob("nvidia/nccl/lib/libnccl.so.2"):
@@ -378,12 +378,12 @@ def load_nccl():
 
 
 class OnGpu:
-    """What a rank does that has a GPU, which it may share."""
+    """Methods of a rank with a GPU, which ranks may share."""
 
     bootstrap = None
 
     def open(self, device, over, by):
-        """`by`: the communicator; or, over peer memory, one to find the others; or, over NCCL, the bytes of an id."""
+        """Returns the communicator. `by`: over peers, one to find the others; over NCCL, an id or the result."""
         self.device = gradcodec.CUDA, device
         if over == "peers":
             size = max(self.library.allreduce_peers_bytes(kind, SEGMENTS, self.size, error="float32",
@@ -398,7 +398,7 @@ class OnGpu:
         return np.array(self.library.tensor_to_device(placed, (gradcodec.CPU, 0)))
 
     def run(self, placed):
-        """The GPU waits for the other ranks, and then says whether they came."""
+        """Waits for the GPU, which waits for the other ranks, and raises the communicator's asynchronous error."""
         super().run(placed)
         self.get(placed[0])
         self.comm.async_error()
@@ -418,7 +418,7 @@ class GpuThread(OnGpu, ThreadRank):
 
 
 class GpuProcess(OnGpu, Rank):
-    """Another thread aborts when the coordinator says of which world, for the GPU may wait for a rank that is lost."""
+    """Process with a GPU, which may wait for a lost rank. A thread aborts worlds on the coordinator's request."""
 
     def __init__(self, *arguments, control=None):
         super().__init__(*arguments)
@@ -449,9 +449,9 @@ class GpuProcess(OnGpu, Rank):
         self.comm = self.open(device, over, by or self.bootstrap)
         with self.closing:
             self.opened = self.comm
-        self.abort(-1)  # if it has been told meanwhile
+        self.abort(-1)  # an abort may have been requested meanwhile
         if over == "nccl":
-            # All have it before one may fail: nobody can abort what is still being made.
+            # Wait until all ranks have the communicator: no rank can abort one that is still being made.
             try:
                 self.exchange([b"?"] * self.size, memoryview(bytearray(self.size)))
             except OSError as gone:
@@ -462,13 +462,13 @@ class GpuProcess(OnGpu, Rank):
         self.abort(self.number)
 
     def attempt(self, work, fault):
-        """In a step there are no exchanges of ours: the first fault strikes before the call, the second in it or after."""
+        """Strikes a step's fault before (first exchange), during or after the call: it has no exchanges of ours."""
 
         def step():
             if fault and fault[1] == 0:
                 self.strike()
             elif fault and fault[0] == "kill":
-                self.fault = None  # it tells nobody: its link is for one thread
+                self.fault = None  # sends no message: only one thread may use the link
                 threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGKILL)).start()
             work()
 
@@ -486,11 +486,11 @@ class GpuProcess(OnGpu, Rank):
         return self.library.nccl_id()
 
     def leaked(self):
-        return 0, 0  # what a GPU or another rank may still use is kept
+        return 0, 0  # not counted: memory that a GPU or another rank may still use is kept
 
 
 class Member:
-    """What the coordinator knows of a rank's process."""
+    """Coordinator's side of a rank's process."""
 
     controlled = None
 
@@ -500,14 +500,14 @@ class Member:
     def __init__(self, rank_id, seed, codec):
         here, there = socket.socketpair()
         self.id, self.link = rank_id, Link(here)
-        # Those of the reducers' errors that it has: of these elements.
+        # `server` has the reducers' errors of this rank, which are those of the elements `places`.
         self.worker, self.server, self.places = np.zeros(N, f32), np.zeros(N, f32), np.zeros(0, int)
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
-                # Of the others' ends none may stay here: they would not end with their process.
+                # Close the other ranks' sockets: a copy here would keep them open after the end of their process.
                 kept = sorted(end.fileno() for end in (there, self.controlled) if end)
                 for first, last in zip([2, *kept], [*kept, 1024]):
                     os.closerange(first + 1, last)
@@ -523,7 +523,7 @@ class Member:
         there.close()
 
     def gone(self):
-        """The status with which it has ended."""
+        """Waits for the end of the process and returns its status."""
         self.link.end.close()
         return os.waitpid(self.pid, 0)[1]
 
@@ -544,7 +544,7 @@ class GpuMember(Member):
         try:
             self.control.send(struct.pack("<q", number))
         except OSError:
-            pass  # it is dead
+            pass  # the process is dead
 
     def gone(self):
         self.control.close()
@@ -552,7 +552,7 @@ class GpuMember(Member):
 
 
 class ThreadMember:
-    """The same of a thread."""
+    """Coordinator's side of a rank's thread."""
 
     kind = ThreadRank
 
@@ -568,7 +568,7 @@ class ThreadMember:
         try:
             self.rank.serve()
             self.status = 0
-        except (Dead, EOFError, BrokenPipeError, ConnectionResetError):  # its link ends when it is killed
+        except (Dead, EOFError, BrokenPipeError, ConnectionResetError):  # a killed rank's link is shut down
             self.status = int(signal.SIGKILL)
         except BaseException:
             traceback.print_exc()
@@ -590,9 +590,9 @@ class ThreadMember:
         self.rank.killed = True
         self.rank.hang_up()
         try:
-            self.there.shutdown(socket.SHUT_RDWR)  # it may be waiting to be asked
+            self.there.shutdown(socket.SHUT_RDWR)  # the rank may be waiting for a request
         except OSError:
-            pass  # it has ended
+            pass  # the rank has ended
 
 
 class GpuThreadMember(ThreadMember):
@@ -600,7 +600,7 @@ class GpuThreadMember(ThreadMember):
 
 
 class Session:
-    """Ranks with one codec, until so many steps are done."""
+    """Ranks that train with one codec for a number of steps."""
 
     def __init__(self, seed, codec, over, totals, devices, processes):
         self.seed, self.codec, self.over, self.totals, self.devices = seed, codec, over, totals, devices
@@ -612,10 +612,10 @@ class Session:
         self.next_id = self.attempts = self.number = 0
         self.died, self.timers, self.worlds, self.given_up = None, [], 0, 0
 
-    # ---- Asking ranks
+    # ---- Requests to ranks
 
     def ask(self, message, ids, doomed=()):
-        """What these ranks answer, by id. Those that are doomed are waited for until they are dead."""
+        """Returns the ranks' answers to a message, by id. Waits for `doomed` ranks until they are dead."""
         for i in ids:
             self.members[i].link.send(message(i) if callable(message) else message)
         return self.collect(ids, doomed)
@@ -669,7 +669,7 @@ class Session:
             self.timers.append((time.monotonic() + self.faults[i][3], i, then))
 
     def give_up(self):
-        """A rank is lost. What GPUs wait for nobody else ends, so all of them abort."""
+        """Marks the world as lost. On GPUs all ranks abort: nothing else ends the wait of a GPU."""
         self.given_up = self.worlds
         if self.over in ON_GPUS:
             for member in self.members.values():
@@ -678,10 +678,10 @@ class Session:
     def note_death(self, when):
         self.died = when if self.died is None else self.died
 
-    # ---- What goes wrong
+    # ---- Faults
 
     def draw_faults(self, rng, ids, share, kinds):
-        """Who is to fail: how, in which exchange, at which part of its bytes; how long one is stopped."""
+        """Draws each victim's fault: kind, exchange, share of the exchange's bytes, seconds before a signal."""
         self.faults = {}
         if rng.random() < share:
             victims = rng.permutation(ids)[: 1 + (len(ids) > 3 and rng.random() < 0.3)]
@@ -712,18 +712,18 @@ class Session:
             print(f"WRONG: {wrong} bits: {what}, {self.where()}", file=sys.stderr)
 
     def make_world(self, rng):
-        """One of the survivors and as many new processes as are drawn."""
+        """Makes a world of the survivors and a random number of new ranks."""
         size = int(rng.integers(LEAST, MOST + 1))
         if self.over in OVER_NODES:
             size = 4 if size <= 4 and len(self.members) <= 4 else 6
-        if self.over == "nccl":  # which wants a GPU for each
+        if self.over == "nccl":  # NCCL needs a GPU for each rank
             size = min(size, self.devices)
         while len(self.members) < size:
             self.members[self.next_id] = self.member(self.next_id, self.seed, self.codec)
             self.next_id += 1
             self.totals["joins"] += 1
         self.order = order = [int(i) for i in rng.permutation(list(self.members))]
-        handed_on = rng.random() < 0.7  # the reducers' errors of all survivors, to all; otherwise each has its own
+        handed_on = rng.random() < 0.7  # all ranks get the server errors of all survivors, or each its own
         if handed_on:
             union = np.zeros(N, f32)
             for member in self.members.values():
@@ -749,9 +749,9 @@ class Session:
         lost = doomed | self.of_kind("leave") | strangers
         expected = {None} if not lost else {INVALID_ARGUMENT} if lost == strangers else {None, COMM, INVALID_ARGUMENT}
         if lost == strangers and len(strangers) == len(order):
-            expected = {None}  # all of them agree
+            expected = {None}  # all ranks have the same codec
         if self.over == "peers" and INVALID_ARGUMENT in statuses:
-            expected = expected | {COMM}  # who is told so first aborts, which ends the others' meeting
+            expected = expected | {COMM}  # the first rank with this status aborts, which ends the others' wait
         assert statuses <= expected, (answers, self.faults, self.where())
         if lost:
             self.close(made=False)
@@ -762,9 +762,9 @@ class Session:
             self.model.errors_of_rank_in(rank, self.workers_for(rank, handed_on), self.members[i].server)
 
     def workers_for(self, rank, handed_on):
-        """Rows of worker errors. Over nodes a row has a part of the elements: all ranks have the rows of all survivors, if
-        errors are handed on. Otherwise it is the rank's own row alone, as of a world of one. A flat SUM would divide that
-        by the ranks: there it is a row of as many."""
+        """Returns the rows of worker errors for a rank. Over nodes a row has a part of the elements, so errors that are
+        handed on are the rows of all survivors. Otherwise it is the rank's own row, as in a world of one. A flat SUM
+        would divide this row by the number of ranks, so it gets a row for each rank."""
         rows = np.stack([self.members[i].worker for i in self.order])
         if self.nodes > 1 and handed_on:
             return rows
@@ -773,7 +773,7 @@ class Session:
         return rows[[rank]]
 
     def connections(self, rng):
-        """The ends of sockets between every two, by rank; and what else each makes its communicator of."""
+        """Returns, by rank, the sockets between every two ranks, and the other arguments of each communicator."""
         size, self.nodes = len(self.order), 1
         ends, parts = [[None] * size for _ in self.order], [None] * size
         if self.processes:
@@ -802,7 +802,7 @@ class Session:
         if not self.processes:
             for i, given in zip(self.order, parts):
                 self.members[i].rank.show(*given)
-            parts = [None] * size  # which cannot be sent
+            parts = [None] * size  # communicators cannot be sent
         return ends, parts
 
     def nccl_world(self, size):
@@ -814,7 +814,7 @@ class Session:
     def take_step(self, rng):
         self.draw_faults(rng, self.order, 0.35, ["kill", "kill", *self.stops, "leave", "blind", "blind"])
         doomed = self.of_kind("kill", "stop", "blind")
-        # Whether a step counts that has ended on all survivors although one is gone: by the seed, not by who is faster.
+        # The seed, not a race, decides if a step counts that has ended on all survivors after a rank's death.
         keep = rng.random() < 0.5 and self.over in OVER_SOCKETS and not self.of_kind("blind")
         for i in self.order:
             self.members[i].link.send(("step", self.number, self.for_rank(i)))
@@ -830,7 +830,7 @@ class Session:
         payloads, models = self.model.sent["encoded"], self.model.models
         for i, (status, sent, _) in answers.items():
             assert status in (None, COMM), status
-            # A step that is taken again sends the same bytes: the model's.
+            # A repeated step sends the same bytes as before: the model's.
             if sent is not None and sent != self.sent_by(self.order.index(i), payloads):
                 self.totals["wrong"] += 1
                 print(f"WRONG: the payload of {i}, {self.where()}", file=sys.stderr)
@@ -852,11 +852,11 @@ class Session:
         else:
             for model in models:
                 model.commit(True)
-        if lost or rng.random() < 0.05:  # or some are to join
+        if lost or rng.random() < 0.05:  # or new ranks are to join
             self.close(made=True)
 
     def sent_by(self, rank, payloads):
-        """A checksum of the chunks that a rank sends to others."""
+        """Returns a checksum of the chunks that a rank sends to others."""
         chunks = self.nodes if self.nodes > 1 else len(self.order)
         own = rank // (len(self.order) // self.nodes) if self.nodes > 1 else rank
         return zlib.crc32(np.delete(np.asarray(payloads[rank]).reshape(chunks, -1), own, axis=0).tobytes())
@@ -867,10 +867,10 @@ class Session:
         self.expect_same(server, model.errors(1), f"the reducer's errors of {i}")
 
     def close(self, made):
-        """Ends the world on all that are left; who wanted to leave does."""
+        """Ends the world on all remaining ranks. Ranks that leave or have other options end, too."""
         if self.member is GpuMember:
-            # Threads that listen may be late. A rank that has aborted a world keeps its buffer, to which the aborts of
-            # others may still write.
+            # The threads that receive abort requests may be late, so request the abort again. A rank that aborted a
+            # world keeps its buffer, since other ranks' aborts may still write to it.
             self.ask(("abort", self.given_up), list(self.members))
         places = {i: self.model.models[rank].shard_places() if made else None for rank, i in enumerate(self.order)}
         answers = self.ask(lambda i: ("close", made, places[i]), list(self.members))
@@ -908,8 +908,8 @@ class Session:
 
 
 def count(what, most=None):
-    """Descriptors or threads of this process; with `most`, once there are not more, or after 10 seconds: a thread that
-    has been joined is still on its way out."""
+    """Counts descriptors or threads of this process. With `most`, waits up to 10 seconds until there are not more: a
+    thread that has been joined may still be ending."""
     end = time.monotonic() + 10
     while True:
         found = len(os.listdir(f"/proc/self/{what}"))
@@ -919,16 +919,16 @@ def count(what, most=None):
 
 
 def use_drivers(devices):
-    """Begins anew where the loader finds the driver without hardware, if there is one. The folder of these."""
+    """Returns the folder of the stand-in drivers, if any. Restarts the program if the loader does not find them yet."""
     drivers = os.environ.get("GRADCODEC_DRIVERS")
-    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at the beginning
+    if drivers and "FAKE_DEVICES" not in os.environ:  # the loader reads its path at program start
         fakes = {"LD_LIBRARY_PATH": f"{drivers}/driver", "FAKE_DEVICES": str(devices)}
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **fakes})
     return drivers
 
 
 def on_threads(session, steps, until):
-    """A session whose ranks are threads with GPUs. Its totals; what a process gets once, for each GPU, it has before."""
+    """Runs a session of threads with GPUs; returns its totals. Allocates first what a process keeps per GPU."""
     library = gradcodec.GradCodec()
     for device in range(session.devices):
         library.tensor_to_device(np.zeros(1, f32), (gradcodec.CUDA, device)).close()
@@ -941,7 +941,7 @@ def on_threads(session, steps, until):
 
 
 def in_child(function):
-    """What it gives in a process of its own, with which the memory goes that an abort keeps until then."""
+    """Returns the result of `function` from a child process, whose end frees the memory that an abort keeps."""
     read, write = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -1001,10 +1001,10 @@ def main():
         failure = str(ended)
     for over, totals in all_totals.items():
         line = "{over}: {steps} steps, {deaths} deaths, {joins} joins, {hangs} hangs, {wrong} wrong bits"
-        if over not in ON_GPUS or not given.processes:  # where what GPUs may still use is kept
+        if over not in ON_GPUS or not given.processes:  # processes on GPUs keep memory that a GPU may still use
             line += ", {descriptors} descriptors and {threads} threads leaked"
         line += "; from a death to the next good step at most {longest:.3f} s"
-        if over not in ON_GPUS:  # where the thread waits for GPUs, or is one
+        if over not in ON_GPUS:  # a thread waits for its GPU, or executes the stand-in's work
             line += ", of which the library computes {ours:.4f} s"
         print(f"{line}; seed {{seed}}".format(over=over, seed=given.seed, **totals))
     if failure or any(t[name] for t in all_totals.values() for name in ("hangs", "wrong", "descriptors", "threads")):

@@ -1,11 +1,11 @@
-"""A rank of two nodes of two dies within each step of an all-reduce over nodes (docs/NUMERICS.md, section 12).
+"""Kills a rank of two nodes of two ranks in each step of an all-reduce over nodes (docs/NUMERICS.md, section 12).
 
     python tests/churn/steps.py
 
-Ranks are the processes of churn.py, over sockets. Rank 1 kills itself within step 1 (while values travel within its
-node), 2 (before the first code leaves it), 3 (in the first and in the second exchange between nodes) and 4 (while
-reduced chunks travel within its node). Each call of the other ranks has to end, with a status, and their errors, once
-they have rolled back, are the model's before the step. Prints the statuses.
+Ranks are the processes of churn.py, over sockets. Rank 1 kills itself in step 1 (while values travel within its node)
+and step 2 (before it sends the first code). It also kills itself in step 3 (in the first and in the second exchange
+between nodes) and step 4 (while reduced chunks travel within its node). Each call of the other ranks has to return a
+status. After the rollback their errors must be the model's from before the step. Prints the statuses.
 """
 
 import argparse
@@ -17,14 +17,14 @@ import churn
 import numpy as np
 
 VICTIM = 1
-# By step: the exchange of a run in which the rank dies, and after which part of its bytes: of those it sends first.
+# For each step: exchange of a run in which the rank dies, and after which share of its bytes, sent ones first.
 DEATHS = {
     "1": (0, 0.25), "2": (1, 0.0), "3, first exchange": (1, 0.25), "3, second exchange": (2, 0.25), "4": (3, 0.25),
 }  # fmt: skip
 
 
 class Session(churn.Session):
-    """Nobody fails but the rank that `planted` names."""
+    """Session in which only the rank VICTIM fails, in the exchange that `planted` names."""
 
     planted = ()
 
@@ -39,21 +39,21 @@ class Session(churn.Session):
 
 
 def of_four():
-    """Draws four ranks for a world, and then anything."""
+    """Returns a generator whose first draw is a world of four ranks."""
     for seed in itertools.count():
         if np.random.default_rng(seed).integers(churn.LEAST, churn.MOST + 1) <= 4:
             return np.random.default_rng(seed)
 
 
 def run(codec, where, totals):
-    """The status of each rank that is left, None for success, and the seconds until the last one had it."""
+    """Returns the status of each remaining rank, None for success, and the seconds from the death to the last one."""
     session, rng = Session(7, codec, "nodes", totals, 0, False), of_four()
     try:
-        while session.number < 2 or session.model is None:  # so that there are errors; a world may end between steps
+        while session.number < 2 or session.model is None:  # two steps leave errors; a world may end between steps
             session.make_world(of_four()) if session.model is None else session.take_step(rng)
         assert session.nodes == 2 and len(session.order) == 4
         order, session.planted = list(session.order), where
-        session.take_step(rng)  # which ends the world, and compares all errors with the model's
+        session.take_step(rng)  # ends the world, and compares all errors with the model's
         assert session.model is None and len(session.members) == 3
         return {order.index(i): status for i, status in session.statuses.items()}, session.took
     finally:

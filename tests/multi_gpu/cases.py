@@ -1,6 +1,6 @@
-"""What ranks do in the tests, on a GPU or on the host, and what NumPy says that it gives.
+"""Functions that ranks run in the tests, on a GPU or on the host, and the results that NumPy calculates for them.
 
-Functions whose first argument is `here` are for Ranks.call(). What they give has all that changed, after every step.
+Functions whose first argument is `here` are for Ranks.call(). They return everything that has changed, after each step.
 """
 
 import ctypes
@@ -46,10 +46,10 @@ class OnHost(Host):
 
 
 class OnCard(Card):
-    """Memory of a GPU, and a stream there. The GPU is current in this thread from here on."""
+    """Memory of a GPU, and a stream there. Makes the GPU current in this thread."""
 
     def __init__(self, index):
-        assert index < driver.device_count()  # which initializes the driver in a new process
+        assert index < driver.device_count()  # initializes the driver in a new process
         driver.use(driver.primary(index))
         super().__init__(exact=True, index=index)
         self.index, self.own = index, driver.Stream()
@@ -67,7 +67,7 @@ class OnCard(Card):
         self.own.synchronize()
 
     def clear(self):
-        """What was put is not used any more."""
+        """Waits for the device, and releases everything that was put."""
         driver.synchronize()
         self.start_again()
 
@@ -89,13 +89,13 @@ HOST = 1  # GC_TRANSPORT_HOST
 
 
 def over_pipes(here, flags=0):
-    """Exchanges by way of the process that tells the ranks what to do."""
+    """Returns a communicator that exchanges through the process that controls the ranks."""
 
     def exchange(is_all_to_all):
         def run(_, send, recv, size, device, stream):
             try:
                 blocks = here.gather(ctypes.string_at(send, (here.world if is_all_to_all else 1) * size))
-            except Exception:  # a rank that is gone; ctypes would print it, and return 0
+            except Exception:  # a rank is gone; ctypes would print the exception, and return 0
                 return 1
             first = here.rank * size if is_all_to_all else 0
             ctypes.memmove(recv, b"".join(block[first : first + size] for block in blocks), here.world * size)
@@ -111,7 +111,7 @@ def over_pipes(here, flags=0):
 
 
 def of_id(here):
-    import torch  # noqa: F401 which brings an NCCL, and has it loaded
+    import torch  # noqa: F401 torch loads its NCCL
 
     id, comm = (c_uint8 * 128)(), POINTER(Comm)()
     if here.rank == 0:
@@ -129,8 +129,8 @@ def borrow(mine, flags=0):
 
 
 def own_nccl(here):
-    """A communicator that this program has made, without the library."""
-    import torch  # noqa: F401 as above
+    """Returns a communicator that this program has made, without the library."""
+    import torch  # noqa: F401 torch loads its NCCL
 
     if "nccl" not in here.kept:
         here.kept["nccl"] = Nccl().communicator(here)
@@ -138,7 +138,7 @@ def own_nccl(here):
 
 
 def torchs(here):
-    """That of torch.distributed; None if this torch does not show it."""
+    """Returns the communicator of torch.distributed, or None if this torch does not expose it."""
     import torch
     import torch.distributed as dist
 
@@ -146,7 +146,7 @@ def torchs(here):
         torch.cuda.set_device(here.rank)
         store = dist.FileStore(os.path.join(here.folder, "torch"), here.world)
         dist.init_process_group("nccl", store=store, rank=here.rank, world_size=here.world)
-        dist.all_reduce(torch.ones(8, device="cuda"))  # before, there is none
+        dist.all_reduce(torch.ones(8, device="cuda"))  # torch makes the communicator here
         torch.cuda.synchronize()
     backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
     return backend._comm_ptr() if hasattr(backend, "_comm_ptr") else None
@@ -158,17 +158,17 @@ def shows_its_communicator(here):
 
 
 ROOM = 2**26 + 3  # elements of ONEBIT that communicators over peer memory have room for
-PATIENCE = 20_000  # milliseconds that they wait
+PATIENCE = 20_000  # timeout of these communicators, in milliseconds
 
 
 def room_for(elements, world):
-    """Bytes of each rank's buffer for an all-reduce of so many elements by ONEBIT."""
+    """Returns the bytes of each rank's buffer for an all-reduce of `elements` elements by ONEBIT."""
     options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, n_elements=elements)
     return lib.gc_allreduce_peers_bytes(byref(options), world, 1)
 
 
 def over_peers(here, patience=PATIENCE):
-    """Found by the library, over pipes."""
+    """Returns a communicator whose ranks find each other's buffers over pipes."""
     place, bootstrap, comm = place_of(here, "cuda"), over_pipes(here), POINTER(Comm)()
     size = room_for(ROOM, here.world)
     call("gc_comm_open_peers", bootstrap, place.device, size, patience, byref(comm))
@@ -177,7 +177,7 @@ def over_peers(here, patience=PATIENCE):
 
 
 def mapped_buffers(here, size):
-    """A buffer of every rank, by rank, as they are mapped here by this program; and this rank's memory."""
+    """Returns every rank's buffer, by rank, as this program has mapped them here, and this rank's memory."""
     memory = driver.Memory(size)
     driver.fill(memory.address, 0, size)
     handles = here.gather(driver.ipc_handle(memory.address))
@@ -185,13 +185,13 @@ def mapped_buffers(here, size):
 
 
 def over_buffers(here, buffers, size, patience=PATIENCE):
-    """Over memory of all ranks, by rank, as it is mapped here, all 0."""
+    """Returns a communicator over all ranks' buffers, which are mapped here, by rank, and 0."""
     comm = POINTER(Comm)()
     options = PeersOptions(
         ctypes.sizeof(PeersOptions), here.rank, here.world, patience, place_of(here, "cuda").device, size,
         (c_void_p * here.world)(*buffers),
     )  # fmt: skip
-    here.gather()  # of all of them
+    here.gather()  # until all ranks' buffers are ready
     call("gc_comm_from_peers", byref(options), byref(comm))
     here.gather()
     return comm
@@ -201,14 +201,14 @@ def over_mapped_peers(here, patience=PATIENCE, room=ROOM):
     place_of(here, "cuda")
     size = room_for(room, here.world)
     buffers, memory = mapped_buffers(here, size)
-    here.kept.setdefault("memory", []).append(memory)  # to the end of the process
+    here.kept.setdefault("memory", []).append(memory)  # kept to the end of the process
     here.kept["buffers"] = buffers
     return over_buffers(here, buffers, size, patience)
 
 
 def over_windows(here):
-    """Windows of NCCL 2.29 or later: before, only kernels could ask where those of others are. None without them."""
-    import torch  # noqa: F401 as above
+    """Returns a communicator over windows of NCCL 2.29 or later: older host functions lack other ranks' addresses."""
+    import torch  # noqa: F401 torch loads its NCCL
 
     place, nccl, size = place_of(here, "cuda"), Nccl(), room_for(ROOM, here.world)
     if not nccl.has("ncclGetPeerDevicePointer"):
@@ -251,7 +251,7 @@ def comm_of(here, over):
 
 @dataclass(frozen=True)
 class Case:
-    """A handle, and steps of it."""
+    """Options of a handle, and its steps."""
 
     values: str = "float32"
     error: str | None = "float32"
@@ -259,8 +259,8 @@ class Case:
     segments: tuple = (100_003, 0, 7, 20_000)
     nonfinite: int = PROPAGATE
     steps: int = 5
-    infinite: int | None = None  # in which step one element of the last rank is
-    raw: tuple | None = None  # of a block codec: which segments are
+    infinite: int | None = None  # step in which one element of the last rank is infinite
+    raw: tuple | None = None  # for a block codec: True for each raw segment
 
     def options(self):
         options = {"codec": self.codec, "segments": list(self.segments), "values": self.values, "results": self.values}
@@ -271,8 +271,8 @@ class Case:
         return [model_of(**self.options(), n_chunks=world, server=rank) for rank in range(world)]
 
     def gradients(self, step, rank, world):
-        """A gradient of this rank in this step, one array a segment. Some magnitudes, and numbers that are not usual in
-        the last step."""
+        """Returns the gradient of a rank in a step, one array a segment: some magnitudes, and special numbers in the
+        last step."""
         rng = np.random.default_rng([step, rank])
         special = self.nonfinite == PROPAGATE and step == self.steps - 1
         arrays = [gradient(rng, n, self.values, special) for n in self.segments]
@@ -301,7 +301,7 @@ class Handle:
             call("gc_allreduce_commit", self.handle, None, self.place.stream)
 
     def rest(self):
-        """Errors and flags."""
+        """Returns errors and flags."""
         place, stream = self.place, self.place.stream
         sizes = [self.model.errors(which).size for which in (0, 1)]
         errors = [place.put(np.full(size, UNTOUCHED, np.float32)) for size in sizes]
@@ -323,7 +323,7 @@ class Handle:
 
 
 def steps_of_handle(comm, place, rank, world, case, nodes=1):
-    """By step what the values became, and in the end errors and flags."""
+    """Returns the values after each step, and at the end errors and flags."""
     found = []
     with Handle(comm, place, rank, world, case, nodes) as handle:
         for step in range(case.steps):
@@ -341,7 +341,7 @@ def steps_of_handle(comm, place, rank, world, case, nodes=1):
 
 @functools.cache
 def expected_of_handle(world, case, nodes=1):
-    """The same of every rank, by NumPy."""
+    """Returns the results of steps_of_handle() on every rank, calculated by NumPy."""
     whole, found = world_model(nodes, world // nodes, **case.options()), []
     models = whole.models
     for step in range(case.steps):
@@ -354,7 +354,7 @@ def expected_of_handle(world, case, nodes=1):
 
 
 def graph_of_handle(comm, place, rank, world, case):
-    """As steps_of_handle(), by one graph that is launched again and again."""
+    """Runs steps_of_handle() by one graph that is launched for each step."""
     stream, first, found = place.stream, case.gradients(0, rank, world), []
     with Handle(comm, place, rank, world, case) as handle:
         sources, tensors = handle.put(first), handle.put(first)
@@ -378,7 +378,7 @@ def graph_of_handle(comm, place, rank, world, case):
 
 
 def steps_over_source(here, over, case):
-    """As steps_of_handle() and as graph_of_handle(), over memory that NCCL has mapped; None without that."""
+    """Runs steps_of_handle() and graph_of_handle() over memory that NCCL has mapped; returns None without that."""
     place, comm = place_of(here, "cuda"), comm_of(here, over)
     if comm is None:
         return None
@@ -387,7 +387,7 @@ def steps_over_source(here, over, case):
 
 
 def is_held_back(comm, place, rank, world):
-    """Whether a call on a stream returns while the stream waits for the host."""
+    """Returns True if a call returns although its stream waits for the host."""
     gate = driver.Gate()
     with Handle(comm, place, rank, world, ONE) as handle:
         tensors = handle.put(ONE.gradients(0, rank, world))
@@ -403,7 +403,7 @@ def is_held_back(comm, place, rank, world):
 
 
 def digest_of_handle(comm, place, rank, world, n, steps):
-    """Of the values after some steps on one large tensor."""
+    """Returns a digest of the values after some steps on one large tensor."""
     case = Case(segments=(n,), steps=steps)
     with Handle(comm, place, rank, world, case) as handle:
         tensor = place.put(np.random.default_rng(rank).standard_normal(n, np.float32))
@@ -415,11 +415,11 @@ def digest_of_handle(comm, place, rank, world, n, steps):
     return digest
 
 
-# --- in a process each ------------------------------------------------------------------------------------------------
+# --- a process for each rank ------------------------------------------------------------------------------------------
 
 
 def on_rank(here, on, over, function, *arguments):
-    """One of the functions above."""
+    """Runs one of the functions above."""
     place = place_of(here, on)
     return function(comm_of(here, over), place, here.rank, here.world, *arguments)
 
@@ -445,8 +445,8 @@ def until(seconds, is_so):
 
 
 def last_rank_exits(here, on, over, seconds):
-    """All have exchanged something when the last one goes. What the others are told: the status of the next call, or of
-    gc_comm_async_error() after it; its sentence; the status of one more call; and whether their device still works."""
+    """Ends the last rank after an exchange of all. The others return the status of the next call, or of
+    gc_comm_async_error() after it; its message; the status of one more call; and whether their device still works."""
     place = place_of(here, on)
     comm = comm_of(here, over)
     handle = Handle(comm, place, here.rank, here.world, ONE)
@@ -471,7 +471,7 @@ def last_rank_exits(here, on, over, seconds):
     until(seconds, failed)
     later = run() if told[0] else None
     lib.gc_comm_free(comm)
-    handle.free()  # which has the communicator until now: only then the device is free of the exchange
+    handle.free()  # releases the communicator: only then the device is free of the exchange
     place.wait()
     return told[0], told[1], later, still_works(place)
 
@@ -487,10 +487,9 @@ def still_works(place):
 
 
 def a_rank_does_not_come(here):
-    """The others abort the communicator that they have lent, as a watchdog does, and all make a new one.
-
-    Gives whether the stream waited before, and the steps of a handle after."""
-    import torch  # noqa: F401 as above
+    """Lets the first rank miss a call. All abort the communicator that they have lent, as a watchdog does, and make a
+    new one. Returns whether the stream waited before, and the steps of a handle after."""
+    import torch  # noqa: F401 torch loads its NCCL
 
     place, nccl = place_of(here, "cuda"), Nccl()
     mine = nccl.communicator(here)
@@ -520,8 +519,8 @@ def a_rank_does_not_come(here):
 
 
 def halves_of_handle(comm, place, rank, world, case):
-    """As steps_of_handle(), in halves, and with another handle that is made between any two calls: its ranks tell each other
-    of it where others may still read."""
+    """Runs steps_of_handle() in halves, and makes another handle between any two calls: its ranks write flags where
+    other ranks may still read."""
     found, other = [], Case(segments=(40_001,))
     with Handle(comm, place, rank, world, case) as handle:
         for step in range(case.steps):
@@ -546,8 +545,8 @@ ALTERNATING = {"onebit": {}, "int8": dict(codec=INT8), "int4, without errors": d
 
 
 def alternating(here, over, sizes, times, in_graphs, kind="onebit"):
-    """Handles of several sizes in turn, each on a stream of its own unless they are in graphs: a digest of each one's values
-    in the end."""
+    """Runs handles of several sizes in turn, each on a stream of its own unless they are in graphs. Returns a digest of
+    each handle's values at the end."""
     place, comm = place_of(here, "cuda"), comm_of(here, over)
     cases = [Case(segments=(n,), **ALTERNATING[kind]) for n in sizes]
     handles = [Handle(comm, place, here.rank, here.world, case) for case in cases]
@@ -584,7 +583,7 @@ def alternating(here, over, sizes, times, in_graphs, kind="onebit"):
 
 
 def alternating_on_the_host(world, sizes, times, kind="onebit"):
-    """The same of a group on the CPU, of one rank, for all end alike."""
+    """Returns the digests of alternating() for a group on the CPU, of one rank, since all ranks end alike."""
     host, found = OnHost(), []
     for index, n in enumerate(sizes):
         case = Case(segments=(n,), **ALTERNATING[kind])
@@ -602,8 +601,8 @@ def alternating_on_the_host(world, sizes, times, kind="onebit"):
 
 
 def waits_in_vain(here, milliseconds, dies, kind="onebit"):
-    """All exchange something; then the last rank does not come, or is gone. The others: whether values became NaN, the
-    status told meanwhile, that of one more call, and whether the device still works."""
+    """Lets the last rank miss a call after an exchange, or die. The others return: True if values became NaN, the
+    flags, the status and its message, the status of one more call, and whether the device still works."""
     place = place_of(here, "cuda")
     comm = over_peers(here, milliseconds)
     handle = Handle(comm, place, here.rank, here.world, ONE_OF[kind])
@@ -628,8 +627,8 @@ def waits_in_vain(here, milliseconds, dies, kind="onebit"):
 
 
 def aborts_while_others_wait(here):
-    """An all-reduce is created by all but the last rank, with 10 minutes' patience; the first one aborts while it waits.
-    Of each: the status of the creation and of the communicator, and whether the device still works."""
+    """Creates an all-reduce on all but the last rank, with a timeout of 10 minutes. The first rank aborts while it
+    waits. Returns the status of the creation and of the communicator, and whether the device still works."""
     place = place_of(here, "cuda")
     comm = over_peers(here, 0)
     here.gather()
@@ -641,13 +640,13 @@ def aborts_while_others_wait(here):
         main = threading.get_native_id()
 
         def seen():
-            """Whether the main thread sleeps, and how long it has run, in seconds."""
+            """Returns True if the main thread sleeps, and its CPU time in seconds."""
             state, *fields = pathlib.Path(f"/proc/self/task/{main}/stat").read_text().rpartition(")")[2].split()
             return state == "S", (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
 
         def abort():
             asleep, (_, began), now = 0, seen(), 0.0
-            # A thread that waits for a GPU sleeps, or runs all the time. It may also sleep until Python lets it run.
+            # A thread that waits for a GPU sleeps, or runs all the time. It may also sleep until it gets Python's lock.
             while asleep < 100 and now < began + 1:
                 sleeps, now = seen()
                 asleep = asleep + 1 if sleeps else 0
@@ -667,17 +666,17 @@ def aborts_while_others_wait(here):
 
 
 def is_gone(process):
-    """Also what nobody has waited for yet: what it had open is closed with the last of its threads."""
+    """Returns True if a process has ended, even as a zombie: its files are closed with its last thread."""
     try:
         threads = [one.read_text() for one in pathlib.Path(f"/proc/{process}/task").glob("*/stat")]
     except (FileNotFoundError, ProcessLookupError):
-        return False  # one of them has gone meanwhile: look again
+        return False  # a thread has ended meanwhile: look again
     return all(one.rpartition(")")[2].split()[0] in "ZX" for one in threads)
 
 
 def dies_in_the_middle(here, milliseconds, kind="onebit"):
-    """The last rank has come to a call, and said so to the others, when it is gone; then they come. Until it is gone its
-    GPU would go on with the call. Of the others: as waits_in_vain()."""
+    """Kills the last rank after its call has signalled the other ranks, which make theirs afterwards: before, its GPU
+    would continue the call. The others return the same as in waits_in_vain(), without flags."""
     place = place_of(here, "cuda")
     size = room_for(100_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 100_000)
@@ -708,8 +707,8 @@ def dies_in_the_middle(here, milliseconds, kind="onebit"):
 
 
 def freed_at_once(here, over, case):
-    """As steps_of_handle(), on memory that is given back in the stream's order straight behind each call, and written over
-    by what gets it next, while the other ranks may still be at work."""
+    """Runs steps_of_handle() on memory that is freed in the stream's order right after each call. Its next owner
+    overwrites it while the other ranks may still be at work."""
     place, comm = place_of(here, "cuda"), comm_of(here, over)
     stream, found = place.stream, []
     with Handle(comm, place, here.rank, here.world, case) as handle:
@@ -745,8 +744,8 @@ def freed_at_once(here, over, case):
 
 
 def over_two(here, on, ways, nodes):
-    """So many nodes with as many ranks each, which this host's GPUs stand for. `ways`, intra-node and inter-node, are of OVER:
-    over pipes all ranks gather together, so there is one node, or each rank is one."""
+    """Returns a communicator of `nodes` nodes of equal size, which this host's GPUs imitate. `ways`: intra-node and
+    inter-node keys of OVER. Over pipes all ranks gather together, so there is one node, or each rank is one."""
     each = here.world // nodes
     first = here.rank // each * each
     of_node = Part(here, on, list(range(first, first + each)))
@@ -760,12 +759,12 @@ def over_two(here, on, ways, nodes):
 
 
 class Part:
-    """Some of the ranks, as a world of their own: to OVER's functions as a Here. All worlds gather together."""
+    """Some of the ranks, as a world of their own; OVER's functions take it as a Here. All worlds gather together."""
 
     def __init__(self, here, on, ranks):
         self.here, self.ranks, self.kept = here, ranks, {"place": place_of(here, on)}
         self.rank, self.world, self.folder = ranks.index(here.rank), len(ranks), here.folder
-        here.kept.setdefault("parts", []).append(self)  # whose callbacks stay
+        here.kept.setdefault("parts", []).append(self)  # keeps the callbacks
 
     def gather(self, value=None):
         everything = self.here.gather(value)
@@ -781,7 +780,7 @@ def steps_over_two(here, on, ways, nodes, case):
 
 
 def ends_by_a_signal(here):
-    """The first rank waits for one that does not come when it is told to end."""
+    """Sends SIGTERM to the first rank while it waits for a rank that does not make the call."""
     place, comm = place_of(here, "cuda"), over_peers(here, 60_000)
     handle = Handle(comm, place, here.rank, here.world, ONE)
     here.gather()
@@ -793,8 +792,8 @@ def ends_by_a_signal(here):
 
 
 def garbage(here, where, milliseconds, kind="onebit"):
-    """The first rank's buffer is overwritten after the others have come to a call, and before it does: what it heard, or
-    what has arrived."""
+    """Overwrites the first rank's buffer after the other ranks' call and before its own: the flags in the first 1,024
+    bytes (`where` is "heard"), or the payloads behind."""
     place = place_of(here, "cuda")
     size = room_for(100_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 100_000)
@@ -823,7 +822,7 @@ def garbage(here, where, milliseconds, kind="onebit"):
 
 
 def refusals_of_buffers(here):
-    """Statuses and sentences of gc_comm_from_peers() for what is no buffer."""
+    """Returns statuses and messages of gc_comm_from_peers() for invalid buffers, and for valid ones."""
     place, size = place_of(here, "cuda"), room_for(1000, 2)
     good, dirty = driver.Memory(size), driver.Memory(size)
     for memory in good, dirty:

@@ -1,6 +1,6 @@
-"""The compressed all-reduces on all GPUs there are: a process a GPU over NCCL, and a thread a GPU in one process.
+"""The compressed all-reduces on all GPUs: a process per GPU over NCCL, and a thread per GPU in one process.
 
-`make multi-gpu` runs this. `--device cpu` rehearses it without a GPU, with as many ranks as `--ranks` says.
+`make multi-gpu` runs this. `--device cpu` rehearses it without a GPU, with the number of ranks in `--ranks`.
 """
 
 import os
@@ -19,7 +19,7 @@ if not os.environ.get("GRADCODEC_LIBRARY"):
 import driver  # noqa: E402 the path comes first
 from ranks import Ranks  # noqa: E402
 
-# Groups of one process may have several ranks on a GPU; these are tried in any case.
+# Groups of these sizes are always tried: several ranks of one process may share a GPU.
 SMALL_GROUPS = [2, 3]
 
 
@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session")
 def peers(pytestconfig):
-    """Ranks that reach each other's memory: a GPU each, or, if there is one GPU, two that share it."""
+    """Yields ranks that reach each other's memory: a GPU each, or, if there is one GPU, two that share it."""
     if not pytestconfig.cards:
         pytest.skip("no card: no peer memory")
     pool = Pool(max(2, pytestconfig.cards))
@@ -86,12 +86,12 @@ def on(pytestconfig):
 
 @pytest.fixture(scope="session")
 def usual(on):
-    """The communicator of tests that are not about communicators."""
+    """Returns the communicator for tests that are not about communicators."""
     return "id" if on == "cuda" else "pipes"
 
 
 class Pool:
-    """Ranks that are made anew when a test has broken them."""
+    """Ranks that are replaced after a test has broken them."""
 
     def __init__(self, world):
         self.world, self.ranks = world, None

@@ -1,4 +1,4 @@
-"""NCCL through ctypes: communicators that a program has itself."""
+"""NCCL through ctypes: communicators that a program makes itself."""
 
 import ctypes
 from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_void_p
@@ -17,7 +17,7 @@ SIGNATURES = {
 
 
 class Nccl:
-    """The one that is loaded, as torch does it; else the system's."""
+    """The loaded library, which is torch's; else the system's."""
 
     def __init__(self):
         self.library = ctypes.CDLL("libnccl.so.2")
@@ -34,7 +34,7 @@ class Nccl:
         return hasattr(self.library, name)
 
     def communicator(self, here):
-        """Of all ranks, each with the GPU that is current."""
+        """Returns a communicator of all ranks, each with its current GPU."""
         id, comm = Id(), c_void_p()
         if here.rank == 0:
             self.call("ncclGetUniqueId", byref(id))

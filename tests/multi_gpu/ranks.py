@@ -1,4 +1,4 @@
-"""Ranks as processes, which call functions when they are told to. They are waited for so long, and no longer."""
+"""Ranks as processes, which call functions on request. Every call has a time limit."""
 
 import multiprocessing
 import os
@@ -12,17 +12,17 @@ from multiprocessing import connection
 
 
 class Alone(Exception):
-    """Another rank will not come: it failed, is gone, is done, or is at something else."""
+    """Raised if another rank does not gather: it failed, is gone, is done, or gathers elsewhere."""
 
 
 class Here:
-    """A rank, to what it calls. `folder` is one for all ranks; `kept` stays between calls."""
+    """A rank, for the functions that it calls. `folder` is shared by all ranks; `kept` lasts between calls."""
 
     def __init__(self, rank, world, folder, pipe):
         self.rank, self.world, self.folder, self.kept, self._pipe = rank, world, folder, {}, pipe
 
     def gather(self, value=None, at=None):
-        """The value of every rank, by rank. Waits for all of them, which must be at the same."""
+        """Returns the value of every rank, by rank. Waits for all ranks, which must pass the same `at`."""
         self._pipe.send(("gather", (at, value)))
         values = self._pipe.recv()
         if values is None:
@@ -32,14 +32,14 @@ class Here:
 
 @dataclass
 class Outcome:
-    """`kind`: "done", with what the function gave; "failed", with a traceback; "gone", with an exit code; "late"."""
+    """`kind`: "done", with the function's result; "failed", with a traceback; "gone", with an exit code; "late"."""
 
     kind: str
     value: object = None
 
 
 class RankError(Exception):
-    """`short`: a line on each rank that failed of itself."""
+    """`short`: a line for each rank that failed by itself."""
 
     def __init__(self, outcomes, seconds):
         super().__init__(said(outcomes, seconds))
@@ -51,7 +51,7 @@ class RankError(Exception):
 class Ranks:
     def __init__(self, world, environment=None):
         self.world, self.sound = world, True
-        self.latest = None  # what the ranks were at when they last gathered
+        self.latest = None  # `at` of the last gather of all ranks
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         spawn = multiprocessing.get_context("spawn")
         before = dict(os.environ)
@@ -89,19 +89,19 @@ class Ranks:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, function, *arguments, seconds=180):
-        """function(here, *arguments) on every rank; the results by rank."""
+        """Calls function(here, *arguments) on every rank; returns the results by rank."""
         outcomes = self.outcomes(function, *arguments, seconds=seconds)
         if any(outcome.kind != "done" for outcome in outcomes):
             raise RankError(outcomes, seconds)
         return [outcome.value for outcome in outcomes]
 
     def outcomes(self, function, *arguments, seconds=180):
-        """The same, whatever becomes of the ranks: an Outcome of each. Once one is not done they are of no use."""
+        """Returns an Outcome for each rank's call. If one is not "done", the ranks cannot be used again."""
         outcomes, gathered, end = {}, {}, time.monotonic() + seconds
         for rank, pipe in enumerate(self.pipes):
             try:
                 pipe.send((function, arguments))
-            except OSError:  # it is gone, as its pipe will say
+            except OSError:  # the rank is gone; its pipe reports that below
                 pass
         while len(outcomes) < self.world:
             waiting = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in outcomes}
@@ -128,7 +128,7 @@ class Ranks:
                 for rank in gathered:
                     try:
                         self.pipes[rank].send(answer)
-                    except OSError:  # likewise
+                    except OSError:  # the rank is gone
                         pass
                 gathered.clear()
         self.sound = self.sound and all(outcome.kind == "done" for outcome in outcomes.values())
@@ -142,13 +142,13 @@ def words(outcome, seconds):
 
 
 def said(outcomes, seconds):
-    """What became of the ranks, those first that failed of themselves."""
+    """Returns the outcomes as text, first the ranks that failed by themselves."""
     lines = [f"rank {rank}: {words(outcome, seconds)}" for rank, outcome in enumerate(outcomes)]
     return "\n".join(sorted(lines, key=lambda line: Alone.__name__ in line))
 
 
 def end_with_the_parent(folder):
-    """A rank that waits in a library would outlive a parent that is killed, which then removes no folder either."""
+    """Ends this process and removes the folder when the parent is killed: a rank may wait in a library."""
     connection.wait([multiprocessing.parent_process().sentinel])
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
@@ -170,4 +170,4 @@ def serve(rank, world, folder, pipe):
             pipe.send(answer)
         except OSError:  # the parent is gone
             break
-    os._exit(0)  # what libraries do at the end of a process may wait for other ranks
+    os._exit(0)  # libraries may wait for other ranks at the end of a process

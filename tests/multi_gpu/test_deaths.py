@@ -1,5 +1,5 @@
-"""Ranks on GPUs that are killed, over NCCL and over peer memory, by tests/churn/churn.py. The others' handles still give
-the errors of before, to the bit, and are released; the training goes on with them in a new communicator."""
+"""Kills ranks on GPUs, over NCCL and over peer memory, with tests/churn/churn.py. The others' handles still return
+their errors from before, to the bit, and are released. Training continues with these errors in a new communicator."""
 
 import pathlib
 import re

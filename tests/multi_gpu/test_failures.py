@@ -1,4 +1,4 @@
-"""Ranks that exit or are missing: the others get a status, and go on."""
+"""Ranks that exit or are missing: the others get a status, and continue."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from capi import Status
 from cases import compare, expected_of_handle
 from ranks import Ranks
 
-# NCCL does not know that a process which it reaches through memory is gone; over sockets it does.
+# NCCL does not notice the end of a process that it reaches through memory; over sockets it does.
 OVER_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
 
 
@@ -26,7 +26,7 @@ def test_a_rank_that_exits_is_told_to_the_others(pytestconfig, on, usual):
 
 
 def test_when_a_rank_does_not_come_the_others_abort_and_all_go_on(ranks, on):
-    """With one GPU nobody waits: then this only shows that what is aborted can be freed."""
+    """Shows with one GPU, where no rank waits, only that an aborted communicator can be freed."""
     if on == "cpu":
         pytest.skip("no card: no communicator of NCCL's")
     waited, found = zip(*ranks.call(cases.a_rank_does_not_come, seconds=90))

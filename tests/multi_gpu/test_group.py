@@ -1,4 +1,4 @@
-"""A rank is a thread of this process: with a GPU of its own, as far as there are; otherwise ranks share GPUs."""
+"""Ranks as threads of this process, each with a GPU of its own, as far as there are; otherwise ranks share GPUs."""
 
 from ctypes import POINTER
 
@@ -13,7 +13,7 @@ from test_processes import KINDS, name
 
 @pytest.fixture
 def place(pytestconfig):
-    """That of a rank, in the rank's thread."""
+    """Returns a function that makes the place of a rank, for the rank's thread."""
     return lambda rank: cases.OnCard(rank % pytestconfig.cards) if pytestconfig.cards else cases.OnHost()
 
 
@@ -22,7 +22,7 @@ def each(world, place, function, *arguments):
         try:
             return function(world.comms[rank], place(rank), rank, world.size, *arguments)
         except BaseException:
-            lib.gc_comm_free(world.comms[rank])  # or the others would wait for it
+            lib.gc_comm_free(world.comms[rank])  # or the other ranks would wait for this one
             world.comms[rank] = POINTER(Comm)()
             raise
 

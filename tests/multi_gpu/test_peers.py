@@ -1,4 +1,4 @@
-"""Ranks that reach each other's memory, a process each: the bytes of the model, graphs, streams, and ranks that do not come."""
+"""Ranks that reach each other's memory, a process each: the bytes of the model, graphs, streams, and lost ranks."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_halves_and_handles_that_are_made_between_them(peers, case):
 
 
 def test_memory_that_nccl_maps(peers, pytestconfig):
-    """examples/python/peers.py has memory of gc_share and PyTorch's symmetric memory."""
+    """Tests windows of NCCL. examples/python/peers.py has memory of gc_share and PyTorch's symmetric memory."""
     if pytestconfig.cards < 2:
         pytest.skip("two cards needed for NCCL, one found")
     ranks = peers.get()
@@ -47,8 +47,8 @@ GRAPHS = [
     Case(codec=INT8, steps=30),
     Case(codec=INT8, nonfinite=TRANSACTIONAL, steps=10),
     Case("bfloat16", None, INT4, raw=(0, 1, 1, 0), steps=30),
-    Case(error=None, codec=INT8, segments=(3000, 70), steps=200),  # which exchanges once
-    Case(error=None, codec=INT8, segments=(1_000_000,), steps=3),  # and so does this, up to four ranks
+    Case(error=None, codec=INT8, segments=(3000, 70), steps=200),  # uses one-shot
+    Case(error=None, codec=INT8, segments=(1_000_000,), steps=3),  # uses one-shot, too, up to four ranks
 ]
 
 
@@ -85,7 +85,7 @@ def test_a_rank_aborts_and_no_rank_waits_any_more(peers):
 
 @pytest.mark.parametrize("kind", [kind for kind in cases.ONE_OF if "one exchange" not in kind])
 def test_a_rank_that_dies_within_a_call(peers, kind):
-    """Not of one exchange: when such a rank is heard it has sent all, and the others' call ends well."""
+    """Leaves one-shot out: a rank whose flag is set has sent everything, so the others' call succeeds."""
     *others, last = peers.get().outcomes(cases.dies_in_the_middle, 2_000, kind, seconds=60)
     assert (last.kind, last.value) == ("gone", 7), last
     for other in others:
@@ -104,7 +104,7 @@ def test_memory_that_is_given_back_straight_behind_a_call(peers, way, case):
 
 @pytest.mark.parametrize("between", ["id", "staged pipes"])
 def test_two_levels_of_cards(peers, pytestconfig, between):
-    """Peer memory inside, NCCL or a host transport between, which stand for machines of as many GPUs."""
+    """Tests peer memory within and NCCL or a host transport between nodes, which imitate machines of as many GPUs."""
     if between == "id" and pytestconfig.cards < 2:
         pytest.skip("two cards needed for NCCL, one found")
     ranks = peers.get()
@@ -118,7 +118,7 @@ def test_two_levels_of_cards(peers, pytestconfig, between):
 
 @pytest.mark.parametrize("ways", [("id", "id"), ("staged pipes", "staged pipes"), ("peers", "peers")], ids=str)
 def test_two_nodes_of_two_cards(peers, pytestconfig, ways):
-    """NCCL within nodes and between, a host transport, and peer memory, which all cards of one machine have."""
+    """Tests NCCL on both levels, a host transport, and peer memory, which all cards of one machine have."""
     ranks = peers.get()
     if pytestconfig.cards < 4 or ranks.world != 4:
         pytest.skip("four cards needed")
@@ -133,11 +133,11 @@ def test_a_rank_that_waits_ends_by_a_signal(peers):
     assert all((other.kind, other.value) == ("done", "there") for other in others)
 
 
-# What is exchanged once is pushed only when all have begun.
+# No kind here uses one-shot, whose payloads are pushed only when all ranks have begun.
 @pytest.mark.parametrize("kind", ["onebit", "int8"])
 @pytest.mark.parametrize("where, status, is_nan", [("heard", Status.TIMEOUT, True), ("areas", Status.CORRUPT, False)])
 def test_a_buffer_that_is_overwritten(peers, where, status, is_nan, kind):
-    """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
+    """Checks that invalid flags count as missing ones, and invalid payloads as corrupt, on all ranks."""
     ranks = peers.get()
     assert ranks.call(cases.garbage, where, 2_000, kind, seconds=60) == [(is_nan, status, True)] * ranks.world
 

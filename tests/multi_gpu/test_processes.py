@@ -1,4 +1,4 @@
-"""A rank is a process with a GPU of its own. All bytes are those of NumPy's models, which exchange in Python."""
+"""Ranks as processes, each with its own GPU. All bytes must be those of NumPy's models, which exchange in Python."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_every_communicator_gives_the_bytes_of_the_model(ranks, on, over):
 
 
 def test_two_levels(ranks, on, usual):
-    """One machine, or each rank is one; tests/multi_gpu/test_peers.py has others."""
+    """Tests one node with all ranks, and a node for each rank; tests/multi_gpu/test_peers.py has other numbers."""
     for machines in sorted({1, ranks.world}):
         found = ranks.call(cases.steps_over_two, on, (usual, usual), machines, Case())
         compare(found, expected_of_handle(ranks.world, Case()))

@@ -1,4 +1,4 @@
-"""The processes themselves: whoever fails, exits or does not come is named, and nobody waits for ever."""
+"""Tests of the processes: a rank that fails, exits or is missing is named, and no rank waits for ever."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ def told(here, what):
     if here.rank == 1 and what == "raise":
         raise ValueError("of rank 1")
     if here.rank == 1 and what == "stay away":
-        threading.Event().wait()  # which never comes, so whoever waits for this rank waits for ever
+        threading.Event().wait()  # never returns, so a rank that waits for this one waits for ever
     if here.rank == 1 and what == "be elsewhere":
         return here.gather(10, at="elsewhere")
     return here.gather(10 * here.rank, at="home")
@@ -64,7 +64,7 @@ def be_a_parent():
 
 
 def test_ranks_end_when_their_parent_is_killed():
-    """They hold its standard output open, and so are gone when that is read to its end."""
+    """Reads the ranks' standard output, which they hold open, to its end: then they are gone."""
     command = [sys.executable, "-c", "import test_ranks; test_ranks.be_a_parent()"]
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent)}
     parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

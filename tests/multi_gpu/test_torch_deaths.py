@@ -1,5 +1,5 @@
-"""gradcodec.torch.compress() over two nodes of two GPUs, of which one rank ends or stops: the others raise within the
-timeout. This file is also the program of a rank."""
+"""Tests gradcodec.torch.compress() over two nodes of two GPUs, of which one rank ends or stops: the others raise within
+the timeout. This file is also the program of a rank."""
 
 import os
 import pathlib
@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-TIMEOUT = 10  # seconds, of an exchange
+TIMEOUT = 10  # seconds for an exchange
 LOST, AT_STEP, STEPS = 3, 4, 8
-RAISED = 7  # the status of a rank whose step raised GradCodecError
+RAISED = 7  # exit status of a rank whose step raised GradCodecError
 
 
 @pytest.mark.parametrize("how", ["ends", "stops"])

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The CMake package: the examples against an installed tree that was moved; what its version file promises; and with a
-# Python that has torch, torch_ops and ddp, which that Python then runs. Usage: cmake.sh WORK_DIR LIBRARY_DIR [PYTHON]
+# Tests the CMake package: the examples against an installed tree that was moved; the version file; and with a Python
+# that has torch, torch_ops and ddp, which that Python then runs. Usage: cmake.sh WORK_DIR LIBRARY_DIR [PYTHON]
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 WORK_DIR LIBRARY_DIR [PYTHON]" >&2; exit 2; }
 work=$(mkdir -p "$1" && cd "$1" && pwd) library=$(cd "$2" && pwd)
@@ -35,7 +35,7 @@ configure "$work/deeper" -Dgradcodec_DIR="$work/prefix/lib/deeper/cmake/gradcode
 "$work/deeper/raii"
 echo "ok: and with another LIBDIR"
 
-# asks WANTED ARGUMENT...: whether find_package(gradcodec ARGUMENT...) finds it
+# asks WANTED ARGUMENT...: checks if find_package(gradcodec ARGUMENT...) finds the package (WANTED is 1) or not (0)
 asks() {
     wanted=$1 && shift
     mkdir -p "$work/asks"
@@ -65,7 +65,7 @@ echo "ok: find_package gives versions that fit, and no others"
 
 [ -n "$python" ] || { echo "SKIPPED torch_ops and ddp: no Python with torch was named"; exit 0; }
 
-# The commands that CMakeLists.txt has, with the library where that file expects it.
+# Run the commands in CMakeLists.txt, with the library where that file expects it.
 make --no-print-directory LIB="$library" install PREFIX="$work/home/.local" >/dev/null
 HOME=$work/home "$python" tests/commands.py cmake "$work/home/.local/lib" "$work/as_it_stands"
 
@@ -73,7 +73,7 @@ torch=$("$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
 set -- -DTORCH_OPS=ON -DCMAKE_PREFIX_PATH="$work/installed;$torch"
 if "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' && [ -z "${CUDA_HOME:-}" ] &&
     ! command -v nvcc >/dev/null && [ ! -d /usr/local/cuda ]; then
-    # A toolkit of the wheels that came with torch. They lack what linkers look for: names without a version.
+    # Make a toolkit of the wheels on which torch depends. They lack the names without a version that linkers need.
     wheels=$("$python" -c 'import glob, sysconfig as s; print(*glob.glob(s.get_path("purelib") + "/nvidia/cu[0-9]*"))')
     if [ ! -x "$wheels/bin/nvcc" ]; then
         echo "SKIPPED torch_ops and ddp: this torch is built for CUDA, and CMake does not find it without nvcc"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# commit.sh DIR: build.rs, in a crate that has nothing else: the commit that it names is that of the sources, "-dirty"
-# goes with the commit that has them, and cargo builds again only when one of them changes.
+# commit.sh DIR: tests build.rs in a crate without other code. It must name the commit of the sources, omit "-dirty"
+# after the commit that has them, and cargo must build again only when one of the sources changes.
 set -eu
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -17,7 +17,7 @@ printf 'fn main() { println!("{}", env!("GRADCODEC_COMMIT")) }\n' > src/main.rs
 touch include/a.h kernels/a.cu README.md
 cp "$root/build.rs" .
 
-# says COMMIT built|fresh WHAT: what a build names, and whether there was something to build
+# says COMMIT built|fresh WHAT: checks the commit that a build names, and if there was something to build
 says() {
     ${CARGO:-cargo} build -v > "$dir/log" 2>&1 || { cat "$dir/log"; fail "$3: cargo"; }
     if grep -q '^ *Compiling' "$dir/log"; then did=built; else did=fresh; fi
@@ -38,7 +38,7 @@ commit second
 says "$(head)" built "after their commit"
 says "$(head)" fresh "the same again"
 
-# What is no source builds nothing, nor does what is committed of it: the sources are still those of the second commit.
+# A file that is no source causes no build, and neither does its commit: the sources are those of the second commit.
 second=$(head)
 echo more >> README.md && git status > /dev/null
 says "$second" fresh "another file"
@@ -56,7 +56,7 @@ says "$(head)-dirty" built "a change of a header"
 git checkout -q include/a.h
 says "$(head)" built "taken back"
 
-# Branches that are packed, with a log and without one.
+# Build with packed branches, with a log and without one.
 for log in true false; do
     git config core.logAllRefUpdates $log
     [ $log = true ] || rm -r .git/logs
@@ -72,17 +72,17 @@ says "$(head)-dirty" built "no branch"
 commit detached
 says "$(head)" built "no branch, committed"
 
-# git sees that the stamp of a file has changed, and would write it to the index.
+# git notices the new timestamp of a file, and would write it to the index.
 touch src/main.rs && cp -p .git/index "$dir/index"
 says "$(head)" built "a new stamp"
 cmp .git/index "$dir/index" && [ ! .git/index -nt "$dir/index" ] || fail "it writes to the index"
 
-# As in a hook of another repository.
+# Set git's variables as a hook of another repository does.
 git init -q "$dir/other" && git -C "$dir/other" commit -q --allow-empty -m other
 touch src/main.rs
 GIT_DIR=$dir/other/.git GIT_WORK_TREE=$dir/other GIT_INDEX_FILE=$dir/other/.git/index says "$(head)" built "GIT_DIR"
 
-# A worktree, whose .git is a file.
+# Build in a worktree, whose .git is a file.
 git worktree add -q -b beside "$dir/other/worktree"
 cd "$dir/other/worktree"
 says "$(head)" built "a worktree"
@@ -92,7 +92,7 @@ commit beside
 says "$(head)" built "a worktree, committed"
 says "$(head)" fresh "a worktree, again"
 
-# Sources without their repository, by themselves and within that of others.
+# Build sources without their repository, by themselves and within another repository.
 for place in "$dir/copy" "$dir/other/copy"; do
     mkdir "$place" && cp -r src include kernels build.rs Cargo.toml "$place" && cd "$place"
     says unknown built "$place"

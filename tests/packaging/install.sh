@@ -1,6 +1,6 @@
 #!/bin/sh
-# install.sh DIR CC LIBRARY_DIR: builds an example against an installed tree, found by pkg-config alone; installs to other folders,
-# uninstalls, and tells ldconfig where that is right.
+# install.sh DIR CC LIBRARY_DIR: builds an example against an installed tree, found by pkg-config alone; installs to
+# other folders, uninstalls, and checks that ldconfig runs only where it should.
 set -eu
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
 cc=$2 library=$(cd "$3" && pwd)
@@ -13,7 +13,7 @@ install() {
     make --no-print-directory -C "$root" LIB="$library" "$@" > /dev/null
 }
 
-# example LIBDIR: built and run against what pkg-config finds there
+# example LIBDIR: builds an example with the library that pkg-config finds in LIBDIR, and runs it
 example() {
     mkdir -p "$dir/example" && cd "$dir/example"
     # shellcheck disable=SC2046 # the flags are words
@@ -56,7 +56,7 @@ echo "ok: the same with LIBDIR and MANDIR"
 install install-strip PREFIX="$dir/stripped"
 ! readelf -S "$dir/stripped/lib/libgradcodec.so" | grep -q debug_info || { echo "FAILED: debug symbols" >&2; exit 1; }
 example "$dir/stripped/lib"
-# What is installed suffices for the examples that come with it.
+# The installed files suffice for the examples among them.
 cd "$dir/stripped/share/doc/gradcodec"
 grep -q '^dlpark .*Apache-2.0' THIRD-PARTY-NOTICES || { echo "FAILED: no notices" >&2; exit 1; }
 ls CHANGELOG.md SECURITY.md docs/KERNELS.md > "$dir/log"
@@ -73,7 +73,7 @@ install uninstall PREFIX="$dir/stripped"
 nothing_left_in "$dir/stripped"
 echo "ok: without debug symbols, with the examples, documents and notices"
 
-# As root: ldconfig is told of a folder that it reads, and of no other.
+# Check as root that make runs ldconfig for a folder that ldconfig reads, and for no other.
 cat > "$dir/as_root.sh" <<'END'
 set -eu
 known() { ldconfig -p | grep -q libgradcodec; }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# man.sh PAGE: the manual page, as it was installed: it has the functions of tests/abi/functions.h and no others, and
-# the library's variables; what reads such pages finds no fault.
+# man.sh PAGE: checks the installed manual page. It has the functions of tests/abi/functions.h and no others, and the
+# library's variables; groff and mandoc find no fault.
 set -eu
 page=$1
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -14,7 +14,7 @@ sed -n 's/^\.B \(gc_[a-z0-9_]*\)$/\1/p' "$page" | sort > "$work/named"
 sed -n '/^## The library/,/^## The Python/s/^| `\([A-Z_]*\)`.*/\1/p' "$root/docs/ENVIRONMENT.md" > "$work/listed"
 sed -n 's/^\.B \([A-Z_]*\)$/\1/p' "$page" > "$work/named"
 [ -s "$work/named" ] && diff "$work/listed" "$work/named" || fail "these variables"
-# What Markdown has and roff has not.
+# Markdown syntax that roff does not have.
 ! grep '`\|^|\|likewise' "$page" || fail "these lines"
 
 ran=
@@ -25,7 +25,7 @@ if command -v groff > /dev/null; then
     ran="$ran groff"
 fi
 if command -v mandoc > /dev/null; then
-    # Before its release a version has no day.
+    # Before its release a version has no date.
     mandoc -T lint -W warning "$page" > "$work/log" || true
     ! grep -v 'missing date' "$work/log" || fail "mandoc"
     ran="$ran mandoc"

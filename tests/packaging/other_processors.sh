@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks and tests what a processor other than x86-64 would compile: the parts for x86-64 are taken out of a copy. For
-# aarch64 itself `cargo check --target aarch64-unknown-linux-gnu` says the same, where that target is installed.
+# Checks and tests the code for a processor other than x86-64, in a copy without the parts for x86-64. For aarch64
+# itself `cargo check --target aarch64-unknown-linux-gnu` does the same, where that target is installed.
 set -eu
 copy=build/other_processors
 rm -rf "$copy" && mkdir -p "$copy/tests"

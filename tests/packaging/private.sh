@@ -1,6 +1,6 @@
 #!/bin/sh
-# private.sh WORK_DIR COMMAND...: runs it as root of a mount namespace, with a /usr/local and an /etc of its own, in which
-# ldconfig may write: nothing of that is left on the machine. Says so where the machine allows no such namespace.
+# private.sh WORK_DIR COMMAND...: runs a command as root of a mount namespace, with its own /usr/local and /etc, where
+# ldconfig may write and nothing stays on the machine. Prints NOT RUN if a namespace is not allowed.
 set -eu
 [ $# -ge 2 ] || { echo "usage: $0 WORK_DIR COMMAND..." >&2; exit 2; }
 if ! why=$(unshare -rm mount --bind /etc /etc 2>&1); then
@@ -8,7 +8,7 @@ if ! why=$(unshare -rm mount --bind /etc /etc 2>&1); then
     echo "NOT RUN, because this machine allows no mount namespace ($why): $*"
     exit 0
 fi
-# In /usr/local links stand for what is there, so that a Python or a compiler in it still runs.
+# In /usr/local links replace the original files, so that a Python or a compiler in it still runs.
 exec unshare -rm sh -euc '
     work=$(mkdir -p "$1" && cd "$1" && pwd) && shift
     mkdir "$work/original" "$work/local" "$work/etc"

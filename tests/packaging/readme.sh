@@ -1,7 +1,7 @@
 #!/bin/sh
-# readme.sh CC LIBRARY_DIR: runs the commands and the C code of README.md, the commands of docs/INSTALL.md and the program
-# at the top of gradcodec.h, and compares what they print with what these pages say. It installs the library in
-# LIBRARY_DIR to $HOME/.local and to /usr/local, and builds none.
+# readme.sh CC LIBRARY_DIR: runs the commands and the C code of README.md, the commands of docs/INSTALL.md and the
+# program at the top of gradcodec.h, and compares their output with these pages. Installs the library in LIBRARY_DIR to
+# $HOME/.local and to /usr/local, and builds none.
 set -eu
 [ $# -eq 2 ] || { echo "usage: $0 CC LIBRARY_DIR" >&2; exit 2; }
 cc=$1 library=$(cd "$2" && pwd)
@@ -9,21 +9,21 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# block PAGE LANGUAGE [N]: the N-th fenced block of that language
+# block PAGE LANGUAGE [N]: prints the N-th fenced block of that language
 block() {
     awk -v fence="\`\`\`$2" -v wanted="${3:-1}" '$0 == "```" { inside = 0 } inside { print }
         $0 == fence { inside = ++seen == wanted }' "$root/$1"
 }
 
-# The folder that the commands expect: the repository, with the program at the top of the header saved there.
+# Make the folder that the commands expect: the repository, with the program at the top of the header saved there.
 mkdir "$work/tree" "$work/home" "$work/bin"
 ln -s "$root"/* "$work/tree"
-# The block that is indented after "Start here:".
+# Extract the block that is indented after "Start here:".
 sed -n '/^ \* Start here:$/,/^ \* It prints/s/^ \*     //p' "$root/include/gradcodec.h" > "$work/tree/program.c"
 sed -n 's/^ \* It prints `\(.*\)`\.$/\1/p' "$root/include/gradcodec.h" > "$work/printed"
 [ -s "$work/printed" ] || { echo "FAILED: gradcodec.h does not say what its program prints" >&2; exit 1; }
 
-# count PAGE N: the page has N blocks of commands, each of which is run below
+# count PAGE N: checks that the page has N blocks of commands, each of which is run below
 count() {
     [ "$(grep -c '^```sh$' "$root/$1")" -eq "$2" ] || { echo "FAILED: $1 has not $2 blocks of commands" >&2; exit 1; }
 }
@@ -37,11 +37,11 @@ block docs/INSTALL.md sh 3 > "$work/c_home"
 block docs/INSTALL.md sh 4 > "$work/c_usr_local"
 block docs/INSTALL.md text | diff "$work/printed" - || { echo "FAILED: INSTALL.md prints something else" >&2; exit 1; }
 
-# In the namespace of private.sh everybody is root.
+# In the namespace of private.sh every user is root.
 printf '#!/bin/sh\nexec "$@"\n' > "$work/bin/sudo"
 chmod +x "$work/bin/sudo"
 
-# all.sh INSTALL C [COMMAND]: these commands, with no more of an environment than a newcomer has
+# all.sh INSTALL C [COMMAND]: runs these commands, with no more of an environment than a newcomer has
 cat > "$work/all.sh" <<'END'
 set -eu
 work=$(dirname "$0")
@@ -54,7 +54,7 @@ echo "ok $2: $(cat "$work/got")"
 END
 unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
 export HOME="$work/home" MAKEFLAGS="LIB=$library" PYTHONDONTWRITEBYTECODE=1
-# What stands in INSTALL.md and gradcodec.h between backticks.
+# Run the commands that INSTALL.md and gradcodec.h have between backticks.
 sh "$work/all.sh" install_home c_home '
     export PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
     cc program.c -pthread $(pkg-config --cflags --libs gradcodec) -Wl,-rpath,$(pkg-config --variable=libdir gradcodec)
@@ -67,7 +67,7 @@ cat "$work/usr_local"
 without=
 ! grep -q '^NOT RUN' "$work/usr_local" || without=", but for the installation to /usr/local, which was NOT RUN"
 
-# compile NAME: $work/NAME.c, with warnings
+# compile NAME: compiles $work/NAME.c, with warnings
 compile() {
     # shellcheck disable=SC2086 # a compiler may come with options
     $cc -std=c99 -Wall -Wextra -pedantic -Werror -I"$root/include" "$work/$1.c" -o "$work/$1" -L"$library" \
@@ -76,7 +76,7 @@ compile() {
 mv "$work/tree/program.c" "$work/"
 compile program
 
-# README.md's C code, on two ranks that have 1 and 3.
+# Run README.md's C code on two ranks, whose values are 1 and 3.
 { printf '#include <gradcodec.h>\n#include <stdio.h>\nstatic void average(gc_comm_t *comm, float *gradient, int64_t n)\n{\n'
 block README.md c; cat <<'END'
 }
@@ -113,8 +113,8 @@ LD_LIBRARY_PATH="$library" "$work/average" > "$work/got"
     { echo "FAILED: README.md's all-reduce gives $(cat "$work/got")" >&2; exit 1; }
 echo "ok all-reduce: $(cat "$work/got")"
 
-# README.md's two commands, which CI makes. Here: `make demo` ends with the line of README.md (other C libraries may round
-# differently), and `make test` with a line of that form.
+# CI runs README.md's two commands. Check here that `make demo` ends with the line of README.md (other C libraries may
+# round differently), and `make test` with a line of that form.
 [ "$(block README.md sh 1)" = "$(printf 'make demo\nmake test')" ] ||
     { echo "FAILED: README.md begins with other commands than make demo and make test" >&2; exit 1; }
 cp "$root/examples_c/digits.c" "$work/digits.c"
@@ -127,7 +127,7 @@ grep -qF 'echo "$SECONDS s: $(($# - lost)) passed, $lost failed, $(grep -c . <<<
     { echo "FAILED: make test ends with another line than README.md says" >&2; exit 1; }
 echo "ok make demo: $(cat "$work/result")"
 
-# `make help` lists every target that has a comment, and those that README.md names.
+# `make help` must list every target that has a comment, and the targets that README.md names.
 make --no-print-directory -C "$root" help > "$work/help"
 [ "$(grep -c '^  ' "$work/help")" -eq "$(grep -c '^## ' "$root/Makefile")" ]
 for page in README.md docs/INSTALL.md; do

@@ -1,4 +1,4 @@
-"""Cases of block codecs, the same for the CPU, for CUDA on the fake driver, and for a GPU: every byte against
+"""Cases of block codecs for the CPU, for CUDA on the stand-in driver, and for a GPU: compares every byte with
 docs/NUMERICS.md 11 in NumPy. CASES has them by name; each takes a place (codecs_c)."""
 
 import pathlib
@@ -19,14 +19,14 @@ CASES = {}
 
 
 def each_codec(function):
-    """A case for each codec, as its second argument."""
+    """Adds a case for each codec, which is the second argument."""
     for codec, name in NAMES.items():
         CASES[f"{function.__name__}[{name}]"] = lambda place, codec=codec: function(place, codec)
     return function
 
 
 def all_magnitudes(codec, seed):
-    """Blocks of every exponent: random ones, what lies around M * 2^k, ties between codes, zeros, denormals."""
+    """Returns blocks of every exponent: random ones, numbers around M * 2^k, ties between codes, zeros, denormals."""
     random, most = np.random.default_rng(seed), FORMATS[codec].most or 1
     exponents = np.arange(-149, 127)
     random_ones = random.standard_normal((exponents.size, 64)) * 2.0 ** exponents[:, None]
@@ -45,12 +45,12 @@ def ordinary(rng, model):
     return [gradient(rng, n, model.values, False) for n in model.segments]
 
 
-# --- what the header promises -----------------------------------------------------------------------------------------
+# --- the examples of the page -----------------------------------------------------------------------------------------
 
 
 def example(codec):
-    """Of docs/NUMERICS.md 11, read from the page: what stands behind the header for (1, -7, 3.5), and what that decodes
-    to."""
+    """Returns the example of docs/NUMERICS.md 11, read from the page: the bytes behind the header for (1, -7, 3.5), and
+    the values to which they decode."""
     page = pathlib.Path(__file__).parents[2].joinpath("docs", "NUMERICS.md").read_text().split("**Examples by hand.**")[1]
     values, behind = re.search(rf"^\| {NAMES[codec].upper()} \|.*\| (.*?) \| (.*?) \|$", page, re.M).groups()
     parts = re.findall(r"(\d+) zeros|([0-9a-f]{2})\b", behind)
@@ -121,8 +121,8 @@ def up_to_nine_payloads_are_reduced(place, codec):
 
 @each_codec
 def a_long_segment_is_reduced(place, codec):
-    """Of more tiles of 8192 elements than the fake driver's GPU has room for at once: a block has several. Among them are
-    scales or codes that encode does not write, and others come behind them."""
+    """Reduces more tiles of 8192 elements than the stand-in driver's GPU has room for at once, so a thread block has
+    several. Some scales or codes are ones that encode does not write, and others follow them."""
     rng, n, form = np.random.default_rng(codec), 21 * 8192 + 1500, FORMATS[codec]
     for rare in (None, "scale", "codes"):
         options = dict(codec=codec, segments=[n], error=None, server=0)
@@ -134,18 +134,18 @@ def a_long_segment_is_reduced(place, codec):
                 memory[12 * 8192 // form.block :][:2] = [0, 1] if form.scale == E8M0 else [0x0001, 0xBF80]
             if rare == "codes":
                 codes = sent[0, total.model.codes_at :]
-                codes[5 * 8192 + 1000] = 0x7F  # of 8 bits the NaN of MXFP8, in the second half of 1024 elements
+                codes[5 * 8192 + 1000] = 0x7F  # in 8 bits the NaN of MXFP8, in the second half of 1024 elements
                 codes[10240:12288] = rng.integers(0, 256, 2048)
             for handle, counts in ((total, (2, 3)), (mean, (1, 3, 8))):
                 for count in counts:
                     handle.reduce(np.concatenate([sent] * 4)[:count])
                     handle.compare_all()
     with Checked(place, **options) as handle:
-        sent[1, 4] ^= 1  # of the header
+        sent[1, 4] ^= 1  # changes the header
         handle.reduce(sent)
         handle.compare_all()
     with Checked(place, **options) as handle:
-        # Zeros all: whoever reads more than there is finds nothing that looks wrong.
+        # All elements are zero: a kernel that reads beyond the end finds nothing that looks wrong.
         handle.reduce(handle.encode([np.zeros(n, f32)]).repeat(2, axis=0))
         handle.compare_all()
 
@@ -162,7 +162,7 @@ def a_corrupt_header_is_told_of_a_chunk_without_elements(place, codec):
 
 @each_codec
 def means_of_the_smallest_numbers(place, codec):
-    """Powers of two of payloads, in which kernels divide scales, and more than they do so for."""
+    """Reduces powers of two of payloads, for which kernels divide the scales, and 256, for which they do not."""
     form, rng = FORMATS[codec], np.random.default_rng(13)
     values = VALUES[codec]
     codes = rng.choice(np.flatnonzero(np.isfinite(values) & (np.abs(values) < 1e3)), 2 * form.block)
@@ -200,7 +200,7 @@ WRONG = (np.nan, -np.nan, np.inf, -np.inf, 2.0**127, -(2.0**127), 3.4e38)
 
 @each_codec
 def blocks_that_are_not_finite(place, codec):
-    """One wrong element in each place of a block, under each policy, with and without errors, raw and not."""
+    """Tests one wrong element in any place of a block, under each policy, with and without errors, raw and not."""
     block, rng = FORMATS[codec].block, np.random.default_rng(11)
     n = 2 * block + 3
     for policy in (0, ZERO, TRANSACTIONAL):
@@ -247,7 +247,7 @@ def factors_make_what_is_not_finite(place, codec):
 
 @each_codec
 def sums_that_are_beyond_float32(place, codec):
-    """Each payload is finite; their sum, and one raw element's, is not, or not below 2^127."""
+    """Sums finite payloads, so that the sum, also of a raw element, is not finite, or not below 2^127."""
     for policy in (0, ZERO):
         for size in (1.5e38, 0.9e38, 1.6e38):
             options = dict(codec=codec, segments=[40, 3], raw=[0, 1], reduction=SUM, nonfinite=policy)
@@ -258,7 +258,7 @@ def sums_that_are_beyond_float32(place, codec):
                 handle.compare_all()
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- payloads of other senders ----------------------------------------------------------------------------------------
 
 
 @each_codec
@@ -280,14 +280,14 @@ def a_header_with_one_bit_changed_is_corrupt(place, codec):
             handle.reduce(np.stack([changed[0], payload[0]]))
         handle.compare_all()
         changed = payload.copy()
-        changed[1, 28] |= NONFINITE  # what the sender met
+        changed[1, 28] |= NONFINITE  # the sender's flag
         handle.decode(changed)
         assert handle.flags() == NONFINITE
 
 
 @each_codec
 def every_code_and_any_scale_is_a_number(place, codec):
-    """Also codes that encode never writes: -128 of INT8, -8 of INT4, the NaNs of e4m3, any bfloat16."""
+    """Tests also codes that encode never writes: -128 of INT8, -8 of INT4, the NaNs of e4m3, any bfloat16."""
     form, rng = FORMATS[codec], np.random.default_rng(12)
     count = len(VALUES[codec])
     codes = np.concatenate([np.arange(count), rng.integers(0, count, -count % form.block)])
@@ -320,13 +320,13 @@ def every_code_and_any_scale_is_a_number(place, codec):
 
 @each_codec
 def what_fills_up_is_not_looked_at(place, codec):
-    """Scales and codes of absent blocks, codes of absent elements, raw elements behind the last, what aligns."""
+    """Changes padding: scales and codes of absent blocks, codes of absent elements, raw elements behind the last."""
     rng, options = np.random.default_rng(13), dict(segments=[33, 70, 5], raw=[0, 0, 1], n_chunks=3, server=2)
     with Checked(place, codec=codec, error=None, **options) as handle:
         model = handle.model
         payload = handle.encode(ordinary(rng, model))
         values = handle.decode(payload)
-        # Everything but the headers is 0xff, and what is there is put back by the model of what is read.
+        # Fill everything but the headers with 0xff, and put back the bytes that belong to present elements.
         filled = payload.copy()
         filled[:, 64:] = 0xFF
         for k in range(3):
@@ -339,7 +339,7 @@ def what_fills_up_is_not_looked_at(place, codec):
 
 
 def present(model, chunk):
-    """The bytes of a chunk, behind the header, that hold something of an element that is there."""
+    """Returns the places of the bytes of a chunk, behind the header, that belong to present elements."""
     form, at = model.format, []
     for i in range(len(model.segments)):
         part = model.part(i, chunk)
@@ -357,7 +357,7 @@ def present(model, chunk):
     return np.concatenate([np.zeros(0, int), *at]).astype(int)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
+# --- states and errors ------------------------------------------------------------------------------------------------
 
 
 @each_codec
@@ -371,7 +371,7 @@ def states_go_out_and_in(place, codec):
             here.reduce(payload[1:2])
             state = here.state()
             changed = state.copy()
-            # What fills up units is never read as an error: 1025 elements of 2 bytes are in units of 2048.
+            # Padding of units is never read as an error: 1025 elements of 2 bytes are in units of 2048.
             changed[256 + 2050 : 256 + 4096] = 0xFF
             call("gc_codec_state_in", there.handle, place.put(changed).view, None)
             there.model.worker, there.model.reducer = here.model.worker, here.model.reducer
@@ -392,7 +392,7 @@ def states_of_another_codec_are_corrupt(place, codec):
                 handle.model.note(CORRUPT)
                 handle.flags()
         handle.compare_all()
-        # An error that no policy keeps.
+        # No policy keeps this error.
         changed = state.copy()
         changed[256:260] = f32([np.nan]).view(np.uint8)
         status = lib.gc_codec_state_in(handle.handle, place.put(changed).view, None)
@@ -421,7 +421,7 @@ def errors_come_in_rounded_and_finite(place, codec):
                 half[: wrong.size] = wrong
             handle.errors_in(*halves)
             handle.compare_all()
-            halves[0][-7:] = np.nan  # of the raw segment
+            halves[0][-7:] = np.nan  # errors of the raw segment
             halves[0][:-7] = 0
             handle.errors_in(halves[0])
             assert handle.flags() == 0

@@ -1,6 +1,6 @@
-"""docs/NUMERICS.md 11 in NumPy: what block codecs compute, to the last bit. Plain and slow.
+"""docs/NUMERICS.md 11 in NumPy: the results of block codecs, to the last bit. Simple and slow.
 
-Numbers are float32 arrays, as in codec_model. What the page calls exact is done in float64, which holds all of it.
+Numbers are float32 arrays, as in codec_model. Exact calculations of the page use float64, which holds all digits.
 """
 
 import struct
@@ -17,11 +17,11 @@ E8M0, BFLOAT16 = 2, 3
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the page's table."""
+    """Row of the page's table."""
 
     block: int
-    bits: int  # of a code
-    scale: int  # the rule: 0, E8M0 or BFLOAT16
+    bits: int  # per code
+    scale: int  # rule: 0, E8M0 or BFLOAT16
     most: float = 0  # M
 
     @property
@@ -42,7 +42,7 @@ FLOATS = {MXFP8: (4, 3, 7), MXFP4: (2, 1, 1)}
 
 
 def values_of(codec):
-    """What each code of a codec stands for, as float64, by the formats' definitions."""
+    """Returns the value of each code of a codec, as float64, by the formats' definitions."""
     if codec == BF16:
         with np.errstate(invalid="ignore"):
             return widen(np.arange(1 << 16).astype(np.uint16), "bfloat16").astype(np.float64)
@@ -67,7 +67,7 @@ VALUES = {codec: values_of(codec) for codec in FORMATS}
 
 
 def nearest_codes(codec, y):
-    """|y| to the nearest value of a float format, ties to an even mantissa, at most M; the sign is y's, also of 0."""
+    """Returns the codes of the values nearest to y: ties to an even mantissa, at most M, with y's sign, also of 0."""
     half = VALUES[codec][: 1 << (FORMATS[codec].bits - 1)]
     half = half[~np.isnan(half)]  # ascending, code by code
     magnitude = np.abs(y)
@@ -78,13 +78,13 @@ def nearest_codes(codec, y):
 
 
 def in_blocks(x, block):
-    """[blocks, block], absent elements +0."""
+    """Returns x as [blocks, block]; absent elements are +0."""
     blocks = -(-x.size // block)
     return np.concatenate([x, np.zeros(blocks * block - x.size, x.dtype)]).reshape(blocks, block)
 
 
 def scales_of(codec, largest):
-    """Of blocks whose largest magnitudes are these, below 2^127: the scales as memory has them, and as numbers."""
+    """Returns the scales of blocks with these largest magnitudes, below 2^127: as memory has them, and as numbers."""
     if FORMATS[codec].scale == E8M0:
         d = (largest * np.uint32(RECIPROCALS[codec]).view(f32)).view(np.uint32)
         exponent, mantissa = d >> 23, d & 0x7FFFFF
@@ -98,8 +98,8 @@ def scales_of(codec, largest):
 
 
 def quantize(codec, c):
-    """A segment in blocks: the scales and codes as memory has them, what the codes stand for, and which blocks are
-    finite. Of those that are not, v is NaN."""
+    """Quantizes a segment in blocks. Returns the scales and codes as memory has them, the values v of the codes, and
+    True for each element of a finite block. In other blocks v is NaN."""
     form = FORMATS[codec]
     blocks = in_blocks(c, form.block)
     there = in_blocks(np.ones(c.size, bool), form.block)
@@ -126,7 +126,7 @@ def quantize(codec, c):
 
 
 def packed(codec, codes):
-    """Codes to bytes, two of 4 bits in one, the even one in the low half."""
+    """Packs codes to bytes, two of 4 bits in one, the even one in the low half."""
     codes = codes.reshape(-1)
     if FORMATS[codec].bits == 4:
         return (codes[::2] | codes[1::2] << 4).astype(np.uint8).tobytes()
@@ -146,7 +146,7 @@ def to_16(n_bytes):
 
 @dataclass
 class BlockModel(Handle):
-    """A handle with a block codec. `raw`: which of its segments travel as they are."""
+    """Handle with a block codec. `raw`: True for each raw segment."""
 
     raw: list | None = None
 
@@ -157,8 +157,8 @@ class BlockModel(Handle):
         self.first_block = np.concatenate([[0], np.cumsum(counts)]).astype(int).tolist()
         raws = [n if raw else 0 for n, raw in zip(self.segments, self.raw)]
         self.first_raw = np.concatenate([[0], np.cumsum(raws)]).astype(int).tolist()
-        self.blocks = -(-self.first_block[-1] // self.n_chunks)  # U, of a chunk
-        self.raws = -(-self.first_raw[-1] // self.n_chunks)  # V
+        self.blocks = -(-self.first_block[-1] // self.n_chunks)  # U: blocks of a chunk
+        self.raws = -(-self.first_raw[-1] // self.n_chunks)  # V: raw elements of a chunk
         self.codes_at = to_16(64 + self.blocks * self.format.scale_bytes)
         self.raw_at = to_16(self.codes_at + self.blocks * self.format.block * self.format.bits // 8)
         self.stride = to_16(self.raw_at + 4 * self.raws)
@@ -170,7 +170,7 @@ class BlockModel(Handle):
         self.pending, self.flags, self.since_commit = [None, None], 0, 0
 
     def part(self, segment, chunk):
-        """The elements of a segment that a chunk holds, as a slice."""
+        """Returns the elements of a segment that a chunk holds, as a slice."""
         n, unit = self.segments[segment], 1 if self.raw[segment] else self.format.block
         first = (self.first_raw if self.raw[segment] else self.first_block)[segment]
         each = self.raws if self.raw[segment] else self.blocks
@@ -183,7 +183,7 @@ class BlockModel(Handle):
         return self.header_of(counts, *of_blocks, chunk, flags, magic, turn)
 
     def zeroed(self, x, bound=np.inf):
-        """By the policy ZERO, what is not finite, or not below a bound, is +0."""
+        """Returns x; under the policy ZERO, elements that are not finite, or not below a bound, become +0."""
         wrong = ~(np.abs(x) < f32(bound))
         if self.nonfinite == ZERO:
             self.see(wrong)
@@ -191,7 +191,7 @@ class BlockModel(Handle):
         return x
 
     def coded(self, c, kept):
-        """A segment's, or a part's, c: scales, codes, the errors that are kept."""
+        """Returns scales, codes and kept errors for c of a segment or a part."""
         c = self.zeroed(c, 2.0**127)
         scales, codes, v, finite = quantize(self.codec, c)
         self.see(~finite)
@@ -200,13 +200,13 @@ class BlockModel(Handle):
         return scales, codes, np.where(finite, e, kept)
 
     def travelling(self, x):
-        """Raw elements of a payload or a reduced chunk."""
+        """Returns raw elements as a payload or a reduced chunk has them."""
         x = self.zeroed(canonical(x))
         self.see(~np.isfinite(x))
         return x
 
     def chunk(self, number, flags, scales, codes, raw):
-        """A chunk of its own blocks and raw elements, filled up."""
+        """Returns a chunk of these blocks and raw elements, padded."""
         head = self.header(number, flags) + scales.tobytes()
         body = head.ljust(self.codes_at, b"\0") + packed(self.codec, codes)
         return (body.ljust(self.raw_at, b"\0") + raw.tobytes()).ljust(self.stride, b"\0")
@@ -232,7 +232,7 @@ class BlockModel(Handle):
         return np.frombuffer(b"".join(self.cut(scales, codes, raws, range(self.n_chunks))), np.uint8)
 
     def cut(self, scales, codes, raws, numbers):
-        """Chunks of what all segments have."""
+        """Yields the chunks of all segments' scales, codes and raw elements."""
         block = self.format.block
         wide = {0: np.uint8, E8M0: np.uint8, BFLOAT16: np.dtype("<u2")}[self.format.scale]
         scales = np.concatenate([np.zeros(0, wide), *scales]).astype(wide)
@@ -246,13 +246,13 @@ class BlockModel(Handle):
             yield self.chunk(k, self.met, scales[at * u : (at + 1) * u], each, raws[at * v : (at + 1) * v])
 
     def is_corrupt(self, chunk, number):
-        """By the header alone: no scale and no code is."""
+        """Returns True if the header is corrupt. Every scale and every code is valid."""
         chunk = chunk.tobytes()
         flags = struct.unpack_from("<I", chunk, 28)[0]
         return chunk[:64] != self.header(number, flags) or bool(flags & ~NONFINITE)
 
     def read_chunk(self, chunk):
-        """Flags, v of all its blocks, its raw elements."""
+        """Returns a chunk's flags, v of all its blocks, and its raw elements."""
         chunk = chunk.tobytes()
         codes = unpacked(self.codec, chunk[self.codes_at :][: self.blocks * self.format.block * self.format.bits // 8])
         with np.errstate(all="ignore"):
@@ -267,7 +267,7 @@ class BlockModel(Handle):
         return struct.unpack_from("<I", chunk, 28)[0], v.astype(f32), raw
 
     def of_part(self, v, raw, segment, number):
-        """Those of a segment in a chunk."""
+        """Returns the elements of a segment in a chunk."""
         part = self.part(segment, number)
         if self.raw[segment]:
             first = self.first_raw[segment] + part.start - number * self.raws
@@ -276,7 +276,7 @@ class BlockModel(Handle):
         return v.reshape(-1)[first if part.stop > part.start else 0 :][: part.stop - part.start]
 
     def decode(self, payload, dtype="float32", divisor=1, factor=1.0, add=None, on_cuda=False):
-        """One array a segment, in memory's dtype; None if a chunk is corrupt, but on CUDA. `add`: what is added to."""
+        """Returns one array a segment, in memory's dtype; except on CUDA, None for a corrupt chunk. `add`: summands."""
         chunks = payload.reshape(self.n_chunks, self.stride)
         corrupt = [self.is_corrupt(chunk, k) for k, chunk in enumerate(chunks)]
         if any(corrupt) and not on_cuda:
@@ -303,7 +303,7 @@ class BlockModel(Handle):
         return [narrow(x, dtype) for x in out]
 
     def sums(self, chunks):
-        """For each segment's part the sum, or mean, of what the payloads say."""
+        """Returns, for each segment's part, the sum or mean of the payloads."""
         read = [self.read_chunk(chunk) for chunk in chunks]
         for flags, _, _ in read:
             self.met |= flags
@@ -320,7 +320,7 @@ class BlockModel(Handle):
         return sums
 
     def chunk_of(self, sums):
-        """The chunk of these and the reducer's errors."""
+        """Returns the chunk of these sums and the reducer's errors."""
         kept, turn = self.reducer
         scales, codes, raws, new = [], [], [], []
         for d, e, raw in zip(sums, kept, self.raw):
@@ -347,7 +347,7 @@ class BlockModel(Handle):
         return np.frombuffer(text, np.uint8)
 
     def errors(self, which):
-        """0: the worker's, 1: the reducer's; all segments, one after the other, +0 for raw ones."""
+        """Returns the worker's (0) or the reducer's (1) errors: all segments, one after the other, +0 for raw ones."""
         kept = self.worker if which == 0 else self.reducer[0]
         return np.concatenate([np.zeros(0, f32), *kept])
 

@@ -1,8 +1,8 @@
-"""The C interface as ctypes sees it, and tensors described by hand.
+"""The C interface as ctypes calls it, and tensors described by hand.
 
-Nothing here is convenient: the functions are called with the pointers they take, so that a test can hand them a
-wrong one. `Tensor` describes a NumPy array to the library from the array's own address, shape and strides, without
-NumPy's DLPack; `read` copies a tensor of the library back in the same way.
+The functions are called with the pointers that they take, so that a test can pass a wrong one. `Tensor` describes a
+NumPy array to the library from the array's own address, shape and strides, without NumPy's DLPack. `read` copies a
+tensor of the library back in the same way.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ READ_ONLY_FLAG = 1
 ALIGNMENT = 256
 
 
-# Of the Python client, which is not imported for them: test_declarations.py holds them to tests/abi/functions.h.
+# Declarations of the Python client, loaded without it; test_declarations.py compares them with tests/abi/functions.h.
 _spec = importlib.util.spec_from_file_location(
     "_declarations", pathlib.Path(__file__).parents[2] / "python" / "gradcodec" / "_declarations.py"
 )
@@ -73,7 +73,7 @@ for _name, (_result, _arguments) in declared.FUNCTIONS.items():
     _function = getattr(lib, _name)
     _function.restype, _function.argtypes = _result, _arguments
 
-# name: the NumPy type that holds it, and DLPack's code and bits. bfloat16 lies in uint16.
+# Name: the NumPy type that holds it, and DLPack's code and bits. bfloat16 is stored as uint16.
 DTYPES = {
     "bool": (np.bool_, 6, 8),
     "int8": (np.int8, 0, 8),
@@ -103,7 +103,7 @@ def int64s(values):
 
 
 def c_strides(shape):
-    """Strides in elements of a compact tensor in C order."""
+    """Returns the strides, in elements, of a compact tensor in C order."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.insert(0, step)
@@ -122,19 +122,19 @@ def kernel_shape(kernel, compute_capability):
 
 
 def check(status):
-    """For a call that must succeed."""
+    """Checks that a call has succeeded."""
     assert status == Status.OK, f"{lib.gc_status_name(status).decode()}: {last_error()}"
 
 
 def expect(status, code, *words):
-    """For a call that must end so, with these words in its error."""
+    """Checks that a call has returned this status, with these words in its error."""
     assert status == code, (status, last_error())
     for word in words:
         assert str(word) in last_error(), (word, last_error())
 
 
 class Tensor:
-    """A NumPy array, described to the library by hand; `releases` counts the calls of its deleter: none, ever."""
+    """NumPy array, described to the library by hand; `releases` records the calls of its deleter: none expected."""
 
     def __init__(self, array, dtype=None, *, strides="explicit", byte_offset=0, device=CPU):
         """`strides`: "explicit" as the array has them, None for a NULL pointer, or a tuple of element strides."""
@@ -144,7 +144,7 @@ class Tensor:
             in_bytes = interface["strides"] or tuple(s * array.itemsize for s in c_strides(shape))
             assert all(s % array.itemsize == 0 for s in in_bytes), "DLPack counts strides in elements"
             strides = tuple(s // array.itemsize for s in in_bytes)
-        self.array = array  # the memory stays while the description does
+        self.array = array  # keeps the memory as long as the description
         self.releases = []
         self.struct = DLManagedTensor(
             DLTensor(
@@ -161,7 +161,7 @@ class Tensor:
         self.struct.array = array  # pointers to the struct keep it, too
 
     def release_to(self, function):
-        """Its deleter; None: it has none."""
+        """Sets the deleter; None: no deleter."""
         self.deleter = DELETER(function) if function else None
         self.struct.deleter = ctypes.cast(self.deleter, c_void_p) if function else None
         self.struct.kept = self.deleter
@@ -176,7 +176,7 @@ class Tensor:
 
 
 class VersionedTensor:
-    """The same in DLPack's versioned form; here a release is for the test to expect."""
+    """NumPy array in DLPack's versioned form. Unlike with Tensor, a test may expect a release."""
 
     release_to = Tensor.release_to
 
@@ -192,7 +192,7 @@ class VersionedTensor:
 
 
 def managed_array(tensors):
-    """What C calls DLManagedTensor *const *."""
+    """Returns the tensors as C's DLManagedTensor *const *."""
     return (Managed * max(1, len(tensors)))(*(t.managed if isinstance(t, Tensor) else t for t in tensors))
 
 
@@ -202,7 +202,7 @@ def shape_of(tensor):
 
 
 def read(tensor, device=(CPU, 0), bytes_at=ctypes.string_at):
-    """A copy of a tensor of the library, after a look at everything it promises of its outputs."""
+    """Returns a copy of a tensor of the library, and checks all that it promises of its outputs."""
     managed = tensor.contents
     view = managed.dl_tensor
     shape = shape_of(tensor)
@@ -220,20 +220,20 @@ def read(tensor, device=(CPU, 0), bytes_at=ctypes.string_at):
 
 
 def take(tensor):
-    """A copy of a tensor of the library, which is released."""
+    """Returns a copy of a tensor of the library, which is released."""
     array = read(tensor)
     lib.gc_tensor_free(tensor)
     return array
 
 
 def chunk_bytes(n_elements, n_chunks):
-    """The formula of the header, not the library's word."""
+    """Returns the bytes of a chunk by the formula of the header, not by the library."""
     packed = -(-n_elements // 8)
     return -(-packed // n_chunks)
 
 
 def pack_chunks(source, n_chunks):
-    """The pointers to the chunks of a Tensor, the caller's."""
+    """Returns pointers to the chunks of a Tensor; the caller owns them."""
     out = (Managed * n_chunks)()
     check(lib.gc_pack_chunks(source.managed, n_chunks, out))
     assert not source.releases
@@ -241,28 +241,28 @@ def pack_chunks(source, n_chunks):
 
 
 def empty(*shape, dtype="uint8", device=DLDevice(CPU, 0)):
-    """A tensor of the library's own memory, its bytes not set."""
+    """Returns a tensor of the library's own memory, whose bytes are not set."""
     out = Managed()
     check(lib.gc_tensor_empty(device, dldtype(dtype), len(shape), int64s(shape), byref(out)))
     return out
 
 
 def to_versioned(tensor):
-    """The tensor in the other form, which takes it over."""
+    """Returns the tensor in the versioned form, which takes it over."""
     out = Versioned()
     check(lib.gc_tensor_to_versioned(tensor, byref(out)))
     return out
 
 
 def from_versioned(tensor):
-    """And back."""
+    """Returns the tensor in the legacy form, which takes it over."""
     out = Managed()
     check(lib.gc_tensor_from_versioned(tensor, byref(out)))
     return out
 
 
 def free_all(things):
-    """Gives back tensors, communicators, handles of all-reduces or leases."""
+    """Releases tensors, communicators, handles of all-reduces or leases."""
     functions = {Managed: lib.gc_tensor_free, POINTER(Comm): lib.gc_comm_free, POINTER(AllReduce): lib.gc_allreduce_free,
                  POINTER(Share): lib.gc_share_free}
     for thing in things:
@@ -270,7 +270,7 @@ def free_all(things):
 
 
 def in_threads(count, function):
-    """Calls function(k) in so many threads, each with its own k; the results by k. What one raises is raised."""
+    """Calls function(k) in `count` threads; returns the results by k, or raises an exception of a thread."""
     results, failures = [None] * count, []
 
     def run(k):
@@ -290,5 +290,5 @@ def in_threads(count, function):
 
 
 def says(sentence, *words):
-    """Whether each word stands in the sentence as a word of its own: 17 is not in 170, "-3" is in "got -3"."""
+    """Returns True if each word is in the sentence as a whole word: 17 is not in 170, "-3" is in "got -3"."""
     return all(re.search(rf"(?<![\w]){re.escape(str(w))}(?![\w])", sentence) for w in words)

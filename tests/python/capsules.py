@@ -18,7 +18,7 @@ capsule_is_valid = from_python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_obje
 
 
 class Exporter:
-    """What from_dlpack asks for, around one capsule."""
+    """Object for from_dlpack(), with one capsule."""
 
     def __init__(self, capsule, device=(CPU, 0)):
         self.capsule, self.device = capsule, device

@@ -1,7 +1,7 @@
-"""docs/NUMERICS.md in NumPy: what codecs compute, to the last bit. Plain and slow; the library is held to it.
+"""docs/NUMERICS.md in NumPy: the results of codecs, to the last bit. Simple and slow; the library is compared with it.
 
-Numbers are float32 arrays, whatever dtype they are kept in; `narrow` and `widen` go between them and memory, in which
-bfloat16 is uint16, as NumPy has none.
+Numbers are float32 arrays, for any dtype in memory. `narrow` and `widen` convert to and from memory, in which bfloat16
+is uint16, as NumPy has none.
 """
 
 import struct
@@ -11,7 +11,7 @@ import numpy as np
 
 ONEBIT, SIGN = 1, 2
 RMS, MEAN = 0, 1
-SUM = 1  # a reduction; 0: the mean
+SUM = 1  # value of `reduction`; 0: the mean
 PROPAGATE, ZERO, TRANSACTIONAL = 0, 1, 2
 CORRUPT, NONFINITE, TAKEN_BACK = 1, 2, 4
 UNIT = 1024
@@ -20,12 +20,12 @@ f32 = np.float32
 
 
 def canonical(x):
-    """Every NaN is 0x7fc00000."""
+    """Returns x, in which every NaN is 0x7fc00000."""
     return np.where(np.isnan(x), np.uint32(0x7FC00000).view(f32), x).astype(f32)
 
 
 def narrow(x, dtype):
-    """float32 to the memory of a dtype, rounded once to nearest even."""
+    """Converts float32 to the memory of a dtype, rounded once to nearest even."""
     x = canonical(np.asarray(x, f32))
     if dtype == "float32":
         return x
@@ -57,7 +57,7 @@ def sigma(x):
 
 
 def scale_of(c, rule):
-    """Section 2."""
+    """Returns the scale of section 2."""
     if c.size == 0:
         return f32(0)
     with np.errstate(all="ignore"):
@@ -78,7 +78,7 @@ def scale_of(c, rule):
 
 @dataclass
 class Handle:
-    """What the models of all codecs have in common: how a step ends, the two halves of a reduce, flags."""
+    """Common part of the models of all codecs: the end of a step, the two halves of a reduce, flags."""
 
     codec: int
     segments: list
@@ -90,13 +90,13 @@ class Handle:
     n_chunks: int = 1
     server: int | None = None
     reduction: int = 0
-    ranks: int = 0  # by which a mean divides; 0: as many as there are payloads
+    ranks: int = 0  # divisor of a mean; 0: the number of payloads
     flags: int = 0
     since_commit: int = 0
-    pending: list = field(default_factory=lambda: [None, None])  # of the worker, of the server: what commit makes valid
+    pending: list = field(default_factory=lambda: [None, None])  # worker's and server's state that commit makes valid
 
     def header_of(self, counts, scale, block, n_bytes, chunk, flags, magic, turn):
-        """Section 6. `counts`: those that the digest is of."""
+        """Returns the header of section 6. `counts`: numbers in the digest."""
         digest = 0xCBF29CE484222325
         for byte in b"".join(struct.pack("<Q", n) for n in counts):
             digest = (digest ^ byte) * 0x100000001B3 % 2**64
@@ -123,7 +123,7 @@ class Handle:
             self.reducer = new
 
     def commit_half(self, which):
-        """What encode, or reduce, does with a step of its own that is pending."""
+        """Commits a pending step before encode (0) or reduce (1)."""
         if self.pending[which] is not None:
             self.commit()
 
@@ -137,13 +137,13 @@ class Handle:
         self.pending, self.since_commit = [None, None], 0
 
     def taken(self, errors):
-        """Of a caller: rounded; what is then not finite is +0. No commit takes a step back for that."""
+        """Returns a caller's errors, rounded; non-finite ones become +0, and no commit takes a step back for them."""
         errors = rounded(canonical(errors), self.error)
         self.flags |= 0 if np.isfinite(errors).all() else NONFINITE
         return np.where(np.isfinite(errors), errors, f32(0))
 
     def part_sizes(self, chunk=None):
-        """Elements of each segment in a chunk: in the one that is reduced, if none is said."""
+        """Returns the number of each segment's elements in a chunk, by default in the reduced one."""
         chunk = self.server if chunk is None else chunk
         if chunk is None:
             return []
@@ -154,14 +154,14 @@ class Handle:
         return sum(self.part_sizes())
 
     def shard_places(self):
-        """Where the elements of a shard are among those of all segments."""
+        """Returns the places of the elements of a shard among those of all segments."""
         firsts = np.concatenate([[0], np.cumsum(self.segments)]).astype(int)
         parts = [self.part(i, self.server) for i in range(len(self.segments))]
         each = [np.arange(p.start, p.stop) + first for p, first in zip(parts, firsts) if p]
         return np.concatenate([np.zeros(0, int), *each])
 
     def reduce(self, chunks):
-        """Chunk `server` of several payloads, [W, stride]. Gives the chunk that goes out."""
+        """Reduces chunk `server` of several payloads, [W, stride]. Returns the outgoing chunk."""
         self.commit_half(1)
         if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
             self.note(CORRUPT)
@@ -173,7 +173,7 @@ class Handle:
         return np.frombuffer(self.header(number, CORRUPT).ljust(self.stride, b"\0"), np.uint8)
 
     def mean(self, chunks, on_cuda=False):
-        """The first half of reduce: a shard, in the order of segments. Of corrupt ones None, on CUDA zeros."""
+        """Returns the shard of reduce's first half, in the order of segments. Corrupt chunks: None, on CUDA zeros."""
         if any(self.is_corrupt(chunk, self.server) for chunk in chunks):
             self.note(CORRUPT)
             return np.zeros(self.shard_elements(), f32) if on_cuda else None
@@ -183,11 +183,11 @@ class Handle:
         return self.vote(shard, self.met)
 
     def vote(self, value, flags):
-        """The value, or NaN where a vote would not show that one was not finite."""
+        """Returns the value, or NaN if a vote would hide that one was not finite."""
         return value * f32(np.nan) if self.codec == SIGN and self.nonfinite != ZERO and flags & NONFINITE else value
 
     def encode_shard(self, shard):
-        """The second half: the chunk that goes out, of any shard."""
+        """Returns the outgoing chunk of reduce's second half, for any shard."""
         self.commit_half(1)
         self.met = 0
         cuts = np.cumsum(self.part_sizes())[:-1]
@@ -216,7 +216,7 @@ class Model(Handle):
         self.last_scales = [f32(0)] * len(self.segments)
 
     def part(self, segment, chunk):
-        """The elements of a segment that a chunk holds, as a slice; None if it holds none."""
+        """Returns the elements of a segment that a chunk holds, as a slice; None if it holds none."""
         first, end = self.first_bytes[segment], self.first_bytes[segment + 1]
         begin, stop = max(first, chunk * self.chunk_bytes), min(end, (chunk + 1) * self.chunk_bytes)
         if begin >= stop:
@@ -228,13 +228,13 @@ class Model(Handle):
         return self.header_of(self.segments, scale, 0, self.chunk_bytes, chunk, flags, magic, turn)
 
     def chunk(self, number, flags, scales, bits):
-        """A chunk of these bytes of bits."""
+        """Returns a chunk with these bytes of bits."""
         scales = [s if self.part(i, number) else f32(0) for i, s in enumerate(scales)]
         head = self.header(number, flags) + b"".join(f32(s).tobytes() for s in scales)
         return (head.ljust(self.head, b"\0") + bytes(bits)).ljust(self.stride, b"\0")
 
     def feed_back(self, g, kept, s, factor):
-        """c^ of one run: gradient (or the sum of payloads) plus the error of what is kept."""
+        """Returns c^ of one segment: gradient (or the sum of payloads) plus the error that is kept."""
         with np.errstate(all="ignore"):
             if self.error is None:
                 c = canonical(g)
@@ -247,7 +247,7 @@ class Model(Handle):
         return c
 
     def scale_or_zero(self, c, dtype="float32"):
-        """Rounded to a dtype first, in which float16 keeps what is finite."""
+        """Returns the scale, rounded to a dtype, or 0. In float16 a finite scale stays finite."""
         if self.codec == SIGN:
             self.see(~np.isfinite(c))
             return f32(1 if c.size else 0)
@@ -259,7 +259,7 @@ class Model(Handle):
         return f32(0) if self.nonfinite == ZERO and not np.isfinite(s) else s
 
     def encode(self, gradients, value_factor=1.0, error_factor=1.0, met=0):
-        """One array a segment, in memory's dtype. Gives the payload. `met`: flags that its chunks have in any case."""
+        """Returns the payload of one array a segment, in memory's dtype. `met`: flags that all chunks get."""
         self.commit_half(0)
         self.met = met
         kept, scales = self.worker
@@ -282,7 +282,7 @@ class Model(Handle):
         return np.frombuffer(b"".join(self.chunk(k, self.met, s_new, cut[k]) for k in range(self.n_chunks)), np.uint8)
 
     def is_corrupt(self, chunk, number):
-        """Whether this codec would not have written such a chunk."""
+        """Returns True if this codec would not have written this chunk."""
         chunk = chunk.tobytes()
         flags = struct.unpack_from("<I", chunk, 28)[0]
         if chunk[:64] != self.header(number, flags) or flags & ~NONFINITE:
@@ -299,20 +299,20 @@ class Model(Handle):
         return False
 
     def read_chunk(self, chunk):
-        """Flags, scales, signs (bit is 1) of all its bytes."""
+        """Returns flags, scales and signs (bit is 1) of all bytes of a chunk."""
         chunk = chunk.tobytes()
         scales = np.frombuffer(chunk[64 : 64 + 4 * len(self.segments)], f32)
         bits = np.unpackbits(np.frombuffer(chunk[self.head : self.head + self.chunk_bytes], np.uint8)).astype(bool)
         return struct.unpack_from("<I", chunk, 28)[0], scales, bits
 
     def of_part(self, bits, segment, number):
-        """Those of a segment among the bits of a chunk."""
+        """Returns the bits of a segment in a chunk."""
         part = self.part(segment, number)
         first = (self.first_bytes[segment] - number * self.chunk_bytes) * 8 + part.start
         return bits[first : first + part.stop - part.start]
 
     def decode(self, payload, dtype="float32", divisor=1, factor=1.0, add=None, on_cuda=False):
-        """One array a segment, in memory's dtype; None if a chunk is corrupt, but on CUDA. `add`: what is added to."""
+        """Returns one array a segment, in memory's dtype; except on CUDA, None for a corrupt chunk. `add`: summands."""
         chunks = payload.reshape(self.n_chunks, self.stride)
         corrupt = [self.is_corrupt(chunk, k) for k, chunk in enumerate(chunks)]
         if any(corrupt) and not on_cuda:
@@ -342,7 +342,7 @@ class Model(Handle):
         return memory
 
     def sums(self, chunks):
-        """For each segment's part what the payloads say of it: sums, or votes as +1 and -1."""
+        """Returns, for each segment's part, the sum of the payloads, or their votes as +1 and -1."""
         k, w, turn = self.server, len(chunks), self.reducer[2]
         read = [self.read_chunk(chunk) for chunk in chunks]
         for flags, _, _ in read:
@@ -374,7 +374,7 @@ class Model(Handle):
         return sums
 
     def chunk_of(self, sums):
-        """The chunk of these and the server's error."""
+        """Returns the chunk of these sums and the server's error."""
         k, (kept, scales, turn) = self.server, self.reducer
         new, t_new = [], []
         bits = np.zeros(self.chunk_bytes * 8, bool)
@@ -406,7 +406,7 @@ class Model(Handle):
         return np.frombuffer(text, np.uint8)
 
     def errors(self, which):
-        """0: the worker's, 1: the server's; all runs, one after the other."""
+        """Returns the worker's (0) or the server's (1) errors: all segments, one after the other."""
         kept, scales = (self.worker, self.reducer[:2])[which]
         with np.errstate(all="ignore"):
             each = [canonical(c - s * sigma(c)) for c, s in zip(kept, scales)]
@@ -415,7 +415,7 @@ class Model(Handle):
         return np.concatenate(each) if each else np.zeros(0, f32)
 
     def take_errors(self, which, errors):
-        """Goes on with these, of all runs, one after the other: kept with a scale of 0."""
+        """Replaces the errors of all segments, one after the other, by these, kept with a scale of 0."""
         kept = (self.worker, self.reducer)[which][0]
         cuts = np.cumsum([c.size for c in kept])[:-1] if kept else []
         new = [self.taken(part) for part in np.split(errors, cuts)] if kept else []

@@ -1,6 +1,6 @@
-"""Codecs through the C interface, and random cases of them: the same for the CPU and for CUDA.
+"""Codecs through the C interface, and random cases of them, the same for the CPU and for CUDA.
 
-A `Place` puts NumPy's arrays where a codec works and brings them back. `Checked` is a codec of the library beside the
+A `Place` puts NumPy's arrays where a codec works and copies them back. `Checked` is a codec of the library and the
 model of docs/NUMERICS.md: each of its methods calls both and compares every byte.
 """
 
@@ -20,11 +20,11 @@ from codec_model import MEAN, ONEBIT, PROPAGATE, RMS, SIGN, TRANSACTIONAL, ZERO
 ERRORS = {"float32": 0, "bfloat16": 1, None: 2}
 HOST_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 View = POINTER(capi.DLTensor)
-OFFSETS = itertools.cycle(range(1, 8))  # elements beyond an alignment, in turn
+OFFSETS = itertools.cycle(range(1, 8))  # elements behind an alignment, used in turn
 
 
 class Host:
-    """Memory of the CPU. Payloads are aligned as they must be, gradients as they come."""
+    """Memory of the CPU. Payloads have the required alignment, gradients any."""
 
     device = DLDevice(0, 0)
 
@@ -66,7 +66,7 @@ def call(name, *arguments):
 def options_of(model, device):
     segments = (c_int64 * max(1, len(model.segments)))(*model.segments)
     if of_blocks := model.codec in FORMATS:
-        # Any number but 0; a model has no NULL, and either is said.
+        # Any number but 0 means raw. Without raw segments, an odd number of them takes an array of 0, an even one NULL.
         raw = [number * 0x80 for number in model.raw]
         raw = (c_uint8 * max(1, len(raw)))(*raw) if any(raw) or len(raw) % 2 else None
     return CodecOptions(
@@ -103,7 +103,7 @@ class Checked:
         stride, chunks = self.model.stride, self.model.n_chunks
         assert lib.gc_codec_payload_bytes(self.handle) == stride * chunks
         assert lib.gc_codec_state_bytes(self.handle) == self.model.state().size
-        # docs/NUMERICS.md 9: all ranks' payloads together, without peer memory.
+        # docs/NUMERICS.md 9: limits of one-shot for all ranks' payloads together, without peer memory.
         most = 1 << 22 if self.on_cuda and chunks == 2 else 1 << 20
         once = 1 < chunks and chunks * chunks * stride <= most and self.model.error is None and self.model.codec != SIGN
         assert lib.gc_codec_exchanges(self.handle) == (1 if once else 2)
@@ -118,7 +118,7 @@ class Checked:
         return None if value is None else self.place.put(np.array([value], np.float32))
 
     def encode(self, gradients, value_factor=None, error_factor=None, aligned=True):
-        """Gradients in memory's dtype. Gives the payload."""
+        """Encodes gradients in memory's dtype. Returns the payload."""
         put = [self.place.put(g, dtype_name(g, self.model.values), aligned) for g in gradients]
         payload = self.place.put(np.full((self.model.n_chunks, self.model.stride), 0x5A, np.uint8))
         factors = [self.factor(value_factor), self.factor(error_factor)]
@@ -133,13 +133,13 @@ class Checked:
         return got
 
     def decode(self, payload, dtype="float32", divisor=0, factor=None, add=False, aligned=True):
-        """Gives one array a segment; compares with the model, also that nothing is written where it says so."""
+        """Returns one array a segment; compares with the model, also the places where nothing is written."""
         rng = np.random.default_rng(len(payload))
         old = [rng.standard_normal(n).astype(HOST_DTYPES[dtype]) for n in self.model.segments]
         return self.decode_onto(payload, old, dtype, divisor, factor, add, aligned)[1]
 
     def decode_onto(self, payload, old, dtype="float32", divisor=0, factor=None, add=False, aligned=True):
-        """The same over values that are there already; gives the status, too."""
+        """Decodes onto given values; returns the status and the values, compared with the model."""
         put = [self.place.put(o, dtype_name(o, dtype), aligned) for o in old]
         expected = self.model.decode(
             payload.reshape(-1), dtype, divisor or 1, 1.0 if factor is None else factor, old if add else None,
@@ -162,7 +162,7 @@ class Checked:
         return status, got
 
     def reduce(self, chunks):
-        """[W, stride]. Gives the chunk that goes out."""
+        """Reduces chunks, [W, stride]. Returns the outgoing chunk."""
         dst = self.place.put(np.full(self.model.stride, 0x5A, np.uint8))
         corrupt = any(self.model.is_corrupt(chunk, self.model.server) for chunk in chunks)
         status = Status.OK
@@ -220,7 +220,7 @@ class Checked:
             same(self.place.get(server), self.model.errors(1), "server's errors")
 
     def errors_in(self, worker=None, server=None):
-        """Of all segments, of all parts; None: not those."""
+        """Sets the worker's errors of all segments, and the server's of all parts; None: not these."""
         put = [None if one is None else self.place.put(one) for one in (worker, server)]
         call("gc_codec_errors_in", self.handle, *map(or_null, put), None)
         for which, errors in enumerate((worker, server)):
@@ -228,7 +228,7 @@ class Checked:
                 self.model.take_errors(which, errors)
 
     def compare_all(self):
-        """Everything that can be looked at."""
+        """Compares everything that can be read."""
         self.flags()
         if self.model.codec not in FORMATS:
             self.scales()
@@ -246,7 +246,7 @@ SPECIAL = (
 
 
 def gradient(rng, count, dtype, special):
-    """Numbers of several magnitudes, a few of them out of SPECIAL."""
+    """Returns numbers of several magnitudes, a few of them out of SPECIAL."""
     with np.errstate(over="ignore"):
         x = (rng.standard_normal(count) * 10.0 ** rng.integers(-4, 3)).astype(np.float32)
         if special and count:
@@ -256,11 +256,11 @@ def gradient(rng, count, dtype, special):
 
 
 def random_options(rng, most):
-    """Of a codec of bits."""
+    """Returns options of ONEBIT or SIGN."""
     codec = int(rng.choice([ONEBIT, ONEBIT, ONEBIT, SIGN]))
     options = of_both(rng, most)
     error = None if codec == SIGN else [None, "float32", "float32", "bfloat16"][rng.integers(0, 4)]
-    reduction = int(rng.spawn(1)[0].integers(0, 2)) if codec == ONEBIT else 0  # what `rng` draws next stays the same
+    reduction = int(rng.spawn(1)[0].integers(0, 2)) if codec == ONEBIT else 0  # does not change later draws of `rng`
     return dict(codec=codec, error=error, scale=int(rng.choice([RMS, MEAN])), reduction=reduction, **options)
 
 
@@ -296,8 +296,8 @@ def of_both(rng, most):
 
 
 def of_a_stranger(rng, model, chunks):
-    """Chunks for a reduce with what no encoder writes: bits behind the last element of a segment, scales that are not finite or
-    so small that their error is rounded to 0, a wrong bit in a header."""
+    """Changes chunks for a reduce to what no encoder writes: bits behind the last element of a segment, scales that are
+    not finite or so small that their error is rounded to 0, a wrong bit in a header."""
     if model.codec not in FORMATS:
         for first, n in zip(model.first_bytes, model.segments):
             at = first + n // 8 - model.server * model.chunk_bytes
@@ -314,7 +314,7 @@ def of_a_stranger(rng, model, chunks):
 
 
 def one_case(place, seed, most, options_of_case=random_options):
-    """A few steps of a random codec; every byte compared. Gives the options, to be told when it fails."""
+    """Runs a few steps of a random codec; compares every byte. Returns the options, for the message of a failure."""
     rng = np.random.default_rng(seed)
     options = options_of_case(rng, most)
     with Checked(place, **options) as codec:
@@ -345,7 +345,7 @@ def one_case(place, seed, most, options_of_case=random_options):
                 skip = [None, np.array([rng.random() < 0.5]), np.array([0, 3][rng.integers(0, 2)], np.int32),
                         np.array([0.0, 0.5][rng.integers(0, 2)], np.float32)][rng.integers(0, 4)]  # fmt: skip
                 codec.commit(skip)
-                if rng.random() < 0.3:  # what a decode finds takes no later step back
+                if rng.random() < 0.3:  # flags of a decode must not take a later step back
                     codec.decode(payload)
                     codec.commit()
             if model.error and model.pending == [None, None] and rng.random() < 0.2:
@@ -364,11 +364,11 @@ def one_case(place, seed, most, options_of_case=random_options):
     return options
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- payloads of other senders ----------------------------------------------------------------------------------------
 
 
 def corruptions(model, payload):
-    """Payloads with one thing wrong, and what it is."""
+    """Yields the name of a fault, and a payload with this fault alone."""
     for at in range(64):
         changed = payload.copy()
         changed[-1, at] ^= 0x10
@@ -388,7 +388,7 @@ def corruptions(model, payload):
 
 
 def strangers(place, kind):
-    """Each of them is told, and writes nothing (on CUDA zeros)."""
+    """Checks that each corrupt payload is reported, and that it writes nothing (on CUDA zeros)."""
     rng = np.random.default_rng(2)
     error = None if kind == SIGN else "float32"
     with Checked(place, codec=kind, segments=[64, 0, 300], n_chunks=2, error=error, server=0) as codec:
@@ -397,5 +397,5 @@ def strangers(place, kind):
             assert codec.model.is_corrupt(changed[0], 0) or codec.model.is_corrupt(changed[1], 1), what
             codec.decode(changed)
             codec.decode(changed, add=True)
-            codec.reduce(np.stack([payload[0], changed[0]]))  # the other chunk is not looked at
+            codec.reduce(np.stack([payload[0], changed[0]]))  # chunk 1 is not read
         codec.compare_all()

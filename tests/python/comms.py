@@ -1,4 +1,4 @@
-"""Worlds of ranks, one thread each, and handles on all of them beside the models that they are compared with."""
+"""Worlds of ranks, one thread each, and handles on all ranks with the models that they are compared with."""
 
 import ctypes
 import threading
@@ -18,10 +18,10 @@ from nodes_model import world_model
 
 
 class Board:
-    """Exchanges between threads, by Python: what a transport is to do, said plainly.
+    """Transport between threads, in Python, with the least that a transport has to do.
 
-    `before(name, rank, sent)` gives what is sent in its place; `answer(name, rank)` what the function returns. A function
-    for which `skips(name, rank)` is true writes nothing to the receive memory."""
+    `before(name, rank, sent)` returns what is sent instead of `sent`; `answer(name, rank)` the function's result. A
+    function for which `skips(name, rank)` is true writes nothing to the receive memory."""
 
     def __init__(self, world):
         self.world = world
@@ -38,7 +38,7 @@ class Board:
                 self.calls.append((name, rank, size, device.device_type, stream))
                 blocks = self.world if name == "all_to_all" else 1
                 if send < recv + self.world * size and recv < send + blocks * size:
-                    return 98  # no engine wants to receive where it sends
+                    return 98  # send and receive memory must not overlap
                 self.sent[rank] = self.before(name, rank, ctypes.string_at(send, blocks * size))
                 try:
                     self.barrier.wait()
@@ -46,7 +46,7 @@ class Board:
                         first = rank * size if name == "all_to_all" else 0
                         ctypes.memmove(recv + other * size, self.sent[other][first : first + size], size)
                     self.barrier.wait()
-                except threading.BrokenBarrierError:  # a rank has not come
+                except threading.BrokenBarrierError:  # a rank is missing
                     return 99
                 return self.answer(name, rank)
 
@@ -57,8 +57,8 @@ class Board:
 
 
 class World:
-    """`world` communicators: of a group in this process, over `Board`, with the flags of a transport, or over the memory
-    of cards, which a group finds, with buffers of so many bytes."""
+    """`world` communicators: of a group in this process; over `Board`, with the flags of a transport; or over the
+    memory of cards, which a group finds, with buffers of `room` bytes."""
 
     def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,), timeout=60_000):
         self.size = world
@@ -94,13 +94,13 @@ class World:
         free_all(self.comms)
 
     def each(self, function):
-        """Calls function(rank) in a thread for each rank; the results by rank."""
+        """Calls function(rank) in a thread for each rank; returns the results by rank."""
         return in_threads(self.size, function)
 
 
 class Nodes(World):
-    """A world of two levels: nodes of so many ranks each, over `intra`, and for each number of a rank a world over `inter` of the
-    ranks with that number. These are as for `World`."""
+    """A world of two levels: nodes of the given numbers of ranks, over `intra`; and for each number of a rank a world,
+    over `inter`, of the ranks with this number. The other arguments are as for `World`."""
 
     level = World
 
@@ -113,7 +113,7 @@ class Nodes(World):
         self.each(self.join)
 
     def parts(self, rank):
-        """The communicators of a rank, intra-node and inter-node: NULL if not every node has a rank with its number."""
+        """Returns a rank's communicators, intra-node and inter-node: NULL if some node has no rank with its number."""
         node, place = self.places[rank]
         return self.intra[node].comms[place], self.inter[place].comms[node] if place < len(self.inter) else POINTER(Comm)()
 
@@ -134,13 +134,13 @@ def is_asleep(thread):
 
 
 def status_of(function, *arguments):
-    """The status, and the last error of this thread."""
+    """Returns the status, and the last error of this thread."""
     status = function(*arguments)
     return status, last_error() if status else ""
 
 
 def handle_on(comm, n, device=DLDevice(1, 0), **options):
-    """An all-reduce of ONEBIT for one tensor of n elements. Every rank calls this."""
+    """Creates an all-reduce of ONEBIT for one tensor of n elements. Every rank calls this."""
     given = CodecOptions(ctypes.sizeof(CodecOptions), **{"codec": ONEBIT, "device": device, "n_elements": n, **options})
     handle = POINTER(AllReduce)()
     call("gc_allreduce_create", comm, byref(given), byref(handle))
@@ -148,15 +148,14 @@ def handle_on(comm, n, device=DLDevice(1, 0), **options):
 
 
 def run_on(handle, tensor, stream=None):
-    """One run of such a handle: the status, and the last error of this thread."""
+    """Runs an all-reduce of handle_on(); returns the status, and the last error of this thread."""
     return status_of(lib.gc_allreduce_run, handle, views([tensor]), 1, None, None, stream)
 
 
 class CheckedRanks:
     """A handle on every rank of a world, and a model for each. The models exchange in Python; every byte is compared.
-
-    `place`: of all ranks, or a list with one for each; so are streams. `options`: those of a model, without chunks.
-    `model`: of the whole world, which is flat or has nodes."""
+    `place`: one for all ranks, or a list with one for each; so are streams. `options`: options of a model, without
+    chunks. `model`: the model of the whole world, which is flat or has nodes."""
 
     def __init__(self, world, place, streams=None, **options):
         self.world, self.streams = world, streams or [None] * world.size
@@ -181,11 +180,11 @@ class CheckedRanks:
         self.world.each(lambda rank: call(name, *arguments(rank)))
 
     def each(self, name, arguments):
-        """A call on the handle and the stream of each rank."""
+        """Calls a function on the handle and the stream of each rank."""
         self.all(name, lambda rank: (self.handles[rank], *arguments(rank), self.streams[rank]))
 
     def put(self, arrays, aligned=True):
-        """[rank][segment], in memory's dtype."""
+        """Puts arrays, [rank][segment], in memory's dtype, at each rank's place."""
         dtype = self.models[0].values
         return [
             [place.put(one, dtype_name(one, dtype), aligned) for one in of_rank]
@@ -193,18 +192,18 @@ class CheckedRanks:
         ]
 
     def run(self, gradients, value_factor=None, error_factor=None, aligned=True):
-        """[rank][segment], in memory's dtype. A factor: one for all ranks, or a list with one for each. Gives what values became on
-        every rank, by segment."""
+        """Runs gradients, [rank][segment], in memory's dtype. A factor: one for all ranks, or a list with one for each.
+        Returns the new values on every rank, by segment."""
         put, factors = self.put(gradients, aligned), self.factors(value_factor, error_factor)
         self.each("gc_allreduce_run", lambda rank: (views(put[rank]), len(put[rank]), *factors[rank]))
         return self.decoded(put, self.reduced(gradients, value_factor, error_factor))
 
     def reduced(self, gradients, *factors):
-        """What the models make of the chunks that each rank reduces."""
+        """Returns the models' chunks after each rank's reduce."""
         return [m.reduce(of_rank) for m, of_rank in zip(self.models, self.exchanged(gradients, *factors))]
 
     def factors(self, *given):
-        """By rank: what calls are given for these."""
+        """Returns the factors by rank, as arguments of calls."""
         put = []
         for numbers in given:
             numbers = numbers if isinstance(numbers, list) else [numbers] * self.world.size
@@ -214,18 +213,18 @@ class CheckedRanks:
         return [[or_null(one) for one in of_rank] for of_rank in zip(*put)]
 
     def exchanged(self, gradients, value_factor=None, error_factor=None):
-        """What the models send; the chunks that each rank reduces."""
+        """Returns the chunks that each rank reduces, as the models send them."""
         return self.model.encoded(gradients, value_factor, error_factor)
 
     def decoded(self, put, reduced):
-        """Compares values with what the models make of reduced chunks."""
+        """Compares values with those that the models decode from reduced chunks; returns the latter."""
         for rank, expected in enumerate(self.model.finished(reduced)):
             for index, (got, e) in enumerate(zip(put[rank], expected)):
                 same(self.places[rank].get(got), e, f"rank {rank}, values[{index}]")
         return expected
 
     def reduce_scatter(self, gradients, value_factor=None, error_factor=None, aligned=True):
-        """The first half of `run`. Gives the shard of each rank."""
+        """Runs the first half of `run`. Returns the shard of each rank."""
         put, factors = self.put(gradients, aligned), self.factors(value_factor, error_factor)
         sevens = [np.full(model.shard_elements(), 7, f32) for model in self.models]
         to = [place.put(array, None, aligned) for place, array in zip(self.places, sevens)]
@@ -241,7 +240,7 @@ class CheckedRanks:
         return shards
 
     def all_gather(self, shards, aligned=True):
-        """The second half. Gives what values became on every rank, by segment."""
+        """Runs the second half. Returns the new values on every rank, by segment."""
         sevens = [narrow(np.full(n, 7, f32), self.models[0].values) for n in self.models[0].segments]
         put = self.put([sevens] * self.world.size, aligned)
         given = [place.put(shard, None, aligned) for place, shard in zip(self.places, shards)]
@@ -267,7 +266,7 @@ class CheckedRanks:
             model.reset()
 
     def flags(self):
-        """Of each rank."""
+        """Returns the flags of each rank."""
         dsts = [place.put(np.full(1, 0x77, np.uint32)) for place in self.places]
         self.each("gc_allreduce_flags", lambda rank: (dsts[rank].view,))
         got = [int(place.get(dst)[0]) for place, dst in zip(self.places, dsts)]
@@ -277,7 +276,7 @@ class CheckedRanks:
         return got
 
     def errors(self):
-        """Those of all workers, [rank, n], and of all reducers, as errors_in() takes them: in the order of elements."""
+        """Returns the errors of all workers, [rank, n], and of all reducers, in the order of elements."""
         both = [*zip(self.places, self.models)]
         each = [[place.put(np.full(model.errors(k).size, 7, f32)) for k in (0, 1)] for place, model in both]
         self.each("gc_allreduce_errors_out", lambda rank: [one.view for one in each[rank]])
@@ -290,14 +289,14 @@ class CheckedRanks:
         return np.stack(workers), reducers
 
     def errors_in(self, workers, server):
-        """Of a world of as many ranks as `workers` has rows; None: not that."""
+        """Sets errors of a world with as many ranks as `workers` has rows; None: not these."""
         put = [[None if one is None else place.put(one) for one in (workers, server)] for place in self.places]
         self.each("gc_allreduce_errors_in", lambda rank: map(or_null, put[rank]))
         self.model.errors_in(workers, server)
 
 
 def parts_of(handle, rank, which):
-    """(segment, first, count) of each piece that gc_allreduce_parts() names: as many as there is room for."""
+    """Returns (segment, first, count) of each piece of gc_allreduce_parts(), which writes as many as fit."""
     count = lib.gc_allreduce_parts(handle, rank, which, None, 0)
     for room in max(0, count - 1), count:
         pieces = (Part * (count + 1))(*[Part(-7, -7, -7)] * (count + 1))
@@ -312,7 +311,7 @@ SEGMENTS = [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 10
 
 
 def of_family(rng, codec, segments):
-    """Options that only some codecs have."""
+    """Returns options that only some codecs have."""
     if codec in FORMATS:
         return dict(reduction=int(rng.integers(0, 2)), raw=[bool(rng.random() < 0.3) for _ in segments])
     return dict(scale=int(rng.choice([RMS, MEAN])), reduction=int(rng.integers(0, 2)) if codec == ONEBIT else 0)
@@ -331,30 +330,30 @@ def random_handle(rng, codecs=(*BITS, *FORMATS), segments=None):
 
 
 KEEP_NOTHING = ONEBIT, *FORMATS
-# docs/NUMERICS.md 9: all ranks' payloads together, on the CPU.
+# docs/NUMERICS.md 9: limit of all ranks' payloads together, on the CPU.
 MOST_BYTES = 1 << 20
 
 
 def is_once(size, options):
-    """Whether ranks exchange once, as the documents say it."""
+    """Returns True if the ranks use one-shot, according to the documents."""
     model = model_of(**options, n_chunks=size)
     small = size * size * model.stride <= MOST_BYTES
     return size > 1 and small and options["error"] is None and options["codec"] != SIGN
 
 
 def steps(rng, ranks, options, count=4):
-    """Calls of all kinds, each of which is compared with the models."""
+    """Makes calls of all kinds, each of which is compared with the models."""
     dtype, segments, size = options["values"], options["segments"], ranks.world.size
     transactional = options["nonfinite"] == TRANSACTIONAL
     for step in range(count):
         special, aligned = rng.random() < 0.3, rng.random() < 0.6
         gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
         factors = [float(f32(rng.choice([0.5, 2.0**-8, 3.0]))) if rng.random() < 0.3 else None for _ in "ge"]
-        if step == 2:  # the halves, of a handle that exchanges once, too
+        if step == 2:  # the halves, also of a one-shot handle
             ranks.all_gather(ranks.reduce_scatter(gradients, *factors, aligned=aligned), aligned=aligned)
         else:
             ranks.run(gradients, *factors, aligned=aligned)
-        if transactional and rng.random() < 0.7:  # otherwise the next step commits
+        if transactional and rng.random() < 0.7:  # else the next step commits
             ranks.rollback() if rng.random() < 0.2 else ranks.commit([None, np.array([1], np.int32)][rng.integers(0, 2)])
         if rng.random() < 0.7:
             ranks.flags()
@@ -365,7 +364,7 @@ def steps(rng, ranks, options, count=4):
 
 
 def changed(rank, index, of_chunk=None):
-    """Rank `rank` sends payloads whose byte `index` is another one, in all chunks or in one."""
+    """Returns a function with which `rank` sends payloads with a changed byte `index`, in all chunks or in one."""
 
     def before(name, sender, sent):
         chunks = bytearray(sent)
@@ -378,7 +377,7 @@ def changed(rank, index, of_chunk=None):
     return before
 
 
-# A shard of the last two is not one piece of all elements.
+# In the last two a shard is not one piece of all elements.
 OF_FAMILIES = dict(
     onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
     sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),

@@ -7,20 +7,20 @@ from hypothesis import settings
 
 from tiers import both
 
-# The same examples in every run: what fails here fails everywhere, and nothing is written beside the tests.
+# Every run has the same examples, so a failure here repeats everywhere. Nothing is written beside the tests.
 settings.register_profile("fixed", max_examples=both(quick=50, all=250), deadline=None, derandomize=True, database=None)
 settings.load_profile("fixed")
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "fakes"))  # stand_in
 
-# Without a C++ compiler make builds no driver: what needs one is left out, and named in the end.
+# Without a C++ compiler make builds no driver: tests that need one are left out, and named at the end.
 collect_ignore = []
 if not os.environ.get("GRADCODEC_DRIVERS"):
     words = "stand_in", "from test_codec_driver"
     collect_ignore = [path.name for path in sorted(HERE.glob("test_*.py")) if any(w in path.read_text() for w in words)]
 
-# The CUDA tensors of these tests are host memory: a GPU must not see them.
+# The CUDA tensors of these tests are host memory, so no GPU may be visible.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

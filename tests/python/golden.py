@@ -2,16 +2,16 @@
 
     GRADCODEC_LIBRARY=... build/venv/bin/python tests/python/golden.py        writes the file
 
-A case is a line with its options and a line for each of its three steps: what the step does, and behind ` = ` what comes
-of it. The library and the model of docs/NUMERICS.md both compute it and must agree. Numbers are drawn by a formula that
-the file's readers have, too. `-`: not in this step.
+A case is a line with its options and a line for each of its three steps: the calls of the step, ` = `, and their
+results. The library and the model of docs/NUMERICS.md both compute the results and must agree. Numbers are drawn by a
+formula that the file's readers have, too. `-`: not in this step.
 
     case CODEC VALUES RESULTS ERROR SCALE REDUCTION NONFINITE BETA N_CHUNKS SERVER SEGMENTS RAW SHARD
     step ENCODE DECODE REDUCE END RESET ERRORS = DECODED REDUCED PAYLOAD RESULTS KEPT
 
     ENCODE   SEED WILD VALUE_FACTOR ERROR_FACTOR, segment k draws from SEED + k
     DECODE   DTYPE DIVISOR FACTOR ADD FLIP, of the payload; FLIP: BYTE:BIT, flipped in the last chunk
-    REDUCE   COUNT FLIP, of the server's chunk of the last payloads, newest first, again and again
+    REDUCE   COUNT FLIP, of the server's chunk of the last payloads, newest first, cyclically
     END      commit0, commit1 (which skips) or rollback
     RESET    reset
     ERRORS   the seed of errors that are put in
@@ -35,7 +35,7 @@ u64 = np.uint64
 
 
 def drawn(seed, count):
-    """splitmix64 of seed * 2^32 + i."""
+    """Returns splitmix64 of seed * 2^32 + i."""
     with np.errstate(over="ignore"):
         z = (u64(seed) << u64(32)) + np.arange(count, dtype=u64) + u64(0x9E3779B97F4A7C15)
         z = (z ^ z >> u64(30)) * u64(0xBF58476D1CE4E5B9)
@@ -44,7 +44,7 @@ def drawn(seed, count):
 
 
 def elements(seed, count, dtype, wild):
-    """Patterns of a dtype: numbers between 2^-8 and 2^8; if wild, some of them special."""
+    """Returns patterns of a dtype: numbers between 2^-8 and 2^8; if wild, some of them special."""
     width, mantissa = {"float32": (32, 23), "float16": (16, 10), "bfloat16": (16, 7)}[dtype]
     z, sign = drawn(seed, count), 1 << (width - 1)
     infinity = sign - (1 << mantissa)
@@ -57,7 +57,7 @@ def elements(seed, count, dtype, wild):
 
 
 def digest(*arrays):
-    """The sum of all bytes, each plus one and times an odd number of its own."""
+    """Returns the sum of all bytes, each plus one and times an odd number of its own."""
     data = np.frombuffer(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays), np.uint8)
     with np.errstate(over="ignore"):
         return f"{int(((data.astype(u64) + u64(1)) * (drawn(0, data.size) | u64(1))).sum(dtype=u64)):016x}"
@@ -77,7 +77,7 @@ def word_of(flip):
 
 
 class Script:
-    """A case as it is run: the lines of the file."""
+    """A case as it is run; `lines` has its lines of the file."""
 
     def __init__(self, seed):
         rng = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ class Script:
             self.lines.append(" ".join("-" if word is None else str(word) for word in ("step", *words, "=", *results)))
 
     def step(self, number):
-        """The words of a step, and those of what comes of it."""
+        """Runs a step; returns its words and those of its results."""
         rng, model, codec = self.rng, self.model, self.codec
         seed, wild = int(rng.integers(1, 2**31)), int(rng.random() < 0.4)
         gradients = [elements(seed + k, n, model.values, wild) for k, n in enumerate(model.segments)]
@@ -165,7 +165,7 @@ class Script:
         return end, reset, seed
 
     def kept(self):
-        """Flags, state and errors."""
+        """Returns flags, state and errors."""
         model, codec = self.model, self.codec
         flags, state = np.array([codec.flags()], np.uint32), codec.state()
         codec.errors()

@@ -1,4 +1,4 @@
-"""Kernels that are compiled at run time, on NumPy's memory, which the driver without a GPU takes for a device's."""
+"""Kernels that are compiled at run time, on NumPy's memory, which the stand-in driver takes for a device's."""
 
 import ctypes
 import hashlib
@@ -28,7 +28,7 @@ def check(status):
 
 
 def on_card(array, **how):
-    """A tensor of a GPU over the array's memory. A Scalar stays where it is."""
+    """Returns a GPU's tensor over the array's memory. A Tensor (a scalar, for example) is returned unchanged."""
     if isinstance(array, Tensor):
         return array
     tensor = Tensor(np.asarray(array), **how)
@@ -37,7 +37,7 @@ def on_card(array, **how):
 
 
 def of_cupy(array):
-    """An array of CuPy's as it lies."""
+    """Returns a tensor over an array of CuPy's, with its strides."""
     tensor = Tensor.__new__(Tensor)
     tensor.array = array
     dl = capi.DLTensor(
@@ -53,7 +53,7 @@ def scalar(value, dtype):
 
 
 def bfloat16(array):
-    """Rounded to bfloat16, to nearest even, as patterns on a GPU."""
+    """Returns the patterns of the array, rounded to bfloat16, to nearest even."""
     bits = np.asarray(array, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -92,7 +92,7 @@ class Compiled:
         workspace = options.pop("workspace", None)
         given = self.options(workspace=workspace, **options)
         bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, given))
-        if workspace is None and bytes_ > 0:  # what is refused there is refused again
+        if workspace is None and bytes_ > 0:  # a refusal here is repeated below
             memory = np.full(bytes_ + 16, 0xA5, np.uint8)
             start = -memory.ctypes.data % 16
             given.workspace = (kept := on_card(memory[start : start + bytes_])).view
@@ -119,13 +119,13 @@ class Compiled:
 
 
 def codes():
-    """What the cache of kernels holds: the code of each file, the latest last."""
+    """Returns the code in each file of the cache of kernels, the latest last."""
     files = sorted(Path(os.environ["GRADCODEC_CACHE_DIR"]).glob("*.kernel"), key=lambda path: path.stat().st_mtime_ns)
     return [code_of(path.read_bytes()) for path in files]
 
 
 def code_of(file):
-    """The code in a file of the cache, whose form src/jit/cache.rs describes."""
+    """Returns the code in a file of the cache, whose format src/jit/cache.rs describes."""
     assert file.startswith(b"gcdisk06") and hashlib.sha256(file[:-32]).digest() == file[-32:]
     log_bytes = int.from_bytes(file[48:56], "little")
     return file[56 + log_bytes : -32]

@@ -1,7 +1,7 @@
-"""Strided arrays inside buffers, on the CPU and on CUDA, and what NumPy packs and unpacks of them.
+"""Strided arrays inside buffers, on the CPU and on CUDA, and NumPy's packed and unpacked bits of them.
 
-A `Layout` is a strided array inside a buffer that is full of a pattern. What is expected is written by NumPy into a twin
-of the buffer, and then every byte of the two must be equal: around, between and under the elements.
+A `Layout` is a strided array inside a buffer that is full of a pattern. NumPy writes the expected result into a twin of
+the buffer, and then every byte of the two must be equal: around, between and under the elements.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ EXACT = bool(os.environ.get("GRADCODEC_DRIVERS")) and "asan" in os.environ.get("
 
 @contextlib.contextmanager
 def case(**what):
-    """Says which case of a table or of a seed failed."""
+    """Adds the case of a table or of a seed to an exception."""
     try:
         yield
     except Exception as error:
@@ -32,7 +32,7 @@ def case(**what):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements lie: dimensions in memory from the outermost in (`order`), a step for each (0: broadcast,
+    """Places of elements: dimensions in memory from the outermost in (`order`), a step for each (0: broadcast,
     negative: backwards), and `shift` bytes before the first, so that elements need not be aligned."""
 
     dtype: str
@@ -40,10 +40,10 @@ class Layout:
     order: tuple = None
     steps: tuple = None
     shift: int = 0
-    odd: int = 1  # stands as the stride, in elements, where no step is ever taken: dimensions of one element
-    null_strides: bool = False  # where the elements are in C order: strides may be a NULL pointer
+    odd: int = 1  # stride, in elements, of dimensions of one element, where no step is ever taken
+    null_strides: bool = False  # True: strides are a NULL pointer, if the elements are in C order
     byte_offset: int = 0
-    row: int = 0  # elements of memory behind each line of the dimension that is innermost there
+    row: int = 0  # elements of memory behind each line of the innermost dimension
 
     @property
     def numpy(self):
@@ -61,7 +61,7 @@ class Layout:
         return [1 if step == 0 else size * abs(step) for size, step in zip(self.shape, self._steps)]
 
     def _memory(self):
-        """The shape of the memory, from the outermost dimension in."""
+        """Returns the shape of the memory, from the outermost dimension in."""
         extents = self._extents()
         return [extents[d] + self.row * (d == self._order[-1]) for d in self._order]
 
@@ -72,7 +72,7 @@ class Layout:
         return np.full(MARGIN + self.shift + self._bytes() + (0 if EXACT else MARGIN), PATTERN, np.uint8)
 
     def carve(self, buffer):
-        """The array of this layout in a buffer of its size."""
+        """Returns the array of this layout in a buffer of its size."""
         memory = buffer[MARGIN + self.shift :][: self._bytes()].view(self.numpy).reshape(self._memory())
         if self.row:
             memory = memory[..., : -self.row]
@@ -81,7 +81,7 @@ class Layout:
         return picked if picked.shape == self.shape else np.broadcast_to(picked, self.shape)
 
     def describe(self, buffer):
-        """The array in a buffer to the library, on the host."""
+        """Returns the array in a buffer as a tensor on the host."""
         array = self.carve(buffer)
         strides = None if array.flags.c_contiguous and self.null_strides else "explicit"
         tensor = Tensor(array, self.dtype, strides=strides, byte_offset=self.byte_offset)
@@ -93,7 +93,7 @@ class Layout:
 
 
 def move(tensor, host, address, where):
-    """Makes a description of a host array one of the same array in a copy of its buffer at `address`."""
+    """Changes a description of a host array to one of the same array in a copy of its buffer at `address`."""
     view = tensor.struct.dl_tensor
     view.data = (view.data or 0) + address - host
     view.device = where
@@ -117,7 +117,7 @@ def random_layout(rng, dtypes, shape, writable=False):
 
 
 def random_rows(rng, shape):
-    """A C-contiguous uint8 side, which need not be aligned."""
+    """Returns a C-contiguous uint8 side, which need not be aligned."""
     return Layout(
         "uint8", shape, shift=int(rng.integers(0, 18)), odd=int(rng.choice((1, -7, 2**40))),
         null_strides=bool(rng.random() < 0.5), byte_offset=int(rng.choice((0, 3))),
@@ -142,7 +142,7 @@ def random_shape(rng):
 
 
 def random_truth(rng, layout):
-    """A buffer of integers or bools, about half of them zero and the others often in one byte only."""
+    """Returns a buffer of integers or bools, about half of them zero, the others often with bits in one byte only."""
     buffer = layout.buffer()
     kept = rng.random(buffer.size) < 1 - 0.5 ** (1 / layout.numpy.itemsize)
     buffer[:] = np.where(kept, rng.integers(1, 256, buffer.size), 0)
@@ -156,7 +156,7 @@ def random_bytes(rng, layout):
 
 
 def random_floats(rng, layout):
-    """A buffer of random bits, half of the elements special ones."""
+    """Returns a buffer of random bits, half of the elements special ones."""
     unsigned, special = bit_patterns(layout.dtype)
     buffer = random_bytes(rng, layout)
     memory = buffer[MARGIN + layout.shift :]
@@ -166,7 +166,7 @@ def random_floats(rng, layout):
 
 
 def assert_written(target, buffer, expected):
-    """That the buffer holds `expected` in this layout and its pattern everywhere else."""
+    """Checks that the buffer holds `expected` in this layout and its pattern everywhere else."""
     twin = target.buffer()
     target.carve(twin)[...] = expected
     if not np.array_equal(buffer, twin):
@@ -185,7 +185,7 @@ def numpy_axis(axis):
 
 
 def chunk_rows(truth, n_chunks, order=BIG):
-    """[n_chunks, gc_chunk_bytes]: the bytes of numpy.packbits, zeros behind them."""
+    """Returns [n_chunks, gc_chunk_bytes]: the bytes of numpy.packbits, and zeros behind them."""
     size = capi.chunk_bytes(truth.size, n_chunks)
     rows = np.zeros(n_chunks * size, np.uint8)
     bits = np.packbits(np.ascontiguousarray(truth).reshape(-1), bitorder=ORDERS[order])
@@ -194,7 +194,7 @@ def chunk_rows(truth, n_chunks, order=BIG):
 
 
 def unpackbits(array, axis, count, order=BIG):
-    """numpy.unpackbits, but zeros where NumPy leaves memory as it found it: an empty array and a positive count."""
+    """Returns numpy.unpackbits(), but zeros where NumPy does not set memory: an empty array and a positive count."""
     bits = np.unpackbits(
         array, axis=numpy_axis(axis), count=None if count == COUNT_ALL else count, bitorder=ORDERS[order]
     )
@@ -202,12 +202,12 @@ def unpackbits(array, axis, count, order=BIG):
 
 
 def truth_of(array):
-    """Non-zero is true; a bool is a byte to us, and any byte but 0 is true."""
+    """Returns True for non-zero elements. A bool is a byte to the library, and any byte but 0 is true."""
     return (array.view(np.uint8) if array.dtype == np.bool_ else array) != 0
 
 
 def one(dtype):
-    """The 1 of a type as it lies in NumPy's memory: bfloat16 is in uint16."""
+    """Returns the 1 of a type as it is in NumPy's memory: bfloat16 is in uint16."""
     return np.uint16(0x3F80) if dtype == "bfloat16" else np.dtype(DTYPES[dtype][0]).type(1)
 
 
@@ -216,7 +216,7 @@ def zeros_and_ones(bits, dtype):
 
 
 def as_written(array):
-    """An array whose NaNs compare by their patterns."""
+    """Returns the array as integers, so that NaNs compare by their patterns."""
     return np.ascontiguousarray(array).view(f"uint{8 * array.dtype.itemsize}")
 
 
@@ -236,13 +236,13 @@ class HostBench:
         return [self.source_of(layout, buffer) for layout, buffer in zip(layouts, buffers)]
 
     def operand(self, array, shift=0):
-        """A context with a tensor of an array's elements, so many bytes beyond an alignment."""
+        """Returns a context with a tensor of an array's elements, `shift` bytes beyond an alignment."""
         memory = np.zeros(array.nbytes + shift, np.uint8)[shift:].view(array.dtype)
         memory[...] = array.reshape(-1)
         return contextlib.nullcontext(Tensor(memory.reshape(array.shape)))
 
     def into(self, function, source, source_buffer, *between, target):
-        """The buffer of the layout `target` after the call, which must succeed."""
+        """Returns the buffer of the layout `target` after the call, which must succeed."""
         buffer = target.buffer()
         src, dst = source.describe(source_buffer), target.describe(buffer)
         capi.check(function(src.view, *between, dst.view, None))
@@ -250,14 +250,14 @@ class HostBench:
         return buffer
 
     def new(self, function, source, source_buffer, *between):
-        """What a function of the simple tier makes, copied and released."""
+        """Returns the result of a function of the simple tier, copied and released."""
         src, out = self.source_of(source, source_buffer), Managed()
         capi.check(function(src.managed, *between, byref(out)))
         assert not src.releases
         return self.take(out)
 
     def pack(self, function, source, source_buffer, n_chunks):
-        """The pointers to the chunks that a function of the simple tier packs, the caller's."""
+        """Returns the pointers to the chunks that a function of the simple tier packs; the caller owns them."""
         src, out = self.source_of(source, source_buffer), (Managed * n_chunks)()
         capi.check(function(src.managed, n_chunks, out))
         assert not src.releases

@@ -1,4 +1,4 @@
-"""What the library's results are held to, by NumPy, on the CPU and on CUDA; and the floats that matter to that."""
+"""NumPy's models of the library's results, on the CPU and on CUDA; and the floats that matter for them."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from capi import BIG, DTYPES, FLOATS, INTEGERS, LITTLE
 
 TRUTHS = ("bool", *INTEGERS)
 UNPACKED = (*TRUTHS, *FLOATS)
-SIGNED = (*(dtype for dtype in INTEGERS if dtype.startswith("int")), *FLOATS)  # those that have a -1
+SIGNED = (*(dtype for dtype in INTEGERS if dtype.startswith("int")), *FLOATS)  # dtypes with the value -1
 ORDERS = {BIG: "big", LITTLE: "little"}
 
 
 def bit_patterns(dtype):
-    """The unsigned type of a float and the patterns that matter in it: exponent all ones or all zeros, and 1.0."""
+    """Returns the unsigned type of a float and its special patterns: exponent all ones or all zeros, and 1.0."""
     itemsize = np.dtype(DTYPES[dtype][0]).itemsize
     unsigned = np.dtype(f"uint{8 * itemsize}").type
     mantissa = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype]
@@ -23,19 +23,19 @@ def bit_patterns(dtype):
 
 
 def not_below_zero(array, dtype):
-    """not (x < 0), by NumPy's comparison; bfloat16 is the upper half of a float32."""
+    """Returns not (x < 0), by NumPy's comparison; bfloat16 is the upper half of a float32."""
     if dtype == "bfloat16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     with np.errstate(invalid="ignore"):
         return np.asarray(~(array < 0))
 
 
-# The only NaN that is written.
+# The library writes no other NaN.
 NANS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
 
 
 def scaled_signs(bits, dtype, scales=1.0):
-    """+scale where the bit is 1, -scale where it is 0, in NumPy's rounding to nearest even; bfloat16 by a formula."""
+    """Returns +scale where the bit is 1, else -scale, rounded by NumPy to nearest even; bfloat16 by a formula."""
     if dtype not in FLOATS:
         return np.where(bits, 1, -1).astype(dtype)
     scales = np.asarray(scales, np.float32)
@@ -51,11 +51,11 @@ def scaled_signs(bits, dtype, scales=1.0):
 
 
 def majority(rows, turn):
-    """What more than half of the rows have in each bit; in a tie what row (byte index + turn) mod n_voters has."""
+    """Returns each bit's majority of the rows; in a tie the bit of row (byte index + turn) mod n_voters."""
     voters, size = rows.shape
     in_turn = rows[(np.arange(size) + turn % voters) % voters, np.arange(size)]
     votes = np.zeros(8 * size, np.int64)
-    for row in rows:  # not all at once: their bits as numbers may be more than memory holds
+    for row in rows:  # row by row: the bits of all as numbers may be more than memory holds
         votes += np.unpackbits(row)
     return np.packbits(np.where(2 * votes == voters, np.unpackbits(in_turn), 2 * votes > voters))
 

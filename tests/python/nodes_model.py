@@ -13,14 +13,14 @@ HEADER = 64
 
 
 def world_model(nodes, ranks, **options):
-    """`options`: those of a model, without chunks."""
+    """Returns the model of a world. `options`: options of a model, without chunks."""
     if nodes == 1 or ranks == 1:
         return FlatModel(nodes * ranks, **options)
     return NodesModel(nodes, ranks, **options)
 
 
 def total_of(rows):
-    """fl(...fl(fl(+0 + row 0) + row 1)...)."""
+    """Returns fl(...fl(fl(+0 + row 0) + row 1)...)."""
     total = np.zeros(rows.shape[1], f32)
     with np.errstate(all="ignore"):
         for row in rows:
@@ -29,42 +29,42 @@ def total_of(rows):
 
 
 def mean_of(rows):
-    """The same of the rows, each divided by their number."""
+    """Returns total_of() of the rows, each divided by their number."""
     with np.errstate(all="ignore"):
         return total_of(rows / f32(len(rows)))
 
 
 class FlatModel:
-    """W ranks of one level. `models`: one for each rank. `sent`: what the last call exchanged, by name and rank."""
+    """W ranks of one level, with a model each. `sent`: bytes of the last call's exchanges, by name and rank."""
 
     def __init__(self, size, **options):
         self.size, self.sent, self.on_cuda = size, {}, False
         self.models = [model_of(**options, n_chunks=size, server=rank) for rank in range(size)]
 
     def factors(self, given):
-        """Of each rank: one for all, or a list with one for each; None is 1."""
+        """Returns each rank's factor. `given`: one for all, or a list with one for each; None is 1."""
         each = given if isinstance(given, list) else [given] * self.size
         return [1.0 if factor is None else factor for factor in each]
 
     def encoded(self, gradients, value_factors, error_factors):
-        """What each rank reduces: a chunk of each payload."""
+        """Returns the chunks that each rank reduces, one of each payload."""
         both = zip(self.factors(value_factors), self.factors(error_factors))
         payloads = [m.encode(g, *f).reshape(self.size, -1) for m, g, f in zip(self.models, gradients, both)]
         self.sent = {"encoded": payloads}
         return [np.stack([payload[rank] for payload in payloads]) for rank in range(self.size)]
 
     def finished(self, reduced):
-        """The values of each rank, of the chunks that ranks have reduced. None: the call fails as CORRUPT."""
+        """Returns the values of each rank, from the chunks that ranks have reduced. None: the call fails as CORRUPT."""
         self.sent["reduced"] = reduced
         return [model.decode(np.concatenate(reduced), model.values, on_cuda=self.on_cuda) for model in self.models]
 
     def run(self, gradients, value_factors=None, error_factors=None):
-        """[rank][segment], in memory's dtype. Gives what they become."""
+        """Returns the new values for gradients, [rank][segment], in memory's dtype."""
         chunks = self.encoded(gradients, value_factors, error_factors)
         return self.finished([model.reduce(mine) for model, mine in zip(self.models, chunks)])
 
     def reduce_scatter(self, gradients, value_factors=None, error_factors=None):
-        """The shard of each rank. None: the call fails as CORRUPT."""
+        """Returns the shard of each rank. None: the call fails as CORRUPT."""
         chunks = self.encoded(gradients, value_factors, error_factors)
         return [model.mean(mine, self.on_cuda) for model, mine in zip(self.models, chunks)]
 
@@ -73,7 +73,7 @@ class FlatModel:
         return self.finished([model.encode_shard(one) for model, one in zip(self.models, shards)])
 
     def errors_in(self, workers, server):
-        """Rows of the worker errors of any world, the server errors of all elements; None: not those."""
+        """Sets rows of the worker errors of any world, and the server errors of all elements; None: not these."""
         for rank in range(self.size):
             self.errors_of_rank_in(rank, workers, server)
 
@@ -95,19 +95,19 @@ def is_sum(model):
 
 
 def over_nodes(rows, count):
-    """The sum of the rows of another world, divided among so many that add it."""
+    """Returns the sum of the rows of another world, divided by the number of ranks that add it."""
     with np.errstate(all="ignore"):
         return total_of(rows) / f32(count)
 
 
 class RankModel:
-    """Rank `number` of node `node`: a handle as far as commit, flags, errors and shards go, and the steps of section 12."""
+    """Rank `number` of node `node`: the commit, flags, errors and shards of a handle, and the steps of section 12."""
 
     def __init__(self, nodes, ranks, node, number, options):
         self.nodes, self.ranks, self.node, self.number = nodes, ranks, node, number
         self.whole = model_of(**options, n_chunks=ranks)
         self.values, self.segments = self.whole.values, self.whole.segments
-        # Of each part its pieces, as slices of the segments.
+        # Pieces of each part, as slices of the segments.
         self.parts = [
             [self.whole.part(segment, part) or slice(0, 0) for segment in range(len(self.segments))] for part in range(ranks)
         ]  # fmt: skip
@@ -125,7 +125,7 @@ class RankModel:
 
     @property
     def dtype(self):
-        """Of values in memory."""
+        """Returns the dtype of values in memory."""
         return narrow(f32([0]), self.values).dtype
 
     # --- a handle ---
@@ -141,7 +141,7 @@ class RankModel:
         self.step_3.reset()
 
     def worker_places(self):
-        """Where the elements of this rank's part are among those of all segments."""
+        """Returns the places of the elements of this rank's part among those of all segments."""
         firsts = np.concatenate([[0], np.cumsum(self.segments)]).astype(int)
         each = [np.arange(piece.start, piece.stop) + first for piece, first in zip(self.parts[self.number], firsts)]
         return np.concatenate([np.zeros(0, int), *each])
@@ -153,7 +153,7 @@ class RankModel:
         return self.worker_places()[self.step_3.shard_places()]
 
     def errors(self, which):
-        """0: the worker's, a row of all elements. 1: the shard's."""
+        """Returns the worker's errors (0), a row of all elements, or the shard's (1)."""
         if which == 1:
             return self.step_3.errors(1)
         row = np.zeros(sum(self.segments), f32)
@@ -161,7 +161,7 @@ class RankModel:
         return row
 
     def take_errors(self, which, errors):
-        """Of the part, of the shard."""
+        """Sets the errors of the part (0) or of the shard (1)."""
         self.step_3.take_errors(which, errors)
 
     def of_rows(self, rows):
@@ -180,7 +180,7 @@ class RankModel:
     # --- the steps ---
 
     def header(self, part, factor):
-        """Of a block of step 1."""
+        """Returns the header of a block of step 1."""
         layout = self.layouts[part]
         header = bytearray(layout.header(part, magic=b"GCPV"))
         header[8] = self.whole.header(0)[8]
@@ -190,7 +190,7 @@ class RankModel:
         return bytes(header)
 
     def blocks(self, gradients, factor):
-        """Step 1: the blocks for the ranks of the node."""
+        """Returns the blocks of step 1 for the ranks of the node."""
         found = []
         for part, pieces in enumerate(self.parts):
             values = b"".join(np.ascontiguousarray(g[piece]).tobytes() for g, piece in zip(gradients, pieces))
@@ -198,7 +198,7 @@ class RankModel:
         return found
 
     def encode(self, blocks, error_factor):
-        """Step 2, and the encoding of step 3: the payload for the other nodes, of the blocks of this node's ranks."""
+        """Makes the payload for other nodes from the blocks of this node's ranks: step 2, and step 3's encoding."""
         sizes = self.sizes(self.number)
         u, met = None, 0
         for block in blocks:
@@ -214,7 +214,7 @@ class RankModel:
         return self.step_3.encode(u, 1.0, error_factor, met)
 
     def counted(self, x):
-        """By the policy ZERO what is not finite is +0; and the flags for that."""
+        """Returns x, where under the policy ZERO +0 replaces what is not finite, and the flags for that."""
         wrong = ~np.isfinite(x)
         if self.nonfinite != ZERO or not wrong.any():
             return x, 0
@@ -234,8 +234,8 @@ class RankModel:
         return self.step_3.encode_shard(shard)
 
     def decode(self, gathered, on_cuda):
-        """Step 4, of the reduced chunks of each part: one array a segment, in memory's dtype. None if a chunk is corrupt, but
-        on CUDA."""
+        """Returns step 4's values from the reduced chunks of each part: one array a segment, in memory's dtype. Except
+        on CUDA, None if a chunk is corrupt."""
         of_parts = list(zip(self.layouts, self.parts, gathered))
         if not on_cuda and any(layout.is_corrupt(c, k) for layout, _, chunks in of_parts for k, c in enumerate(chunks)):
             self.step_3.note(CORRUPT)
@@ -250,8 +250,8 @@ class RankModel:
 
 
 class NodesModel(FlatModel):
-    """N nodes of R ranks, N and R at least 2. `before`: a function of a step's name, the sender, the receiver and the bytes,
-    which gives those that arrive. Steps are "values", "encoded", "reduced" and "gathered"."""
+    """N nodes of R ranks, N and R at least 2. `before`: a function of a step's name, the sender, the receiver and the
+    bytes, which returns the bytes that arrive. Steps are "values", "encoded", "reduced" and "gathered"."""
 
     def __init__(self, nodes, ranks, **options):
         self.nodes, self.ranks, self.size, self.sent, self.on_cuda = nodes, ranks, nodes * ranks, {}, False
@@ -259,16 +259,16 @@ class NodesModel(FlatModel):
         self.before = lambda step, sender, receiver, data: data
 
     def on_node(self, rank):
-        """The ranks of its node."""
+        """Returns the ranks of a rank's node."""
         first = rank // self.ranks * self.ranks
         return range(first, first + self.ranks)
 
     def across(self, rank):
-        """The ranks with its number, on all nodes."""
+        """Returns the ranks with a rank's number, on all nodes."""
         return range(rank % self.ranks, self.size, self.ranks)
 
     def arrived(self, step, senders, receiver, what):
-        """`what(sender)`, of all senders in order; nobody changes what a rank keeps for itself."""
+        """Returns `what(sender)` of all senders in order. `before` changes all but the receiver's own bytes."""
         each = [(sender, np.frombuffer(what(sender), np.uint8)) for sender in senders]
         return [
             data if sender == receiver else np.frombuffer(self.before(step, sender, receiver, data.tobytes()), np.uint8)
@@ -291,7 +291,7 @@ class NodesModel(FlatModel):
 
     def finished(self, reduced):
         self.sent["reduced"] = reduced
-        # On each rank the chunks of its part, in the order of nodes.
+        # `own`: each rank's chunks of its part, in the order of nodes.
         own = [
             np.stack(self.arrived("reduced", self.across(rank), rank, lambda other: reduced[other]))
             for rank in range(self.size)

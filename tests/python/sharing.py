@@ -1,4 +1,4 @@
-"""What tests of sharing have in common: the calls, and strangers who send messages of their own making."""
+"""Common parts of the tests of sharing: the calls, and a sender of hand-made messages."""
 
 import ctypes
 import fcntl
@@ -14,7 +14,7 @@ from capi import CPU, DLDevice, Managed, Share, check, expect, lib
 
 HOST = DLDevice(CPU, 0)
 COPY = 1
-LONG = 60_000  # milliseconds that no test waits for
+LONG = 60_000  # milliseconds, longer than any test waits
 GRANULE = 2 << 20
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -53,13 +53,13 @@ def refused(at, device, timeout=LONG):
 
 
 def ended(lease, timeout=LONG, status=0, *words):
-    """The lease ends so, and is given up."""
+    """Checks that the lease ends with this status, and frees it."""
     expect(lib.gc_share_wait(lease, timeout), status, *words)
     lib.gc_share_free(lease)
 
 
 def sealed(n_bytes, seals=SEALS, pages=True, flags=0):
-    """Memory as the library sends it from the CPU."""
+    """Returns memory as the library sends it from the CPU."""
     file = os.memfd_create("gradcodec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     os.posix_fallocate(file, 0, n_bytes) if pages and not flags else os.truncate(file, n_bytes)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
@@ -79,7 +79,7 @@ def card_message(strides=(1,), offset=0, handle=b"", uuid=b"stand-in card \0\0",
 
 
 class Stranger:
-    """Sends bytes and descriptors to `end`, and keeps the end on which it is answered."""
+    """Sends bytes and descriptors to `end`, and keeps the end that receives the answer."""
 
     def __init__(self):
         (self.at, self.end), (self.mine, self.theirs) = socket.socketpair(), socket.socketpair()
@@ -92,7 +92,7 @@ class Stranger:
             end.close()
 
     def send(self, text, files):
-        """The files are closed. The socket to answer on is sent last."""
+        """Sends the text and the files, and closes the files. The socket for the answer is sent last."""
         numbers = [*files, self.theirs.fileno()]
         for begin in range(0, len(numbers), 250):
             last = begin + 250 >= len(numbers)

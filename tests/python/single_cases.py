@@ -17,7 +17,7 @@ ELEMENTS, DIGEST = slice(32, 40), slice(48, 56)
 
 
 def result_of(function, place, *arguments):
-    """The memory of the tensor that a function gives, and its dtype. It has one dimension, and is on the place's device."""
+    """Returns the memory and the dtype of a function's tensor, which has one dimension, on the place's device."""
     out = Managed()
     call(function, *arguments, byref(out))
     try:
@@ -63,7 +63,7 @@ def digest_of(count):
 
 
 def with_count(payload, count):
-    """The same bytes behind a header of so many elements, whose digest is right."""
+    """Returns the payload with a header of `count` elements, whose digest is right."""
     changed = payload.copy()
     changed[ELEMENTS] = np.frombuffer(struct.pack("<Q", count), np.uint8)
     changed[DIGEST] = np.frombuffer(struct.pack("<Q", digest_of(count)), np.uint8)
@@ -71,7 +71,7 @@ def with_count(payload, count):
 
 
 def payloads_are_the_models(place, sizes, codecs=CODECS):
-    """Byte for byte, and so are the values of each dtype; from any address, with and without NaN and Inf."""
+    """Compares payloads, and values of each dtype, to the byte; from any address, with and without NaN and Inf."""
     rng = np.random.default_rng(5)
     on_cuda = place.device.device_type == capi.CUDA
     for codec in codecs:
@@ -98,7 +98,7 @@ def what_is_not_finite_is_flagged(place):
 
 
 def payloads_of_other_options_are_taken(place):
-    """Whatever a codec with one segment that is not raw and one chunk was made with."""
+    """Decodes payloads of codecs with one segment that is not raw, one chunk, and any other options."""
     rng = np.random.default_rng(6)
     on_cuda = place.device.device_type == capi.CUDA
     for codec in CODECS:
@@ -113,7 +113,7 @@ def payloads_of_other_options_are_taken(place):
 
 
 def payloads_of_more_are_corrupt(place):
-    """Two segments, two chunks, a raw segment, a state."""
+    """Refuses payloads with two segments, two chunks or a raw segment, and states."""
     for codec in CODECS:
         error = None if codec == SIGN else "float32"
         for options in (dict(segments=[50, 50]), dict(segments=[100], n_chunks=2), dict(segments=[100], raw=[1])):
@@ -127,8 +127,8 @@ def payloads_of_more_are_corrupt(place):
 
 
 def damaged_headers_are_corrupt(place, bits=(0x01, 0x02, 0x08, 0x80)):
-    """Every byte of a header. A payload may have any dtype of the three in bytes 8 and 9, either scale rule of ONEBIT in
-    byte 10, either reduction but with SIGN in byte 11, and the flag NONFINITE in byte 28."""
+    """Changes every byte of a header. Bytes 8 and 9 may have any of the three dtypes, byte 10 either scale rule of
+    ONEBIT. Byte 11 may have either reduction but with SIGN, and byte 28 the flag NONFINITE."""
     for codec in CODECS:
         payload = encoded(place, place.put(np.arange(-16, 17, dtype=np.float32)), codec)
         for at in range(64):
@@ -152,7 +152,7 @@ def damaged_scales_are_corrupt(place):
 
 
 def other_lengths_are_corrupt(place):
-    """Too few bytes, too many, and headers of more elements than there are bytes for, which nothing is allocated for."""
+    """Refuses too few bytes, too many, and headers of more elements than bytes; nothing is allocated for these."""
     for codec in CODECS:
         payload = encoded(place, place.put(np.ones(256, np.float32)), codec)
         for length in (0, 1, 63, 64, 79, payload.size - 16, payload.size - 1):

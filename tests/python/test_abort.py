@@ -1,5 +1,5 @@
-"""gc_comm_abort, from another thread: every wait ends though nothing else would end it, and what needs no other rank goes
-on. Over callbacks, a group, two levels, and, on a driver without hardware, NCCL and peer memory."""
+"""Tests of gc_comm_abort from another thread: every wait ends though nothing else would end it, and calls without other
+ranks still work. Over callbacks, a group, two levels, and, on a driver without hardware, NCCL and peer memory."""
 
 import os
 import threading
@@ -22,12 +22,12 @@ OPTIONS = dict(codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL)
 
 
 def waiting(work):
-    """Starts a call that waits for other ranks, in a thread, and returns once it waits; the result is for join()."""
+    """Starts a call that waits for other ranks, in a thread, and returns once it waits; join() returns the result."""
     found = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     asleep = 0
-    while asleep < 100 and thread.is_alive():  # it may also sleep until Python lets it run
+    while asleep < 100 and thread.is_alive():  # it may also sleep until it gets Python's lock
         asleep = asleep + 1 if is_asleep(thread) else 0
         os.sched_yield()
 
@@ -55,7 +55,7 @@ def expect_aborted(outcome, *words):
 
 
 def check_what_goes_on(ranks, rank):
-    """What needs no other rank is as before: the step that was broken off is taken back."""
+    """Checks that calls without other ranks work as before, and that the interrupted step is taken back."""
     handle, worker, server = ranks.handles[rank], np.zeros(100, f32), np.zeros(ranks.models[rank].shard_elements(), f32)
     flags = np.zeros(1, np.uint32)
     assert lib.gc_allreduce_rollback(handle, None) == 0
@@ -97,7 +97,7 @@ def test_a_run_over_a_group_ends_on_every_rank_that_waits():
         for rank in range(2):
             check_what_goes_on(ranks, rank)
         refused_from_now_on(ranks, 0)
-        expect_aborted(status_of(lib.gc_comm_async_error, world.comms[1]))  # where a call has failed
+        expect_aborted(status_of(lib.gc_comm_async_error, world.comms[1]))  # a call of this rank has failed
 
 
 @pytest.mark.parametrize("what", ["create", "hierarchical"])
@@ -116,12 +116,12 @@ def test_creations_over_a_group_end(what):
 
 @pytest.mark.parametrize("part", ["whole", "intra", "inter"])
 def test_of_two_levels_both_parts_end(part):
-    """With a part aborted the whole is, and a wait in that part ends."""
+    """Checks that an abort of a part aborts the whole, and that a wait in that part ends."""
     nodes = Nodes([2, 2], inter="group")
     with nodes as world, CheckedRanks(world, place, **OPTIONS) as ranks:
         intra, inter = world.parts(0)
         join = waiting(lambda: run_on(ranks.handles[0], Tensor(np.ones(100, f32))))
-        # Alone it waits for its node first.
+        # Rank 0 runs alone, so it waits for its node first.
         assert lib.gc_comm_abort({"whole": world.comms[0], "intra": intra, "inter": inter}[part]) == 0
         if part == "inter":
             assert lib.gc_comm_abort(intra) == 0
@@ -150,15 +150,15 @@ def test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_calle
         assert lib.gc_comm_abort(world.comms[0]) == 0
         go_on.set()
         expect_aborted(joins[0](), "aborted")
-        world.board.barrier.abort()  # the other rank waits for its second exchange: its owner ends that
+        world.board.barrier.abort()  # the other rank waits for its second exchange, which its owner ends
         expect_aborted(joins[1](), "99")
-        ((status, sentence),) = inside  # by a function of a transport it is refused
+        ((status, sentence),) = inside  # a function of a transport may not abort
         assert status == Status.INVALID_ARGUMENT and says(sentence, "transport"), sentence
         assert [name for name, rank, *_ in world.board.calls if rank == 0] == ["all_to_all"]
         for rank in range(2):
             check_what_goes_on(ranks, rank)
         refused_from_now_on(ranks, 0)
-        assert lib.gc_comm_async_error(world.comms[1]) == Status.COMM  # for its exchange has failed
+        assert lib.gc_comm_async_error(world.comms[1]) == Status.COMM  # its exchange has failed
 
 
 def test_a_rank_that_is_alone_is_aborted_too():
@@ -169,7 +169,7 @@ def test_a_rank_that_is_alone_is_aborted_too():
 
 
 def test_an_abort_beside_the_release_of_all_that_it_reaches():
-    """Of a handle over the communicator, and of another rank's; of the communicator itself the header forbids it."""
+    """Aborts while a handle and another rank's communicator are released; the header forbids that for its own."""
     for _ in range(both(quick=100, all=1000)):
         with World(2) as world:
             ranks, together = CheckedRanks(world, place, **OPTIONS), threading.Barrier(3)
@@ -191,7 +191,7 @@ def test_an_abort_beside_the_release_of_all_that_it_reaches():
 
 
 def left():
-    """What this process has: bytes in memory, numbers of the rest. A joined thread may be on its way out."""
+    """Returns resident bytes and numbers of mappings, descriptors and shared mappings, once joined threads ended."""
     end = time.monotonic() + 10
     while len(os.listdir("/proc/self/task")) > threading.active_count() + left.of_the_library:
         assert time.monotonic() < end, "threads are left"
@@ -215,18 +215,18 @@ def aborted_once(over):
 def test_a_thousand_aborts_leave_nothing_behind(over):
     for _ in range(20):
         aborted_once(over)
-    left.of_the_library = len(os.listdir("/proc/self/task")) - threading.active_count()  # its pool
+    left.of_the_library = len(os.listdir("/proc/self/task")) - threading.active_count()  # the library's pool
     resident, *before = left()
     for _ in range(both(quick=30, all=1000)):
         aborted_once(over)
     resident_after, *after = left()
-    # A state and payload of 1 KiB each that are kept would be more; mappings are of stacks that are kept for threads.
+    # A state and a payload of 1 KiB each, if kept, would be more. New mappings are stacks that are kept for threads.
     assert resident_after - resident < 2 << 20
     mappings, mappings_after = before.pop(0), after.pop(0)
     assert after == before and mappings_after <= mappings + 20
 
 
-# What a rank does alone, while another thread aborts it once it is within.
+# Runs a call of a rank that is alone; another thread aborts it once it waits.
 ALONE = """
 from comms import is_asleep
 
@@ -285,8 +285,8 @@ assert nccl.fake_nccl_communicators() == before - {0 if owner == "borrowed" else
 
 @pytest.mark.parametrize("devices", [(0, 0, 0), (0, 1, 2)], ids=["one GPU", "three GPUs"])
 def test_over_peer_memory_barriers_end_on_every_rank(devices):
-    """Two wait for a third one, which never comes, with 10 minutes' patience: in a kernel, or, where ranks share a GPU, on
-    the host. What ranks send to each other stays in memory that is never freed."""
+    """Lets two ranks wait for a lost third one, with a timeout of 10 minutes: in a kernel, or, where ranks share a GPU,
+    on the host. What ranks send to each other stays in memory that is never freed."""
     run_peers(f"""
 exec({ALONE!r})
 from capi import AllReduce, CodecOptions
@@ -314,7 +314,7 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
 
 
 def test_over_peer_memory_a_kernel_that_begins_after_the_abort_ends_too():
-    """Nobody meets, and what a record's exchange finds in memory is nothing that a rank has said."""
+    """Checks that no barrier completes: the exchange of records finds memory that no rank has written."""
     run_peers(f"""
 exec({ALONE!r})
 from capi import AllReduce, CodecOptions
@@ -335,7 +335,7 @@ with World(2, "peers", devices=(0, 1), timeout=0) as world:
 
 
 def test_over_nccl_aborts_leave_what_the_gpu_may_still_use_and_nothing_else():
-    """Memory is kept until the process ends; communicators, threads, descriptors and events are not."""
+    """Checks that memory is kept until the process ends, but no communicators, threads, descriptors and events."""
     run_nccl(f"""
 exec({ALONE!r})
 nccl = library()

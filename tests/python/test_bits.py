@@ -1,5 +1,5 @@
-"""Bits on the CPU: what tests/spec/test_parity.py does not have of a device. Large tensors, shapes that are narrow or in
-short runs, numbers of threads, and memory that only the CPU has."""
+"""Tests of bits on the CPU, beside tests/spec/test_parity.py: large tensors, shapes that are narrow or in short runs,
+numbers of threads, and memory that only the CPU has."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_large_results_are_written_past_the_caches_and_nowhere_else(dtype, threa
     set_threads(threads)
     size = np.dtype(dtype).itemsize
     memory, bits = np.empty((72 << 20) + 128, np.uint8), np.random.default_rng(8).integers(0, 256, (1, (9 << 20) // size), np.uint8)
-    first = 64 - memory.ctypes.data % 64  # stores past the caches want aligned vectors
+    first = 64 - memory.ctypes.data % 64  # non-temporal stores need aligned vectors
     elements = memory[first : first + (72 << 20)].view(dtype)
     for order, name in ORDERS.items():
         memory[:], packed = PATTERN, np.full_like(bits, PATTERN)
@@ -45,7 +45,7 @@ def test_large_results_are_written_past_the_caches_and_nowhere_else(dtype, threa
         assert np.array_equal(packed, bits)
 
 
-# Of some 5,000 elements: more than pass through the stack at once.
+# Tests about 5,000 elements: more than one pass through the stack takes.
 @pytest.mark.parametrize("inner", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 57, 63, 64, 65])
 @pytest.mark.parametrize("dtype", ["bool", "int32"])
 def test_narrow_dimensions_are_packed_and_unpacked_along_every_axis(dtype, inner):
@@ -56,7 +56,7 @@ def test_narrow_dimensions_are_packed_and_unpacked_along_every_axis(dtype, inner
             along_axes(HostBench(), Layout(dtype, shape, **more), order, rng)
 
 
-# Where runs of a few elements lie, of so many rows of so many.
+# Layouts of `rows` runs of `run` elements.
 SHORT_RUNS = {
     "of wider rows": lambda rows, run: dict(shape=(rows, run), row=3),
     "of far wider rows": lambda rows, run: dict(shape=(rows, run), row=90, steps=(-1, 1)),
@@ -79,8 +79,8 @@ def test_short_runs_are_flattened_and_written_in_c_order(dtype, where):
             both_ways(HostBench(), line, chunks, order, rng)
 
 
-# Enough for four workers, who get 4 MiB of elements each. Odd sizes: where one worker's part ends and the next begins
-# lies at any place of a row, of a byte and of a vector. For about n elements, how they lie.
+# Sizes for four workers, which get 4 MiB of elements each. The sizes are odd, so that a worker's part ends at any place
+# of a row, of a byte and of a vector. Each layout has about n elements.
 LARGE = {
     "in one piece": lambda n: dict(shape=(n + 13,), shift=1),
     "rows of a wider matrix": lambda n: dict(shape=(n // 4099 + 1, 4099), row=12),
@@ -106,7 +106,7 @@ def test_any_number_of_workers_gives_the_same_bits(layout, dtype, set_threads):
 @pytest.mark.parametrize("shape, axis", [((0, *(2,) * 63), 0), ((*(2,) * 63, 0), 63), ((2**62, 2**62, 0, 5), 2)])
 def test_sizes_beside_a_0_may_be_as_many_and_as_large_as_they_like(shape, axis):
     source, out = Tensor(np.empty(0, np.uint8)), Managed()
-    strides = [2**index for index in range(len(shape))]  # no two dimensions are one
+    strides = [2**index for index in range(len(shape))]  # no two dimensions can be merged
     source.struct.dl_tensor = capi.DLTensor(
         None, source.struct.dl_tensor.device, len(shape), capi.dldtype("uint8"), capi.int64s(shape), capi.int64s(strides)
     )
@@ -123,7 +123,7 @@ def test_inputs_without_a_deleter_are_inputs():
 
 
 def test_outputs_may_interleave_without_touching():
-    # Strides of 2 and 3 over 3 and 2 elements: 0, 3, 2, 5, 4, 7. No place twice, though neither stride spans the other.
+    # Strides of 2 and 3 over 3 and 2 elements give 0, 3, 2, 5, 4, 7: no place twice, though no stride spans the other.
     source, memory = Tensor(np.array([[0b10110100]], np.uint8)), np.full(10, PATTERN, np.uint8)
     target = np.lib.stride_tricks.as_strided(memory, (3, 2), (2, 3))
     check(lib.gc_unpack_chunks_into(source.view, BIG, Tensor(target).view, None))
@@ -170,7 +170,7 @@ def test_large_tensors_are_worked_on_by_several_threads_with_the_same_result(dty
 
 
 def ballots(rng, voters, size):
-    """Rows near a tie, or most bits would be decided alike, with a gap behind each."""
+    """Returns rows near a tie, so that bits are not all decided alike, with a gap behind each."""
     memory = rng.integers(0, 256, voters * (size + 3), np.uint8).reshape(voters, size + 3)
     array = memory[:, :size]
     noise = rng.integers(0, 256, (3, voters, size), np.uint8)

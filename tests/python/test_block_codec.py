@@ -1,4 +1,4 @@
-"""Block codecs on the CPU: threads, options, and the memory that docs/CHOOSING.md names. tests/spec has what they compute."""
+"""Tests of block codecs on the CPU: threads, options, and memory as on the pages. tests/spec tests their results."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ HOST = Host()
 
 @pytest.mark.parametrize("byte", (0, 1, 0x80, 0xFF))
 def test_raw_is_any_byte_but_0(byte):
-    """And with segments NULL it is one byte."""
+    """Checks `raw` with segments NULL, where it is one byte."""
     options = capi.CodecOptions(
         struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT8, error=2, n_elements=100, raw=(ctypes.c_uint8 * 1)(byte)
     )
@@ -31,7 +31,7 @@ def test_raw_is_any_byte_but_0(byte):
 
 
 def test_without_errors_said_errors_are_float32():
-    """GC_ERROR_FLOAT32 is 0: a block codec without state is made with GC_ERROR_NONE."""
+    """Checks that the default is GC_ERROR_FLOAT32, 0: a block codec without state is made with GC_ERROR_NONE."""
     options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT4, n_elements=100)
     handle = ctypes.POINTER(capi.Codec)()
     capi.check(lib.gc_codec_create(ctypes.byref(options), ctypes.byref(handle)))
@@ -40,7 +40,7 @@ def test_without_errors_said_errors_are_float32():
 
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-# The codec and the bytes of a payload for an element.
+# Codec, and bytes of a payload per element.
 MEMORY = re.findall(r"(?m)^\| `GC_CODEC_(\w+)` \|[^|]*\| ([\d.]+) \|", (DOCS / "CODECS.md").read_text(encoding="utf-8"))
 NUMBERS = {"ONEBIT": ONEBIT, "SIGN": SIGN, **{name.upper(): number for number, name in NAMES.items()}}
 
@@ -57,7 +57,7 @@ def test_the_memory_on_the_pages_is_what_a_rank_of_eight_has(name, payload):
     for error, said in errors.items() if name != "SIGN" else [(None, 0)]:
         with Checked(HOST, codec=NUMBERS[name], error=error, segments=[n], n_chunks=8, server=1) as handle:
             sizes = lib.gc_codec_payload_bytes(handle.handle) / n, lib.gc_codec_state_bytes(handle.handle) / n
-            assert sizes == pytest.approx((float(payload), said), abs=1e-3)  # but for headers
+            assert sizes == pytest.approx((float(payload), said), abs=1e-3)  # except for headers
 
 
 def test_a_codec_whose_steps_can_be_taken_back_has_its_state_twice():

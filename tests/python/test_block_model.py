@@ -1,5 +1,5 @@
-"""The model of block codecs (docs/NUMERICS.md 11) against casts of ml_dtypes, integers of NumPy and other formulas.
-block_cases.py has the page's examples."""
+"""Compares the model of block codecs (docs/NUMERICS.md 11) with casts of ml_dtypes, integers of NumPy and other
+formulas. block_cases.py has the page's examples."""
 
 import ml_dtypes
 import numpy as np
@@ -36,7 +36,7 @@ def test_bfloat16_codes_are_those_of_a_cast():
 
 @pytest.mark.parametrize("codec", CASTS, ids=("mxfp8", "mxfp4"))
 def test_the_e8m0_byte_is_the_smallest_power_of_two_that_holds_the_block(codec):
-    """By another way: exact rationals, with the float32 product that the rule begins with."""
+    """Calculates this another way: exact rationals, with the float32 product with which the rule begins."""
     c, most = all_magnitudes(codec, 5), block_model.FORMATS[codec].most
     scales, _, _, _ = quantize(codec, c)
     for block, byte in zip(c.reshape(-1, 32), scales):
@@ -57,14 +57,14 @@ def test_integer_blocks_are_within_half_a_step_of_what_they_stand_for(codec, mos
     assert (scales[small] == 0).all() and (codes[small] == 0).all() and (scales[~small] != 0).all()
     signed = np.where(codes >= 1 << (3 if codec == INT4 else 7), codes.astype(int) - (1 << (4 if codec == INT4 else 8)), codes)
     assert np.abs(signed).max() == most
-    # The largest is never clipped: the scale is rounded up. 2^-20 is for the three roundings on the way.
+    # The largest element is never clipped: the scale is rounded up. 2^-20 allows for the three roundings on the way.
     assert (np.abs(blocks - signed * s)[~small] <= (s * (0.5 + 2.0**-20) * np.ones_like(blocks))[~small]).all()
     np.testing.assert_array_equal((signed * s).reshape(-1), v)
 
 
 @CODECS
 def test_what_is_sent_and_what_is_kept_are_together_what_was_there(codec):
-    """As numbers, exactly: float64 holds the sum. And what is sent is as near as the header says."""
+    """Checks numbers exactly, as float64 holds the sum; and that decoded values are as near as the header promises."""
     c = all_magnitudes(codec, 3)
     model = BlockModel(codec, [c.size])
     v = model.decode(model.encode([c]))[0].astype(np.float64)

@@ -1,12 +1,12 @@
-"""Block codecs over peer memory, on a driver without hardware: ranks that are lost or write garbage, and graphs that are
-replayed."""
+"""Tests of block codecs over peer memory, on a driver without hardware: ranks that are lost or write garbage, and
+graphs that are replayed."""
 
 import pytest
 
 from test_peers import run_ranks
 from tiers import both
 
-# Two ranks, a card each, over buffers that the test sees.
+# Two ranks, a card each, over buffers that the test reads and writes.
 SEEN = """
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8
 from capi import AllReduce, PeersOptions
@@ -112,7 +112,7 @@ CODECS = [("ONEBIT", "'float32'", None), ("INT8", "'float32'", [0, 1]), ("MXFP4"
 @pytest.mark.parametrize("where", ["heard", "areas"])
 @pytest.mark.parametrize("codec, error, raw", CODECS)
 def test_a_buffer_that_is_overwritten_within_a_call(codec, error, raw, where):
-    """Numbers that nobody said count as silence, and what is no payload is refused; on all ranks, for all hear of it."""
+    """Checks that invalid flags count as missing ones, and invalid payloads as corrupt, on all ranks."""
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
     last = int(world.heard(0).max())
@@ -138,7 +138,7 @@ with Begun({codec}, {error}, {raw}) as world:
 @pytest.mark.parametrize("codec, raw", [("INT8", [0, 0]), ("BF16", [0, 1])])
 @pytest.mark.parametrize("comes", ["dies", "writes garbage"])
 def test_one_exchange_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
-    """Rank 1, for which the test speaks, begins a call."""
+    """Writes the flags of rank 1, which begins a call."""
     run_seen(f"""
 with Begun({codec}, None, {raw}) as world:
     number = int(world.heard(0).max()) + 1
@@ -180,7 +180,7 @@ with Begun({codec}, {error}, {raw}) as world:
 
 @pytest.mark.parametrize("codec, error, raw", CODECS)
 def test_a_rank_that_has_given_up_writes_nothing_more(codec, error, raw):
-    """It gives up at the first meeting; then it reduces, but the other, who comes late, keeps what it has."""
+    """Lets rank 0 give up at the first barrier. It still reduces, but writes nothing to rank 1, which is late."""
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
     gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + world.area, world.area)
@@ -193,7 +193,7 @@ with Begun({codec}, {error}, {raw}) as world:
 """)
 
 
-# Where what is exchanged once and what twice take turns, an area is written to that was read last.
+# Alternates one-shot and two-shot, so that an area is written to that was read last.
 @pytest.mark.parametrize("codec, error, raw", [*CODECS, ("INT8", "None", [1, 0]), ("INT4", "None", [0, 0])])
 def test_graphs_are_captured_once_and_replayed_between_calls_of_other_sizes(codec, error, raw):
     run_seen(f"""
@@ -229,8 +229,8 @@ with Seen() as world, contextlib.ExitStack() as stack:
 
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_one_exchange_is_one_launch_and_one_meeting(values):
-    """And another launch before it, where there are more addresses than one takes. The last one is larger than two
-    ranks without peer memory exchange once."""
+    """Checks also a launch before, for more addresses than one launch takes. The last tensor is larger than two ranks
+    without peer memory exchange by one-shot."""
     run_seen(f"""
 with Seen(area=1 << 23) as world:
     for segments, launches in (([3000, 70], 1), ([25_000], 1), ([40] * 17, 2), ([0], 1), ([2_100_000], 1)):
@@ -249,8 +249,8 @@ with Seen(area=1 << 23) as world:
     ("bfloat16", "INT8", "float32", 30_000, 5), ("float32", "ONEBIT", "float32", 3000, 5),
 ])  # fmt: skip
 def test_two_exchanges_are_one_launch_where_each_tile_has_a_block(codec, error, n, launches, values):
-    """A tile is 8192 elements, and the driver's GPU has room for three blocks. Otherwise: encode, reduce and decode, and
-    a meeting behind the first two, which ONEBIT has in the launches that make its scales."""
+    """A tile has 8192 elements, and the driver's GPU has room for three thread blocks. Otherwise: encode, reduce and
+    decode, and a barrier behind the first two, which ONEBIT has in the launches that make its scales."""
     run_seen(f"""
 with Seen() as world:
     options = dict(handle({codec}, [{n}, 70], {error!r}), values={values!r}, results={values!r})
@@ -266,7 +266,7 @@ with Seen() as world:
     ("INT8", "TRANSACTIONAL", "float32"), ("MXFP4", "ZERO", "bfloat16"), ("BF16", "PROPAGATE", "float32"),
 ])  # fmt: skip
 def test_two_exchanges_of_one_launch_keep_the_errors_of_the_model(codec, nonfinite, values):
-    """What one call keeps the next one sends; a step that met what is not finite is taken back; all ranks hear of it."""
+    """Checks that a call sends the errors of the one before, and that a non-finite step is taken back on all ranks."""
     run_seen(f"""
 case = dict(handle({codec}, [8000, 70, 4000], "float32", [0, 1, 0]), values={values!r}, results={values!r})
 case |= dict(nonfinite={nonfinite})
@@ -286,7 +286,7 @@ with Seen() as world, CheckedRanks(world, world.places, **case) as ranks:
 
 @pytest.mark.parametrize("codec", ["BF16", "INT8", "MXFP4"])
 def test_of_a_unit_in_two_chunks_only_the_corrupt_one_becomes_zeros(codec):
-    """Rank 1, for which the test speaks, sends what rank 0 sends, but for a byte of the headers of some chunks."""
+    """Writes in place of rank 1 what rank 0 sends, but for a byte in the headers of some chunks."""
     run_seen(f"""
 from codec_model import CORRUPT
 n, rng = 3000, np.random.default_rng(3)  # two chunks of 1504 elements, or 1536; units of 1024
@@ -322,7 +322,7 @@ with Seen() as world:
 
 
 def test_a_rank_that_is_ahead_leaves_what_the_others_still_read():
-    """Rank 1, for which the test speaks, still reads what came with one meeting while rank 0 comes to the next."""
+    """Writes in place of rank 1, which still reads the data of one barrier while rank 0 is at the next."""
     run_seen("""
 with Seen() as world:
     handles = world.handle_of(handle(BF16, [3000, 70], None))
@@ -354,7 +354,7 @@ with Seen() as world:
     all=[(seed, dtype) for seed in range(8) for dtype in ("float32", "bfloat16", "float16")],
 ))  # fmt: skip
 def test_calls_of_one_exchange_and_of_two_take_turns(seed, values):
-    """The areas of each are free when it comes, whatever came before: the bytes of the model."""
+    """Checks that the areas of a call are free after any other call: the bytes are the model's."""
     run_seen(f"""
 rng = np.random.default_rng({seed})
 segments = [[25_000, 1, 900], [40] * 20, [3000, 70], [8191]]

@@ -1,7 +1,7 @@
-"""Who owns what: outputs, capsules, the callback of gc_tensor_from_pointer, and what every output promises.
+"""Ownership of outputs and capsules, the callback of gc_tensor_from_pointer, and the promises of every output.
 
-A release is counted, never guessed: gc_tensor_from_pointer calls back, so whatever the tensor passes through, the list
-of contexts says how often it was let go.
+Releases are counted: gc_tensor_from_pointer calls back, so the list of contexts has the number of releases, for any
+objects that the tensor passes through.
 """
 
 import ctypes
@@ -24,14 +24,14 @@ USED_VERSIONED = b"used_dltensor_versioned"
 
 
 def capsule(tensor, form):
-    """A capsule of a tensor of the library, which owns it."""
+    """Returns a capsule of a tensor of the library; the capsule owns the tensor."""
     if form is VERSIONED:
         tensor = to_versioned(tensor)
     return capsule_new(ctypes.cast(tensor, c_void_p), form, DESTRUCTOR)
 
 
 class Lent:
-    """Memory lent to the library by gc_tensor_from_pointer; `releases` holds the context of every call back."""
+    """Memory lent to the library by gc_tensor_from_pointer; `releases` holds the context of every callback."""
 
     def __init__(self):
         self.releases = []
@@ -72,7 +72,7 @@ def test_numpy_takes_packed_chunks_and_gives_them_back(form):
     truth = np.random.default_rng(0).random(1001) < 0.5
     arrays = [np.from_dlpack(Exporter(capsule(c, form))) for c in pack_chunks(Tensor(truth), 3)]
     assert np.concatenate(arrays).tobytes() == np.packbits(truth).tobytes()  # 126 bytes, 42 in each
-    # Back in by NumPy's own capsules, which stay the owners.
+    # Pass the chunks back in NumPy's own capsules, which stay the owners.
     capsules = [array.__dlpack__(max_version=(1, 0)) for array in arrays]
     chunks = []
     for c in capsules:
@@ -108,7 +108,7 @@ def test_a_capsule_that_was_taken_releases_nothing(form):
 
 
 class GivesAway(Exporter):
-    """Leaves its capsule to NumPy alone, which drops it with its own error already set."""
+    """Exporter that leaves its capsule to NumPy alone, which drops it with NumPy's own error already set."""
 
     def __dlpack__(self, **_requests):
         return self.__dict__.pop("capsule")
@@ -177,7 +177,7 @@ def test_versioned_tensors_of_others_become_legacy_and_are_released_once(version
 def test_a_tensor_may_change_its_form_many_times():
     lent, memory = Lent(), np.arange(5)
     tensor = lent.tensor(memory)
-    for _ in range(200_000):  # a release that went back through them one inside the other would need more than a stack
+    for _ in range(200_000):  # a recursive release would need more than a stack
         tensor = from_versioned(to_versioned(tensor))
     np.testing.assert_array_equal(read(tensor), memory)
     assert lent.releases == []
@@ -191,7 +191,7 @@ def test_of_a_tensor_without_a_deleter_nothing_is_kept(kind):
     source = kind(array)
     source.release_to(None)
     taken = to_versioned(source.managed) if kind is Tensor else from_versioned(source.managed)
-    # The struct is gone, and something else, which must not be taken for a deleter, lies there now.
+    # The struct is gone. Its memory now holds something else, which must not be taken for a deleter.
     ctypes.memset(ctypes.addressof(source.struct), 0, ctypes.sizeof(source.struct))
     source.release_to(lambda _: source.releases.append(1))
     tensor = from_versioned(taken) if kind is Tensor else taken
@@ -234,7 +234,7 @@ def test_freeing_calls_the_deleter_of_whoever_made_the_tensor():
 
 
 def scribble(n_bytes, kept):
-    """Takes memory of that size, as an allocator would hand out what was freed too early, and fills it."""
+    """Allocates memory of this size, as an allocator would reuse memory that was freed too early, and fills it."""
     tensor = capi.empty(n_bytes)
     ctypes.memset(tensor.contents.dl_tensor.data, 0x5A, n_bytes)
     kept.append(tensor)
@@ -291,7 +291,7 @@ def test_released_memory_is_given_back():
     assert resident_bytes() - before < 32 * 2**20, "a leak of either would be 64 MiB or more"
 
 
-# --- what every output promises: read() looks at the rest -------------------------------------------------------------
+# --- promises of every output: read() checks the rest -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_elements, n_chunks", [(1, 1), (400, 3), (2049, 4), (10**6, 7), (3, 9)])

@@ -1,5 +1,5 @@
-"""A few steps of tests/churn/churn.py: ranks that are killed, stopped, leave and join; `make churn` takes more. Over
-NCCL and peer memory on the drivers of stand_in, without which this file is not run."""
+"""Runs a few steps of tests/churn/churn.py: ranks that are killed, stopped, leave and join; `make churn` runs more.
+NCCL and peer memory are on the drivers of stand_in, without which this file is not run."""
 
 import pathlib
 import re
@@ -21,7 +21,7 @@ PROGRAM = ROOT / "tests/churn/churn.py"
 
 def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
     transports = ["sockets", "nodes", "group", "hierarchical", "nccl", "peers"]
-    steps, session = both(quick=18, all=900) * len(transports), both(quick=6, all=30)  # each codec is in turn
+    steps, session = both(quick=18, all=900) * len(transports), both(quick=6, all=30)  # every codec has its turn
     about = ["--steps", str(steps), "--session", str(session)]
     done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,7 +35,7 @@ def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
 
 @pytest.mark.parametrize("devices", both(quick=[6], all=[1, 6]))
 def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(devices):
-    """tests/multi_gpu/test_deaths.py on a GPU."""
+    """Runs on the stand-in driver; tests/multi_gpu/test_deaths.py does the same on a GPU."""
     about = ["--over", "peers", "--processes", "--devices", str(devices), "--steps", str(both(quick=10, all=90))]
     done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,8 +44,8 @@ def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(de
 
 
 def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_nobody_waiting():
-    """All calls end, and errors that were rolled back are the model's, or the program fails. A rank is told unless it had
-    all that it needed: in step 4 the other node needs nothing of the one that died."""
+    """Checks that all calls end and that errors after a rollback are the model's, or the program fails. A rank gets
+    COMM unless it had all data that it needed: in step 4 the other node needs nothing of the dead rank."""
     done = subprocess.run([sys.executable, ROOT / "tests/churn/steps.py"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith("15 deaths, 0 hangs, 0 wrong bits\n"), done.stdout + done.stderr
     found = re.findall(r"(?m)^step (.*): [\w ]+: 0 (\w+), 2 (\w+), 3 (\w+); [\d.]+ s after the death", done.stdout)
@@ -53,7 +53,7 @@ def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_nobody_waitin
     all_told = {("COMM", "COMM", "COMM")}
     assert len(found) == 15 and [told[step] for step in ("1", "2", "3, first exchange")] == [all_told] * 3, done.stdout
     assert told["4"] == {("COMM", "OK", "OK")}, done.stdout
-    # Rank 3 exchanges with the one that died, and rank 2 may have had all of rank 3 by then.
+    # Rank 3 exchanges with the dead rank, and rank 2 may have had all of rank 3 by then.
     assert told["3, second exchange"] <= {("COMM", "COMM", "COMM"), ("COMM", "OK", "COMM")}, done.stdout
 
 

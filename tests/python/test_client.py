@@ -1,4 +1,4 @@
-"""Where python/gradcodec looks for the library when nobody names it."""
+"""Tests of python/gradcodec: its search for a library that is not named, names of options, exceptions, signals."""
 
 import importlib.util
 import os
@@ -20,12 +20,12 @@ sys.path.append(str(CLIENT.parent))
 import gradcodec as gradcodec_of_module  # noqa: E402 the path comes first
 from gradcodec import ONEBIT, SIGN, GradCodec  # noqa: E402 the path comes first
 
-NAME = "libgradcodec-of-a-test.so.0"  # one that no machine has installed
+NAME = "libgradcodec-of-a-test.so.0"  # no machine has this library installed
 
 
 @pytest.fixture
 def client(tmp_path, monkeypatch):
-    """A copy of the client in a prefix of its own, with a home and a Python that have no library."""
+    """Returns a copy of the client in a prefix of its own, with a home and a Python that have no library."""
     monkeypatch.delenv("GRADCODEC_LIBRARY")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "python"))
@@ -50,7 +50,7 @@ def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
 
 @pytest.mark.parametrize("folder", ["gradcodec", "gradcodec/lib", "../target/release", "../target/fast", "../lib", "../../../lib"])
 def test_the_one_beside_it_comes_before_all_others(client, tmp_path, folder):
-    """As in the wheel, in the sources, in the tree of `make dist` and in a prefix: whatever else is installed."""
+    """Tests the wheel, the sources, the tree of `make dist` and a prefix, with another library installed."""
     python = tmp_path / "installed" / "share" / "gradcodec" / "python"
     place, other = (python / folder).resolve() / NAME, tmp_path / "python" / "lib" / NAME
     for path in place, other:
@@ -95,7 +95,7 @@ def gradcodec():
 
 
 def aligned(count, dtype=np.uint8):
-    """Payloads, states and workspaces are aligned to 16."""
+    """Returns an array aligned to 16 bytes, as payloads, states and workspaces are."""
     memory = np.zeros(count * np.dtype(dtype).itemsize + 16, np.uint8)
     start = -memory.ctypes.data % 16
     return memory[start : start + count * np.dtype(dtype).itemsize].view(dtype)
@@ -142,14 +142,14 @@ def test_names_that_are_none_are_refused(gradcodec, options, kind, words):
 
 
 def in_threads(functions):
-    """What they return, each called in a thread of its own; an exception is what it returns, too."""
+    """Returns the results of functions, each called in a thread of its own; an exception is a result, too."""
     with ThreadPoolExecutor(len(functions)) as threads:
         calls = [threads.submit(function) for function in functions]
     return [call.exception() or call.result() for call in calls]
 
 
 class Engine:
-    """Two ranks, which exchange through lists."""
+    """Two ranks that exchange through lists."""
 
     def __init__(self):
         self.barrier, self.sent = threading.Barrier(2), [None, None]
@@ -183,7 +183,7 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
 
 
 def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well(gradcodec):
-    """Two nodes of one rank, in threads; the way between them breaks when they have found each other."""
+    """Uses two nodes of one rank, in threads. The transport between them breaks when the handles are made."""
     engine, broken = Engine(), []
 
     def breakable(exchange):
@@ -252,7 +252,7 @@ def test_a_signal_at_any_moment_of_a_call_is_raised_and_gives_no_wrong_result(gr
             raise Interrupt
 
     def made():
-        """The handle of rank 0 of 2, which gathers its own values twice once both ranks have made theirs."""
+        """Returns the handle of rank 0 of 2. Once both ranks have handles, it gathers its own values twice."""
         engine, are_made = Engine(), []
 
         def gather(send, receive):
@@ -289,7 +289,7 @@ def test_a_signal_at_any_moment_of_a_call_is_raised_and_gives_no_wrong_result(gr
 
 @pytest.mark.skipif("GRADCODEC_DRIVERS" not in os.environ, reason="wants an NVRTC without a compiler")
 def test_a_kernel_is_prepared(gradcodec, monkeypatch):
-    """For a card that is not here, by an NVRTC that compiles nothing, which GRADCODEC_NVRTC names."""
+    """Prepares for a card that is not here, by an NVRTC that compiles nothing, which GRADCODEC_NVRTC names."""
     nvrtc = Path(os.environ["GRADCODEC_DRIVERS"]) / "fake_nvrtc" / "libnvrtc.so.12"
     monkeypatch.setenv("GRADCODEC_NVRTC", str(nvrtc))
     monkeypatch.setenv("GRADCODEC_CACHE", "0")
@@ -336,9 +336,9 @@ def test_a_payload_is_an_array_of_numpy_and_any_bytes_are_decoded(codec):
     for same in (shifted, payload.tobytes(), room, memoryview(room), memoryview(payload.tobytes()), memoryview(payload),
                  memoryview(room).cast("B", [2, len(room) // 2]), read_only):  # fmt: skip
         assert np.array_equal(gradcodec_of_module.decode(same), expected), type(same)
-    room.append(0)  # nothing holds it any more
+    room.append(0)  # fails if something still holds the buffer
     assert gradcodec_of_module.decode(payload, "float16").dtype == np.float16
-    tensor = gradcodec_of_module.decode(payload, "bfloat16")  # NumPy has none
+    tensor = gradcodec_of_module.decode(payload, "bfloat16")  # NumPy has no bfloat16
     assert (tensor.dtype, tensor.shape) == ("bfloat16", (6,))
 
 

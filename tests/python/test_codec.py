@@ -1,4 +1,4 @@
-"""Codecs on the CPU: what tests/spec does not have of a device, and what they refuse."""
+"""Tests of codecs on the CPU alone, beside those of tests/spec for all devices; and refusals."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ HOST = Host()
 
 
 def test_the_example_by_hand():
-    """Section 10, read from the page."""
+    """Reads the example of section 10 from the page."""
     page = pathlib.Path(__file__).parents[2].joinpath("docs", "NUMERICS.md").read_text()
     page = page.split("\n## 10. ")[1].split("\n## ")[0]
     lines = re.findall(r"^    ((?:[0-9a-f]{2} +){15}[0-9a-f]{2})(?: |$)", page, re.M)
@@ -36,7 +36,7 @@ def test_the_example_by_hand():
 
 
 def test_sums_of_units_are_added_in_the_order_of_the_specification():
-    # 1 and 2^-24 lie between two float32; 2^-53 is lost beside them, and two of them that were added before are not.
+    # The sum of 1 and 2^-24 lies between two float32. 2^-53 is lost beside it; two of them, added before, are not.
     units, rng, scales = 256, np.random.default_rng(5), set()
     for trial in range(25):
         g = np.zeros((units, 1024), np.float32)
@@ -49,7 +49,7 @@ def test_sums_of_units_are_added_in_the_order_of_the_specification():
     assert len(scales) == 2, "either happens"
 
 
-# --- strangers --------------------------------------------------------------------------------------------------------
+# --- payloads and states of other senders -----------------------------------------------------------------------------
 
 
 def test_scales_that_are_not_finite_are_decoded_and_flagged():
@@ -75,14 +75,14 @@ def test_states_of_another_codec_are_refused():
             assert refusal.value.status == Status.CORRUPT, at
         codec.state()
         changed = state.copy()
-        changed[256 + 400 :] = 0xFF  # what fills up is never read as an error
+        changed[256 + 400 :] = 0xFF  # padding is never read as an error
         call("gc_codec_state_in", codec.handle, HOST.put(changed).view, None)
         codec.encode([np.full(100, 2, "f4")])
         codec.compare_all()
 
 
 def numbers_of(model):
-    """Where a state has each number that it keeps, with a number that only PROPAGATE keeps there."""
+    """Returns the place and dtype of each number of a state that may be non-finite with PROPAGATE alone."""
     scales = [(64 + 4 * i, "f4") for i, n in enumerate(model.segments) if n]
     kept = (64 + 4 * len(model.segments) + 255) // 256 * 256
     return scales + [(kept, "f4"), (kept + 4 * (model.segments[0] - 1), "f4")]
@@ -120,7 +120,7 @@ def test_a_state_of_sign_has_scales_of_1_and_0():
 
 
 def test_a_reduce_that_met_a_corrupt_chunk_has_begun_a_step():
-    """On every device: a GPU's host cannot know what the GPU will meet."""
+    """Checks this on the CPU, as on a GPU, whose host cannot find out what the GPU will read."""
     with Checked(HOST, codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
         payload = codec.encode([np.ones(100, "f4")])
         codec.commit()
@@ -155,7 +155,7 @@ def test_values_that_share_a_byte_are_found_in_any_order(place):
         assert status == Status.INVALID_ARGUMENT and says(capi.last_error(), f"values[{other}]", f"values[{place}]", "intersect")
 
 
-# A byte of a payload of 100, 0 and 100 elements in two chunks, what it becomes, and what the refusal says of it.
+# Place of a byte in a payload of 100, 0 and 100 elements in two chunks, its new value, and words of the refusal.
 CHANGES = [
     (0, ord("X"), "magic"), (3, 0, "magic"), (4, 2, "version 0x1"), (5, 1, "version"),
     (6, 2, "codec GC_CODEC_ONEBIT expected, got GC_CODEC_SIGN"), (6, 9, "codec 0x1 expected, got 0x9"),
@@ -198,7 +198,7 @@ def test_a_payload_of_another_length_is_refused_by_the_name_of_its_codec(n_chunk
             assert (values.array == 5).all()
 
         refuse(HOST.put(payload), "bytes of GC_CODEC_INT8 expected", "bytes of GC_CODEC_INT4")
-        for at in 0, 4, 7:  # magic, version, codec: it may be anything
+        for at in 0, 4, 7:  # magic, version, codec: the payload may be anything
             changed = payload.copy()
             changed[at] ^= 0x80
             refuse(HOST.put(changed), f"{expected} elements expected")
@@ -213,7 +213,7 @@ GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden_codecs.json").read_
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: str(case["options"]))
 def test_payloads_and_states_of_version_1_are_read(case):
-    """Written down once, by the model: what was sent or saved by one version is read by every later one."""
+    """Reads results that the model wrote once: every later version reads what one version has sent or saved."""
     def floats(text):
         return np.frombuffer(bytes.fromhex(text), np.float32)
 
@@ -239,10 +239,10 @@ def test_payloads_and_states_of_version_1_are_read(case):
 
 
 def test_the_golden_results_are_those_of_the_model_and_of_this_library():
-    """tests/golden.rs replays the whole file."""
+    """Compares some cases; tests/golden.rs replays the whole file."""
     of_file = [("case" + part).splitlines() for part in ("\n" + golden.PATH.read_text()).split("\ncase")[1:]]
     assert len(of_file) == golden.CASES
-    for seed in both(quick=range(7, 15), all=range(golden.CASES)):  # those before 7 are large
+    for seed in both(quick=range(7, 15), all=range(golden.CASES)):  # cases before 7 are large
         assert golden.Script(seed).lines == of_file[seed], f"case {seed}: golden.py writes the file anew"
 
 
@@ -270,7 +270,7 @@ def test_a_state_is_not_read_while_a_step_is_pending():
 
 
 def test_two_threads_in_one_codec_are_told_apart():
-    """Either call succeeds, or it is told BUSY: never anything else, and the codec is whole afterwards."""
+    """Checks that each call succeeds or returns BUSY, and that the codec is usable afterwards."""
     n = 1 << 20
     with Checked(HOST, codec=ONEBIT, segments=[n]) as codec:
         g = HOST.put(np.ones(n, "f4"))

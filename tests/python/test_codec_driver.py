@@ -1,5 +1,5 @@
-"""Codecs on the stand-in driver: what they ask of a driver, and what happens when it fails. tests/spec has what they
-compute."""
+"""Tests of codecs on the stand-in driver: their calls of the driver, and failures of these calls. tests/spec tests the
+results."""
 
 import pytest
 
@@ -82,7 +82,7 @@ with Checked(place, codec={kind}, segments=[3000, 0, 5], n_chunks=2, server=0, n
 
 
 def test_memory_is_freed_in_its_context_unless_that_may_be_gone():
-    # The primary context stays, and is entered; one of the program's own may have been destroyed, and is not.
+    # The primary context stays, and is entered. A context of the program's own may have been destroyed, and is not.
     run_codec("""
 place = Place()
 for of_its_own in False, True:
@@ -131,8 +131,8 @@ else:
 """)
 
 
-# Each call on a codec: how it is made, and what it does to the model, which gives what is written where. `m` is the memory
-# that is passed.
+# Each call on a codec: a function that makes it, and one that applies it to the model and returns what is written
+# where. `m` is the memory that is passed.
 CALLS = """
 import types
 
@@ -219,15 +219,15 @@ NAMES = [
 ]  # fmt: skip
 
 
-# Torn by a failure: encode, reduce, state_in, errors_in; only launches: commit; copies: state_out.
-# Of a block codec: the calls that are not ONEBIT's too.
+# Calls whose failure poisons the codec: encode, reduce, state_in, errors_in. Only launches: commit; copies: state_out.
+# For a block codec: the calls that differ from ONEBIT's.
 @pytest.mark.parametrize(
     "name, code, status, kind",
     [(*one, 1) for one in each_code(NAMES, few=["encode", "reduce", "state_in", "errors_in", "commit", "state_out"])]
     + [(*one, 6) for one in each_code(["encode", "decode", "reduce", "errors_in"], few=["reduce"])],
 )
 def test_every_call_of_the_driver_may_fail_in_a_call_on_a_codec(name, code, status, kind):
-    """The state is as it was, and the same call works the next time; or it is not, and every call but a reset says so."""
+    """Checks that the state is unchanged and a second call works, or that every call but a reset reports an error."""
     run_codec(f"""
 KIND, NAME, CODE, STATUS = {kind}, {name!r}, {code}, Status.{status}
 exec({CALLS!r})
@@ -317,7 +317,7 @@ for abroad in False, True:
 
 
 def test_of_a_unit_in_two_chunks_a_decode_checks_both_headers():
-    """Units of 1024 elements; chunks of 1504, or 1536. A byte of the header of one of them is another."""
+    """Changes a byte of the header of one chunk. Units have 1024 elements; chunks have 1504, or 1536."""
     run_codec("""
 place, x = Place(), np.random.default_rng(1).standard_normal(3000).astype("f4")
 for kind in 3, 4, 5, 6, 7:

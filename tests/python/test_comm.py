@@ -1,5 +1,5 @@
-"""The compressed all-reduce on the CPU: against DeepSpeed's formula in NumPy and against the codecs' model, and what becomes
-of bad input, of ranks that fail, and of numbers that are not finite."""
+"""Tests of the compressed all-reduce on the CPU: against DeepSpeed's formula in NumPy and the codecs' model, with bad
+input, ranks that fail, and numbers that are not finite."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("over", ["group", "board"])
 
 
 def worlds(largest):
-    """Sizes, and what ranks exchange over: all with all, or each a few times."""
+    """Returns a parameter: sizes with what ranks exchange over, all with all, or each a few times."""
     few = [(1, "group"), (2, "board"), (3, "group"), (5, "group"), (5, "board")]
     every = product(range(1, largest + 1), ["group", "board"])
     return pytest.mark.parametrize("size, over", both(quick=few, all=every))
@@ -36,8 +36,8 @@ NAN = 0x7FC00000
 
 
 def deepspeed(buffers, workers, server):
-    """DeepSpeed's compressed all-reduce, as docs/ALLREDUCE.md makes it of a handle, whose errors go in before a step and
-    come out after it: of the buffers and worker errors of all ranks, and the server errors of all elements, the new ones."""
+    """Returns new buffers and errors of DeepSpeed's compressed all-reduce, as docs/ALLREDUCE.md makes it of a handle:
+    errors go in before a step and out after it. Server errors are those of all elements."""
     world, n = len(buffers), buffers[0].size
     share = 8 * -(-(-(-n // 8)) // world)
     c = [b + e for b, e in zip(buffers, workers)]
@@ -78,7 +78,7 @@ def test_an_error_that_is_not_finite_is_zero_and_takes_no_step_back(family, over
     with World(2, over) as world, CheckedRanks(world, place, **options) as ranks:
         for reads_flags in (False, True):
             workers, server = rng.standard_normal((2, 1670)).astype(f32), rng.standard_normal(1670).astype(f32)
-            workers[0, [5, 105]], server[[4, 104]] = np.nan, -np.inf  # of two segments, of which a family has one raw
+            workers[0, [5, 105]], server[[4, 104]] = np.nan, -np.inf  # two segments, each raw in a family
             ranks.errors_in(workers, server)
             if reads_flags:
                 assert NONFINITE in ranks.flags()
@@ -90,13 +90,13 @@ def test_an_error_that_is_not_finite_is_zero_and_takes_no_step_back(family, over
             assert (ranks.errors()[0] != before[0]).any()
 
 
-# --- its halves -------------------------------------------------------------------------------------------------------
+# --- the halves of a step ---------------------------------------------------------------------------------------------
 
 
 def test_each_half_is_one_exchange_and_none_of_a_rank_that_is_alone():
     for size, expected in ((1, []), (2, ["all_to_all"] * 2 + ["all_gather"] * 2)):
         with World(size, "board") as world, CheckedRanks(world, place, codec=ONEBIT, segments=[17]) as ranks:
-            world.board.calls.clear()  # the handles are made
+            world.board.calls.clear()  # drops the calls that made the handles
             ranks.all_gather(ranks.reduce_scatter([[np.ones(17, f32)]] * size))
             assert [name for name, *_ in world.board.calls] == expected
 
@@ -122,7 +122,7 @@ OTHERS = [
 
 
 def created(world, each):
-    """Handles of these options, a set for each rank: statuses and sentences; what was made is released."""
+    """Creates a handle with each rank's options. Returns statuses and messages; releases the handles."""
     handles = [POINTER(AllReduce)() for _ in each]
 
     def create(rank):
@@ -142,7 +142,7 @@ def test_ranks_with_other_options_get_no_handle_and_then_one(base, other, senten
     with World(3, over) as world:
         results = created(world, [base, base, {**base, **other}])
         assert [status for status, _ in results] == [Status.INVALID_ARGUMENT] * 3
-        # The others name the rank that differs; it names the first that differs from it.
+        # The others name the rank that differs; this rank names the first that differs from it.
         for (_, told), rank in zip(results, (2, 2, 0)):
             expected, got = (here, there) if rank == 2 else (there, here)
             assert told == f"handle: rank {rank}: " + sentence.format(expected, got)
@@ -230,7 +230,7 @@ def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
 
         rng = np.random.default_rng(8)
         gradients = [[rng.standard_normal(64).astype(f32)] for _ in range(2)]
-        *busy, handle_reset, quiet = against(lambda: others.run(gradients))  # which compares with the model
+        *busy, handle_reset, quiet = against(lambda: others.run(gradients))  # run() compares with the model
         assert [status for status, _ in busy] == [Status.BUSY] * 4 and quiet == (Status.OK, "")
         assert all(says(sentence, "communicator") for _, sentence in busy), busy
         assert handle_reset == (Status.OK, "")  # the handle itself was idle
@@ -243,7 +243,7 @@ def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
 
 
 def tampered(world, rank, change):
-    """What rank `rank` sends to all goes through `change`, which is given the chunk for each."""
+    """Passes what rank `rank` sends in all_to_all through `change`, which is called with the chunk for each rank."""
 
     def before(name, sender, sent):
         if name != "all_to_all" or sender != rank:
@@ -274,7 +274,7 @@ def fail_in(name):
 
 
 def marked(world, rank):
-    """What rank `rank` sends to all in the second exchange is of another version."""
+    """Makes rank `rank` send another version in the second exchange."""
 
     def before(name, sender, sent):
         chunk = bytearray(sent)
@@ -332,17 +332,17 @@ def test_a_step_or_a_half_that_fails_writes_nothing_and_can_be_taken_back(step, 
             if status != Status.OK:
                 assert lib.gc_comm_async_error(world.comms[rank]) == status and says(last_error(), "rank")
             model.flags |= CORRUPT if status == Status.CORRUPT else 0
-            # A step there is, whatever is in it.
+            # The failed call has begun a step.
             which, half = (1, model.reducer) if step == "all_gather" else (0, model.worker)
             model.pending[which] = half
-        # Nobody has given up: the second half of what a rank has, and then another step.
+        # No rank has given up: run the second half with the ranks' shards, and then another step.
         world.board.before, world.board.answer = sound
         if step == "reduce_scatter":
             ranks.all_gather([place.get(shard) for shard in own])
         ranks.rollback()
         ranks.flags()
         ranks.errors()
-        ranks.run(gradients)  # also the turn of votes is as it was
+        ranks.run(gradients)  # the turn of votes is as before, too
         ranks.commit()
         ranks.errors()
 
@@ -374,7 +374,7 @@ def test_an_exchange_that_a_function_leaves_out_is_corrupt_and_not_that_of_the_s
         world.board.skips = lambda called, rank: (called, rank) == (name, 1)
         values = [Tensor(drawn[rank].copy()) for rank in range(3)]
         results = world.each(lambda rank: run_on(handles[rank], values[rank]))
-        others = Status.OK if name == "all_gather" else Status.CORRUPT  # which receive the reduced chunk
+        others = Status.OK if name == "all_gather" else Status.CORRUPT  # the others receive the reduced chunk
         assert [status for status, _ in results] == [others, Status.CORRUPT, others], results
         same(values[1].array, drawn[1], "rank 1")
         free_all(handles)
@@ -401,7 +401,7 @@ def test_a_rank_that_is_freed_does_not_leave_the_others_waiting():
             lib.gc_allreduce_free(handles[2])
             handles[2] = POINTER(AllReduce)()
 
-        for _ in range(2):  # the second time they do not wait at all
+        for _ in range(2):  # the second time the others do not wait at all
             for status, sentence in world.each(run)[:2]:
                 assert status == Status.COMM and says(sentence, "rank 2"), sentence
             gone = None
@@ -418,7 +418,7 @@ def test_ranks_of_a_group_that_run_different_handles_are_told_so():
         handles, before = (few[0], many[1]), [np.ones(n, f32) for n in (100, 3000)]
         values = [Tensor(array.copy()) for array in before]
         results = world.each(lambda rank: run_on(handles[rank], values[rank]))
-        # Chunks of 80 bytes and 7, and 188, each up to 16.
+        # Chunks have 80 + 7 and 80 + 188 bytes, rounded up to a multiple of 16.
         assert [status for status, _ in results] == [Status.COMM] * 2
         for rank, (own, other) in enumerate([(96, 272), (272, 96)]):
             assert says(results[rank][1], f"rank {rank}", own, f"rank {1 - rank}", other), results[rank]
@@ -430,7 +430,7 @@ def test_ranks_of_a_group_that_run_different_handles_are_told_so():
 
 
 def in_use():
-    """Bytes that are mapped, and open files."""
+    """Returns the bytes that are mapped, and the number of open files."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
 
@@ -451,5 +451,5 @@ def test_a_thousand_runs_leave_nothing_behind():
         memory, files = in_use()
         steps(world, 1000)
         after, files_after = in_use()
-    # One byte per element and run would be 60 MB.
+    # A byte per element and run would be 60 MB.
     assert after - memory < 8 << 20 and files_after == files

@@ -1,5 +1,5 @@
-"""The compressed all-reduces on CUDA, on a driver that runs the kernels themselves on the host, lane by lane: ranks that
-share a GPU, and calls of the driver that fail."""
+"""Tests of the compressed all-reduces on CUDA, on a stand-in driver that runs the kernels on the host, lane by lane:
+ranks that share a GPU, and calls of the driver that fail."""
 
 import pytest
 
@@ -73,7 +73,7 @@ with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as r
 """)
 
 
-# What connects the ranks of a node, and the nodes; ranks of each node.
+# Transports within a node and between nodes, and the ranks of each node.
 @pytest.mark.parametrize("ways, ranks", [("'peers', 'group'", [2, 2]), ("'peers', 'board'", [3, 3]), ("'peers', 'peers'", [2, 2])])
 def test_two_levels_need_no_more_peer_memory_than_the_header_says(ways, ranks):
     flags = tuple(int("board" in way) for way in ways.split(", "))  # a board takes host memory
@@ -153,7 +153,7 @@ with EnteredNodes({ranks}, "board", "board") as world:
 """)
 
 
-# Memory of the card, of the host; where two nodes exchange twice, or, without errors, once.
+# Transports of host memory, or of the card's; two nodes that use two-shot, or, without errors, one-shot.
 @pytest.mark.parametrize("flags, codec, error", [((1, 1), 1, 0), ((0, 0), 5, 2)])
 def test_whichever_call_of_the_driver_fails_two_levels_leave_nothing(flags, codec, error):
     run_comm(f"""
@@ -187,7 +187,7 @@ assert (fake.fake_in_use(0), fake.fake_pinned(), fake.fake_events()) == (0, 0, 0
 @pytest.mark.parametrize("half", ["reduce_scatter", "all_gather", "run"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_on_streams_of_their_own_take_what_was_sent_in_their_turn(half, size):
-    # The driver does nothing before it is waited for: a rank that goes on too early has sent something else by then.
+    # The driver works only when it is waited for: a rank that continues too early has sent other data by then.
     run_comm(f"""
 exec({HALVES!r})
 place, rng, size, n = Place(), np.random.default_rng(4), {size}, 3000
@@ -254,8 +254,8 @@ def free(world, rank, handles):
 
 @pytest.mark.parametrize("then", ["frees", "goes_on"])
 def test_events_stay_until_every_rank_has_waited_for_them(then):
-    # Rank 1 has said that it has taken all, and is about to wait for an event of rank 0, which gives it up when it frees
-    # its communicator, or goes on on another card.
+    # Rank 1 has signalled that it has taken everything, and is about to wait for an event of rank 0. Rank 0 gives the
+    # event up when it frees its communicator, or continues on another card.
     run_comm(f"""
 exec({CARDS!r})
 from comms import is_asleep
@@ -299,7 +299,7 @@ assert not fake.fake_events(), fake.fake_events()
 
 
 def test_ranks_that_disagree_free_nothing_that_another_card_still_copies():
-    # The first two have copied from each other by the time that they see the third's call.
+    # The first two ranks have copied from each other before they read the third's call.
     run_comm(f"""
 exec({CARDS!r})
 
@@ -320,10 +320,10 @@ for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
 """, FAKE_DEVICES=3)
 
 
-# Of three, the third may make the driver finish what one of the others forgets to wait for.
+# With three ranks, the third may make the driver finish work for which one of the others forgets to wait.
 @pytest.mark.parametrize("size", both(quick=[2], all=[2, 3]))
 def test_whichever_call_of_the_driver_fails_no_card_frees_what_another_still_copies(size):
-    # What is freed while it is in use, or waited for when it is gone, the driver says.
+    # The driver reports what is freed while it is in use, or waited for after its release.
     run_comm(f"""
 exec({CARDS!r})
 

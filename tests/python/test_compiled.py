@@ -1,5 +1,5 @@
-"""Kernels that are compiled at run time, end to end without a GPU: the source goes through g++ (tests/fakes/nvrtc/libnvrtc_gcc.c)
-and runs lane by lane in the driver without a GPU; and through a real NVRTC, whose code nobody runs. NumPy is the oracle."""
+"""Kernels compiled at run time, end to end without a GPU. g++ (tests/fakes/nvrtc/libnvrtc_gcc.c) compiles them for the
+stand-in driver, which runs them lane by lane; a real NVRTC compiles, too. NumPy computes the expected results."""
 
 import os
 import re
@@ -360,7 +360,7 @@ def test_a_machine_without_nvrtc_runs_what_another_machine_has_compiled(tmp_path
     assert "libnvrtc" not in open("/proc/self/maps").read()
     """
     stand_in.run(PRELUDE + script, GRADCODEC_CACHE_DIR=there)
-    # A file that is named is used, or refused.
+    # A file that is named is used, or the kernel is refused.
     script = """
     x = normal(64)
     refuses(25, "cannot load GRADCODEC_NVRTC", elementwise("T x", "T z", "z = 2 * x", "twice"), [x], [x.copy()])
@@ -448,7 +448,7 @@ def test_a_real_nvrtc_compiles_every_form(capability):
 
 
 def test_a_child_that_is_forked_while_a_kernel_is_compiled(tmp_path):
-    """The compiler says that it has begun, and waits: so the fork comes in the middle of a call."""
+    """Forks in the middle of a call: the compiler signals that it has begun, and waits."""
     begun, go_on, compiler = tmp_path / "begun", tmp_path / "go_on", tmp_path / "compiler"
     os.mkfifo(begun), os.mkfifo(go_on)
     compiler.write_text(f'#!/bin/sh\necho >"{begun}"\nread -r word <"{go_on}"\nexec g++ "$@"\n')

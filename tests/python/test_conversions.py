@@ -1,6 +1,6 @@
-"""What only passes a tensor on takes every dtype and every device: nothing there is read but the description.
+"""Tests that functions which pass a tensor on accept every dtype and every device: they read the description alone.
 
-The expected values are DLPack's: what dlpack.h says of codes, versions and flags, and sizes counted by hand.
+The expected values are DLPack's codes, versions and flags, as in dlpack.h, and sizes counted by hand.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ DTYPES = [
     *((code, 8, 1, 0) for code in range(7)),
     *((code, 8, 1, 1) for code in range(7, 15)),  # float8
     (15, 6, 1, 1), (16, 6, 1, 1), (17, 4, 1, 1), (5, 64, 1, 0), (5, 128, 1, 0), (3, 64, 1, 0), (2, 32, 4, 0), (0, 4, 1, 0),
-    (1, 1, 1, 0), (6, 1, 1, 0), (17, 4, 2, 1), (1, 255, 65535, 0), (200, 24, 3, 3),  # the last of a DLPack to come
+    (1, 1, 1, 0), (6, 1, 1, 0), (17, 4, 2, 1), (1, 255, 65535, 0), (200, 24, 3, 3),  # the last is a future DLPack's
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Lent:
 
 
 def said(view):
-    """Everything that a description says."""
+    """Returns all fields of a description."""
     return (
         (view.dtype.code, view.dtype.bits, view.dtype.lanes),
         (view.device.device_type, view.device.device_id),
@@ -88,7 +88,7 @@ def test_data_and_offset_are_one_only_where_data_is_an_address(device, data, off
     "dtype, shape, strides, status",
     [
         ((17, 4, 1), (2**62,), None, 0),  # 2^61 bytes
-        ((17, 4, 1), (2**62, 2), None, capi.Status.SIZE_OVERFLOW),  # the elements are too many by themselves
+        ((17, 4, 1), (2**62, 2), None, capi.Status.SIZE_OVERFLOW),  # the number of elements overflows
         ((2, 8, 1), (2**62,), None, 0),
         ((2, 32, 1), (2**62,), None, capi.Status.SIZE_OVERFLOW),
         ((1, 255, 65535), (2, 2), (2**62, 1), capi.Status.SIZE_OVERFLOW),

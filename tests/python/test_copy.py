@@ -1,5 +1,5 @@
-"""Copies and casts, held to NumPy's `dst[...] = src`; where NumPy leaves a cast undefined or has no bfloat16, to a
-formula."""
+"""Compares copies and casts with NumPy's `dst[...] = src`; where NumPy leaves a cast undefined or has no bfloat16, with
+a formula."""
 
 import ctypes
 import itertools
@@ -15,7 +15,7 @@ from tiers import both
 
 CASTS = ("bool", *INTEGERS, *FLOATS)
 NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
-# Significand's bits, the implied one counted, and the least exponent of a normal number.
+# Bits of the significand, with the implied one, and the least and the largest exponent of a normal number.
 FORMATS = {
     "float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24, -126, 127), "float64": (53, -1022, 1023),
 }
@@ -36,7 +36,7 @@ def copy_into(src, dst, dtypes=(None, None)):
 
 
 def numbers(array, name):
-    """What elements are: float64 has every float of fewer bits, bool is 0 and 1."""
+    """Returns the values of elements: bool is 0 and 1, bfloat16 is float32."""
     if name == "bool":
         return (array.view(np.uint8) != 0).astype(np.uint8)
     if name == "bfloat16":
@@ -45,7 +45,7 @@ def numbers(array, name):
 
 
 def rounded(value, name):
-    """The bits of the float that is nearest to a number, even in the middle: in whole numbers, as a person would."""
+    """Returns the bits of the float that is nearest to a number, ties to even, calculated in whole numbers."""
     precision, least, most = FORMATS[name]
     sign = math.copysign(1, value) < 0 if isinstance(value, float) else value < 0
     width = of(name).itemsize * 8
@@ -62,13 +62,13 @@ def rounded(value, name):
     exponent -= size < Fraction(2) ** exponent
     exponent = max(exponent, least)
     count = round(size / Fraction(2) ** (exponent - precision + 1))  # Python's round is to even
-    # A count of 2^(precision - 1) is the first of its exponent; denormals have fewer, and a carry is right.
+    # A count of 2^(precision - 1) is the first of its exponent. Denormals have fewer, and a carry is right.
     return sign | min(count + ((exponent - least) << (precision - 1)), infinity)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def cast(array, source, target):
-    """The elements of `target` that the header promises."""
+    """Returns the elements of `target` that the header promises."""
     if source == target:
         return array.copy()
     values = numbers(array, source)
@@ -88,7 +88,7 @@ def cast(array, source, target):
 
 
 def edges(name):
-    """Elements at which casts go wrong."""
+    """Returns elements at which casts go wrong."""
     random = np.random.default_rng(7)
     if name == "bool":
         return np.array([0, 1, 2, 255] * 20, np.uint8).view(np.bool_)
@@ -96,7 +96,7 @@ def edges(name):
         bits, signed = of(name).itemsize * 8, name.startswith("int")
         values = {0, 1, 2, 3, 2**bits - 1, 2 ** (bits - 1)}
         for high in range(bits):
-            # Around powers of two, and around the middles of what floats of 8, 11, 24 and 53 bits can say.
+            # Numbers around powers of two, and around the middles between floats of 8, 11, 24 and 53 bits.
             digits_of = [digits for digits in (8, 9, 11, 12, 24, 25, 53, 54) if high >= digits]
             steps = [0] + [sign * 2 ** (high - digits) for digits in digits_of for sign in (1, 3)]
             values.update((1 << high) + step + near for step in steps for near in (-1, 0, 1))
@@ -106,7 +106,7 @@ def edges(name):
     width = of(name).itemsize * 8
     precision, _, _ = FORMATS[name]
     patterns = set(random.integers(0, 2**width, 300, np.uint64).tolist())
-    # 0, denormals, Inf, NaN with other bits; around whole numbers and halves, and around what other types can hold.
+    # 0, denormals, Inf, NaN with other bits; numbers around integers and halves, and around the limits of other types.
     patterns |= {0, 1, 2, 3, (1 << (precision - 1)) - 1, 1 << (precision - 1), NAN[name], NAN[name] - 1, NAN[name] + 1}
     infinity = NAN[name] - (1 << (precision - 2))
     patterns |= {infinity - 1, infinity, infinity + 1, infinity + 5, 2 ** (width - 1) - 1}
@@ -133,7 +133,7 @@ def test_casts_are_what_numpy_says_or_the_header(source, target):
     as_bits = f"u{dst.itemsize}"
     found, wanted = dst.view(as_bits), expected.view(as_bits)
     assert np.array_equal(found, wanted), np.flatnonzero(found != wanted)
-    # And where the elements do not lie side by side, on either side.
+    # Copy elements that are not contiguous, too, on either side.
     spread = np.repeat(src, 3)[::3]
     apart = np.zeros((len(src), 2), of(target))
     copy_into(spread, apart[:, 1], (source, target))
@@ -148,7 +148,7 @@ def test_elements_go_where_numpy_puts_them_and_nowhere_else(block):
         shape = random_shape(rng)
         source = random_layout(rng, (*CASTS, "complex64"), shape)
         as_it_is = source.dtype == "complex64" or rng.random() < 0.5
-        targets = [source.dtype] if as_it_is else [name for name in CASTS if name != "bfloat16"]  # whose formula is slow
+        targets = [source.dtype] if as_it_is else [name for name in CASTS if name != "bfloat16"]  # its formula is slow
         target, buffer = random_layout(rng, targets, shape, writable=True), random_bytes(rng, source)
         with case(seed=seed, source=source, target=target):
             elements = source.carve(buffer)
@@ -167,7 +167,7 @@ def test_elements_of_any_size_are_copied_as_they_are(size):
         sides = []
         for array in (src, dst):
             side = Tensor(array, "uint8")
-            side.struct.dl_tensor.dtype = DLDataType(3, 8, size)  # an opaque handle of as many lanes
+            side.struct.dl_tensor.dtype = DLDataType(3, 8, size)  # an opaque handle with `size` lanes
             sides.append(side)
         check(lib.gc_copy_into(sides[0].view, sides[1].view, None))
         assert dst.tobytes() == src.tobytes()
@@ -261,7 +261,7 @@ def test_the_very_same_elements_stay_as_they_are():
     memory = np.arange(60, dtype=np.int32).reshape(6, 10)
     for array in (memory, memory.T, memory[::2, ::-3]):
         copy_into(array, array)
-        copy_into(array, array, ("int32", "uint32"))  # the same bytes
+        copy_into(array, array, ("int32", "uint32"))  # has the same bytes
     assert np.array_equal(memory, np.arange(60).reshape(6, 10))
 
 

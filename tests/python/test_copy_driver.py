@@ -1,7 +1,7 @@
-"""Copies on GPUs, down to the kernels, on a driver that runs these on the host.
+"""Copies on GPUs, with their kernels, on a driver that runs these on the host.
 
-What a copy on the CPU writes (test_copy.py holds that to NumPy) is what one on a GPU has to write, in every byte:
-under the elements, between them and around them.
+A copy on a GPU has to write the same bytes as a copy on the CPU (which test_copy.py compares with NumPy): under the
+elements, between them and around them.
 """
 
 import pytest
@@ -142,7 +142,7 @@ def test_memory_that_cards_do_not_reach_is_copied_as_on_the_cpu():
     ("card(1), card(0)", "uint8 uint8"),
 ])  # fmt: skip
 def test_a_piece_of_pinned_memory_is_used_again_once_its_copy_is_done(places, dtypes):
-    # Five pieces. The driver does nothing before it is waited for.
+    # The copy takes five pieces. The driver does nothing before it is waited for.
     work(f"""
         rng, (source, target) = np.random.default_rng(6), {dtypes!r}.split()
         shape = (17 << 20) // np.dtype(capi.DTYPES[target][0]).itemsize, 1
@@ -171,7 +171,7 @@ COPIES = {
     "between cards that do not reach each other, a cast": ("float32", "bfloat16", "card(1)", "card(0)", 0),
 }
 
-# On one device, with memory that is staged, and with two contexts.
+# Copies on one device, with memory that is staged, and with two contexts.
 FEW = ["bytes", "from pageable", "between cards, a cast"]
 
 PREPARED = """

@@ -10,7 +10,7 @@ import pytest
 
 FUZZ = Path(__file__).resolve().parents[2] / "fuzz"
 pytestmark = pytest.mark.skipif(not FUZZ.exists(), reason="the tree of `make dist` has no fuzz targets")
-# Inputs of an archive at least: fewer would be another archive than the one that was minimized.
+# Fewest inputs of an archive: an archive with fewer is not the one that was minimized.
 LEAST = {"descriptors": 1000, "kernels": 200, "model": 1000, "payloads": 20, "shares": 20}
 
 

@@ -19,7 +19,7 @@ NUMBERS = "gc_comm_rank", "gc_comm_world_size", "gc_allreduce_exchanges", "gc_co
 
 
 def type_of(text):
-    """The type of a declaration in C to ctypes."""
+    """Returns the ctypes type of a C declaration."""
     text = " ".join(re.sub(r"\b(const|struct)\b", "", text).split()).replace("* *", "**")
     if text in TYPES:
         return TYPES[text]

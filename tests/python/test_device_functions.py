@@ -1,5 +1,5 @@
-"""The functions of gradcodec/device.cuh and kernels/sum.cuh, lane by lane on the CPU (tests/fakes/cuda/functions.cpp), do what
-docs/NUMERICS.md says."""
+"""Tests of the functions of gradcodec/device.cuh and kernels/sum.cuh, lane by lane on the CPU
+(tests/fakes/cuda/functions.cpp), against docs/NUMERICS.md."""
 
 import ctypes
 import os
@@ -77,7 +77,7 @@ def test_sums_of_lanes_and_of_partials_are_the_tree_of_the_specification(device)
 
 
 def numbers_of_blocks(codec, rng, count):
-    """Numbers around a power of two: random ones, codes times the scale, ties between two codes, zeros."""
+    """Returns numbers around a power of two: random ones, codes times the scale, ties between two codes, zeros."""
     block = block_model.FORMATS[codec].block
     size = 2.0 ** np.repeat(rng.integers(-145, 125, count // block), block)
     step = size / (block_model.FORMATS[codec].most or 1)

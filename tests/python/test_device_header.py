@@ -1,5 +1,5 @@
-"""gradcodec/device.cuh in kernels of users' own: those of kernels/README.md and of examples/python/cupy_kernels.py compile,
-for GPUs of every level."""
+"""gradcodec/device.cuh in users' own kernels: the kernels of kernels/README.md and of examples/python/cupy_kernels.py
+must compile, for GPUs of every level."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ KERNELS += re.findall(r'SOURCE = r"""(.*?)"""', (ROOT / "examples/python/cupy_ke
 def test_the_kernels_of_the_documents_compile(source, level):
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     builtins = next(Path(REAL).parent.glob("libnvrtc-builtins.so.*"))
-    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # which NVRTC looks for by name
+    ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)  # NVRTC looks for this library by name
     nvrtc, program, size = ctypes.CDLL(REAL), ctypes.c_void_p(), ctypes.c_size_t()
     options = [b"--std=c++14", f"-I{ROOT / 'include'}".encode(), f"--gpu-architecture=compute_{level}".encode()]
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"readme.cu", 0, None, None) == 0

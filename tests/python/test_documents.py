@@ -1,4 +1,4 @@
-"""What the documents must have: every variable of the environment, none that nothing reads, commands that are run."""
+"""Checks that documents have every variable of the environment, none that is not read, and commands that are run."""
 
 import importlib.util
 import pathlib
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def variables():
-    """The names that sources read from the environment: in Rust, Python and C."""
+    """Returns the names that sources in Rust, Python and C read from the environment, each with a file."""
     found = {}
     patterns = {
         ".rs": r'(?:getenv|variable)\(c"(\w+)"|\(c"([A-Z_]+)", "|env::var(?:_os)?\("(GRADCODEC_\w+)"',
@@ -22,7 +22,7 @@ def variables():
     }
     for folder in "build.rs", "src", "examples", "examples_c", "examples_cpp", "python", "include":
         for path in sorted([ROOT / folder, *(ROOT / folder).rglob("*")]):
-            # cargo may have built an example in its folder: what lies in target/ is no source.
+            # cargo may have built an example in its folder: files in target/ are no sources.
             is_source = path.suffix in patterns and "target" not in path.relative_to(ROOT).parts
             if is_source and path.is_file():
                 for names in re.findall(patterns[path.suffix], path.read_text(encoding="utf-8")):
@@ -60,7 +60,7 @@ def test_every_test_that_a_document_names_is_there():
 
 
 def rows(page, head):
-    """The cells of a page's first table that has this in its head."""
+    """Returns the cells of a page's first table that has `head` in its head."""
     text = (ROOT / page).read_text(encoding="utf-8")
     table = next(each for each in re.findall(r"(?m)(?:^\|.*\n)+", text) if head in each.partition("\n")[0])
     return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
@@ -124,7 +124,7 @@ def test_there_is_one_description_of_the_project():
         "include/gradcodec.h": f"\n/*\n * {about}.\n *\n",
         "packaging/gradcodec.pc.in": f"\nDescription: {about}\n",
         "python/gradcodec/__init__.py": f'"""{about}.\n',
-        # These take it from Cargo.toml, or from the header.
+        # These files take the description from Cargo.toml, or from the header.
         "packaging/wheel.py": '"summary": re.search(r\'^description = "(.*)"\', manifest, re.M)[1]',
         "packaging/debian.sh": "about=$(sed -n 's/^description = ",
     }
@@ -135,7 +135,7 @@ def test_there_is_one_description_of_the_project():
 
 @pytest.fixture
 def commands():
-    """tests/commands.py, which has the list of what runs the commands of documents and examples."""
+    """Returns tests/commands.py, which lists what runs the commands of documents and examples."""
     spec = importlib.util.spec_from_file_location("commands", ROOT / "tests/commands.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

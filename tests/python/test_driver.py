@@ -1,7 +1,7 @@
-"""What becomes of a CUDA driver's answers: none there, an old one, every call failing, codes that nobody knows.
+"""Tests with answers of a CUDA driver: no driver, an old one, every call failing, unknown codes.
 
-Each test runs in a process of its own, with tests/fakes/cuda/libcuda.c for a driver: it has no hardware, counts, and fails as
-the environment says. tests/spec tests what kernels compute.
+Each test runs in a process of its own, with tests/fakes/cuda/libcuda.c as the driver: it has no hardware, counts, and
+fails as the environment directs. tests/spec tests the results of kernels.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from stand_in import run
 
 
 def test_without_a_driver_that_loads_cuda_is_unavailable_and_the_cpu_works(tmp_path):
-    # Found first, also on a machine that has a driver.
+    # The loader finds this file first, also on a machine that has a driver.
     (tmp_path / "libcuda.so.1").write_text("not a library")
     run("""
         expect(empty(100)[0], Status.DRIVER_UNAVAILABLE, "libcuda.so.1")
@@ -77,8 +77,8 @@ def test_the_context_is_the_callers_if_it_is_on_the_device():
     "place, simple, into",
     [
         ("fake.fake_enter(0, 100)", 7, 3),  # a current context, as every framework has
-        ("fake.fake_enter(1, 100)", 9, 5),  # one of another device: the primary context is entered and left
-        ("None", 9, 5),  # none
+        ("fake.fake_enter(1, 100)", 9, 5),  # another device's: the primary context is entered and left
+        ("None", 9, 5),  # no context
     ],
 )
 def test_a_call_of_ours_is_few_calls_of_the_driver(place, simple, into):
@@ -344,7 +344,7 @@ def test_kernels_that_are_not_there_leave_nothing_loaded():
     ],
 )
 def test_a_card_without_machine_code_and_without_a_compiler_is_told_so(code, words):
-    # Some drivers compile where a library is loaded, others where a kernel comes into a context.
+    # Some drivers compile when a library is loaded, others when a kernel is loaded into a context.
     run(f"""
         for call in "cuLibraryLoadData", "cuKernelGetFunction", "cuFuncGetAttribute":
             fail(**{{call: {code}}})

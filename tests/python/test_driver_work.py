@@ -1,4 +1,4 @@
-"""Bits and signs on the stand-in driver: what becomes of a call when any call of the driver fails."""
+"""Tests of bits and signs on the stand-in driver, in which any call of the driver fails."""
 
 import pytest
 
@@ -107,10 +107,10 @@ for number in [*range(40), *range(40, 1000, STEP)]:
 assert 5 < number < 999, number
 """
 
-STEP = 7 if TIER == "quick" else 1  # of the calls from the 40th on
+STEP = 7 if TIER == "quick" else 1  # step between the failing calls, from the 40th on
 
 
-# One of each class: allocates and waits; works where it is told to and does not wait; prepares; gives memory back.
+# A function of each class: allocates and waits; works on given memory and does not wait; prepares; frees memory.
 FUNCTIONS = ["gc_pack_chunks", "gc_pack_signs_into", "gc_prepare", "gc_trim"]
 
 

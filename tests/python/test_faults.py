@@ -1,4 +1,4 @@
-"""That the planted faults of tests/faults still apply, and the tests that are to see them are there."""
+"""Checks that the planted faults of tests/faults still apply, and that the tests which must notice them exist."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""Stores past the caches are not ordered with other stores: a function that makes them ends them with a fence, or another
-thread that is told of the result may still read what was there before. No run shows that reliably, the code does."""
+"""Non-temporal stores are not ordered with other stores: a function that makes them must end with a fence, or another
+thread that gets the result may still read the old bytes. No run shows that reliably, but the machine code does."""
 
 import os
 import platform

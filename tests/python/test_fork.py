@@ -18,7 +18,7 @@ SENTENCE = "was made before the process was forked"
 
 
 def in_child(function):
-    """What function gives in a forked child, as text; a child that hangs is killed by its alarm."""
+    """Returns the function's result in a forked child, as text. An alarm kills a child that hangs."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -48,12 +48,12 @@ def test_a_group_in_the_middle_of_a_call():
     with World(2) as world:
         handles = world.each(lambda rank: handle_on(world.comms[rank], 64))
         def run_first():
-            while run(handles[0]) == Status.BUSY:  # with the call below that asks for it
+            while run(handles[0]) == Status.BUSY:  # busy with the reset below
                 pass
 
         first = threading.Thread(target=run_first)
         first.start()
-        # Until rank 0 is in the call, where it waits for rank 1.
+        # Wait until rank 0 is in the call, where it waits for rank 1.
         while lib.gc_allreduce_reset(handles[0], None) != Status.BUSY:
             os.sched_yield()
 
@@ -68,7 +68,7 @@ def test_a_group_in_the_middle_of_a_call():
                 return found, new.each(lambda rank: run(made[rank]))
 
         assert in_child(child) == str(([(True, True)] * 4, [0, 0]))
-        assert run(handles[1]) == Status.OK  # and the parent goes on
+        assert run(handles[1]) == Status.OK  # the parent's call ends
         first.join()
         free_all(handles)
 

@@ -1,12 +1,12 @@
-"""Kernels beside the headers of others, and texts that are no C++: NVRTC compiles, or g++ in its place, which runs them.
-tests/frameworks/headers has NVIDIA's and CuPy's own headers."""
+"""Tests of kernels with the headers of others, and of texts that are no C++. NVRTC compiles them, or g++ in its place,
+and then they run. tests/frameworks/headers has NVIDIA's and CuPy's own headers."""
 
 import textwrap
 
 from test_compiled import GCC, REAL, run
 
 def prepared(script):
-    """Compiled by a real NVRTC."""
+    """Runs a script whose kernels a real NVRTC compiles."""
     assert REAL, "GRADCODEC_REAL_NVRTC is the path of a real NVRTC's library"
     run(
         f"""

@@ -1,5 +1,5 @@
-"""Communicators of two levels, on the CPU: what each rank exchanges, to the byte; which elements each rank keeps; damaged blocks;
-and what becomes of ranks that disagree, fail or are freed. tests/spec/test_nodes.py compares results with the model."""
+"""Tests of communicators of two levels, on the CPU: each rank's exchanges, to the byte; each rank's elements; damaged
+blocks; ranks that disagree, fail or are freed. tests/spec/test_nodes.py compares results with the model."""
 
 import contextlib
 import ctypes
@@ -29,11 +29,11 @@ def gradients_of(rng, size, options, special=False):
     return [[gradient(rng, n, options.get("values", "float32"), special) for n in options["segments"]] for _ in range(size)]
 
 
-# --- what ranks send, and which elements are whose --------------------------------------------------------------------
+# --- bytes that ranks send, and elements that they keep ---------------------------------------------------------------
 
 
 def places_of(pieces, segments):
-    """Numbers of elements among those of all segments."""
+    """Returns the places of pieces among the elements of all segments."""
     firsts = np.concatenate([[0], np.cumsum(segments)]).astype(int)
     each = [np.arange(first, first + count) + firsts[segment] for segment, first, count in pieces]
     return np.concatenate([np.zeros(0, int), *each])
@@ -59,7 +59,7 @@ def test_parts_are_those_of_the_specification(nodes, ranks):
 
 
 class Sent:
-    """What ranks send over the boards of a world: lists of (name, bytes), by rank, within nodes and between them."""
+    """Bytes that ranks send over the boards of a world: lists of (name, bytes), by rank, within and between nodes."""
 
     def __init__(self, world):
         self.within, self.between = ([[] for _ in range(world.size)] for _ in "wb")
@@ -77,7 +77,7 @@ class Sent:
 
 
 def is_once(model):
-    """Whether all ranks exchange once between nodes, without peer memory: by the payloads of part 0."""
+    """Returns True if all ranks use one-shot between nodes, without peer memory, by the payloads of part 0."""
     payloads = model.nodes * model.nodes * model.layouts[0].stride
     return model.step_3.error is None and model.nodes == 2 and payloads <= 1 << 20
 
@@ -132,7 +132,7 @@ def test_the_first_half_flags_the_ranks_of_the_part_alone_and_the_second_all():
         world, place, codec=INT8, nonfinite=TRANSACTIONAL, **options
     ) as ranks:
         gradients = gradients_of(rng, 4, options)
-        gradients[0][0][1279] = np.nan  # of part 1
+        gradients[0][0][1279] = np.nan  # an element of part 1
         shards = ranks.reduce_scatter(gradients)
         assert ranks.flags() == [0, NONFINITE, 0, NONFINITE]
         ranks.all_gather(shards)
@@ -146,7 +146,7 @@ def test_the_first_half_flags_the_ranks_of_the_part_alone_and_the_second_all():
 
 
 def damaged(world, step, sender, receiver, index):
-    """In a step's all_to_all one byte from a rank to another one is changed. Gives the model's function that does the same."""
+    """Changes a byte between two ranks in a step's all_to_all. Returns the model's function for the same change."""
     (node, number), (to_node, to_number) = (divmod(rank, world.shape[1]) for rank in (sender, receiver))
     if step == "values":
         assert node == to_node
@@ -225,13 +225,13 @@ def test_a_damaged_header_is_corrupt_on_all_ranks_and_the_step_can_be_taken_back
 
 
 class Parts(Nodes):
-    """The communicators alone: what is made of them is up to the test."""
+    """Communicators of both levels, which a test joins itself."""
 
     def join(self, rank):
         pass
 
     def make(self, parts=None):
-        """Statuses and sentences of gc_comm_hierarchical(), by rank; what was made is released."""
+        """Returns statuses and messages of gc_comm_hierarchical(), by rank; releases the communicators."""
 
         def one(rank):
             comm = POINTER(Comm)()
@@ -246,12 +246,12 @@ class Parts(Nodes):
 @pytest.mark.parametrize("ranks", [[2, 1], [1, 2], [2, 2, 1]], ids=str)
 @pytest.mark.parametrize("alone", [False, True])
 def test_nodes_with_different_numbers_of_ranks(ranks, alone):
-    """Every rank is told the two numbers, whether those without a partner pass NULL or a world of their own."""
+    """Checks that every rank gets both numbers, whether ranks without a partner pass NULL or their own world."""
     with Parts(ranks) as world, World(1, "group") as one:
 
         def parts(rank):
             intra, inter = world.parts(rank)
-            # A rank of the larger node that is the only one with its number there.
+            # `last` is the only rank of the larger node with its number.
             last = max(range(world.size), key=lambda other: world.places[other][1])
             return (intra, one.comms[0]) if alone and rank == last else (intra, inter)
 
@@ -264,16 +264,16 @@ def test_nodes_with_different_numbers_of_ranks(ranks, alone):
 
 
 def all_refused(world, words, parts=None):
-    """Each rank refuses; `words`: by rank, what its sentence says."""
+    """Checks that each rank refuses. `words`: by rank, words of its message."""
     found = world.make(parts)
     assert [status for status, _ in found] == [Status.INVALID_ARGUMENT] * world.size, found
     for rank, expected in words.items():
         assert says(found[rank][1], *expected), (rank, found[rank])
-    assert world.make() == [(Status.OK, "")] * world.size  # the two go on working
+    assert world.make() == [(Status.OK, "")] * world.size  # both levels still work
 
 
 def without(world, numbers, nodes):
-    """The ranks with these numbers on these nodes have no inter_node."""
+    """Returns parts in which the ranks with these numbers on these nodes have no inter_node."""
 
     def parts(rank):
         node, number = world.places[rank]
@@ -291,7 +291,7 @@ def test_ranks_without_an_inter_node_on_every_node_are_refused_everywhere(number
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_one_rank_without_an_inter_node_is_told_to_its_node_and_no_rank_gets_a_communicator(number):
-    """The ranks with its number on other nodes wait for it, as long as their transport does."""
+    """Uses a short timeout: ranks with this number on other nodes wait as long as their transport does."""
     with Parts([3, 3]) as world:
         for one in world.inter:
             one.board.barrier = threading.Barrier(2, timeout=1)
@@ -303,7 +303,7 @@ def test_one_rank_without_an_inter_node_is_told_to_its_node_and_no_rank_gets_a_c
 
 def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
     with Parts([2, 2]) as world:
-        # Ranks 0 and 1 of node 1 are exchanged.
+        # Exchange ranks 0 and 1 of node 1.
         def crossed(rank):
             intra, _ = world.parts(rank)
             node, number = world.places[rank]
@@ -312,7 +312,7 @@ def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
         words = {0: ("inter_node", "rank 1 is rank 1", "0"), 3: ("inter_node", "rank 0 is rank 0", "1")}
         all_refused(world, words, crossed)
     with Parts([2, 2]) as one, Parts([2, 2]) as other:
-        # The second nodes of two worlds are exchanged, but only for ranks 1.
+        # Exchange the second nodes of two worlds, but only for ranks 1.
         def parts(rank):
             world, partner = (one, other) if rank < 4 else (other, one)
             intra, inter = world.parts(rank % 4)
@@ -334,7 +334,7 @@ def test_one_of_the_two_twice_and_one_that_is_hierarchical():
         all_refused(
             world, dict.fromkeys(range(4), ("itself hierarchical",)), lambda rank: (made.comms[rank], world.parts(rank)[1])
         )
-        # One node is one level.
+        # A world of one node has one level.
         with Parts([2]) as pair, Nodes([2]) as one:
             found = pair.make(lambda rank: (one.comms[rank], pair.parts(rank)[1]))
             assert found == [(Status.OK, "")] * 2
@@ -396,9 +396,9 @@ def test_a_failure_of_either_is_one_of_the_whole(where, name):
             same(one.array, before, "a call that failed")
             lib.gc_allreduce_free(handle)
         for rank, comm in enumerate(world.comms):
-            # Its number in the world, not in a part.
+            # The message has the rank's number in the world, not in a part.
             assert lib.gc_comm_async_error(comm) == Status.COMM and says(last_error(), f"rank {rank}"), last_error()
-            assert [lib.gc_comm_async_error(part) for part in world.parts(rank)] == [Status.COMM] * 2  # aborted, both
+            assert [lib.gc_comm_async_error(part) for part in world.parts(rank)] == [Status.COMM] * 2  # both aborted
 
 
 def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
@@ -452,7 +452,7 @@ def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
         contextlib.ExitStack() as stack,
     ):
         parts = [stack.enter_context(CheckedRanks(one, place, **options)) for one in (*world.intra, *world.inter)]
-        # Of rank 0: over the whole, within the node, and between nodes.
+        # Handles of rank 0: over the whole, within the node, and between nodes.
         handles = [ranks.handles[0] for ranks in (whole, parts[0], parts[len(world.intra)])]
         within, go_on, found = threading.Event(), threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""That what only machines with GPUs run imports what there is, and that the client has no circle of imports."""
+"""Checks that code for machines with GPUs imports existing names, and that the client has no circle of imports."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,7 @@ HERE, THERE = TESTS / "python", [TESTS / "spec", TESTS / "multi_gpu"]
 
 
 def names_of(path):
-    """Whatever a module defines or imports."""
+    """Returns the names that a module defines or imports."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -35,7 +35,7 @@ CLIENT = TESTS.parent / "python" / "gradcodec"
 
 
 def imports_of(path):
-    """The modules of the client that a file imports anywhere, under TYPE_CHECKING and within functions too."""
+    """Yields the modules of the client that a file imports anywhere, also under TYPE_CHECKING and in functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield from [node.module] if node.module else [alias.name for alias in node.names]

@@ -1,4 +1,4 @@
-"""Which files `make install` and the wheel have: what is missing there is missed by nobody who has the source tree beside it."""
+"""Checks the files of `make install` and of the wheel: beside the source tree no other test notices a missing file."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def test_every_file_is_in_the_wheel_and_no_other(prefix, tmp_path, monkeypatch):
     spec = spec_from_file_location("wheel", ROOT / "packaging/wheel.py")
     wheel = module_from_spec(spec)
     spec.loader.exec_module(wheel)
-    # The tree as it is, but for what was built.
+    # The tree as it is, but for built files.
     for name in ("python", "packaging", "README.md", *NOTICES):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "build/package/x86_64").mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Tests of bits, signs and copies on the CPU with each other instruction set: a process chooses one once, and all other
-tests here take the best. tests/golden.rs has the codecs."""
+"""Runs tests of bits, signs and copies on the CPU with each other instruction set: a process chooses one once, and all
+other tests take the best. tests/golden.rs has the codecs."""
 
 import os
 import pathlib

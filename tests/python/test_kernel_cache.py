@@ -1,5 +1,5 @@
-"""What was compiled is found again by other processes, and nothing that is wrong with the directory keeps a kernel from
-being compiled: with an NVRTC that compiles nothing (tests/fakes/nvrtc/libnvrtc.c) and writes down what it was asked."""
+"""Tests of the cache of kernels: other processes find what was compiled, and no fault of the directory keeps a kernel
+from being compiled. The NVRTC compiles nothing (tests/fakes/nvrtc/libnvrtc.c) and records its calls."""
 
 import os
 import pathlib
@@ -33,13 +33,13 @@ def prepare(operation="y = x", capability=90, dtype="f4", **more):
 
 
 class Place:
-    """A cache and the record of what was compiled."""
+    """A cache, and the record of compilations."""
 
     def __init__(self, folder):
         self.root, self.folder, self.record = folder, folder / "cache", folder / "record"
 
     def start(self, script, limit=None, **environment):
-        """A process; a variable that is None is not set."""
+        """Starts a process. A variable that is None is not set."""
         removed = {"GRADCODEC_CACHE", "XDG_CACHE_HOME", "GRADCODEC_NVRTC", *environment}
         environment = {
             **{name: value for name, value in os.environ.items() if name not in removed},
@@ -68,7 +68,7 @@ class Place:
         return out
 
     def compiled(self):
-        """How many were, since this was last asked."""
+        """Returns the number of compilations since the last call."""
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         self.record.unlink(missing_ok=True)
         return len(lines)
@@ -87,7 +87,7 @@ def test_another_process_finds_what_was_compiled(place):
     first = place.run(show, FAKE_NVRTC_SAYS="kernel(1): warning: odd")
     assert place.compiled() == 1
     assert "machine code: " in first and "warning: odd" in first
-    # Warnings are those of then.
+    # The log has the warnings of the compilation.
     assert place.run(show) == first
     assert place.compiled() == 0
     (entry,) = place.entries()
@@ -110,7 +110,7 @@ IS_LOADED = "print('libnvrtc' in open('/proc/self/maps').read())"
 
 
 def nvrtc_in(folder, name="libnvrtc.so.12"):
-    """A copy of the stand-in, which differs from others by its time at least."""
+    """Returns the path of a copy of the stand-in, which differs from others by its time at least."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "new"
     shutil.copyfile(pathlib.Path(DRIVERS) / "fake_nvrtc" / "libnvrtc.so.12", new)
@@ -124,7 +124,7 @@ def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place,
     if how == "of pip":
         if find_library("nvrtc"):
             pytest.skip("this machine has an NVRTC, which is found first")
-        # Any library will do that is in a folder of packages.
+        # Any library in a folder of packages will do.
         packages.mkdir()
         shutil.copyfile(DRIVERS + "/driver/libcuda.so.1", packages / "other.so")
         loads = f"import ctypes; ctypes.CDLL({str(packages / 'other.so')!r})\n"
@@ -137,10 +137,10 @@ def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place,
         nvrtc_in(file.parent, file.name)
         assert place.run(script, **more) == "True\n"
         assert place.compiled() == 1, build
-        # It would be refused if it were loaded.
+        # NVRTC would be refused if it were loaded.
         assert place.run(script, FAKE_NVRTC_VERSION="1.0", **more) == "False\n"
         assert place.compiled() == 0, build
-    # Another combination needs it, and what was there is found as before.
+    # Another combination needs NVRTC; earlier results are found as before.
     assert place.run(loads + "prepare('y = x + 1')\n" + IS_LOADED, **more) == "True\n"
     assert place.compiled() == 1
     assert place.run(script, **more) == "False\n"
@@ -148,7 +148,7 @@ def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place,
 
 
 def test_an_nvrtc_that_was_written_over_is_another(place):
-    """Same number of the file, same size: only its time has changed."""
+    """Changes only the file's time: its number and its size stay the same."""
     file = nvrtc_in(place.root / "nvrtc")
     for time in 10**18, 10**18 + 1, 10**18 + 10**9:
         os.utime(file, ns=(time, time))
@@ -208,7 +208,7 @@ def test_where_the_directory_is(place):
     home.mkdir()
     base = dict(XDG_CACHE_HOME=xdg, HOME=home)
     found_in(own, GRADCODEC_CACHE_DIR=own, **base)
-    # What is relative, or empty, counts as not said.
+    # A path that is relative, or empty, counts as not set.
     found_in(xdg / "gradcodec", GRADCODEC_CACHE_DIR="relative", **base)
     (xdg / "gradcodec" / place.entries(xdg / "gradcodec")[0]).unlink()
     found_in(xdg / "gradcodec", GRADCODEC_CACHE_DIR="", **base)
@@ -273,8 +273,8 @@ def test_a_directory_that_cannot_be_written_to(place, folder):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a program that runs as root")
 def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
-    """Python as a set-user-ID program of root's, started by another user."""
-    public = pathlib.Path(tempfile.mkdtemp())  # pytest's own is for root alone
+    """Runs Python as a set-user-ID program of root's, started by another user."""
+    public = pathlib.Path(tempfile.mkdtemp())  # pytest's own folder is for root alone
     request.addfinalizer(lambda: shutil.rmtree(public))
     public.chmod(0o755)
     program = public / "python"
@@ -285,7 +285,7 @@ def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
     paths = os.pathsep.join([str(HERE), *sys.path[1:]])
     environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": paths}
     environment |= {"GRADCODEC_CACHE_DIR": str(place.folder), "FAKE_NVRTC_LOG": str(place.record)}
-    # Without it the same program keeps what it compiles.
+    # Started by root itself, the same program keeps what it compiles.
     for user, secure, entries in (65534, 1, 0), (0, 0, 1):
         done = subprocess.run([program, "-c", SCRIPT + show], env=environment, user=user, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"{secure} \n", "")
@@ -294,7 +294,7 @@ def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
 
 
 def test_a_limit_of_a_files_size_ends_no_process(place):
-    """Beyond it the system sends SIGXFSZ, which Python ignores and other programs do not."""
+    """Exceeds the limit: the system sends SIGXFSZ, which Python ignores and other programs do not."""
     script = """
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -313,7 +313,7 @@ def test_nothing_is_made_in_somebody_elses_home(place):
         place.run(GRADCODEC_CACHE_DIR="", **variables)
         assert place.compiled() == 1
         assert list(home.iterdir()) == []
-    # But where it is said for this library.
+    # GRADCODEC_CACHE_DIR, which is for this library, is used even there.
     place.run(GRADCODEC_CACHE_DIR=home / "kernels")
     assert len(place.entries(home / "kernels")) == 1
 
@@ -330,7 +330,7 @@ def test_processes_that_race_all_have_it_and_one_entry_is_left(place):
 
 
 def test_a_process_that_dies_at_any_moment_leaves_nothing_that_is_used(place):
-    """Killed while it compiles and writes, again and again; then the entry is right, or there is none."""
+    """Kills a process again and again while it compiles and writes; then the entry is right, or there is none."""
     expected = place.run("prepare(); print(set(codes()))", GRADCODEC_CACHE_DIR=place.root / "whole")
     script = """
 import glob, os
@@ -344,7 +344,7 @@ while True:
 """
     for _ in range(both(quick=3, all=8)):
         process = place.start(script)
-        # It is where it goes on for ever, and somewhere in there when it dies.
+        # The process is in its endless loop, and dies somewhere in it.
         assert process.stdout.readline() == "again\n", process.stderr.read()
         time.sleep(random.uniform(0, 0.1))
         process.kill()

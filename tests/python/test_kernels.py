@@ -1,4 +1,4 @@
-"""What is handed out of the CUDA kernels, where there may be no GPU: tests/spec/test_image.py launches them."""
+"""Tests of the CUDA kernels that the library hands out, without a GPU: tests/spec/test_image.py launches them."""
 
 import ctypes
 import pathlib
@@ -12,7 +12,7 @@ from capi import KernelShape, Status, byref, lib
 
 KERNELS = pathlib.Path(__file__).parents[2] / "kernels"
 PTX, MACHINE_CODE = 1, 2
-LZ4 = 0x2000  # drivers from 525 read it, and only those from 550 the other way to compress
+LZ4 = 0x2000  # drivers from 525 read this compression, and only those from 550 the other
 
 
 def fatbin(family):
@@ -23,7 +23,7 @@ def fatbin(family):
 
 
 def entries(image):
-    """(kind, compute capability, flags) of what a driver chooses from: a header each, and then its contents."""
+    """Yields (kind, compute capability, flags) of the entries of a fatbin, each a header and its contents."""
     magic, _, at, size = struct.unpack_from("<IHHQ", image)
     assert (magic, at + size) == (0xBA55ED50, len(image))
     while at < len(image):
@@ -44,7 +44,7 @@ def test_a_family_is_the_file_in_the_tree():
 
 
 def promised_kernels():
-    """The names in the table of docs/ABI.md, in which `_u16` after `gc_pack_truth_u8` stands for `gc_pack_truth_u16`."""
+    """Yields the names in docs/ABI.md's table, where `_u16` after `gc_pack_truth_u8` means `gc_pack_truth_u16`."""
     for cell in re.findall(r"(?m)^\| (`gc_(?:un)?pack_.*?) \|", (KERNELS.parent / "docs/ABI.md").read_text()):
         first, *others = re.findall(r"`(\w+)`", cell)
         yield from [first, *(first.rsplit("_", 1)[0] + other for other in others)]

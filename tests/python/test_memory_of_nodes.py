@@ -21,13 +21,13 @@ from tiers import TIER  # noqa: E402
 SHAPES = [(2, 2), (4, 2), (2, 8)]  # nodes, ranks of each
 PAYLOADS = {"int8": 1.03125, "int4": 0.5625, "onebit": 0.125}  # bytes per element, as the page has them
 VALUES = {"float32": 4, "float16": 2}
-ERRORS = {"none": 0, "float32": 1, "transactional": 2}  # how often errors are kept
+ERRORS = {"none": 0, "float32": 1, "transactional": 2}  # copies of errors
 CASES = [*itertools.product(SHAPES, PAYLOADS, VALUES, ERRORS)][:: 5 if TIER == "quick" else 1]
 PEERS = "peer memory within the node, of the largest handle"
 
 
 def table():
-    """The rows of the page's table by their first cell."""
+    """Returns the head of the page's table, and its rows by their first cell."""
     lines = (ROOT / "docs/CHOOSING.md").read_text(encoding="utf-8").splitlines()
     first = next(k for k, line in enumerate(lines) if line.startswith("| memory of a handle |"))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first:][: lines[first:].index("")]]
@@ -35,13 +35,13 @@ def table():
 
 
 def of_formula(formula, nodes, ranks, value, payload):
-    """What a formula of the page gives: numbers and letters that stand beside each other are multiplied."""
+    """Returns the value of a formula of the page: numbers and letters beside each other are multiplied."""
     text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula)
-    return eval(text, {"N": nodes, "R": ranks, "v": value, "p": payload})  # noqa: S307 of a page of our own
+    return eval(text, {"N": nodes, "R": ranks, "v": value, "p": payload})  # noqa: S307 the page is ours
 
 
 def said(shape, codec, values, errors):
-    """Bytes per element of a handle, by the page."""
+    """Returns the bytes per element of a handle, by the page."""
     _, rows = table()
     of_errors, *others = [formula for name, (formula, *_) in rows.items() if name != PEERS]
     numbers = *shape, VALUES[values], PAYLOADS[codec]
@@ -54,7 +54,7 @@ def address_space():
 
 
 def measure(shape, codec, values, errors):
-    """The same, measured."""
+    """Returns the bytes per element of a handle, measured."""
     (nodes, ranks), library, size = shape, gradcodec.GradCodec(), shape[0] * shape[1]
     intra, inter = [library.group(ranks) for _ in range(nodes)], [library.group(nodes) for _ in range(ranks)]
     parts = [(intra[rank // ranks][rank % ranks], inter[rank % ranks][rank // ranks]) for rank in range(size)]
@@ -62,7 +62,7 @@ def measure(shape, codec, values, errors):
     options = {"error": "none"} if errors == "none" else {"error": "float32"}
     options |= {"nonfinite": "transactional"} if errors == "transactional" else {}
     for one in in_threads(size, lambda rank: comms[rank].allreduce(codec, [1000], values=values, **options)):
-        one.close()  # what threads take is there from now on
+        one.close()  # the memory of threads is allocated from now on
     n = 2**26 // size
     before = address_space()
     handles = in_threads(size, lambda rank: comms[rank].allreduce(codec, [n], values=values, **options))
@@ -73,7 +73,7 @@ def measure(shape, codec, values, errors):
 
 
 def test_a_handle_takes_what_the_page_says():
-    # Large blocks have mappings of their own, so that none is one that was freed before.
+    # Large blocks get mappings of their own, so that none reuses freed memory.
     about = {**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run([sys.executable, __file__], env=about, capture_output=True, text=True, check=True)
     for case, found in zip(CASES, json.loads(done.stdout), strict=True):

@@ -1,5 +1,5 @@
-"""All-reduces over NCCL, on an NCCL among threads and a driver without a GPU (tests/fakes): the bytes of the model,
-and what happens when NCCL fails, is missing, is there twice, does not block."""
+"""All-reduces over NCCL, on an NCCL among threads and a driver without a GPU (tests/fakes): the bytes of the model, and
+an NCCL that fails, is missing, is there twice, does not block."""
 
 import itertools
 import os
@@ -106,7 +106,7 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nc
 
 
 def test_a_release_does_not_wait_for_the_other_ranks():
-    """NCCL destroys a communicator when all ranks of the node do, and Python's garbage collection releases at any time."""
+    """Releases one rank first: NCCL destroys with all ranks of the node, Python's garbage collection at any time."""
     run_ranks("""
 nccl, world = library(), Own(2)
 lib.gc_comm_free(world.comms[0])
@@ -190,7 +190,7 @@ with Own(2) as world:
 """)
 
 
-# What a rank does, and what it asks of NCCL for it on its own thread: a thread of the library destroys.
+# Calls of a rank, and the calls of NCCL of each on the rank's thread: a thread of the library destroys communicators.
 MADE = "ncclGetVersion ncclCommGetAsyncError"
 BORROWED = f"{MADE} ncclCommUserRank ncclCommCount ncclCommCuDevice"
 ASKED = {
@@ -322,7 +322,7 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nc
 
 
 def test_a_communicator_is_aborted_before_memory_is_freed_that_its_kernels_may_use():
-    """cuMemFree waits for a kernel of NCCL's that waits for a lost rank."""
+    """Checks the order of both: cuMemFree waits for a kernel of NCCL's that waits for a lost rank."""
     run_ranks("""
 nccl, world = library(), Own(2)
 made = [POINTER(AllReduce)() for _ in range(2)]
@@ -395,7 +395,7 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_aborted()) == (0, 2)
 """)
 
 
-# --- where NCCL is ----------------------------------------------------------------------------------------------------
+# --- search for NCCL --------------------------------------------------------------------------------------------------
 
 BORROW = """
 def borrow(nccl, **fields):
@@ -508,7 +508,7 @@ assert not comm
 
 
 def test_a_communicator_that_stays_at_work_is_waited_for_so_long():
-    """FAKE_NCCL_POLLS: for longer than any test runs. TIMEOUT comes from the options' timeout_ms, and the rest says COMM."""
+    """Uses an NCCL that stays at work longer than any test runs: TIMEOUT comes from the options' timeout_ms."""
     run_ranks("""
 nccl = library()
 id = Id()
@@ -527,7 +527,7 @@ assert "ncclCommInitRank" in last_error() and "20 ms" in last_error(), last_erro
 
 
 def test_memory_that_a_call_waited_for_too_long_may_still_use_is_not_freed():
-    """Freeing it waits for the rank that did not come."""
+    """Frees nothing: freeing would wait for the missing rank."""
     run_ranks("""
 world = Own(2, timeout_ms=1000)
 what = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=1, device=DLDevice(CUDA, 0), n_elements=100)

@@ -1,5 +1,5 @@
-"""The model of the hierarchical all-reduce (docs/NUMERICS.md 12) against the example by hand, against sums in float64, and
-against the flat model where the two compute the same."""
+"""Compares the model of the hierarchical all-reduce (docs/NUMERICS.md 12) with the example by hand, with sums in
+float64, and with the flat model where the two compute the same."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ CODECS = ONEBIT, *FORMATS
 
 
 def example():
-    """Of the page: the lines of hex of the block and of the reduced chunk; gradients and factors."""
+    """Returns the page's example: the bytes of the block and of the reduced chunk, gradients, and values."""
     page = pathlib.Path(__file__).parents[2].joinpath("docs", "NUMERICS.md").read_text().split("\n## 12. ")[1]
     lines = re.findall(r"^    ((?:[0-9a-f]{2} +){15}[0-9a-f]{2})(?: |$)", page, re.M)
     rows = re.findall(r"^\| [0-3] \| \((.*?)\), \((.*?)\) \| \(", page, re.M)
@@ -43,7 +43,7 @@ def test_the_example_by_hand():
 
 
 def kept(world):
-    """The sum of all worker errors as it counts in the result, and the server errors, in float64."""
+    """Returns the sum of all worker errors as it counts in the result and the server errors, in float64."""
     model = world.models[0]
     layout = getattr(model, "step_3", model)
     divisor = 1 if layout.reduction == SUM else world.size

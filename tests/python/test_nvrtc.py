@@ -1,4 +1,4 @@
-"""How NVRTC is found, what is asked of it, and what its failures become: with one that compiles nothing
+"""Tests of NVRTC: its search, its calls, and its failures, with one that compiles nothing
 (tests/fakes/nvrtc/libnvrtc.c)."""
 
 import pathlib
@@ -49,7 +49,7 @@ COMPILE, UNAVAILABLE, OUT_OF_MEMORY, UNSUPPORTED_DEVICE = 26, 25, 10, 3
 
 
 def named(which):
-    """The path of one, beside which nothing is looked for."""
+    """Returns the path of an NVRTC; nothing is searched beside it."""
     return pathlib.Path(DRIVERS) / which / "libnvrtc.so.12"
 
 
@@ -160,7 +160,7 @@ def test_what_is_not_the_sources_fault_is_tried_again(code, stays):
 
 
 def test_what_files_are_missing_for_is_compiled_again():
-    """Not so where no file is read: the source is what it was."""
+    """Compiles again, but not where no file is read: the source is the same as before."""
     for more, again in [
         ({}, False), (dict(preamble="#include <x>"), True), (dict(options=["-I/x"]), True),
         (dict(options=["--pre-include=x"]), True),
@@ -252,7 +252,7 @@ def copy_to(folder, name, source="fake_nvrtc"):
 
 
 def test_the_handle_wins_and_then_the_environment_and_then_what_is_loaded(tmp_path):
-    """Each is another copy; which one was asked is seen by the failures that it was told."""
+    """Uses another copy for each case. The failures set in a copy show that it was called."""
     one, two, three = (copy_to(tmp_path / name, "libnvrtc.so.12") for name in "abc")
     with_nvrtc(
         f"""
@@ -293,7 +293,7 @@ def test_one_that_is_too_old_does_not_end_the_search(tmp_path):
     )
 
 
-# Where the system has one, that is found first.
+# The system's NVRTC, if there is one, is found first.
 needs_a_bare_machine = pytest.mark.skipif(find_library("nvrtc") is not None, reason="this machine has an NVRTC")
 IN_PACKAGES = "cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12", "cuda_nvrtc/lib/libnvrtc.so.11.2"
 

@@ -1,5 +1,5 @@
-"""Handles whose reducer keeps nothing exchange once where they are small: the bytes of two exchanges, to which the model
-of each rank and each chunk holds them."""
+"""Tests of one-shot, which small handles use if their reducer keeps nothing: the bytes of two-shot, which the model of
+each rank and each chunk computes."""
 
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ FEW = both(quick=[ONEBIT, INT8], all=KEEP_NOTHING)
 @pytest.mark.parametrize("codec", both(quick=[INT8], all=KEEP_NOTHING))
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_two_nodes_exchange_small_parts_once_and_more_nodes_never(nodes, codec):
-    """docs/NUMERICS.md 12: the payloads of part 0 decide for all ranks. In the last case part 1 is a unit smaller, and would fit."""
+    """Checks that part 0 decides (docs/NUMERICS.md 12). In the last case part 1, a unit smaller, would fit."""
     rng, options = np.random.default_rng(nodes), dict(codec=codec, error=None)
     unit = FORMATS[codec].block if codec in FORMATS else 8
-    most = largest(2, **options) // unit  # of a part, between two nodes
+    most = largest(2, **options) // unit  # units of the largest part that two nodes exchange by one-shot
     for segments, once in (([300, 0, 7], True), ([0], True), ([2 * most * unit], True), ([(2 * most + 1) * unit], False)):
         exchanges = 1 if once and nodes == 2 else 2
         with Nodes([2] * nodes, "board", "board") as world, CheckedRanks(world, place, segments=segments, **options) as checked:
@@ -39,7 +39,7 @@ def test_two_nodes_exchange_small_parts_once_and_more_nodes_never(nodes, codec):
 
 
 def largest(size, **options):
-    """Elements of the largest segment of which payloads are exchanged whole."""
+    """Returns the elements of the largest segment for which ranks use one-shot."""
     low, high = 0, 1 << 26
     while low < high:
         middle = (low + high + 1) // 2
@@ -85,7 +85,7 @@ def test_what_is_sent_is_the_payload_of_a_codec():
 
 @pytest.mark.parametrize("codec", KEEP_NOTHING)
 def test_what_one_rank_has_sent_as_zero_is_flagged_on_all(codec):
-    """By the header alone: what arrives is finite."""
+    """Checks the header's flag: the values that arrive are finite."""
     with World(3) as world, CheckedRanks(world, place, codec=codec, segments=[300, 2000], error=None, nonfinite=ZERO) as ranks:
         gradients = [[np.ones(n, f32) for n in (300, 2000)] for _ in range(3)]
         gradients[1][1][-1] = np.inf
@@ -116,7 +116,7 @@ def test_a_payload_of_a_stranger_is_corrupt_on_every_rank_and_changes_nothing(co
         ranks.rollback()
         for model in ranks.models:
             model.flags = 0
-        # Nobody has given up.
+        # No rank has given up.
         world.board.before = sound
         ranks.run(gradients)
         ranks.commit()
@@ -136,7 +136,7 @@ def test_a_function_that_fails_fails_the_call_and_a_later_one_goes_on():
 
 
 def test_a_half_beside_a_run_is_told_on_both_ranks():
-    """A rank that calls the first half where another runs: over a group both are told in what they differ."""
+    """Calls the first half on one rank and a run on the other: over a group both errors name the difference."""
     with World(2) as world, CheckedRanks(world, place, codec=INT8, segments=[300], error=None) as ranks:
         put = [place.put(np.ones(300, f32)) for _ in range(2)]
         shard = place.put(np.ones(ranks.models[1].shard_elements(), f32))
@@ -158,7 +158,7 @@ def test_where_one_rank_cannot_exchange_once_none_does():
 
         def unable(name, rank, sent):
             record = bytearray(sent)
-            assert record[38] == 1  # behind what is compared
+            assert record[38] == 1  # behind the bytes that ranks compare
             record[38] = rank != 2
             return bytes(record)
 

@@ -1,4 +1,4 @@
-"""Handles that exchange once on CUDA, on a driver that runs the kernels on the host: the bytes of two exchanges."""
+"""Handles that use one-shot on CUDA, on a driver that runs the kernels on the host: the bytes of two-shot."""
 
 import pytest
 
@@ -25,7 +25,7 @@ place.release()
 
 @pytest.mark.parametrize("ranks, most", [(2, 17 << 19), (3, 17 << 19), (4, 17 << 19), (5, 1 << 20)])
 def test_over_peer_memory_up_to_four_ranks_exchange_8_912_896_bytes_once(ranks, most):
-    """With the memory of gc_allreduce_peers_bytes(), and what the all-reduce sends is then the whole payload."""
+    """Uses the memory of gc_allreduce_peers_bytes(). With one-shot the all-reduce sends the whole payload."""
     run_comm(f"""
 exec({ONCE!r})
 from capi import CodecOptions
@@ -90,7 +90,7 @@ place.release()
 
 
 def test_a_unit_in_two_chunks_over_peer_memory_gives_the_bytes_of_the_model():
-    """Also where a block in one of them is not finite, and where a third of a sum is denormal."""
+    """Tests also a block in one chunk that is not finite, and sums whose third, the mean, is denormal."""
     run_comm(f"""
 exec({ONCE!r})
 place, rng, n = Place(), np.random.default_rng(1), 5000  # chunks of 1696 or 1728 elements, units of 1024
@@ -110,7 +110,7 @@ place.release()
 
 @pytest.mark.parametrize("of_chunk", [None, 0, 2])
 def test_of_a_payload_of_a_stranger_a_card_makes_zeros_on_every_rank(of_chunk):
-    """A chunk that is corrupt of one payload is so for all ranks; and what other chunks make is as it was, or zeros."""
+    """Checks that a chunk of one corrupt payload is corrupt on all ranks; other chunks are unchanged, or zeros."""
     run_comm(f"""
 exec({ONCE!r})
 place, sizes = Place(), [1000, 50]
@@ -173,7 +173,7 @@ for codec in 1, 5:
 
 
 def test_a_call_that_is_refused_over_two_levels_takes_part_in_nothing():
-    """Over peer memory ranks would have met it before: then they would take its next call for this one."""
+    """Checks that a refused call makes no barrier over peer memory: others would take its next call for this one."""
     run_comm(f"""
 exec({ONCE!r})
 from comms import Nodes

@@ -1,4 +1,4 @@
-"""python/gradcodec: what owns memory and when it is released, statuses by name, and messages that end somewhere."""
+"""Tests of python/gradcodec: owners of memory and their release, statuses by name, and messages of limited length."""
 
 import copy
 import gc
@@ -125,7 +125,7 @@ def test_a_tensor_that_was_taken_outlives_its_close():
 
 
 def test_what_is_in_use_is_not_closed():
-    """A function of the transport runs within a call on the communicator, and on an all-reduce over it."""
+    """Closes within a function of the transport, which runs in a call on the communicator and an all-reduce."""
     found, made = [], []
 
     def exchange(send, receive):

@@ -1,4 +1,4 @@
-"""Communicators over peer memory, on a driver without hardware: how they are found, and what happens when that fails."""
+"""Communicators over peer memory, on a driver without hardware: how ranks find each other, and failures of that."""
 
 import pytest
 
@@ -178,7 +178,7 @@ for size in needed, needed - 1024:  # areas have multiples of 256 bytes
 """)
 
 
-# Without errors ranks exchange once.
+# Without errors the ranks use one-shot.
 @pytest.mark.parametrize("half, levels, codec, raw, error", [
     (half, 1 + (half == (codec == "INT8")), codec, raw, error) for half in (False, True) for codec, raw, error in [
         ("ONEBIT", None, "float32"), ("INT8", [0, 0], "float32"), ("MXFP4", [1, 0], "bfloat16"), ("INT8", [0, 1], None)]
@@ -224,10 +224,10 @@ with world:
 """)
 
 
-# INT8 with so many tiles that they are not one launch.
+# INT8 has too many tiles for one launch.
 @pytest.mark.parametrize("codec, n", [("ONEBIT", 1000), ("INT8", 30_000)])
 def test_a_call_that_the_driver_breaks_off_between_its_launches_is_the_last(codec, n):
-    """Other ranks have a part of it, or count a barrier more."""
+    """Breaks a call off: other ranks have a part of its data, or count one barrier more."""
     run_ranks(f"""
 from block_model import INT8
 from capi import AllReduce

@@ -1,7 +1,6 @@
-"""How python/gradcodec reads arrays: by the type's table, by attributes, by __dlpack__; and on which stream it calls.
-
-What a call is given is what a library says that computes nothing (tests/fakes/recorder): `t7` is the tensor with the
-address 7. NumPy's arrays go to the library itself."""
+"""Tests how python/gradcodec reads arrays: by the type's table, by attributes, by __dlpack__; and the stream of its
+calls. A library that computes nothing records the arguments (tests/fakes/recorder): `t7` is the tensor with the address
+7. NumPy's arrays go to the library itself."""
 
 import ctypes
 import gc
@@ -25,9 +24,9 @@ NAME = b"dlpack_exchange_api"
 
 
 class Tables:
-    """Types with a table. Those of one framework have one; `current` is its current stream on every device."""
+    """Types with a table. The types of a framework share one; `current` is its current stream on every device."""
 
-    kept = []  # as DLPack wants it: as long as the process
+    kept = []  # DLPack requires them until the process ends
 
     def __init__(self, current=99, version=1, previous=None, read=None):
         self.current, self.asked = current, []
@@ -60,7 +59,7 @@ class Bare:
 
 
 class Whole(Bare):
-    """With it: it notes the stream that it is asked for."""
+    """A tensor with __dlpack__, which records the stream that is requested."""
 
     def __init__(self, number, device=(CUDA, 0)):
         super().__init__(number, device)
@@ -89,7 +88,7 @@ def test_a_table_is_read_without_a_capsule_on_its_current_stream(said):
 def test_a_named_stream_is_told_to_those_that_are_not_on_it(said, named, asked):
     kind = Tables(current=99).type(Whole)
     a, b = kind(1), kind(2)
-    said(lambda g: g.copy_into(a, b))  # the type is known now
+    said(lambda g: g.copy_into(a, b))  # the type is cached from now on
     _, lines = said(lambda g: g.copy_into(a, b, named))
     assert lines == [f"gc_copy_into(t1, t2, {named:#x})"] and (a.streams, b.streams) == (asked, asked)
 
@@ -125,7 +124,7 @@ def test_subclasses_share_a_table_and_a_list_is_read_at_once(said):
     kinds = of.type(), of.type()
     values = [kinds[k % 2](k + 10) for k in range(70)]
     payload = kinds[0](5)
-    said(lambda g: [g.copy_into(kind(1), kind(2)) for kind in kinds])  # the types are known now
+    said(lambda g: [g.copy_into(kind(1), kind(2)) for kind in kinds])  # the types are cached from now on
     of.asked.clear()
     _, lines = said(lambda g: g.codec(1, [4] * 70).encode(values, payload))
     names = " ".join(f"t{k + 10}" for k in range(70))
@@ -139,12 +138,12 @@ def test_a_kernel_that_runs_again_is_told_what_is_new(said):
 
     def calls(g):
         kernel = g.elementwise("i", "o", "op")
-        kernel([kind(1)], [other])  # the types are known now
+        kernel([kind(1)], [other])  # the types are cached from now on
         for number in 3, 4, 4:
             kernel([kind(number)], (kind(7),), axes=number - 2, workspace=kind(number + 10))
         of.current = 77
         kernel([kind(3), kind(4)], [kind(7)], keepdims=True)
-        for _ in range(2):  # not as in most calls
+        for _ in range(2):  # unlike most calls
             kernel([kind(3)], [second])
             kernel([kind(3)], [other])
             kernel([kind(3)], [kind(7)], 6)
@@ -158,7 +157,7 @@ def test_a_kernel_that_runs_again_is_told_what_is_new(said):
         "gc_kernel_run(h, [t3], 1, [t7], 1, {}, 0x6)",
         "gc_kernel_run(h, [t3], 1, [t7], 1, {axes=[0 1] n_axes=2}, 0x4d)",
     ]  # fmt: skip
-    lines = [re.sub(r"\bh\d+", "h", line) for line in lines]  # by how many handles this process has seen
+    lines = [re.sub(r"\bh\d+", "h", line) for line in lines]  # numbers depend on earlier handles of this process
     assert [line for line in lines if "kernel_run" in line] == [
         "gc_kernel_run(h, [t1], 1, [t2], 1, {}, 0x63)",
         "gc_kernel_run(h, [t3], 1, [t7], 1, {axes=[1] n_axes=1 workspace=t13}, 0x63)",
@@ -212,7 +211,7 @@ def test_a_type_that_raises_is_asked_by_dlpack_and_otherwise_heard(said):
     def refuse(self):
         raise Refused("not this one")
 
-    # A function of C that leaves an exception: a callback cannot.
+    # A function of C that leaves an exception, which a callback cannot do.
     of = Tables(read=ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, c_void_p).value)
     both, bare = of.type(Whole, __bool__=refuse)(1), of.type(__bool__=refuse)(2)
     _, lines = said(lambda g: g.copy_into(both, both))
@@ -273,7 +272,7 @@ def test_nothing_is_kept_of_a_call(said):
 
 @pytest.fixture
 def cupy(monkeypatch):
-    """As much of CuPy as is asked: its arrays' attributes, and its current stream."""
+    """Returns the part of CuPy that is used: its arrays' attributes, and its current stream."""
 
     class ndarray(np.ndarray):
         device_id, asked = 0, ()
@@ -418,7 +417,7 @@ def test_threads_read_at_the_same_time(library):
 
 
 def test_what_is_taken_away_during_a_call_stays_until_its_end(library):
-    """The functions of a transport run while the call does."""
+    """Removes an argument in a function of the transport, which runs during the call."""
     gone = []
 
     def exchange(send, receive):

@@ -1,7 +1,7 @@
-"""Every function with every bad argument: the status, the sentence, and that nothing changed.
+"""Tests every function with every bad argument: the status, the message, and that nothing changed.
 
-`CALLS` holds a good call of each function. A row of the table puts a fault into it and says what comes of that: the
-status, and the words that the sentence must hold, the argument's name and the number that is wrong among them.
+`CALLS` has a good call of each function. A row of the table puts a fault into a call, and has the expected status and
+words of the message. These are the argument's name and the wrong number.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ OUT_OF_MEMORY = Status.OUT_OF_MEMORY
 
 
 def cuda_answer():
-    """What a CUDA tensor gets here: no driver, or (see conftest.py) one that shows no card."""
+    """Returns the status for a CUDA tensor here: no driver, or (see conftest.py) one that shows no card."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -49,7 +49,7 @@ MARGIN = 2048
 
 @dataclass
 class At:
-    """The address of another argument's memory, and a distance to it."""
+    """Address in another argument's memory, at an offset in bytes."""
 
     name: str
     offset: int
@@ -72,7 +72,7 @@ class Out:
 
 
 def elements(*shape, dtype="uint8"):
-    """A tensor amid memory of its own: what is written where it should have been refused is seen, and harms nothing."""
+    """Returns a tensor amid memory of its own: a write beyond its elements is detected, and harms nothing."""
     n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.full(n_bytes + 2 * MARGIN, PATTERN, np.uint8)
     return Tensor(memory[MARGIN : MARGIN + n_bytes].view(dtype).reshape(shape))
@@ -85,7 +85,7 @@ def memory_of(tensor):
 # --- a good call of each function -------------------------------------------------------------------------------------
 
 def aligned(*shape):
-    """As `elements`, at an address that payloads and states may have."""
+    """Returns `elements`, at an address that payloads and states may have."""
     n_bytes = int(np.prod(shape))
     memory = np.full(n_bytes + 2 * MARGIN + 16, PATTERN, np.uint8)
     start = MARGIN + -(memory.ctypes.data + MARGIN) % 16
@@ -93,11 +93,11 @@ def aligned(*shape):
 
 
 def options(**changed):
-    """Of two tensors, 100 and 5 by 60 elements, in 2 chunks, of which it reduces the second.
+    """Returns options of two tensors, 100 and 5 by 60 elements, in 2 chunks, of which the codec reduces the second.
 
-    A chunk: 64 + 8 bytes, filled up to 80, and half of 51 bytes of bits, filled up to 32: 112. The second one begins with
-    byte 13 of the second tensor, which leaves it 300 - 8 * 13 elements. The state: 64 + 16, to 256, and units of 4096
-    bytes, 1 + 1 of the encoder and 1 of the reducer."""
+    A chunk: 64 + 8 bytes, padded to 80, and half of 51 bytes of bits, padded to 32: 112. The second chunk begins with
+    byte 13 of the second tensor, which leaves 300 - 8 * 13 elements of it. The state: 64 + 16, padded to 256, and units
+    of 4096 bytes, 1 + 1 of the encoder and 1 of the reducer."""
     sizes = int64s((100, 300))
     fields = dict(
         struct_size=ctypes.sizeof(capi.CodecOptions), codec=1, segments=sizes, n_segments=2, n_chunks=2, server=2,
@@ -111,7 +111,7 @@ PAYLOAD, CHUNK, STATE, PART = 224, 112, 256 + 3 * 4096, 300 - 8 * 13
 
 
 class Handle:
-    """A handle of this kind, which a function makes of these arguments, released with this object."""
+    """Handle of this kind, which a function makes of these arguments, released with this object."""
 
     def __init__(self, kind, function, *arguments):
         self.pointer, self.release, self.kept = ctypes.POINTER(kind)(), FREES[kind], arguments
@@ -133,7 +133,7 @@ def codec_of(**changed):
 
 
 def sockets():
-    """Both ends, which stay open with the process, so that no number is another's."""
+    """Returns both ends, which stay open until the process ends, so that no number is used again."""
     KEPT.append(socket.socketpair())
     return KEPT[-1]
 
@@ -142,7 +142,7 @@ KEPT = []
 
 
 def lease(released=True):
-    """Of a tensor that was sent to `to`, and released there."""
+    """Returns the lease of a tensor that was sent to `to`, and released there."""
     (one, other), out = sockets(), Managed()
     made = Handle(capi.Share, lib.gc_share_send, elements(4).managed, one.fileno(), 0, 0)
     made.to = other.fileno()
@@ -153,12 +153,12 @@ def lease(released=True):
 
 
 def alone():
-    """A communicator that is alone in its world, over functions that are never called."""
+    """Returns a communicator that is alone in its world, over functions that are never called."""
     return Handle(capi.Comm, lib.gc_comm_from_transport, ctypes.byref(transport()))
 
 
 def allreduce_of(**changed):
-    """An all-reduce of those options, but with a chunk for each rank, of which there is one."""
+    """Returns an all-reduce of these options, but with a chunk for each rank, of which there is one."""
     comm = alone()
     return Handle(capi.AllReduce, lib.gc_allreduce_create, comm.pointer, ctypes.byref(options(**ALONE, **changed)))
 
@@ -183,7 +183,7 @@ def payload_of(codec, like):
 
 
 def payload_of_one():
-    """A payload of gc_encode()."""
+    """Returns a payload of gc_encode()."""
     out = Managed()
     check(lib.gc_encode(floats(5, 80).managed, 5, ctypes.byref(out)))
     view = out.contents.dl_tensor
@@ -284,7 +284,7 @@ def run_options(axes=None, **changed):
 
 
 def compiled(given=None):
-    """A kernel of those options that is compiled when it is run."""
+    """Returns a kernel of these options, which is compiled when it is run."""
     given = given or elementwise_options()
     elementwise = isinstance(given, capi.ElementwiseOptions)
     create = lib.gc_elementwise_create if elementwise else lib.gc_reduction_create
@@ -292,7 +292,7 @@ def compiled(given=None):
 
 
 def kernel_call(stream=True, **options):
-    """Of a card that need not be here, which looks at all but devices."""
+    """Returns a call for a card that need not be here; the call checks all but devices."""
     call = dict(
         kernel=compiled(), inputs=[floats(5, 80)], n_inputs=1, outputs=[floats(5, 80)], n_outputs=1,
         options=run_options(**options),
@@ -310,7 +310,7 @@ def of_int8(**fields):
     return capi.CodecOptions(**dict(struct_size=ctypes.sizeof(capi.CodecOptions), codec=5, n_elements=100) | fields)
 
 
-# What is -1 after a refusal; and what is good with a card, or a compiler.
+# Calls that return -1 if they are refused; and calls that succeed with a card, or a compiler.
 ELSEWHERE = {
     "gc_chunk_bytes": lambda: dict(n_elements=8, n_chunks=1),
     "gc_kernel_workspace_bytes": lambda: kernel_call(stream=False, capability=90),
@@ -380,11 +380,11 @@ CALLS = {
     ),
 }  # fmt: skip
 
-released = []  # by gc_tensor_from_pointer's callback
+released = []  # filled by gc_tensor_from_pointer's callback
 
 
 def set_field(tensor, field, value):
-    """Puts a fault into a tensor's description; a shape comes with its ndim, and with compact strides."""
+    """Puts a fault into a tensor's description; a shape sets ndim and compact strides, too."""
     view = tensor.struct.dl_tensor
     if field == "shape" and isinstance(value, tuple):
         view.ndim, view.shape, view.strides = len(value), int64s(value), None
@@ -399,7 +399,7 @@ def set_field(tensor, field, value):
 
 
 def put(arguments, path, value):
-    """`path`: src, src.shape, chunks[1], chunks[1].shape, ..."""
+    """Puts a value into arguments. `path`: src, src.shape, chunks[1], chunks[1].shape, ..."""
     name, index, field = re.fullmatch(r"(\w+)(?:\[(\d+)\])?(?:\.(\w+))?", path).groups()
     value = value.address(arguments) if isinstance(value, At) else value
     if field:
@@ -453,7 +453,7 @@ def tensors_in(arguments):
 FAR_AWAY = 2**40  # no memory is there, so a call that reads it before it refuses its arguments crashes
 UNALIGNED = ctypes.cast(FAR_AWAY + 1, ctypes.POINTER(ctypes.c_int64))
 
-# Faults of any tensor that a function takes.
+# Faults of any tensor argument.
 TENSOR_FAULTS = [
     ({"": None}, INVALID_ARGUMENT, "NULL"),
     ({".data": None}, INVALID_ARGUMENT, "NULL"),
@@ -522,34 +522,34 @@ CODEC_TENSORS = {
 }
 EACH_CODEC_TENSOR = [(function, name) for function, names in CODEC_TENSORS.items() for name in names]
 EACH_TENSOR = [(function, name) for function, names in TENSORS.items() for name in names] + EACH_CODEC_TENSOR
-OPTIONAL = ("scales", "value_factor", "error_factor", "factor", "skip", "worker", "workers", "server")  # NULL is none
-# Each way in which a function takes a tensor: one, one of a list, the versioned form, a view, one of a list, one that may
-# be missing. These are given every fault, and all others a few.
+OPTIONAL = ("scales", "value_factor", "error_factor", "factor", "skip", "worker", "workers", "server")  # may be NULL
+# A tensor argument of each kind: a tensor, a tensor in a list, the versioned form, a view, a view in a list, an
+# optional view. These get every fault, and all others a few.
 EACH_WAY = [
     ("gc_pack_chunks", "src"), ("gc_unpack_chunks", "chunks[2]"), ("gc_tensor_from_versioned", "src"),
     ("gc_copy_into", "dst"), ("gc_codec_encode", "values[1]"), ("gc_codec_errors_in", "server"),
 ]  # fmt: skip
-PASSING = ("gc_tensor_to_versioned", "gc_tensor_from_versioned")  # whatever the elements are, nobody looks at them
+PASSING = ("gc_tensor_to_versioned", "gc_tensor_from_versioned")  # these functions do not read the elements
 
 
 def faults_of(function, name):
-    """Those that a function is given in this tensor."""
+    """Returns the faults with which this tensor of a function is tested."""
     of_device = [row for row in ELEMENT_FAULTS if ".device" in row[0]]
     of_elements = {"gc_tensor_to_device": of_device, **dict.fromkeys(PASSING, [])}.get(function, ELEMENT_FAULTS)
     few = {"": None}, {".ndim": -3}, {".dtype": (1, 8, 2)}, {".device": ROCM}
     faults = [row for row in TENSOR_FAULTS + of_elements if row[0] in few or (function, name) in EACH_WAY]
-    return faults[name in OPTIONAL :]  # the first one is NULL
+    return faults[name in OPTIONAL :]  # the first fault is NULL
 
 
 OF_CODECS = [name for name in CODEC_CALLS if isinstance(CODEC_CALLS[name]().get("codec"), Handle)]
 def pointers_of(function):
-    """The arguments that point to something which needs an alignment: handles, descriptors, options, outputs."""
+    """Returns the pointer arguments that need an alignment: handles, descriptors, options, outputs."""
     call = {**CALLS, **ELSEWHERE}[function]()
     kinds = dict(zip(call, capi.declared.FUNCTIONS[function][1], strict=True))
     return [name for name, kind in kinds.items() if hasattr(kind, "contents") and ctypes.alignment(kind._type_) > 1]
 
 
-# But for tensors that may be missing.
+# Arguments that may be NULL, but for tensors.
 NULL_IS_NONE = [
     ("gc_share_send", "lease"), ("gc_tensor_from_pointer", "strides"), ("gc_comm_hierarchical", "inter_node"),
     ("gc_allreduce_sent_bytes", "between_nodes"),
@@ -562,7 +562,7 @@ INTO = [name for name, make in CALLS.items() if "dst" in make()]
 
 
 def conway_guy(count):
-    """Strides with 2^count different sums of some of them, though none is wider than the narrower ones together."""
+    """Returns strides whose 2^count partial sums all differ, though none is wider than the narrower ones together."""
     bounds = [0, 1]
     for n in range(1, count):
         bounds.append(2 * bounds[n] - bounds[n - int(0.5 + (2 * n) ** 0.5)])
@@ -702,7 +702,7 @@ TABLE = [
     ("gc_copy_into", {"dst.shape": (5, 80), "dst.strides": (40, 1)}, INVALID_ARGUMENT, "dst", 40),
     ("gc_copy_into", {"src.shape": (), "dst.shape": (2,) * 17, "dst.strides": TANGLED, "dst.data": FAR_AWAY},
      INVALID_ARGUMENT, "dst", "interleaved"),
-    # the same memory, but not the same elements
+    # equal memory, but other elements
     *(
         ("gc_copy_into", {"src.dtype": dldtype("float32"), "dst.data": At("src", 0), "dst.shape": (5, 80), **more},
          INVALID_ARGUMENT, "dst", "src")
@@ -804,7 +804,7 @@ TABLE = [
      INVALID_ARGUMENT, "dst", 19, -1),
     ("gc_pack_bits_into", {"dst.strides": (1, 1)}, INVALID_ARGUMENT, "dst", 1),
     ("gc_unpack_bits_into", {"dst.strides": (80, 0)}, INVALID_ARGUMENT, "dst", 0),
-    # no two of these elements overlap, but to find that out takes too long; of the others there are more than places
+    # no two of these elements overlap, but the check takes too long; the second tensor has more elements than places
     (
         "gc_unpack_chunks_into",
         {"src": elements(1, 2**14), "dst.shape": (2,) * 17, "dst.strides": TANGLED, "dst.data": FAR_AWAY},
@@ -841,14 +841,14 @@ TABLE = [
     ("gc_builtin_kernels", {"family": b""}, INVALID_ARGUMENT, "family", "bits"),
     ("gc_builtin_kernels", {"family": b"bit"}, INVALID_ARGUMENT, "family", "bit", "bits"),
     ("gc_builtin_kernels", {"family": b"bits\xff"}, INVALID_ARGUMENT, "family", r"bits\xff", "bits"),
-    # However long it is, the families that there are have room behind it.
+    # The families that exist have room behind a name of any length.
     ("gc_builtin_kernels", {"family": b"bits" * 100_000}, INVALID_ARGUMENT, "family", "bits" * 16, "bits"),
     ("gc_builtin_kernel_shape", {"kernel": None}, INVALID_ARGUMENT, "kernel", "NULL"),
     *(
         ("gc_builtin_kernel_shape", {"kernel": kernel}, INVALID_ARGUMENT, "kernel", word)
         for kernel, word in [
             (b"gc_unpack_u9", "gc_unpack_u9"),
-            (b"gc_pack_strided", "gc_pack_strided"),  # which is internal
+            (b"gc_pack_strided", "gc_pack_strided"),  # an internal kernel
             (b"\xf0\x28", r"\xf0("),
             (b"u" * 100_000, "u" * 64),
         ]
@@ -998,7 +998,7 @@ TABLE += [
             ({"all_gather": capi.EXCHANGE()}, "all_gather", "NULL"),
         ]
     ),
-    # what a codec was not made for
+    # operations that a codec's options do not allow
     *(
         (function, {"allreduce": allreduce_of()}, INVALID_ARGUMENT, "GC_NONFINITE_TRANSACTIONAL")
         for function in ("gc_allreduce_commit", "gc_allreduce_rollback")
@@ -1142,14 +1142,14 @@ TABLE += [
             *(({"device": DLDevice(device, 0)}, NO_CUDA) for device in (CUDA, CUDA_MANAGED)),
         ]
     ),
-    # one tensor in one call
+    # gc_encode and gc_decode
     *(("gc_encode", {"values.dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "values", dtype) for dtype in ("int32", "float64")),
     *(("gc_encode", {"codec": n}, INVALID_ARGUMENT, "codec", n) for n in (-1, 0, 8, 2**31 - 1)),
     *(("gc_decode", {"dtype": dldtype(dtype)}, UNSUPPORTED_DTYPE, "dtype", dtype) for dtype in ("float64", "uint8")),
     ("gc_decode", {"payload.dtype": dldtype("int8")}, UNSUPPORTED_DTYPE, "payload", "int8"),
     *(("gc_decode", {"payload.shape": shape}, SHAPE_MISMATCH, "payload") for shape in ((), (2, 56))),
     ("gc_decode", {"payload.strides": (2,)}, NOT_CONTIGUOUS, "payload"),
-    # numbers of what is not there
+    # functions that return a number, or -1
     ("gc_chunk_bytes", {"n_chunks": 0}, -1, "n_chunks", 0),
     *(("gc_chunk_bytes", {"n_elements": n}, -1, "n_elements", n) for n in (-5, -(2**63))),
     ("gc_kernel_workspace_bytes", {"n_inputs": 0}, -1, "n_inputs", 1, 0),
@@ -1173,7 +1173,7 @@ TABLE += [
 
 
 def is_sentence(text):
-    """One line in words: who and what, with nothing of the language it was written in."""
+    """Returns True if the text is a line in words: who and what, with nothing of Rust's syntax."""
     return re.fullmatch(r"\S.{,498}\S", text) and not re.search(r"Some\(|Err\(|None|unwrap|panicked|[{}]|0x0\b", text)
 
 
@@ -1188,7 +1188,7 @@ def test_the_calls_of_the_table_are_good_without_a_fault(function):
                 free(ctypes.cast(out, made))
 
 
-# Without addresses: in every process a case has the same name.
+# The ids have no addresses, so that a case has the same name in every process.
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: re.sub(" at 0x[0-9a-f]+", "", f"{row[0]}-{row[1]}-{row[2]}"))
 def test_a_refusal_says_what_was_wrong_and_changes_nothing(row):
     function, faults, status, *words = row
@@ -1254,7 +1254,7 @@ def test_the_version_is_the_same_number_twice():
 
 
 def info_of_another_process(program, **environment):
-    """The lines of gc_build_info() in a process that runs this before; `lib` is the library there."""
+    """Returns the lines of gc_build_info() in a process that runs `program` first; `lib` is the library there."""
     start = "import ctypes, os\nlib = ctypes.CDLL(os.environ['GRADCODEC_LIBRARY'])\n"
     end = "\nlib.gc_build_info.restype = ctypes.c_char_p\nprint(lib.gc_build_info().decode(), end='')"
     end += "\nmaps = open('/proc/self/maps').read()\nprint(any(f'lib{name}.so' in maps for name in ('cuda', 'nccl', 'nvrtc')))"
@@ -1277,7 +1277,7 @@ def test_build_info_says_what_a_bug_report_needs_and_loads_nothing():
 
 
 def test_build_info_has_the_versions_and_files_of_what_is_loaded(tmp_path):
-    # Of two NVRTCs at once; a file that has none of its functions has no version.
+    # Two NVRTCs are loaded at once. A file with none of NVRTC's functions has no version.
     source = tmp_path / "other.c"
     for name, text in {
         "libcuda.so.1": "int cuDriverGetVersion(int *v) { *v = 12040; return 0; }",

@@ -1,4 +1,4 @@
-"""Tensors for another process: what arrives, who is told, and what a stranger may send."""
+"""Tests of tensors for another process: elements that arrive, ends of leases, and messages of a stranger."""
 
 import ctypes
 import errno
@@ -23,7 +23,7 @@ from capi import CPU, Managed, Status, check, expect, last_error, lib
 from sharing import HOST, LAYOUTS, LONG, SEALS, Stranger, ended, host_message, sealed
 import sharing
 
-SOON = 50  # milliseconds that a call waits where nothing comes
+SOON = 50  # milliseconds that a call waits if nothing arrives
 
 
 def send(tensor, to):
@@ -47,14 +47,14 @@ def array_of(out, dtype):
 
 
 def in_use():
-    """Descriptors and mappings of this process that are of sharing."""
+    """Returns the numbers of this process's descriptors, and of its mappings for sharing."""
     maps = Path("/proc/self/maps").read_text().count("memfd:gradcodec")
     return len(os.listdir("/proc/self/fd")), maps
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    gc.collect()  # what other tests have left
+    gc.collect()  # garbage of other tests
     before = in_use()
     yield
     assert in_use() == before
@@ -116,7 +116,7 @@ def test_another_process(how):
             child = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         values = np.arange(1000, dtype="f4")
         lease = sharing.send(capi.Tensor(values), ours)
-        values[:] = 0  # nor does the child see this
+        values[:] = 0  # the child must not get this write
         assert struct.unpack("d", ours.recv(8))[0] == 499500
         assert (values == 0).all()
         expect(lib.gc_share_wait(lease, SOON), Status.TIMEOUT, "not released")
@@ -126,7 +126,7 @@ def test_another_process(how):
             assert status == 0 and child.poll() is None
         else:
             assert status == Status.SHARE and "ended without" in last_error()
-        assert lib.gc_share_wait(lease, 0) == status  # as often as one likes
+        assert lib.gc_share_wait(lease, 0) == status  # in any later call, too
         ours.shutdown(socket.SHUT_RDWR)
         assert child.wait() == 0
         lib.gc_share_free(lease)
@@ -160,7 +160,7 @@ def test_no_descriptor_goes_to_a_program_that_is_started(ends):
     def is_open(number):
         try:
             return fcntl.fcntl(number, fcntl.F_GETFD) is not None
-        except OSError:  # that of the list itself
+        except OSError:  # the descriptor of the list itself
             return False
 
     def numbers():
@@ -246,7 +246,7 @@ def test_a_socket_that_is_not_connected():
         assert refused(alone, LONG) in (Status.SHARE, Status.INVALID_ARGUMENT)
 
 
-# --- what a stranger sends --------------------------------------------------------------------------------------------
+# --- messages of a stranger -------------------------------------------------------------------------------------------
 
 
 def test_a_message_of_the_test_is_a_good_one():
@@ -311,7 +311,7 @@ def read_only(n_bytes):
     ("too much memory", 40, lambda _: [sealed(41)], [41, 40]),
     ("a file", 40, lambda folder: [os.open(folder / "file", os.O_RDWR)], [40]),
     ("a socket", 40, lambda _: [socket.socket(socket.AF_UNIX).detach()], [40]),
-    # Of huge pages there may be none when they are touched; and whoever reads memory without pages would pay for them.
+    # Huge pages may be missing when they are touched. A reader of memory without pages would have to pay for the pages.
     ("memory of huge pages", 2 << 20, lambda _: [sealed(2 << 20, flags=os.MFD_HUGETLB)], ["pages"]),
     ("memory without pages", 4 << 20, lambda _: [sealed(4 << 20, pages=False)], ["0 are allocated"]),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
@@ -320,7 +320,7 @@ def test_descriptors_that_are_not_what_they_should_be(what, n_bytes, files, word
     with Stranger() as stranger:
         stranger.send(host_message((n_bytes // 4,), n_bytes), files(tmp_path))
         expect(refused(stranger.end), Status.CORRUPT, *words)
-        # It is answered where there were as many descriptors as there should be.
+        # The message is answered if it has the right number of descriptors.
         assert stranger.answer() == (b"" if words[0] in ("1 descriptors", "3 descriptors", "50 descriptors") else bytes([9]))
 
 

@@ -1,5 +1,5 @@
-"""Tensors on CUDA for another process, on a driver of host memory (tests/fakes/cuda/libcuda.c): what both sides see, who frees
-what and when, what a stranger may send, and what is left behind by a driver that fails."""
+"""Tests of tensors on CUDA for another process, on a driver of host memory (tests/fakes/cuda/libcuda.c): the elements
+on both sides, releases, the messages of a stranger, and what a driver that fails leaves behind."""
 
 import pytest
 
@@ -138,7 +138,7 @@ def shares(script, **environment):
     run(f"exec({SHARES!r})\n" + __import__("textwrap").dedent(script), **environment)
 
 
-# Each layout, each kind of memory, and each kind with elements that do not lie side by side, and with none.
+# Each layout, each kind of memory, and each kind with elements that are not contiguous, and with none.
 @pytest.mark.parametrize(
     "layout, memory",
     [("compact", "plain"), ("transposed", "mapped"), ("every other", "a copy"), ("reversed", "plain"), ("reversed", "a copy"),
@@ -322,7 +322,7 @@ def test_a_copy_shows_nothing_else_and_needs_nobody():
 
 @pytest.mark.parametrize("environment", [{}, {"FAKE_FREE": 0}], ids=str)
 def test_unfinished_work_is_waited_for_on_both_sides(environment):
-    # The driver says what is shared or unmapped while work on it is unfinished.
+    # The driver reports memory that is shared or unmapped while work on it is unfinished.
     shares("""
     def here(end):
         tensor = held(1000)
@@ -706,7 +706,7 @@ def test_a_sender_that_dies():
     """)
 
 
-# --- what a stranger sends --------------------------------------------------------------------------------------------
+# --- messages of a stranger -------------------------------------------------------------------------------------------
 
 STRANGER = r"""
 def part(size=GRANULE, name="stand-in part 0 1"):
@@ -731,7 +731,7 @@ the_driver()
 lib.gc_tensor_free(held(1))
 """
 
-# What is not of CUDA alone is in test_share.py.
+# Messages that are wrong on CUDA alone; test_share.py has the others.
 HOSTILE = [
     (dict(length=152 + 8 - 1), []),
     (dict(length=2**32 - 1), [2**32 - 1]),

@@ -40,7 +40,7 @@ def test_on_the_stand_in(case):
 
 
 def strided(dtype):
-    """The same numbers laid out in other ways."""
+    """Yields numbers, and the same numbers in another layout."""
     numbers = np.random.default_rng(8).standard_normal((6, 35)).astype(dtype)
     yield numbers, numbers.T.copy().T
     yield numbers, np.repeat(numbers, 2, 1)[:, ::2]

@@ -1,4 +1,4 @@
-"""What ranks send, counted where they exchange; which elements each rank keeps errors of; how large peer buffers are."""
+"""Bytes that ranks send, counted in the transport; elements of each rank's errors; sizes of peer buffers."""
 
 import ctypes
 from ctypes import POINTER, byref, c_int64
@@ -19,7 +19,7 @@ place = Host()
 
 
 def said(handle):
-    """Bytes sent, those between nodes, exchanges."""
+    """Returns the bytes sent, the bytes sent between nodes, and the number of exchanges."""
     between = c_int64(-7)
     sent = lib.gc_allreduce_sent_bytes(handle, byref(between))
     assert sent == lib.gc_allreduce_sent_bytes(handle, None)
@@ -27,7 +27,7 @@ def said(handle):
 
 
 def counted(board, rank):
-    """Bytes that a rank has sent to the others of a board, and how often it has exchanged."""
+    """Returns the bytes that a rank has sent to the others of a board, and the number of its exchanges."""
     mine = [size for _, caller, size, *_ in board.calls if caller == rank]
     return (board.world - 1) * sum(mine), len(mine)
 
@@ -79,7 +79,7 @@ def test_parts_say_busy_while_a_call_is_under_way():
 
 
 def buffer_bytes(codec, elements, world, error):
-    """Of gc_allreduce_peers_bytes(), of gc_codec_payload_bytes(), and whether ranks exchange once."""
+    """Returns gc_allreduce_peers_bytes(), gc_codec_payload_bytes(), and True if ranks use one-shot."""
     fields = dict(struct_size=ctypes.sizeof(capi.CodecOptions), codec=codec, n_elements=elements, error=error)
     options = capi.CodecOptions(**fields, n_chunks=world)
     handle = POINTER(capi.Codec)()
@@ -94,7 +94,7 @@ def buffer_bytes(codec, elements, world, error):
 @pytest.mark.parametrize("error", [0, 2])
 @pytest.mark.parametrize("world", [2, 4, 64])
 def test_peer_buffers_are_as_large_as_the_header_says(codec, error, world):
-    """Two exchanges: 2 x P + 2 x min(P, 8.5 MiB); one: 4 x world_size x P; at most 2 KiB more; 320 bytes per rank at least."""
+    """Checks 2 P + 2 min(P, 8.5 MiB), one-shot 4 x world_size x P, at most 2 KiB more, at least 320 bytes a rank."""
     seen = set()
     for elements in (0, 1000, 100_000, 1_000_000, 10_000_000):
         got, payload, once = buffer_bytes(codec, elements, world, error)

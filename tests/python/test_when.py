@@ -18,7 +18,7 @@ def model():
 
 
 def test_the_page_has_the_tables_that_the_program_prints():
-    """python bench/when.py"""
+    """Runs python bench/when.py."""
     printed = subprocess.run([sys.executable, str(ROOT / "bench/when.py")], check=True, capture_output=True, text=True).stdout
     page = (ROOT / "docs/WHEN.md").read_text(encoding="utf-8")
     tables = printed.strip().split("\n\n")
@@ -43,7 +43,7 @@ def test_the_page_says_how_far_the_model_is_off_the_measured_steps_between_nodes
     assert "at most 15 % off, in the median 1 %" in " ".join(page.split())
     assert 14 < max(every) <= 15 and statistics.median(every) == 1
     assert "within 1 %" in page and max(off["MB that left a node, 2 x 2"]) < 1
-    # Every number of the page with the measured steps is beside one of the model's.
+    # Every number of the page with the measured steps has a number of the model's beside it.
     steps, left, _ = when.measured_steps()
     assert len(steps) == 10 and sum(len(step.ms) for step in steps) == 49 == len(every)
     assert len(left) == len(off["MB that left a node, 2 x 2"]) == 5

@@ -1,4 +1,4 @@
-"""Which cases run: GRADCODEC_TESTS is quick, which `make test` runs, or all, which `make test-all` runs."""
+"""Selects the cases that run: GRADCODEC_TESTS is quick, for `make test`, or all, for `make test-all`."""
 
 import os
 
@@ -8,7 +8,7 @@ if TIER not in ("quick", "all"):
 
 
 def both(*, quick, all):
-    """Cases of a test, or how many there are. What quick has, all has too."""
+    """Returns the cases of a test, or their number. The cases of quick are in all, too."""
     if isinstance(quick, int):
         assert quick <= all, (quick, all)
     else:
@@ -17,12 +17,12 @@ def both(*, quick, all):
     return quick if TIER == "quick" else all
 
 
-# What a call of the driver gives when it fails, and what becomes of it. The library tells apart memory that is not there,
-# a context that is lost and all others, of which 201, no context, is also an answer.
+# Codes with which a call of the driver fails, and the resulting statuses. The library distinguishes missing memory, a
+# lost context and all other codes. 201, no context, may also be a regular answer.
 CODES = [(123456, "CUDA"), (2, "OUT_OF_MEMORY"), (201, "CUDA"), (700, "CONTEXT_LOST")]
 
 
 def each_code(functions, few):
-    """(function, code, status): few functions with the first code and the first of them with the others; or all with all."""
+    """Returns (function, code, status): `few` with the first code and few[0] with the others; or all with all."""
     quick = [(one, *CODES[0]) for one in few] + [(few[0], *code) for code in CODES[1:]]
     return both(quick=quick, all=[(one, *code) for code in CODES for one in functions])

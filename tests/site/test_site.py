@@ -1,5 +1,5 @@
-"""The site that `make site` has built: every link leads somewhere, nothing is fetched from elsewhere, and in Chromium no
-page moves sideways on a phone or complains, and the search finds a function."""
+"""Tests of the site that `make site` has built: every link leads somewhere, nothing is fetched from elsewhere. In
+Chromium no page moves sideways on a phone or logs an error, and the search finds a function."""
 
 import html.parser
 import pathlib
@@ -16,7 +16,7 @@ PHONE, DESK = 375, 1280
 
 
 class Page(html.parser.HTMLParser):
-    """What a page links to, what it needs, and the places in it that others may link to."""
+    """Links of a page, files that it needs, and places in it to which others may link."""
 
     def __init__(self, path):
         super().__init__()

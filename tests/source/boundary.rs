@@ -1,5 +1,5 @@
-//! Every function that C can call runs through `boundary`. The exported ones are those of tests/abi/functions.h, and no
-//! file that should name each of them misses one.
+//! Checks that every function that C can call runs through `boundary`, and that the exported functions are those of
+//! tests/abi/functions.h. No file that should name each of them misses one.
 
 use crate::sources;
 
@@ -8,12 +8,12 @@ use std::{collections::BTreeSet, fs, path::Path};
 struct Function {
     name: String,
     place: String,
-    /// What lies between the braces, trimmed.
+    /// Text between the braces, trimmed.
     body: String,
     exported: bool,
 }
 
-/// The text from the first `open` to the `close` that matches it, both left out.
+/// Returns the text between the first `open` and the `close` that matches it, and the index behind this `close`.
 fn between(text: &str, open: char, close: char) -> (&str, usize) {
     let start = text.find(open).unwrap();
     let mut depth = 0;
@@ -26,7 +26,7 @@ fn between(text: &str, open: char, close: char) -> (&str, usize) {
     panic!("no {close} closes {open}");
 }
 
-/// All definitions (not types) of functions with C's calling convention.
+/// Returns all definitions (not types) of functions with C's calling convention.
 fn functions() -> Vec<Function> {
     let mut found = Vec::new();
     for path in sources::paths() {
@@ -63,7 +63,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
 }
 
-/// The names in tests/abi/functions.h.
+/// Returns the names in tests/abi/functions.h.
 fn listed() -> BTreeSet<String> {
     let list = read("tests/abi/functions.h");
     list.lines().filter_map(|line| line.strip_prefix("FUNCTION(")?.split(',').next()).map(str::to_owned).collect()

@@ -24,11 +24,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 @FUNCTIONS@}
 "#;
 
-/// DLPack's structures that functions of ours take.
+/// DLPack's structures that our functions take.
 const DLPACK: [&str; 6] =
     ["DLPackVersion", "DLDevice", "DLDataType", "DLTensor", "DLManagedTensor", "DLManagedTensorVersioned"];
 
-/// The names of types, and what they are in ctypes.
+/// Names of types, and their types in ctypes.
 struct Types(HashMap<String, String>);
 
 impl Types {
@@ -42,7 +42,7 @@ impl Types {
         Self(known)
     }
 
-    /// What a type is, without a name behind it.
+    /// Returns the ctypes type of a C type without a name behind it.
     fn of(&self, c: &str) -> String {
         if c.contains("(*") {
             return "c_void_p".into();
@@ -63,7 +63,7 @@ impl Types {
         python
     }
 
-    /// The types of parameters, in their parentheses.
+    /// Returns the types of parameters in their parentheses.
     fn of_parameters(&self, parameters: &str) -> Vec<String> {
         let inside = parameters.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).unwrap();
         if inside == "void" {
@@ -80,11 +80,11 @@ impl Types {
         parts.iter().map(|part| self.of(without_name(part))).collect()
     }
 
-    /// A member of a structure: its name and its type.
+    /// Returns a member of a structure: its name and its type.
     fn member(&self, structure: &str, member: &str) -> String {
         if let Some((result, rest)) = member.split_once("(*") {
             let (name, parameters) = rest.split_once(')').unwrap();
-            // What has the structure itself as a parameter could only be declared after it.
+            // A function with the structure itself as a parameter could only be declared after the structure.
             let python = if parameters.contains(structure) {
                 "c_void_p".into()
             } else {
@@ -101,7 +101,7 @@ impl Types {
     }
 }
 
-/// A declaration up to the name at its end.
+/// Returns a declaration up to the name at its end.
 fn without_name(declaration: &str) -> &str {
     if declaration.contains("(*") {
         return declaration;
@@ -109,7 +109,7 @@ fn without_name(declaration: &str) -> &str {
     declaration.trim_end_matches(|letter: char| letter.is_alphanumeric() || letter == '_')
 }
 
-/// `head`, the parts with commas between them, and `tail`: a line, or several of at most 120 columns.
+/// Returns `head`, the parts with commas between them, and `tail`: a line, or several of at most 120 columns.
 fn filled(head: &str, parts: &[String], tail: &str) -> String {
     let (mut text, mut column) = (head.to_owned(), head.len());
     for (index, part) in parts.iter().enumerate() {
@@ -125,7 +125,7 @@ fn filled(head: &str, parts: &[String], tail: &str) -> String {
     text + tail + "\n"
 }
 
-/// The text of _declarations.py.
+/// Returns the text of _declarations.py.
 pub fn declarations(cdef: &str) -> String {
     let (mut types, mut structures, mut table) = (Types::new(), String::new(), String::new());
     for line in cdef.lines().filter_map(|line| line.strip_prefix("typedef ")?.strip_suffix(';')) {

@@ -1,12 +1,12 @@
 //! The headers are generated from src/capi.rs and the sources named `api`, and tests/source/signatures.rs from
-//! tests/abi/functions.h. They are checked in: this compares. `make header` runs it with GRADCODEC_WRITE set: then it
-//! writes instead.
+//! tests/abi/functions.h. All are checked in, and these tests compare them. `make header` runs the tests with
+//! GRADCODEC_WRITE set: then they write the files instead.
 
 use std::{fs, path::Path, process::Command, sync::OnceLock};
 
 use crate::{declarations, loader, promises};
 
-/// The sections in the order of the header: the sources of the declarations of each; the `//!` text of the last source
+/// Sections in the order of the header, each with the sources of its declarations; the `//!` text of the last source
 /// begins the section.
 const SECTIONS: [&[&str]; 16] = [
     &["src/ffi/error.rs", "src/ffi/api.rs"],
@@ -35,7 +35,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{path}: {why}"))
 }
 
-/// The `//!` text of a source as a comment of the header; code is indented there instead of fenced.
+/// Returns the `//!` text of a source as a comment of the header, in which code is indented instead of fenced.
 fn section_text(path: &str) -> String {
     let mut comment = String::from("/*\n");
     let mut indent = "";
@@ -50,8 +50,8 @@ fn section_text(path: &str) -> String {
     comment + " */\n"
 }
 
-/// A source as cbindgen should see it: names exported without condition, and the documentation without its last part,
-/// "# Safety", which is for Rust: the rules at the top of the header say it for C.
+/// Returns a source for cbindgen: names are exported without condition, and "# Safety", the last part of the
+/// documentation, is left out. That part is for Rust; the rules at the top of the header are for C.
 fn for_cbindgen(path: &str) -> String {
     let mut text = String::new();
     let mut in_safety = false;
@@ -80,7 +80,7 @@ fn declarations(sources: &[&str]) -> String {
     // cbindgen names the constants GC_DECODE_* after their enum. The enum must not share the name of the function
     // gc_decode: Sphinx, like languages that keep enums and functions in one namespace, refuses a second declaration.
     let text = String::from_utf8(text).unwrap().replace("enum gc_decode {", "enum gc_decode_mode {");
-    // bindgen evaluates numbers and their sums, but not what <stdint.h> makes of INT64_MIN.
+    // bindgen evaluates numbers and their sums, but not the definition of INT64_MIN in <stdint.h>.
     let text = text.replace("INT64_MIN", "(-9223372036854775807LL - 1)").replace("INT32_MIN", "(-2147483647 - 1)");
     let mut text = with_typedefs(&tidy(text.trim_matches('\n')));
     for (name, comment) in INITIALIZED {
@@ -92,12 +92,12 @@ fn declarations(sources: &[&str]) -> String {
     text + "\n"
 }
 
-/// Structs that a macro initializes: the first field to the struct's size, all others to 0.
+/// Structs with a macro that sets the first field to the struct's size and all others to 0.
 const INITIALIZED: [(&str, &str); 1] =
     [("gc_codec_options_t", "Initializes gc_codec_options_t: set `codec` and what else you need afterwards.")];
 
-/// Our structs with a typedef of the same name, by which all else calls them. No style of cbindgen's does that and
-/// leaves the enums plain.
+/// Adds a typedef of the same name to our structs, which all other declarations use. No style of cbindgen's does that
+/// and leaves the enums without one.
 fn with_typedefs(text: &str) -> String {
     let (mut lines, mut open) = (Vec::new(), None);
     for line in text.lines() {
@@ -129,8 +129,8 @@ fn a_struct_has_a_typedef_and_goes_by_it() {
     assert_eq!(with_typedefs(text), expected);
 }
 
-/// cbindgen's comments in the header's style: on one line where they have only one. They begin with two stars: bindgen,
-/// clangd, Doxygen and others read no others.
+/// Puts cbindgen's comments in the header's style: a comment of one line is on one line. They begin with two stars:
+/// bindgen, clangd, Doxygen and others read no others.
 fn tidy(text: &str) -> String {
     let (mut tidied, mut comment) = (Vec::new(), None::<Vec<&str>>);
     for line in text.lines() {
@@ -158,9 +158,9 @@ fn tidy(text: &str) -> String {
     tidied.join("\n")
 }
 
-/// The sections of the header: the text of each, and its declarations.
+/// Returns the sections of the header: the text of each, and its declarations.
 fn sections() -> &'static [(String, String)] {
-    // Made once: cbindgen reads files that all tests of this process share.
+    // Made once, since cbindgen reads files that all tests of this process share.
     static MADE: OnceLock<Vec<(String, String)>> = OnceLock::new();
     MADE.get_or_init(|| {
         SECTIONS.iter().map(|sources| (section_text(sources.last().unwrap()), declarations(sources))).collect()
@@ -199,9 +199,9 @@ fn header(sections: &[(String, String)]) -> String {
     text + "\n#ifdef __cplusplus\n}\n#endif\n\n#endif /* GRADCODEC_H */\n"
 }
 
-/// What cffi, LuaJIT and PHP read: the preprocessed header, without comments, directives and the standard's types; then
-/// the constants that are macros, as what LuaJIT takes, too: it stops at `#define`, and makes an enum of GC_AXIS_NONE
-/// positive. For GC_COUNT_ALL it has no declaration.
+/// Returns the text for cffi, LuaJIT and PHP: the preprocessed header, without comments, directives and the standard's
+/// types; then the constants that are macros, in a form for LuaJIT, too. LuaJIT stops at `#define`, makes an enum of
+/// GC_AXIS_NONE positive, and has no declaration for GC_COUNT_ALL.
 fn cdef(header: &str) -> String {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cdef");
     fs::create_dir_all(folder.join("gradcodec")).unwrap();
@@ -222,7 +222,7 @@ fn cdef(header: &str) -> String {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let mut text =
         String::from("/* gradcodec.h for the cdef() of cffi and of LuaJIT. Generated by `make header`. */\n");
-    // Whether a preprocessor joins lines or leaves blank ones differs by version: the words do not.
+    // Preprocessors differ in the lines that they join or leave blank, but not in the words.
     for line in split_declarations(&String::from_utf8(output.stdout).unwrap()) {
         text += &line;
         text += "\n";
@@ -236,7 +236,7 @@ fn cdef(header: &str) -> String {
         + &format!("/* GC_COUNT_ALL is {}, the smallest int64_t: LuaJIT takes no constant of that size. */\n", i64::MIN)
 }
 
-/// One declaration a line, words separated by single blanks.
+/// Returns a declaration a line, with words separated by single blanks.
 fn split_declarations(text: &str) -> Vec<String> {
     let (mut lines, mut line, mut depth) = (Vec::new(), String::new(), 0);
     for letter in text.chars() {
@@ -283,7 +283,7 @@ fn the_headers_are_current() {
     compare_or_write("python/gradcodec/_declarations.py", &declarations::declarations(&cdef));
 }
 
-/// bindgen leaves out a constant that it cannot evaluate: a name, or a macro of another header's.
+/// Checks that bindgen can evaluate each constant: it leaves out a name, or a macro of another header's.
 #[test]
 fn constants_are_numbers() {
     let header = read("include/gradcodec.h");

@@ -1,20 +1,20 @@
-//! The rooms of src/ go one way: each uses only those before it.
+//! Checks that each room of src/ uses only the rooms before it.
 
 use crate::sources;
 
 use std::{collections::HashMap, fs, path::Path};
 
-/// The modules of the crate, the lowest first. CONTRIBUTING.md says what each is for.
+/// Modules of the crate, the lowest first. CONTRIBUTING.md describes each.
 const ROOMS: [&str; 13] =
     ["ffi", "dlpack", "cpu", "cuda", "device", "bits", "copy", "share", "jit", "codec", "comm", "about", "capi"];
 
-/// Whether a source for one kind of device uses the other kind.
+/// Returns true if a source for one kind of device uses the other kind.
 fn is_across(module: &str, name: &str) -> bool {
     let is_of = |path: &str, device: &str| path.split("::").any(|part| part == device);
     [("cpu", "cuda"), ("cuda", "cpu")].iter().any(|(one, other)| is_of(module, one) && is_of(name, other))
 }
 
-/// What a path that begins with `crate::`, cut off, names: `{error::{a, b}, dlpack::View}` is error::a, error::b and
+/// Adds the names in a path after `crate::` to `found`: `{error::{a, b}, dlpack::View}` has error::a, error::b and
 /// dlpack::View.
 fn names(path: &str, prefix: &str, found: &mut Vec<String>) {
     if let Some(group) = path.strip_prefix('{') {
@@ -44,7 +44,7 @@ fn names(path: &str, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The names that a source uses behind `marker`, `crate::` for those of the crate. Comments are left out.
+/// Returns the names that a source uses behind `marker`, `crate::` for names of the crate. Comments are left out.
 fn used_after(marker: &str, text: &str) -> Vec<String> {
     let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let code = code.join("\n");
@@ -55,12 +55,12 @@ fn used_after(marker: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// The names that a source uses of the crate, from its root.
+/// Returns the names of the crate that a source uses, from its root.
 fn used(text: &str) -> Vec<String> {
     used_after("crate::", text)
 }
 
-/// The module of a source, from the root of the crate: `bits::cpu::tiled`.
+/// Returns the module of a source, from the root of the crate: `bits::cpu::tiled`.
 fn module(path: &Path) -> String {
     let path = path.with_extension("");
     let parts: Vec<_> = path.iter().map(|part| part.to_str().unwrap()).filter(|&part| part != "mod").collect();
@@ -82,7 +82,7 @@ fn every_room_uses_only_those_before_it() {
         let module = module(path.strip_prefix(sources::root()).unwrap());
         let text = fs::read_to_string(path).unwrap();
         assert!(!text.contains("super::super"), "{module}: a path from crate:: says which room is used");
-        // What lies beside a file in its room counts, too: `super::cuda` in `bits::cpu`.
+        // Files beside this one in its room count, too: `super::cuda` in `bits::cpu`.
         let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
         let beside = used_after("super::", &text).into_iter().map(|name| format!("{parent}::{name}"));
         for name in used(&text).into_iter().chain(beside.filter(|_| !parent.is_empty())) {
@@ -96,7 +96,7 @@ fn every_room_uses_only_those_before_it() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Sources that say what an operation means, or where elements lie, read and write no memory.
+/// Checks that sources which define an operation, or places of elements, read and write no memory.
 #[test]
 fn operations_and_plans_forbid_unsafe_code() {
     let forbids = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.contains("\n#![forbid(unsafe_code)]\n"));
@@ -133,19 +133,19 @@ fn operations_and_plans_forbid_unsafe_code() {
     assert!(lacking.is_empty(), "no #![forbid(unsafe_code)]: {lacking:?}");
 }
 
-/// The imports among files: what each module's file uses of other files. A `mod.rs` and the files below it are one unit in
-/// one direction: it may name what it is made of. What it re-exports from one of them counts as a use of that file.
+/// Imports among files: the names of other files that each module's file uses. A `mod.rs` may name the files below it,
+/// so that these uses do not count. A name that it re-exports counts as a use of the file that has the name.
 struct Imports {
     modules: Vec<String>,
     texts: Vec<String>,
-    /// What a file re-exports from one below it: the name that it has there, and its own.
+    /// Names that a file re-exports from a file below it, each with its original name.
     re_exports: HashMap<String, String>,
 }
 
 impl Imports {
     fn of(sources: Vec<(String, String)>) -> Self {
         let shipped = sources.into_iter().filter(|(module, _)| !module.split("::").any(|part| part == "tests"));
-        // What only tests use makes no circle in the library.
+        // Imports of tests make no circle in the library.
         let cut = |text: String| text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
         let (modules, texts): (Vec<String>, Vec<String>) = shipped.map(|(module, text)| (module, cut(text))).unzip();
         let mut re_exports = HashMap::new();
@@ -163,11 +163,11 @@ impl Imports {
         Self { modules, texts, re_exports }
     }
 
-    /// The file in which a name, from the crate's root, is found, if it is in one.
+    /// Returns the file that has a name, given from the crate's root, if there is one.
     fn file_of(&self, name: &str) -> Option<usize> {
         let mut name = name.to_owned();
         loop {
-            // The longest part of it that is a file, and what comes behind that.
+            // Find the longest part of the name that is a file, and the end of the segment behind this part.
             let is_of =
                 |module: &str| name.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
             let file = (0..self.modules.len())
@@ -182,7 +182,7 @@ impl Imports {
         }
     }
 
-    /// The files that a file uses.
+    /// Returns the files that a file uses.
     fn of_file(&self, file: usize) -> Vec<usize> {
         let (own, text) = (&self.modules[file], &self.texts[file]);
         let parent = own.rsplit_once("::").map_or("", |(parent, _)| parent);
@@ -195,7 +195,7 @@ impl Imports {
         files
     }
 
-    /// Files that reach each other, as lists of their names.
+    /// Returns lists of the names of files that reach each other.
     fn circles(&self) -> Vec<Vec<&str>> {
         let count = self.modules.len();
         let uses: Vec<Vec<usize>> = (0..count).map(|file| self.of_file(file)).collect();
@@ -221,7 +221,7 @@ impl Imports {
     }
 }
 
-/// What two files need of each other goes to a third below both.
+/// Checks that no two files use each other: code that both need belongs to a third file below both.
 #[test]
 fn no_file_uses_one_that_uses_it() {
     let sources = sources::paths().into_iter().filter(|path| !path.ends_with("lib.rs"));
@@ -242,7 +242,7 @@ fn circles_are_found_also_through_re_exports() {
     let found = |texts: &[(&str, &str)]| sources(texts).circles().concat().join(" ");
     assert_eq!(found(&[("a", "use crate::b::X;"), ("b", "use crate::c;"), ("c", "")]), "");
     assert_eq!(found(&[("a", "use crate::b::X;"), ("b", "use crate::c::f;"), ("c", "crate::a::g();")]), "a b c");
-    // A parent may use its children, and they what it has itself.
+    // A parent may use its children, and they may use items that it defines itself.
     assert_eq!(found(&[("p", "mod a;\nuse a::X;"), ("p::a", "use super::Y;"), ("p::b", "use super::a::X;")]), "");
     assert_eq!(
         found(&[("p", "pub use a::X;\npub use b::Y;"), ("p::a", "use super::Y;"), ("p::b", "use super::{X};")]),

@@ -1,9 +1,9 @@
 //! The header and the Rust side agree on every struct, constant and alias: sizes, alignments and offsets, the types of
 //! fields, signs and values, and the bytes of a struct that is passed by value.
 //!
-//! ctest compares a Rust file that stands alone with a header. That file is made here, out of the sources that the
-//! library is compiled from: dlpark's structs, and what cbindgen takes from src/. So there is no copy that could fall
-//! behind. What ctest does not compare is in tests/source/signatures.rs.
+//! ctest compares a Rust file that stands alone with a header. The test makes this file out of the sources that the
+//! library is compiled from: dlpark's structs, and the items that cbindgen takes from src/. So no copy can be out of
+//! date. tests/source/signatures.rs has the functions, which ctest does not compare.
 
 use crate::sources;
 
@@ -30,11 +30,11 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// dlpark's declarations of DLPack. Its flags are a type with methods around a number: here they are the number.
+/// Returns dlpark's declarations of DLPack. Its flags are a type with methods around a number; here, the number.
 fn dlpark() -> String {
     let version = run(Command::new("rustc").arg("-vV"));
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
-    // What was compiled is there; what other platforms would need may not be.
+    // Packages for this platform are there, since they were compiled; packages for other platforms may not be.
     let metadata = run(Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--offline", "--filter-platform", host])
         .current_dir(root()));
@@ -43,7 +43,7 @@ fn dlpark() -> String {
     read(library.with_file_name("ffi.rs")).replace("crate::DlpackFlags", "u64")
 }
 
-/// The constants of C's enums: dlpark has them inside of types, and in capitals.
+/// Returns the constants of C's enums, which dlpark has inside of types, and in capitals.
 fn dlpack_constants(dlpark: &str, names: &BTreeSet<&str>) -> String {
     let mut text = String::new();
     for line in dlpark.lines().filter_map(|line| line.strip_prefix("    pub const ")) {
@@ -57,7 +57,7 @@ fn dlpack_constants(dlpark: &str, names: &BTreeSet<&str>) -> String {
     text
 }
 
-/// Our enums, which cbindgen.toml names, and a constant for each of their variants.
+/// Returns our enums, which cbindgen.toml names, and a constant for each of their variants.
 fn enums(sources: &str) -> String {
     let mut text = String::new();
     for line in read("cbindgen.toml").lines() {
@@ -73,7 +73,7 @@ fn enums(sources: &str) -> String {
         text += &format!("#[repr(C)]\npub enum {name} {{\n{body}\n}}\n");
         for line in body.lines().filter(|line| !line.trim_start().starts_with("//")) {
             let variant = line.trim().split([' ', ',']).next().unwrap();
-            // InvalidArgument is _INVALID_ARGUMENT there.
+            // InvalidArgument becomes _INVALID_ARGUMENT.
             let capitals = variant.chars().flat_map(|letter| {
                 letter.is_uppercase().then_some('_').into_iter().chain([letter.to_ascii_uppercase()])
             });
@@ -84,7 +84,7 @@ fn enums(sources: &str) -> String {
     text
 }
 
-/// Our constants, aliases and structs, as they stand in the sources. A struct without C's layout is a handle.
+/// Returns our constants, aliases and structs, as in the sources. A struct without C's layout is a handle.
 fn items(sources: &str) -> String {
     let mut text = String::from("use std::ffi::{c_char, c_void};\n");
     for (begin, end) in [("\npub const GC_", ";\n"), ("\npub type gc_", ";\n"), ("\npub struct gc_", "\n}\n")] {
@@ -102,7 +102,7 @@ fn items(sources: &str) -> String {
     text
 }
 
-/// Every name and number in a text.
+/// Returns every name and number in a text.
 fn words(text: &str) -> BTreeSet<&str> {
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').collect()
 }
@@ -112,7 +112,7 @@ fn mirror(cdef: &str) -> String {
     format!("{dlpark}\n{}{}{}", dlpack_constants(&dlpark, &words(cdef)), enums(&sources), items(&sources))
 }
 
-/// What the header declares and the mirror does not. Handles are left out: C has no more than their names.
+/// Returns the names that the header declares and the mirror does not. Handles are left out: C has only their names.
 fn missing<'a>(cdef: &'a str, mirror: &'a str) -> Vec<&'a str> {
     let name = |line: &'a str| line.strip_prefix("pub ")?.split([' ', ':', '(']).nth(1);
     let mirrored: BTreeSet<&str> = mirror.lines().filter_map(name).collect();
@@ -150,7 +150,7 @@ fn structs_constants_and_aliases_are_the_same_in_c_and_rust() {
         .generate_files(&mirror, "compare")
         .unwrap();
 
-    // Warnings are errors: a field of another type is a warning in C. The two left out are about ctest's own lines.
+    // Warnings are errors: C only warns of a field of another type. The two warnings left out are about ctest's lines.
     run(Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-type-limits", "-c", "-o"])
         .args([folder.join("compare.o"), folder.join("compare.c")])

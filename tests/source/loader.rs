@@ -136,14 +136,14 @@ static inline gc_status_t gc_load(const char *path, gc_api_t *api, char *message
 "#;
 
 pub struct Function<'a> {
-    /// With the blank or star that stands before the name.
+    /// Type of the result, with the blank or star before the name.
     pub result: &'a str,
     pub name: &'a str,
-    /// From the opening parenthesis to the closing one.
+    /// Parameters, from the opening parenthesis to the closing one.
     pub parameters: &'a str,
 }
 
-/// The functions that the cdef declares, in its order: every line of it that has a parenthesis and is no type.
+/// Returns the functions that the cdef declares, in its order: every line of it that has a parenthesis and is no type.
 pub fn functions(cdef: &str) -> Vec<Function<'_>> {
     let mut found = Vec::new();
     for line in cdef
@@ -161,11 +161,11 @@ pub fn functions(cdef: &str) -> Vec<Function<'_>> {
     found
 }
 
-/// `head`, the parameters with their parentheses, and `tail`: a line, or several of at most 120 columns.
+/// Returns `head`, the parameters with their parentheses, and `tail`: a line, or several of at most 120 columns.
 pub fn filled(head: &str, parameters: &str, tail: &str) -> String {
     let mut lines = vec![head.to_owned()];
     for (index, parameter) in parameters.split_inclusive(", ").enumerate() {
-        // With the tail after it, and without the blank.
+        // Count the tail behind the parameter, and not the blank.
         let line = lines.last_mut().unwrap();
         if index > 0 && line.len() + parameter.trim_end().len() + tail.len() > 120 {
             lines.push(format!("        {parameter}"));
@@ -176,7 +176,7 @@ pub fn filled(head: &str, parameters: &str, tail: &str) -> String {
     lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n") + tail + "\n"
 }
 
-/// A member of the struct: the function's declaration with a pointer in place of its name.
+/// Returns a member of the struct: the function's declaration with a pointer in place of its name.
 fn member(Function { result, name, parameters }: &Function) -> String {
     filled(&format!("    {result}(*{name})"), parameters, ";")
 }
@@ -187,7 +187,7 @@ fn number<'a>(cdef: &'a str, what: &str) -> &'a str {
     value.unwrap_or_else(|| panic!("the cdef has no {what}"))
 }
 
-/// The text of loader.h for the functions and the version of gradcodec.cdef.h.
+/// Returns the text of loader.h for the functions and the version of gradcodec.cdef.h.
 pub fn loader(cdef: &str) -> String {
     let [major, minor, patch] = ["MAJOR", "MINOR", "PATCH"].map(|what| number(cdef, what));
     let (mut members, mut table) = (String::new(), String::new());

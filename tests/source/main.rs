@@ -1,4 +1,4 @@
-//! The sources of the library, the headers that are made of them and the lists that must agree with them.
+//! Tests of the library's sources, the headers made from them and the lists that must agree with them.
 
 mod boundary;
 mod declarations;

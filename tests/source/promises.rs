@@ -20,14 +20,14 @@ promised! {
 @FUNCTIONS@}
 "#;
 
-/// Typedefs of numbers are the numbers that C was promised.
+/// Returns the Rust type of a C type. A typedef of a number becomes the number that C was promised.
 fn rust_type(c: &str) -> String {
     let c = c.trim();
     if let Some((result, parameters)) = c.split_once("(*)") {
         return format!("Option<unsafe extern \"C\" fn{}{}>", rust_parameters(parameters), rust_result(result));
     }
     if let Some(pointee) = c.strip_suffix('*').map(str::trim) {
-        // The const of the last pointee: before its name if it is no pointer itself, else behind its star.
+        // Find the const of the last pointee: before its name if it is no pointer itself, else behind its star.
         let shared =
             pointee.strip_suffix("const").or(pointee.strip_prefix("const ").filter(|rest| !rest.contains('*')));
         return match shared {
@@ -73,7 +73,7 @@ fn rust_result(c: &str) -> String {
     if c.trim() == "void" { String::new() } else { format!(" -> {}", rust_type(c)) }
 }
 
-/// From the opening parenthesis to the closing one, in both languages.
+/// Returns the parameters in Rust, from the opening parenthesis to the closing one.
 fn rust_parameters(c: &str) -> String {
     let inside = c.trim().strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
     let inside = inside.unwrap_or_else(|| panic!("tests/abi/functions.h: no parameters: {c:?}"));
@@ -81,7 +81,7 @@ fn rust_parameters(c: &str) -> String {
     format!("({})", parameters.join(", "))
 }
 
-/// At the commas that are in no parentheses.
+/// Returns the parts of a list between the commas that are in no parentheses.
 fn split(list: &str) -> Vec<&str> {
     let mut depth = 0;
     let parts = list.split(|letter| {
@@ -91,7 +91,7 @@ fn split(list: &str) -> Vec<&str> {
     parts.map(str::trim).collect()
 }
 
-/// The text of tests/source/signatures.rs for that of tests/abi/functions.h.
+/// Returns the text of tests/source/signatures.rs for the text of tests/abi/functions.h.
 pub fn promises(list: &str) -> String {
     let mut functions = String::new();
     for part in list.split("))\n") {

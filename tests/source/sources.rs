@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// src/.
+/// Returns the path of src/.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// The paths of all of them.
+/// Returns the paths of all sources.
 pub fn paths() -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root()]);
     while let Some(folder) = folders.pop() {

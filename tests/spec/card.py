@@ -11,7 +11,7 @@ BEHIND = 64  # bytes behind each operand, which no call may write
 
 
 class Card:
-    """A piece of device memory out of which operands are cut, one after the other. With `exact` each has an allocation of
+    """A piece of device memory from which operands are cut, one after the other. With `exact` each has an allocation of
     its own that ends with it, for compute-sanitizer and AddressSanitizer."""
 
     def __init__(self, size=64 << 20, exact=False, index=0):
@@ -21,7 +21,7 @@ class Card:
             self.memory = driver.Memory(size)
 
     def start_again(self):
-        """What was put is not used any more."""
+        """Releases the memory of all operands."""
         self.used = 0
         for memory in self.allocated:
             memory.free()
@@ -33,7 +33,7 @@ class Card:
             self.memory.free()
 
     def cut(self, n_bytes):
-        """The address of so much memory."""
+        """Returns the address of `n_bytes` bytes."""
         if not self.memory:
             self.allocated.append(driver.Memory(n_bytes))
             return self.allocated[-1].address

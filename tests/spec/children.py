@@ -1,4 +1,4 @@
-"""What tests do in a process of its own: `python children.py NAME ARGUMENTS...`; success is 0 and a silent stderr."""
+"""Actions of tests in a process of its own: `python children.py NAME ARGUMENTS...`; success is 0 and no stderr."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ from capi import BIG, Managed, Status, byref, free_all, lib  # noqa: E402
 
 
 def first_call_while_capturing(first, mode):
-    """The library is used for the first time while a stream is captured: on another thread, or on this one."""
+    """Uses the library for the first time while a stream is captured: on another thread, or on this one."""
     assert driver.device_count()
     driver.use(driver.primary())
     work = gpu.Prepared("pack_chunks", seed=1)
@@ -66,14 +66,14 @@ def first_call_while_capturing(first, mode):
         work.check()
     elif first == "simple":
         np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in failures[0]]), work.expected)
-    # And everything works from here on.
+    # Calls work afterwards.
     capi.check(other.call(side.handle))
     side.synchronize()
     other.check()
 
 
 def outputs():
-    """Some of every kind, in the primary context."""
+    """Returns some outputs of every kind, in the primary context."""
     assert driver.device_count()
     driver.use(driver.primary())
     with gpu.Prepared("pack_chunks") as work:
@@ -94,7 +94,7 @@ def exit_with_outputs_alive():
 
 
 def release_after_python():
-    """Python is finalized when these deleters run: exit() calls them."""
+    """Releases tensors in deleters that exit() calls: then Python is finalized."""
     at_exit = ctypes.CDLL(None).__getattr__("__cxa_atexit")
     free = ctypes.cast(lib.gc_tensor_free, ctypes.c_void_p)
     for tensor in outputs():
@@ -102,7 +102,7 @@ def release_after_python():
 
 
 def exit_while_threads_work():
-    """Daemon threads are in the middle of calls when the process ends."""
+    """Ends the process while daemon threads are in the middle of calls."""
     assert driver.device_count()
     driver.use(driver.primary())
     work, started = gpu.Prepared("pack_chunks"), threading.Barrier(5)
@@ -121,7 +121,7 @@ def exit_while_threads_work():
 
 
 def fault():
-    """A kernel of somebody else writes where nothing is: from then on nothing works in this process."""
+    """Lets a kernel of this program write to an invalid address: from then on nothing works in this process."""
     assert driver.device_count()
     driver.use(driver.primary())
     work = gpu.Prepared("pack_chunks")
@@ -154,7 +154,7 @@ def fault():
 
 
 def no_devices():
-    """CUDA_VISIBLE_DEVICES is empty."""
+    """Calls the library with an empty CUDA_VISIBLE_DEVICES."""
     assert driver.device_count() == 0
     allowed = (Status.DRIVER_UNAVAILABLE, Status.UNSUPPORTED_DEVICE)
     out = Managed()
@@ -185,7 +185,7 @@ def no_devices():
 
 
 def packs():
-    """The first call of a process."""
+    """Makes the first call of a process."""
     assert driver.device_count()
     driver.use(driver.primary())
     work = gpu.Prepared("pack_chunks", seed=1)
@@ -195,9 +195,9 @@ def packs():
 
 
 def after_fork():
-    """The CPU works in a child that was forked after CUDA was used; CUDA there is refused, not a crash."""
+    """Forks after CUDA was used, and checks that the CPU works in the child."""
     kept = outputs()
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of the driver's threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of the driver's threads
     child = os.fork()
     if child == 0:
         os._exit(0 if the_cpu_works() else 1)

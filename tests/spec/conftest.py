@@ -1,4 +1,4 @@
-"""One suite on the CPU and on a CUDA device, against models in Python.
+"""A suite for the CPU and for a CUDA device, against models in Python.
 
 If GRADCODEC_DRIVERS names the folder of the stand-in drivers (tests/fakes/cuda), the device is a stand-in: it runs the
 kernels on the host, so a machine without a GPU runs these tests too. Otherwise the device is a GPU. Without a GPU, tests
@@ -20,7 +20,7 @@ if not os.environ.get("GRADCODEC_LIBRARY"):
 
 import driver  # noqa: E402 the path comes first, and the stand-in before the library
 
-# Files of which everything needs a GPU; some of them import PyTorch or CuPy.
+# Mark of files in which everything needs a GPU; some of them import PyTorch or CuPy.
 NEEDS_GPU = "\npytestmark = pytest.mark.gpu\n"
 collect_ignore = [path.name for path in HERE.glob("test_*.py") if driver.IS_STAND_IN and NEEDS_GPU in path.read_text()]
 
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def primary_context():
-    """The primary context of device 0 is current in every test, and still current and sound after it."""
+    """Makes device 0's primary context current in every test; afterwards it must still be current, and sound."""
     if not driver.device_count():
         yield
         return
@@ -79,7 +79,7 @@ def stream():
 
 @pytest.fixture(scope="module")
 def memory():
-    """Memory of the device, out of which `place` cuts operands."""
+    """Yields memory of the device, from which `place` cuts operands."""
     import gpu
     import layouts
     from card import Card
@@ -92,7 +92,7 @@ def memory():
 
 @pytest.fixture(params=["cpu", "cuda"])
 def place(request):
-    """Where a codec and its operands are: on the CPU, and on the device."""
+    """Returns the place of a codec and its operands: the CPU, or the device."""
     if request.param == "cpu":
         from codecs_c import Host
 

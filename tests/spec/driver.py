@@ -1,6 +1,6 @@
 """The CUDA driver through ctypes: memory, streams, contexts, graphs, and a gate that holds a stream back.
 
-The tests call the driver themselves, so they see the current context, pending work and free memory without a framework
+The tests call the driver themselves, so they read the current context, pending work and free memory without a framework
 and without the library under test. The driver is the machine's, or the stand-in (tests/fakes/cuda/libcuda.c) if
 GRADCODEC_DRIVERS names the folder of its builds. Memory, streams and contexts work on both; graphs, the gate, managed
 memory and the count of free bytes need a GPU.
@@ -24,7 +24,7 @@ STAND_INS = os.environ.get("GRADCODEC_DRIVERS")
 IS_STAND_IN = bool(STAND_INS)
 
 if IS_STAND_IN:
-    # Loaded by its path, it is also what the library under test finds by name. Child processes search LD_LIBRARY_PATH.
+    # The library under test finds this file, loaded by its path, by name. Child processes search LD_LIBRARY_PATH.
     os.environ["LD_LIBRARY_PATH"] = str(pathlib.Path(STAND_INS) / "driver")
     library = ctypes.CDLL(str(pathlib.Path(STAND_INS) / "driver/libcuda.so.1"))
 else:
@@ -39,7 +39,7 @@ class DriverError(Exception):
 
 
 def raw(name, *arguments):
-    """The driver's answer as a number."""
+    """Returns the driver's status as a number."""
     return getattr(library, name)(*arguments)
 
 
@@ -56,7 +56,7 @@ def call(name, *arguments):
 
 
 def device_count():
-    """0 also without a driver, or one that finds no device."""
+    """Returns the number of devices: 0 also without a driver, or with one that finds no device."""
     count = c_int()
     if library is None or raw("cuInit", 0) or raw("cuDeviceGetCount", byref(count)):
         return 0
@@ -64,7 +64,7 @@ def device_count():
 
 
 def handle_of(device):
-    """The driver's handle of a device by its number. On the stand-in they differ."""
+    """Returns the driver's handle of a device by its number. On the stand-in they differ."""
     handle = c_int()
     call("cuDeviceGet", byref(handle), device)
     return handle.value
@@ -96,7 +96,7 @@ _primary = {}
 
 
 def primary(device=0):
-    """The device's primary context, retained until the process ends."""
+    """Returns the device's primary context, retained until the process ends."""
     if device not in _primary:
         context = c_void_p()
         call("cuDevicePrimaryCtxRetain", byref(context), handle_of(device))
@@ -105,14 +105,14 @@ def primary(device=0):
 
 
 def current():
-    """The calling thread's context, None when there is none."""
+    """Returns the calling thread's context, or None."""
     context = c_void_p()
     call("cuCtxGetCurrent", byref(context))
     return context.value
 
 
 def use(context):
-    """Makes a context the current one in place of the one that was. None: only takes away the one that was."""
+    """Makes a context the current one in place of the one before. None: only removes the one before."""
     if current():
         call("cuCtxPopCurrent_v2", byref(c_void_p()))
     if context:
@@ -121,7 +121,7 @@ def use(context):
 
 @contextlib.contextmanager
 def using(context):
-    """A context, or None, as the current one for a while."""
+    """Makes a context, or None, the current one within a `with`."""
     before = current()
     use(context)
     try:
@@ -132,7 +132,7 @@ def using(context):
 
 @contextlib.contextmanager
 def own_context(device=0):
-    """A context beside the primary one; current inside, gone after."""
+    """Makes a context beside the primary one; it is current inside, and destroyed after."""
     before = current()
     context = c_void_p()
     call("cuCtxCreate_v2", byref(context), 0, handle_of(device))
@@ -175,7 +175,7 @@ class Memory:
         self.address = address.value
 
     def resize(self, size):
-        """What was in it is lost."""
+        """Allocates anew; the contents are lost."""
         self.free()
         self.__init__(size, self.kind)
 
@@ -193,7 +193,7 @@ class Memory:
 
 
 def upload(address, array):
-    """Copies an array's bytes; done when it returns, for every stream."""
+    """Copies an array's bytes. The copy is complete for every stream when it returns."""
     array = np.ascontiguousarray(array)
     if array.nbytes:
         call("cuMemcpyHtoD_v2", c_uint64(address), c_void_p(array.ctypes.data), c_size_t(array.nbytes))
@@ -201,7 +201,7 @@ def upload(address, array):
 
 
 def download(address, size):
-    """`size` bytes, after what was enqueued on the legacy stream."""
+    """Returns `size` bytes, after all work that was enqueued on the legacy stream."""
     array = np.empty(size, np.uint8)
     if size:
         call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), c_uint64(address), c_size_t(size))
@@ -210,14 +210,14 @@ def download(address, size):
 
 
 def fill(address, byte, size):
-    """Complete when it returns, for every stream."""
+    """Fills memory. The fill is complete for every stream when it returns."""
     if size:
         call("cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(byte), c_size_t(size), None)
         wait_for(None)
 
 
 def copy(to, source, size, stream):
-    """Enqueued on the stream, from device to device."""
+    """Enqueues a copy on the stream, from device to device."""
     if size:
         call("cuMemcpyAsync", c_uint64(to), c_uint64(source), c_size_t(size), c_void_p(stream))
 
@@ -226,7 +226,7 @@ def copy(to, source, size, stream):
 
 
 class Ordered:
-    """Device memory that is had and given back in the order of a stream: what is had next may be the same."""
+    """Device memory, allocated and freed in the order of a stream: the next allocation may have the same memory."""
 
     def __init__(self, size, stream):
         address = c_uint64()
@@ -241,7 +241,7 @@ class Ordered:
 
 
 def ipc_handle(address):
-    """For other processes."""
+    """Returns a handle for other processes."""
     handle = (ctypes.c_char * 64)()
     call("cuIpcGetMemHandle", handle, c_uint64(address))
     return bytes(handle)
@@ -252,7 +252,7 @@ class IpcHandle(ctypes.Structure):
 
 
 def ipc_open(handle):
-    """Where memory of another process begins here; mapped to the end of the process."""
+    """Returns the address here of another process's memory, which is mapped until this process ends."""
     address, lazily_enable_peer_access = c_uint64(), 1
     call("cuIpcOpenMemHandle_v2", byref(address), IpcHandle.from_buffer_copy(handle), c_uint(lazily_enable_peer_access))
     return address.value
@@ -286,7 +286,7 @@ def wait_for(stream):
 
 
 class Event:
-    """What was enqueued on the stream so far."""
+    """Event behind the work that was enqueued on the stream so far."""
 
     def __init__(self, stream):
         event = c_void_p()
@@ -303,7 +303,7 @@ class Event:
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-# gate: runs until the flag is set, or for so many nanoseconds. wild: writes where nothing is.
+# gate: runs until the flag is set, or for a number of nanoseconds. wild: writes to an invalid address.
 PTX = b"""
 .version 6.4
 .target sm_70
@@ -342,7 +342,7 @@ DONE:
 
 
 def load(image):
-    """A module in the current context, from PTX or a fatbin as bytes."""
+    """Loads a module into the current context, from PTX or a fatbin as bytes."""
     module = c_void_p()
     call("cuModuleLoadData", byref(module), c_char_p(image))
     return module.value
@@ -355,7 +355,7 @@ def kernel(module, name):
 
 
 def launch(function, blocks, threads, stream, *arguments):
-    """`arguments`: ctypes values."""
+    """Launches a function with `arguments`, which are ctypes values."""
     pointers = (c_void_p * max(1, len(arguments)))(*(ctypes.addressof(a) for a in arguments))
     none = c_void_p()
     shape = (*(c_uint(n) for n in (blocks, 1, 1)), *(c_uint(n) for n in (threads, 1, 1)), c_uint(0))
@@ -378,7 +378,7 @@ class Gate:
         synchronize()
 
     def close(self, stream, seconds=None):
-        """What is enqueued on the stream from here on waits. Only when nothing waits any more."""
+        """Makes work wait that is enqueued on the stream from here on. Call it only when nothing waits any more."""
         self.flag.value = 0
         limit = self.limit if seconds is None else int(seconds * 1e9)
         launch(self.function, 1, 1, stream, c_uint64(self.memory.address), c_uint64(limit))
@@ -400,7 +400,7 @@ class Gate:
 
 
 class Graph:
-    """What `with Graph(stream) as graph:` captures on the stream."""
+    """Graph of the work that `with Graph(stream) as graph:` captures on the stream."""
 
     def __init__(self, stream, mode=THREAD_LOCAL):
         self.stream, self.mode = stream, mode
@@ -421,7 +421,7 @@ class Graph:
         self.executable = executable.value
 
     def nodes(self):
-        """The kinds of the nodes."""
+        """Returns the kinds of the nodes."""
         count = c_size_t()
         call("cuGraphGetNodes", c_void_p(self.graph), None, byref(count))
         nodes = (c_void_p * max(1, count.value))()

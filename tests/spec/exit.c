@@ -3,7 +3,7 @@
  *
  * never: not at all. first: by a handler that was registered after CUDA had begun, and so runs before CUDA ends. last:
  * by one that was registered before the first call, and so runs when CUDA's own handlers have run. thread: on a thread
- * that is still at it when main returns.
+ * that still works when main returns.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <gradcodec.h>

@@ -29,7 +29,7 @@ def device(index=0, kind=CUDA):
 
 
 def run_child(name, *arguments, environment=None, silent=True):
-    """A function of children.py in a process of its own, which must end well and say nothing on stderr."""
+    """Runs a function of children.py in a process of its own, which must succeed and write nothing to stderr."""
     child = subprocess.run(
         [sys.executable, str(HERE / "children.py"), name, *arguments],
         capture_output=True, text=True, timeout=120, env={**os.environ, **(environment or {})},
@@ -40,7 +40,7 @@ def run_child(name, *arguments, environment=None, silent=True):
 
 
 def sized(*, card, quick, all):
-    """How much of something is tried on a GPU; and on the stand-in driver, which is slow, by tier."""
+    """Returns how much is tested: `card` on a GPU; on the stand-in driver, which is slow, an amount by tier."""
     return both(quick=quick, all=all) if driver.IS_STAND_IN else card
 
 
@@ -52,7 +52,7 @@ def move(tensor, host, address, where=None):
 
 
 class Bench(HostBench):
-    """Calls on two pieces of device memory, for what goes in and what comes out."""
+    """Calls on two pieces of device memory, one for inputs and one for outputs."""
 
     def __init__(self, size=96 << 20):
         self.source, self.target = driver.Memory(size), driver.Memory(size)
@@ -101,19 +101,19 @@ def view_of(tensor):
 
 
 def read(tensor, index=0):
-    """A copy of a tensor of the library, after a look at everything it promises of its outputs."""
+    """Returns a copy of a tensor of the library, and checks all that it promises of its outputs."""
     return capi.read(tensor, (CUDA, index), driver.download)
 
 
 def take(tensor, index=0):
-    """A copy of a tensor of the library, which is released."""
+    """Returns a copy of a tensor of the library, which is released."""
     array = read(tensor, index)
     lib.gc_tensor_free(tensor)
     return array
 
 
 def at(address, shape, dtype="uint8", *, strides=None, index=0, kind=CUDA, byte_offset=0):
-    """A tensor at an address; as a capi.Tensor it has `view`, `managed` and counts its releases."""
+    """Returns a tensor at an address; as a capi.Tensor it has `view` and `managed`, and counts its releases."""
     tensor = Tensor(np.empty((), DTYPES[dtype][0]), dtype)
     view = tensor.struct.dl_tensor
     view.data, view.device, view.ndim = address, device(index, kind), len(shape)
@@ -128,20 +128,20 @@ def at(address, shape, dtype="uint8", *, strides=None, index=0, kind=CUDA, byte_
 
 @dataclass(frozen=True)
 class Work:
-    """One call of the stream tier: from elements of `source` to `target`, and what NumPy makes of the same."""
+    """A call of the stream tier, from elements of `source` to `target`, and NumPy's result of the same operation."""
 
-    call: object  # of both views and the stream
+    call: object  # function of both views and the stream
     source: Layout
-    make: object  # a source buffer of a generator and a layout
+    make: object  # function of a generator and a layout, which makes a source buffer
     target: Layout
-    model: object  # of the source array
+    model: object  # function of the source array
 
 
 SIDES = 301, 413
 COUNT = SIDES[0] * SIDES[1]
 _packed = Layout("uint8", (3, capi.chunk_bytes(COUNT, 3)))
 
-# Every function of the stream tier, on memory in one piece and on memory that is not.
+# Every function of the stream tier, on contiguous memory and on other memory.
 WORKS = {
     "pack_chunks": Work(
         lambda src, dst, stream: lib.gc_pack_chunks_into(src, BIG, dst, stream),
@@ -185,7 +185,7 @@ WORKS = {
 
 
 class Prepared:
-    """A piece of work on memory of its own in the current context, its inputs there; check() holds it to the model."""
+    """Work on memory of its own in the current context, with its inputs; check() compares it with the model."""
 
     def __init__(self, name, seed=0, index=0):
         self.work = WORKS[name]
@@ -201,14 +201,14 @@ class Prepared:
         self.dst = move(self.work.target.describe(target), target.ctypes.data, self.target.address, where)
 
     def call(self, stream):
-        """The status."""
+        """Runs the work on a stream; returns the status."""
         return self.work.call(self.src.view, self.dst.view, stream)
 
     def poison(self):
         driver.upload(self.target.address, self.work.target.buffer())
 
     def check(self, address=None):
-        """Of the target, or of a copy of it."""
+        """Checks the target, or a copy of it."""
         found = driver.download(address or self.target.address, self.out_size)
         assert_written(self.work.target, found, self.expected)
 

@@ -2,8 +2,8 @@
 
     compute-sanitizer python3 tests/spec/sanitize.py [wild | race]
 
-`wild` and `race` do one wrong thing each, which the tools must find. Every operand has an allocation of its own that
-ends with it, so that one byte beyond is one too many. Results are held to NumPy too.
+`wild` and `race` have a defect each, which the tools must find. Every operand has an allocation of its own that ends
+with it, so that one byte beyond is an error. Results are compared with NumPy, too.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, check, 
 from layouts import Layout, case, chunk_rows, truth_of, unpackbits  # noqa: E402
 from models import SIGNED, UNPACKED, majority, scaled_signs  # noqa: E402
 
-# Two threads of different warps use one place of shared memory, with nothing between them.
+# Two threads of different warps use the same place of shared memory without synchronization.
 RACE = b"""
 .version 6.4
 .target sm_70
@@ -84,7 +84,7 @@ class Operand:
 
 
 class Bench(layouts.HostBench):
-    """Calls on operands of which each has its own memory."""
+    """Calls on operands that each have their own memory."""
 
     def into(self, function, source, source_buffer, *between, target):
         with Operand(source, source_buffer) as src, Operand(target, target.buffer()) as dst:
@@ -102,7 +102,7 @@ def both_ways(line, rows_shift, order, rng):
 
 
 def signs(line, rows_shift, order, rng):
-    """Unpacked without scales, with one, and with one per chunk."""
+    """Unpacks without scales, with one, and with one per chunk."""
     count = int(np.prod(line.shape, dtype=np.int64))
     rows = Layout("uint8", (3, capi.chunk_bytes(count, 3)), shift=rows_shift)
     buffer = layouts.random_bytes(rng, rows)
@@ -138,7 +138,7 @@ def along(shape, axis, dtype, rng):
 
 
 def copied(source, target, rng):
-    """As the library does it on the CPU."""
+    """Copies on the device, and compares with a copy by the library on the CPU."""
     buffer = layouts.random_bytes(rng, source)
     src, expected = source.describe(buffer), np.empty(target.shape, target.numpy)
     src.struct.dl_tensor.device = gpu.device(0, capi.CPU)
@@ -191,7 +191,7 @@ def everything():
             for axis in (AXIS_NONE, *range(len(shape))):
                 along(shape, axis, dtype, rng)
 
-    # The simple tier, and memory that is used again.
+    # Run the simple tier, with memory that is used again.
     truth = rng.random(30_001) < 0.5
     with driver.Memory(truth.size) as memory:
         driver.upload(memory.address, truth)
@@ -208,10 +208,10 @@ def everything():
 
 
 def wild():
-    """A descriptor that promises twice the memory that there is: our kernel reads beyond it."""
+    """Promises twice the memory that exists in a descriptor, so that our kernel reads beyond it."""
     size = 4 << 20
     with driver.Memory(size) as one, driver.Memory(size) as other:
-        # The source behind the target: what it promises must not reach into that, or the call is refused.
+        # The source is behind the target: a source that reaches into the target would be refused.
         target, source = sorted([one.address, other.address])
         driver.fill(source, 1, size)
         src, dst = gpu.at(source, (2 * size,), "bool"), gpu.at(target, (1, size // 4))
@@ -227,7 +227,7 @@ def race():
 
 
 def codecs():
-    """Every kernel of the codecs, on operands that end with their memory."""
+    """Runs every kernel of the codecs, on operands that end with their memory."""
     card = Card(1 << 20, exact=True)
     for seed in range(40):
         for options in random_options, random_block_options:
@@ -240,7 +240,7 @@ def codecs():
 
 
 class OnCard(World):
-    """Whose threads have the GPU's context: to ask for the current one where there is none is an error to the tool."""
+    """World whose threads have the GPU's context: the tool reports a query without a current one as an error."""
 
     def each(self, function):
         def on_card(rank):
@@ -255,7 +255,7 @@ class NodesOnCard(Nodes):
 
 
 def group():
-    """An all-reduce, and its halves with shards that end with their memory, aligned and not."""
+    """Runs an all-reduce, and its halves with shards that end with their memory, aligned and not."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(5)
     for kind, size, segments in (
         (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]), (INT8, 1, [8192, 3, 1030]),
@@ -273,7 +273,7 @@ def group():
 
 
 def peers():
-    """Ranks that write to each other's memory, by themselves and as the inside of two levels."""
+    """Runs ranks that write to each other's memory, on one level and within the nodes of two levels."""
     card, rng = Card(1 << 20, exact=True), np.random.default_rng(6)
     for make, signs in (lambda: OnCard(4, "peers"), [SIGN]), (lambda: NodesOnCard([2, 2], "peers", "group"), []):
         for kind in ONEBIT, *signs, INT8:
@@ -295,7 +295,7 @@ VIEWS = (
 
 
 def compiled():
-    """Kernels that are compiled at run time: elements and sums, in vectors, one by one, in nested loops, at any byte."""
+    """Runs kernels compiled at run time: elements and sums, in vectors, one by one, in nested loops, at any byte."""
     memories, rng = [], np.random.default_rng(7)
 
     def put(array, view=lambda x: x, off=0):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# sanitize.sh [PYTHON]: all kernels under compute-sanitizer's memcheck and racecheck. First of all a program with a
-# defect for each, which must be found: a run that sees nothing is no proof.
+# sanitize.sh [PYTHON]: runs all kernels under compute-sanitizer's memcheck and racecheck. Before, a program with a
+# defect for each must be found: a run that finds nothing is no proof.
 #
-# GRADCODEC_LIBRARY names the library, lib/libgradcodec.so.0 if it is not set. Without a GPU, or the tool, it says so.
+# GRADCODEC_LIBRARY names the library; default: lib/libgradcodec.so.0. Prints a line if the GPU or the tool is missing.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -26,7 +26,7 @@ if ! [ -x "$tool" ]; then
     exit 1
 fi
 
-# run TOOL WHAT: everything that the program does is checked, its children too
+# run TOOL WHAT: checks everything that the program does, its children too
 run() {
     "$tool" --tool "$1" --error-exitcode 9 --target-processes all --print-limit 5 "$python" "$program" $2 >"$log" 2>&1
 }
@@ -42,12 +42,12 @@ verdict() { # WORD NAME
     fi
 }
 
-finds() { # TOOL WHAT WORDS: the run fails, and says this
+finds() { # TOOL WHAT WORDS: checks that the run fails with these words
     run "$1" "$2"
     if [ $? = 9 ] && grep -q "$3" "$log"; then verdict ok "$1 finds $2"; else verdict bad "$1 finds $2"; fi
 }
 
-clean() { # TOOL: the run succeeds, to its end, and nothing is found
+clean() { # TOOL: checks that the run succeeds, to its end, and that nothing is found
     run "$1" everything
     if [ $? = 0 ] && grep -q '^done$' "$log" &&
         grep -Eq 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards' "$log"; then

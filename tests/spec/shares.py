@@ -1,6 +1,6 @@
-"""One side of a tensor that two processes share: `python shares.py SIDE SOURCE SOCKET GATE DEVICE`.
+"""Side of a tensor that two processes share: `python shares.py SIDE SOURCE SOCKET GATE DEVICE`.
 
-The tensor passes by the socket, and words, which no message must lie between, by the gate.
+The tensor passes through the socket, and words through the gate, so that they do not mix with messages.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def over(address, shape, device=0, strides=None, release=None):
-    """float32 at an address."""
+    """Returns a float32 tensor at an address."""
     out = Managed()
     check(lib.gc_tensor_from_pointer(
         address, DLDevice(CUDA, device), F32, len(shape), capi.int64s(shape), strides and capi.int64s(strides),
@@ -65,7 +65,7 @@ def hear(gate, word=None):
 
 
 def parts_of(address, n_bytes):
-    """How many parts memory has, one mapped behind the other."""
+    """Returns the number of parts of memory, mapped one behind the other."""
     count, at = 0, address
     while at < address + n_bytes:
         first, size = ctypes.c_uint64(), ctypes.c_size_t()
@@ -80,7 +80,7 @@ class Properties(ctypes.Structure):
 
 
 def mapped(n_bytes, parts, device=0):
-    """Memory of our own from cuMemCreate, parts of whole granules; it stays until the process ends."""
+    """Returns memory from cuMemCreate, parts of whole granules, which stays until the process ends."""
     size, address, handle = n_bytes // parts, ctypes.c_uint64(), ctypes.c_uint64()
     properties, access = Properties(1, 1, 1, device), (ctypes.c_uint * 3)(1, device, 3)
     zero, size_t = ctypes.c_uint64(0), ctypes.c_size_t
@@ -95,7 +95,7 @@ def mapped(n_bytes, parts, device=0):
 
 
 def memory_of(source, n_bytes, device=0):
-    """The address of some memory of this kind, and what keeps it."""
+    """Returns the address of memory of this kind, and the object that keeps it."""
     if source.startswith("torch"):
         import torch
 
@@ -126,7 +126,7 @@ def memory_of(source, n_bytes, device=0):
 
 
 def sender(source, end, gate, device):
-    """Both see what either writes."""
+    """Checks that both sides read what either writes."""
     n = 25 * MIB  # 100 MiB: five segments of torch's
     address, kept = memory_of(source, 4 * n, device)
     if source in ("torch, expandable", "cuMemCreate"):
@@ -168,7 +168,7 @@ def receiver(source, end, gate, device):
 
 
 def small_sender(source, end, gate, device):
-    """Small allocations lie side by side in one block of the driver's."""
+    """Shares small allocations, which lie side by side in one block of the driver's."""
     memory = [memory_of(source, 1000) for _ in range(9)]
     for k, (address, _) in enumerate(memory):
         driver.fill(address, k, 1000)
@@ -187,7 +187,7 @@ def small_receiver(source, end, gate, device):
 
 
 def not_sender(source, end, gate, device):
-    """What cannot be given away is refused with advice, and a copy of it passes."""
+    """Checks that memory that cannot be shared is refused with advice, and that a copy of it passes."""
     address, kept = memory_of(source, 4 * MIB)
     driver.upload(address, np.arange(MIB, dtype="f4"))
     tensor = over(address, (MIB,))
@@ -216,7 +216,7 @@ def descriptors():
 
 
 def thousand_sender(source, end, gate, device):
-    """No descriptor and no memory more after the 1,000th than after the 10th."""
+    """Checks that no more descriptors and memory are taken after the 1,000th share than after the 10th."""
     address, kept = memory_of(source, 64 * MIB)
     if source == "gc_tensor_empty, new ones":
         lib.gc_tensor_free(kept)
@@ -262,4 +262,4 @@ if __name__ == "__main__":
     driver.use(driver.primary(int(device)))
     globals()[side](source, socket.socket(fileno=int(end)), socket.socket(fileno=int(gate)), int(device))
     sys.stdout.flush()
-    os._exit(0)  # without what frameworks do at the end
+    os._exit(0)  # skips the frameworks' work at exit

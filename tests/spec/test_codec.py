@@ -1,5 +1,5 @@
-"""Codecs on the CPU and on the device against docs/NUMERICS.md in NumPy: all give the same bytes. And what only a device
-has: streams, graphs, contexts."""
+"""Tests of codecs on the CPU and on the device against docs/NUMERICS.md in NumPy: all give the same bytes. Streams,
+graphs and contexts are tested on the device alone."""
 
 import copy
 import ctypes
@@ -45,7 +45,7 @@ def test_random_codecs_do_what_the_specification_says(place, options):
 
 
 ON_BOTH = [(place, name) for place in ("cpu", "cuda") for name in block_cases.CASES]
-# On the CPU a case goes with two of the five codecs, another two than the one before.
+# On the CPU a case runs with two of the five codecs, another two than the case before.
 FEW = [(place, name) for k, (place, name) in enumerate(ON_BOTH) if place == "cuda" or (k - k // 5) % 5 in (0, 2)]
 
 
@@ -61,7 +61,7 @@ def test_what_a_stranger_sends_is_reported_and_not_decoded(place, kind):
 
 @pytest.mark.parametrize("kind", [ONEBIT, *NAMES])
 def test_a_state_is_refused_while_a_step_is_pending_and_later_stays(place, kind):
-    """A state is refused while a reduce is pending; taken later, it stays, whatever was pending before."""
+    """Checks that a state is refused while a reduce is pending; later it stays, for any step pending before."""
     with Checked(place, codec=kind, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
         payload = codec.encode([np.arange(-30, 70, dtype="f4")])
         codec.commit()
@@ -84,7 +84,7 @@ def test_a_state_is_refused_while_a_step_is_pending_and_later_stays(place, kind)
 
 
 def test_a_scalar_takes_a_step_back_unless_it_is_0(place):
-    """A step is taken back by any scalar but 0, which -0.0 is and 256 is not, though its lowest byte is."""
+    """Checks that any scalar but 0 takes a step back: -0.0 is 0, and 256 is not, though its lowest byte is."""
     for skip in (np.bool_(0), np.bool_(1), np.int32(0), np.int32(256), np.int32(-(2**31)), np.float32(0.0),
                  np.float32(-0.0), np.float32(1e-45), np.float32(np.nan)):  # fmt: skip
         for kind in (ONEBIT, *NAMES):
@@ -133,7 +133,7 @@ def test_a_state_of_another_codec_is_flagged_and_changes_nothing(card):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [ONEBIT, INT8, MXFP4])
 def test_a_captured_step_replayed_is_as_many_calls(card, stream, kind):
-    """Encode, decode, reduce and commit in one graph, 100 times: the state counts on the device."""
+    """Captures encode, decode, reduce and commit in one graph, and replays it 100 times: the state is on the device."""
     rng = np.random.default_rng(9)
     options = dict(codec=kind, segments=[50_001, 0, 1000], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
     g = [gradient(rng, n, "float32", False) for n in options["segments"]]
@@ -167,7 +167,7 @@ def test_a_captured_step_replayed_is_as_many_calls(card, stream, kind):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [ONEBIT, MXFP8])
 def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream, kind):
-    """Launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
+    """Tests launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
     rng, n = np.random.default_rng(10), 3_000_001
     with Checked(card, codec=kind, segments=[n], n_chunks=1) as codec:
         sent = [card.put(np.zeros(codec.model.stride, np.uint8)) for _ in range(2)]
@@ -223,14 +223,14 @@ def test_a_codec_keeps_to_its_context(card):
             with driver.Stream() as foreign, pytest.raises(Refused) as refusal:
                 call("gc_codec_encode", codec.handle, views([g]), 1, None, None, payload.view, foreign.handle)
             assert refusal.value.status == Status.INVALID_ARGUMENT
-            # NULL is the codec's own stream, whatever is current.
+            # NULL is the codec's own stream, for any current context.
             call("gc_codec_encode", codec.handle, views([g]), 1, None, None, payload.view, None)
         driver.synchronize()
         same(card.get(payload).reshape(-1), codec.model.encode([np.ones(1000, "f4")]), "payload")
 
 
 def launched():
-    """How many launches there were, on the stand-in driver."""
+    """Returns the number of launches on the stand-in driver, else 0."""
     return driver.raw("fake_launches") if driver.IS_STAND_IN else 0
 
 
@@ -249,5 +249,5 @@ def test_more_segments_than_one_launch_has_addresses_of(place, kind, count):
         codec.reduce(np.stack([payload[2]] * 2))
         codec.compare_all()
     if launches[0] != launches[2]:
-        expected = 1 + -(-count // 448)  # ONEBIT makes its scales by another
+        expected = 1 + -(-count // 448)  # ONEBIT makes its scales by another launch
         assert np.diff(launches).tolist() == [expected + (kind == ONEBIT), expected]

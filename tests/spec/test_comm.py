@@ -1,5 +1,5 @@
-"""All-reduces by a handle, on the CPU and on the device, over each transport: every rank is compared with the model of a
-codec. And what only ranks of one GPU have: streams, captures, memory."""
+"""All-reduces by a handle, on the CPU and on the device, over each transport: every rank is compared with the model of
+a codec. Streams, captures and memory are tested with ranks of one GPU."""
 
 import os
 
@@ -27,7 +27,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def over(request):
-    """Where operands are, and a function that makes a world of so many ranks."""
+    """Returns the place of operands, and a function that makes a world of a given size."""
     way = WAYS[request.param]
     if request.param.startswith("cpu"):
         return Host(), lambda size: World(size, *way)
@@ -43,7 +43,7 @@ def card(memory):
 
 
 def worlds(seeds, largest=9):
-    """Ways, sizes of a world, and seeds: each with all others; or a few of them, half as many over callbacks."""
+    """Returns a parameter: ways, sizes of a world, and seeds, each with all others; or a few, fewer over callbacks."""
     few = [(1, 0), (2, 1), (3, 2), (5, 3)]
     quick = [(way, *one) for way in WAYS for one in (few[1:3] if "board" in WAYS[way] else few)]
     every = [(way, size, seed) for way in WAYS for size in range(1, largest + 1) for seed in range(seeds)]
@@ -51,7 +51,7 @@ def worlds(seeds, largest=9):
 
 
 def handle_for(place, rng, seed):
-    """Random options; on a GPU every second time of more elements."""
+    """Returns random options; on a GPU, for every second seed, with more elements."""
     options = random_handle(rng)
     if isinstance(place, Card) and not driver.IS_STAND_IN and seed % 2:
         segments = [100_003, 0, 7, 200_000]
@@ -128,7 +128,7 @@ def test_the_two_halves_with_the_same_shard_are_a_run_to_the_byte(over, size, se
 
 
 def optimizer(rng, special):
-    """What becomes of a shard before it is sent to all: its owner's step."""
+    """Returns a function that changes a shard before it is sent to all, as its owner's step does."""
 
     def step(shard):
         changed = shard * f32(-0.1) + f32(0.01) * rng.standard_normal(shard.size).astype(f32)
@@ -153,7 +153,7 @@ def test_halves_do_what_the_formula_says_of_any_shard_and_in_any_order(over, siz
             call_it, special, aligned = rng.integers(0, 5 + transactional), rng.random() < 0.2, rng.random() < 0.5
             gradients = [[gradient(rng, n, dtype, special) for n in segments] for _ in range(size)]
             if call_it == 0:
-                if transactional:  # what stays pending depends on how often a run exchanges
+                if transactional:  # the halves that stay pending differ for one-shot
                     ranks.commit()
                 ranks.run(gradients, aligned=aligned)
                 if transactional:
@@ -251,7 +251,7 @@ def test_an_infinity_on_one_rank_takes_the_step_back_on_all(over, codec):
 ))  # fmt: skip
 @pytest.mark.parametrize("family", OF_FAMILIES)
 def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
-    """Errors of `old` ranks, taken over by `new` ones."""
+    """Hands errors of `old` ranks over to `new` ranks."""
     (place, world_of), rng, segments = over, np.random.default_rng(6), [100, 0, 1500, 70]
     options = dict(segments=segments, error=error, **OF_FAMILIES[family])
 
@@ -263,7 +263,7 @@ def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
             ranks.run(gradients(old))
         workers, server = ranks.errors()
     with world_of(new) as world, CheckedRanks(world, place, **options) as ranks:
-        ranks.run(gradients(new))  # whose errors are forgotten
+        ranks.run(gradients(new))  # errors_in() replaces these errors
         ranks.errors_in(workers, server)
         got_workers, got_server = ranks.errors()
         if error == "float32":
@@ -319,7 +319,7 @@ def run(ranks, put, streams, rank):
 
 
 def test_calls_return_while_the_card_is_at_work(card, gate):
-    """Two ranks of one context, while a kernel runs: had they allocated or freed on the GPU, they would wait for it."""
+    """Runs two ranks of a context while a kernel runs: an allocation or release on the GPU would wait for it."""
     n, size, rng, streams = 300_001, 2, np.random.default_rng(6), streams_of(2)
     gradients = [[rng.standard_normal(n).astype(f32)] for _ in range(size)]
     with World(size) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[n]) as ranks:

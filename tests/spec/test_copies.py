@@ -30,7 +30,7 @@ def seeds(block):
 
 
 class Host:
-    """Memory of the host, pinned or not, as gpu.Bench has the device's."""
+    """Memory of the host, pinned or not, like the memory of the device in gpu.Bench."""
 
     def __init__(self, kind, size):
         self.kind, self.size = kind, size
@@ -63,7 +63,7 @@ class Card:
 
 
 def place(layout, buffer, side):
-    """The layout in a copy of its buffer on a side."""
+    """Returns the layout in a copy of its buffer on a side."""
     if isinstance(side, Card):
         with driver.using(driver.primary(side.device.device_id)):
             if layouts.EXACT:
@@ -83,7 +83,7 @@ def download(side, size):
 
 
 def expected_of(source, buffer, target):
-    """What the target's elements become, by the same library on the CPU (tests/python/test_copy.py holds that to NumPy);
+    """Returns the target's elements by the same library on the CPU (tests/python/test_copy.py compares it with NumPy);
     without a cast they are the source's own."""
     array = source.carve(buffer)
     if source.dtype == target.dtype:
@@ -178,7 +178,7 @@ def test_casts_of_edge_values_are_those_of_the_cpu(sides, stream, source, target
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 31, 32])
 def test_elements_of_any_size_are_copied_as_they_are(sides, stream, size):
-    """Described as elements of so many bytes: lanes of 8 bits."""
+    """Describes elements of `size` bytes, as lanes of 8 bits."""
     rng = np.random.default_rng(size)
     memory = rng.integers(0, 256, (37, 53, size), np.uint8)
     driver.upload(sides["card"].address, memory)
@@ -196,7 +196,7 @@ def test_elements_of_any_size_are_copied_as_they_are(sides, stream, size):
 
 def test_large_pageable_copies_go_in_pieces(sides, stream):
     rng = np.random.default_rng(8)
-    scale = gpu.sized(card=4, quick=1, all=1)  # of the sizes
+    scale = gpu.sized(card=4, quick=1, all=1)  # factor of the sizes
     for source, target, shape, order in (
         ("uint8", "uint8", (scale * 11 << 20,), (0,)), ("float32", "bfloat16", (scale * 2 << 20,), (0,)),
         ("bfloat16", "float32", (scale * 2 << 20,), (0,)), ("float32", "float32", (scale * 700 + 1, 2503), (1, 0)),
@@ -290,7 +290,7 @@ def test_a_copy_waits_for_its_stream_and_for_nothing_else(sides, gate, stream):
     layout = Layout("float32", (5000,))
     buffer, before = random_bytes(np.random.default_rng(2), layout), layout.buffer()
     src, dst = place(layout, buffer, sides["card"]), place(layout, before, sides["other"])
-    check(lib.gc_copy_into(src.view, dst.view, stream))  # kernels are loaded
+    check(lib.gc_copy_into(src.view, dst.view, stream))  # loads the kernels
     driver.wait_for(stream)
     driver.upload(sides["other"].address, before)
     with gate.closed(stream):

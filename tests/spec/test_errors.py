@@ -1,4 +1,4 @@
-"""What goes wrong is a status and a sentence, and nothing is lost by it."""
+"""Tests that failures are a status and a message, and that no memory is lost by them."""
 
 import ctypes
 
@@ -61,7 +61,7 @@ def test_more_memory_than_there_is_is_refused_and_nothing_is_lost():
         refused(status, Status.OUT_OF_MEMORY, size)
         assert "cuMem" in last_error() and "CUDA_ERROR_" in last_error(), last_error()
         assert not out
-    assert driver.free_bytes() >= before  # what was kept has been given back
+    assert driver.free_bytes() >= before  # the library has freed the memory that it kept
     with Prepared("pack_chunks") as work:
         check(work.call(None))
         work.check()

@@ -1,4 +1,4 @@
-"""Kernels that are compiled at run time, on a GPU: CuPy is the oracle, NumPy where results are to be equal to the bit.
+"""Kernels compiled at run time, on a GPU; expected results are CuPy's, or NumPy's where results are equal to the bit.
 
     GRADCODEC_LIBRARY=target/release/libgradcodec.so.0 python -m pytest -q tests/spec/test_kernels.py
 """
@@ -17,7 +17,7 @@ import driver
 try:
     import cupy
 except ImportError:
-    if driver.device_count() > 0:  # without the oracle nothing would be tested, and all would seem well
+    if driver.device_count() > 0:  # without CuPy nothing would be tested, and the run would pass
         raise
     pytest.skip("no CUDA device, and no CuPy", allow_module_level=True)
 import numpy as np
@@ -71,7 +71,7 @@ def test_elements_are_numpys_to_the_bit_in_any_layout(layout, shape):
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
 def test_what_is_broadcast_may_lie_at_any_byte(dtype):
-    """Beside one that is read in vectors: an element, a row and a column that do not lie at multiples of their size."""
+    """Tests an element, a row and a column at no multiple of their size, beside an operand read in vectors."""
     rng, size = np.random.default_rng(0), np.dtype(dtype).itemsize
     x = cupy.asarray(rng.integers(-99, 100, (64, 256)).astype(dtype))
     for shape in (), (256,), (64, 1):

@@ -1,7 +1,7 @@
-"""More elements, and more bytes between them, than 32 bits can count. All of it stays on the device.
+"""Tests of more elements, and more bytes between them, than 32 bits can count. All data stays on the device.
 
-The elements are a hash of their index, so that no wrapped index finds the same values; what is expected is computed
-from it by PyTorch, piece by piece.
+The elements are a hash of their index, so that no wrapped index finds the same values. PyTorch computes the expected
+results from the hash, piece by piece.
 """
 
 import pytest
@@ -15,14 +15,14 @@ from capi import BIG, LITTLE, check, lib
 pytestmark = pytest.mark.gpu
 
 LARGE = 2**32 + 8 * 1237 + 5
-PIECE = 2**27  # elements that are computed at a time
+PIECE = 2**27  # elements computed at a time
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
 def room():
-    """Skips when the GPU is too small, gives everything back in the end."""
+    """Skips if the GPU is too small; frees all memory at the end."""
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("needs 40 GiB of free device memory")
     yield
@@ -30,13 +30,13 @@ def room():
 
 
 def bits_from(first, count):
-    """uint8, 0 or 1, of the elements from `first` on."""
+    """Returns uint8, 0 or 1, of the elements from `first` on."""
     index = torch.arange(first, first + count, device="cuda")
     return ((index * 0x9E3779B1 ^ index >> 7) >> 19 & 1).to(torch.uint8)
 
 
 def bytes_from(first, count, total, order=BIG):
-    """The packed bytes from byte `first` on; zero bits after `total` elements."""
+    """Returns the packed bytes from byte `first` on; the bits after `total` elements are zero."""
     bits = torch.zeros(8 * count, dtype=torch.uint8, device="cuda")
     there = max(0, min(8 * count, total - 8 * first))
     bits[:there] = bits_from(8 * first, there)
@@ -59,7 +59,7 @@ def fill_with_bits(flat):
 
 
 def assert_packed(packed, total, order=BIG):
-    """That flat bytes are those of `total` elements, and zeros after them."""
+    """Checks that flat bytes are those of `total` elements, and zeros after them."""
     for first, count in pieces(packed.numel(), PIECE // 8):
         expected = bytes_from(first, count, total, order)
         assert torch.equal(packed[first : first + count], expected), f"packed bytes from {first} on"
@@ -201,7 +201,7 @@ def run_compiled(kernel, inputs, outputs, **options):
 
 @pytest.mark.parametrize("start", [0, 1, 16])
 def test_a_kernel_goes_over_more_than_two_to_the_32_elements(start):
-    """In vectors, from an odd address, with the number of an element beyond 32 bits, and a part of a vector at the end."""
+    """Runs in vectors, from an odd address, with element numbers beyond 32 bits, and a part of a vector at the end."""
     total = 2**32 + 3
     x, z = poisoned((start + total,)), poisoned((start + total + 64,))
     fill_with_bits(x[start:])
@@ -216,7 +216,7 @@ def test_a_kernel_goes_over_more_than_two_to_the_32_elements(start):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_kernel_broadcasts_to_more_than_two_to_the_32_elements(turned):
-    """Two loops, of more rounds than 32 bits count; turned: through a transposed input, so element by element."""
+    """Runs two loops of more rounds than 32 bits count; turned: a transposed input, so element by element."""
     x = torch.empty(ROWS * COLUMNS, dtype=torch.uint8, device="cuda")
     fill_with_bits(x)
     x = x.view(COLUMNS, ROWS).T if turned else x.view(ROWS, COLUMNS)
@@ -232,7 +232,7 @@ def test_a_kernel_broadcasts_to_more_than_two_to_the_32_elements(turned):
 
 @pytest.mark.parametrize("columns", [1, 3])
 def test_a_kernel_reduces_two_to_the_33_elements_that_are_one(columns):
-    """Broadcast, so that they take no memory. Their numbers' upper bits come in all values equally often."""
+    """Reduces broadcast elements, which take no memory. Their numbers' upper bits have all values equally often."""
     many = 2**33
     ones = torch.arange(1, columns + 1, dtype=torch.uint8, device="cuda").view(1, columns).expand(many, columns)
     x = gpu.at(ones.data_ptr(), (many, columns), "uint8", strides=(0, 1))
@@ -250,7 +250,7 @@ def test_a_kernel_reduces_two_to_the_33_elements_that_are_one(columns):
 
 
 def test_a_kernel_reduces_more_than_two_to_the_32_elements_over_any_axes():
-    """`_J` is not asked for, so the loops come in the order of memory."""
+    """Does not use `_J`, so the loops are in the order of memory."""
     x = torch.empty(ROWS * COLUMNS, dtype=torch.uint8, device="cuda")
     fill_with_bits(x)
     x = x.view(ROWS, COLUMNS)

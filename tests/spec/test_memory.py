@@ -1,4 +1,4 @@
-"""When released memory may be used again, and that it comes back; releases in every place that a deleter can run."""
+"""Tests when released memory may be used again, that it is freed, and releases in every place of a deleter."""
 
 import pathlib
 import subprocess
@@ -14,7 +14,7 @@ from capi import BIG, COUNT_ALL, Managed, byref, check, free_all, in_threads, li
 pytestmark = pytest.mark.gpu
 
 MIB = 2**20
-SLACK = 16 * MIB  # that the driver may keep for itself
+SLACK = 16 * MIB  # bytes that the driver may keep for itself
 ROOT = gpu.HERE.parent.parent
 
 
@@ -22,14 +22,14 @@ ROOT = gpu.HERE.parent.parent
 
 
 class Maker:
-    """Outputs of one size by one function, full of a byte of choice."""
+    """Outputs of one size by one function, full of a given byte."""
 
     def __init__(self, name, size=4 * MIB):
         self.name, self.size = name, size
         self.memory = driver.Memory(8 * size)
 
     def make(self, byte):
-        """All functions but the last can only fill with 0xff and 0, or with 1 and 0."""
+        """Makes an output. All functions but the last can only fill with 0xff and 0, or with 1 and 0."""
         out = Managed()
         if self.name == "tensor_empty":
             out = capi.empty(self.size, device=gpu.device())
@@ -52,7 +52,7 @@ class Maker:
         return out
 
     def value(self, byte):
-        """What is in the output."""
+        """Returns the byte in the output."""
         if self.name == "tensor_empty":
             return byte
         return (255 if byte else 0) if self.name.startswith("pack") else (1 if byte else 0)
@@ -65,7 +65,7 @@ class Maker:
 
 
 class Careless(Maker):
-    """Hands memory out again as soon as it is released: what must not be done."""
+    """Hands memory out again as soon as it is released, which the library must not do."""
 
     def __init__(self):
         super().__init__("tensor_empty")
@@ -85,7 +85,7 @@ class Careless(Maker):
 
 
 def reader_sees_the_old_bytes(maker, gate, count, release=None):
-    """Whether a stream that reads late still finds what was there when so many outputs were released."""
+    """Returns True if a stream that reads late still finds the bytes from before the release of `count` outputs."""
     with driver.Stream() as reader, driver.Memory(count * maker.size) as seen:
         old = [maker.make(1) for _ in range(count)]
         # The gate opens by itself too: the library may wait for the device before memory is used again.
@@ -104,7 +104,7 @@ def reader_sees_the_old_bytes(maker, gate, count, release=None):
 MAKERS = ("pack_chunks", "unpack_chunks", "pack_bits", "unpack_bits", "tensor_empty")
 
 
-# One, which is soon used again if at all; and so many that they must be.
+# Tests one output, which is soon used again if at all; and enough outputs that some must be.
 @pytest.mark.parametrize(
     "size, count, where",
     [
@@ -180,7 +180,7 @@ def test_trim_leaves_what_is_in_use_alone(gate):
 
 @pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
 def test_a_capture_survives_what_another_thread_makes_and_releases(mode, stream):
-    # Enough for memory to be used again and given back while the capture lasts.
+    # Allocate enough for memory to be used again and freed while the capture lasts.
     def make_and_release(_):
         for _ in range(100):
             lib.gc_tensor_free(capi.empty(16 * MIB, device=gpu.device()))

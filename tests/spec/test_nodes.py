@@ -1,5 +1,5 @@
-"""The hierarchical all-reduce against docs/NUMERICS.md 12 in NumPy (nodes_model): values, flags and errors, on the CPU and on the
-device, over groups, callbacks and peer memory. tests/python/test_hierarchical.py has what each step sends, and refusals."""
+"""Tests of the hierarchical all-reduce against docs/NUMERICS.md 12 in NumPy (nodes_model): values, flags and errors, on
+the CPU and the device, over each transport. tests/python/test_hierarchical.py has each step's bytes, and refusals."""
 
 import os
 
@@ -23,13 +23,13 @@ CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=16, all=200)
 BOARD_CASES = gpu.sized(card=100, quick=6, all=200)  # over callbacks, which are slow
 ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
 HOST_FLAGS = (1, 1)  # callbacks take host memory
-# What connects the ranks of a node, and the nodes.
+# Transports within a node and between nodes.
 WAYS = {
     "cpu-group": ("group", "group"), "cpu-board": ("board", "board"),
     "cuda-group": ("group", "group"), "cuda-host transport": ("board", "board", HOST_FLAGS),
     "cuda-peers within": ("peers", "board", HOST_FLAGS, ROOM), "cuda-peers": ("peers", "peers", (0, 0), ROOM),
 }  # fmt: skip
-# All of them are in the random cases.
+# The random cases have all of them.
 FEW_WAYS = gpu.sized(card=list(WAYS), quick=["cpu-group", "cuda-peers within"], all=list(WAYS))
 SEGMENTS = (
     [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [4003], [1] * 20, [], [1, 1, 1, 64, 64],
@@ -39,7 +39,7 @@ SHAPES = [(nodes, ranks) for nodes in range(1, 5) for ranks in range(1, 5)]
 
 
 class Way:
-    """Where operands are, and worlds over one of WAYS."""
+    """Place of operands, and worlds over one of WAYS."""
 
     def __init__(self, place, over):
         self.place, self.over = place, over
@@ -48,7 +48,7 @@ class Way:
         return Nodes([ranks] * nodes, *self.over)
 
     def flat(self, size):
-        """Over what connects the ranks of a node."""
+        """Returns a flat world over the transport within a node."""
         within, _, *more = self.over
         return World(size, within, more[0][0] if more else 0, ROOM)
 
@@ -81,7 +81,7 @@ def random_gradients(rng, size, options, special=False):
 
 
 def random_factors(rng, size):
-    """One for all ranks, none, or other ones on some of them."""
+    """Returns None, or a factor for some of the ranks."""
     kind = rng.random()
     if kind < 0.5:
         return None
@@ -90,7 +90,7 @@ def random_factors(rng, size):
 
 
 def random_rows(rng, nodes, ranks, n):
-    """Worker errors of a world of some size, and server errors."""
+    """Returns worker errors of a world of some size, and server errors or None."""
     rows = int(rng.choice([1, nodes * ranks, nodes * ranks, 2, 3, 7]))
     workers, server = rng.standard_normal((rows, n)).astype(f32), rng.standard_normal(n).astype(f32)
     if n and rng.random() < 0.2:
@@ -99,7 +99,7 @@ def random_rows(rng, nodes, ranks, n):
 
 
 def one_case(way, seed):
-    """A few steps of a random handle on a random grid; every byte that comes out is compared."""
+    """Runs a few steps of a random handle on a random grid; compares every resulting byte."""
     nodes, ranks = SHAPES[seed % len(SHAPES)]
     rng, size = np.random.default_rng(seed), nodes * ranks
     options = random_options(rng)
@@ -133,7 +133,7 @@ def test_random_worlds_do_what_the_specification_says(over):
     cases = min(cases, BOARD_CASES) if "board" in over.over else cases
     print(f"NODES_SEED={SEED}, {cases} cases")
     for case in range(cases):
-        seed = SEED + (case * 7 if "board" in over.over else case)  # of 16 shapes other ones
+        seed = SEED + (case * 7 if "board" in over.over else case)  # different shapes, of 16
         with layouts.case(seed=seed, shape=SHAPES[seed % len(SHAPES)]):
             over.start_again()
             one_case(over, seed)
@@ -162,7 +162,7 @@ def test_errors_of_all_ranks_are_the_models_over_many_steps(over, codec, error, 
 
 @pytest.mark.parametrize("nodes, ranks", both(quick=[(1, 2), (2, 1)], all=[(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]))
 def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
-    """The model is that of a flat world; so are exchanges, bytes, parts."""
+    """Compares with a flat world: the model, exchanges, bytes, parts."""
     rng, size = np.random.default_rng([nodes, ranks]), nodes * ranks
     for codec, error in ((ONEBIT, "float32"), (SIGN, None), (INT8, "float32"), (INT4, None)):
         over.start_again()
@@ -188,12 +188,12 @@ def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
 # Nodes, ranks per node; None: flat.
 WORLDS = [(None, 4), (2, 2), (4, 1), (1, 4), (2, 3), (None, 6), (3, 2), (2, 2), (None, 2)]
 WORLDS = gpu.sized(card=WORLDS, quick=[(None, 4), (2, 2), (3, 2), (None, 2)], all=WORLDS)
-# Of the numbers that are added, each time the dtype of errors rounds; the sums are float32.
+# Largest rounding relative to the numbers that are added: errors are rounded to their dtype, sums are float32.
 ROUNDING = {"float32": 2.0**-20, "bfloat16": 2.0**-8}
 
 
 def kept(workers, server, size, is_sum):
-    """What a world keeps in total."""
+    """Returns the errors that a world keeps in total."""
     return workers.astype(np.float64).sum(axis=0) / (1 if is_sum else size) + server
 
 
@@ -211,7 +211,7 @@ def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
         world_of = over.flat(ranks) if nodes is None else over.world(nodes, ranks)
         with world_of as world, CheckedRanks(world, over.place, **options) as checked:
             if before is not None:
-                checked.run(random_gradients(rng, size, options))  # whose errors are forgotten
+                checked.run(random_gradients(rng, size, options))  # errors_in() replaces these errors
                 checked.errors_in(*before[:2])
                 after = *checked.errors(), size
                 apart = np.abs(kept(*after, is_sum) - kept(*before, is_sum))
@@ -234,7 +234,7 @@ def test_rows_of_any_number_come_in_as_the_specification_says(over, family, rows
             workers, server = rng.standard_normal((rows, 1670)).astype(f32), rng.standard_normal(1670).astype(f32)
             checked.errors_in(workers, server)
             found, _ = checked.errors()
-            if rows == 4:  # a world of as many ranks: the own node's, and once more the own
+            if rows == 4:  # rows of a world of this size: a rank takes its node's rows; its own errors stay as they are
                 checked.errors_in(found, None)
                 same(checked.errors()[0], found, "errors of the same world")
             if rows == 1 and error == "float32":

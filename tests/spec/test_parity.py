@@ -20,7 +20,7 @@ from models import (
 )  # fmt: skip
 
 CHUNKS = (1, 2, 3, 7, 100)
-BLOCKS = gpu.sized(card=4, quick=1, all=4)  # of random cases: as many tests, of bench.cases each
+BLOCKS = gpu.sized(card=4, quick=1, all=4)  # tests of random cases, bench.cases in each
 
 LONG_VOTE = gpu.sized(card=20_000, quick=900, all=2000)  # bytes
 
@@ -42,7 +42,7 @@ def bench(request):
 
 
 def seeded(bench, block):
-    """The seed and a generator for each random case of a block."""
+    """Yields the seed and a generator for each random case of a block."""
     for seed in range(block * bench.cases, (block + 1) * bench.cases):
         yield seed, np.random.default_rng(seed)
 
@@ -56,7 +56,7 @@ def any_chunks(rng, n_elements):
 
 
 def any_axis(rng, ndim):
-    """Each axis there is, from either end; a 0-dimensional tensor counts as one of one dimension."""
+    """Returns any axis, from either end, or none; a 0-dimensional tensor counts as one of one dimension."""
     return int(rng.choice((AXIS_NONE, *range(-max(1, ndim), max(1, ndim)))))
 
 
@@ -66,7 +66,7 @@ def any_count(rng, array, axis):
 
 
 def assert_patterns(layout, buffer, expected):
-    """assert_written() for floats whose NaNs are compared, too."""
+    """Checks as assert_written() does, for floats whose NaNs are compared, too."""
     twin = layout.buffer()
     layout.carve(twin).view(f"uint{8 * expected.dtype.itemsize}")[...] = as_written(expected)
     np.testing.assert_array_equal(buffer, twin)
@@ -139,7 +139,7 @@ def test_a_scale_is_rounded_once_and_any_nan_is_the_one(bench, dtype):
 
 
 def votes(bench, rng, source, turns):
-    """Of rows near a tie, or most bits would be decided alike."""
+    """Votes on rows near a tie, so that bits are not all decided alike."""
     buffer = random_bytes(rng, source)
     rows = source.carve(buffer)
     if rows.strides[0]:  # every voter has a row
@@ -156,7 +156,7 @@ def test_vote_signs_into_is_what_more_than_half_have_and_ties_go_by_turns(bench,
     for seed, rng in seeded(bench, block):
         voters = int(rng.integers(1, rng.choice((8, 31, 200))))
         rows = random_rows(rng, (voters, int(rng.integers(0, rng.choice((70, 700, LONG_VOTE))))))
-        # With a gap behind each row, from the last row on, or one row for all voters.
+        # Each row has a gap behind it, the last row is first, or all voters have one row.
         rows = replace(rows, steps=(int(rng.choice((1, 1, 2, -1, 0))), 1))
         with case(seed=seed):
             votes(bench, rng, rows, [int(rng.integers(0, 2**63))])
@@ -181,7 +181,7 @@ def test_chunks_with_layouts_of_their_own_are_unpacked_to_bits_and_signs(bench, 
             check(lib.gc_unpack_chunks(chunks, n_chunks, count, byref(out)))
             found = bench.take(out)
             assert found.dtype == np.bool_
-            np.testing.assert_array_equal(found.view(np.uint8), bits)  # as bytes: a bool is 0 or 1
+            np.testing.assert_array_equal(found.view(np.uint8), bits)  # compared as bytes: a bool is 0 or 1
             check(lib.gc_unpack_signs(chunks, n_chunks, count, capi.dldtype(dtype), byref(out)))
             about = out.contents.dl_tensor.dtype
             assert (about.code, about.bits, about.lanes) == (*DTYPES[dtype][1:], 1)
@@ -303,7 +303,7 @@ LARGE = {
 
 
 def cut(size):
-    """Of a dimension of a large layout on the stand-in driver: what is left over beside whole words stays."""
+    """Returns a smaller dimension for the stand-in driver: the rest beside whole words stays."""
     return size if size < 200 else 192 + size % 64
 
 
@@ -314,7 +314,7 @@ if driver.IS_STAND_IN:
 @pytest.mark.parametrize("dtype, order", [("bool", 0), ("int32", 1), ("bfloat16", 0), ("float64", 1)])
 @pytest.mark.parametrize("name", LARGE)
 def test_large_layouts_are_packed_and_unpacked_whole(card, name, dtype, order):
-    # One chunk has no padding, three may have.
+    # A single chunk has no padding, three chunks may have.
     for n_chunks in 1, 3:
         both_ways(card, Layout(dtype, **LARGE[name]), n_chunks, order, np.random.default_rng(5))
 
@@ -335,7 +335,7 @@ def test_each_special_value_has_the_sign_of_the_rule_in_every_place(bench, dtype
     n = len(special)
     # Pairs of both signs: 0, six magnitudes from the smallest denormal to infinity, two NaNs.
     bits = [1, 1, *[1, 0] * 6, 1, 1, 1, 1]
-    for at in range(70):  # of a vector and of the tail behind it
+    for at in range(70):  # places in a vector and in the tail behind it
         source = Layout(dtype, (70 + n,))
         buffer = source.buffer()
         values = source.carve(buffer).view(unsigned)
@@ -363,11 +363,11 @@ def test_empty_tensors_have_no_data_and_give_none(bench):
         chunks = (Managed * 4)()
         check(lib.gc_pack_chunks(source.managed, 4, chunks))
     check(lib.gc_unpack_chunks(chunks, 4, 0, byref(out)))
-    assert [bench.take(tensor).shape for tensor in (*chunks, out)] == [(0,)] * 5  # take() looks that data is NULL
+    assert [bench.take(tensor).shape for tensor in (*chunks, out)] == [(0,)] * 5  # take() checks that data is NULL
 
 
 def strided_views():
-    """Lines of bytes, and arrays that are views of them."""
+    """Yields lines of bytes, and arrays that are views of them."""
     rng = np.random.default_rng(2)
     line, short = rng.integers(0, 2, 4000, np.uint8), rng.integers(0, 2, 2**8, np.uint8)
     yield line, np.lib.stride_tricks.sliding_window_view(line, 900)
@@ -385,7 +385,7 @@ def test_views_are_read_as_they_are(bench, line, array):
 
 
 def test_many_dimensions_that_do_not_merge_are_read_in_c_order(card):
-    # Twelve dimensions in an order that leaves no two of them one: more than a kernel may have built in.
+    # Twelve dimensions in an order in which no two can be merged: more than a kernel may have built in.
     shape = (2, 3) * 6
     order = (*range(1, 12, 2), *range(0, 12, 2))
     both_ways(card, Layout("int16", shape, order=order[::-1]), 2, BIG, np.random.default_rng(9))

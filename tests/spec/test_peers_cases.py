@@ -12,7 +12,7 @@ from capi import byref, lib
 from codecs_c import Host, options_of
 from comms import BITS, CheckedRanks, World, random_handle, steps
 
-# Element counts of a case, together; cases by the size of the world.
+# Most elements of a case in total; number of cases by the size of the world.
 MOST = gpu.sized(card=100_000, quick=6000, all=6000)
 CASES = [
     (2, gpu.sized(card=80, quick=6, all=20)), (4, gpu.sized(card=70, quick=4, all=16)), (8, gpu.sized(card=50, quick=2, all=8)),
@@ -27,7 +27,7 @@ def random_segments(rng, most):
 
 
 def options_for(seed, size, most):
-    """Half of them bits, whose kernels write to the other ranks' memory."""
+    """Returns options, half of them of ONEBIT or SIGN, whose kernels write to the other ranks' memory."""
     rng = np.random.default_rng([seed, size])
     return random_handle(rng, BITS if rng.random() < 0.5 else list(FORMATS), random_segments(rng, most))
 

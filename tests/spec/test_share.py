@@ -1,4 +1,4 @@
-"""Memory of a GPU in two processes: of every allocator that it can come from, seen and written on both sides."""
+"""Memory of a GPU in two processes, from every allocator: both sides read what either writes."""
 
 import pathlib
 import socket
@@ -18,7 +18,7 @@ two_devices = pytest.mark.two_devices
 
 
 def two(sender, receiver, source, devices=(0, 0)):
-    """Runs the two sides of shares.py; what they printed."""
+    """Runs the two sides of shares.py; returns what they printed."""
     sockets = [socket.socketpair() for _ in range(2)]
     children = []
     for k, side in enumerate((sender, receiver)):

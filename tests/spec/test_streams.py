@@ -1,8 +1,8 @@
-"""The stream tier under load: in its place on the stream, without waiting, without memory, in the right context; and
-captured in a graph.
+"""Tests of the stream tier under load: calls take their place on the stream, without waiting, without memory, in the
+right context; and are captured in a graph.
 
-A closed gate is a kernel that runs until the host opens it. What is enqueued behind it cannot have run, and a call that
-waited for the device would not come back before the gate gives up, which the tests see.
+A closed gate is a kernel that runs until the host opens it. Work that is enqueued behind it cannot have run. A call
+that waited for the device would not return before the gate gives up, which the tests notice.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def prepared():
 
 
 class Streams:
-    """The streams there are, by name."""
+    """Streams by name."""
 
     NAMES = ("NULL", "legacy", "per-thread", "non-blocking", "blocking")
 
@@ -47,7 +47,7 @@ streams = pytest.mark.parametrize("kind", Streams.NAMES)
 
 
 def in_thread(function):
-    """Runs it on a thread of its own, where no context is current."""
+    """Runs a function on a thread of its own, where no context is current."""
     return in_threads(1, lambda _: function())[0]
 
 
@@ -60,7 +60,7 @@ def test_a_call_takes_its_place_on_the_stream_and_returns_at_once(name, kind, ga
     with Prepared(name, seed=1) as work, Streams(kind) as stream:
         inputs, copied = driver.Memory(work.size), driver.Memory(work.out_size)
         driver.copy(inputs.address, work.source.address, work.size, LEGACY)
-        driver.fill(work.source.address, 0x11, work.size)  # the inputs come behind the gate
+        driver.fill(work.source.address, 0x11, work.size)  # the inputs are copied behind the gate
         driver.fill(copied.address, 0, work.out_size)
         with gate.closed(stream):
             driver.copy(work.source.address, inputs.address, work.size, stream)
@@ -92,7 +92,7 @@ def test_the_simple_tier_waits_for_the_legacy_stream_and_is_complete(gate, strea
         driver.copy(work.source.address, inputs.address, work.size, LEGACY)
         chunks = capi.pack_chunks(work.src, 3)
         size, packed = capi.chunk_bytes(gpu.COUNT, 3), driver.Memory(work.out_size)
-        driver.copy(packed.address, gpu.view_of(chunks[0]).data, 3 * size, stream)  # not ordered with it: complete
+        driver.copy(packed.address, gpu.view_of(chunks[0]).data, 3 * size, stream)  # unordered with the call: complete
         driver.wait_for(stream)
         found = driver.download(packed.address, 3 * size).reshape(3, size)
         np.testing.assert_array_equal(found, work.expected)
@@ -146,7 +146,7 @@ def test_the_stream_of_a_context_of_the_callers_own_is_followed_there(name):
                 work.poison()
                 driver.synchronize()
                 with driver.using(current):
-                    before = driver.current()  # None uncovers what lay below on the thread's stack
+                    before = driver.current()  # None uncovers the context below on the thread's stack
                     check(work.call(stream.handle))
                     assert driver.current() == before
                 stream.synchronize()

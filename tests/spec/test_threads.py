@@ -1,4 +1,4 @@
-"""Many threads at once, and more than one GPU."""
+"""Tests of many threads at once, and of more than one GPU."""
 
 import threading
 
@@ -16,7 +16,7 @@ THREADS, ROUNDS = 8, gpu.sized(card=60, quick=20, all=60)
 
 
 def together(function, count=THREADS):
-    """Runs function(k) on as many threads at once; the first error is raised here."""
+    """Runs function(k) on as many threads at once; raises the first error."""
     start = threading.Barrier(count)
     in_threads(count, lambda k: (start.wait(), function(k)))
 
@@ -108,7 +108,7 @@ def test_managed_memory_is_the_cards_work():
         driver.upload(memory.address, truth)
         source = gpu.at(memory.address, truth.shape, "bool", kind=CUDA_MANAGED)
         chunks = capi.pack_chunks(source, 2)
-        np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in chunks]), expected)  # they say CUDA
+        np.testing.assert_array_equal(np.stack([gpu.take(chunk) for chunk in chunks]), expected)  # their device is CUDA
         target = gpu.at(rows.address, expected.shape, kind=CUDA_MANAGED)
         for stream in None, driver.PER_THREAD:
             driver.fill(rows.address, 0, expected.size)

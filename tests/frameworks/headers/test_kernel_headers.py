@@ -1,6 +1,6 @@
-"""Kernels that include NVIDIA's and CuPy's own headers, with several NVRTCs: all of it from pip, by `make
-test-kernel-headers`. GRADCODEC_HEADERS is the folder in which each version of CUDA has one, and CuPy another. Nothing
-runs: a compiler is all that it takes. GRADCODEC_TESTS=quick leaves the floats of 16 bits out."""
+"""Tests kernels that include the headers of NVIDIA and CuPy, with several NVRTCs; `make test-kernel-headers` installs
+all of them with pip. GRADCODEC_HEADERS is a folder with one folder for each version of CUDA, and one for CuPy. The
+kernels are only compiled, so no GPU is needed. GRADCODEC_TESTS=quick leaves the floats of 16 bits out."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from tiers import both
 FOLDER = Path(os.environ["GRADCODEC_HEADERS"]).absolute()
 VERSIONS = sorted(path.name for path in FOLDER.iterdir() if path.name != "cupy")
 
-# In each place where a text may be, int64_t and its like are named, and are the header's where it has them.
+# Every text of a kernel uses int64_t and similar names. They are the header's types if it declares them.
 USES = """
 __device__ int64_t of_preamble(const uint64_t *x, int8_t y) { return static_cast<int64_t>(x[0]) + y; }
 """
@@ -26,7 +26,7 @@ const int64_t number = of_preamble(&counted, static_cast<int8_t>(1));
 z = x + T(number);
 """
 
-# What is included, and what more an operation does. bfloat16 of CuPy has no +=.
+# Included headers, and the statements that they add to the operation. CuPy's bfloat16 has no +=.
 CASES = {
     "nothing": ("", ""),
     "cuda_fp16.h": ("#include <cuda_fp16.h>", "z = z + __half2float(__float2half(float(x)));"),

@@ -1,4 +1,4 @@
-/* gradcodec/torch.hpp as it is, for test_adaptor.py: each function, and tensors through DLPack and our owners. */
+/* Gives test_adaptor.py each function of gradcodec/torch.hpp, and sends tensors through DLPack and our owners. */
 
 #include <gradcodec/torch.hpp>
 #include <gradcodec/torch.hpp>
@@ -17,7 +17,7 @@
 
 namespace {
 
-/* data, device type and index, ndim, dtype: what a view says; its sizes and strides are the tensor's own. */
+/* Returns data, device type and index, ndim and dtype of a view. Its sizes and strides must be the tensor's own. */
 std::vector<int64_t> described(at::Tensor x) /* not const: no other view() may take it for a container */
 {
     const DLTensor view = gradcodec::view(x);
@@ -30,7 +30,7 @@ std::vector<int64_t> described(at::Tensor x) /* not const: no other view() may t
 int64_t written_at(const at::Tensor &x) { return reinterpret_cast<int64_t>(gradcodec::view_to_write(x).data); }
 int64_t current_stream(const at::Tensor &x) { return reinterpret_cast<int64_t>(gradcodec::current_stream(x)); }
 
-/* torch's tensor as ours, versioned and back, and as torch's again. */
+/* Converts torch's tensor to ours, to a versioned one and back, and to torch's again. */
 at::Tensor through_dlpack(const at::Tensor &x)
 {
     gradcodec::Tensor legacy(at::toDLPack(x));
@@ -38,7 +38,7 @@ at::Tensor through_dlpack(const at::Tensor &x)
     return at::fromDLPack(gradcodec::tensor_from_versioned(std::move(versioned)).release());
 }
 
-/* A tensor that the library has allocated, as torch's. And where it was. */
+/* Returns a tensor that the library has allocated as torch's, and its address in the library. */
 std::pair<at::Tensor, int64_t> packed_by_the_library(const at::Tensor &x)
 {
     gradcodec::Tensor tensor(at::toDLPack(x));
@@ -47,7 +47,7 @@ std::pair<at::Tensor, int64_t> packed_by_the_library(const at::Tensor &x)
     return {at::fromDLPack(packed.release()), address};
 }
 
-/* Tensors that were sent, by a number. */
+/* Sent tensors by number. */
 std::map<int64_t, gradcodec::TensorShare> shares;
 
 int64_t kept(gradcodec::TensorShare share)
@@ -57,7 +57,7 @@ int64_t kept(gradcodec::TensorShare share)
     return number;
 }
 
-/* From here on torch takes this for CUDA's current device, and asks no driver. Torch keeps the guard: it never goes. */
+/* Makes `device` CUDA's current device for torch, without a driver. Torch keeps the guard, so it is never freed. */
 void pretend_current(c10::Device device)
 {
     static auto *guard = new c10::impl::FakeGuardImpl<c10::kCUDA>;
@@ -95,7 +95,7 @@ TORCH_LIBRARY(gradcodec_adaptor, m)
     m.def("share_send", [](const Tensor &x, int64_t socket, int64_t flags) {
         return kept(gradcodec::share_send(x, static_cast<int>(socket), static_cast<uint32_t>(flags)));
     });
-    m.def("share_send_any", [](const Tensor &x, int64_t socket) { /* of a dtype that torch.hpp does not have */
+    m.def("share_send_any", [](const Tensor &x, int64_t socket) { /* for dtypes that torch.hpp does not have */
         gradcodec::Tensor tensor(at::toDLPack(x));
         return kept({gradcodec::share_send(tensor, static_cast<int>(socket)), Tensor()});
     });
@@ -105,7 +105,7 @@ TORCH_LIBRARY(gradcodec_adaptor, m)
     m.def("share_receive", [](int64_t socket, c10::Device device) {
         return gradcodec::share_receive(static_cast<int>(socket), device, 0);
     });
-    using Optional = std::optional<int64_t>; /* None: the constant that says so */
+    using Optional = std::optional<int64_t>; /* None becomes GC_AXIS_NONE or GC_COUNT_ALL */
     m.def("pack_bits", [](const Tensor &x, Optional axis, int64_t order) {
         return gradcodec::pack_bits(x, static_cast<int32_t>(axis.value_or(GC_AXIS_NONE)), static_cast<int32_t>(order));
     });
@@ -114,7 +114,7 @@ TORCH_LIBRARY(gradcodec_adaptor, m)
                                       count.value_or(GC_COUNT_ALL), static_cast<int32_t>(order));
     });
 
-    /* One step of two workers: everyone's gradients to the mean, into `out`, and what the first then decodes it to. */
+    /* Runs a step of two workers: writes the decoded mean to `out`, returns both payloads and the reduced one. */
     m.def("codec_step", [](const std::vector<Tensor> &ours, const std::vector<Tensor> &theirs, std::vector<Tensor> out,
                            const std::optional<Tensor> &factor) {
         gc_codec_options_t options{};

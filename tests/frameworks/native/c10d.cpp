@@ -1,4 +1,4 @@
-/* gradcodec/c10d.hpp, for test_c10d.py: all-reduces over a process group, groups that fail, and streams. */
+/* Gives test_c10d.py functions of gradcodec/c10d.hpp: all-reduces over a group, groups that fail, and streams. */
 
 #include <gradcodec/c10d.hpp>
 #include <gradcodec/c10d.hpp>
@@ -31,7 +31,7 @@ gc_codec_options_t onebit()
     return options;
 }
 
-/* How many elements of a handle's tensors are a rank's: each tensor begins with a byte of its own. */
+/* Returns the number of elements in a rank's shard. The bits of each tensor begin at a new byte. */
 int64_t shard_of(const Tensors &tensors, int64_t rank, int64_t world)
 {
     int64_t bits = 0, count = 0;
@@ -47,7 +47,7 @@ int64_t shard_of(const Tensors &tensors, int64_t rank, int64_t world)
     return count;
 }
 
-/* A call that writes to a tensor: a backward pass that has saved the tensor must notice. */
+/* Checks that a call increases a tensor's version: a backward pass that saved the tensor must notice the write. */
 template <class Call> void counted(const Tensor &written, Call call)
 {
     const auto before = written._version();
@@ -55,7 +55,7 @@ template <class Call> void counted(const Tensor &written, Call call)
     TORCH_CHECK(written._version() == before + 1, "a tensor was written to, and its version is as before");
 }
 
-/* Steps of one rank. All that each step ends with: the means, and the errors that the handle keeps. */
+/* Runs the steps of one rank. Returns the means and the handle's errors after each step. */
 template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, const Tensors &gradients)
 {
     auto allreduce = gradcodec::allreduce_create(comm, gradients, onebit());
@@ -74,7 +74,7 @@ template <class Comm> Tensors steps(Comm &comm, int64_t rank, int64_t world, con
         gradcodec::allreduce_errors_out(allreduce, worker_view, server_view);
         out.insert(out.end(), {worker, server});
     }
-    /* The two halves make the whole: here its first step, as a new handle has no errors yet. */
+    /* The two halves must give the first step's result, as a new handle has no errors yet. */
     auto halves = gradcodec::allreduce_create(comm, gradients, onebit());
     const Tensor mean = at::zeros({shard_of(gradients, rank, world)});
     Tensors values;
@@ -102,7 +102,7 @@ Tensors over_backend(const std::string &name, const Tensors &gradients)
     return steps(comm, backend->getRank(), backend->getSize(), gradients);
 }
 
-/* `gradients`: those of all ranks, one after the other. What the ranks of a world in one process end with, likewise. */
+/* Runs a world in one process. `gradients` are the tensors of all ranks, rank by rank; so are the results. */
 Tensors in_one_process(int64_t world, const Tensors &gradients)
 {
     const auto ranks = static_cast<std::size_t>(world), count = gradients.size() / ranks;
@@ -119,7 +119,7 @@ Tensors in_one_process(int64_t world, const Tensors &gradients)
                 results[k] = steps(group[k], static_cast<int64_t>(k), world, mine);
             } catch (...) {
                 std::call_once(failed, [&] { failure = std::current_exception(); });
-                group[k] = {}; /* or the others would wait for this rank */
+                group[k] = {}; /* or the other ranks would wait for this one */
             }
         });
     for (std::thread &thread : threads)
@@ -132,7 +132,7 @@ Tensors in_one_process(int64_t world, const Tensors &gradients)
     return all;
 }
 
-/* A world of one, for what becomes of the tensors that are given. */
+/* Runs a reduce-scatter in a world of one rank, to test the checks of its tensors. */
 void reduce_scatter(const Tensors &values, const Tensor &shard)
 {
     std::vector<gradcodec::Communicator> group = gradcodec::comm_group(1);
@@ -140,7 +140,7 @@ void reduce_scatter(const Tensors &values, const Tensor &shard)
     gradcodec::allreduce_reduce_scatter(allreduce, values, shard);
 }
 
-/* A handle goes on without its communicator, wherever both are moved, and nothing keeps the group when it is gone. */
+/* Runs a handle after its communicator was released and both were moved. The group must end with the handle. */
 Tensors outlived(const std::string &name, const Tensors &gradients)
 {
     const auto group = c10d::resolve_process_group(name);
@@ -152,7 +152,7 @@ Tensors outlived(const std::string &name, const Tensors &gradients)
             auto made = gradcodec::comm_from_process_group(group);
             gradcodec::GroupCommunicator comm(std::move(made));
             auto handle = gradcodec::allreduce_create(comm, gradients, onebit());
-            comm = gradcodec::comm_from_process_group(group); /* the one before is released */
+            comm = gradcodec::comm_from_process_group(group); /* releases the communicator before */
             allreduce = std::move(handle);
         }
         TORCH_CHECK(group.use_count() == users + 1, "the handle keeps the group ", group.use_count() - users, " times");
@@ -164,7 +164,7 @@ Tensors outlived(const std::string &name, const Tensors &gradients)
     return out;
 }
 
-/* A group of two whose other rank is none. torch's newer names for the collectives, and its older ones. */
+/* A group of two ranks without a second rank. It has torch's newer and older names of the collectives. */
 class Fake : public c10d::Backend {
 public:
     Fake() : Backend(0, 2) {}
@@ -221,8 +221,8 @@ private:
     std::string how_;
 };
 
-/* Over a group that fails: the status and the sentence of the C function, the status that the communicator reports
- * later, and what the function on tensors throws. */
+/* Returns, for a group that fails, the status and message of the C function, the status that the communicator
+ * reports later, and the message of the function on tensors. */
 std::tuple<int64_t, std::string, int64_t, std::string> failure(const std::string &how)
 {
     auto comm = gradcodec::comm_from_process_group(c10::make_intrusive<Failing>(how));
@@ -243,8 +243,8 @@ std::tuple<int64_t, std::string, int64_t, std::string> failure(const std::string
     return {status, sentence, later, thrown};
 }
 
-/* Streams of a GPU that is not there. As in torch, the numbers of those of others are their handles; odd numbers are
- * torch's own. */
+/* Streams of a GPU that does not exist. As in torch, the number of an external stream is its handle; torch's own
+ * streams have odd numbers. */
 struct Streams final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return c10::kCUDA; }
     c10::Device exchangeDevice(c10::Device device) const override { return std::exchange(device_, device); }
@@ -276,11 +276,11 @@ public:
     std::vector<int64_t> seen;
 };
 
-/* What a group with memory of GPUs is given when the library calls with `stream`, and in the end what it returned, the
- * transport's flags, and the number of the stream that is current then. */
+/* Calls a transport's function with memory of a GPU and `stream`. Returns what the group received, the status, the
+ * transport's flags, and the number of the stream that is current afterwards. */
 std::vector<int64_t> on_stream(int64_t stream, bool gather)
 {
-    static Streams *const streams = [] { /* torch keeps it: it never goes */
+    static Streams *const streams = [] { /* torch keeps the guard, so it is never freed */
         auto *made = new Streams;
         c10::impl::registerDeviceGuard(c10::kCUDA, made);
         return made;

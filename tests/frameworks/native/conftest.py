@@ -1,4 +1,4 @@
-"""Tests with frameworks, on the CPU and, where there is one, on a GPU: the same tests for both."""
+"""Fixtures of tests with frameworks. The same tests run on the CPU and, if there is one, on a GPU."""
 
 import pathlib
 import sys
@@ -38,6 +38,6 @@ def ops():
 
 @pytest.fixture(scope="session")
 def adaptor():
-    """The functions of gradcodec/torch.hpp as they are, without what operators add."""
+    """Returns the functions of gradcodec/torch.hpp, without the additions of the operators."""
     torch_ops.build(HERE / "adaptor.cpp", name="gradcodec_adaptor")
     return torch.ops.gradcodec_adaptor

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The DLPack declarations of torch and of tvm-ffi and ours in one unit, in any order; and a program with tvm-ffi.
-# What is not installed is skipped, aloud. Usage: headers.sh PYTHON CXX LIBRARY_DIR WORK_DIR
+# Compiles the DLPack declarations of torch, of tvm-ffi and ours in one unit, in any order; and a program with tvm-ffi.
+# Prints what is not installed, and skips it. Usage: headers.sh PYTHON CXX LIBRARY_DIR WORK_DIR
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 PYTHON CXX LIBRARY_DIR WORK_DIR" >&2; exit 2; }
 cd "$(dirname "$0")/../../.."
@@ -18,11 +18,11 @@ else
     echo "SKIPPED tvm-ffi: not installed for $python"
 fi
 
-# order HEADER...: a unit with these in this order, which then looks at what it got
+# order HEADER...: compiles a unit with these headers in this order, and checks their declarations with layout.h
 order() {
     for file in "$@"; do echo "#include <$file>"; done >"$work/order.cpp"
     printf '#undef CHECK\n#include "layout.h"\n' >>"$work/order.cpp" # torch has a macro of that name, too
-    # shellcheck disable=SC2086 # the flags are words. -isystem: the faults of real headers are not ours.
+    # shellcheck disable=SC2086 # the flags are words. -isystem: warnings in real headers are not ours.
     $cxx -std=c++20 -Wall -Wextra -Werror -fsyntax-only -Iinclude -Itests/dlpack $torch $tvm "$work/order.cpp" ||
         { echo "FAILED: $*"; exit 1; }
     echo "ok $*"

@@ -1,4 +1,4 @@
-"""Tensors of every kind, and what packing makes of them: NumPy's packbits."""
+"""Tensors of every kind, and the result of packing them: NumPy's packbits."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 TRUTHS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, *UNSIGNED)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# How a contiguous tensor becomes one of other strides.
+# Conversions of a contiguous tensor to other strides.
 LAYOUTS = {
     "contiguous": lambda x: x,
     "transposed": lambda x: x.t(),
@@ -21,7 +21,7 @@ LAYOUTS = {
 
 
 def floats(dtype, device, layout="contiguous"):
-    """27 x 37 values around zero, with every special one."""
+    """Returns 27 x 37 values around zero, with every special one."""
     x = torch.randn(27, 37, generator=torch.Generator().manual_seed(7))
     special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-45, -1e-45, -1.0])
     x.view(-1)[: len(special)] = special
@@ -29,7 +29,7 @@ def floats(dtype, device, layout="contiguous"):
 
 
 def integers(dtype, device, layout="contiguous"):
-    """27 x 37 values, most of them zero, the others with bits in one byte only: a truth is not its lowest byte."""
+    """Returns 27 x 37 values: most are zero, the others have bits in one byte, not always the lowest."""
     generator = torch.Generator().manual_seed(7)
     x = torch.randint(0, 3, (27, 37), generator=generator)
     shift = 8 * torch.randint(0, dtype.itemsize, (27, 37), generator=generator)
@@ -38,7 +38,7 @@ def integers(dtype, device, layout="contiguous"):
 
 
 def array(x):
-    """The values as NumPy has them; it has no bfloat16, which float32 holds exactly."""
+    """Returns the values as a NumPy array. NumPy has no bfloat16; float32 holds it exactly."""
     x = x.detach().cpu()
     return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
 

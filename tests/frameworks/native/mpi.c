@@ -1,5 +1,5 @@
-/* gradcodec/mpi.h: over MPI every rank has the bytes that a group of threads in one process has, whatever the size of a
- * part; messages of the program's own do not mix with it; errors are returned. For 4 processes, or any other number. */
+/* Tests gradcodec/mpi.h with 4 processes, or any other number. Every rank has the bytes of a group of threads in one
+ * process, for any size of a part. Messages of the program's own do not mix with the library's. Errors are returned. */
 
 #include <pthread.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static int rank, size;
         }                                                                                                              \
     } while (0)
 
-/* What one rank goes through: `n` floats of gradient and of worker error, and the server error of its shard. */
+/* State of a rank: `n` floats of gradient and of worker error, and the server error of its shard. */
 typedef struct {
     gc_comm_t *comm;
     int rank;
@@ -53,12 +53,12 @@ static void fill(float *values, const Rank *it, int step)
 
 static float *zeros(int64_t n)
 {
-    float *memory = calloc((size_t)n + 1, sizeof *memory); /* one more: calloc(0) may be NULL */
+    float *memory = calloc((size_t)n + 1, sizeof *memory); /* an extra element, since calloc(0) may be NULL */
     CHECK(memory);
     return memory;
 }
 
-/* Some steps, and the errors that they leave. */
+/* Runs some steps and hands out the errors that they leave. */
 static void *run(void *argument)
 {
     Rank *it = argument;
@@ -95,7 +95,7 @@ static int same(const float *a, const float *b, int64_t n)
     return memcmp(a, b, (size_t)n * sizeof *a) == 0;
 }
 
-/* The group is whole in every process, so nothing but memory is compared. */
+/* Compares a rank over MPI with a group of threads. Each process has the whole group and compares memory. */
 static void as_a_group(gc_comm_t *comm, int64_t n)
 {
     static gc_comm_t *group[MOST_RANKS];
@@ -125,7 +125,7 @@ static void as_a_group(gc_comm_t *comm, int64_t n)
     drop(&ours);
 }
 
-/* A receive that takes any message, open the whole time, gets the one of this program. */
+/* Checks that an open receive of any message gets only this program's own message. */
 static void beside_other_messages(gc_comm_t *comm)
 {
     const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
@@ -134,7 +134,7 @@ static void beside_other_messages(gc_comm_t *comm)
     CHECK(MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &request) == MPI_SUCCESS);
     as_a_group(comm, 1000);
     CHECK(got == -1);
-    CHECK(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS); /* before a rank that is ahead sends */
+    CHECK(MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS); /* no rank sends before all have checked `got` */
     CHECK(MPI_Send(&rank, 1, MPI_INT, next, 7, MPI_COMM_WORLD) == MPI_SUCCESS);
     CHECK(MPI_Wait(&request, MPI_STATUS_IGNORE) == MPI_SUCCESS);
     CHECK(got == previous);
@@ -174,7 +174,7 @@ int main(int argc, char **argv)
     refused_between_groups();
     gc_comm_free(comm);
     CHECK(gc_mpi_free(&mpi) == MPI_SUCCESS);
-    CHECK(gc_mpi_free(&mpi) == MPI_SUCCESS); /* once more does no harm */
+    CHECK(gc_mpi_free(&mpi) == MPI_SUCCESS); /* a second call does no harm */
     if (rank == 0)
         printf("ok: %d ranks over MPI as %d threads, parts of %zu bytes\n", size, size, (size_t)GRADCODEC_MPI_PART);
     MPI_Finalize();

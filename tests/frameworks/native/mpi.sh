@@ -1,6 +1,6 @@
 #!/bin/sh
-# gradcodec/mpi.h with the MPI that came with PYTHON, or the machine's: as C99 and C++, with 1 and 4 processes, and the
-# examples in C and, by mpi4py, in Python. Without any it says so. Usage: mpi.sh PYTHON CC LIBRARY_DIR WORK_DIR
+# Tests gradcodec/mpi.h with the MPI of PYTHON's wheels, or the machine's: as C99 and C++, with 1 and 4 processes; and
+# the examples in C and, by mpi4py, Python. Prints SKIPPED without MPI. Usage: mpi.sh PYTHON CC LIBRARY_DIR WORK_DIR
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 PYTHON CC LIBRARY_DIR WORK_DIR" >&2; exit 2; }
 cd "$(dirname "$0")/../../.."
@@ -10,8 +10,8 @@ mkdir -p "$work"
 bin=$($python -c 'import os, sys; print(os.path.dirname(sys.executable))')
 [ -x "$bin/mpicc" ] || bin=$(dirname "$(command -v mpicc || echo none)")
 [ -x "$bin/mpicc" ] || { echo "SKIPPED gradcodec/mpi.h: no mpicc, neither here nor for $python"; exit 0; }
-# Open MPI refuses to start for root, and more processes than processors, unless it is told to; MPICH waits without
-# leaving the processor to the process that it waits for.
+# Open MPI starts for root, and more processes than processors, only with these variables. MPICH would spin while it
+# waits and keep the processor from the process that it waits for.
 export MPICH_CC="$cc" OMPI_CC="$cc" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export MPIR_CVAR_CH4_PROGRESS_THROTTLE=1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The examples in CUDA C++: compiled by nvcc, that of the machine or that of the wheels of PYTHON, with every warning an
-# error, and run. Without a device they say so. Usage: nvcc.sh PYTHON CXX LIBRARY_DIR WORK_DIR
+# Compiles the examples in CUDA C++ with the nvcc of the machine or of PYTHON's wheels, with every warning an error, and
+# runs them. Without a device they print SKIPPED. Usage: nvcc.sh PYTHON CXX LIBRARY_DIR WORK_DIR
 set -eu
 [ $# -eq 4 ] || { echo "usage: $0 PYTHON CXX LIBRARY_DIR WORK_DIR" >&2; exit 2; }
 cd "$(dirname "$0")/../../.."
@@ -13,11 +13,11 @@ for nvcc in "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc "$wheels/bin/n
 done
 [ -n "$nvcc" ] || { echo "SKIPPED examples in CUDA C++: no nvcc, neither here nor for $python"; exit 0; }
 set -- -Iinclude -L"$library" -lgradcodec -Xlinker -rpath,"$library"
-case $nvcc in "$wheels"/*) set -- "$@" -L"$wheels/lib" ;; esac # where it does not look by itself
+case $nvcc in "$wheels"/*) set -- "$@" -L"$wheels/lib" ;; esac # nvcc does not search its wheel's folder
 
 for source in examples_cpp/*.cu; do
     program=$work/$(basename "$source" .cu)
-    # The oldest cards, and Hopper; all others after it compile the PTX.
+    # Machine code for the oldest cards and for Hopper. All cards after Hopper compile the PTX.
     "$nvcc" -std=c++17 -O2 -ccbin "$cxx" -gencode arch=compute_75,code=sm_75 \
         -gencode arch=compute_90,code=[sm_90,compute_90] -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
         "$source" -o "$program" "$@"

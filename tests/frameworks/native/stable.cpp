@@ -1,4 +1,4 @@
-/* An extension on torch's stable ABI, with gradcodec.hpp, as gradcodec/torch.hpp says that it is done there. */
+/* An extension on torch's stable ABI, with gradcodec.hpp, as gradcodec/torch.hpp recommends for this ABI. */
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -9,7 +9,7 @@
 
 using torch::stable::Tensor;
 
-/* uint8 [chunk_bytes] of float32, in any strides. */
+/* Packs the signs of float32 in any strides to uint8 [1, chunk_bytes]. */
 Tensor pack_signs(const Tensor &x)
 {
     const bool cuda = x.is_cuda();

@@ -96,7 +96,7 @@ def test_a_tensor_that_is_shared_is_released_by_torch(adaptor, device, sockets, 
     assert adaptor.share_keeps(number) == lent
     y = adaptor.share_receive(sockets[1], torch.device(device))
     assert (y.dtype, y.device, y.shape) == (x.dtype, x.device, x.shape) and model.same(y, expected)
-    assert (y.data_ptr() == x.data_ptr()) == lent  # in the process that has sent it
+    assert (y.data_ptr() == x.data_ptr()) == lent  # the sending process gets its own memory back
     z = y[1:]
     del y
     with pytest.raises(RuntimeError, match="not released"):
@@ -194,7 +194,7 @@ def test_prepare(adaptor, device):
         adaptor.prepare(torch.device("meta"))
 
 
-# In a process of its own, beside tests/fakes/cuda/libcuda.c: a driver of two devices without any hardware.
+# Runs in a process of its own, with tests/fakes/cuda/libcuda.c: a driver of two devices without any hardware.
 PREPARE_WITHOUT_AN_INDEX = """
 import ctypes, sys, torch
 torch.ops.load_library(sys.argv[1])
@@ -232,7 +232,7 @@ def test_the_stream_is_torch_s(adaptor, cuda):
 
 
 def test_a_codec_takes_and_gives_tensors(adaptor, device):
-    """Two constant gradients: every scale is known, and so is the mean's."""
+    """Uses two constant gradients, whose scales, and that of the mean, can be calculated."""
     ours, theirs = [torch.full((3, 5), 2.0), torch.full((7,), -4.0)], [torch.full((3, 5), 6.0), torch.full((7,), 4.0)]
     ours, theirs = ([x.to(device) for x in xs] for xs in (ours, theirs))
     out = [torch.zeros_like(x) for x in ours]

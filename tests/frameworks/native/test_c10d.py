@@ -11,7 +11,7 @@ import torch_ops
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORLDS = 2, 4
-# One element, odd sizes, more than one dimension; float32 and 16 bits. The last is several blocks of a kernel.
+# Shapes: one element, odd sizes, more dimensions, several blocks of a kernel. Values: float32 and 16 bits.
 SHAPES = [(1,), (33, 5), (1, 1, 3), (20_003,)]
 STEPS, TENSORS_OF_A_STEP = 3, len(SHAPES) + 2
 COMM = 31
@@ -41,7 +41,7 @@ def same_as_in_one_process(ops, rank, world, name):
 
 
 def a_rank_that_is_gone_is_an_error(ops, rank, world, name):
-    """The last thing that is tried: whoever waits for the rank that ends is told so, and goes on."""
+    """Checks at the end that the ranks that wait for a rank that ends get an error and continue."""
     if rank == world - 1:
         os._exit(0)
     with pytest.raises(RuntimeError, match=r"the transport's function returned 1: .*[a-z]{3}"):
@@ -70,7 +70,7 @@ def test_processes_have_the_bytes_of_threads(library, world, tmp_path):
 
 
 def test_a_rank_that_fails_in_a_thread_fails_the_call(library):
-    """And nobody waits for it. It fails by itself, before it exchanges anything."""
+    """Checks that no rank waits for a rank that fails before its first exchange."""
     of_each = [torch.ones(8), torch.ones(8, dtype=torch.complex64)]
     with pytest.raises(RuntimeError, match="^like: ComplexFloat is not supported"):
         torch.ops.gradcodec_c10d.in_one_process(2, of_each)
@@ -97,14 +97,14 @@ def test_what_a_group_throws_is_a_status(library, how):
 
 
 def on_stream(rank, library):
-    """Streams of a GPU that is not there: in a process of their own, whose torch takes them for the current ones."""
+    """Uses streams of a GPU that does not exist. This process's torch takes them for the current ones."""
     torch.ops.load_library(library)
     for gather, sent in (False, 96), (True, 48):
-        # The current stream is number 1, whose handle is 1001. Then one of another library, by its handle.
+        # The current stream has number 1 and handle 1001. Then follows a stream of another library, by its handle.
         for handle, number in (1001, 1), (64, 64), (0, 0):
             seen = torch.ops.gradcodec_c10d.on_stream(handle, gather)
             assert seen == [8192, 4096, 96, sent, True, False, number, 0, 0, 1], seen
-        # One that torch takes for another: it is asked nothing.
+        # Torch takes this handle for another stream, so the group must not be called.
         assert torch.ops.gradcodec_c10d.on_stream(77, gather) == [1, 0, 1]
 
 

@@ -11,7 +11,7 @@ from torch_ops import ROOT, library
 
 
 def wheel_at(folder):
-    """The package as the wheel installs it, and its command; gives the command's folder."""
+    """Installs the package and its command as the wheel does; returns the command's folder."""
     package, commands = folder / "gradcodec", folder / "bin"
     for path in package / "lib", commands:
         path.mkdir(parents=True)

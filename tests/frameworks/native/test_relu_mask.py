@@ -10,8 +10,8 @@ SPECIAL = (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1.0, -1.0, 6e-8
 
 
 def bits(x):
-    """As integers: -0 is not 0, and NaN is equal to itself. To any NaN in 16 bits: torch's CPU loops go through float32
-    there and write a NaN of their own for one that passes (0xffff in bfloat16), in some elements, not in others."""
+    """Returns the values as integers: -0 is not 0, and NaN is equal to itself. All NaN of 16 bits become the same:
+    torch's CPU loops go through float32 and write another NaN (0xffff in bfloat16) in some elements, not in others."""
     x = x.contiguous()
     if x.dtype.itemsize == 2:
         x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
@@ -27,7 +27,7 @@ def gradients(relu, x, upstream):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_and_gradients_are_those_of_torch_to_the_bit(ops, device, dtype):
-    # Every special value before and behind every other, in the vector loops of the CPU as in their tails.
+    # Put every special value before and behind every other one, in the vector loops of the CPU and in their tails.
     special = torch.tensor(SPECIAL, device=device, dtype=dtype)
     x = special.repeat_interleave(len(special)).repeat(7)
     upstream = special.repeat(len(special)).repeat(7)
@@ -59,12 +59,12 @@ def test_a_block_keeps_a_bit_instead_of_an_activation(ops, device, dtype):
 def test_the_peak_on_the_card_is_lower(ops, cuda):
     peaks = {}
     for relu in (torch.relu, relu_mask.packed_relu):
-        # Four blocks: what one keeps for its backward pass is there while the next ones run forward.
+        # Four blocks: the memory that a block keeps for its backward pass is allocated while the next ones run forward.
         model = torch.nn.Sequential(*(relu_mask.FeedForward(relu, width=512) for _ in range(4))).to(cuda)
         peaks[relu] = relu_mask.peak_bytes(model, torch.randn(4096, 512, device=cuda))
         del model
     activation = 4096 * 4 * 512 * 4
-    # At least what three of the four no longer keep; the last one's temporaries share the peak.
+    # The saving is at least what three of the four no longer keep. The last one's temporaries share the peak.
     assert peaks[torch.relu] - peaks[relu_mask.packed_relu] >= 3 * activation * 31 // 32 - activation
 
 

@@ -1,4 +1,4 @@
-"""An extension on torch's stable ABI with gradcodec.hpp; and gradcodec/torch.hpp, which says that it is not for one."""
+"""An extension on torch's stable ABI with gradcodec.hpp; and gradcodec/torch.hpp, which is refused for this ABI."""
 
 import pathlib
 import subprocess

@@ -62,7 +62,7 @@ def test_compiled_is_eager(ops, device, backend, dynamic):
         pytest.importorskip("triton")
     torch._dynamo.reset()
     compiled = torch.compile(chain, backend=backend, fullgraph=True, dynamic=dynamic)
-    for n in (1000, 17, 999):  # other sizes: a shape that was burnt in would show
+    for n in (1000, 17, 999):  # other sizes would fail with a shape that was compiled in
         x = torch.randn(n, 3, device=device)
         values = model.array(x)
         chunks, truth, back = compiled(x)
@@ -108,7 +108,7 @@ def test_work_is_enqueued_on_the_current_stream(ops, cuda):
     x = torch.ones(1 << 20, device=cuda)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        ops.pack_signs(x.fill_(1))  # loads the kernels, which may wait for what runs
+        ops.pack_signs(x.fill_(1))  # loads the kernels, which may wait for work in progress
         torch.cuda.synchronize()
         torch.cuda._sleep(1_000_000_000)
         x.fill_(-1)
@@ -119,7 +119,7 @@ def test_work_is_enqueued_on_the_current_stream(ops, cuda):
 
 
 def test_memory_freed_on_the_stream_is_not_read_too_late(ops, cuda):
-    """What record_stream() would be for: an input that is gone, and its memory reused, before the kernel has run."""
+    """Frees an input and reuses its memory before the kernel has run, which record_stream() would prevent."""
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(100_000_000)
         x = torch.full((1 << 20,), -1.0, device=cuda)

@@ -1,4 +1,4 @@
-/* Tensors between gradcodec.hpp and tvm-ffi, both ways, in both forms: the same memory, released once. */
+/* Passes tensors between gradcodec.hpp and tvm-ffi, both ways, in both forms: the same memory, released once. */
 
 #include <gradcodec/gradcodec.hpp>
 

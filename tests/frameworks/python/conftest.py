@@ -1,4 +1,4 @@
-"""The Python client and its examples beside the frameworks they are for. CUDA's part is skipped without a device."""
+"""Fixtures for the Python client and its examples with their frameworks. The CUDA part is skipped without a device."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "examples" / "python"), str(ROOT / "python")]
 sys.path.append(str(ROOT / "tests" / "python"))  # for tiers.py
-# For the examples, which are programs of their own.
+# The examples are programs of their own, and import the client from this path.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
 if not os.environ.get("GRADCODEC_LIBRARY"):
     in_tree = [ROOT / folder / "libgradcodec.so.0" for folder in ("lib", "target/release")]
@@ -39,7 +39,7 @@ def framework(request):
 
 @pytest.fixture(autouse=True)
 def first_gpu():
-    """JAX leaves the GPU that it has used last as the current one."""
+    """Makes GPU 0 current: JAX leaves the GPU that it has used last as the current one."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(0)

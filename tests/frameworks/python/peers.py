@@ -1,4 +1,4 @@
-"""The frameworks, each by the few things that tests do with it; and a tensor made by hand, whose releases are counted."""
+"""Frameworks, each with the few operations that tests need; and a tensor made by hand, whose releases are counted."""
 
 import ctypes
 import functools
@@ -97,7 +97,7 @@ class CuPy(NumPy):
 
 
 def frameworks(*kinds, device=None):
-    """A parameter: NumPy, PyTorch and JAX, which must be there, and on CUDA, if there is a device, those that know it."""
+    """Returns a parameter: NumPy, PyTorch and JAX, and with a CUDA device PyTorch, JAX and CuPy on that."""
     cases = [(NumPy,), (Torch,), (Jax,), (Torch, (CUDA, 0)), (Jax, (CUDA, 0)), (CuPy, (CUDA, 0))]
     cases = [case for case in cases if not kinds or case[0] in kinds]
     cases = [case for case in cases if device is None or (len(case) > 1) == (device == CUDA)]
@@ -107,7 +107,7 @@ def frameworks(*kinds, device=None):
 
 
 class Made:
-    """A tensor over a NumPy array, made by hand, that says what it is told to; `releases` counts its deleter's calls."""
+    """A tensor over a NumPy array, made by hand with any fields; `releases` counts its deleter's calls."""
 
     def __init__(self, array, *, name=LEGACY, dtype=None, version=(1, 0), flags=0):
         self.array, self.name, self.releases = array, name, []
@@ -129,7 +129,7 @@ class Made:
 
 
 class Exporter:
-    """An object with a Made's capsule, new in every call, that knows DLPack 1.0."""
+    """An exporter of DLPack 1.0 with a Made's capsule, new in every call."""
 
     def __init__(self, made):
         self.made, self.requests = made, []
@@ -143,14 +143,14 @@ class Exporter:
 
 
 class OldExporter(Exporter):
-    """One from before."""
+    """An exporter from before DLPack 1.0."""
 
     def __dlpack__(self, stream=None):
         return self.made.capsule()
 
 
 class Lent:
-    """Memory lent to the library; `releases` holds the context of every call back."""
+    """Memory lent to the library; `releases` holds the context of every call of the release function."""
 
     def __init__(self, array):
         self.array, self.releases = array, []
@@ -166,7 +166,7 @@ class Lent:
 
 
 def chunk_rows(truth, n_chunks, order="big"):
-    """The formula of the header."""
+    """Returns the chunks that the header's formula gives."""
     packed = np.packbits(truth, bitorder=order)
     size = -(-packed.size // n_chunks)
     rows = np.zeros(n_chunks * size, np.uint8)

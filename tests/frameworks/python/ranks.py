@@ -1,4 +1,4 @@
-"""Ranks of a group of torch.distributed, as processes: for tests that run a function on each."""
+"""Ranks of a group of torch.distributed, as processes, for tests that run a function on each rank."""
 
 import contextlib
 import os
@@ -15,37 +15,37 @@ DIGITS = pathlib.Path(__file__).resolve().parents[3] / "examples_c" / "data" / "
 
 
 def digits():
-    """Handwritten digits: images and what they show."""
+    """Returns images of handwritten digits, and their labels."""
     records = torch.frombuffer(bytearray(DIGITS.read_bytes()), dtype=torch.uint8).view(-1, 65)
     images, labels = records[:, :64] / 16, records[:, 64].long()
     return images.to(torch.get_default_device()), labels.to(torch.get_default_device())
 
 
-# Groups, and the device of all tensors that are made without one. NCCL wants a GPU for each rank.
+# Groups, and the device of all tensors that are made without one. NCCL needs a GPU for each rank.
 GROUPS = [("gloo", "cpu"), ("gloo", "cuda"), ("nccl", "cuda")]
 
 
 def on_groups(world):
-    """A parameter: `group`, for on_ranks()."""
+    """Returns a parameter `group` for on_ranks()."""
     return pytest.mark.parametrize("group", [(*group, world) for group in GROUPS], ids=["gloo", "gloo-cuda", "nccl"])
 
 
 def in_turn(*functions):
-    """Calls each. Its name is printed, which pytest shows if it fails."""
+    """Calls each function, and prints its name before, which pytest shows if the function fails."""
     for function in functions:
         print(function.__name__, flush=True)
         function()
 
 
 def gathered(thing):
-    """What each rank gives, by rank."""
+    """Returns each rank's `thing`, by rank."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, thing)
     return found
 
 
 def same(one, other):
-    """Whether tensors, and lists and dicts of them, have the same elements, wherever they are."""
+    """Returns True if tensors, or lists and dicts of tensors, have the same elements, on any devices."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one.cpu(), other.cpu())
     if isinstance(one, dict):
@@ -61,14 +61,14 @@ def same_on_all(tensors):
 
 
 def states_of_all(state):
-    """The states of all ranks, in host memory."""
+    """Returns the states of all ranks, in host memory."""
     own = {name: errors.cpu() for name, errors in state["worker"].items()}
     server = {name: [(first, part.cpu()) for first, part in parts] for name, parts in state["server"].items()}
     return gathered({**state, "worker": own, "server": server})
 
 
 def kept_by_all(state, op="mean"):
-    """The errors of all ranks together, in the units of the mean or the sum, by parameter: what each has not sent yet."""
+    """Returns the sum of all ranks' errors by parameter, in units of the mean or the sum: values not sent yet."""
     world = dist.get_world_size() if op == "mean" else 1
     total = {name: errors / world for name, errors in state["worker"].items()}
     for name, parts in state["server"].items():
@@ -81,7 +81,7 @@ def kept_by_all(state, op="mean"):
 
 @contextlib.contextmanager
 def sent_by_pairs():
-    """A list that gets the bytes of each exchange by pairs."""
+    """Yields a list that gets the bytes of each exchange by pairs."""
     exchange, sent = _torch_nodes.Pairs._exchange, []
 
     def counted(self, given, call):

@@ -15,13 +15,13 @@ LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 
 
 def run(program, output, *more):
-    """The JSON and the printed text of a program; it leaves nothing in the folder for temporary files."""
+    """Returns the JSON and the printed text of a program, which must leave no temporary files."""
     temporary = output.parent / "temporary"
     temporary.mkdir()
     # DistributedDataParallel makes an empty folder for a compiler, and leaves it.
     environment = {**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(output.parent / "compiled")}
     command = [sys.executable, str(ROOT / "bench" / program), "--library", LIBRARY, "--output", str(output), *more]
-    # A program that hangs ends by this, and no other: a busy machine takes minutes.
+    # The timeout ends a program that hangs, and no other: a busy machine takes minutes.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(temporary.iterdir()), "files stayed"

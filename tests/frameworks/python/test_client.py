@@ -1,4 +1,4 @@
-"""python/gradcodec: what it declares, what it takes, what it gives, and that nothing is lost."""
+"""Tests of python/gradcodec: its declarations, its arguments, its results, and the release of all memory."""
 
 import ctypes
 import gc
@@ -20,10 +20,10 @@ CLIENT = ROOT / "python" / "gradcodec"
 RNG = np.random.default_rng(0)
 VALUES = RNG.standard_normal((96, 256)).astype(np.float32)
 TRUTH = VALUES >= 0
-BYTES = 3072  # that it packs to: 3 and 4 chunks of them are aligned to 256, as JAX likes it
+BYTES = 3072  # packed size; its 3 or 4 chunks are aligned to 256 bytes, so JAX does not copy them
 
 
-# --- what it is -------------------------------------------------------------------------------------------------------
+# --- the package ------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_typed():
@@ -90,7 +90,7 @@ def test_outputs_stay_where_they_are(framework):
 def test_an_empty_tensor_of_every_dtype(framework):
     for dtype in "bool", "uint8", "int8", "int16", "int32", "float16", "bfloat16", "float32":
         if dtype == "bfloat16" and not isinstance(framework, (Torch, Jax)):
-            continue  # the others have none
+            continue  # the other frameworks have no bfloat16
         array = framework.take(gradcodec.tensor_empty([64, 2, 3], dtype, framework.device))
         assert dtype in str(array.dtype) and tuple(array.shape) == (64, 2, 3)
 
@@ -103,11 +103,11 @@ def test_tensors_of_the_library_go_in_again():
     np.testing.assert_array_equal(np.from_dlpack(rows), np.stack([np.from_dlpack(chunk) for chunk in chunks]))
 
 
-# --- who releases what ------------------------------------------------------------------------------------------------
+# --- ownership --------------------------------------------------------------------------------------------------------
 
 
 def aligned(size):
-    """Host memory that JAX does not copy: aligned to a cache line."""
+    """Returns host memory that JAX does not copy: it is aligned to a cache line."""
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size]
@@ -297,7 +297,7 @@ class Asked(Exception):
 
 
 class OnCuda:
-    """Says that it is on CUDA, and what stream it was asked for: no memory is there to be read."""
+    """An array that claims to be on CUDA and has no memory. It raises the stream that the library requests."""
 
     def __init__(self, device=(CUDA, 0)):
         self.device = device
@@ -321,7 +321,7 @@ class Stream:
 def test_the_producer_is_asked_to_be_ready_on_the_stream(stream, handle):
     with pytest.raises(Asked) as asked:
         gradcodec.pack_signs_into(OnCuda(), OnCuda(), stream=stream)
-    assert asked.value.args == (handle,) and type(asked.value.args[0]) is int  # PyTorch takes nothing else
+    assert asked.value.args == (handle,) and type(asked.value.args[0]) is int  # PyTorch accepts nothing else
     with pytest.raises(Asked) as asked:
         gradcodec.pack_chunks(OnCuda(), 1)
     assert asked.value.args == (1,)
@@ -401,7 +401,7 @@ def test_a_tensor_that_autograd_has_saved_counts_as_changed_once_it_is_written_t
 
     with_old = loss()
     codec.encode(tensors, payload)
-    with_old.backward()  # encode() only reads them
+    with_old.backward()  # encode() only reads the tensors
     for write in (
         lambda: codec.decode(payload, tensors),
         lambda: gradcodec.copy_into(np.zeros(48, "f4"), tensors[0]),
@@ -412,7 +412,7 @@ def test_a_tensor_that_autograd_has_saved_counts_as_changed_once_it_is_written_t
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             with_old.backward()
         loss().backward()
-    with torch.inference_mode():  # whose tensors have no version
+    with torch.inference_mode():  # its tensors have no version
         codec.decode(payload, [torch.empty(48) for _ in range(several)])
 
 
@@ -423,7 +423,7 @@ ROWS = np.zeros((1, BYTES), np.uint8)
 
 
 def sums(g):
-    """A kernel that nothing compiles here: it is asked for what is refused before."""
+    """Returns a kernel that is never compiled here: its calls are refused before."""
     return g.reduction("T x", "T y", "x", "a + b", "y = a", "0")
 
 
@@ -486,9 +486,9 @@ def test_whole_numbers_and_dtypes_may_be_those_of_numpy():
         assert gradcodec.tensor_empty(np.array([2, 3]), dtype).dtype == "float32"
     codec = gradcodec.codec(np.int32(1), np.array([8]), n_chunks=np.uint8(2), server=np.int64(1), beta=np.float32(0.5))
     assert codec.n_chunks == 2 and len(gradcodec.group(np.int64(2))) == 2
-    with pytest.raises(GradCodecError, match="lease: the receiver ended"):  # so the number came there
+    with pytest.raises(GradCodecError, match="lease: the receiver ended"):  # the library's error: it got the number
         shared(gradcodec).wait(np.int16(0))
-    packed = gradcodec.pack_bits(TRUTH, None)  # as numpy.packbits has it
+    packed = gradcodec.pack_bits(TRUTH, None)  # None, as in numpy.packbits
     assert np.array_equal(np.asarray(gradcodec.unpack_bits(packed, None, None)), TRUTH.ravel())
 
 
@@ -536,6 +536,6 @@ def test_every_public_method_says_what_it_does():
     methods = [(owner, name, member) for owner in classes for name, member in vars(owner).items()
                if not name.startswith("_") and (callable(member) or isinstance(member, property))]  # fmt: skip
     assert len(methods) > 50
-    # What calls a Kernel says for all of them what its arguments are.
+    # The methods of a Kernel take the arguments that its call documents.
     silent = [f"{owner.__name__}.{name}" for owner, name, member in methods if not member.__doc__]
     assert {name for name in silent if not name.startswith("Kernel.")} == set()

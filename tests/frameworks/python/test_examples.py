@@ -1,4 +1,4 @@
-"""Every Python example as a program: it ends well, says what it should and nothing else, and skips CUDA aloud or not."""
+"""Runs every Python example as a program: it succeeds, prints the expected text only, and names a skipped CUDA part."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ def cards_of_torch():
     return torch.cuda.device_count()
 
 
-# What must be printed: always; then with the framework's CUDA part, and what says that it was left out.
+# Texts that must be printed: always; and the framework of the CUDA part with the texts of that part.
 SAYS = {
     "arrays.py": (["numpy: asarray of a transposed array: 16 MiB moved, ", "-inf, nan] are [1, -1, 2147483647, -2147483648, 0]"],
                   ("cupy", ["cupy: asarray: 8 MiB moved, ", "cupy: asnumpy: 8 MiB moved, "])),
@@ -68,11 +68,11 @@ SAYS = {
                     ("jax", ["gpu: unpacked, as they were: True"])),
 }  # fmt: skip
 
-# They compile a source of examples_cpp first; tests/frameworks/native and tests/packaging/cmake.sh run them.
+# Programs that compile a source of examples_cpp; tests/frameworks/native and tests/packaging/cmake.sh run them.
 COMPILING = {"ddp.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
 BY_MPI = {"mpi_allreduce.py"}  # tests/frameworks/native/mpi.sh runs it
 
-CARDS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # if it needs several
+CARDS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # GPUs, if several are needed
 
 
 def test_no_example_is_forgotten():
@@ -85,12 +85,12 @@ def test_an_example_runs_and_says_what_it_should(name):
     is_torch = name.endswith("_hook.py") or name in ("cuda_graph.py", "diloco.py", "elastic.py")
     module = "torch" if is_torch else name.split("_")[0]
     if module in ("torch", "jax", "cffi") and not has(module):
-        # A machine with a GPU comes with what it has; any other is to have all of requirements.txt.
+        # A machine with a GPU may lack frameworks; any other must have all of requirements.txt.
         (pytest.skip if has_cuda() else pytest.fail)(f"no {module} here")
-    # One that hangs is named: none takes a tenth of that, also on a busy machine.
+    # The timeout names an example that hangs: none takes a tenth of it, also on a busy machine.
     child = subprocess.run([sys.executable, "-B", str(EXAMPLES / name)], capture_output=True, text=True, timeout=1800)
     assert child.returncode == 0, child.stdout + child.stderr
-    if module != "jax" and not has_cuda():  # JAX warns of what it finds or does not find, others where there is a GPU
+    if module != "jax" and not has_cuda():  # JAX warns about devices on any machine, other frameworks only with a GPU
         assert child.stderr == ""
     expected = list(always)
     if on_cuda:

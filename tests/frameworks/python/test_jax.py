@@ -1,5 +1,5 @@
-"""gradcodec.jax inside jit and shard_map, on the CPU as four devices, and on CUDA where JAX has it: the bytes, values
-and errors of handles (which tests/python holds to docs/NUMERICS.md), and what is refused."""
+"""Tests of gradcodec.jax in jit and shard_map, on the CPU as four devices, and on CUDA if JAX has it. Bytes, values and
+errors must equal those of handles (which tests/python compares with docs/NUMERICS.md). Also tests what is refused."""
 
 import ctypes
 import json
@@ -35,7 +35,7 @@ def on(request):
 
 
 def values(seed, dtype="float32", shapes=SHAPES):
-    """Arrays of NumPy, which are of no device of JAX's."""
+    """Returns arrays of NumPy, which are on no device of JAX."""
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(shape, np.float32).astype(jnp.dtype(dtype)) for name, shape in shapes.items()}
 
@@ -99,7 +99,7 @@ def test_payloads_values_and_errors_are_those_of_a_handle(on, codec, dtype):
         chunk, server = reduce(jax.device_put(rows, on[0]), given, errors)
         wanted = aligned((expected.shape[1],))
         handle.reduce(1, rows, wanted)
-        same(chunk, wanted if codec.codec != "sign" else chunk)  # of which the turn is an argument here
+        same(chunk, wanted if codec.codec != "sign" else chunk)  # SIGN is not compared: its turn is an argument here
         if codec.keeps_errors:
             carried = np.zeros(sum(COUNTS), np.float32)
             of_server = np.zeros(gj._part(codec.codec, codec._leaves(given), 1, 3), np.float32)
@@ -149,7 +149,7 @@ def test_errors_are_float32_where_jax_has_float64():
 
 
 def of_handles(world, kind, steps, counts, **options):
-    """What all-reduces among threads give each rank, step by step."""
+    """Returns the results of all-reduces among threads, by step and rank."""
     results = [[None] * world for _ in steps]
 
     def rank(comm, number):
@@ -193,7 +193,7 @@ def test_all_reduces_are_those_of_handles(on, codec, size):
     for turn, (step, of_handle) in enumerate(zip(steps, expected)):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *step)
         reduced, errors = run(stacked, errors, turn)
-        reduced = jax.tree.map(np.asarray, reduced)  # to index what is spread over devices is arithmetic in XLA
+        reduced = jax.tree.map(np.asarray, reduced)  # XLA indexes an array spread over devices by arithmetic
         for rank in range(world):
             for name, wanted in zip(("bias", "weight"), of_handle[rank]):
                 same(reduced[name][rank], wanted.reshape(shapes[name]))
@@ -226,7 +226,7 @@ def test_a_scan_carries_errors_and_leaves_those_that_it_was_given(on):
 
     given = jax.device_put((gradients, first), on[0])
     left, sent = received(*given)
-    # What one step loses, a later one sends; float32 adds up.
+    # A later step sends what one step loses; the comparison allows for float32's rounding.
     np.testing.assert_allclose(sent.sum(0).ravel() + left, gradients.sum(0).ravel(), rtol=1e-4, atol=1e-4)
     assert np.abs(sent[0] - gradients[0]).max() > 0.05 and not np.asarray(given[1]).any()
     again = received(*given)
@@ -337,7 +337,7 @@ def test_what_the_library_refuses_is_an_error_of_xla_with_its_words(on, call, wo
     with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: ") as error:
         jax.block_until_ready(jax.jit(call)(jax.device_put(X, on[0])))
     assert words in str(error.value)
-    same(jax.jit(gj.pack_signs)(jax.device_put(X, on[0])), np.full((1, 200), 255, np.uint8))  # and it goes on
+    same(jax.jit(gj.pack_signs)(jax.device_put(X, on[0])), np.full((1, 200), 255, np.uint8))  # later calls succeed
 
 
 def test_a_payload_that_was_damaged_is_not_decoded():
@@ -387,7 +387,7 @@ def test_structures_are_those_of_xla(tmp_path):
 
 
 class Xla:
-    """What XLA gives to a handler, without XLA: one operand, one result, the text of the attribute, a GPU's stream."""
+    """Arguments that XLA gives a handler, made without XLA: an operand, a result, an attribute's text, a stream."""
 
     def __init__(self, text, ordinal, stream, dtypes=(11, 6)):
         self.messages, size = [], ctypes.sizeof

@@ -1,4 +1,4 @@
-"""bench/nodes.py: what it measures, what it refuses, and that nothing is left of its networks."""
+"""Tests of bench/nodes.py: its measurements, its refusals, and that it leaves no networks behind."""
 
 import contextlib
 import json
@@ -16,20 +16,20 @@ pytest.importorskip("torch")
 from gradcodec import _torch_native  # noqa: E402 after the check
 
 PROGRAM = [sys.executable, str(ROOT / "bench/nodes.py"), "--width", "64", "--layers", "1", "--steps", "2"]
-PATIENCE = 1200  # seconds until a program counts as one that hangs; a busy machine takes minutes
-# Of float32's bytes in a small model, whose vectors travel as they are: at most, where there are two exchanges.
+PATIENCE = 1200  # seconds after which a program counts as hanging; a busy machine takes minutes
+# Most bytes of a codec, as a share of float32's, for two-shot and a small model whose vectors travel raw.
 MOST = {"bf16 hook": 0.55, "bf16": 0.55, "mxfp8": 0.32, "int8": 0.32, "int4": 0.2, "mxfp4": 0.2, "onebit": 0.06}
 
 
 def networks():
-    """What a run could leave behind: names of network namespaces, and interfaces."""
+    """Returns the network namespaces and the interfaces, which a run could leave behind."""
     names = pathlib.Path("/run/netns")
     return sorted(os.listdir(names)) if names.exists() else [], sorted(os.listdir("/sys/class/net"))
 
 
 @pytest.fixture(scope="module")
 def allowed():
-    """Skips where the machine has no means, or does not let this user make a network."""
+    """Skips if the machine has no means to make a network, or does not let this user make one."""
     done = subprocess.run([*PROGRAM, "--turns", "1", "--codecs", "bf16", "--gbit", "1", "--output", "/dev/null"],
                           capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
     if "want root" in done.stderr or "iproute2" in done.stderr:
@@ -37,7 +37,7 @@ def allowed():
 
 
 def run(output, *options, **more):
-    """The result at 0.2 Gbit/s, and what was printed."""
+    """Returns the results at 0.2 Gbit/s, and the process with the printed text."""
     before = networks()
     words = [*PROGRAM, "--turns", "2", "--gbit", "0.2", "--width", "256", "--output", str(output), *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, **more)
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(allowed):
     try:
         assert run.stdout.readline().startswith(b"2 nodes x 1 ranks")
         run.kill()
-        run.communicate(timeout=PATIENCE)  # which the last process of the run ends
+        run.communicate(timeout=PATIENCE)  # returns when the last process of the run has ended
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_a_machine_without_the_means_is_told_in_a_sentence(tmp_path):
 
 
 def test_training_over_slow_links_is_measured(allowed, tmp_path):
-    """bench/diloco.py: the links have their rate, and every contender has its times and its losses."""
+    """Runs bench/diloco.py: the links must have their rate, and every contender its times and its losses."""
     before = networks()
     sizes = ["--width", "128", "--layers", "2", "--steps", "2", "--exchanges", "2", "--gbit", "0.1", "--size", "tiny"]
     sizes += ["--train", "4", "--sync-every", "2", "--seeds", "1", "--output", str(tmp_path / "diloco.json")]
@@ -113,5 +113,5 @@ def test_training_over_slow_links_is_measured(allowed, tmp_path):
     for name, its in found["links"]["0.1"].items():
         assert len(its["steps"]) == 2 and len(its.get("exchanges", [0, 0])) == 2
         assert its["bytes"] > (0.5 if "INT4" in name else 1 if "INT8" in name else 4) * its["parameters"]
-        least = 4 * its["parameters"] * 8 / 0.1e9  # for a rank's float32 in one direction; some passes at once
+        least = 4 * its["parameters"] * 8 / 0.1e9  # seconds for a rank's float32 in one direction; part passes at once
         assert name not in ("DDP float32", "DiLoCo float32") or min(its.get("exchanges", its["steps"])) > least / 2

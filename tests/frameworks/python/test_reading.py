@@ -1,4 +1,4 @@
-"""How python/gradcodec reads PyTorch's tensors: by their table where that tells all, otherwise by __dlpack__ or not at all."""
+"""Tests how python/gradcodec reads PyTorch's tensors: by their table if possible, else by __dlpack__ or not at all."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ def no_capsules(monkeypatch):
 
 @pytest.fixture(params=["table", "capsules"])
 def ways(request, monkeypatch):
-    """With the table, and as PyTorch was before it had one."""
+    """Runs a test with the table, and without it as in older PyTorch."""
     monkeypatch.setattr(_reading, "_KINDS", {})
     if request.param == "capsules":
         monkeypatch.setattr(_reading, "_functions", lambda of: None)
@@ -112,7 +112,7 @@ def test_outputs_that_require_grad_are_refused_where_gradients_are_recorded(ways
     codec = gradcodec.codec(1, [16] * 4)
     memory = torch.zeros(codec.payload_bytes + 16, dtype=torch.uint8)
     payload = memory[-memory.data_ptr() % 16 :][: codec.payload_bytes]
-    codec.encode([*values, parameter], payload)  # as an input it may
+    codec.encode([*values, parameter], payload)  # an input may require grad
     parameter.data.zero_()
     for call in (
         lambda: gradcodec.unpack_signs_into(rows, parameter),
@@ -231,7 +231,7 @@ def test_without_a_stream_a_call_goes_to_the_current_one(framework):
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         for _ in range(20):
-            matrix = torch.tanh(matrix @ matrix)  # milliseconds, so that who does not wait comes too early
+            matrix = torch.tanh(matrix @ matrix)  # milliseconds, so that a call that does not wait reads too early
         source.copy_(fresh)
         gradcodec.pack_signs_into(source, rows)
         codec.encode([source], payload)

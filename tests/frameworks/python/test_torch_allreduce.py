@@ -1,4 +1,4 @@
-"""gradcodec.torch.all_reduce: means and sums of tensors of all dtypes and layouts, handles that are kept, and
+"""Tests of gradcodec.torch.all_reduce: means and sums of tensors of all dtypes and layouts, handles that are kept, and
 what is refused."""
 
 import contextlib
@@ -21,7 +21,7 @@ from gradcodec.torch import AllReduce, all_reduce  # noqa: E402
 
 
 def signs(seed, *shape):
-    """Of one magnitude: ONEBIT loses nothing of it."""
+    """Returns values of one magnitude, which ONEBIT sends without loss."""
     torch.manual_seed(seed)
     return (torch.randint(2, shape) * 2 - 1).float()
 
@@ -62,10 +62,10 @@ def blocks_lose_little():
                 assert 0 < (tensor - exact).norm() / exact.norm() < most, (codec, op)
                 largest = tensor.clone()
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
-                assert torch.equal(largest, tensor)  # on every rank, so they are the same
+                assert torch.equal(largest, tensor)  # on every rank, so all ranks have the same values
     first, second = torch.full((64,), 3.0), torch.full((64,), 0.7)
     all_reduce(first)
-    all_reduce(second)  # with the same handle, which has kept no errors
+    all_reduce(second)  # uses the same handle, which has kept no errors
     again = torch.full((64,), 0.7)
     all_reduce(again)
     assert torch.equal(again, second)
@@ -92,16 +92,16 @@ def it_may_be_called_in_what_is_compiled():
 
 
 def large_ones_arrive_where_they_belong():
-    """Of so many bytes each two ranks exchange theirs over gloo."""
+    """Uses chunks of BY_PAIRS bytes, from which on each two ranks exchange directly over gloo."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    place = torch.arange(_torch_groups.BY_PAIRS // 2 * world) % 61  # chunks of BF16 begin with different ones
+    place = torch.arange(_torch_groups.BY_PAIRS // 2 * world) % 61  # chunks of BF16 begin with different values
     tensor = (place + 3 * rank).float()
     all_reduce(tensor, "bf16")
     torch.testing.assert_close(tensor, (place + 3 * (world - 1) / 2).float(), rtol=0, atol=0)
 
 
 def the_oldest_goes_on_all_ranks():
-    pair = dist.new_group([0, 1])  # rank 2 is in the world alone
+    pair = dist.new_group([0, 1])  # rank 2 is in no other group than the world
     handles = _torch_groups._kept[dist.group.WORLD].handles
     handles.clear()
     for size in range(1, _torch_groups.KEPT + 1):
@@ -109,7 +109,7 @@ def the_oldest_goes_on_all_ranks():
         if dist.get_rank() < 2:
             all_reduce(torch.ones(size), "onebit", group=pair)
     first, second = list(handles.values())[:2]
-    all_reduce(torch.ones(1), "onebit", timeout=None)  # which is then the newest
+    all_reduce(torch.ones(1), "onebit", timeout=None)  # this handle is then the newest
     all_reduce(torch.ones(1000), "onebit")
     assert len(handles) == _torch_groups.KEPT and first in handles.values() and second not in handles.values()
     for size in 1, 2, 3:
@@ -118,9 +118,9 @@ def the_oldest_goes_on_all_ranks():
 
 
 def two_threads_may_begin_at_once():
-    """Each with a group of its own, while the other one looks which groups are still there."""
+    """Calls all_reduce() in two threads, each with its own group, while the other checks which groups still exist."""
     if torch.get_default_device().type != "cpu":
-        return  # the order of two groups on one GPU would be another one on each rank
+        return  # on one GPU each rank could have another order of the two groups
     groups = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
     is_there, both, is_added = _torch_groups._is_there, threading.Barrier(2), threading.Event()
     failures = []
@@ -129,7 +129,7 @@ def two_threads_may_begin_at_once():
         if threading.current_thread().name in "01" and group is dist.group.WORLD:
             both.wait(10)
             if threading.current_thread().name == "1":
-                assert is_added.wait(10)  # the other one's group, which needs nothing of this thread
+                assert is_added.wait(10)  # the other thread's group, which does not wait for this thread
         return is_there(group)
 
     def reduce(group):
@@ -156,7 +156,7 @@ LIKE = [(40, 30), (7,), (0,), (33, 5)]
 
 
 def numbers(step, rank=None):
-    """A rank's tensors of a step, the last one in another dtype, the first one in another layout."""
+    """Returns a rank's tensors of a step: the last one has another dtype, the first one another layout."""
     rank = dist.get_rank() if rank is None else rank
     generator = torch.Generator(torch.get_default_device()).manual_seed(100 * step + rank)
     tensors = [torch.randn(shape, generator=generator) for shape in LIKE]
@@ -170,7 +170,7 @@ def exact(step, op):
 
 
 def kept(reducer, op):
-    """What an AllReduce keeps in all: of a mean, or of a sum."""
+    """Returns all errors that an AllReduce keeps, in units of the mean or the sum."""
     found = kept_by_all(reducer.state_dict(), op)
     return [found[str(number)].view(shape) for number, shape in enumerate(LIKE)]
 
@@ -337,7 +337,7 @@ def a_timeout_of_centuries_is_no_shorter_than_others():
 def ranks_with_another_op_are_refused():
     odd, tensor = dist.get_rank() % 2, torch.ones(83, 7)
     refusals = [rf"reduction GC_REDUCTION_{['MEAN', 'SUM'][odd]} expected, got"]
-    if tensor.device.type == "cpu":  # on CUDA a kept handle finds it on the stream
+    if tensor.device.type == "cpu":  # on CUDA a kept handle finds this on the stream
         refusals.append(r"\(CORRUPT\)")
     for codec in "int8", "onebit":
         for words in refusals:
@@ -352,11 +352,11 @@ def ranks_with_another_op_are_refused():
 
 def a_rank_that_does_not_come_is_not_waited_for():
     for knows_the_nodes in True, False:
-        group = dist.new_group(range(dist.get_world_size()))  # which is of no use afterwards
+        group = dist.new_group(range(dist.get_world_size()))  # the group cannot be used afterwards
         if knows_the_nodes:
             all_reduce(torch.ones(8), "onebit", group=group)
         if dist.get_rank() == 0:
-            # The ranks of a new timeout first find out whether NVLink links their GPUs.
+            # With a new timeout the ranks first exchange which of their GPUs NVLink links.
             at_once = knows_the_nodes and torch.get_default_device().type == "cpu"
             with pytest.raises(gradcodec.GradCodecError if at_once else RuntimeError) as error:
                 all_reduce(torch.ones(8), "onebit", group=group, timeout=0.2)
@@ -365,7 +365,7 @@ def a_rank_that_does_not_come_is_not_waited_for():
 
 
 def peer_memory_has_room_for_the_largest_handle():
-    """On any device: over the process group in place of peer memory."""
+    """Runs on any device, over the process group in place of peer memory."""
     library, device, opened = _torch_groups.library(), torch.zeros(0).device, []
 
     def open_peers(bootstrap, number, size, timeout_ms):
@@ -399,13 +399,13 @@ def peer_memory_has_room_for_the_largest_handle():
             (one, part, sent), (other, other_part, over_peers) = results
             assert torch.equal(one, other) and torch.equal(part, other_part) and sent == over_peers
             assert len(opened) == times
-        assert opened[1][0] == 1 << 17 and opened[2][0] > 1 << 18  # twice as much, or what it takes
+        assert opened[1][0] == 1 << 17 and opened[2][0] > 1 << 18  # twice as much, or the bytes needed
         group.peers.check()
 
         def refuse(*_):
             raise GradCodecError("rank 1: no way to its memory", 3)
 
-        # As on GPUs that do not reach each other.
+        # Imitates GPUs that do not reach each other's memory.
         library.open_peers, again.device, again._milliseconds = refuse, torch.device("cuda", 7), lambda: 0
         again.linked = lambda nodes: True
         for _ in range(2):

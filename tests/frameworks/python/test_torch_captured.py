@@ -1,4 +1,4 @@
-"""A training step in a CUDA graph, beside the same steps without one."""
+"""A training step in a CUDA graph, compared with the same steps without one."""
 
 import copy
 
@@ -12,7 +12,7 @@ WARM = 11  # steps before a capture, which DistributedDataParallel needs
 
 
 class Training:
-    """A model, whose step skips gradients that are not finite on the device."""
+    """A model and a step that skips, on the device, gradients that are not finite."""
 
     def __init__(self, layers, codec, **options):
         self.model = DistributedDataParallel(copy.deepcopy(layers), bucket_cap_mb=0.25)

@@ -1,5 +1,5 @@
-"""gradcodec.torch.compress: what DistributedDataParallel's gradients become, errors that stay with their
-parameters, steps that are taken back, checkpoints, and what is refused."""
+"""Tests of gradcodec.torch.compress: the gradients of DistributedDataParallel, errors that stay with their parameters,
+steps that are taken back, checkpoints, and what is refused."""
 
 import copy
 import io
@@ -25,7 +25,7 @@ from gradcodec import GradCodecError, Status, _torch_ddp  # noqa: E402
 from gradcodec import torch as gradcodec_torch  # noqa: E402
 from gradcodec.torch import Compression  # noqa: E402
 
-# Whether the hook runs in C++, and how many MiB are exchanged together: one or two of the buckets here.
+# True if the hook runs in C++, and the MiB that are exchanged together: one or two of the buckets here.
 HOOKS = {
     "python": {"native": False, "exchange_mib": 0}, "c++": {"native": True, "exchange_mib": 0},
     "python, larger": {"native": False, "exchange_mib": 0.008}, "c++, larger": {"native": True, "exchange_mib": 0.008},
@@ -42,7 +42,7 @@ SHAPES = [(7,), (33, 5), (1, 1, 3), (1000,), (64, 64)]
 
 
 class Linear(torch.nn.Module):
-    """Its gradient is whatever it is given."""
+    """A model whose gradient is the argument of its forward pass."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -53,7 +53,7 @@ class Linear(torch.nn.Module):
         return sum((weight * gradient).sum() for weight, gradient in zip(self.weights, gradients))
 
 
-# Those that carry errors: no parameter travels as it is, or some do, by name or by a function.
+# Codecs that carry errors: with no raw parameter, or with raw ones, by name or by a function.
 CARRYING = {
     "onebit": {}, "mxfp4": {"raw": ["weights.1", "weights.3"], "error": "bfloat16"},
     "int8": {"raw": lambda name, parameter: parameter.dim() == 3, "error": "float32"},
@@ -74,7 +74,7 @@ def backward(model, gradients):
 
 
 def of_one_magnitude(step, dtype=torch.float32):
-    """ONEBIT loses nothing of it."""
+    """Returns gradients with one magnitude per parameter, which ONEBIT sends without loss."""
     torch.manual_seed(step)
     signs = [torch.randint(2, shape) * 2 - 1 for shape in SHAPES]
     return [(sign * 2.0 ** (k - 2)).to(dtype) for k, sign in enumerate(signs)]
@@ -94,11 +94,11 @@ def tolerance(codec):
 
 
 def carried(states):
-    """What is still to be sent: the mean of workers' errors and the reducers', by parameter. On the CPU."""
+    """Returns the errors still to be sent, by parameter, on the CPU: the mean of workers' errors, and the reducers'."""
     total = [torch.zeros(torch.Size(shape).numel(), device="cpu") for shape in SHAPES]
     for state in states:
         for k, errors in enumerate(total):
-            if f"weights.{k}" in state["worker"]:  # what travels as it is has none
+            if f"weights.{k}" in state["worker"]:  # a raw parameter has no errors
                 errors += state["worker"][f"weights.{k}"].cpu() / len(states)
             for first, part in state["server"].get(f"weights.{k}", []):
                 errors[first : first + part.numel()] += part.cpu()
@@ -146,7 +146,7 @@ def one_inf_takes_the_step_back_in_every_bucket_on_every_rank(codec):
             gradients[number].view(-1)[2] = value
         arrived = backward(model, gradients)
         assert not arrived[number].isfinite().all()  # so that every rank skips the optimizer's step
-        assert compression.taken_back == step  # it is still pending
+        assert compression.taken_back == step  # the step is still pending
         assert same(compression.state_dict(), before)
         assert compression.taken_back == step + 1
     backward(model, mine(3))
@@ -155,13 +155,13 @@ def one_inf_takes_the_step_back_in_every_bucket_on_every_rank(codec):
     backward(model, mine(3))
     for skip in torch.zeros(2), np.zeros(2):
         with pytest.raises(ValueError):
-            compression.commit(skip)  # which is pending all the same
+            compression.commit(skip)  # the step stays pending
     compression.rollback()
-    compression.rollback()  # none is pending
+    compression.rollback()  # no step is pending
     assert compression.taken_back == 4 and same(compression.state_dict(), before)
     first = backward(model, mine(3))
     compression.rollback()
-    assert same(first, backward(model, mine(3)))  # the same bytes again
+    assert same(first, backward(model, mine(3)))  # sends the same bytes again
     compression.commit()
     assert compression.taken_back == 5 and not same(compression.state_dict(), before)
 
@@ -182,7 +182,7 @@ def a_pass_that_broke_off_is_taken_back():
     )
     with pytest.raises((OSError, RuntimeError), match="the disk is full"):
         model(gradients).backward()
-    assert compression.bytes_sent > sent  # a part of it went
+    assert compression.bytes_sent > sent  # a part was sent
     assert same(compression.state_dict(), before) and compression.taken_back == 1
 
 
@@ -195,14 +195,14 @@ def what_is_saved_goes_on(codec):
     expected = [backward(model, mine(step)) for step in (3, 4)]
     given = copy.deepcopy(state)
     compression.load_state_dict(given)
-    assert same(compression.state_dict(), state)  # though no bucket has it yet
-    for each in given, compression.state_dict():  # neither is what is kept
+    assert same(compression.state_dict(), state)  # before any bucket has the state
+    for each in given, compression.state_dict():  # neither shares the kept state's memory
         for errors in *each["worker"].values(), *(part for parts in each["server"].values() for _, part in parts):
             errors.zero_()
     assert same(expected, [backward(model, mine(step)) for step in (3, 4)])
     compression.load_state_dict(gathered(state))
     assert same(expected, [backward(model, mine(step)) for step in (3, 4)])
-    # Another model begins with other buckets: nothing is lost, but some of it is reduced elsewhere.
+    # Another model begins with other buckets: no error is lost, but other ranks reduce some elements.
     other, again = hooked(codec)
     again.load_state_dict(state)
     zeros = backward(other, [torch.zeros(shape) for shape in SHAPES])
@@ -240,7 +240,7 @@ def passes_without_synchronization_only_add_up():
 
 
 def join_divides_by_the_ranks_of_the_start():
-    """As with a hook of PyTorch's, whatever divide_by_initial_world_size is."""
+    """Checks that, as with a hook of PyTorch's, divide_by_initial_world_size has no effect."""
     for hook, factor in [
         (lambda model: None, 1.0), (lambda model: model.register_comm_hook(None, allreduce_hook), 0.5),
         (lambda model: compress(model, "bf16"), 0.5),
@@ -250,7 +250,7 @@ def join_divides_by_the_ranks_of_the_start():
         with model.join(divide_by_initial_world_size=False):
             for step in range(1 + dist.get_rank()):
                 arrived = backward(model, of_one_magnitude(step))
-        if dist.get_rank() == 1:  # whose second step is alone
+        if dist.get_rank() == 1:  # rank 1 takes its second step alone
             for gradient, given in zip(arrived, of_one_magnitude(1)):
                 assert torch.equal(gradient, factor * given)
 
@@ -310,7 +310,7 @@ def what_arrived_is_clipped_alike_on_all_ranks():
 
 
 def errors_follow_the_scale_of_a_scaler(codec):
-    """Those of workers and of reducers, also where a state goes on without a scaler."""
+    """Checks the errors of workers and of reducers, also for a state that is used without a scaler."""
     runs = []
     for scales in None, (1.0, 4.0, 4.0, 2.0, 8.0), (None, 4.0, 4.0, 2.0, 8.0):
         scaler = None if scales is None else torch.amp.GradScaler(torch.get_default_device().type)
@@ -320,11 +320,11 @@ def errors_follow_the_scale_of_a_scaler(codec):
             scale = 1.0
             if scaler and scales[step]:  # otherwise the scaler is not used yet
                 scale = scales[step]
-                scaler.scale(torch.ones(()))  # which makes its scale
+                scaler.scale(torch.ones(()))  # creates the scale
                 scaler.update(scale)
             gradients = [scale * gradient for gradient in mine(step)]
             if step == 3:
-                gradients[0][0] = torch.inf  # this scale is never that of errors
+                gradients[0][0] = torch.inf  # errors never get this step's scale
             arrived.append([gradient / scale for gradient in backward(model, gradients)])
         del arrived[3]  # has a NaN
         state = compression.state_dict()
@@ -379,7 +379,7 @@ def a_step_may_be_compiled_as_a_whole():
     for number in range(3):
         sent = compression.bytes_sent
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of PyTorch's own tracing
+            warnings.simplefilter("ignore")  # warnings of PyTorch's own tracing
             step(torch.ones(2, 64))
         assert compression.bytes_sent > sent, number
     assert compression.state_dict()["worker"].keys() == {"weight"} and compression.taken_back == 0
@@ -453,20 +453,20 @@ def errors_of_a_parameter_that_no_rank_uses_are_kept(codec):
     (plain, _), (model, compression), rank = made(False), made(True), dist.get_rank()
     wanted, got = ({name: torch.zeros(one.numel()) for name, one in plain.module.named_parameters()} for _ in range(2))
     for step in range(12):
-        chosen = [(1, 0), (0, 1), (1, 1), (rank, 1 - rank)][step % 4]  # the last by one rank each
+        chosen = [(1, 0), (0, 1), (1, 1), (rank, 1 - rank)][step % 4]  # in the last case one rank uses each
         broken = step in (4, 7)
         for one, total in (plain, wanted), (model, got):
             one.zero_grad(set_to_none=True)
             torch.manual_seed(step)
             given = torch.randn(8, 40) + rank
-            if broken and one is model:  # taken back, with the errors that were aside at the time
+            if broken and one is model:  # taken back, with the errors that were set aside
                 one((given * torch.inf), chosen).sum().backward()
                 one.zero_grad(set_to_none=True)
             one(given, chosen).square().mean().backward()
             for name, parameter in one.module.named_parameters():
                 if parameter.grad is not None:
                     total[name] += parameter.grad.view(-1)
-        if step == 9:  # also of what is aside
+        if step == 9:  # also with errors that are set aside
             compression.load_state_dict(copy.deepcopy(compression.state_dict()))
     assert compression.taken_back == 2
     for name, errors in kept_by_all(compression.state_dict()).items():
@@ -514,7 +514,7 @@ def a_failed_exchange_is_raised():
 
 def transports_give_the_same_bytes():
     if torch.get_default_device().type == "cpu":
-        return  # which has one
+        return  # a CPU has one transport
     found = []
     for transport in dist.get_backend(), "peers", "auto":
         model, compression = hooked("mxfp4", transport=transport)
@@ -548,7 +548,7 @@ def gradients_are_those_of_plain_training_but_for_rounding():
         for k, (gradient, one, other) in enumerate(zip(arrived, random(0, 0), random(0, 1))):
             mean = (one + other) / 2
             lost = (gradient - mean).norm() / mean.norm()
-            # Of fewer than 1,024 elements, or of one dimension: as they are.
+            # Parameters of fewer than 1,024 elements, or of one dimension, travel raw.
             assert 0 < lost < 2 * most if k == 4 else lost == 0, (codec, k, lost)
         stats = compression.stats()
         assert 0 < stats["weights.4"] < most and sum(stats.values()) == stats["weights.4"], (codec, stats)
@@ -589,7 +589,7 @@ def errors_are_float32_where_that_is_not_the_default():
 
 
 def a_step_like_the_one_before_takes_one_way():
-    """In C++ without Python, in Python without C++; the buckets that are exchanged together are those of their sizes."""
+    """Checks that repeated steps run in C++ or in Python only, and which buckets are exchanged together."""
     calls = []
     for name in "exchange", "begin", "check_direct", "failed":  # enqueued() follows exchanges that run in Python
         method = getattr(_torch_ddp._Slot, name)
@@ -600,7 +600,7 @@ def a_step_like_the_one_before_takes_one_way():
     for step in range(5):
         seen.append(len(calls))
         backward(model, mine(step))
-    # The first pass, the first with other buckets, and none from then on.
+    # The C++ hook calls Python in the first pass and in the first pass with other buckets, and never afterwards.
     assert HOOK["native"] == (seen[2] > 0) and seen[2] == seen[4] == len(calls), seen
     sizes = [sum(one.handle.sizes) for one in compression._exchanges.values()]
     assert [*compression._exchanges] == ([0, 1] if HOOK["exchange_mib"] else [0, 1, 2]), sizes
@@ -671,7 +671,7 @@ def what_ranks_must_agree_on_is_compared():
     HOOK.update(outer)
 
 
-# Of each kind of codec, and of one.
+# Checks with each kind of codec, and checks with one.
 OF_CODECS = [
     nothing_is_lost_when_buckets_are_arranged_anew, one_inf_takes_the_step_back_in_every_bucket_on_every_rank,
     what_is_saved_goes_on, the_errors_of_another_world_are_taken, errors_follow_the_scale_of_a_scaler,
@@ -692,7 +692,7 @@ OF_ONE = [
 
 
 def everything():
-    """All by the hook in Python for each bucket, and by that in C++ for several together; then the two others."""
+    """Checks all with the hook in Python per bucket and in C++ for several buckets, and a part with the other two."""
     warnings.simplefilter("error", UserWarning)
     for hook, is_whole in ("python", True), ("c++, larger", True), ("c++", False), ("python, larger", False):
         HOOK.clear()
@@ -700,7 +700,7 @@ def everything():
         codecs = CARRYING if is_whole else ["mxfp4"]
         for function in OF_CODECS if is_whole else OF_CODECS[:2]:
             for codec in codecs:
-                print(hook, function.__name__, codec, flush=True)  # which pytest shows if it fails
+                print(hook, function.__name__, codec, flush=True)  # pytest shows this if the check fails
                 function(codec)
         in_turn(*(OF_ONE if is_whole else []), a_step_like_the_one_before_takes_one_way)
 

@@ -22,7 +22,7 @@ SHAPES = {"a": (6, 5), "b": (31,), "c": (3, 4), "d": (40,)}
 
 
 class Model(torch.nn.Module):
-    """Of four parameters, which differ between ranks before DiLoCo has them."""
+    """A model of four parameters, which differ between ranks before DiLoCo has them."""
 
     def __init__(self, seed=7):
         super().__init__()
@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
 
 
 def moves(step, rank):
-    """How far an inner step of a rank moves the parameters: few bits, so that BF16 is exact."""
+    """Returns a rank's change of the parameters in an inner step: few bits, so that BF16 is exact."""
     drawn = np.random.default_rng(100 * step + rank)
     return [drawn.integers(-8, 9, shape) / 8 for shape in SHAPES.values()]
 
@@ -54,7 +54,7 @@ def values(tensors):
 
 
 def model_of(world, begin, steps, sync_every, parts, delay, alpha):
-    """Local copies of all ranks and the global one, with an exact all-reduce. `parts`: numbers of parameters."""
+    """Returns all ranks' local copies and the global one, by an exact all-reduce. `parts`: numbers of parameters."""
     copies, momenta = [one.copy() for one in begin], [np.zeros_like(one) for one in begin]
     local, sent = [[one.copy() for one in begin] for _ in range(world)], {}
     for t in range(1, steps + 1):
@@ -84,7 +84,7 @@ def it_is_the_algorithm_of_the_papers():
             begin = values(model.parameters())
             assert same_on_all(list(model.parameters()))
             train(model, diloco, 1, 4 * sync_every)
-            if delay:  # what is under way is applied
+            if delay:  # applies the exchange that is under way
                 train(model, diloco, 4 * sync_every + 1, 4 * sync_every + delay)
             local, copies = model_of(world, begin, 4 * sync_every + delay, sync_every, parts, delay, alpha)
             exact = {"rtol": 1e-5, "atol": 1e-5} if alpha == 0 else {"rtol": 0, "atol": 0.02}  # BF16 rounds
@@ -97,12 +97,12 @@ def it_is_the_algorithm_of_the_papers():
 
 
 def plain(copies):
-    """With which the global copy is what has arrived."""
+    """Returns an outer optimizer that applies the mean as it has arrived."""
     return torch.optim.SGD(copies, lr=1.0)
 
 
 def kept(diloco):
-    """The errors of all ranks, of each parameter: what is in the global copy not yet."""
+    """Returns the errors of all ranks by parameter: changes that the global copy does not have yet."""
     found = []
     for part, reducer in zip(diloco._parts, diloco._reducers):
         errors = kept_by_all(reducer.state_dict())
@@ -112,7 +112,7 @@ def kept(diloco):
 
 
 def check_nothing_is_lost(diloco, begin, steps):
-    """What has arrived and what is kept is what ranks have moved in these steps; `begin`: copies and errors before."""
+    """Checks that all moves of these steps have arrived or are kept. `begin`: copies and errors before."""
     world = dist.get_world_size()
     moved = [sum(its) / world for its in zip(*(moves(step, rank) for step in steps for rank in range(world)))]
     for before, error, copied, now, total in zip(*begin, values(diloco._copies), kept(diloco), moved):
@@ -127,7 +127,7 @@ def what_arrives_and_what_is_kept_is_what_was_moved():
             train(model, diloco, 1, 12)
             parts = [diloco._copies[part] for part in diloco._parts]
             assert same_on_all(diloco._copies) and diloco.rounds == 3 * fragments
-            if fragments == 2:  # the second one was exchanged at step 10, so that steps 11 and 12 are in local copies
+            if fragments == 2:  # the second fragment was exchanged at step 10, so steps 11 and 12 are in local copies
                 train(model, diloco, 13, 14)
                 diloco._begin(0), diloco._end()
                 assert [len(part) for part in parts] == [2, 2]
@@ -143,7 +143,7 @@ def a_value_that_is_not_finite_takes_the_round_back_on_all_ranks():
         move(model, 3)
         if rank == 1:
             with torch.no_grad():
-                model.d[7] = torch.nan  # of the other fragment than that which is due
+                model.d[7] = torch.nan  # in the fragment that is not due
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             diloco.step()
@@ -160,7 +160,7 @@ def a_value_that_is_not_finite_takes_the_round_back_on_all_ranks():
 
 
 def the_device_of_new_tensors_is_its_own():
-    """Whatever the caller's default is."""
+    """Checks a step under another default device of the caller."""
     model = Model()
     with closing(DiLoCo(model, outer=plain, sync_every=1)) as diloco:
         move(model, 1)
@@ -185,7 +185,7 @@ def a_mean_that_is_not_finite_takes_the_round_back_on_all_ranks():
 
 
 def fails_once(diloco, early):
-    """The next exchange raises on this rank, before it has begun or once it has ended well on all."""
+    """Makes the next exchange raise on this rank, before it has begun or after it has ended well on all ranks."""
     reducer = diloco._reducers[0]
     run = reducer.run
 
@@ -225,7 +225,7 @@ def an_exchange_that_fails_on_one_rank_is_taken_back_on_all():
 
 
 def cannot_agree(diloco):
-    """This rank does not learn how the next round ends, although all others do."""
+    """Hides the end of the next round from this rank, although all other ranks get it."""
     tell = diloco._tell
 
     def fail(own):
@@ -267,7 +267,7 @@ def a_round_that_some_ranks_have_applied_is_applied_on_all():
             assert all(torch.equal(one, other) for one, other in zip(model.parameters(), twin_model.parameters()))
         for step in range(9, 17):
             for its, which in (model, diloco), (twin_model, twin):
-                # Until the next round rank 1 is behind, and what it moves then is lost as with a delay.
+                # Until the next round rank 1 is behind, and its moves are lost as with a delay.
                 if in_a_new_world or rank != 1 or step > 8 + 4 // fragments:
                     move(its, step)
                 which.step()
@@ -313,7 +313,7 @@ def what_is_saved_goes_on():
 
 
 def ranks_join_and_leave():
-    """A pair trains; then a world of another size goes on with the states of both, or with own ones."""
+    """Trains with two ranks, then in a world of another size with the states of both, or with own ones."""
     rank, world, pair = dist.get_rank(), dist.get_world_size(), dist.new_group([0, 1])
     state, model = None, Model()
     if rank < 2:
@@ -417,7 +417,7 @@ def what_is_wrong_on_one_rank_is_refused_on_all():
 
 
 def shards_are_exchanged_by_the_ranks_that_have_the_same():
-    """Two replicas of two shards."""
+    """Uses two replicas of two shards."""
     kind = torch.get_default_device().type
     mesh = dist.init_device_mesh(kind, (2, 2), mesh_dim_names=("replicas", "shards"))
     torch.manual_seed(5)
@@ -479,7 +479,7 @@ def die():
 
 
 class Fatal:
-    """A process group that kills this process when it has sent so many messages, once their number is set."""
+    """A process group that kills this process after `messages` messages, once this number is set."""
 
     messages = None
 
@@ -498,8 +498,8 @@ class Fatal:
 
 
 def survives(rank, world, deaths, folder):
-    """A rank of a world whose last rank dies in an exchange, after so many messages; then of those that are left, whose
-    last rank dies, and so on."""
+    """Runs a rank of a world whose last rank dies in an exchange, after `deaths[0]` messages. Then the remaining ranks
+    form a world, whose last rank dies after `deaths[1]` messages, and so on."""
     torch.set_num_threads(1)
     groups, pairs, state, folder = [], _torch_groups.Pairs, None, pathlib.Path(folder)
     _torch_groups.Pairs = lambda library, group, *more: pairs(library, groups.append(Fatal(group)) or groups[-1], *more)
@@ -530,7 +530,7 @@ def survives(rank, world, deaths, folder):
 
 
 def check_what_survives(diloco, before):
-    """All copies, and of what was kept all but what the lost rank has kept itself. `before`: of the survivors."""
+    """Checks that no copy and no error is lost, but the lost rank's own errors. `before`: states of the survivors."""
     for number, (copied, now) in enumerate(zip(diloco._copies, kept(diloco))):
         total = sum(its["errors"][0]["worker"][str(number)] for its in before) / len(before)
         for its in before:
@@ -542,8 +542,8 @@ def check_what_survives(diloco, before):
 
 @pytest.mark.parametrize("deaths", both(quick=[[6, 2, 4]], all=[[6, 2, 4], *([n % 9, n % 7, n % 5] for n in range(16))]))
 def test_survivors_of_ranks_that_die_within_exchanges_lose_nothing(deaths, tmp_path):
-    """Of w ranks each sends w - 1 messages of chunks and as many of means, and then says how it went. Of four ranks, after
-    two messages: two of the others have all chunks, and the third has not."""
+    """Each of w ranks sends w - 1 messages of chunks and as many of means, and then its result. If one of four ranks
+    dies after two messages, two of the others have all chunks, and the third has not."""
     spawn = torch.multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=survives, args=(rank, 2 + len(deaths), deaths, str(tmp_path)))
              for rank in range(2 + len(deaths))]  # fmt: skip

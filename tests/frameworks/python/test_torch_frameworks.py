@@ -1,4 +1,4 @@
-"""The programs of docs/FRAMEWORKS.md, as printed, beside the same training without compression."""
+"""Runs the programs of docs/FRAMEWORKS.md as printed, and compares them with training without compression."""
 
 import os
 import pathlib
@@ -39,7 +39,7 @@ def batches(rank, steps=8):
 
 
 def trained_plainly(together):
-    """All ranks' batches by one model; `together`: of how many passes a step is."""
+    """Trains one model with all ranks' batches. `together`: number of passes in a step."""
     model, world = Model(), dist.get_world_size()
     optimizer, own = torch.optim.SGD(model.parameters(), 0.1), [batches(rank) for rank in range(world)]
     for step in range(0, len(own[0]), together):
@@ -52,7 +52,7 @@ def trained_plainly(together):
 
 
 class Optimizer:
-    """SGD, of the parameters that the model has at the first step: after fully_shard() they are others."""
+    """SGD of the parameters that the model has at the first step: fully_shard() replaces them."""
 
     def __init__(self, model):
         self._model, self._optimizer = model, None
@@ -79,7 +79,7 @@ def run(section, **names):
 
 
 def is_near(model, compression, together, most=0.01):
-    """Beside what training has changed, the codec's rounding is small, and not nothing."""
+    """Checks that the codec's rounding is small, but not zero, in comparison with the changes by training."""
     assert isinstance(compression, Compression) and compression.bytes_sent > 0 and compression.taken_back == 0
     others = trained_plainly(together).parameters(), Model().parameters()
     for (name, one), plain, first in zip(model.named_parameters(), *others):
@@ -100,12 +100,12 @@ def fsdp2():
 
 def replicas():
     model, names = run("Replicas of a sharded model (HSDP)")
-    is_near(model, names["compression"], 1, 0.02)  # a part's mean is encoded, too, and the mean of that
+    is_near(model, names["compression"], 1, 0.02)  # a part's mean is encoded again, and so is the mean of the replicas
 
 
 def is_mean_and_sent_once(train):
-    """train(passes) gives a model and its Compression: trained as plainly, and with one exchange a step. What is sent
-    besides, when the training begins, is as much for any number of passes."""
+    """Checks that train(passes), which returns a model and its Compression, trains as without compression, with one
+    exchange a step. The bytes sent when the training begins do not depend on the number of passes."""
     sent = {}
     for passes in 1, 2, 4:
         model, compression = train(passes)
@@ -115,7 +115,7 @@ def is_mean_and_sent_once(train):
 
 
 class OfThisRank(torch.utils.data.IterableDataset):
-    """This rank's batches, as they are."""
+    """Data set with this rank's batches, unchanged."""
 
     def __init__(self, *names):
         self._names = names

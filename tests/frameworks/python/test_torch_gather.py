@@ -1,4 +1,4 @@
-"""gradcodec.torch.shard(gather=): what modules of FSDP2 compute with, and what is sent."""
+"""Tests of gradcodec.torch.shard(gather=): the parameters with which modules of FSDP2 compute, and the bytes sent."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from gradcodec.torch import shard  # noqa: E402
 
 
 class Watched(torch.nn.Module):
-    """Keeps what it has of its parameters, in each forward and backward pass."""
+    """Module that records its parameters in each forward and backward pass."""
 
     def __init__(self, shapes):
         super().__init__()
@@ -31,7 +31,7 @@ class Watched(torch.nn.Module):
         self.look()
         total = sum((weight * gradient).sum() for weight, gradient in zip(self.weights, gradients))
         total.register_hook(self.look)
-        return 1 * total  # FSDP gathers when the gradient of this is known
+        return 1 * total  # FSDP gathers when the gradient of this result exists
 
 
 def watched(dtype=None, seed=0, shapes=SHAPES, **options):
@@ -45,7 +45,7 @@ def watched(dtype=None, seed=0, shapes=SHAPES, **options):
 
 
 def decoded(weight, codec, dtype):
-    """What each rank's part of a parameter is after encode() and decode()."""
+    """Returns a parameter of which each rank's part was encoded and decoded."""
     world = dist.get_world_size()
     rows = -(-weight.shape[0] // world)
     filled = torch.zeros(world * rows, *weight.shape[1:])
@@ -59,7 +59,7 @@ def decoded(weight, codec, dtype):
 
 
 def are_gathered(codec, dtype, **options):
-    """Every rank has the same bytes: those of every shard, encoded and decoded. Which travel as they are, is known."""
+    """Checks that every rank has the same bytes: each shard encoded and decoded, or raw if small or a vector."""
     model = watched(dtype, **options)
     compression = shard(model, "int8", gather=codec)
     masters = [whole(weight) for weight in model.parameters()]
@@ -74,7 +74,7 @@ def are_gathered(codec, dtype, **options):
         assert same_on_all(seen)
     assert not all(torch.equal(one, other.to(dtype)) for one, other in zip(expected, masters)) or codec == "bf16"
     for one, other in zip(masters, model.parameters()):
-        assert torch.equal(one, whole(other))  # the optimizer's are exact
+        assert torch.equal(one, whole(other))  # the optimizer's parameters are exact
     return model, compression
 
 
@@ -104,7 +104,7 @@ def modules_that_are_alike_share_what_has_no_errors():
 
 
 def a_step_sends_these_bytes_per_parameter():
-    """As if a rank sent to itself, too: with float32 reduction and bfloat16 parameters 8 without compression."""
+    """Counts bytes as if a rank sent to itself, too; without compression 8 (float32 reduction, bfloat16 gather)."""
     world, shapes = dist.get_world_size(), [(64, 512)] * 2 + [(256, 256)] * 3
     elements = sum(math.prod(shape) for shape in shapes)
     for codec, gather, most in ("int8", None, 1.04), ("int4", "int8", 2.63):
@@ -118,7 +118,7 @@ def a_step_sends_these_bytes_per_parameter():
 
 
 def losses_are_near_where_parameters_are_gathered_by_int8():
-    _, plain, _ = as_torchtitan_does(None)  # which prefetches parameters
+    _, plain, _ = as_torchtitan_does(None)  # prefetches parameters
     _, losses, compression = as_torchtitan_does(lambda model: shard(model, "int8", gather="int8"))
     assert all(0 < abs(one - other) < 0.01 * other for one, other in zip(losses, plain))
     assert compression.taken_back == 0

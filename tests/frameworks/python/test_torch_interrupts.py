@@ -1,5 +1,5 @@
-"""Signals whose handlers raise, at random moments of exchanges: each exchange still takes place, and the call raises
-what the handler raised."""
+"""Tests of signals whose handlers raise, at random moments of exchanges: each exchange still takes place, and the call
+raises the handler's exception."""
 
 import random
 import signal
@@ -16,8 +16,8 @@ from gradcodec import _torch_groups  # noqa: E402
 from gradcodec.torch import AllReduce, OneBitSGD, all_reduce, compress, shard  # noqa: E402
 
 
-# Where a handler does not raise: in itself, where Python ignores what is raised (`remove` is weakref's), and in a
-# communicator's functions and around them, which it does not call a second time.
+# Functions in which a handler does not raise: its own, those whose exceptions Python ignores (`remove` is weakref's),
+# and a communicator's functions and their callers, which the library does not call a second time.
 SPARED = {"handle", "arm", "__del__", "remove", "perform", "all_to_all", "all_gather"}
 
 
@@ -26,7 +26,7 @@ class Interrupt(BaseException):
 
 
 class Signals:
-    """SIGALRM again and again. Its handler raises within exchanges alone: elsewhere a rank would skip its call."""
+    """Repeated SIGALRM. Its handler raises within exchanges alone: elsewhere a rank would skip its call."""
 
     def __init__(self, longest):
         self.longest, self.raised, self.on = longest, [], True
@@ -53,7 +53,7 @@ class Signals:
 
 
 def called(signals, call):
-    """Whether it raised, which it does with the first exception of the handler."""
+    """Returns 1 if the call raised, which must be with the handler's first exception, else 0."""
     before = len(signals.raised)
     try:
         call()
@@ -85,7 +85,7 @@ def interrupted(codec, elements, calls, longest):
 
 
 def steps():
-    """For each entry point: a step that exchanges."""
+    """Yields the name of each entry point, and a step of it that exchanges."""
     values = torch.ones(500)
     yield "all_reduce", lambda: all_reduce(values, "int8")
     yield "AllReduce", lambda handle=AllReduce(values, "int4"): handle.run(values)
@@ -102,7 +102,7 @@ def steps():
 
 
 def each_entry_point_raises_what_a_handler_raised():
-    """As soon as the exchange has ended, where only the next instruction of Python sees it."""
+    """Raises as soon as the exchange has ended, where only the next instruction of Python notices the exception."""
     exchange, raises = _torch_groups.Group._exchange, []
 
     def exchanged(*given):

@@ -1,4 +1,4 @@
-"""gradcodec.torch's hook in C++: when it is compiled, what is kept, and what is said where it cannot be used."""
+"""Tests of gradcodec.torch's hook in C++: its compilation, its cache, and the messages if it cannot be used."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ from gradcodec import _torch_native as native  # noqa: E402
 from peers import ROOT  # noqa: E402
 from ranks import on_ranks  # noqa: E402
 
-# Stands for a compiler: appends a line to a log, waits, and copies the hook that was compiled before.
+# Replaces a compiler: appends a line to a log, waits, and copies the hook that was compiled before.
 COMPILER = """#!/bin/sh
 echo "$$" >> {log}
 sleep {seconds}
@@ -28,13 +28,13 @@ cp {compiled} "$2"
 
 @pytest.fixture(scope="module")
 def compiled():
-    """The hook, compiled in the user's own cache."""
+    """Returns the hook, compiled in the user's own cache."""
     return native.built()
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, compiled):
-    """A cache folder, and a compiler that takes no time: `compiler(seconds)` changes that, `runs()` counts its runs."""
+    """Returns a cache folder with a fast compiler: `compiler(seconds)` sets its time, `runs()` counts its runs."""
 
     class Place:
         folder, log = tmp_path / "cache", tmp_path / "log"
@@ -68,7 +68,7 @@ def test_it_is_compiled_once_and_kept(place):
     assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700 and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(path.name for path in place.folder.iterdir()) == [path.with_suffix(".lock").name, path.name]
     path.with_suffix(".lock").unlink()
-    assert native.built() == path and not path.with_suffix(".lock").exists()  # nothing is written in a folder for readers
+    assert native.built() == path and not path.with_suffix(".lock").exists()  # a reader writes nothing in the folder
     assert native._imported(path).Slot
 
 
@@ -164,7 +164,7 @@ def test_what_is_missing_is_said(place, monkeypatch, tmp_path):
             patch.setenv(name, "relative")
         refused("no cache folder: none of")
     with monkeypatch.context() as patch:
-        patch.setenv("GRADCODEC_CACHE_DIR", "/proc/sys")  # where not even root writes
+        patch.setenv("GRADCODEC_CACHE_DIR", "/proc/sys")  # not even root can write there
         refused("the cache folder /proc/sys cannot be written to: ")
         patch.setenv("GRADCODEC_CACHE_DIR", str(native.SOURCE))
         refused("the cache folder .*hook.cpp cannot be used: ")

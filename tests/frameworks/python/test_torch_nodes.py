@@ -1,5 +1,5 @@
-"""compress(), all_reduce(), AllReduce and the optimizers where several nodes have several ranks: which nodes are found,
-what ranks end with, and errors when parts change their owners. Nodes are pretended by GRADCODEC_NODE."""
+"""Tests of compress(), all_reduce(), AllReduce and the optimizers on several nodes with several ranks: the nodes found,
+the results, and errors when parts change their owners. GRADCODEC_NODE imitates the nodes."""
 
 import copy
 import os
@@ -15,7 +15,7 @@ from ranks import in_turn, kept_by_all, on_groups, on_ranks, same_on_all, states
 
 
 def of_node(per_node):
-    """This rank is on a node of so many."""
+    """Puts this rank on a node of `per_node` ranks."""
     os.environ["GRADCODEC_NODE"] = f"node {dist.get_rank() // per_node}"
 
 
@@ -35,7 +35,7 @@ def gradients_of(model, step):
 
 
 def exact(model, step):
-    """The mean that is to be approached, without compression."""
+    """Returns the exact mean, without compression."""
     with model.no_sync():
         own = gradients_of(model, step)
     for one in own:
@@ -70,7 +70,7 @@ def a_step_sums_within_nodes_first():
 
 
 def what_arrived_and_what_is_kept_are_the_gradients():
-    """Over the rebuild of buckets after the first step, a checkpoint, and one level in place of two."""
+    """Checks across the rebuild of buckets after the first step, a checkpoint, and one level in place of two."""
     of_node(2)
     model, other = model_of(bucket_cap_mb=0.05), model_of(bucket_cap_mb=0.05)
     compression = compress(model, "int4", raw=[])
@@ -89,7 +89,7 @@ def what_arrived_and_what_is_kept_are_the_gradients():
         for name, total, one in zip(names, sent, arrived):
             assert torch.allclose(total, one + kept[name].view_as(one), rtol=1e-4, atol=1e-4), (what, name)
 
-    for number in range(3):  # buckets are arranged anew after the first
+    for number in range(3):  # buckets are arranged anew after the first step
         step(number)
         check(number)
     for transport in ("auto", "flat", "auto"):
@@ -135,7 +135,7 @@ def signs_have_one_level():
 
 
 def four_of_five_compress_and_all_make_a_group():
-    """compress() makes no process group: one that some ranks made alone would make this one hang."""
+    """Checks that compress() makes no process group: a group made by some ranks alone would make this one hang."""
     of_node(2)
     group = dist.new_group([0, 1, 2, 3])
     if dist.get_rank() < 4:
@@ -218,12 +218,12 @@ def optimizers_sum_within_nodes_first():
 
 
 def rank_1_dies(step):
-    """As it begins exchange number `step` of four: at the end of step 2, or within step 4. The others raise within their
-    own timeout: a wait of the process group would last 30 minutes."""
+    """Ends rank 1 as it begins exchange number `step` of four: at the end of step 2, or within step 4. The others raise
+    within their own timeout: a wait of the process group would last 30 minutes."""
     of_node(2)
     model = model_of()
     compression = compress(model, "int4", raw=[], timeout=30)
-    for number in range(3):  # DDP arranges its buckets after the first
+    for number in range(3):  # DDP arranges its buckets after the first step
         gradients_of(model, number)
     before, exchange, exchanges = compression.state_dict(), _torch_nodes.Pairs._exchange, []
 
@@ -242,7 +242,7 @@ def rank_1_dies(step):
         assert "1800000ms" not in str(failure), failure
         failed = True
     assert dist.get_rank() != 1
-    assert failed or (step == 4 and dist.get_rank() in (2, 3))  # which need nothing more of it
+    assert failed or (step == 4 and dist.get_rank() in (2, 3))  # these ranks need nothing more of rank 1
     compression.rollback()
     after = compression.state_dict()
     assert compression.taken_back == 1
@@ -250,7 +250,7 @@ def rank_1_dies(step):
         assert torch.equal(errors, after["worker"][name])
         for (first, part), (at, other) in zip(before["server"].get(name, []), after["server"].get(name, [])):
             assert first == at and torch.equal(part, other)
-    if failed:  # the communicators cannot be used any more, and say so at once
+    if failed:  # the communicators are unusable, and fail at once
         handle = next(iter(compression._units())).handle
         with pytest.raises(GradCodecError) as again:
             handle.run_within(torch.zeros(sum(handle.sizes)), 1)
@@ -258,7 +258,7 @@ def rank_1_dies(step):
     os._exit(0)  # a barrier would not end
 
 
-@pytest.mark.parametrize("step", [2, 4])  # tests/churn/steps.py has all of them
+@pytest.mark.parametrize("step", [2, 4])  # tests/churn/steps.py kills a rank in each step
 def test_a_rank_that_dies_is_not_waited_for_longer_than_the_timeout(step, tmp_path):
     on_ranks(("gloo", "cpu", 4), rank_1_dies, tmp_path, step)
 

@@ -1,4 +1,4 @@
-"""Which GPUs are linked by NVLink, as a driver and an NVML of this test say."""
+"""Tests which GPUs count as linked by NVLink, with a stand-in driver and a stand-in NVML."""
 
 import ctypes
 import types
@@ -24,7 +24,7 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def libraries(monkeypatch):
-    """What ctypes.CDLL() opens, by file."""
+    """Returns the libraries that ctypes.CDLL() opens, by file."""
     known = {}
 
     def opened(name):

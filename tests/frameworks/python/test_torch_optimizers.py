@@ -1,5 +1,5 @@
-"""OneBitSGD and OneBitAdam: they train as well as SGD with momentum and Adam, and leave a step with a value
-that is not finite out on all ranks."""
+"""Tests of OneBitSGD and OneBitAdam: they train as well as SGD with momentum and Adam, and all ranks leave out a step
+with a value that is not finite."""
 
 import copy
 import pickle
@@ -27,7 +27,7 @@ def averaged(model):
 
 
 def train(make, steps, *, plain=False, scaler=None, overflow=-1, left_out=-1):
-    """The loss in the end."""
+    """Returns the loss at the end, and the optimizer."""
     images, labels = digits()
     model = network()
     optimizer = make(model.parameters())
@@ -65,7 +65,7 @@ def sgd_trains_as_well_as_with_float32():
     one_bit, optimizer = train(lambda p: OneBitSGD(p, 0.1, 0.9), 150)
     assert one_bit < 1.2 * plain + 0.01, (one_bit, plain)
     ring = 150 * 4 * sum(parameter.numel() for parameter in network().parameters())
-    assert 0 < optimizer.bytes_sent < ring / 12  # a 32nd, and headers
+    assert 0 < optimizer.bytes_sent < ring / 12  # 1/32, and headers
     assert optimizer.taken_back == 0
 
 
@@ -82,7 +82,7 @@ def the_warm_up_is_adamw():
 
 
 def one_inf_leaves_one_step_out_on_all_ranks():
-    """Adam's in the warm-up and after it."""
+    """Checks OneBitSGD, and OneBitAdam in the warm-up and after it."""
     scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=256.0)
     adam = lambda p: OneBitAdam(p, 2e-3, warmup_steps=30)  # noqa: E731
     for make, at, scaled_by in (lambda p: OneBitSGD(p, 0.1), 25, scaler), (adam, 25, None), (adam, 50, None):
@@ -104,7 +104,7 @@ def the_state_is_float32_where_that_is_not_the_default():
         weight = torch.nn.Parameter(torch.ones(2))
         optimizer = OneBitAdam([weight], warmup_steps=1)
         optimizer.step()
-        optimizer.state[weight]["step"].fill_(256)  # the next one is no number of bfloat16
+        optimizer.state[weight]["step"].fill_(256)  # bfloat16 cannot represent 257
         optimizer.step()
         assert optimizer.state[weight]["step"].item() == 257
     finally:
@@ -118,7 +118,7 @@ def a_saved_variance_that_float16_does_not_have_goes_on():
         weight.grad = torch.full_like(weight, 1e-4)
         before = weight.detach().clone()
         optimizer.step()
-        assert (weight < before).all(), step  # where the variance is 0 it is left alone
+        assert (weight < before).all(), step  # an element with a variance of 0 would stay as it is
         state = optimizer.state_dict()
         optimizer.load_state_dict(copy.deepcopy(state))
         assert optimizer.state[weight]["exp_avg_sq"].dtype == torch.float32
@@ -133,7 +133,7 @@ def frozen_parameters_stay_as_they_are():
         optimizer = make([frozen, later, trained])
         for step in range(6):
             optimizer.zero_grad()
-            if step in (2, 4):  # with a momentum that it has by then
+            if step in (2, 4):  # it has a momentum by then
                 later.requires_grad_(step == 4)
             before = later.detach().clone()
             sum(one.sum() for one in (later, trained) if one.requires_grad).backward()
@@ -155,7 +155,7 @@ def what_was_saved_goes_on():
     other.load_state_dict(model.state_dict())
     again = OneBitAdam(other.parameters(), 1e-3, warmup_steps=2)
     again.load_state_dict(saved)
-    optimizer.load_state_dict(saved)  # whose errors begin anew, too
+    optimizer.load_state_dict(saved)  # its errors begin anew, too
     for one, its in (model, optimizer), (other, again):
         its.zero_grad()
         cross_entropy(one(images[:64]), labels[:64]).backward()
@@ -209,7 +209,7 @@ def elements_without_a_variance_are_left_alone():
 
 
 def epsilon_bounds_a_step_where_the_variance_is_tiny():
-    """All momenta arrive with one magnitude, which here is divided by 1 or by a millionth."""
+    """Checks eps: all momenta arrive with one magnitude, which here is divided by 1 or by a millionth."""
     moved = []
     for eps in 1e-8, 0.05:
         weight = torch.nn.Parameter(torch.ones(8))
@@ -225,7 +225,7 @@ def epsilon_bounds_a_step_where_the_variance_is_tiny():
 def parameters_without_a_gradient_count_as_zero():
     weights = [torch.nn.Parameter(torch.ones(16)) for _ in range(2)]
     optimizer = OneBitSGD(weights, 0.5, 0.0)
-    weights[dist.get_rank()].grad = torch.ones(16)  # another one on each rank
+    weights[dist.get_rank()].grad = torch.ones(16)  # each rank has a gradient for another weight
     optimizer.step()
     same_everywhere(weights)
     for weight in weights:

@@ -1,4 +1,4 @@
-"""gradcodec.torch.shard(replicate_group=): replicas of a sharded model (HSDP), on two times two ranks."""
+"""Tests of gradcodec.torch.shard(replicate_group=): replicas of a sharded model (HSDP), on two times two ranks."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ def meshes():
 
 
 def replicated(mesh, dtype=torch.float32, factor=None, shapes=SHAPES):
-    """A model of two modules that are sharded over a mesh: of one dimension, or of FSDP's own two."""
+    """Returns a model of two modules that are sharded over a mesh of one dimension, or of FSDP's own two."""
     model = torch.nn.Sequential(Linear(shapes[:2]), Linear(shapes[2:]))
     model.forward = lambda gradients: model[0](gradients[:2]) + model[1](gradients[2:])
     for module in model[0], model:
@@ -40,14 +40,14 @@ def compressed(codec, factor=None, dtype=torch.float32, shapes=SHAPES, **options
 
 
 def backward(model, gradients):
-    """The gradients of this rank's parts."""
+    """Returns the gradients of this rank's parts."""
     model.zero_grad()
     model(gradients).backward()
     return [weight.grad.to_local() for weight in model.parameters()]
 
 
 def reduced_plainly(given, factor=None, dtype=torch.float32):
-    """By FSDP alone, over its mesh of two dimensions. Gloo has neither AVG nor PREMUL_SUM."""
+    """Returns gradients as FSDP alone reduces them over a mesh of two dimensions. Gloo has no AVG and no PREMUL_SUM."""
     model = replicated(meshes(), dtype, factor)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -61,13 +61,13 @@ def mine(step, shapes=SHAPES):
 
 
 def whole_numbers(step):
-    """BF16 loses nothing of their means and sums over four ranks."""
+    """Returns numbers whose means and sums over four ranks BF16 represents without loss."""
     torch.manual_seed(100 * step + dist.get_rank())
     return [torch.randint(-16, 17, shape) * 2.0 ** (k - step) for k, shape in enumerate(SHAPES)]
 
 
 def the_mean_is_that_of_fsdp_with_two_dimensions():
-    for factor in None, 2.0, 8.0:  # 2: FSDP calls that the mean of a replica
+    for factor in None, 2.0, 8.0:  # 2: FSDP takes this factor for the mean of a replica
         model, compression = compressed("bf16", factor=factor, raw=())
         for step in range(2):
             expected = reduced_plainly(whole_numbers(step), factor)
@@ -95,7 +95,7 @@ def after_close_replicas_are_averaged_plainly():
 
 
 def arrived_and_carried(model, compression, given, received):
-    """All gradients are what has arrived and what the ranks keep, of both levels."""
+    """Checks that all gradients have arrived, or are kept by the ranks, on both levels. Returns the state."""
     mesh, world = meshes(), dist.get_world_size()
     state, part = compression.state_dict(), mesh["part"].get_local_rank()
     lost = 0.0
@@ -104,7 +104,7 @@ def arrived_and_carried(model, compression, given, received):
         dist.all_reduce(left)
         left = left.view(total.shape).chunk(2)[part].reshape(-1)
         of_replicas = state["worker"][f"{name}@replicas"] / 2
-        for first, server in state["server"].get(f"{name}@replicas", []):  # the other replica's may be all of it
+        for first, server in state["server"].get(f"{name}@replicas", []):  # the other replica may have all elements
             of_replicas[first : first + server.numel()] += server
             lost = max(lost, server.abs().max().item())
         dist.all_reduce(of_replicas, group=mesh["replica"].get_group())
@@ -123,7 +123,7 @@ def nothing_is_lost_but_what_is_carried():
             received = [one + (other if step else 0) for one, other in zip(gradients, received or gradients)]
             for total, gradient in zip(given, mine(step)):
                 total += gradient
-            if step == 2:  # it goes on with what was saved
+            if step == 2:  # continues from the saved state
                 state = copy.deepcopy(arrived_and_carried(model, compression, given, received))
                 compression.close()
                 model, compression = compressed(codec, raw=() if codec == "int4" else None, momentum=True)
@@ -178,7 +178,7 @@ def bytes_between_replicas_are_counted():
     group = compression._replicas
     before, of_all = group.bytes_sent, compression.bytes_sent
     backward(model, mine(1, shapes))
-    elements = sum(math.prod(shape) for shape in shapes) / 2  # of a part; each of two ranks sends half of it, twice
+    elements = sum(math.prod(shape) for shape in shapes) / 2  # a part's; each of two ranks sends half of it, twice
     between = group.bytes_sent - before
     assert 1.03 < between / elements < 1.04
     within = (compression.bytes_sent - of_all - between) / elements

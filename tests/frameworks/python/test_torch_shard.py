@@ -1,4 +1,4 @@
-"""gradcodec.torch.shard: what FSDP2's gradients become, steps that are taken back, errors in checkpoints."""
+"""Tests of gradcodec.torch.shard: the gradients of FSDP2, steps that are taken back, errors in checkpoints."""
 
 import copy
 import math
@@ -24,14 +24,14 @@ except ImportError:  # this PyTorch has one mesh for each fully_shard()
 from gradcodec import GradCodecError, _torch_fsdp, _torch_groups  # noqa: E402
 from gradcodec.torch import compress, shard  # noqa: E402
 
-# Some cannot be cut into equal parts, and one has fewer rows than there are ranks.
+# Some shapes cannot be cut into equal parts, and one has fewer rows than there are ranks.
 SHAPES = [(8,), (33, 5), (1, 1, 3), (1001,), (64, 64)]
 EVEN = [(8,), (34, 5), (1, 1, 3), (1000,), (64, 64)]
 EVEN_OF_FOUR = [(8,), (36, 5), (4, 1, 3), (1000,), (64, 64)]
 
 
 class Linear(torch.nn.Module):
-    """Its gradient is whatever it is given."""
+    """A model whose gradient is the argument of its forward pass."""
 
     def __init__(self, shapes):
         super().__init__()
@@ -60,7 +60,7 @@ def divide_by(model, factor):
 
 
 def whole(tensor):
-    """As objects: full_tensor() of PyTorch 2.11 crashes over gloo if tensors are on a GPU."""
+    """Returns the whole tensor, gathered as objects: full_tensor() of PyTorch 2.11 crashes over gloo for GPUs."""
     return torch.cat(gathered(tensor.to_local().cpu()), tensor.placements[0].dim).to(tensor.device)
 
 
@@ -71,7 +71,7 @@ def backward(model, gradients):
 
 
 def of_one_magnitude(step, shapes=EVEN):
-    """ONEBIT loses nothing of it, where no part is filled up."""
+    """Returns gradients with one magnitude per parameter, which ONEBIT sends without loss if no part is padded."""
     torch.manual_seed(step)
     return [(torch.randint(2, shape) * 2 - 1) * 2.0 ** (k - 2) for k, shape in enumerate(shapes)]
 
@@ -82,7 +82,7 @@ def mine(step, shapes=SHAPES):
 
 
 def what_is_of_one_magnitude_comes_back():
-    for dtype in torch.float32, torch.float16, torch.bfloat16:  # float16: FSDP asks for a sum
+    for dtype in torch.float32, torch.float16, torch.bfloat16:  # float16: FSDP requests a sum
         model = sharded(dtype, shapes=EVEN)
         with shard(model, "onebit", momentum=True) as compression:
             for step in range(3):
@@ -93,7 +93,7 @@ def what_is_of_one_magnitude_comes_back():
 
 
 def one_inf_takes_the_step_back_in_every_module_on_every_rank():
-    model = sharded(shapes=EVEN)  # errors of what fills a part up are not saved
+    model = sharded(shapes=EVEN)  # errors of padding are not saved
     compression = shard(model, "onebit", momentum=True)
     for step in range(2):
         backward(model, mine(step, EVEN))
@@ -113,7 +113,7 @@ def one_inf_takes_the_step_back_in_every_module_on_every_rank():
 
 def a_pass_that_broke_off_is_taken_back():
     model = sharded(shapes=EVEN)
-    if not hasattr(model, "reset_iter_state"):  # FSDP itself does not go on, then
+    if not hasattr(model, "reset_iter_state"):  # FSDP itself cannot continue, then
         return
     compression, calls = shard(model, "onebit", momentum=True, transport=dist.get_backend()), []
     for step in range(2):
@@ -139,7 +139,7 @@ def a_pass_that_broke_off_is_taken_back():
 
 def a_pass_whose_first_handle_is_refused_leaves_nothing_behind():
     model = sharded(shapes=EVEN)
-    if not hasattr(model, "reset_iter_state"):  # FSDP itself does not go on, then
+    if not hasattr(model, "reset_iter_state"):  # FSDP itself cannot continue, then
         return
     compression = shard(model, "onebit", momentum=True)
     made, handle = [], _torch_fsdp.Handle
@@ -163,7 +163,7 @@ def a_pass_whose_first_handle_is_refused_leaves_nothing_behind():
 
 
 def of_three(**options):
-    """Parameters of 64 by 64, sharded together; the gradients are those that are given."""
+    """Returns parameters of 64 by 64, sharded together; the arguments of the forward pass are their gradients."""
     module = torch.nn.Module()
     for name in "abc":
         module.register_parameter(name, torch.nn.Parameter(torch.zeros(64, 64)))
@@ -174,7 +174,7 @@ def of_three(**options):
 
 
 def loses_nothing(model, compression, given):
-    """What has not arrived is in the state, by the names of parameters."""
+    """Checks that the state has, by names of parameters, the part of the gradients that has not arrived."""
     arrived = {name: torch.zeros(64, 64) for name in given}
     for _ in range(3):
         model.zero_grad()
@@ -191,7 +191,7 @@ def loses_nothing(model, compression, given):
 
 
 def a_gradient_gets_no_errors_of_another():
-    """Two of three have a gradient in each pass, so the rows are alike."""
+    """Gives two of three parameters a gradient in each pass, so that the rows are alike."""
     torch.manual_seed(dist.get_rank())
     for codec in "int4", "onebit":
         model, random, ones = of_three(), torch.randn(64, 64), torch.ones(64, 64)
@@ -242,9 +242,9 @@ def modules_that_are_sharded_together_are_one():
 
 
 def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
-    """Of four ranks, two of each kind. Some are cut twice in one dimension."""
+    """Uses four ranks, two of each kind. Some parameters are cut twice in one dimension."""
     if torch.get_default_device().type != "cpu":
-        return  # gloo has not all of its collectives on a GPU
+        return  # gloo does not have all of its collectives on a GPU
     os.environ["GRADCODEC_NODE"] = "one"
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     gradients = []
@@ -273,7 +273,7 @@ def with_tensor_parallelism_gradients_are_those_of_the_data_ranks():
 
 def parameters_on_several_meshes_are_refused():
     if torch.get_default_device().type != "cpu":
-        return  # what is compared is of no device
+        return  # the comparison does not depend on the device
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("some", "others"))
     whole = FSDPMeshInfo(dist.init_device_mesh("cpu", (4,)), shard_mesh_dim=0)
     if ShardPlacementResult is not None:
@@ -292,11 +292,11 @@ def parameters_on_several_meshes_are_refused():
         shard(model)
 
 
-NODES = [lambda rank: rank // 2, lambda rank: rank % 2, lambda rank: rank in (0, 3)]  # which node a rank is on
+NODES = [lambda rank: rank // 2, lambda rank: rank % 2, lambda rank: rank in (0, 3)]  # node of each rank
 
 
 def over_nodes_what_is_of_one_magnitude_comes_back():
-    """Every row of FSDP's buffer goes to its own rank, whichever ranks share a node."""
+    """Checks that every row of FSDP's buffer goes to its own rank, whichever ranks share a node."""
     for node in NODES:
         os.environ["GRADCODEC_NODE"] = str(node(dist.get_rank()))
         for dtype in torch.float32, torch.float16:
@@ -310,9 +310,9 @@ def over_nodes_what_is_of_one_magnitude_comes_back():
 
 
 def over_nodes_nothing_is_lost_whatever_the_nodes_become():
-    """The mean of all gradients is what has arrived and what the ranks keep, while worlds change."""
+    """Checks that the mean of all gradients has arrived, or is kept by the ranks, while worlds change."""
     for codec, dtype in ("int4", torch.float16), ("onebit", torch.float32):
-        scale = 2 if dtype is torch.float16 else 1  # FSDP divides float16 before it adds: what is kept is divided
+        scale = 2 if dtype is torch.float16 else 1  # FSDP divides float16 before it adds, so errors are divided, too
         given, received = ([torch.zeros(shape) for shape in EVEN_OF_FOUR] for _ in range(2))
         states = None
         worlds = [(NODES[0], "auto"), (NODES[1], "auto"), (NODES[1], "flat"), (NODES[0], "auto")]
@@ -342,14 +342,14 @@ def over_nodes_nothing_is_lost_whatever_the_nodes_become():
 
 
 def over_nodes_one_nan_takes_the_step_back_on_every_rank():
-    """The first half flags it on the ranks of its part alone; all ranks have to agree."""
+    """Checks that all ranks agree, although the first half flags the NaN on the ranks of its part alone."""
     os.environ["GRADCODEC_NODE"] = str(NODES[0](dist.get_rank()))
     model = sharded(shapes=EVEN_OF_FOUR)
     compression = shard(model, "onebit", momentum=True)
     for step in range(2):
         backward(model, mine(step, EVEN_OF_FOUR))
     before = copy.deepcopy(compression.state_dict())
-    for rank, at in (1, 0), (2, -1), (3, 40):  # of parts of different ranks
+    for rank, at in (1, 0), (2, -1), (3, 40):  # elements in parts of different ranks
         gradients = mine(2, EVEN_OF_FOUR)
         if dist.get_rank() == rank:
             gradients[4].view(-1)[at] = torch.nan
@@ -393,7 +393,7 @@ def refusals():
 
 
 def reduced_plainly(shapes, factor, given):
-    """What FSDP makes of gradients. Gloo has no PREMUL_SUM, so FSDP adds up and divides."""
+    """Returns the gradients that FSDP alone makes. Gloo has no PREMUL_SUM, so FSDP adds up and divides."""
     model = sharded(factor=factor, shapes=shapes)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -402,7 +402,7 @@ def reduced_plainly(shapes, factor, given):
 
 
 def whole_numbers(step):
-    """INT8 loses nothing of -127, 0 and 127, in whatever blocks they are, nor of a power of 2 times these."""
+    """Returns -127, 0 and 127, in any blocks, times a power of 2, which INT8 represents without loss."""
     torch.manual_seed(100 * step + dist.get_rank())
     return [127.0 * 2 ** (step - k) * torch.randint(-1, 2, shape) for k, shape in enumerate(SHAPES)]
 
@@ -420,14 +420,14 @@ def the_sum_is_divided_by_any_factor():
     for gradient, one in zip(backward(model, mine(0)), reduced_plainly(SHAPES, 3.0, mine(0))):
         assert (gradient - one).norm() < 0.02 * one.norm()
     assert all(0 <= lost < 0.04 for lost in compression.stats().values())
-    model.set_gradient_divide_factor(1.0)  # of the last module; every pass has its own factor
+    model.set_gradient_divide_factor(1.0)  # for the last module; every pass uses its current factor
     expected = [*reduced_plainly(SHAPES, 3.0, mine(1))[:2], *reduced_plainly(SHAPES, 1.0, mine(1))[2:]]
     for gradient, one in zip(backward(model, mine(1)), expected):
         assert (gradient - one).norm() < 0.02 * one.norm()
 
 
 def what_a_factor_multiplies_is_carried():
-    """What has arrived is the divided sum, but for what the ranks keep, whatever the factors of the steps."""
+    """Checks that the divided sum has arrived, or is kept by the ranks, for factors that change with the step."""
     for codec in "int4", "onebit":
         model, given, received = sharded(factor=1.0), *([torch.zeros(shape) for shape in SHAPES] for _ in range(2))
         compression = shard(model, codec, raw=() if codec == "int4" else None, momentum=True)
@@ -502,7 +502,7 @@ def parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros():
 
 
 class Experts(torch.nn.Module):
-    """Fewer than there are ranks."""
+    """A module with fewer experts than there are ranks."""
 
     def __init__(self):
         super().__init__()
@@ -516,7 +516,7 @@ class Experts(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """The parts of one that matter to FSDP: layers, one of experts, between embeddings."""
+    """The parts of a transformer that matter to FSDP: layers, one of them with experts, between embeddings."""
 
     def __init__(self, tied):
         super().__init__()
@@ -541,8 +541,8 @@ def prefetched(modules, prefetch):
 
 
 def as_torchtitan_does(shard_it, tied=False):
-    """The calls of torchtitan's apply_fsdp_to_decoder(): a sum over all tokens, so no division by FSDP. What is tied is
-    sharded together; experts, of which there are fewer than ranks, are cut in their second dimension."""
+    """Trains with the calls of torchtitan's apply_fsdp_to_decoder(): a sum over all tokens, so FSDP does not divide.
+    Tied parameters are sharded together. Experts, fewer than ranks, are cut in their second dimension."""
     torch.manual_seed(0)
     model = Transformer(tied)
     mesh = dist.init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
@@ -609,7 +609,7 @@ def a_rank_alone_says_for_which_others_it_waits():
                 with pytest.warns(UserWarning, match=said), pytest.raises(RuntimeError, match=alone):
                     hook(of, timeout=2)
             dist.barrier()
-            hook(of).close()  # on both, which wait for each other as long as it takes
+            hook(of).close()  # both ranks wait for each other without a limit
         with pytest.raises(ValueError, match=r"call: '(shard|compress)\(\)' on rank 0 and '(shard|compress)\(\)' on rank 1"):
             compress(ddp) if dist.get_rank() else shard(model, group=dist.group.WORLD)
     finally:

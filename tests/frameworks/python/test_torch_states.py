@@ -1,5 +1,5 @@
-"""States that were saved: a damaged one is refused on all ranks before anything has changed, or does no harm; errors are
-in the order of elements, whatever the strides of parameters."""
+"""Tests of saved states: a damaged one is refused on all ranks before anything has changed, or does no harm. Errors are
+in the order of elements, for any strides of parameters."""
 
 import copy
 import os
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from gradcodec.torch import AllReduce, OneBitAdam, OneBitSGD, compress, shard  # noqa: E402
 
-CASES = 100 if os.environ.get("GRADCODEC_TESTS") == "all" else 20  # of each kind of state
+CASES = 100 if os.environ.get("GRADCODEC_TESTS") == "all" else 20  # cases of each kind of state
 JUNK = None, -1, 0, 1, 2**33, 0.5, 1e-30, float("nan"), float("inf"), "abc", [], {}, [None], torch.ones(2), True
 ELEMENTS = float("nan"), float("inf"), -float("inf"), 3e38, -1e37
 TENSORS = [
@@ -36,7 +36,7 @@ def network():
 
 
 def of_model(hook):
-    """A model with its hook: a step, which gives what all ranks must have alike, and the hook."""
+    """Returns a function that makes a step, whose result must be the same on all ranks, and a model's hook."""
 
     def made():
         model, compression = hook()
@@ -120,7 +120,7 @@ def put(thing, path, change):
 
 
 def damaged(state, other, draw):
-    """With one byte, element, tensor, field or key changed, or of another rank."""
+    """Returns a state in which one byte, element, tensor, field or key has changed, or another rank's state."""
     kind = draw.choice(["byte"] * 3 + ["element"] * 3 + ["tensor"] * 3 + ["field"] * 4 + ["key", "rank"])
     found = [(path, one) for path, one in leaves(state) if isinstance(one, torch.Tensor) and one.numel() > 1]
     fields = [path for path, one in leaves(state) if not isinstance(one, torch.Tensor)]
@@ -146,7 +146,7 @@ def damaged(state, other, draw):
 
 
 def damage(kind):
-    """A damaged state is refused before anything has changed, or does no harm."""
+    """Checks that a damaged state is refused before anything has changed, or does no harm."""
     warnings.simplefilter("ignore")
     (step, keeper), draw, refused = KINDS[kind](), random.Random(kind), 0
     is_optimizer = kind.startswith("OneBit")
@@ -175,7 +175,7 @@ def damage(kind):
             assert same(here, there) and all(one.isfinite().all() for one in here), (what, failure)
             if not is_optimizer:
                 keeper.commit()
-        # A momentum of another magnitude takes the weights anywhere, on all ranks alike.
+        # A momentum of another magnitude moves the weights by any amount, but alike on all ranks.
         assert is_optimizer or int(keeper.taken_back) == taken_back, what
         assert len(set(gathered(int(keeper.taken_back)))) == 1, what
     assert CASES / 4 < refused < CASES
@@ -183,7 +183,7 @@ def damage(kind):
 
 
 def a_mixture_of_all_ranks_errors_is_refused(folder):
-    """Every rank has saved its own by one name."""
+    """Saves every rank's own state under one name."""
     step, compression = KINDS["compress"]()
     for number in range(3):
         step(number)
@@ -204,11 +204,11 @@ def goes_on_from_a_checkpoint(folder):
             step(number)
         state = copy.deepcopy(compression.state_dict())
         dcp.save({name: state}, checkpoint_id=f"{folder}/{kind}")
-        for steps in range(3):  # DistributedDataParallel arranges its buckets anew after the first
+        for steps in range(3):  # DistributedDataParallel arranges its buckets anew after the first step
             step, new = KINDS[kind]()
             for number in range(steps):
                 step(number)
-            loaded = {name: new.state_dict()}  # of which only what it has is loaded
+            loaded = {name: new.state_dict()}  # only the entries that it has are loaded
             dcp.load(loaded, checkpoint_id=f"{folder}/{kind}")
             new.load_state_dict(loaded[name])
             assert same(new.state_dict(), state), (kind, steps)
@@ -220,7 +220,7 @@ def a_step_that_fails_at_once_leaves_the_loaded_errors():
         for number in range(2):
             step(number)
         state = copy.deepcopy(compression.state_dict())
-        for at in range(1 if kind == "shard" else 2):  # one collective finds whether errors wait, the next adds them up
+        for at in range(1 if kind == "shard" else 2):  # the first collective checks for errors, the next adds them
             step, compression = KINDS[kind]()
             compression.load_state_dict(copy.deepcopy(state))
             group, calls = compression._group, []
@@ -250,7 +250,7 @@ def optimizers_go_on_from_a_checkpoint(folder):
             optimizer.step()
         dcp.save(get_optimizer_state_dict(model, optimizer), checkpoint_id=f"{folder}/{kind.__name__}")
         before = [one.detach().clone() for one in other.parameters()]
-        loaded = get_optimizer_state_dict(other, new)  # by the names of parameters
+        loaded = get_optimizer_state_dict(other, new)  # keyed by the names of parameters
         dcp.load(loaded, checkpoint_id=f"{folder}/{kind.__name__}")
         set_optimizer_state_dict(other, new, loaded)
         assert same(new.state_dict()["state"], optimizer.state_dict()["state"])
@@ -295,7 +295,7 @@ def convolutions(is_last):
 
 
 def layouts(make, shape):
-    """Errors are in the order of elements, whatever the strides of parameters."""
+    """Checks that errors are in the order of elements, for any strides of parameters."""
 
     def made(kind, hook=True):
         torch.manual_seed(0)

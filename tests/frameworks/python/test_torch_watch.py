@@ -1,4 +1,4 @@
-"""The thread that aborts communicators over NCCL, with communicators and an event that a test controls."""
+"""Tests of the thread that aborts communicators over NCCL, with communicators and an event that a test controls."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ LIMIT = 30  # seconds until a test gives up
 
 
 class Comm:
-    """A communicator that reports `failure` and says when it was aborted."""
+    """A communicator that reports `failure` and signals its abort."""
 
     def __init__(self, failure=None):
         self.failure, self.checked, self.aborted = failure, threading.Semaphore(0), threading.Event()
