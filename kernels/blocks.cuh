@@ -279,20 +279,20 @@ template <unsigned PEERS>
 struct Target {
     const gc_codec &codec;
     unsigned char *dst;
-    const gc_way &way;
+    const gc_peer_slot &slot;
 
     // Returns the number of copies of a chunk: 0 after a failed barrier, which other ranks may not have noticed.
     __device__ __forceinline__ unsigned copies() const {
         if (!PEERS) return 1;
-        return way.peers->broken ? 0 : PEERS == WHOLE || codec.half == SERVER ? way.peers->world : 1;
+        return slot.peers->broken ? 0 : PEERS == WHOLE || codec.half == SERVER ? slot.peers->world : 1;
     }
     // Returns the base address of offsets, `chunk` bytes before the chunk begins. `number`: the chunk's number.
     __device__ __forceinline__ unsigned char *base(unsigned number, unsigned copy, u64 chunk) const {
         if (!PEERS) return dst;
         // Each rank begins with the next rank, so that no link waits for another.
-        const gc_peers &peers = *way.peers;
-        if (PEERS == WHOLE) return in_global_memory(peers.buffers[(peers.rank + 1 + copy) % peers.world]) + way.at;
-        return in_global_memory(peers.buffers[codec.half == SERVER ? copy : number]) + way.at - chunk;
+        const gc_peers &peers = *slot.peers;
+        if (PEERS == WHOLE) return in_global_memory(peers.buffers[(peers.rank + 1 + copy) % peers.world]) + slot.at;
+        return in_global_memory(peers.buffers[codec.half == SERVER ? copy : number]) + slot.at - chunk;
     }
     // Returns this thread block's tile. If chunks go to different ranks, neighbouring thread blocks have tiles of
     // different chunks, so that no link waits for another.

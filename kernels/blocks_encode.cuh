@@ -92,7 +92,7 @@ __device__ __forceinline__ void encode_tile(const Target<PEERS> &target, const g
 template <typename V, bool KEPT, unsigned PEERS>
 __device__ __forceinline__ void encode_blocks(const gc_encode &call) {
     const gc_codec &codec = call.codec;
-    const Target<PEERS> target = {codec, call.dst, call.way};
+    const Target<PEERS> target = {codec, call.dst, call.slot};
     const Factors by = {factor(call.m_g), factor(call.m_e), codec.beta};
     unsigned found = 0, number = 0;
     encode_tile<V, KEPT>(target, tile_of_blocks(codec, target.tile()), by, call.values, found,

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lan
         // reduce_by_lanes() does not support BF16.
         tile = reduce_by_lanes<C == CODEC_BF16 ? +CODEC_MXFP8 : C>(call, tile, many, share.reciprocal, ring, are_right);
     })
-    const Target<HERE> target = {codec, call.dst, call.way};
+    const Target<HERE> target = {codec, call.dst, call.slot};
 #pragma unroll 1
     for (; static_cast<u64>(tile) * TILE < codec.only.elements; tile += gridDim.x) {
         gc_tile part = tile_of_blocks(codec, tile, true);

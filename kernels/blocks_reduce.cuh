@@ -367,7 +367,7 @@ template <bool KEPT, unsigned PEERS>
 __device__ __forceinline__ void reduce_blocks(const gc_reduce &call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     const gc_codec &codec = call.codec;
-    const Target<PEERS> target = {codec, call.dst, call.way};
+    const Target<PEERS> target = {codec, call.dst, call.slot};
     const gc_tile tile = tile_of_blocks(codec, blockIdx.x, true);
     const unsigned lane = threadIdx.x % WARP;
     const bool to_shard = !KEPT && !PEERS && call.shard != 0;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_frames(const Target<PEERS> &target) {
     for (unsigned i = (gridDim.x - 1 - blockIdx.x) * WARPS + threadIdx.x / WARP; i < copies; i += warps) {
         unsigned number;
         unsigned char *chunk = copy_of(target, i, number);
-        // The lane is computed again: keeping it would take a register, and blocks_twice.cuh has none left.
+        // The lane is computed again: keeping it would take a register, and blocks_two_shot.cuh has none left.
         store_frame(codec, format, chunk, number, 0, in_register(threadIdx.x % WARP));
     }
 }

@@ -84,14 +84,14 @@ struct gc_encode {
     gc_codec codec;
     const float *m_g, *m_e;
     unsigned char *dst;       // the payload; for a shard the chunk
-    gc_way way;               // or the buffers of the ranks that receive it
+    gc_peer_slot slot;         // or the buffers of the ranks that receive it
     const void *values[MOST_VALUES];
 };
 SAME_LAYOUT(gc_encode)
 struct gc_finish {
     gc_codec codec;
     unsigned char *dst;       // first of the chunks to write
-    gc_way way;
+    gc_peer_slot slot;
     unsigned steps, reserved; // steps of the barrier after it; 0: no barrier
 };
 SAME_LAYOUT(gc_finish)
@@ -99,7 +99,7 @@ struct gc_reduce {
     gc_codec codec;
     const unsigned char *chunks;
     unsigned char *dst;       // the chunk; gc_onebit_mean: the shard
-    gc_way way;
+    gc_peer_slot slot;
     u64 payloads, apart;      // number of payloads; bytes from one payload to the next
     unsigned shard, reserved; // gc_blocks_reduce: shard is 1 if dst is the shard
 };
@@ -197,24 +197,24 @@ __device__ __forceinline__ float factor(const float *m) {
 // ranks. A rank whose barrier has failed writes to no buffer, because the other ranks may not have noticed yet.
 struct Chunks {
     unsigned char *dst, *first;
-    gc_way way;
+    gc_peer_slot slot;
     unsigned copies;
     bool all;                 // true: all ranks get the same chunk
 
     // `chunk`: the chunk that `first` is for. `half`: the half of the codec. Issues all its loads at once.
-    __device__ __forceinline__ Chunks(const gc_codec &codec, unsigned half, unsigned char *to, const gc_way &by,
+    __device__ __forceinline__ Chunks(const gc_codec &codec, unsigned half, unsigned char *to, const gc_peer_slot &by,
                                       unsigned chunk)
-        : dst(to), first(to), way(by), copies(1), all(half == SERVER) {
-        if (!way.peers) return;
-        const unsigned world = way.peers->world;
-        copies = way.peers->broken ? 0 : all ? world : 1;
+        : dst(to), first(to), slot(by), copies(1), all(half == SERVER) {
+        if (!slot.peers) return;
+        const unsigned world = slot.peers->world;
+        copies = slot.peers->broken ? 0 : all ? world : 1;
         first = base(codec, chunk, 0);
     }
     // Returns the address from which offsets of chunk `chunk` count in a copy. If each rank gets another chunk, offsets
     // count as if all chunks lay in the buffer of this chunk's rank.
     __device__ __forceinline__ unsigned char *base(const gc_codec &codec, unsigned chunk, unsigned copy) const {
-        if (!way.peers) return dst;
-        return all ? way.peers->buffers[copy] + way.at : way.peers->buffers[chunk] + way.at - chunk * codec.stride;
+        if (!slot.peers) return dst;
+        return all ? slot.peers->buffers[copy] + slot.at : slot.peers->buffers[chunk] + slot.at - chunk * codec.stride;
     }
 };
 

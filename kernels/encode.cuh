@@ -15,7 +15,7 @@ __device__ __forceinline__ void encode(const gc_encode &call) {
     const unsigned lane = threadIdx.x % WARP, at = threadIdx.x / WARP * UNIT, count = elements_of_unit(tile, at);
     const unsigned char *values = nullptr, *from = nullptr;
     unsigned char *to = nullptr;
-    const Chunks chunks(codec, codec.half, call.dst, call.way, tile.chunk);
+    const Chunks chunks(codec, codec.half, call.dst, call.slot, tile.chunk);
     u64 kept_at = 0;
     Lane<V, N> fresh = {};
     Lane<E, N> old = {}, kept;

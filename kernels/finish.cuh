@@ -44,12 +44,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
     const bool serves = codec.half == SERVER;
     const unsigned before = *static_cast<const volatile unsigned *>(&control.found), broken = control.broken;
     const u64 turn = serves ? reinterpret_cast<const u64 *>(from)[TURN_WORD / 2] : 0;
-    const Chunks chunks(codec, codec.half, call.dst, call.way, 0);
-    const Barrier barrier(call.way.peers, call.steps);
+    const Chunks chunks(codec, codec.half, call.dst, call.slot, 0);
+    const Barrier barrier(call.slot.peers, call.steps);
     // With a corrupt payload only flags are written to the state. Other thread blocks may add flags, but never CORRUPT.
     const bool corrupt = serves && before & CORRUPT;
     // Each copy of a chunk that goes to all ranks counts.
-    const unsigned many = !call.way.peers ? codec.chunks : chunks.copies == 0 ? 0 : call.way.peers->world;
+    const unsigned many = !call.slot.peers ? codec.chunks : chunks.copies == 0 ? 0 : call.slot.peers->world;
     const auto chunk_of = [&](unsigned k) { return serves ? codec.chunk : k; };
     const auto place_of = [&](unsigned k) { return chunks.base(codec, k, k) + (serves ? 0 : k * codec.stride); };
     unsigned found = 0;
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gc_onebit_finish(const 
 #pragma unroll 1
         for (u64 at = end + w; at < codec.stride; at += HEADER_WORDS) chunk[at] = 0;
     }
-    if (call.way.peers && call.steps) barrier.signal_and_wait(&control.broken);
+    if (call.slot.peers && call.steps) barrier.signal_and_wait(&control.broken);
 }
 
 #endif

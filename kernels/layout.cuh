@@ -44,11 +44,11 @@
 #define LAYOUT_gc_peers(field) \
     field(barriers, 8) field(broken, 4) field(world, 4) field(rank, 4) field(reserved, 4) field(nanoseconds, 8) \
     field(failure, 8) field(buffers, 512)
-#define LAYOUT_gc_way(field) \
+#define LAYOUT_gc_peer_slot(field) \
     field(peers, 8) field(at, 8)
 // peers.cu
 #define LAYOUT_gc_push(field) \
-    field(way, 16) field(from, 8) field(vectors, 8) field(apart, 8)
+    field(slot, 16) field(from, 8) field(vectors, 8) field(apart, 8)
 #define LAYOUT_gc_barrier(field) \
     field(peers, 8) field(mark, 8) field(steps, 4) field(reserved, 4)
 // codec.cuh
@@ -69,21 +69,21 @@
     field(reserved, 4) field(header, 64) field(only, 40) field(reciprocal, 8) \
     field(raws, 8) field(chunk_raws, 8) field(raw_reciprocal, 8) field(codes_at, 8) field(raws_at, 8)
 #define LAYOUT_gc_encode(field) \
-    field(codec, 344) field(m_g, 8) field(m_e, 8) field(dst, 8) field(way, 16) field(values, 128)
+    field(codec, 344) field(m_g, 8) field(m_e, 8) field(dst, 8) field(slot, 16) field(values, 128)
 #define LAYOUT_gc_finish(field) \
-    field(codec, 344) field(dst, 8) field(way, 16) field(steps, 4) field(reserved, 4)
+    field(codec, 344) field(dst, 8) field(slot, 16) field(steps, 4) field(reserved, 4)
 #define LAYOUT_gc_reduce(field) \
-    field(codec, 344) field(chunks, 8) field(dst, 8) field(way, 16) field(payloads, 8) field(apart, 8) \
+    field(codec, 344) field(chunks, 8) field(dst, 8) field(slot, 16) field(payloads, 8) field(apart, 8) \
     field(shard, 4) field(reserved, 4)
 #define LAYOUT_gc_decode(field) \
     field(codec, 344) field(payload, 8) field(factor, 8) field(divisor, 4) field(dtype, 4) field(tiles, 8) \
     field(first_empty, 8) field(values, 128)
-// blocks_once.cuh
-#define LAYOUT_gc_once(field) \
-    field(codec, 344) field(factor, 8) field(way, 16) field(apart, 8) field(turn, 8) field(tiles, 8) field(steps, 4) \
+// blocks_one_shot.cuh
+#define LAYOUT_gc_one_shot(field) \
+    field(codec, 344) field(factor, 8) field(slot, 16) field(apart, 8) field(turn, 8) field(tiles, 8) field(steps, 4) \
     field(reserved, 4) field(values, 128)
-// blocks_twice.cuh
-#define LAYOUT_gc_twice(field) field(encode, 512) field(reduce, 400) field(decode, 512) field(tiles, 8)
+// blocks_two_shot.cuh
+#define LAYOUT_gc_two_shot(field) field(encode, 512) field(reduce, 400) field(decode, 512) field(tiles, 8)
 // state.cuh
 #define LAYOUT_gc_state(field) \
     field(worker, 344) field(server, 344) field(bytes, 8) field(skip, 8) field(size, 8) field(half, 4) \

@@ -10,7 +10,7 @@ enum : unsigned { VECTORS = 4 };  // vectors of 16 bytes per thread
 // The host declares the same structs: src/cuda/peers.rs, src/comm/transport/peers.rs.
 
 struct gc_push {
-    gc_way way;
+    gc_peer_slot slot;
     const unsigned char *from;  // a block for each rank, or one for all
     u64 vectors;                // 16-byte vectors of a block
     u64 apart;                  // bytes from one rank's block to the next; 0: all ranks get the same block
@@ -27,12 +27,12 @@ SAME_LAYOUT(gc_barrier)
 // and each rank begins with the next rank, so that no link waits for another. After a failed barrier this rank pushes
 // nothing, because the others may not have noticed yet.
 extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid_constant__ gc_push call) {
-    const gc_peers &peers = *call.way.peers;
+    const gc_peers &peers = *call.slot.peers;
     if (peers.broken) return;
     const unsigned to = (blockIdx.x + peers.rank + 1) % peers.world;
     const u64 first = static_cast<u64>(blockIdx.x / peers.world) * (THREADS * VECTORS) + threadIdx.x;
     const uint4 *from = reinterpret_cast<const uint4 *>(call.from + to * call.apart);
-    uint4 *place = reinterpret_cast<uint4 *>(peers.buffers[to] + call.way.at);
+    uint4 *place = reinterpret_cast<uint4 *>(peers.buffers[to] + call.slot.at);
     uint4 vectors[VECTORS];
 #pragma unroll
     for (unsigned k = 0; k < VECTORS; k++) {

@@ -22,11 +22,11 @@ SAME_LAYOUT(gc_peers)
 enum : u64 { ABORTED = ~0ull };
 
 // Place of this rank's slot in each buffer, for data to all ranks or to each rank.
-struct gc_way {
+struct gc_peer_slot {
     gc_peers *peers;  // NULL: nothing is sent
     u64 at;
 };
-SAME_LAYOUT(gc_way)
+SAME_LAYOUT(gc_peer_slot)
 enum : unsigned { SIGNAL = 1, WAIT = 2 };
 
 __device__ __forceinline__ void store_signal(u64 *to, u64 number) {

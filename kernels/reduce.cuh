@@ -264,7 +264,7 @@ __device__ __forceinline__ void reduce(const gc_reduce &call) {
     }
     // The tile is computed again, because keeping it would take registers.
     const gc_tile same = tile_of(codec, in_register(blockIdx.x));
-    store_words(codec, same, Chunks(codec, SERVER, call.dst, call.way, 0), at / 8, corrupt ? 0 : word, lane);
+    store_words(codec, same, Chunks(codec, SERVER, call.dst, call.slot, 0), at / 8, corrupt ? 0 : word, lane);
     // The sum reuses the rows' memory, so that two thread blocks fit into the 64 KB of compute capability 7.5.
     __syncthreads();
     leave_sum(codec.partials + blockIdx.x, all, reinterpret_cast<double *>(place));

@@ -366,7 +366,7 @@ pub unsafe extern "C" fn gc_codec_exchanges(codec: *const gc_codec_t) -> i32 {
     boundary(|| {
         // SAFETY: the caller promises a codec.
         let codec = &unsafe { handle::borrow("codec", codec)? }.0;
-        Ok(if codec.plan().exchanges_once(codec.device().into()) { 1 } else { 2 })
+        Ok(if codec.plan().is_one_shot(codec.device().into()) { 1 } else { 2 })
     })
 }
 

@@ -39,7 +39,7 @@ pub struct Parts {
     /// Work within the node before and after that exchange; None for a flat communicator.
     node: Option<Node>,
     buffers: Buffers,
-    program: Program,
+    algorithm: Algorithm,
     /// True if two-shot is one launch. False for ranks that share a GPU, since their barriers take two launches.
     one_launch: bool,
     /// Word that launches of `codec` write to. Declared after `codec`, whose drop waits for these launches.
@@ -67,40 +67,40 @@ pub enum Part {
     Shard = 1,
 }
 
-/// Steps of a run.
-enum Program {
+/// All-reduce algorithm of a run.
+enum Algorithm {
     /// Two-shot: encode, all_to_all of chunks, reduce, all_gather of reduced chunks, decode.
-    Twice,
-    /// Two-shot in one launch. It exchanges the same chunks and signals as `Twice`, so other ranks may run either.
-    FusedTwice,
+    TwoShotSteps,
+    /// Two-shot in one launch. It exchanges the same chunks and signals as `TwoShotSteps`, so other ranks may run either.
+    TwoShotKernel,
     /// One-shot: encode, all_gather of whole payloads, reduce all chunks on every rank, decode.
-    Once(Reducers),
+    OneShotSteps(Reducers),
     /// One-shot in one launch, or in two launches where ranks share a GPU.
-    FusedOnce,
+    OneShotKernel,
 }
 
-impl Program {
+impl Algorithm {
     fn new(codec: &Codec, buffers: &Buffers, one_launch: bool) -> Result<Self> {
-        match (buffers.can_exchange_once(), buffers.fused_launches()) {
-            (true, Some(_)) => Ok(Self::FusedOnce),
-            (true, None) => Ok(Self::Once(Reducers::of(codec)?)),
-            (false, _) => Ok(Self::of_two_exchanges(one_launch)),
+        match (buffers.supports_one_shot(), buffers.fused_launches()) {
+            (true, Some(_)) => Ok(Self::OneShotKernel),
+            (true, None) => Ok(Self::OneShotSteps(Reducers::of(codec)?)),
+            (false, _) => Ok(Self::two_shot(one_launch)),
         }
     }
 
-    fn of_two_exchanges(one_launch: bool) -> Self {
-        if one_launch { Self::FusedTwice } else { Self::Twice }
+    fn two_shot(one_launch: bool) -> Self {
+        if one_launch { Self::TwoShotKernel } else { Self::TwoShotSteps }
     }
 
-    fn exchanges_once(&self) -> bool {
-        matches!(self, Self::Once(_) | Self::FusedOnce)
+    fn is_one_shot(&self) -> bool {
+        matches!(self, Self::OneShotSteps(_) | Self::OneShotKernel)
     }
 
     fn phases(&self) -> Phases {
         match self {
-            Self::Twice | Self::FusedTwice => Phases::Both,
-            Self::Once(_) => Phases::AllGather, // one-shot has no other exchange
-            Self::FusedOnce => Phases::Once,
+            Self::TwoShotSteps | Self::TwoShotKernel => Phases::Both,
+            Self::OneShotSteps(_) => Phases::AllGather, // one-shot has no other exchange
+            Self::OneShotKernel => Phases::OneShot,
         }
     }
 }
@@ -121,10 +121,10 @@ impl AllReduce {
         let records = communicator.all_gather_records(Subject::AllReduce, record)?;
         let mut made = made?;
         compare(&records, communicator.rank())?;
-        if !records.iter().all(|record| can_exchange_once(&record)) {
+        if !records.iter().all(|record| supports_one_shot(&record)) {
             let mut parts = made.enter()?;
             // For example, the peer memory of some nodes has no room for one-shot.
-            parts.program = Program::of_two_exchanges(parts.one_launch);
+            parts.algorithm = Algorithm::two_shot(parts.one_launch);
             let traffic = parts.traffic(&communicator);
             drop(parts);
             made.traffic = traffic;
@@ -144,7 +144,7 @@ impl AllReduce {
         check_results(descriptor)?;
         let block = if nodes == 1 || ranks == 1 {
             let plan = Descriptor { n_chunks: ranks * nodes, server: 0, ..*descriptor }.plan()?;
-            if plan.exchanges_once(Over::PeerMemory) { plan.payload_bytes() } else { plan.stride() }
+            if plan.is_one_shot(Over::PeerMemory) { plan.payload_bytes() } else { plan.stride() }
         } else {
             let whole = plan_of_node(descriptor, ranks)?;
             NodePlan::new(&whole, nodes, 0)?.largest_block()
@@ -203,11 +203,11 @@ impl AllReduce {
         // Before anything is changed, check everything that decoding would refuse.
         parts.whole().check_outputs(values.clone(), factors)?;
         parts.codec.check_inputs(factors)?;
-        let steps = Steps::begin(&self.communicator, &parts, parts.program.phases(), stream)?;
-        let Some(node) = &parts.node else { return steps.run(&parts.program, values, factors) };
+        let steps = Steps::begin(&self.communicator, &parts, parts.algorithm.phases(), stream)?;
+        let Some(node) = &parts.node else { return steps.run(&parts.algorithm, values, factors) };
         self.in_node(node, Phases::Both, stream, || {
             node.sum(values.clone(), factors[0].as_ref(), &parts.codec, stream)?;
-            let reduced = steps.reduce_all(&parts.program, node.summed(), &[None, factors[1]])?;
+            let reduced = steps.reduce_all(&parts.algorithm, node.summed(), &[None, factors[1]])?;
             steps.end(node.decode(&reduced, values.clone(), &parts.codec, stream))
         })
     }
@@ -333,8 +333,8 @@ impl Parts {
         let buffers = Buffers::new(link, &codec)?;
         let report = link.report_corrupt(&codec, buffers.memory())?;
         let one_launch = node.is_none() && buffers.fused_launches() == Some(1) && codec.fits_one_launch()?;
-        let program = Program::new(&codec, &buffers, one_launch)?;
-        Ok(Self { codec, node, buffers, program, one_launch, _report: report })
+        let algorithm = Algorithm::new(&codec, &buffers, one_launch)?;
+        Ok(Self { codec, node, buffers, algorithm, one_launch, _report: report })
     }
 
     /// Returns the codec of all elements.
@@ -345,7 +345,7 @@ impl Parts {
     fn traffic(&self, communicator: &Communicator) -> Traffic {
         let plan = self.codec.plan();
         let (payload, chunk) = (plan.payload_bytes(), plan.stride());
-        let exchanges: &[_] = if self.program.exchanges_once() { &[payload] } else { &[chunk; 2] };
+        let exchanges: &[_] = if self.algorithm.is_one_shot() { &[payload] } else { &[chunk; 2] };
         let of_chunks = (communicator.of_chunks().world as i64 - 1) * exchanges.iter().sum::<i64>();
         let (within, between_nodes) = match &self.node {
             None => (0, None),
@@ -393,20 +393,20 @@ impl<'a> Steps<'a> {
 
     /// Runs a whole all-reduce.
     fn run<'v>(
-        &self, program: &Program, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
+        &self, algorithm: &Algorithm, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone,
         factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
-        match program {
-            Program::FusedOnce => {
-                self.fused_once(values, factors[0].as_ref())?;
+        match algorithm {
+            Algorithm::OneShotKernel => {
+                self.fused_one_shot(values, factors[0].as_ref())?;
                 self.end(Ok(()))
             }
-            Program::FusedTwice => {
-                self.fused_twice(values, factors)?;
+            Algorithm::TwoShotKernel => {
+                self.fused_two_shot(values, factors)?;
                 self.end(Ok(()))
             }
-            Program::Once(_) | Program::Twice => {
-                let reduced = self.reduce_all(program, values.clone(), factors)?;
+            Algorithm::OneShotSteps(_) | Algorithm::TwoShotSteps => {
+                let reduced = self.reduce_all(algorithm, values.clone(), factors)?;
                 self.end(self.decode(&reduced, values))
             }
         }
@@ -414,10 +414,10 @@ impl<'a> Steps<'a> {
 
     /// Runs an all-reduce up to decoding. Returns the reduced chunks of all ranks.
     fn reduce_all<'v>(
-        &self, program: &Program, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
+        &self, algorithm: &Algorithm, values: impl ExactSizeIterator<Item = Result<View<'v>>>,
         factors: &[Option<View<'_>>; 2],
     ) -> Result<View<'a>> {
-        if let Program::Once(reducers) = program {
+        if let Algorithm::OneShotSteps(reducers) = algorithm {
             let payloads = self.encode_for_all(values, factors)?;
             let reduced = self.buffers.payload(); // overwrites this rank's payload
             if let Err(failure) = reducers.reduce(&payloads, &reduced, self.stream) {
@@ -455,9 +455,9 @@ impl<'a> Steps<'a> {
     fn encode<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
-        let was_torn = self.codec.is_torn(); // if an earlier call poisoned the codec, this one sends nothing
+        let was_poisoned = self.codec.is_poisoned(); // if an earlier call poisoned the codec, this one sends nothing
         let encoded = self.codec.encode(values, factors, self.destination(Pattern::AllToAll), self.stream);
-        if encoded.is_err() && self.fused.is_some() && !was_torn && self.codec.is_torn() {
+        if encoded.is_err() && self.fused.is_some() && !was_poisoned && self.codec.is_poisoned() {
             // The other ranks have received only some of the payload.
             self.link.transport.give_up();
         }
@@ -523,34 +523,34 @@ impl<'a> Steps<'a> {
     }
 
     /// Runs one-shot in fused launches.
-    fn fused_once<'v>(
+    fn fused_one_shot<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>> + Clone, factor: Option<&View<'_>>,
     ) -> Result<()> {
         let Self { codec, link, stream, .. } = *self;
-        let way = self.fused.and_then(|fused| Some((fused, fused.once(codec.plan().payload_bytes())?)));
-        let (fused, once) = way.ok_or_else(|| error!(Panic, "handle: no room for whole payloads"))?;
-        let mut steps = fused.steps_once().iter();
+        let kernel = self.fused.and_then(|fused| Some((fused, fused.one_shot(codec.plan().payload_bytes())?)));
+        let (fused, one_shot) = kernel.ok_or_else(|| error!(Panic, "handle: no room for whole payloads"))?;
+        let mut steps = fused.one_shot_launches().iter();
         if let Some(&first) = steps.next() {
-            codec.exchange_once(values.clone(), factor, once, first, stream)?;
+            codec.one_shot(values.clone(), factor, one_shot, first, stream)?;
         }
         for &step in steps {
             // The other ranks have this rank's payload and signal. If this step fails, this rank is one barrier behind.
             let launched =
-                fused.arrive_all().and_then(|()| codec.exchange_once(values.clone(), factor, once, step, stream));
+                fused.arrive_all().and_then(|()| codec.one_shot(values.clone(), factor, one_shot, step, stream));
             link.or_give_up(launched)?;
         }
         Ok(())
     }
 
     /// Runs two-shot in one launch.
-    fn fused_twice<'v>(
+    fn fused_two_shot<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
     ) -> Result<()> {
         let fused = self.fused.ok_or_else(|| error!(Panic, "handle: no exchanges within launches"))?;
         let [to_each, to_all] =
-            [Pattern::AllToAll, Pattern::AllGather].map(|pattern| fused.sending(pattern, self.buffers.stride()).way);
+            [Pattern::AllToAll, Pattern::AllGather].map(|pattern| fused.sending(pattern, self.buffers.stride()).slot);
         let (received, gathered) = (self.buffers.payloads(), self.buffers.gathered());
-        self.codec.exchange_twice(values, factors, (to_each, &received), (to_all, &gathered), self.stream)
+        self.codec.two_shot(values, factors, (to_each, &received), (to_all, &gathered), self.stream)
     }
 }
 
@@ -567,7 +567,7 @@ fn check_results(descriptor: &Descriptor<'_>) -> Result<()> {
 /// Returns the record of a rank's handle: a field for each option that must be the same on all ranks.
 fn record_of(parts: &Result<Parts>) -> Record {
     let mut record = Record::new(Subject::AllReduce, parts.is_err());
-    let Ok(parts @ Parts { codec, program, .. }) = parts else { return record };
+    let Ok(parts @ Parts { codec, algorithm, .. }) = parts else { return record };
     let (plan, rules) = (parts.whole().plan(), &codec.plan().rules);
     let error = rules.error.map_or(0, number_of);
     let (scale, policy, reduction) = (rules.scale as u8, rules.policy as u8, rules.reduction as u8);
@@ -578,7 +578,7 @@ fn record_of(parts: &Result<Parts>) -> Record {
         scale,
         policy,
         reduction,
-        program.exchanges_once().into(),
+        algorithm.is_one_shot().into(),
     ];
     let words = [
         plan.elements as u64,
@@ -593,7 +593,7 @@ fn record_of(parts: &Result<Parts>) -> Record {
 }
 
 /// Returns the byte after the compared bytes of the third word: true if the rank can use one-shot.
-fn can_exchange_once(record: &Record) -> bool {
+fn supports_one_shot(record: &Record) -> bool {
     record.word(2) >> (8 * OPTIONS.len()) & 0xff == 1
 }
 

@@ -38,7 +38,7 @@ impl<T> InExchanges<T> {
     /// Returns the value. Must be called once the exchanges are done.
     pub fn into_inner(mut self) -> T {
         self.is_kept = true;
-        // SAFETY: the value is taken once: `self` is consumed, and its drop skips the value, since `is_kept` is true.
+        // SAFETY: the value is taken one_shot: `self` is consumed, and its drop skips the value, since `is_kept` is true.
         unsafe { ManuallyDrop::take(&mut self.value) }
     }
 }
@@ -96,9 +96,9 @@ impl Buffers {
         let (world, device, fused) = (link.world as i64, codec.device(), link.fused());
         let stride = codec.plan().payload_bytes() / world;
         let receive_slots = fused.map(|fused| fused.receive_slots().map(<*mut u8>::expose_provenance));
-        let once = codec.plan().exchanges_once(if fused.is_some() { Over::PeerMemory } else { device.into() });
+        let one_shot = codec.plan().is_one_shot(if fused.is_some() { Over::PeerMemory } else { device.into() });
         // Count the chunks before the one that this rank reduces, and all chunks.
-        let (others, chunks) = match (receive_slots.is_some(), once) {
+        let (others, chunks) = match (receive_slots.is_some(), one_shot) {
             (true, _) => (0, 1),
             (false, false) => (2 * world, 2 * world + 1),
             (false, true) => (2 * world, world + world * world),
@@ -114,10 +114,10 @@ impl Buffers {
             codec.load_for_peers(&mut queue)?;
         }
         let has_room = |bytes| match fused {
-            Some(fused) => fused.once(bytes).is_some(),
+            Some(fused) => fused.one_shot(bytes).is_some(),
             None => link.transport.check(device, &memory, bytes).is_ok(),
         };
-        let whole = Some([world, world * stride]).filter(|&[_, bytes]| once && has_room(bytes));
+        let whole = Some([world, world * stride]).filter(|&[_, bytes]| one_shot && has_room(bytes));
         let block = whole.map_or(stride, |[_, bytes]| bytes);
         let error_flag = codec.mark()?.expose_provenance();
         let staging = link.staging(&mut queue, block)?;
@@ -125,7 +125,7 @@ impl Buffers {
             device,
             memory,
             receive_slots,
-            fused_launches: fused.map(|fused| fused.steps_once().len()),
+            fused_launches: fused.map(|fused| fused.one_shot_launches().len()),
             whole,
             error_flag,
             world,
@@ -203,7 +203,7 @@ impl Buffers {
     }
 
     /// Returns true if there is room for the whole payloads of all ranks.
-    pub fn can_exchange_once(&self) -> bool {
+    pub fn supports_one_shot(&self) -> bool {
         self.whole.is_some()
     }
 

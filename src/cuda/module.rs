@@ -229,9 +229,9 @@ modules! {
             ],
             reduce: [gc_blocks_reduce_peers, gc_blocks_reduce_kept_peers],
             /// Kernels of the one-shot all-reduce: of float32, and of 16 bits of either dtype.
-            once: [gc_blocks_once_f32, gc_blocks_once_16],
+            one_shot: [gc_blocks_one_shot_f32, gc_blocks_one_shot_16],
             /// Two-shot all-reduce with errors.
-            twice: (gc_blocks_twice),
+            two_shot: (gc_blocks_two_shot),
         }
     }
 

@@ -7,7 +7,7 @@ use super::{launch::argument, layout::kernel_structs, module::PEERS, queue::Queu
 kernel_structs! {
     /// Offset of this rank's block in each rank's buffer, for the kernels. `peers` 0: nothing is sent.
     #[derive(Clone, Copy, Default)]
-    pub struct Way: gc_way {
+    pub struct PeerSlot: gc_peer_slot {
         pub peers: u64,
         pub at: u64,
     }
@@ -28,8 +28,8 @@ pub enum Steps {
     Both = 3,
 }
 
-impl Way {
-    /// Returns true if the way leads to other ranks.
+impl PeerSlot {
+    /// Returns true if the slot leads to other ranks.
     pub fn is_given(&self) -> bool {
         self.peers != 0
     }
@@ -38,7 +38,7 @@ impl Way {
     /// time, or NULL.
     ///
     /// # Safety
-    /// The way's buffers are mapped here. They and `mark` stay until the stream has done this launch.
+    /// The slot's buffers are mapped here. They and `mark` stay until the stream has done this launch.
     pub unsafe fn barrier(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         let mut call = Barrier { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
         // SAFETY: the argument is the kernel's struct. `peers` is memory of this rank that lists mapped buffers, and
@@ -50,15 +50,15 @@ impl Way {
 /// Destination of the chunks that a launch writes to other ranks, and the barrier after them.
 #[derive(Clone, Copy)]
 pub struct Sending {
-    pub way: Way,
+    pub slot: PeerSlot,
     pub steps: Steps,
 }
 
 /// Destination of complete payloads in a one-shot all-reduce.
 #[derive(Clone, Copy)]
-pub struct Once {
+pub struct OneShot {
     /// Place of this rank's payload in the area of even barriers.
-    pub way: Way,
+    pub slot: PeerSlot,
     /// Bytes from payload to payload (`apart`), and from that area to the area of odd barriers (`turn`).
     pub apart: u64,
     pub turn: u64,

@@ -376,7 +376,7 @@ unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
     described: &Described<'_>, tensor: *mut From,
 ) -> Result<Outputs<To>> {
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
-    // Once the tensor is taken, the described shape and strides may be gone, so they are not read from here on.
+    // OneShot the tensor is taken, the described shape and strides may be gone, so they are not read from here on.
     let description = described.tensor;
     // SAFETY: `described` describes `tensor`, and the caller gives it away.
     let owner = unsafe { take(tensor) };

@@ -33,10 +33,10 @@ fault("a kernel takes every chunk for the first", "refusal of what is right", "k
       "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
       spec("test_comm", "the_bytes_of_one_exchange", "cuda and group"))
 
-fault("the second barrier of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_twice.cuh",
+fault("the second barrier of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_two_shot.cuh",
       "SIGNAL | WAIT).next()", "SIGNAL | WAIT)",
       python("test_block_peers", "two_exchanges_are_one_launch"))
-fault("what all ranks get of a launch says nothing of what is not finite", "flag lost", "kernels/blocks_twice.cuh",
+fault("what all ranks get of a launch says nothing of what is not finite", "flag lost", "kernels/blocks_two_shot.cuh",
       "(nonfinite ? +NONFINITE : 0u)", "0u",
       python("test_block_peers", "two_exchanges_of_one_launch"))
 
@@ -160,16 +160,16 @@ fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a t
       "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",
       spec("test_codec", "block"))
 fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
-      "return way.peers->broken ? 0 : PEERS", "return PEERS",
+      "return slot.peers->broken ? 0 : PEERS", "return PEERS",
       python("test_block_peers", "rank_that_has_given_up"))
-fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_once.cuh",
+fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_one_shot.cuh",
       "const u64 turn = barrier.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
       python("test_block_peers", "rank_that_is_ahead"))
 fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_together.cuh",
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
       python("test_block_peers", "take_turns", limit=120))
 fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",
-      "kernels/blocks_once.cuh", "sum_payloads<C>(from, piece, tile.chunk + piece.later,", "sum_payloads<C>(from, piece, tile.chunk,",
+      "kernels/blocks_one_shot.cuh", "sum_payloads<C>(from, piece, tile.chunk + piece.later,", "sum_payloads<C>(from, piece, tile.chunk,",
       python("test_block_peers", "take_turns", limit=120))
 
 # ---- Kernels

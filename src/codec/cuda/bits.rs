@@ -26,11 +26,11 @@ impl Bits {
     fn finish(&self, codec: &mut Codec, queue: &mut Queue, half: Half, to: To) -> Result<()> {
         let runs = u64::from(half.n_segments).max(1);
         let steps = to.steps.map_or(0, |steps| steps as u32);
-        let mut call = Finish { codec: half, dst: to.dst, way: to.way, steps, reserved: 0 };
-        codec.torn = true;
+        let mut call = Finish { codec: half, dst: to.dst, slot: to.slot, steps, reserved: 0 };
+        codec.poisoned = true;
         // SAFETY: `call` is the kernel's struct, over memory that the previous launch, one of ours, wrote.
         unsafe { queue.launch_pdl(&ONEBIT.finish, runs, &mut argument(&mut call)) }?;
-        (codec.torn, codec.pending) = (false, codec.transactional);
+        (codec.poisoned, codec.pending) = (false, codec.transactional);
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 use super::{
     Codec, To,
     family::{Family, FusedKernels},
-    layout::{Decode, Encode, Once, Reduce, Tiling, Twice},
+    layout::{Decode, Encode, OneShot, Reduce, Tiling, TwoShot},
 };
 
 /// Threads of a thread block.
@@ -41,7 +41,7 @@ impl Family for Blocks {
         &self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, dtype: Dtype, mut call: Encode, to: To,
     ) -> Result<()> {
         let kept = usize::from(call.codec.error != 0);
-        let kernels = if call.way.is_given() { &BLOCKS_PEERS.encode } else { &BLOCKS.encode };
+        let kernels = if call.slot.is_given() { &BLOCKS_PEERS.encode } else { &BLOCKS.encode };
         let kernel = &kernels[2 * usize::from(dtype.size == 2) + kept];
         let tiles = codec.tiles[call.codec.half as usize];
         // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
@@ -86,8 +86,8 @@ impl FusedKernels for Blocks {
     }
 
     /// Launches no more thread blocks than run at the same time.
-    fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, mut call: Once) -> Result<()> {
-        let kernel = &BLOCKS_PEERS.once[usize::from(plan.rules.values.size == 2)];
+    fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, mut call: OneShot) -> Result<()> {
+        let kernel = &BLOCKS_PEERS.one_shot[usize::from(plan.rules.values.size == 2)];
         let blocks = call.tiles.min(room_of(queue));
         // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
         // checked against the plan, or in whole payloads in the ranks' buffers.
@@ -95,11 +95,11 @@ impl FusedKernels for Blocks {
     }
 
     /// Launches one extra thread block for headers, if it fits, so tiles do not wait for header checks.
-    fn two_shot(&self, queue: &mut Queue, mut call: Twice) -> Result<()> {
+    fn two_shot(&self, queue: &mut Queue, mut call: TwoShot) -> Result<()> {
         let blocks = (call.decode.tiles.max(call.tiles) + 1).min(room_of(queue));
         // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, in views whose sizes were
         // checked against the plan, or in chunks of as many bytes in the ranks' buffers.
-        unsafe { queue.launch(&BLOCKS_PEERS.twice, blocks, &mut argument(&mut call)) }
+        unsafe { queue.launch(&BLOCKS_PEERS.two_shot, blocks, &mut argument(&mut call)) }
     }
 }
 
@@ -107,7 +107,7 @@ impl FusedKernels for Blocks {
 fn reduce(codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
     // A shard has no error yet.
     let kept = usize::from(call.codec.error != 0 && call.shard == 0);
-    let (kernel, blocks) = if call.way.is_given() {
+    let (kernel, blocks) = if call.slot.is_given() {
         (&BLOCKS_PEERS.reduce[kept], codec.tiles[1])
     } else if call.is_by_lanes() {
         let most = LANES_BLOCKS * queue.device.properties().multiprocessors;

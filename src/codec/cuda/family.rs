@@ -9,7 +9,7 @@ use crate::{
 
 use super::{
     Codec, To,
-    layout::{Decode, Encode, Once, Reduce, Tiling, Twice},
+    layout::{Decode, Encode, OneShot, Reduce, Tiling, TwoShot},
 };
 
 /// The launches of a family.
@@ -48,8 +48,8 @@ pub trait FusedKernels {
     fn fits_one_launch(&self, codec: &Codec, queue: &Queue, plan: &CodecPlan) -> bool;
 
     /// Runs a one-shot all-reduce over peer memory, or a step of it, in one launch.
-    fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, call: Once) -> Result<()>;
+    fn one_shot(&self, queue: &mut Queue, plan: &CodecPlan, call: OneShot) -> Result<()>;
 
     /// Runs a two-shot all-reduce over peer memory in one launch.
-    fn two_shot(&self, queue: &mut Queue, call: Twice) -> Result<()>;
+    fn two_shot(&self, queue: &mut Queue, call: TwoShot) -> Result<()>;
 }

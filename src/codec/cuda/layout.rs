@@ -9,7 +9,7 @@ use crate::{
     },
     cuda::{
         layout::{bytes_of, kernel_structs, offset_in},
-        peers::Way,
+        peers::PeerSlot,
     },
     dlpack::Dtype,
     ffi::{
@@ -126,7 +126,7 @@ kernel_structs! {
     pub struct Finish: gc_finish {
         pub codec: Half,
         pub dst: *mut u8,
-        pub way: Way,
+        pub slot: PeerSlot,
         /// Steps of the barrier; 0: no barrier.
         pub steps: u32,
         pub reserved: u32,
@@ -136,7 +136,7 @@ kernel_structs! {
         pub codec: Half,
         pub factors: [*const u8; 2],
         pub dst: *mut u8,
-        pub way: Way,
+        pub slot: PeerSlot,
         pub values: [*const u8; MOST_VALUES],
     }
 
@@ -144,7 +144,7 @@ kernel_structs! {
         pub codec: Half,
         pub chunks: *const u8,
         pub dst: *mut u8,
-        pub way: Way,
+        pub slot: PeerSlot,
         pub payloads: u64,
         /// Distance from payload to payload, in bytes.
         pub apart: u64,
@@ -153,10 +153,10 @@ kernel_structs! {
         pub reserved: u32,
     }
 
-    pub struct Once: gc_once {
+    pub struct OneShot: gc_one_shot {
         pub codec: Half,
         pub factor: *const u8,
-        pub way: Way,
+        pub slot: PeerSlot,
         pub apart: u64,
         pub turn: u64,
         pub tiles: u64,
@@ -176,7 +176,7 @@ kernel_structs! {
         pub values: [*const u8; MOST_VALUES],
     }
 
-    pub struct Twice: gc_twice {
+    pub struct TwoShot: gc_two_shot {
         pub encode: Encode,
         pub reduce: Reduce,
         pub decode: Decode,
@@ -224,7 +224,7 @@ impl Reduce {
             codec,
             chunks: received.at(0),
             dst,
-            way: Way::default(),
+            slot: PeerSlot::default(),
             payloads: received.payloads as u64,
             apart: received.apart as u64,
             shard: 0,

@@ -18,7 +18,7 @@ use crate::{
         launch::argument,
         memory::Parts,
         module::{Kernel, ONEBIT, ONEBIT_MODULE},
-        peers::{self, Sending, Steps, Way},
+        peers::{self, PeerSlot, Sending, Steps},
     },
     dlpack::{Address, Dtype, View},
     ffi::{
@@ -34,8 +34,8 @@ use super::{
 
 use family::{Family, FusedKernels};
 use layout::{
-    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Half, MOST_ADDRESSES, Once, Reduce, Run, SERVER, State, Tables,
-    Tile, Twice, WORKER,
+    Addresses, BROKEN, CONTROL_BYTES, Decode, Encode, Half, MOST_ADDRESSES, OneShot, Reduce, Run, SERVER, State,
+    Tables, Tile, TwoShot, WORKER,
 };
 
 pub use layout::{MOST_VALUES, number_of};
@@ -58,25 +58,25 @@ pub struct Codec {
     pending: bool,
     /// True if the driver has failed between the launches of a call: the state is poisoned, neither the old one nor the
     /// new one.
-    torn: bool,
+    poisoned: bool,
 }
 
 /// Destination of chunks: memory, or receive slots of other ranks with a barrier after the launch.
 #[derive(Clone, Copy)]
 pub struct To {
     dst: *mut u8,
-    way: Way,
+    slot: PeerSlot,
     steps: Option<Steps>,
 }
 
 impl To {
     pub fn memory(view: &View<'_>) -> Self {
-        Self { dst: view.data(), way: Way::default(), steps: None }
+        Self { dst: view.data(), slot: PeerSlot::default(), steps: None }
     }
 
     /// Makes a destination of receive slots of other ranks, with a barrier after the launch.
     pub fn peers(sending: Sending) -> Self {
-        Self { dst: ptr::null_mut(), way: sending.way, steps: Some(sending.steps) }
+        Self { dst: ptr::null_mut(), slot: sending.slot, steps: Some(sending.steps) }
     }
 }
 
@@ -161,7 +161,7 @@ impl Codec {
             scales,
             transactional,
             pending: false,
-            torn: false,
+            poisoned: false,
         };
         codec.launch_on_state(queue, &ONEBIT.reset, 1, |_| ())?;
         // Later calls may use streams that are not ordered with this one.
@@ -185,8 +185,8 @@ impl Codec {
     }
 
     /// Checks that the state is not poisoned. On a poisoned state only `reset` works.
-    pub fn check_whole(&self) -> Result<()> {
-        if self.torn {
+    pub fn check_not_poisoned(&self) -> Result<()> {
+        if self.poisoned {
             return Err(error!(
                 Cuda,
                 "codec: the driver failed in the middle of an earlier call; gc_codec_reset makes its state anew"
@@ -250,7 +250,7 @@ impl Codec {
             codec: self.halves[half],
             factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
             dst: to.dst,
-            way: to.way,
+            slot: to.slot,
             values: [ptr::null(); MOST_VALUES],
         }
     }
@@ -259,26 +259,26 @@ impl Codec {
     /// leaves this rank one barrier behind.
     fn barrier(&mut self, queue: &mut Queue, to: To) -> Result<()> {
         if let Some(steps) = to.steps {
-            self.torn = true;
-            // SAFETY: the communicator that owns the way's buffers waits for its calls; the codec owns the mark.
-            unsafe { to.way.barrier(queue, steps, self.mark()) }?;
-            self.torn = false;
+            self.poisoned = true;
+            // SAFETY: the communicator that owns the slot's buffers waits for its calls; the codec owns the mark.
+            unsafe { to.slot.barrier(queue, steps, self.mark()) }?;
+            self.poisoned = false;
         }
         self.pending = self.transactional;
         Ok(())
     }
 
     /// Launches a one-shot all-reduce of a block codec without errors, or one step of it.
-    pub fn exchange_once(
+    pub fn one_shot(
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factor: Option<&View<'_>>,
-        once: peers::Once, steps: Steps,
+        one_shot: peers::OneShot, steps: Steps,
     ) -> Result<()> {
-        let mut call = Once {
+        let mut call = OneShot {
             codec: self.halves[0],
             factor: factor.map_or(ptr::null(), |factor| factor.data().cast_const()),
-            way: once.way,
-            apart: once.apart,
-            turn: once.turn,
+            slot: one_shot.slot,
+            apart: one_shot.apart,
+            turn: one_shot.turn,
             tiles: self.tiles[0],
             steps: steps as u32,
             reserved: 0,
@@ -290,26 +290,26 @@ impl Codec {
         Ok(())
     }
 
-    /// Returns true if `exchange_twice` can replace encode, reduce and decode, and is not slower.
+    /// Returns true if `two_shot` can replace encode, reduce and decode, and is not slower.
     pub fn fits_one_launch(&self, queue: &Queue, plan: &CodecPlan) -> bool {
         self.family.fused().is_some_and(|fused| fused.fits_one_launch(self, queue, plan))
     }
 
     /// Launches a two-shot all-reduce of a block codec with errors. `received`: this rank's chunk of every payload.
     /// `gathered`: the reduced chunks of all ranks.
-    pub fn exchange_twice(
+    pub fn two_shot(
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
-        (to_each, received): (Way, Received), (to_all, gathered): (Way, &View<'_>),
+        (to_each, received): (PeerSlot, Received), (to_all, gathered): (PeerSlot, &View<'_>),
     ) -> Result<()> {
-        let to = |way| To { dst: ptr::null_mut(), way, steps: None };
+        let to = |slot| To { dst: ptr::null_mut(), slot, steps: None };
         let by = Decoding { dtype: plan.rules.values, divisor: 1, factor: None, add: false, behind_ours: true };
-        let mut call = Twice {
+        let mut call = TwoShot {
             encode: self.call_of_encode(WORKER as usize, factors, to(to_each)),
             reduce: Reduce::new(self.halves[1], &received, ptr::null_mut()),
             decode: self.call_of_decode(gathered, &by),
             tiles: self.tiles[1],
         };
-        call.reduce.way = to_all;
+        call.reduce.slot = to_all;
         call.encode.codec.addresses = self.pass_addresses(queue, values, &mut call.encode.values)?;
         (call.decode.codec.addresses, call.decode.values) = (call.encode.codec.addresses, call.encode.values);
         self.fused()?.two_shot(queue, call)?;
@@ -341,7 +341,7 @@ impl Codec {
 
     pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, received: Received, to: To) -> Result<()> {
         let mut call = Reduce::new(self.halves[1], &received, to.dst);
-        call.way = to.way;
+        call.slot = to.slot;
         self.family.reduce(self, queue, plan, call, to)
     }
 
@@ -398,14 +398,14 @@ impl Codec {
 
     /// Resets the state to its initial value and the flags to 0.
     pub fn reset(&mut self, queue: &mut Queue, plan: &CodecPlan) -> Result<()> {
-        self.torn = true;
+        self.poisoned = true;
         for (index, &state) in self.states.iter().enumerate() {
             if index == 0 || self.transactional {
                 self.memory.clear(queue, state, plan.state_bytes as u64)?;
             }
         }
         self.launch_on_state(queue, &ONEBIT.reset, 1, |_| ())?;
-        (self.torn, self.pending) = (false, false);
+        (self.poisoned, self.pending) = (false, false);
         Ok(())
     }
 
@@ -462,9 +462,9 @@ impl Codec {
     ) -> Result<()> {
         let [worker, server] = halves;
         self.launch_on_half(queue, kernel, WORKER, worker, &complete)?;
-        self.torn = worker.is_some();
+        self.poisoned = worker.is_some();
         self.launch_on_half(queue, kernel, SERVER, server, &complete)?;
-        self.torn = false;
+        self.poisoned = false;
         Ok(())
     }
 

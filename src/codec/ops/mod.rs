@@ -58,7 +58,7 @@ macro_rules! on_backend {
         match $backend {
             Backend::Cpu(codec) => codec.$method($($argument),*),
             Backend::Cuda(codec) => {
-                codec.check_whole()?;
+                codec.check_not_poisoned()?;
                 let mut queue = codec.queue($stream)?;
                 codec.$method(&mut queue, $($argument),*)
             }
@@ -75,7 +75,7 @@ macro_rules! to_destination {
                 Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach"))
             }
             (Backend::Cuda(codec), to) => {
-                codec.check_whole()?;
+                codec.check_not_poisoned()?;
                 let to = match to {
                     Destination::Memory(dst) => To::memory(&dst),
                     Destination::Peers(sending) => To::peers(sending),
@@ -143,7 +143,7 @@ impl Codec {
     /// Checks that the state is not poisoned and that the factors are valid.
     pub fn check_inputs(&self, factors: &[Option<View<'_>>; 2]) -> Result<()> {
         if let Backend::Cuda(codec) = &self.enter()?.backend {
-            codec.check_whole()?;
+            codec.check_not_poisoned()?;
         }
         self.check_factors(factors)
     }
@@ -168,9 +168,9 @@ impl Codec {
     }
 
     /// Returns true if the driver has failed in the middle of a call on a GPU.
-    pub fn is_torn(&self) -> bool {
+    pub fn is_poisoned(&self) -> bool {
         match self.enter().as_deref() {
-            Ok(State { backend: Backend::Cuda(codec), .. }) => codec.check_whole().is_err(),
+            Ok(State { backend: Backend::Cuda(codec), .. }) => codec.check_not_poisoned().is_err(),
             _ => false,
         }
     }
@@ -209,21 +209,21 @@ impl Codec {
 
     /// Runs a one-shot all-reduce over peer memory, or one step of it. The caller has checked `values` with
     /// `check_outputs` and the factor with `check_inputs`.
-    pub fn exchange_once<'v>(
-        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>, once: peers::Once,
-        steps: peers::Steps, stream: Stream,
+    pub fn one_shot<'v>(
+        &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factor: Option<&View<'_>>,
+        one_shot: peers::OneShot, steps: peers::Steps, stream: Stream,
     ) -> Result<()> {
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
         match backend {
             Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
             Backend::Cuda(codec) => {
-                codec.exchange_once(&mut codec.queue(stream)?, &self.plan, places, factor, once, steps)
+                codec.one_shot(&mut codec.queue(stream)?, &self.plan, places, factor, one_shot, steps)
             }
         }
     }
 
-    /// Returns true if `exchange_twice` can replace `encode`, `reduce` and `decode_reduced`, and is not slower.
+    /// Returns true if `two_shot` can replace `encode`, `reduce` and `decode_reduced`, and is not slower.
     pub fn fits_one_launch(&self) -> Result<bool> {
         match &self.enter()?.backend {
             Backend::Cpu(_) => Ok(false),
@@ -234,9 +234,10 @@ impl Codec {
     /// Runs a two-shot all-reduce over peer memory. `chunks`: memory of the chunks of payloads that this rank receives.
     /// `reduced`: memory of the reduced chunks. The caller has checked `values` with `check_outputs` and the factors
     /// with `check_inputs`.
-    pub fn exchange_twice<'v>(
+    pub fn two_shot<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
-        (to_each, chunks): (peers::Way, &View<'_>), (to_all, reduced): (peers::Way, &View<'_>), stream: Stream,
+        (to_each, chunks): (peers::PeerSlot, &View<'_>), (to_all, reduced): (peers::PeerSlot, &View<'_>),
+        stream: Stream,
     ) -> Result<()> {
         let State { backend, values: places, .. } = &mut *self.enter()?;
         self.take_values(values, &[self.plan.rules.values], places, |_| Ok(()))?;
@@ -246,7 +247,7 @@ impl Codec {
             Backend::Cpu(_) => Err(error!(UnsupportedDevice, "codec: only GPUs have memory that other ranks reach")),
             Backend::Cuda(codec) => {
                 let (queue, received) = (&mut codec.queue(stream)?, (to_each, received));
-                codec.exchange_twice(queue, &self.plan, places, factors, received, (to_all, reduced))
+                codec.two_shot(queue, &self.plan, places, factors, received, (to_all, reduced))
             }
         }
     }

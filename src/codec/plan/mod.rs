@@ -36,12 +36,12 @@ pub const UNIT: i64 = 1024;
 /// Limit of a one-shot all-reduce, in bytes of the payloads of all ranks together. The reducer must also keep no
 /// errors. Each rank sends at creation if it can run one-shot, since another version may have another limit. If one
 /// rank cannot, all ranks run two-shot.
-const ONE_EXCHANGE_BYTES: i64 = 1 << 20;
+const ONE_SHOT_BYTES: i64 = 1 << 20;
 
 /// Limit of two ranks on CUDA without peer memory. Two ranks send as many bytes one-shot as two-shot; more ranks send
 /// more bytes one-shot. On the CPU, reducing the chunks of both ranks takes longer than a second exchange. The
 /// difference is a fourth of the total time at 2^19 elements of INT8, over a group of two threads.
-const ONE_EXCHANGE_BYTES_OF_TWO: i64 = 1 << 22;
+const ONE_SHOT_BYTES_OF_TWO: i64 = 1 << 22;
 
 /// Limit of two to four ranks over peer memory: 8.5 MiB, which is 2^22 elements of INT8 on two ranks and 2^21 on four.
 /// On H200 a one-shot all-reduce takes 11 us plus 2.8 us per MB of all payloads. Two-shot takes 20 to 28 us more of the
@@ -476,7 +476,7 @@ impl CodecPlan {
     }
 
     /// Returns true if a world of `n_chunks` ranks runs one-shot: each rank receives and reduces all whole payloads.
-    pub fn exchanges_once(&self, over: Over) -> bool {
+    pub fn is_one_shot(&self, over: Over) -> bool {
         let keeps_nothing = self.rules.error.is_none() && self.rules.kind != Kind::Sign;
         let bytes = self.payload_bytes().checked_mul(self.n_chunks as i64);
         // There is no one-shot kernel between nodes. Scales of segments are computed last, so a kernel that computes
@@ -486,8 +486,8 @@ impl CodecPlan {
             (Over::PeerMemory, _) if !has_kernel => 0,
             (Over::PeerMemory, ..=4) => ONE_EXCHANGE_BYTES_OF_PEERS,
             (_, 3..) if self.rules.ranks > 1 => 0, // one-shot sends more bytes between nodes
-            (Over::Cuda, 2) if self.rules.ranks == 1 => ONE_EXCHANGE_BYTES_OF_TWO,
-            _ => ONE_EXCHANGE_BYTES,
+            (Over::Cuda, 2) if self.rules.ranks == 1 => ONE_SHOT_BYTES_OF_TWO,
+            _ => ONE_SHOT_BYTES,
         };
         keeps_nothing && self.n_chunks > 1 && bytes.is_some_and(|bytes| bytes <= most)
     }
@@ -774,7 +774,7 @@ pub(super) mod tests {
     #[test]
     fn ranks_exchange_once_if_nothing_is_kept_and_all_payloads_together_are_small() {
         let once = |over, rules, blocks: i64, world| {
-            CodecPlan::new(rules, &[32 * blocks], &[], world, None).unwrap().exchanges_once(over)
+            CodecPlan::new(rules, &[32 * blocks], &[], world, None).unwrap().is_one_shot(over)
         };
         // These are the limits of docs/NUMERICS.md, section 9: ranks of a node, world sizes, and bytes of all payloads.
         for (over, ranks, worlds, most) in [

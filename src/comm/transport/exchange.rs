@@ -6,7 +6,7 @@ use crate::{
     comm::record::{self, Bytes},
     cuda::{
         self, Pinned, Stream,
-        peers::{Once, Sending, Steps},
+        peers::{OneShot, Sending, Steps},
     },
     device::{Block, Queue},
     dlpack::Device,
@@ -107,10 +107,10 @@ pub trait Fused {
     fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()>;
 
     /// Returns where one-shot calls write whole payloads of `bytes` bytes; None if the buffers have no room for them.
-    fn once(&self, bytes: i64) -> Option<Once>;
+    fn one_shot(&self, bytes: i64) -> Option<OneShot>;
 
     /// Returns the barrier steps of each launch of a one-shot call. `arrive_all` must be called between two launches.
-    fn steps_once(&self) -> &'static [Steps];
+    fn one_shot_launches(&self) -> &'static [Steps];
 
     /// Waits on the host until all ranks of this process have launched the first step.
     fn arrive_all(&self) -> Result<()>;
@@ -137,7 +137,7 @@ pub enum Phases {
     AllToAll,
     AllGather,
     /// Exchange of whole payloads over peer memory (one-shot).
-    Once,
+    OneShot,
 }
 
 /// Exchange as seen from one rank. In both patterns the rank receives a block from each rank, itself included, by rank.

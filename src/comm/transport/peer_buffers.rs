@@ -38,21 +38,21 @@ const ALIGNMENT: u64 = 256;
 
 /// Largest size of all payloads of a one-shot call, in bytes. Every world has the limit of two to four ranks: buffers
 /// for many ranks may be those of the two ranks of a node, with areas of the same sizes.
-const MOST_ONCE: u64 = ONE_EXCHANGE_BYTES_OF_PEERS as u64;
+const MOST_ONE_SHOT: u64 = ONE_EXCHANGE_BYTES_OF_PEERS as u64;
 
 /// Sizes of the areas of a buffer, in bytes: for an exchange, and for one-shot calls.
 #[derive(Clone, Copy)]
 pub struct Areas {
     pub exchange: u64,
-    pub once: u64,
+    pub one_shot: u64,
 }
 
 impl Areas {
     /// Returns the areas of a buffer of `bytes` bytes, at least [`least_buffer_bytes`].
     pub fn of(bytes: u64) -> Self {
         let all = bytes.saturating_sub(SIGNALS);
-        let once = (all / 4 / ALIGNMENT * ALIGNMENT).min(MOST_ONCE);
-        Self { exchange: all.saturating_sub(2 * once) / 2 / ALIGNMENT * ALIGNMENT, once }
+        let one_shot = (all / 4 / ALIGNMENT * ALIGNMENT).min(MOST_ONE_SHOT);
+        Self { exchange: all.saturating_sub(2 * one_shot) / 2 / ALIGNMENT * ALIGNMENT, one_shot }
     }
 
     /// Returns the offset of an area in a buffer, in bytes.
@@ -64,7 +64,7 @@ impl Areas {
     }
 
     /// Returns the offset of the area for one-shot calls in even barriers, in bytes. The area for odd ones follows.
-    pub fn start_once(&self) -> u64 {
+    pub fn start_one_shot(&self) -> u64 {
         SIGNALS + 2 * self.exchange
     }
 }
@@ -72,7 +72,7 @@ impl Areas {
 /// Returns the bytes of each rank's buffer for exchanges of blocks of up to `block` bytes.
 pub fn buffer_bytes(ranks: usize, block: i64) -> Option<i64> {
     let area = (ranks as u64).checked_mul(block as u64)?.checked_next_multiple_of(ALIGNMENT)?;
-    let bytes = area.checked_add(area.min(MOST_ONCE))?.checked_mul(2)?.checked_add(SIGNALS)?;
+    let bytes = area.checked_add(area.min(MOST_ONE_SHOT))?.checked_mul(2)?.checked_add(SIGNALS)?;
     i64::try_from(bytes).ok()
 }
 
@@ -303,16 +303,22 @@ mod tests {
             [(1, 16), (2, 16), (2, 1 << 20), (2, 1 << 21), (2, 1 << 22), (4, 17 << 17), (3, 1 << 30), (64, 16_400)]
         {
             let bytes = buffer_bytes(world, block).unwrap() as u64;
-            let (Areas { exchange, once }, all) = (Areas::of(bytes), world as u64 * block as u64);
-            assert!(exchange >= all && once >= all.min(MOST_ONCE), "{world} {block}: {exchange} {once}");
-            assert!(SIGNALS + 2 * (exchange + once) <= bytes && exchange.is_multiple_of(ALIGNMENT), "{world} {block}");
+            let (Areas { exchange, one_shot }, all) = (Areas::of(bytes), world as u64 * block as u64);
+            assert!(exchange >= all && one_shot >= all.min(MOST_ONE_SHOT), "{world} {block}: {exchange} {one_shot}");
+            assert!(
+                SIGNALS + 2 * (exchange + one_shot) <= bytes && exchange.is_multiple_of(ALIGNMENT),
+                "{world} {block}"
+            );
             let less = Areas::of(bytes - 1);
             let area = all.next_multiple_of(ALIGNMENT);
-            assert!(less.exchange < area || less.once < area.min(MOST_ONCE), "{world} {block}: a byte too many");
+            assert!(
+                less.exchange < area || less.one_shot < area.min(MOST_ONE_SHOT),
+                "{world} {block}: a byte too many"
+            );
             for more in 1..=4 * ALIGNMENT {
-                let Areas { exchange, once } = Areas::of(bytes + more);
-                assert!(exchange >= all && once >= all.min(MOST_ONCE), "{world} {block}, {more} bytes more");
-                assert!(SIGNALS + 2 * (exchange + once) <= bytes + more, "{world} {block}, {more} bytes more");
+                let Areas { exchange, one_shot } = Areas::of(bytes + more);
+                assert!(exchange >= all && one_shot >= all.min(MOST_ONE_SHOT), "{world} {block}, {more} bytes more");
+                assert!(SIGNALS + 2 * (exchange + one_shot) <= bytes + more, "{world} {block}, {more} bytes more");
             }
         }
     }

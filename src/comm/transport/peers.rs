@@ -19,7 +19,7 @@ use crate::{
         layout::kernel_structs,
         module::{PEERS, PEERS_MODULE},
         own_stream::OwnStream,
-        peers::{Once, Sending, Steps, Way},
+        peers::{OneShot, PeerSlot, Sending, Steps},
     },
     device::{Block, Queue},
     dlpack::Device,
@@ -62,7 +62,7 @@ kernel_structs! {
     }
 
     struct Push: gc_push {
-        way: Way,
+        slot: PeerSlot,
         from: *const u8,
         vectors: u64,
         apart: u64,
@@ -207,9 +207,9 @@ impl Peers {
     }
 
     /// Returns where this rank's block lies in each buffer. `bytes`: the size of a block, a multiple of 16.
-    fn way(&self, pattern: Pattern, bytes: u64) -> Way {
+    fn slot(&self, pattern: Pattern, bytes: u64) -> PeerSlot {
         assert!(bytes.is_multiple_of(16) && bytes <= self.most_bytes());
-        Way { peers: self.known, at: self.areas.start(pattern) + self.rank as u64 * bytes }
+        PeerSlot { peers: self.known, at: self.areas.start(pattern) + self.rank as u64 * bytes }
     }
 
     fn queue_on(&self, stream: &OwnStream) -> Result<cuda::Queue> {
@@ -277,7 +277,7 @@ impl Peers {
     /// Launches a barrier. `error_flag`: NULL or part of a codec, which lives until its work is done.
     fn launch_barrier(&self, queue: &mut cuda::Queue, steps: Steps, error_flag: *mut u8) -> Result<()> {
         // SAFETY: the buffers are mapped here; `self` and the codec live until the stream has passed the barrier.
-        unsafe { Way { peers: self.known, at: 0 }.barrier(queue, steps, error_flag) }
+        unsafe { PeerSlot { peers: self.known, at: 0 }.barrier(queue, steps, error_flag) }
     }
 
     fn wait_for(&self, arrivals: &Rendezvous) -> Result<()> {
@@ -298,10 +298,10 @@ impl Peers {
     /// passed this. No rank still reads the area.
     unsafe fn push(&self, queue: &mut cuda::Queue, pattern: Pattern, from: *const u8, bytes: u64) -> Result<()> {
         let apart = if pattern == Pattern::AllToAll { bytes } else { 0 };
-        let mut call = Push { way: self.way(pattern, bytes), from, vectors: bytes / 16, apart };
+        let mut call = Push { slot: self.slot(pattern, bytes), from, vectors: bytes / 16, apart };
         let blocks = self.world() as u64 * bytes.div_ceil(PUSHED);
         // SAFETY: `call` is the kernel's argument. Its buffers are mapped here and have room in each area for a block
-        // of each rank, as `way` asserts; the caller promises the memory at `from`.
+        // of each rank, as `slot` asserts; the caller promises the memory at `from`.
         unsafe { queue.launch(&PEERS.push, blocks, &mut argument(&mut call)) }
     }
 
@@ -462,21 +462,21 @@ impl Fused for Peers {
 
     fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
         let steps = if self.arrivals.is_some() { Steps::Signal } else { Steps::Both };
-        Sending { way: self.way(pattern, bytes as u64), steps }
+        Sending { slot: self.slot(pattern, bytes as u64), steps }
     }
 
     fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
         self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait(arrivals, queue, error_flag))
     }
 
-    fn once(&self, bytes: i64) -> Option<Once> {
+    fn one_shot(&self, bytes: i64) -> Option<OneShot> {
         let bytes = bytes as u64;
-        let fits = bytes.checked_mul(self.world() as u64).is_some_and(|all| all <= self.areas.once);
-        let at = self.areas.start_once() + self.rank as u64 * bytes;
-        fits.then_some(Once { way: Way { peers: self.known, at }, apart: bytes, turn: self.areas.once })
+        let fits = bytes.checked_mul(self.world() as u64).is_some_and(|all| all <= self.areas.one_shot);
+        let at = self.areas.start_one_shot() + self.rank as u64 * bytes;
+        fits.then_some(OneShot { slot: PeerSlot { peers: self.known, at }, apart: bytes, turn: self.areas.one_shot })
     }
 
-    fn steps_once(&self) -> &'static [Steps] {
+    fn one_shot_launches(&self) -> &'static [Steps] {
         if self.arrivals.is_some() { &[Steps::Signal, Steps::Wait] } else { &[Steps::Both] }
     }
 

@@ -117,7 +117,7 @@ static void look(Look &at, const gc_copy &copy) {
     at.uses(true, copy.dst, 1, true);
 }
 static void look(Look &at, const gc_push &push) {
-    const unsigned world = push.way.peers->world;
+    const unsigned world = push.slot.peers->world;
     at.launch.has_barrier = 1;
     at.uses(false, push.from, 16 * push.vectors + push.apart * (world - 1), true);
     if (reinterpret_cast<u64>(push.from) % 16) at.launch.fault = "vectors that are not aligned";
@@ -129,11 +129,11 @@ static void look(Look &at, const gc_barrier &) {
     if (at.threads != MOST_RANKS) at.launch.fault = "more or fewer threads than ranks";
 }
 // The blocks wait for each other, so at most the number that a GPU runs at once beside other kernels.
-static void look(Look &at, const gc_once &call) {
+static void look(Look &at, const gc_one_shot &call) {
     at.launch.has_barrier = 1;
     if (at.blocks > MOST_TOGETHER || at.blocks > call.tiles) at.launch.fault = "blocks that would wait for ever, or for nothing";
 }
-static void look(Look &at, const gc_twice &call) {
+static void look(Look &at, const gc_two_shot &call) {
     at.launch.has_barrier = 1;
     const u64 least = std::max(call.decode.tiles, call.tiles);  // one more for the headers, if it fits
     if (at.blocks > MOST_TOGETHER || at.blocks < least || at.blocks > least + 1) {
@@ -141,7 +141,7 @@ static void look(Look &at, const gc_twice &call) {
     }
 }
 static void look(Look &at, const gc_finish &call) {
-    if (call.way.peers && call.steps) at.launch.has_barrier = 1;
+    if (call.slot.peers && call.steps) at.launch.has_barrier = 1;
 }
 template <typename Call>
 static void look(Look &, const Call &) {}  // kernels of codecs
@@ -191,7 +191,7 @@ static Entries all_kernels() {
     KERNEL(gc_blocks_decode_add), KERNEL(gc_blocks_reduce), KERNEL(gc_blocks_reduce_by_lanes), KERNEL(gc_blocks_reduce_kept),
     KERNEL(gc_blocks_encode_f32_peers), KERNEL(gc_blocks_encode_f32_kept_peers), KERNEL(gc_blocks_encode_16_peers),
     KERNEL(gc_blocks_encode_16_kept_peers), KERNEL(gc_blocks_reduce_peers), KERNEL(gc_blocks_reduce_kept_peers),
-    KERNEL(gc_blocks_once_f32), KERNEL(gc_blocks_once_16), KERNEL(gc_blocks_twice),
+    KERNEL(gc_blocks_one_shot_f32), KERNEL(gc_blocks_one_shot_16), KERNEL(gc_blocks_two_shot),
     KERNEL(gc_copy_rows_u32), KERNEL(gc_copy_rows_u64), KERNEL(gc_cast_rows),
     KERNEL(gc_copy_rows), KERNEL(gc_cast_rows_f32_bf16), KERNEL(gc_cast_rows_f32_f16), KERNEL(gc_cast_rows_bf16_f32),
     KERNEL(gc_cast_rows_f16_f32), KERNEL(gc_cast_rows_f64_f32), KERNEL(gc_cast_rows_f32_f64),
@@ -222,6 +222,6 @@ Launch look_at_launch(const char *kernel, unsigned blocks, unsigned threads, voi
 void run_kernel(const char *kernel, unsigned blocks, unsigned threads, void **arguments) {
     const Entry *found = find(kernel);
     const auto run = [=] { found->run(arguments); };
-    if (strncmp(kernel, "gc_blocks_once", 14) && strncmp(kernel, "gc_blocks_twice", 15)) launch(blocks, threads, run);
+    if (strncmp(kernel, "gc_blocks_one_shot", 18) && strncmp(kernel, "gc_blocks_two_shot", 18)) launch(blocks, threads, run);
     else launch_together(blocks, threads, run);
 }

@@ -11,13 +11,13 @@
 #include "blocks_together.cuh"
 
 // The host declares the same struct: src/codec/cuda/layout.rs.
-struct gc_twice {
+struct gc_two_shot {
     gc_encode encode;
     gc_reduce reduce;
     gc_decode decode;
     u64 tiles;  // tiles to reduce
 };
-SAME_LAYOUT(gc_twice)
+SAME_LAYOUT(gc_two_shot)
 
 // Ends the writes to other ranks. All thread blocks call it, with the flags that they have found. The last one sets the
 // flags, signals, and then does what other ranks do not wait for. Returns true in the last thread block.
@@ -26,7 +26,7 @@ __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned f
     store_frames(target);
     note(codec, found);
     bool any, given_up;
-    if (!arrive_last(codec, *target.way.peers, found != 0, any, given_up)) return false;
+    if (!arrive_last(codec, *target.slot.peers, found != 0, any, given_up)) return false;
     // After the barrier the thread blocks read which of two states is valid.
     const bool waits = any || codec.policy == TRANSACTIONAL;
     if (waits) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool hand_over(const Target<AWAY> &target, unsigned f
 template <typename V>
 __device__ __forceinline__ void encode_for_each(const gc_encode &call, u64 tiles, unsigned &found) {
     if (blockIdx.x >= tiles) return;
-    const Target<AWAY> target = {call.codec, nullptr, call.way};
+    const Target<AWAY> target = {call.codec, nullptr, call.slot};
     const Factors by = {factor(call.m_g), factor(call.m_e), call.codec.beta};
     encode_tile<V, true>(target, tile_of_blocks(call.codec, blockIdx.x), by, call.values, found, [] {});
 }
@@ -59,17 +59,17 @@ __device__ __forceinline__ void decode_for_block(const gc_decode &call, uint4 *s
 // Reads and writes values and errors; writes a chunk to each rank, reads a chunk of each, writes a chunk to all, and
 // reads all. A thread block has at most one tile of each step; one without tiles writes the headers, for which other
 // ranks wait. One kernel takes all dtypes of values, because the branch costs nothing in so small a call.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const __grid_constant__ gc_twice call) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_two_shot(const __grid_constant__ gc_two_shot call) {
     __shared__ uint4 stage[WARPS * RING / sizeof(uint4)];
     const gc_encode &encode = call.encode;
     const gc_reduce &reduce = call.reduce;
     const gc_decode &decode = call.decode;
     unsigned found = 0;
-    const Target<AWAY> to_each = {encode.codec, nullptr, encode.way}, to_all = {reduce.codec, nullptr, reduce.way};
+    const Target<AWAY> to_each = {encode.codec, nullptr, encode.slot}, to_all = {reduce.codec, nullptr, reduce.slot};
     if (decode.dtype == FLOAT32) encode_for_each<Float>(encode, decode.tiles, found);
     else encode_for_each<Half>(encode, decode.tiles, found);
     // The barrier's fields are loaded here, because they would take registers before.
-    const Barrier first(encode.way.peers, SIGNAL | WAIT);
+    const Barrier first(encode.slot.peers, SIGNAL | WAIT);
     hand_over(to_each, found, first);
     // After a failed wait this makes `broken` visible to all threads, so that they write nothing to other ranks.
     if (first.wait(&encode.codec.control->broken)) __syncthreads();
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gc_blocks_twice(const _
         const gc_tile tile = tile_of_blocks(reduce.codec, blockIdx.x, true);
         reduce_tile<true, AWAY>(reduce, to_all, tile, reduce.codec.control->broken, false, stage, found, [] {});
     }
-    const Barrier second = Barrier(reduce.way.peers, SIGNAL | WAIT).next();
+    const Barrier second = Barrier(reduce.slot.peers, SIGNAL | WAIT).next();
     // All thread blocks have read the number of the last barrier.
     if (hand_over(to_all, found, second) && threadIdx.x == 0) second.count();
     if (second.wait(&encode.codec.control->broken)) __syncthreads();

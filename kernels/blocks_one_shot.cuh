@@ -9,17 +9,17 @@
 #include "blocks_together.cuh"
 
 // The host declares the same struct: src/codec/cuda/layout.rs.
-struct gc_once {
+struct gc_one_shot {
     gc_codec codec;
     const float *factor;      // m_g
-    gc_way way;               // this rank's payload in the first of two areas, the area of even barriers
+    gc_peer_slot slot;         // this rank's payload in the first of two areas, the area of even barriers
     u64 apart;                // bytes from one payload to the next
     u64 turn;                 // bytes from the first area to the second
     u64 tiles;
     unsigned steps, reserved; // steps of the barrier: in two launches if ranks share a GPU
     const void *values[MOST_VALUES];
 };
-SAME_LAYOUT(gc_once)
+SAME_LAYOUT(gc_one_shot)
 
 // Payloads that this rank has received.
 struct Arrived {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void receive_unit(const Arrived &from, const gc_tile 
     constexpr unsigned N = V::SIZE == 2 ? 8 : 4, ROWS = 32 / N;
     typedef Unit<N, false, HERE> U;
     const gc_codec &codec = from.codec;
-    const gc_way nowhere = {};
+    const gc_peer_slot nowhere = {};
     const UnitBlocks blocks(codec, tile, at, count);
     const float factor = Share(codec, from.many).reciprocal;
     // Only the sum is computed a chunk at a time. If a chunk is corrupt or not usual, the loop begins again, and does
@@ -219,18 +219,18 @@ __device__ __forceinline__ unsigned lose_tile(const gc_codec &codec, const gc_ti
 // and odd barriers have an area each, so an area that is read after a barrier is written to only when all ranks have
 // arrived at the next barrier.
 template <typename V>
-__device__ __forceinline__ void exchange_once(const gc_once &call) {
+__device__ __forceinline__ void one_shot(const gc_one_shot &call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     unsigned char *ring = ring_of_warp(rings);
     const gc_codec &codec = call.codec;
-    const gc_peers &peers = *call.way.peers;
-    const Barrier barrier(call.way.peers, call.steps);
+    const gc_peers &peers = *call.slot.peers;
+    const Barrier barrier(call.slot.peers, call.steps);
     const u64 turn = barrier.number % 2 * call.turn;
     const unsigned lane = threadIdx.x % WARP, world = peers.world;
     const unsigned warp = blockIdx.x * WARPS + threadIdx.x / WARP, warps = gridDim.x * WARPS;
     const bool signals = call.steps & SIGNAL, waits = call.steps & WAIT;
-    const gc_way way = {call.way.peers, call.way.at + turn};
-    const Target<WHOLE> target = {codec, nullptr, way};
+    const gc_peer_slot slot = {call.slot.peers, call.slot.at + turn};
+    const Target<WHOLE> target = {codec, nullptr, slot};
     unsigned found = 0;
     if (signals) {
         const Factors by = {::factor(call.factor), 1, codec.beta};
@@ -270,7 +270,7 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
         if (flags != 0 && lane == 0) set_flags(codec, flags);
         return;
     }
-    const unsigned char *first = peers.buffers[peers.rank] + way.at - peers.rank * call.apart;
+    const unsigned char *first = peers.buffers[peers.rank] + slot.at - peers.rank * call.apart;
     const Arrived from = {codec, in_global_memory(first), call.apart, world};
 #pragma unroll 1
     for (unsigned number = blockIdx.x; number < call.tiles; number += gridDim.x) {
@@ -297,9 +297,9 @@ __device__ __forceinline__ void exchange_once(const gc_once &call) {
 }
 
 // BLOCKS: thread blocks that fit on a multiprocessor.
-#define BLOCKS_ONCE(name, V, BLOCKS) \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_once call) { \
-        exchange_once<V>(call); \
+#define BLOCKS_ONE_SHOT(name, V, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name(const __grid_constant__ gc_one_shot call) { \
+        one_shot<V>(call); \
     }
 
 #endif
