@@ -9,7 +9,7 @@ use std::{
 /// Sources of the library.
 const SOURCES: [&str; 6] = ["src", "include", "kernels", "build.rs", "Cargo.toml", "Cargo.lock"];
 /// Variables that name a repository. Git sets them in hooks, and the repository may be another one.
-const OF_ANOTHER_REPOSITORY: [&str; 5] =
+const GIT_VARIABLES: [&str; 5] =
     ["GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"];
 
 fn main() {
@@ -17,7 +17,7 @@ fn main() {
     println!("cargo:rerun-if-env-changed=GRADCODEC_COMMIT");
     println!("cargo:rustc-env=GRADCODEC_COMMIT={}", commit());
     println!("cargo:rustc-env=GRADCODEC_TARGET={}", env::var("TARGET").unwrap_or_default());
-    let rustc = env::var("RUSTC").ok().and_then(|rustc| said(Command::new(rustc).arg("--version")));
+    let rustc = env::var("RUSTC").ok().and_then(|rustc| output_of(Command::new(rustc).arg("--version")));
     println!("cargo:rustc-env=GRADCODEC_COMPILER={}", rustc.as_deref().unwrap_or("an unknown compiler"));
     // The SONAME has the major version, which is that of the ABI (docs/ABI.md).
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libgradcodec.so.{}", env!("CARGO_PKG_VERSION_MAJOR"));
@@ -30,19 +30,19 @@ fn main() {
 fn commit() -> String {
     let named = env::var("GRADCODEC_COMMIT").ok();
     let word = |text: &String| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-    named.filter(word).or_else(of_git).unwrap_or_else(|| "unknown".to_owned())
+    named.filter(word).or_else(git_commit).unwrap_or_else(|| "unknown".to_owned())
 }
 
-fn of_git() -> Option<String> {
+fn git_commit() -> Option<String> {
     let folder = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR")?);
     let git = |arguments: &[&str]| {
         // Without this option git status would write to the index.
         let mut command = Command::new("git");
         command.arg("--no-optional-locks").arg("-C").arg(&folder).args(arguments);
-        OF_ANOTHER_REPOSITORY.iter().for_each(|name| {
+        GIT_VARIABLES.iter().for_each(|name| {
             command.env_remove(name);
         });
-        said(&mut command)
+        output_of(&mut command)
     };
     // A copy of the sources within another repository is not at a commit of that repository.
     let top = git(&["rev-parse", "--show-toplevel"])?;
@@ -72,7 +72,7 @@ fn of_git() -> Option<String> {
 }
 
 /// Returns the output of a program, if the program succeeds.
-fn said(command: &mut Command) -> Option<String> {
+fn output_of(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }

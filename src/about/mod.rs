@@ -42,9 +42,10 @@ impl Write for Limited<'_> {
 }
 
 /// Library found at run time: name, beginning of the file's name, name of the version function, and how to call it.
-type Other = (&'static str, &'static str, &'static CStr, unsafe fn(*mut c_void) -> Option<(c_int, c_int, c_int)>);
+type RuntimeLibrary =
+    (&'static str, &'static str, &'static CStr, unsafe fn(*mut c_void) -> Option<(c_int, c_int, c_int)>);
 
-const OTHERS: [Other; 3] = [
+const RUNTIME_LIBRARIES: [RuntimeLibrary; 3] = [
     ("CUDA driver", "libcuda.so", c"cuDriverGetVersion", |function| {
         // SAFETY: `report` passes the driver's function of this name, which has this type. Any call of it is allowed.
         let number = unsafe { one_number(function) }?;
@@ -99,7 +100,7 @@ fn report(text: &mut impl Write, version: &CStr, loaded: &Loaded) -> fmt::Result
     for set in InstructionSet::available() {
         write!(text, " {}", set.name())?;
     }
-    for (name, file, function, version) in OTHERS {
+    for (name, file, function, version) in RUNTIME_LIBRARIES {
         write!(text, "\n{name}:")?;
         let mut found = false;
         for path in loaded.names().filter(|path| is_of(path, file)) {

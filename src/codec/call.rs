@@ -76,5 +76,5 @@ impl Rows {
 pub enum Destination<'a> {
     Memory(View<'a>),
     /// Receive slots of other ranks, on a GPU.
-    Peers(peers::Sending),
+    Peers(peers::PeerDestination),
 }

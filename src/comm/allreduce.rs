@@ -18,7 +18,7 @@ use crate::{
 };
 
 use super::{
-    buffers::{Buffers, InExchanges},
+    buffers::{Buffers, LeakIfHanging},
     communicator::Communicator,
     link::{Link, Report},
     node::{Node, is_in_step},
@@ -30,7 +30,7 @@ pub struct AllReduce {
     communicator: Arc<Communicator>,
     shard_elements: i64,
     traffic: Traffic,
-    parts: InExchanges<Lock<Parts>>,
+    parts: LeakIfHanging<Lock<Parts>>,
 }
 
 pub struct Parts {
@@ -116,7 +116,7 @@ impl AllReduce {
             communicator: communicator.clone(),
             shard_elements: parts.codec.plan().server_elements(),
             traffic: parts.traffic(&communicator),
-            parts: InExchanges::new(Lock::new("handle", parts)),
+            parts: LeakIfHanging::new(Lock::new("handle", parts)),
         });
         let records = communicator.all_gather_records(Subject::AllReduce, record)?;
         let mut made = made?;
@@ -298,7 +298,7 @@ fn rows_of(rules: &Rules, count: usize, rank: usize, world: usize, ranks: Option
 
 impl Drop for AllReduce {
     fn drop(&mut self) {
-        self.parts.keep_if(self.communicator.may_hang());
+        self.parts.leak_if(self.communicator.may_hang());
     }
 }
 
@@ -477,18 +477,18 @@ impl<'a> Steps<'a> {
             .buffers
             .of_payloads(self.stream)
             .and_then(|(exchange, payloads)| self.link.exchange(&exchange, self.buffers.staging()).map(|_| payloads));
-        self.link.or_give_up(exchanged)
+        self.link.or_unblock_peers(exchanged)
     }
 
     /// Sends the encoded chunks, or the reduced chunk, to the other ranks.
     fn exchange(&self, pattern: Pattern) -> Result<()> {
         let Self { link, buffers, stream, .. } = *self;
         let exchanged = buffers.memory().queue(stream).and_then(|mut queue| match (self.fused, &mut queue) {
-            (Some(fused), Queue::Cuda(queue)) => fused.arrive(queue, buffers.error_flag()),
+            (Some(fused), Queue::Cuda(queue)) => fused.complete_barrier(queue, buffers.error_flag()),
             _ if link.world == 1 => Ok(()),
             _ => link.exchange(&buffers.of_chunks(pattern, stream), buffers.staging()).map(|_| ()),
         });
-        link.or_give_up(exchanged)
+        link.or_unblock_peers(exchanged)
     }
 
     /// Reduces this rank's chunk. A corrupt one is sent with a flag: the other ranks reject it without blocking.
@@ -498,7 +498,7 @@ impl<'a> Steps<'a> {
             Err(Error { status: Status::Corrupt, .. }) => Ok(()), // decoding reports it
             outcome => outcome,
         };
-        self.link.or_give_up(reduced)
+        self.link.or_unblock_peers(reduced)
     }
 
     /// Writes the mean of this rank's chunk, without the server error. A reduce-scatter runs this in place of `reduce`.
@@ -507,14 +507,14 @@ impl<'a> Steps<'a> {
         match codec.mean(link.rank, &buffers.payloads(), &buffers.chunk(), shard, self.stream) {
             // The other ranks have received what they wait for, and this rank can continue, too.
             outcome @ (Ok(()) | Err(Error { status: Status::Corrupt, .. })) => link.note(outcome),
-            outcome => link.or_give_up(outcome),
+            outcome => link.or_unblock_peers(outcome),
         }
     }
 
     /// Encodes this rank's shard.
     fn encode_shard(&self, shard: &View<'_>) -> Result<()> {
         let encoded = self.codec.encode_shard(shard, self.destination(Pattern::AllGather), self.stream);
-        self.link.or_give_up(encoded)
+        self.link.or_unblock_peers(encoded)
     }
 
     /// Decodes the reduced chunks into the values.
@@ -536,8 +536,8 @@ impl<'a> Steps<'a> {
         for &step in steps {
             // The other ranks have this rank's payload and signal. If this step fails, this rank is one barrier behind.
             let launched =
-                fused.arrive_all().and_then(|()| codec.one_shot(values.clone(), factor, one_shot, step, stream));
-            link.or_give_up(launched)?;
+                fused.wait_for_launches().and_then(|()| codec.one_shot(values.clone(), factor, one_shot, step, stream));
+            link.or_unblock_peers(launched)?;
         }
         Ok(())
     }

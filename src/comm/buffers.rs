@@ -20,30 +20,30 @@ use super::{
 
 /// GPU memory that exchanges use. Freeing it waits for them, so a struct declares the field that ends a hanging
 /// exchange before this one. If nothing ends the exchange, the memory is kept until the process ends.
-pub struct InExchanges<T> {
+pub struct LeakIfHanging<T> {
     value: ManuallyDrop<T>,
     /// True if the value is not dropped.
     is_kept: bool,
 }
 
-impl<T> InExchanges<T> {
+impl<T> LeakIfHanging<T> {
     pub fn new(value: T) -> Self {
         Self { value: ManuallyDrop::new(value), is_kept: false }
     }
 
-    pub fn keep_if(&mut self, may_hang: bool) {
+    pub fn leak_if(&mut self, may_hang: bool) {
         self.is_kept = may_hang;
     }
 
     /// Returns the value. Must be called once the exchanges are done.
     pub fn into_inner(mut self) -> T {
         self.is_kept = true;
-        // SAFETY: the value is taken one_shot: `self` is consumed, and its drop skips the value, since `is_kept` is true.
+        // SAFETY: the value is taken once: `self` is consumed, and its drop skips the value, since `is_kept` is true.
         unsafe { ManuallyDrop::take(&mut self.value) }
     }
 }
 
-impl<T> Deref for InExchanges<T> {
+impl<T> Deref for LeakIfHanging<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -51,7 +51,7 @@ impl<T> Deref for InExchanges<T> {
     }
 }
 
-impl<T> Drop for InExchanges<T> {
+impl<T> Drop for LeakIfHanging<T> {
     fn drop(&mut self) {
         if !self.is_kept {
             // SAFETY: the value was not taken, since `is_kept` is false, and is not used after this.

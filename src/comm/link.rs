@@ -150,7 +150,7 @@ impl Link {
     }
 
     /// Records a failure of a step that the other ranks may wait for, and ends their wait.
-    pub fn or_give_up<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub fn or_unblock_peers<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.is_err() && self.world > 1 {
             self.transport.give_up();
         }

@@ -58,7 +58,7 @@ const SUBJECT: Subject = Subject::Hierarchical;
 /// since the others wait. The outer error is a failed exchange, the inner one a refusal by all ranks.
 fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<()>> {
     let mut outcome = so_far;
-    let hello = Hello {
+    let hello = IntraRecord {
         inter: inter.map(|inter| (inter.rank(), inter.world())),
         id: RandomState::new().build_hasher().finish(),
     };
@@ -66,7 +66,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     outcome = outcome.and(check_node(&here));
 
     // Exchange records with the ranks that have the same number on other nodes.
-    let greeting = Greeting { rank: intra.rank(), ranks: intra.world(), id: Hello::of(here.of(0)).id };
+    let greeting = InterRecord { rank: intra.rank(), ranks: intra.world(), id: IntraRecord::of(here.of(0)).id };
     let there = inter.map(|inter| inter.all_gather_records(SUBJECT, greeting.record(outcome.is_err()))).transpose()?;
     let column = there.as_ref().zip(inter);
     if let Some((there, inter)) = column {
@@ -74,7 +74,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     }
 
     // Check that all ranks of this node have found the same nodes, with as many ranks as this node.
-    let ids = there.iter().flat_map(Records::iter).flat_map(|record| Greeting::of(record).id.to_le_bytes());
+    let ids = there.iter().flat_map(Records::iter).flat_map(|record| InterRecord::of(record).id.to_le_bytes());
     let mut told = Record::new(SUBJECT, outcome.is_err());
     told.set_word(0, fnv1a(ids));
     if let Some((there, inter)) = column
@@ -85,7 +85,7 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
     let told = intra.all_gather_records(SUBJECT, told)?;
     let refusal = |rank: usize, why: &str| Err(error!(InvalidArgument, "intra_node: rank {rank} {why}"));
     let unequal = told.iter().find(|one| one.word(1) != 0);
-    if unequal.is_none() && here.iter().any(|record| Hello::of(record).inter.is_none()) {
+    if unequal.is_none() && here.iter().any(|record| IntraRecord::of(record).inter.is_none()) {
         // All ranks of this node have the record of a rank without inter_node. Ranks with its number on other nodes
         // would wait forever, so no rank can continue: give_up() ends their wait. (In a node with more ranks than
         // another one, no rank waits for the additional ones.)
@@ -133,14 +133,14 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
 }
 
 /// Record that a rank sends to the ranks of its node.
-struct Hello {
+struct IntraRecord {
     /// Rank in inter_node, and its world size; None without inter_node.
     inter: Option<(usize, usize)>,
     /// Random id of the rank. The id of rank 0 stands for the node.
     id: u64,
 }
 
-impl Hello {
+impl IntraRecord {
     fn record(&self, failed: bool) -> Record {
         let mut record = Record::new(SUBJECT, failed);
         let (rank, world) = self.inter.unwrap_or_default();
@@ -155,14 +155,14 @@ impl Hello {
 }
 
 /// Record that a rank sends to the ranks with its number on other nodes.
-struct Greeting {
+struct InterRecord {
     /// Rank on its node, and number of ranks there.
     rank: usize,
     ranks: usize,
     id: u64,
 }
 
-impl Greeting {
+impl InterRecord {
     fn record(&self, failed: bool) -> Record {
         let mut record = Record::new(SUBJECT, failed);
         let words = [self.rank as u64, self.ranks as u64, self.id];
@@ -182,7 +182,7 @@ fn check_node(here: &Records) -> Result<()> {
     if let Some(rank) = here.iter().position(|record| record.failed()) {
         return Err(refusal(rank, "rejected this pair of communicators"));
     }
-    let place = |rank: usize| Hello::of(here.of(rank)).inter.ok_or_else(|| refusal(rank, "has no inter_node"));
+    let place = |rank: usize| IntraRecord::of(here.of(rank)).inter.ok_or_else(|| refusal(rank, "has no inter_node"));
     let (first, nodes) = place(0)?;
     for rank in 1..here.0.len() {
         let (own, all) = place(rank)?;
@@ -198,15 +198,15 @@ fn check_node(here: &Records) -> Result<()> {
 
 /// Returns the first node whose number of ranks is not `ranks`, and that number.
 fn other_size(there: &Records, ranks: usize) -> Option<(usize, usize)> {
-    let mut sizes = there.iter().map(|record| Greeting::of(record).ranks).enumerate();
+    let mut sizes = there.iter().map(|record| InterRecord::of(record).ranks).enumerate();
     sizes.find(|&(_, other)| other != ranks)
 }
 
 /// Checks that the ranks of an inter_node have the same number on their nodes.
 fn check_column(there: &Records, own: usize) -> Result<()> {
-    let expected = Greeting::of(there.of(own));
+    let expected = InterRecord::of(there.of(own));
     for (node, record) in there.iter().enumerate() {
-        let Greeting { rank, .. } = Greeting::of(record);
+        let InterRecord { rank, .. } = InterRecord::of(record);
         if record.failed() {
             return Err(error!(InvalidArgument, "inter_node: rank {node} rejected this pair of communicators"));
         }

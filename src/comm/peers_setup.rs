@@ -19,7 +19,7 @@ use crate::{
 };
 
 use super::{
-    buffers::InExchanges,
+    buffers::LeakIfHanging,
     communicator::Communicator,
     record::{self, Bytes, Record, Records, Subject},
     transport::{
@@ -41,18 +41,18 @@ impl Communicator {
 fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
     let rank = bootstrap.rank();
     // Continue if this fails, because the other ranks wait.
-    let opening = device.and_then(|device| Opening::new(device, bytes, bootstrap.world()));
+    let opening = device.and_then(|device| OwnBuffer::new(device, bytes, bootstrap.world()));
     let greeting = opening.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |opening| opening.greeting().record());
-    let mut opening = InExchanges::new(opening);
+    let mut opening = LeakIfHanging::new(opening);
     let records = bootstrap.all_gather_records(SUBJECT, greeting);
-    opening.keep_if(records.is_err() && bootstrap.may_hang());
+    opening.leak_if(records.is_err() && bootstrap.may_hang());
     let records = records?;
-    let mut opening = InExchanges::new(opening.into_inner()?);
-    let greetings = Greeting::all(&records, rank)?;
+    let mut opening = LeakIfHanging::new(opening.into_inner()?);
+    let greetings = PeerRecord::all(&records, rank)?;
     let timeout_ms = timeout(timeout_ms);
     let reached = opening.reach_all(bootstrap, &greetings, timeout_ms);
     // After a failed exchange other ranks may have mapped this buffer, and may write to it, so it is kept.
-    opening.keep_if(reached.is_err());
+    opening.leak_if(reached.is_err());
     let mut peers = reached??;
     peers.take(opening.into_inner().buffer);
     Ok(peers)
@@ -61,12 +61,12 @@ fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms
 const SUBJECT: Subject = Subject::Peers;
 
 /// Buffer of a rank before the others are mapped.
-struct Opening {
+struct OwnBuffer {
     buffer: Buffer,
     identity: Identity,
 }
 
-impl Opening {
+impl OwnBuffer {
     fn new(device: Device, bytes: i64, world: usize) -> Result<Self> {
         let world = ranks_of(i32::try_from(world).unwrap_or(i32::MAX))?;
         let (ordinal, bytes) = (ordinal_of(device)?, check_buffer_bytes("bytes", bytes, world)?);
@@ -75,14 +75,14 @@ impl Opening {
         Ok(Self { buffer, identity })
     }
 
-    fn greeting(&self) -> Greeting {
+    fn greeting(&self) -> PeerRecord {
         let (host, process) = this_process();
-        Greeting { bytes: self.buffer.bytes(), host, process, identity: self.identity }
+        PeerRecord { bytes: self.buffer.bytes(), host, process, identity: self.identity }
     }
 
     /// Maps the memory of the other ranks. The inner error says that ranks cannot reach each other; then no rank has
     /// this rank's buffer mapped any more. The outer error is a failure of the bootstrap.
-    fn reach_all(&self, bootstrap: &Communicator, greetings: &[Greeting], timeout_ms: u32) -> Result<Result<Peers>> {
+    fn reach_all(&self, bootstrap: &Communicator, greetings: &[PeerRecord], timeout_ms: u32) -> Result<Result<Peers>> {
         let rank = bootstrap.rank();
         let own = &greetings[rank];
         let alone = greetings.iter().all(|other| other.process == own.process);
@@ -101,14 +101,14 @@ impl Opening {
             Peers::over_own(&self.buffer, rank, &buffers, timeout_ms, mapped, arrivals.clone())
         });
         let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
-        let mut made = InExchanges::new(made);
+        let mut made = LeakIfHanging::new(made);
         if let Some(arrivals) = arrivals {
             arrivals.close();
             if failed.is_err() {
                 arrivals.give_up(); // other ranks may have succeeded, and wait for this one
             }
         }
-        made.keep_if(failed.is_err() && bootstrap.may_hang());
+        made.leak_if(failed.is_err() && bootstrap.may_hang());
         let (failed, made) = (failed?, made.into_inner());
         let Some(other) = failed.iter().position(|record| record.failed()) else { return Ok(made) };
         let refusal = made.err().unwrap_or_else(|| {
@@ -121,7 +121,7 @@ impl Opening {
 
     /// Maps the buffers of all ranks. Returns their addresses, and the mappings of other processes' buffers.
     fn map(
-        &self, greetings: &[Greeting], rank: usize, handles: Option<&Records>,
+        &self, greetings: &[PeerRecord], rank: usize, handles: Option<&Records>,
     ) -> Result<(ArrayVec<u64, MOST_RANKS>, Vec<Mapped>)> {
         let (mut buffers, mut mapped) = (ArrayVec::new(), fallible::list(greetings.len(), "buffers")?);
         for (number, greeting) in greetings.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Opening {
 }
 
 /// Record that a rank sends about itself.
-struct Greeting {
+struct PeerRecord {
     bytes: u64,
     /// Numbers of the rank's node since its start, and of the rank's process among those of all nodes.
     host: u32,
@@ -149,7 +149,7 @@ struct Greeting {
     identity: Identity,
 }
 
-impl Greeting {
+impl PeerRecord {
     fn record(&self) -> Record {
         let (mut record, Identity { uuid, address, context }) = (Record::new(SUBJECT, false), self.identity);
         let uuid = u128::from_le_bytes(uuid);

@@ -50,7 +50,7 @@ fn copy_by(on_cpu: OnCpu, queue: &mut Queue, src: &Elements<'_>, dst: &Elements<
     let conversion = conversion(src, dst)?;
     check_shapes(src, dst)?;
     let bytes = if conversion.is_none() { Some(packed(src, dst)?) } else { None };
-    dst.check_places()?;
+    dst.check_no_self_overlap()?;
     let plan = plan(src, dst, conversion.unwrap_or(Conversion::Bytes(1)), bytes);
     if plan.loops.count() == 0 || stays(&plan, src, dst) {
         return Ok(());

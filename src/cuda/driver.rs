@@ -120,7 +120,7 @@ pub struct Driver {
     pub functions: Functions,
     error_name: GetErrorName,
     /// True if a launch may begin while the one before it ends, also in a graph.
-    pub begins_launches_early: bool,
+    pub supports_early_launch: bool,
     /// Devices that the driver shows, by their numbers.
     pub devices: Vec<Properties>,
 }
@@ -166,7 +166,7 @@ impl Driver {
             (Functions::of(library).map_err(missing)?, std::mem::transmute::<*mut c_void, GetErrorName>(error_name))
         };
         let unavailable = |failure| Error { status: Status::DriverUnavailable, ..failure };
-        let mut driver = Self { functions, error_name, begins_launches_early: false, devices: Vec::new() };
+        let mut driver = Self { functions, error_name, supports_early_launch: false, devices: Vec::new() };
         let (mut version, mut count) = (0, 0);
         // SAFETY: the integers outlive the calls, and these functions may be called at any time.
         unsafe {
@@ -182,7 +182,7 @@ impl Driver {
                     version % 1000 / 10
                 ));
             }
-            driver.begins_launches_early = version >= EARLY_IN_GRAPHS;
+            driver.supports_early_launch = version >= EARLY_IN_GRAPHS;
             match (driver.functions.cuInit)(0) {
                 // The driver works but has no device, so no device number exists.
                 NO_DEVICE => return Ok(driver),

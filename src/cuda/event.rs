@@ -61,7 +61,7 @@ impl EventHandle {
     ///
     /// # Safety
     /// The event is alive; it may be in any context.
-    pub unsafe fn hold_up(self, queue: &mut Queue) -> Result<()> {
+    pub unsafe fn make_stream_wait(self, queue: &mut Queue) -> Result<()> {
         queue.context()?.make_current()?;
         let (driver, stream) = (queue.device.driver, queue.stream.as_raw().cast());
         // SAFETY: the caller promises that the event is alive, and the stream is alive.

@@ -50,7 +50,7 @@ impl Queue {
     /// one of this library, because others need not have waited for the work before them.
     pub unsafe fn launch_pdl(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
         let (driver, stream) = (self.device.driver, self.stream);
-        if !driver.begins_launches_early || self.device.properties().compute_capability < 90 {
+        if !driver.supports_early_launch || self.device.properties().compute_capability < 90 {
             // SAFETY: the caller promises the arguments.
             return unsafe { self.launch(kernel, items, arguments) };
         }

@@ -215,7 +215,7 @@ modules! {
             decode: [gc_blocks_decode_u32, gc_blocks_decode_u16, gc_blocks_decode_add],
             /// Errors: not kept (also to a shard, which is not encoded), kept.
             reduce: [gc_blocks_reduce, gc_blocks_reduce_kept],
-            /// For calls with `Reduce::is_by_lanes`. The grid has at most as many thread blocks as run at once.
+            /// For calls with `Reduce::can_reduce_by_lanes`. The grid has at most as many thread blocks as run at once.
             reduce_by_lanes: (gc_blocks_reduce_by_lanes),
         }
     }

@@ -49,7 +49,7 @@ impl PeerSlot {
 
 /// Destination of the chunks that a launch writes to other ranks, and the barrier after them.
 #[derive(Clone, Copy)]
-pub struct Sending {
+pub struct PeerDestination {
     pub slot: PeerSlot,
     pub steps: Steps,
 }

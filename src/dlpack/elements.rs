@@ -10,7 +10,7 @@ use super::{
     described::Described,
     dtype::element_bits,
     shape::Shape,
-    view::{Device, Strides, check_places, is_compact},
+    view::{Device, Strides, check_no_self_overlap, is_compact},
 };
 
 /// Borrowed tensor on a supported device, with a valid descriptor.
@@ -115,8 +115,8 @@ impl<'a> Elements<'a> {
     }
 
     /// Refuses an output in which two elements share an address.
-    pub fn check_places(&self) -> Result<()> {
+    pub fn check_no_self_overlap(&self) -> Result<()> {
         let described = &self.described;
-        check_places(&self.name, described.shape(), described.strides(), described.elements(), self.contiguous)
+        check_no_self_overlap(&self.name, described.shape(), described.strides(), described.elements(), self.contiguous)
     }
 }

@@ -84,7 +84,7 @@ unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
         if ptr::fn_addr_eq(its_deleter, deleter::<M> as unsafe extern "C" fn(*mut M)) {
             let shared = (*tensor).manager_ctx().cast::<Shared>();
             if (*shared).alive.load(Ordering::Acquire) == 1 {
-                return Shared::take_apart(shared);
+                return Shared::free_headers(shared);
             }
         }
         Some(Owner::new(ptr::null_mut(), [its_deleter as *mut c_void, tensor.cast()], call_word::<M>))
@@ -105,7 +105,7 @@ impl Shared {
     ///
     /// # Safety
     /// `shared` was written by [`Headers::finish`], and none of its tensors is in use any more.
-    unsafe fn take_apart(shared: *mut Self) -> Option<Owner> {
+    unsafe fn free_headers(shared: *mut Self) -> Option<Owner> {
         // SAFETY: `finish` wrote `shared`, no tensor of it is in use, and the allocation was made with this layout.
         unsafe {
             let Self { layout, owner, .. } = ptr::read(shared);
@@ -205,11 +205,11 @@ impl Outputs {
     pub fn over(
         memory: Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
     ) -> Result<Self> {
-        Self::over_made(|| memory, device, dtype, shape, count, step)
+        Self::over_lazy(|| memory, device, dtype, shape, count, step)
     }
 
     /// Like `over`, but calls `memory` only when nothing can fail any more.
-    pub fn over_made(
+    pub fn over_lazy(
         memory: impl FnOnce() -> Owner, device: Device, dtype: DLDataType, shape: Shape<'_>, count: usize, step: usize,
     ) -> Result<Self> {
         let headers = Headers::reserve(count, shape.ndim(), shape.compact())?;
@@ -413,7 +413,7 @@ unsafe extern "C" fn deleter<M: ManagedTensorBase>(tensor: *mut M) {
             let shared = (*tensor).manager_ctx().cast::<Shared>();
             if (*shared).alive.fetch_sub(1, Ordering::Release) == 1 {
                 fence(Ordering::Acquire);
-                drop(Shared::take_apart(shared));
+                drop(Shared::free_headers(shared));
             }
         }
         Ok(())

@@ -207,12 +207,12 @@ impl<'a> View<'a> {
         for input in inputs {
             check_apart(&self.name, &self.extent(), &input.name, &input.extent())?;
         }
-        check_places(&self.name, self.shape, self.strides, self.elements, self.contiguous)
+        check_no_self_overlap(&self.name, self.shape, self.strides, self.elements, self.contiguous)
     }
 }
 
 /// Refuses an output in which two elements share an address.
-pub(super) fn check_places(
+pub(super) fn check_no_self_overlap(
     name: &Name, shape: &[i64], strides: Option<&[i64]>, elements: i64, contiguous: bool,
 ) -> Result<()> {
     let overlaps = if contiguous { Some(false) } else { some_share_a_place(dims(shape, strides), elements) };

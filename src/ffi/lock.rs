@@ -19,7 +19,7 @@ pub struct Lock<T> {
 const FREE: u8 = 0;
 const TAKEN: u8 = 1;
 /// State after a panic has broken off a call.
-const BROKEN_OFF: u8 = 2;
+const POISONED: u8 = 2;
 
 // SAFETY: the lock gives out one reference at a time, so it is enough that the value can move between threads.
 unsafe impl<T: Send> Sync for Lock<T> {}
@@ -35,7 +35,7 @@ impl<T> Lock<T> {
         let what = self.what;
         match self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Ok(Entered { lock: self, was_panicking: thread::panicking() }),
-            Err(BROKEN_OFF) => Err(error!(Panic, "{what}: an earlier call on it was broken off")),
+            Err(POISONED) => Err(error!(Panic, "{what}: an earlier call on it was broken off")),
             Err(_) => Err(error!(Busy, "{what}: another thread's call on it is under way")),
         }
     }
@@ -70,7 +70,7 @@ impl<T> DerefMut for Entered<'_, T> {
 
 impl<T> Drop for Entered<'_, T> {
     fn drop(&mut self) {
-        let state = if thread::panicking() && !self.was_panicking { BROKEN_OFF } else { FREE };
+        let state = if thread::panicking() && !self.was_panicking { POISONED } else { FREE };
         self.lock.state.store(state, Ordering::Release);
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Result of a function for C: its value on success, and the value that stands for failure.
-pub trait Answer {
+pub trait CResult {
     type C;
     fn success(self) -> Self::C;
     fn failure(status: Status) -> Self::C;
@@ -22,7 +22,7 @@ pub trait Answer {
 
 macro_rules! answers {
     ($($answer:ty: $c:ty, |$value:ident| $success:expr, |$status:pat_param| $failure:expr;)*) => {$(
-        impl Answer for $answer {
+        impl CResult for $answer {
             type C = $c;
 
             fn success(self) -> $c {
@@ -56,7 +56,7 @@ thread_local! {
 
 /// Runs the body of a function for C. A panic silently becomes a status, and a failure becomes the thread's last error.
 /// No code of this library runs in the caller's floating-point environment.
-pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
+pub fn boundary<T: CResult>(body: impl FnOnce() -> Result<T>) -> T::C {
     let _environment = environment::Default::enter();
     // In a C library the panic hook belongs to the library. In a Rust program it belongs to the program.
     #[cfg(feature = "capi")]
@@ -65,7 +65,7 @@ pub fn boundary<T: Answer>(body: impl FnOnce() -> Result<T>) -> T::C {
         Ok(Ok(value)) => return value.success(),
         Ok(Err(failure)) | Err(failure) => failure,
     };
-    remember(&failure);
+    set_last_error(&failure);
     T::failure(failure.status)
 }
 
@@ -103,7 +103,7 @@ pub fn last_error() -> *const c_char {
     LAST_ERROR.with(|text| text.as_ptr().cast::<c_char>().cast_const())
 }
 
-fn remember(failure: &Error) {
+fn set_last_error(failure: &Error) {
     LAST_ERROR.with_borrow_mut(|text| {
         // C ends the text at a NUL, so the copy ends there, too; `sentence` keeps the limit. Without memory for a text,
         // the status's name replaces it.

@@ -241,7 +241,7 @@ fn owned(name: &'static str, text: &CStr) -> Result<String> {
 }
 
 /// Options of either kind of kernel.
-struct Ingredients {
+struct KernelOptions {
     is_reduction: bool,
     flags: u32,
     /// Kind, name and address of each text.
@@ -251,7 +251,7 @@ struct Ingredients {
     nvrtc: *mut c_void,
 }
 
-impl From<gc_elementwise_options_t> for Ingredients {
+impl From<gc_elementwise_options_t> for KernelOptions {
     fn from(given: gc_elementwise_options_t) -> Self {
         let gc_elementwise_options_t { flags, options, n_options, nvrtc, .. } = given;
         let texts = ArrayVec::from_iter([
@@ -267,7 +267,7 @@ impl From<gc_elementwise_options_t> for Ingredients {
     }
 }
 
-impl From<gc_reduction_options_t> for Ingredients {
+impl From<gc_reduction_options_t> for KernelOptions {
     fn from(given: gc_reduction_options_t) -> Self {
         let gc_reduction_options_t { flags, options, n_options, nvrtc, .. } = given;
         let texts = ArrayVec::from_iter([
@@ -290,7 +290,7 @@ impl From<gc_reduction_options_t> for Ingredients {
 /// # Safety
 /// `options` is as [`borrow::options`] requires. Every text ends with a NUL, NVRTC's options are `n_options` texts,
 /// NVRTC's handle is NULL or came from dlopen and stays open, and `out` has room for a pointer.
-unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
+unsafe fn create<T: borrow::Extensible + Into<KernelOptions>>(
     options: *const T, out: *mut *mut gc_kernel_t,
 ) -> Result<()> {
     const FMAD: u32 = KernelFlag::Fmad as u32;
@@ -298,7 +298,7 @@ unsafe fn create<T: borrow::Extensible + Into<Ingredients>>(
     // SAFETY: the caller promises options, texts with a NUL, `n_options` of NVRTC's options, and room for a pointer.
     unsafe {
         let (given, out) = (borrow::options("options", options)?, Out::one("out", out)?);
-        let Ingredients { is_reduction, flags, texts: given, options, n_options, nvrtc } = given.into();
+        let KernelOptions { is_reduction, flags, texts: given, options, n_options, nvrtc } = given.into();
         if flags & !(FMAD | NO_DISK) != 0 {
             return Err(error!(
                 InvalidArgument,

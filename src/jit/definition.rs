@@ -4,7 +4,7 @@ use crate::ffi::error::{Result, error, sentence};
 
 use super::{
     brackets,
-    parameters::{self, Of, Parameter},
+    parameters::{self, ElementType, Parameter},
 };
 
 /// Maximum number of NVRTC options in a definition.
@@ -168,7 +168,7 @@ impl Definition {
             let letter = self.text(Text::ReduceType).trim();
             if let [letter] = *letter.as_bytes()
                 && letter.is_ascii_alphabetic()
-                && !all.iter().any(|parameter| parameter.of == Of::Letter(letter))
+                && !all.iter().any(|parameter| parameter.of == ElementType::Letter(letter))
             {
                 return Err(error!(
                     InvalidArgument,

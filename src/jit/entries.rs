@@ -15,7 +15,7 @@ pub enum Entry {
     NestedVectors,
     Tiles,
     /// Tiles with transposed inputs.
-    TurnedTiles,
+    TransposedTiles,
     // Reductions: neighbouring threads have neighbouring elements of one output (rows) or one output each (columns).
     Rows,
     RowElements,
@@ -37,7 +37,7 @@ pub enum Entry {
 
 use Entry::*;
 
-const ELEMENTWISE: [Entry; 6] = [Vectors, Elements, Bytes, NestedVectors, Tiles, TurnedTiles];
+const ELEMENTWISE: [Entry; 6] = [Vectors, Elements, Bytes, NestedVectors, Tiles, TransposedTiles];
 const REDUCTION: [Entry; 12] = [
     Rows,
     RowElements,
@@ -103,7 +103,7 @@ impl Entry {
             Bytes => "_bytes",
             NestedVectors | NestedRows => "_nested",
             Tiles => "_tiles",
-            TurnedTiles => "_turned_tiles",
+            TransposedTiles => "_turned_tiles",
             RowElements => "_row",
             Columns => "_columns",
             ColumnElements => "_column",
@@ -127,7 +127,7 @@ impl Entry {
             Bytes => write!(out, "_gc_block<1, 1, true, true>"),
             NestedVectors => write!(out, "_gc_block<{vector}, {rounds}, true, false>"),
             Tiles => write!(out, "_gc_tile<{TILE_ROUNDS}, false>"),
-            TurnedTiles => write!(out, "_gc_tile<{TILE_ROUNDS}, true>"),
+            TransposedTiles => write!(out, "_gc_tile<{TILE_ROUNDS}, true>"),
             Rows => write!(out, "_gc_run<{vector}, {rounds}, false, false, false, false>"),
             RowElements => write!(out, "_gc_run<{vector}, {row}, false, true, false, false>"),
             Columns => write!(out, "_gc_run<{vector}, {columns}, true, false, false, false>"),
@@ -180,7 +180,7 @@ mod tests {
         let of_elements = accesses.map(|access| nested.map(|nested| Entry::elementwise(access, nested)));
         let columns = [false, true]
             .map(|columns| accesses.map(|access| nested.map(|nested| Entry::reduction(columns, access, nested))));
-        let of_elements = of_elements.into_iter().flatten().chain([Tiles, TurnedTiles]);
+        let of_elements = of_elements.into_iter().flatten().chain([Tiles, TransposedTiles]);
         let reductions = columns.into_iter().flatten().flatten().chain([Second, ShortRows]);
         for (is_reduction, chosen) in [(false, of_elements.collect::<Vec<_>>()), (true, reductions.collect())] {
             let all = Entry::all(is_reduction);

@@ -9,7 +9,7 @@ use crate::{
 
 use super::{
     definition::{Definition, Text},
-    parameters::{MOST, Of},
+    parameters::{ElementType, MOST},
     types,
 };
 
@@ -84,7 +84,7 @@ impl Specialization {
             return self.bindings.get(definition.inputs).map(|binding| binding.dtype);
         }
         let of_letter = match *text.as_bytes() {
-            [letter] => definition.parameters.iter().position(|parameter| parameter.of == Of::Letter(letter)),
+            [letter] => definition.parameters.iter().position(|parameter| parameter.of == ElementType::Letter(letter)),
             _ => None,
         };
         of_letter.map(|index| self.bindings[index].dtype).or(types::of_name(text))

@@ -28,7 +28,7 @@ const LOG_TILE: u32 = LOG_THREADS + TILE_ROUNDS.ilog2();
 
 /// Binary logarithms of the maximum number of columns of a tile if an input is transposed, and of the minimum number of
 /// columns in wide matrices.
-const LOG_TURNED: u32 = 6;
+const LOG_TRANSPOSED: u32 = 6;
 const LOG_NARROW: u32 = 5;
 
 /// Nested loops over some tensors, outermost first. Each row has a loop's count, then the stride of each tensor in
@@ -254,7 +254,7 @@ struct Tiling {
     log_width: u32,
     blocks: u64,
     /// Transposed inputs, as bits: their stride is shorter in the outer loop.
-    turned: u32,
+    transposed: u32,
 }
 
 impl Tiling {
@@ -263,13 +263,13 @@ impl Tiling {
         let outer = nest.len().checked_sub(2)?;
         let (down, beside) = (nest.row(outer), nest.row(outer + 1));
         let (rows, columns) = (down[0] as u64, beside[0] as u64);
-        let mut turned = 0;
+        let mut transposed = 0;
         for (k, _) in operands.iter().enumerate().filter(|(_, operand)| operand.is_input) {
             let [below, next] = [down, beside].map(|row| row[k + 1].unsigned_abs());
-            turned |= u32::from((1..next).contains(&below)) << k;
+            transposed |= u32::from((1..next).contains(&below)) << k;
         }
         let is_small = operands.iter().all(|operand| operand.size.unsigned_abs() < 4);
-        let most = if turned != 0 { LOG_TURNED - u32::from(is_small) } else { LOG_THREADS };
+        let most = if transposed != 0 { LOG_TRANSPOSED - u32::from(is_small) } else { LOG_THREADS };
         let few_rows = LOG_TILE.saturating_sub(log_of(rows)).min(LOG_THREADS);
         let widest = log_of(columns).min(most.max(few_rows));
         let (count, most_blocks) = (nest.count(), i32::MAX as u64);
@@ -278,8 +278,8 @@ impl Tiling {
             let blocks = (count / rows / columns).checked_mul(tiles[0])?.checked_mul(tiles[1])?;
             let fits = rows.max(columns).max(blocks) <= most_blocks && blocks << LOG_TILE <= 2 * count;
             // A transposed tile's columns must not be longer than a thread block has threads.
-            let turned = if LOG_TILE - log_width <= LOG_THREADS { turned } else { 0 };
-            fits.then_some(Self { elements: [rows, columns], tiles, log_width, blocks, turned })
+            let transposed = if LOG_TILE - log_width <= LOG_THREADS { transposed } else { 0 };
+            fits.then_some(Self { elements: [rows, columns], tiles, log_width, blocks, transposed })
         });
         // Wider tiles have fewer memory sectors that two thread blocks write. With small elements, threads are the
         // bottleneck, so fewer of them may be idle.
@@ -298,10 +298,12 @@ pub fn elementwise(
     let ones = if bytes { None } else { vectors(nest, None, operands, vector, true, |_| true) };
     if ones.is_none()
         && !bytes
-        && let Some(Tiling { elements: [rows, columns], tiles, log_width, blocks, turned }) = Tiling::of(nest, operands)
+        && let Some(Tiling { elements: [rows, columns], tiles, log_width, blocks, transposed }) =
+            Tiling::of(nest, operands)
     {
-        let entry = if turned == 0 { Entry::Tiles } else { Entry::TurnedTiles };
-        let head = [nest.count(), columns | rows << 32, two(nest.len() as u32, turned), two(blocks as u32, log_width)];
+        let entry = if transposed == 0 { Entry::Tiles } else { Entry::TransposedTiles };
+        let head =
+            [nest.count(), columns | rows << 32, two(nest.len() as u32, transposed), two(blocks as u32, log_width)];
         put_head(words, &head, layout, operands, values);
         put_loops(words, nest, 1);
         let row = 2 + operands.len();
@@ -670,10 +672,10 @@ mod tests {
             (&[(1300, &[4, 4 * 67]), (67, &[0, 4])], 7, Entry::Tiles),
             (&[(900, &[0, 12]), (3, &[4, 4])], 2, Entry::Tiles),
             (&[(5, &[4, 4 * 7 * 321]), (7, &[0, 4 * 321]), (321, &[4, 4])], 8, Entry::Tiles),
-            (&[(637, &[4, 4 * 95]), (95, &[4 * 637, 4])], 6, Entry::TurnedTiles),
-            (&[(3, &[1000, 4 * 8 * 301]), (8, &[-4, 4 * 301]), (301, &[-32, 4])], 8, Entry::TurnedTiles),
-            (&[(301, &[4, 32]), (7, &[4 * 301, 4])], 3, Entry::TurnedTiles),
-            (&[(900, &[4, 20]), (5, &[3600, 4])], 3, Entry::TurnedTiles),
+            (&[(637, &[4, 4 * 95]), (95, &[4 * 637, 4])], 6, Entry::TransposedTiles),
+            (&[(3, &[1000, 4 * 8 * 301]), (8, &[-4, 4 * 301]), (301, &[-32, 4])], 8, Entry::TransposedTiles),
+            (&[(301, &[4, 32]), (7, &[4 * 301, 4])], 3, Entry::TransposedTiles),
+            (&[(900, &[4, 20]), (5, &[3600, 4])], 3, Entry::TransposedTiles),
             (&[(900, &[4, 12]), (4, &[3600, 4])], 2, Entry::Tiles), // columns longer than a thread block has threads
         ];
         for (dims, expected_width, entry) in cases {
@@ -682,7 +684,7 @@ mod tests {
             let (n_loops, ones) = (words[2] as u32 as usize, (words[2] >> 32) as u32);
             assert_eq!(
                 (first.entry, second, n_loops, ones),
-                (entry, None, dims.len(), u32::from(entry == Entry::TurnedTiles))
+                (entry, None, dims.len(), u32::from(entry == Entry::TransposedTiles))
             );
             let (columns, rows, log_width) = (words[1] as u32 as u64, words[1] >> 32, (words[3] >> 32) as u32);
             assert_eq!((log_width, words[0]), (expected_width, nest.count()), "{dims:?}");
@@ -738,9 +740,9 @@ mod tests {
 
     #[test]
     fn tiles_of_small_elements_are_narrower() {
-        for (size, [broadcast, turned]) in [(2, [5, 5]), (4, [8, 6])] {
+        for (size, [broadcast, transposed]) in [(2, [5, 5]), (4, [8, 6])] {
             let operands = [operand(0, size, true), operand(0, size, false)];
-            for (width, first) in [(broadcast, [0, size]), (turned, [size, size << 11])] {
+            for (width, first) in [(broadcast, [0, size]), (transposed, [size, size << 11])] {
                 let dims: Dims<'_> = &[(1 << 11, &[first[0], size * 129]), (129, &[first[1], size])];
                 assert_eq!(Tiling::of(&nest(2, dims), &operands).unwrap().log_width, width, "{size} bytes");
             }

@@ -14,13 +14,13 @@ pub const MOST: usize = 32;
 
 /// Type of a parameter's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
+pub enum ElementType {
     Type(Dtype),
     /// Dtype of the tensors; all parameters of this letter have the same one.
     Letter(u8),
 }
 
-impl fmt::Display for Of {
+impl fmt::Display for ElementType {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Type(dtype) => dtype.fmt(out),
@@ -32,7 +32,7 @@ impl fmt::Display for Of {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Parameter {
     pub name: String,
-    pub of: Of,
+    pub of: ElementType,
     /// True if the user's code indexes the tensor, instead of getting an element at a time.
     pub raw: bool,
 }
@@ -73,8 +73,8 @@ fn one(list: &str, index: usize, text: &str) -> Result<Parameter> {
         ));
     };
     let of = match *kind.as_bytes() {
-        [letter] if letter.is_ascii_alphabetic() => Of::Letter(letter),
-        _ => Of::Type(types::of_name(kind).ok_or_else(|| {
+        [letter] if letter.is_ascii_alphabetic() => ElementType::Letter(letter),
+        _ => ElementType::Type(types::of_name(kind).ok_or_else(|| {
             error!(
                 InvalidArgument,
                 "{list}: {name:?} is of the unknown type {kind:?}; bool, int8 to int64, uint8 to uint64, float16, \
@@ -117,10 +117,10 @@ mod tests {
 
     #[test]
     fn parameters_are_read_as_cupy_writes_them() {
-        let float = |name: &str| Parameter { name: name.into(), of: Of::Type(Dtype::F32), raw: false };
+        let float = |name: &str| Parameter { name: name.into(), of: ElementType::Type(Dtype::F32), raw: false };
         assert_eq!(parsed("float32 x,float32  y").unwrap().as_slice(), [float("x"), float("y")]);
         assert_eq!(parsed(" \n").unwrap().as_slice(), []);
-        let y = Parameter { name: "y2".into(), of: Of::Letter(b'T'), raw: true };
+        let y = Parameter { name: "y2".into(), of: ElementType::Letter(b'T'), raw: true };
         assert_eq!(parsed("\traw T y2 ").unwrap().as_slice(), [y]);
     }
 

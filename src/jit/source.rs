@@ -16,7 +16,7 @@ use super::{
     definition::{Definition, Text},
     entries::{Entries, Entry},
     layout::{Binding, BindingKind, Layout, OWN_TYPE_BYTES, SHORT_BYTES, Specialization, THREADS},
-    parameters::{self, MOST, Of},
+    parameters::{self, ElementType, MOST},
     types,
 };
 
@@ -181,7 +181,7 @@ impl<'a> Writer<'a> {
 
     /// Returns true if an input may be transposed.
     fn turns(&self) -> bool {
-        self.entries.has(Entry::TurnedTiles)
+        self.entries.has(Entry::TransposedTiles)
     }
 
     /// Writes a file without comments and blank lines, since it is compiled each time and is part of the cache's key.
@@ -219,7 +219,7 @@ impl<'a> Writer<'a> {
     fn letters(&mut self) -> fmt::Result {
         let parameters = &self.definition.parameters;
         for (index, parameter) in parameters.iter().enumerate() {
-            if let Of::Letter(letter) = parameter.of
+            if let ElementType::Letter(letter) = parameter.of
                 && parameters[..index].iter().all(|other| other.of != parameter.of)
             {
                 writeln!(self.out, "typedef {} {};", self.cpp(index), char::from(letter))?;
@@ -341,11 +341,11 @@ impl<'a> Writer<'a> {
                 "_GC_SPREAD_ROUND" => self.spread_round(),
                 "_GC_LOAD_ROUND_OF_INPUTS" => self.load_round(Which::Inputs),
                 "_GC_LOAD_ONE_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
-                    let address = Address::Of(k);
+                    let address = Address::Inline(k);
                     writeln!(out, "_gc_{index}[_gc_r].set(_gc_m, _gc::load_one<{cpp}>({address}, _gc_BYTES));")
                 }),
                 "_GC_LOAD_LAST_OF_INPUTS" => self.each(Which::Inputs, |out, cpp, index, k| {
-                    let address = Address::Of(k);
+                    let address = Address::Inline(k);
                     writeln!(out, "const {cpp} _gc_{index} = _gc::load_one<{cpp}>({address}, _gc_args.bytes);")
                 }),
                 "_GC_STORE_ROUND" => self.store_round(),
@@ -415,7 +415,7 @@ impl<'a> Writer<'a> {
         self.each(which, |out, cpp, index, k| {
             let address = match which {
                 Which::All => Address::Ready(k),
-                _ => Address::Of(k),
+                _ => Address::Inline(k),
             };
             if index < inputs {
                 if may_turn {
@@ -453,7 +453,7 @@ impl<'a> Writer<'a> {
 
     fn finish(&mut self) -> fmt::Result {
         write!(self.out, "_gc_finish(_gc_args, _gc_one, static_cast<ptrdiff_t>(_gc_number)")?;
-        self.each(Which::Outputs, |out, _, _, k| write!(out, ", {}", Address::Of(k)))?;
+        self.each(Which::Outputs, |out, _, _, k| write!(out, ", {}", Address::Inline(k)))?;
         writeln!(self.out, ");")
     }
 
@@ -499,16 +499,16 @@ enum Which {
     Outputs,
 }
 
-/// Expression for the address of an element: `Of` computes the address, `Ready` was computed for the round.
+/// Expression for the address of an element: `Inline` computes it in place, `Ready` was computed for the round.
 enum Address {
-    Of(usize),
+    Inline(usize),
     Ready(usize),
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Of(k) => write!(out, "static_cast<char *>(_gc_args.data[{k}]) + _gc_offsets[{k}]"),
+            Self::Inline(k) => write!(out, "static_cast<char *>(_gc_args.data[{k}]) + _gc_offsets[{k}]"),
             Self::Ready(k) => write!(out, "_gc_at[_gc_r].at(_gc_args.data, {k})"),
         }
     }

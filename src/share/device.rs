@@ -26,7 +26,7 @@ use crate::{
 
 use super::{
     RELEASED,
-    cuda::{Exported, Imported, Lent, Means},
+    cuda::{ExportMethod, Exported, Imported, Loan},
     message::{Lengths, Message, Place, bytes_of, copy, sizes_of},
     socket::{self, Deadline, Descriptor, Identity, Socket},
 };
@@ -36,7 +36,7 @@ pub struct Known {
     ordinal: i32,
     uuid: Uuid,
     bytes: u64,
-    lent: Lent,
+    lent: Loan,
 }
 
 /// Exports a tensor's memory, or a copy in separate memory, once the work on it is done. Returns the message, the files
@@ -70,11 +70,11 @@ pub fn export(
     forget_ended();
     let offset = if as_copy { 0 } else { tensor.tensor.data.addr() as u64 - address };
     let handle = match means {
-        Means::Handle(handle, lent) => {
+        ExportMethod::Handle(handle, lent) => {
             known = Some(Known { ordinal, uuid, bytes, lent });
             handle
         }
-        Means::Parts(its) => {
+        ExportMethod::Parts(its) => {
             (parts, files) = (fallible::list(its.len(), "parts")?, fallible::list(its.len() + 1, "descriptors")?);
             for part in its {
                 parts.push(part.bytes);
@@ -158,7 +158,7 @@ impl Sent {
     }
 
     /// Removes the entry, since the receiver is done. Frees memory of this library whose tensor is released.
-    pub fn has_ended(&self) {
+    pub fn finish(&self) {
         if let Some(entry) = self.take() {
             let ordinal = entry.memory.ordinal;
             drop(entry);
@@ -170,18 +170,18 @@ impl Sent {
     }
 
     /// Keeps the memory for ever, since no lease will wait; keeps the socket, so that the tensor can be recognized.
-    pub fn never_ends(&self, kept: Socket) {
+    pub fn keep_for_ever(&self, kept: Socket) {
         if self.process == process::id() {
             let mut table = table();
             if let Some(entry) = table.iter_mut().find(|entry| entry.id == self.id) {
-                entry.memory.lent.never_ends();
+                entry.memory.lent.keep_for_ever();
                 entry.left = Some(kept);
             }
         }
     }
 
     /// Takes the socket of a lease that is gone; later calls find its answer.
-    pub fn is_left(&self, kept: Socket) {
+    pub fn release_lease(&self, kept: Socket) {
         if self.process == process::id() {
             let mut table = table();
             if let Some(entry) = table.iter_mut().find(|entry| entry.id == self.id) {
@@ -275,7 +275,7 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
 /// Returns the entry of memory that this process has sent, if a tensor over it was sent back. The socket for the answer
 /// identifies the memory, because a message's own claims are not trusted. The peer may answer while the tensor is in
 /// use here, so this takes a loan of its own before the entry can be removed.
-fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Lent, u64)>> {
+fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Loan, u64)>> {
     let travels = Identity::of(answers.number())?;
     let table = table();
     // OneShot the other end of an entry is closed, a new socket may have its identity.

@@ -88,7 +88,7 @@ impl Lease {
         let Some(socket) = &self.socket else { return Ok(()) }; // only while it is dropped
         let answer = socket.peek(deadline)?;
         if let Some(sent) = &self.sent {
-            sent.has_ended();
+            sent.finish();
         }
         match answer {
             Some(RELEASED) => Ok(()),
@@ -103,7 +103,7 @@ impl Lease {
     /// Gives up the lease without a wait: memory of this library is then never freed.
     pub fn give_up(mut self) {
         if let (Some(sent), Some(socket)) = (self.sent.take(), self.socket.take()) {
-            sent.never_ends(socket);
+            sent.keep_for_ever(socket);
         }
     }
 }
@@ -111,7 +111,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let (Some(sent), Some(socket)) = (&self.sent, self.socket.take()) {
-            sent.is_left(socket);
+            sent.release_lease(socket);
         }
     }
 }
@@ -139,7 +139,7 @@ fn take(message: &Message, mut files: Vec<Descriptor>, device: Device, answers: 
             let memory = Sealed::received(memory, message.bytes)?;
             // SAFETY: if this succeeds, `receive` gives up its ownership of `answers`.
             let owner = || unsafe { memory.into_owner(answers.number()) };
-            Outputs::over_made(owner, Device::Cpu, message.dtype, Shape::of(&message.shape), 1, 0)
+            Outputs::over_lazy(owner, Device::Cpu, message.dtype, Shape::of(&message.shape), 1, 0)
         }
         (Device::Cuda(ordinal), Some(place)) => {
             let import = Import::of(message, place, &files, ordinal, answers)?;

@@ -141,8 +141,8 @@ impl Sealed {
         let Mapped { data, bytes } = self.mapped;
         std::mem::forget(self.mapped);
         // A forked child that releases its tensor sends no answer, since this process may still use the tensor.
-        let said_by = (process::id() as usize) << 32 | answers as usize;
-        let words = [ptr::without_provenance_mut(bytes as usize), ptr::without_provenance_mut(said_by)];
+        let process_and_socket = (process::id() as usize) << 32 | answers as usize;
+        let words = [ptr::without_provenance_mut(bytes as usize), ptr::without_provenance_mut(process_and_socket)];
         // SAFETY: nothing else releases the mapping and the socket; `release` may be called on any thread.
         unsafe { Owner::new(data, words, release) }
     }
@@ -150,9 +150,9 @@ impl Sealed {
 
 /// # Safety
 /// Called once, with the data and the words of the owner that `into_owner` made.
-unsafe fn release(data: *mut u8, [bytes, said_by]: [*mut c_void; 2]) {
+unsafe fn release(data: *mut u8, [bytes, process_and_socket]: [*mut c_void; 2]) {
     drop(Mapped { data, bytes: bytes.addr() as i64 });
-    let (process, descriptor) = ((said_by.addr() >> 32) as u32, said_by.addr() as u32 as RawFd);
+    let (process, descriptor) = ((process_and_socket.addr() >> 32) as u32, process_and_socket.addr() as u32 as RawFd);
     if process == process::id() {
         socket::answer(descriptor, RELEASED);
     }

@@ -92,10 +92,10 @@ const TOGETHER: usize = 8;
 
 /// Maximum number of voters for which second votes are selected from the rows as they are read. With more voters,
 /// second votes are gathered byte by byte, which are few compared with all reads.
-const FEW: usize = 64;
+const MAX_MASKED_VOTERS: usize = 64;
 
 /// Mask of the bytes at which a voter is in turn, beginning with such a byte.
-type Turns = [u8; FEW + BLOCK];
+type Turns = [u8; MAX_MASKED_VOTERS + BLOCK];
 
 /// # Safety
 /// `src` and `dst` are the addresses of the poll's voters and of their result, at any alignment; the processor has the
@@ -104,8 +104,8 @@ type Turns = [u8; FEW + BLOCK];
 #[inline(always)]
 unsafe fn vote_part_on<S>(poll: &Poll, src: *const u8, dst: *mut u8, part: &Range<i64>) {
     let mut planes = [NOTHING; 64];
-    let mut turns: Turns = [0; FEW + BLOCK];
-    if poll.voters <= FEW as u64 {
+    let mut turns: Turns = [0; MAX_MASKED_VOTERS + BLOCK];
+    if poll.voters <= MAX_MASKED_VOTERS as u64 {
         turns.iter_mut().step_by(poll.voters as usize).for_each(|byte| *byte = 0xff);
     }
     let mut at = part.start;
@@ -134,12 +134,12 @@ unsafe fn elect<const WHOLE: bool>(
     poll: &Poll, turns: &Turns, src: *const u8, at: i64, count: usize, planes: &mut [Block; 64],
 ) -> Block {
     let voters = poll.voters;
-    let (even, few) = (voters.is_multiple_of(2), voters <= FEW as u64);
+    let (even, few) = (voters.is_multiple_of(2), voters <= MAX_MASKED_VOTERS as u64);
     // The count of all voters and a second vote has this number of bits.
     let used = (u64::BITS - (voters + 1).leading_zeros()) as usize;
     planes[..used].fill(NOTHING);
     let mut second = NOTHING;
-    // The next voter to be read was in turn this number of bytes before the block; used for at most FEW voters.
+    // The next voter to be read was in turn this number of bytes before the block (at most MAX_MASKED_VOTERS voters).
     let mut behind = poll.in_turn(at as u64) as usize;
     let mut voter = 0;
     while voter < voters {
@@ -151,7 +151,7 @@ unsafe fn elect<const WHOLE: bool>(
             *row = unsafe { read::<WHOLE>(src.offset(voter as isize * poll.stride as isize).add(at as usize), count) };
             voter += 1;
             if even && few {
-                // SAFETY: `behind` is less than FEW, so a block from there on is within `turns`.
+                // SAFETY: `behind` is less than MAX_MASKED_VOTERS, so a block from there on is within `turns`.
                 let mask = unsafe { turns.as_ptr().add(behind).cast::<Block>().read_unaligned() };
                 keep(&mut second, row, &mask);
                 behind = if behind == 0 { voters as usize - 1 } else { behind - 1 };

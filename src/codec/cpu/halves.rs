@@ -8,7 +8,7 @@ use crate::{
 
 use super::{
     Codec, Half, WORKER,
-    tiles::{Met, Tile, Tiles},
+    tiles::{AtomicFlag, Tile, Tiles},
 };
 
 impl Codec {
@@ -28,7 +28,7 @@ impl Codec {
         let (valid, tiles, runs) = self.of_half(plan, half);
         let (valid, next) = self.buffers_of(valid);
         let (valid, next) = (Address(valid), Address(next));
-        let met = Met::default();
+        let met = AtomicFlag::default();
         tiles.for_each(runs, (2 * size_of::<E::Bits>() + bytes) as i64, |tile| {
             let run = &runs[tile.run];
             let kept = run.state as usize + tile.first as usize * size_of::<E::Bits>();

@@ -28,7 +28,7 @@ pub trait Source: Sync {
 
     /// Prefetches part `part` of [`PARTS`] of the unit that begins at index `first`. The unit need not exist.
     #[inline(always)]
-    fn ask_for(&self, _first: usize, _part: usize) {}
+    fn prefetch_part(&self, _first: usize, _part: usize) {}
 }
 
 /// Number of parts in which the next unit is prefetched, between the loops over the current one. A unit is a page or
@@ -38,7 +38,7 @@ pub const PARTS: usize = 4;
 
 /// Prefetches a part of the unit of elements that begins at index `first`.
 #[inline(always)]
-fn ask_for<N: Number>(elements: *const u8, first: usize, part: usize) {
+fn prefetch_part<N: Number>(elements: *const u8, first: usize, part: usize) {
     const LINE: usize = 64;
     let bytes = UNIT_ELEMENTS / PARTS * size_of::<N::Bits>();
     let start = elements.wrapping_add(first * size_of::<N::Bits>() + part * bytes);
@@ -84,9 +84,9 @@ impl<G: Number, E: Number> Source for Feedback<G, E> {
     }
 
     #[inline(always)]
-    fn ask_for(&self, first: usize, part: usize) {
-        ask_for::<G>(self.gradient, first, part);
-        ask_for::<E>(self.kept, first, part);
+    fn prefetch_part(&self, first: usize, part: usize) {
+        prefetch_part::<G>(self.gradient, first, part);
+        prefetch_part::<E>(self.kept, first, part);
     }
 }
 

@@ -110,9 +110,9 @@ pub fn partials(tiles: usize) -> Result<Vec<AtomicU64>> {
 
 /// Flag that any thread may set.
 #[derive(Default)]
-pub struct Met(AtomicBool);
+pub struct AtomicFlag(AtomicBool);
 
-impl Met {
+impl AtomicFlag {
     pub fn note(&self, met: bool) {
         if met {
             self.0.store(true, Ordering::Relaxed);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 use super::{
-    Codec, To,
+    ChunkDestination, Codec,
     family::Family,
     layout::{Decode, Encode, Finish, Half, Reduce, Tiling, index_of},
 };
@@ -23,7 +23,7 @@ pub struct Bits;
 impl Bits {
     /// Launches the kernel that computes scales from the sums of the previous launch, and writes the headers of chunks.
     /// Before it the state has new elements and old scales.
-    fn finish(&self, codec: &mut Codec, queue: &mut Queue, half: Half, to: To) -> Result<()> {
+    fn finish(&self, codec: &mut Codec, queue: &mut Queue, half: Half, to: ChunkDestination) -> Result<()> {
         let runs = u64::from(half.n_segments).max(1);
         let steps = to.steps.map_or(0, |steps| steps as u32);
         let mut call = Finish { codec: half, dst: to.dst, slot: to.slot, steps, reserved: 0 };
@@ -47,7 +47,8 @@ impl Family for Bits {
     }
 
     fn encode(
-        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, dtype: Dtype, mut call: Encode, to: To,
+        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, dtype: Dtype, mut call: Encode,
+        to: ChunkDestination,
     ) -> Result<()> {
         let kernel = &ONEBIT.encode[index_of(dtype, plan.rules.error)];
         let tiles = codec.tiles[call.codec.half as usize];
@@ -57,7 +58,9 @@ impl Family for Bits {
         self.finish(codec, queue, call.codec, to)
     }
 
-    fn reduce(&self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, mut call: Reduce, to: To) -> Result<()> {
+    fn reduce(
+        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, mut call: Reduce, to: ChunkDestination,
+    ) -> Result<()> {
         let kernel = &ONEBIT.reduce[index_of(Dtype::F32, plan.rules.error)];
         // SAFETY: `call` is the kernel's struct. Its addresses are in the codec's memory, or in views whose sizes were
         // checked against the plan.

@@ -12,7 +12,7 @@ use crate::{
 };
 
 use super::{
-    Codec, To,
+    ChunkDestination, Codec,
     family::{Family, FusedKernels},
     layout::{Decode, Encode, OneShot, Reduce, Tiling, TwoShot},
 };
@@ -38,7 +38,8 @@ impl Family for Blocks {
     }
 
     fn encode(
-        &self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, dtype: Dtype, mut call: Encode, to: To,
+        &self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, dtype: Dtype, mut call: Encode,
+        to: ChunkDestination,
     ) -> Result<()> {
         let kept = usize::from(call.codec.error != 0);
         let kernels = if call.slot.is_given() { &BLOCKS_PEERS.encode } else { &BLOCKS.encode };
@@ -50,7 +51,9 @@ impl Family for Blocks {
         codec.barrier(queue, to)
     }
 
-    fn reduce(&self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, call: Reduce, to: To) -> Result<()> {
+    fn reduce(
+        &self, codec: &mut Codec, queue: &mut Queue, _: &CodecPlan, call: Reduce, to: ChunkDestination,
+    ) -> Result<()> {
         reduce(codec, queue, call)?;
         codec.barrier(queue, to)
     }
@@ -109,7 +112,7 @@ fn reduce(codec: &Codec, queue: &mut Queue, mut call: Reduce) -> Result<()> {
     let kept = usize::from(call.codec.error != 0 && call.shard == 0);
     let (kernel, blocks) = if call.slot.is_given() {
         (&BLOCKS_PEERS.reduce[kept], codec.tiles[1])
-    } else if call.is_by_lanes() {
+    } else if call.can_reduce_by_lanes() {
         let most = LANES_BLOCKS * queue.device.properties().multiprocessors;
         (&BLOCKS.reduce_by_lanes, codec.tiles[1].min(most).max(1))
     } else {

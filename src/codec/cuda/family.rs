@@ -8,7 +8,7 @@ use crate::{
 };
 
 use super::{
-    Codec, To,
+    ChunkDestination, Codec,
     layout::{Decode, Encode, OneShot, Reduce, Tiling, TwoShot},
 };
 
@@ -22,10 +22,12 @@ pub trait Family: Sync {
 
     /// Encodes a half of the codec, whose values have this dtype.
     fn encode(
-        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, dtype: Dtype, call: Encode, to: To,
+        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, dtype: Dtype, call: Encode, to: ChunkDestination,
     ) -> Result<()>;
 
-    fn reduce(&self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, call: Reduce, to: To) -> Result<()>;
+    fn reduce(
+        &self, codec: &mut Codec, queue: &mut Queue, plan: &CodecPlan, call: Reduce, to: ChunkDestination,
+    ) -> Result<()>;
 
     /// Reduces to a shard, without the error.
     fn mean(&self, codec: &Codec, queue: &mut Queue, call: Reduce) -> Result<()>;

@@ -236,7 +236,7 @@ impl Reduce {
     /// not raw and has elements. The kernel checks headers with the elements, reads two payloads of 4 bits at a time,
     /// and divides scales instead of sums. It does not check that sums are finite: summands are below 2^108, and
     /// numbers of a finite block below 2^127.
-    pub fn is_by_lanes(&self) -> bool {
+    pub fn can_reduce_by_lanes(&self) -> bool {
         const MOST_PAYLOADS: u64 = 1 << 16;
         /// Largest number of values in a mean that may divide scales: see `Share` in kernels/blocks_reduce.cuh.
         const MOST_OF_A_MEAN: u64 = 1 << 7;
@@ -501,7 +501,7 @@ mod tests {
             (call.codec.kind, call.codec.reduction, call.payloads) = (kind as u32, reduction as u32, payloads);
             (call.codec.n_segments, call.codec.only.elements, call.codec.ranks) = (1, 5, 1);
             change(&mut call.codec);
-            call.is_by_lanes()
+            call.can_reduce_by_lanes()
         };
         let (mean, sum, as_it_is) = (Reduction::Mean, Reduction::Sum, |_: &mut Half| ());
         for (kind, reduction, payloads, expected) in [

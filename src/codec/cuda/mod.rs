@@ -18,7 +18,7 @@ use crate::{
         launch::argument,
         memory::Parts,
         module::{Kernel, ONEBIT, ONEBIT_MODULE},
-        peers::{self, PeerSlot, Sending, Steps},
+        peers::{self, PeerDestination, PeerSlot, Steps},
     },
     dlpack::{Address, Dtype, View},
     ffi::{
@@ -63,32 +63,32 @@ pub struct Codec {
 
 /// Destination of chunks: memory, or receive slots of other ranks with a barrier after the launch.
 #[derive(Clone, Copy)]
-pub struct To {
+pub struct ChunkDestination {
     dst: *mut u8,
     slot: PeerSlot,
     steps: Option<Steps>,
 }
 
-impl To {
+impl ChunkDestination {
     pub fn memory(view: &View<'_>) -> Self {
         Self { dst: view.data(), slot: PeerSlot::default(), steps: None }
     }
 
     /// Makes a destination of receive slots of other ranks, with a barrier after the launch.
-    pub fn peers(sending: Sending) -> Self {
+    pub fn peers(sending: PeerDestination) -> Self {
         Self { dst: ptr::null_mut(), slot: sending.slot, steps: Some(sending.steps) }
     }
 }
 
 /// Offsets of the memory of a half, in bytes.
-struct Places {
+struct HalfOffsets {
     runs: u64,
     tiles: u64,
     partials: u64,
     counter: u64,
 }
 
-impl Places {
+impl HalfOffsets {
     fn of(parts: &mut Parts, tables: &Tables) -> Result<Self> {
         let (runs, tiles) = (tables.runs.len(), tables.tiles.len());
         Ok(Self {
@@ -120,11 +120,11 @@ impl Codec {
         let flags = parts.add(1, CONTROL_BYTES)?;
         let scales = parts.add(segments, size_of::<f32>())?;
         let addresses = parts.add(segments, size_of::<*const u8>())?;
-        let places = Places::of(&mut parts, &tables)?;
-        let reduced_places = reduced.as_ref().map(|tables| Places::of(&mut parts, tables)).transpose()?;
+        let places = HalfOffsets::of(&mut parts, &tables)?;
+        let reduced_places = reduced.as_ref().map(|tables| HalfOffsets::of(&mut parts, tables)).transpose()?;
 
         let memory = Memory::new(queue, parts.bytes)?;
-        let half = |which, tables: &Tables, at: &Places, units_at| -> Result<Half> {
+        let half = |which, tables: &Tables, at: &HalfOffsets, units_at| -> Result<Half> {
             memory.put(at.runs, &tables.runs)?;
             memory.put(at.tiles, &tables.tiles)?;
             Ok(Half {
@@ -223,19 +223,22 @@ impl Codec {
     }
 
     pub fn encode(
-        &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2], to: To,
+        &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
+        to: ChunkDestination,
     ) -> Result<()> {
         self.encode_half(queue, plan, WORKER, values, factors, to)
     }
 
     /// Encodes this rank's shard to its chunk. `shard`: address of the part of each segment.
-    pub fn encode_shard(&mut self, queue: &mut Queue, plan: &CodecPlan, shard: &[Address], to: To) -> Result<()> {
+    pub fn encode_shard(
+        &mut self, queue: &mut Queue, plan: &CodecPlan, shard: &[Address], to: ChunkDestination,
+    ) -> Result<()> {
         self.encode_half(queue, plan, SERVER, shard, [None; 2], to)
     }
 
     fn encode_half(
         &mut self, queue: &mut Queue, plan: &CodecPlan, half: u32, values: &[Address], factors: [Option<&View<'_>>; 2],
-        to: To,
+        to: ChunkDestination,
     ) -> Result<()> {
         let dtype = if half == WORKER { plan.rules.values } else { Dtype::F32 };
         let half = half as usize;
@@ -245,7 +248,7 @@ impl Codec {
     }
 
     /// Makes the argument of an encode, without the addresses of values.
-    fn call_of_encode(&self, half: usize, factors: [Option<&View<'_>>; 2], to: To) -> Encode {
+    fn call_of_encode(&self, half: usize, factors: [Option<&View<'_>>; 2], to: ChunkDestination) -> Encode {
         Encode {
             codec: self.halves[half],
             factors: factors.map(|factor| factor.map_or(ptr::null(), |factor| factor.data().cast_const())),
@@ -257,7 +260,7 @@ impl Codec {
 
     /// Launches the barrier after a launch that has written chunks to other ranks. A call that fails before its barrier
     /// leaves this rank one barrier behind.
-    fn barrier(&mut self, queue: &mut Queue, to: To) -> Result<()> {
+    fn barrier(&mut self, queue: &mut Queue, to: ChunkDestination) -> Result<()> {
         if let Some(steps) = to.steps {
             self.poisoned = true;
             // SAFETY: the communicator that owns the slot's buffers waits for its calls; the codec owns the mark.
@@ -301,7 +304,7 @@ impl Codec {
         &mut self, queue: &mut Queue, plan: &CodecPlan, values: &[Address], factors: [Option<&View<'_>>; 2],
         (to_each, received): (PeerSlot, Received), (to_all, gathered): (PeerSlot, &View<'_>),
     ) -> Result<()> {
-        let to = |slot| To { dst: ptr::null_mut(), slot, steps: None };
+        let to = |slot| ChunkDestination { dst: ptr::null_mut(), slot, steps: None };
         let by = Decoding { dtype: plan.rules.values, divisor: 1, factor: None, add: false, behind_ours: true };
         let mut call = TwoShot {
             encode: self.call_of_encode(WORKER as usize, factors, to(to_each)),
@@ -339,7 +342,9 @@ impl Codec {
         }
     }
 
-    pub fn reduce(&mut self, queue: &mut Queue, plan: &CodecPlan, received: Received, to: To) -> Result<()> {
+    pub fn reduce(
+        &mut self, queue: &mut Queue, plan: &CodecPlan, received: Received, to: ChunkDestination,
+    ) -> Result<()> {
         let mut call = Reduce::new(self.halves[1], &received, to.dst);
         call.slot = to.slot;
         self.family.reduce(self, queue, plan, call, to)
@@ -418,7 +423,7 @@ impl Codec {
     /// Loads a state that `state_out` wrote. An invalid state is flagged, and changes nothing.
     pub fn state_in(&mut self, queue: &mut Queue, _: &CodecPlan, src: &View<'_>) -> Result<()> {
         self.launch_on_state(queue, &ONEBIT.check_state, 1, |call| call.bytes = src.data())?;
-        self.take_in(queue, &ONEBIT.state_in, [Some(src); 2], |_| ())
+        self.load_halves(queue, &ONEBIT.state_in, [Some(src); 2], |_| ())
     }
 
     /// Writes the errors that the next step will read, in float32: the worker's and the server's.
@@ -439,7 +444,7 @@ impl Codec {
     pub fn errors_in(
         &mut self, queue: &mut Queue, _: &CodecPlan, worker: Option<&View<'_>>, server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.take_in(queue, &ONEBIT.errors_in, [worker, server], |_| ())
+        self.load_halves(queue, &ONEBIT.errors_in, [worker, server], |_| ())
     }
 
     /// Loads the errors of another world. `workers`: rows of all elements, which `rows` combines to this rank's errors.
@@ -448,7 +453,7 @@ impl Codec {
         &mut self, queue: &mut Queue, plan: &CodecPlan, workers: Option<&View<'_>>, rows: &Rows,
         server: Option<&View<'_>>,
     ) -> Result<()> {
-        self.take_in(queue, &ONEBIT.errors_in, [workers, server], |call| {
+        self.load_halves(queue, &ONEBIT.errors_in, [workers, server], |call| {
             call.row = plan.row_elements as u64;
             if call.half == WORKER {
                 call.take(rows);
@@ -457,7 +462,7 @@ impl Codec {
     }
 
     /// Loads each half that is given. Between the two launches the state is part new, part old.
-    fn take_in(
+    fn load_halves(
         &mut self, queue: &mut Queue, kernel: &Kernel, halves: [Option<&View<'_>>; 2], complete: impl Fn(&mut State),
     ) -> Result<()> {
         let [worker, server] = halves;

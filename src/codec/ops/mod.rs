@@ -24,7 +24,7 @@ use crate::{
 use super::{
     call::{Decoding, Destination, Received, Rows, Skip},
     cpu,
-    cuda::{self, To},
+    cuda::{self, ChunkDestination},
     plan::{CodecPlan, Decode, NonFinite, Rules},
 };
 
@@ -77,8 +77,8 @@ macro_rules! to_destination {
             (Backend::Cuda(codec), to) => {
                 codec.check_not_poisoned()?;
                 let to = match to {
-                    Destination::Memory(dst) => To::memory(&dst),
-                    Destination::Peers(sending) => To::peers(sending),
+                    Destination::Memory(dst) => ChunkDestination::memory(&dst),
+                    Destination::Peers(sending) => ChunkDestination::peers(sending),
                 };
                 codec.$method(&mut codec.queue($stream)?, $($argument,)* to)
             }

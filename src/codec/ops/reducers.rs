@@ -3,7 +3,7 @@
 use crate::{
     codec::{
         call::{Destination, Received},
-        cuda::To,
+        cuda::ChunkDestination,
     },
     cuda::Stream,
     dlpack::{Address, View},

@@ -41,7 +41,7 @@ use crate::{
     comm::{
         allreduce::AllReduce,
         communicator::Communicator,
-        transport::{MOST_RANKS, Peers, Places, ranks_of},
+        transport::{MOST_RANKS, MappedBuffers, Peers, ranks_of},
     },
     dlpack::Device,
     ffi::{
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn gc_comm_from_peers(
         // SAFETY: the caller promises `world_size` addresses.
         let given = unsafe { borrow::items("options: buffers", options.buffers, Count::of("world_size", world))? };
         let buffers: ArrayVec<u64, MOST_RANKS> = given.iter().map(|buffer| buffer.expose_provenance() as u64).collect();
-        let places = Places {
+        let places = MappedBuffers {
             rank: options.rank,
             device: Device::from_dlpack(&Name::new("options: device"), options.device)?,
             bytes: options.bytes,

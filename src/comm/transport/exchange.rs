@@ -6,7 +6,7 @@ use crate::{
     comm::record::{self, Bytes},
     cuda::{
         self, Pinned, Stream,
-        peers::{OneShot, Sending, Steps},
+        peers::{OneShot, PeerDestination, Steps},
     },
     device::{Block, Queue},
     dlpack::Device,
@@ -100,20 +100,20 @@ pub trait Fused {
     fn receive_slots(&self) -> [*mut u8; 2];
 
     /// Returns where a codec writes chunks of `bytes` bytes for the other ranks, and the steps of the barrier after
-    /// them. `arrive` completes the barrier.
-    fn sending(&self, pattern: Pattern, bytes: i64) -> Sending;
+    /// them. `complete_barrier` completes the barrier.
+    fn sending(&self, pattern: Pattern, bytes: i64) -> PeerDestination;
 
     /// Completes the barrier after the chunks of a codec. `error_flag`: that of the codec.
-    fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()>;
+    fn complete_barrier(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()>;
 
     /// Returns where one-shot calls write whole payloads of `bytes` bytes; None if the buffers have no room for them.
     fn one_shot(&self, bytes: i64) -> Option<OneShot>;
 
-    /// Returns the barrier steps of each launch of a one-shot call. `arrive_all` must be called between two launches.
+    /// Returns the barrier steps of each launch of a one-shot call, between which `wait_for_launches` must be called.
     fn one_shot_launches(&self) -> &'static [Steps];
 
     /// Waits on the host until all ranks of this process have launched the first step.
-    fn arrive_all(&self) -> Result<()>;
+    fn wait_for_launches(&self) -> Result<()>;
 }
 
 /// Returns the longest wait for other ranks in milliseconds: the caller's number, or 10 minutes for 0.

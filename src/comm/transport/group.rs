@@ -68,12 +68,12 @@ pub fn group(world: usize) -> Result<impl Iterator<Item = Member>> {
 }
 
 /// Stream of a call, and this rank's events in the stream's context.
-struct Lane {
+struct CallStream {
     queue: cuda::Queue,
     events: [EventHandle; 2],
 }
 
-impl Lane {
+impl CallStream {
     /// Records the event after which this rank has taken all its blocks. If that fails, waits for the stream.
     fn record_taken(&mut self) -> Result<()> {
         // SAFETY: the rank keeps its events until all have left the round.
@@ -90,7 +90,7 @@ impl Lane {
     /// The event is alive.
     unsafe fn hold_up_for(&mut self, taken: EventHandle) -> Result<()> {
         // SAFETY: the event is alive, as the caller promises.
-        let held_up = unsafe { taken.hold_up(&mut self.queue) };
+        let held_up = unsafe { taken.make_stream_wait(&mut self.queue) };
         if held_up.is_err() {
             // SAFETY: the event is alive, as the caller promises.
             let _ = unsafe { taken.wait(&mut self.queue) };
@@ -101,7 +101,7 @@ impl Lane {
 
 impl Member {
     /// Returns the lane of a call on a GPU, after recording the event at which this rank's blocks are ready.
-    fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<Lane>> {
+    fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<CallStream>> {
         let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let events = match &*kept {
@@ -115,7 +115,7 @@ impl Member {
         let events = events.each_ref().map(Event::handle);
         // SAFETY: this rank keeps its events until all have left the round that they are posted in.
         unsafe { events[0].record(&mut queue)? };
-        Ok(Some(Lane { queue, events }))
+        Ok(Some(CallStream { queue, events }))
     }
 
     /// Waits until the round that this rank has left is over, because the others may be about to wait for its events.
@@ -145,7 +145,7 @@ impl Member {
         Ok(())
     }
 
-    fn take_all(&self, exchange: &Exchange<'_>, own: &Post, lane: &mut Option<Lane>) -> Result<()> {
+    fn take_all(&self, exchange: &Exchange<'_>, own: &Post, lane: &mut Option<CallStream>) -> Result<()> {
         for other in 0..self.world {
             let Some(post) = self.lock().posts[other] else { return Err(gone(other)) };
             self.take(other, &post, own, exchange, lane)?;
@@ -155,7 +155,7 @@ impl Member {
 
     /// Takes the block that another rank has for this one.
     fn take(
-        &self, other: usize, post: &Post, own: &Post, exchange: &Exchange<'_>, lane: &mut Option<Lane>,
+        &self, other: usize, post: &Post, own: &Post, exchange: &Exchange<'_>, lane: &mut Option<CallStream>,
     ) -> Result<()> {
         if (post.pattern, post.bytes) != (own.pattern, own.bytes) || post.events.is_some() != own.events.is_some() {
             let place = |post: &Post| if post.events.is_some() { "on a GPU" } else { "on the host" };
@@ -180,7 +180,7 @@ impl Member {
             let to = exchange.recv.add(other * own.bytes);
             match (lane, post.events) {
                 (Some(lane), Some([ready, _])) => {
-                    ready.hold_up(&mut lane.queue)?;
+                    ready.make_stream_wait(&mut lane.queue)?;
                     lane.queue.copy(to, from, own.bytes)?;
                 }
                 _ => to.copy_from_nonoverlapping(from, own.bytes),
@@ -190,7 +190,7 @@ impl Member {
     }
 
     /// Makes this rank's stream wait until all ranks have taken its blocks, which later work may overwrite or free.
-    fn hold_up_for_takers(&self, lane: &mut Option<Lane>) -> Result<()> {
+    fn hold_up_for_takers(&self, lane: &mut Option<CallStream>) -> Result<()> {
         let Some(lane) = lane else { return Ok(()) };
         let mut held_up = Ok(());
         for other in (0..self.world).filter(|&other| other != self.rank) {
@@ -223,7 +223,7 @@ impl Member {
         }
     }
 
-    fn say_that_it_is_gone(&self) {
+    fn mark_gone(&self) {
         let mut round = self.lock();
         round.gone.get_or_insert(self.rank);
         self.group.moved.notify_all();
@@ -255,7 +255,7 @@ impl Transport for Member {
         self.post(own)?;
         // Continue if this fails: the other ranks wait for this one, and blocks that it has begun to take must stay.
         let taken = self.take_all(exchange, &own, &mut lane);
-        let recorded = lane.as_mut().map_or(Ok(()), Lane::record_taken);
+        let recorded = lane.as_mut().map_or(Ok(()), CallStream::record_taken);
         self.arrive(|round| &mut round.taken);
         // Only now has every rank recorded the event after which it has taken its blocks.
         let held_up = self.hold_up_for_takers(&mut lane);
@@ -273,13 +273,13 @@ impl Transport for Member {
     }
 
     fn give_up(&self) {
-        self.say_that_it_is_gone();
+        self.mark_gone();
     }
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.say_that_it_is_gone();
+        self.mark_gone();
         self.wait_until_all_have_left();
     }
 }

@@ -18,5 +18,5 @@ pub use nccl::{ID_BYTES, Nccl};
 pub use peer_buffers::{
     Buffer, Identity, MOST_RANKS, Mapped, buffer_bytes, check_buffer_bytes, least_buffer_bytes, ordinal_of, ranks_of,
 };
-pub use peers::{Peers, Places};
+pub use peers::{MappedBuffers, Peers};
 pub use rendezvous::Rendezvous;

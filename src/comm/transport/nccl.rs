@@ -38,7 +38,7 @@ const STACK_BYTES: usize = 1 << 20;
 
 /// Longest wait of a release for NCCL, which waits for the other ranks of the node. They may release theirs much later,
 /// or after a call that waits for this rank: Python's garbage collection chooses the time.
-const PATIENCE: Duration = Duration::from_secs(1);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Beginning of ncclConfig_t, unchanged since NCCL 2.14. NCCL uses defaults for all fields beyond `size`.
 #[repr(C)]
@@ -428,7 +428,7 @@ impl Drop for Nccl {
         if unsafe { detached::start(STACK_BYTES, release_shared, given.cast()) }.is_none() {
             release_shared(given.cast()); // without another thread, this one waits without a limit
         }
-        if end.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) && is_broken {
+        if end.recv_timeout(RELEASE_TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) && is_broken {
             mem::forget(self.records.take()); // as above
         }
     }

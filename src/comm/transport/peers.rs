@@ -19,7 +19,7 @@ use crate::{
         layout::kernel_structs,
         module::{PEERS, PEERS_MODULE},
         own_stream::OwnStream,
-        peers::{OneShot, PeerSlot, Sending, Steps},
+        peers::{OneShot, PeerDestination, PeerSlot, Steps},
     },
     device::{Block, Queue},
     dlpack::Device,
@@ -50,7 +50,7 @@ const ABORTED: u32 = 2;
 kernel_structs! {
     /// Struct in this rank's device memory that the kernels read about the ranks.
     #[derive(Clone, Copy)]
-    struct Known: gc_peers {
+    struct PeerTable: gc_peers {
         barriers: u64,
         broken: u32,
         world: u32,
@@ -78,7 +78,7 @@ pub struct Peers {
     /// Addresses of the buffers as mapped here, by rank.
     buffers: Vec<u64>,
     timeout_ms: u32,
-    /// Address of [`Known`] in `memory`, which is None only during the drop.
+    /// Address of [`PeerTable`] in `memory`, which is None only during the drop.
     known: u64,
     memory: Option<Memory>,
     pinned: Pinned,
@@ -101,7 +101,7 @@ pub struct Peers {
 }
 
 /// Buffers of all ranks, as the caller has mapped them.
-pub struct Places<'a> {
+pub struct MappedBuffers<'a> {
     pub rank: i32,
     pub device: Device,
     pub bytes: usize,
@@ -113,7 +113,7 @@ pub struct Places<'a> {
 
 impl Peers {
     /// Creates a transport over the caller's buffers.
-    pub fn new(places: &Places<'_>) -> Result<Self> {
+    pub fn new(places: &MappedBuffers<'_>) -> Result<Self> {
         let ranks = places.buffers.len();
         let rank = usize::try_from(places.rank).ok().filter(|&rank| rank < ranks).ok_or_else(|| {
             error!(InvalidArgument, "options: rank {} of {ranks}: 0 <= rank < world_size expected", places.rank)
@@ -136,7 +136,7 @@ impl Peers {
     /// Creates a transport over buffers of `bytes` bytes that are mapped in the queue's context. `given`: by rank.
     fn over(mut queue: cuda::Queue, rank: usize, given: &[u64], bytes: u64, timeout_ms: u32) -> Result<Self> {
         queue.put_into_context(&PEERS_MODULE)?;
-        let memory = Memory::new(&mut queue, size_of::<Known>() as u64)?;
+        let memory = Memory::new(&mut queue, size_of::<PeerTable>() as u64)?;
         let (pinned, ended) = (Pinned::new(&mut queue, PINNED_BYTES as i64)?, Event::new(&mut queue)?);
         let (stream, aborts) = (OwnStream::new(&mut queue)?, OwnStream::new(&mut queue)?);
         queue.wait()?;
@@ -144,7 +144,7 @@ impl Peers {
         buffers.extend_from_slice(given);
         // SAFETY: the range lies within the PINNED_BYTES bytes of `pinned`, which nothing else uses yet.
         unsafe { pinned.data().add(ABORT_SIGNALS).write_bytes(0xff, SIGNALS as usize) };
-        let mut known = Known {
+        let mut known = PeerTable {
             barriers: 0,
             broken: 0,
             world: given.len() as u32,
@@ -238,7 +238,7 @@ impl Peers {
         if !queue.is_capturing()? {
             // Order this call after the previous one, which may have used another stream.
             // SAFETY: `self` keeps the event alive.
-            unsafe { self.ended.handle().hold_up(queue)? };
+            unsafe { self.ended.handle().make_stream_wait(queue)? };
         }
         // On another rank the previous call may still read the area that this call writes to first.
         if phases == Phases::AllGather { self.barrier_on(queue) } else { Ok(()) }
@@ -329,7 +329,7 @@ impl Peers {
     fn end_barriers(&self) -> Result<()> {
         let mut queue = self.queue_on(&self.aborts)?;
         let signals = self.pinned.data().wrapping_add(ABORT_SIGNALS);
-        let broken = ptr::with_exposed_provenance_mut((self.known + offset_of!(Known, broken) as u64) as usize);
+        let broken = ptr::with_exposed_provenance_mut((self.known + offset_of!(PeerTable, broken) as u64) as usize);
         // SAFETY: the copies read pinned memory, and write to `known` and to buffers mapped here, which begin with the
         // signals. All of it stays until `self` is dropped, which waits for enqueued work.
         unsafe {
@@ -460,12 +460,12 @@ impl Fused for Peers {
             .map(|pattern| ptr::with_exposed_provenance_mut(self.area(pattern) as usize))
     }
 
-    fn sending(&self, pattern: Pattern, bytes: i64) -> Sending {
+    fn sending(&self, pattern: Pattern, bytes: i64) -> PeerDestination {
         let steps = if self.arrivals.is_some() { Steps::Signal } else { Steps::Both };
-        Sending { slot: self.slot(pattern, bytes as u64), steps }
+        PeerDestination { slot: self.slot(pattern, bytes as u64), steps }
     }
 
-    fn arrive(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
+    fn complete_barrier(&self, queue: &mut cuda::Queue, error_flag: *mut u8) -> Result<()> {
         self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait(arrivals, queue, error_flag))
     }
 
@@ -480,7 +480,7 @@ impl Fused for Peers {
         if self.arrivals.is_some() { &[Steps::Signal, Steps::Wait] } else { &[Steps::Both] }
     }
 
-    fn arrive_all(&self) -> Result<()> {
+    fn wait_for_launches(&self) -> Result<()> {
         self.arrivals.as_ref().map_or(Ok(()), |arrivals| self.wait_for(arrivals))
     }
 }

@@ -206,9 +206,9 @@ impl Work {
         let tiles = &mut self.tiles;
         tiles.set(plan, sides, row, within);
         let a_word = (WORD / size).max(1);
-        let begins_whole = sides.0[0].addr() as i64 % (a_word * size) == 0
+        let begins_aligned = sides.0[0].addr() as i64 % (a_word * size) == 0
             && tiles.other_strides().all(|strides| strides[0] % (a_word * size) == 0);
-        let words = divide_up(tiles.count + if begins_whole { 0 } else { a_word - 1 }, a_word);
+        let words = divide_up(tiles.count + if begins_aligned { 0 } else { a_word - 1 }, a_word);
         self.cut(&COPY.gathered[size.ilog2() as usize], words, GATHER_ROUNDS)
     }
 
@@ -245,9 +245,9 @@ impl Work {
         let alike = (elements(1) - elements(0)) % a_vector == 0
             && tiles.other_strides().all(|strides| (strides[1] / sizes[1] - strides[0] / sizes[0]) % a_vector == 0);
         let width = a_vector * sizes[0];
-        let begins_whole =
+        let begins_aligned =
             sides.0[0].addr() as i64 % width == 0 && tiles.other_strides().all(|strides| strides[0] % width == 0);
-        let vectors = divide_up(tiles.count + if begins_whole { 0 } else { a_vector - 1 }, a_vector);
+        let vectors = divide_up(tiles.count + if begins_aligned { 0 } else { a_vector - 1 }, a_vector);
         tiles.vectors = u32::from(alike);
         self.cut(kernel, vectors, rounds)
     }

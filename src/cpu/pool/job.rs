@@ -58,7 +58,7 @@ impl<E> Pool<E> {
 
     /// Forgets the threads and their job, in a forked child. The child has only the forking thread, and this memory
     /// possibly in the middle of another thread's change.
-    pub fn start_anew(&self) {
+    pub fn reset_in_child(&self) {
         self.tickets.store(0, Ordering::Relaxed);
         self.taken.store(false, Ordering::Relaxed);
     }

@@ -78,7 +78,7 @@ pub fn set_threads(wanted: u32) -> Result<()> {
 /// Counts the CPUs now, so that the first large job need not.
 pub fn prepare() {
     if let Some(taken) = take() {
-        TEAM.look_at_cpus(&taken);
+        TEAM.update_cpus(&taken);
     }
 }
 
@@ -119,7 +119,7 @@ fn take() -> Option<Taken<'static, Error>> {
 impl Team {
     /// Returns the number of threads, including the caller, for a job that is worth `worth`. Starts missing threads.
     fn gather(&self, taken: &Taken<'_, Error>, worth: usize) -> usize {
-        self.look_at_cpus(taken);
+        self.update_cpus(taken);
         let workers = match WANTED.load(Ordering::Relaxed) {
             0 => self.cpus.load(Ordering::Relaxed),
             wanted => wanted as usize,
@@ -130,7 +130,7 @@ impl Team {
 
     /// Counts the CPUs if this is requested, or if the caller may use a CPU that was not counted. An earlier caller, or
     /// the process, may have been limited to fewer.
-    fn look_at_cpus(&self, taken: &Taken<'_, Error>) {
+    fn update_cpus(&self, taken: &Taken<'_, Error>) {
         let recount = self.recount.swap(false, Ordering::Relaxed);
         let callers = CpuSet::of_caller();
         if recount || callers.as_ref().is_some_and(|set| !self.set.has_all_of(set)) {
@@ -190,19 +190,19 @@ fn start_one() -> Option<libc::pthread_t> {
 /// Registers the handler that resets the pool in forked children. This is done before the threads are taken, so that no
 /// child misses it; a second registration is harmless.
 fn prepared() -> bool {
-    // SAFETY: `start_anew` can be called in a forked child.
-    if !PREPARED.load(Ordering::Relaxed) && unsafe { libc::pthread_atfork(None, None, Some(start_anew)) } == 0 {
+    // SAFETY: `reset_in_child` can be called in a forked child.
+    if !PREPARED.load(Ordering::Relaxed) && unsafe { libc::pthread_atfork(None, None, Some(reset_in_child)) } == 0 {
         PREPARED.store(true, Ordering::Relaxed);
     }
     PREPARED.load(Ordering::Relaxed)
 }
 
-/// Resets the pool in a forked child: see [`Pool::start_anew`].
-extern "C" fn start_anew() {
+/// Resets the pool in a forked child: see [`Pool::reset_in_child`].
+extern "C" fn reset_in_child() {
     boundary(|| {
         TEAM.recount.store(true, Ordering::Relaxed);
         TEAM.started.store(0, Ordering::Relaxed);
-        POOL.start_anew();
+        POOL.reset_in_child();
         Ok(())
     });
 }

@@ -184,7 +184,7 @@ impl Cache {
     /// Lists a released block that was exported to other processes.
     fn put_exported(&self, kept: &mut Lists, block: Box<Block>) {
         self.bytes.fetch_sub(block.capacity, Ordering::Relaxed);
-        kept.put_by_users(block);
+        kept.list_released(block);
         self.has_exported.store(kept.live.values().any(|place| place.exports.ever), Ordering::Relaxed);
         self.note_retired(kept);
     }
@@ -223,7 +223,7 @@ impl Cache {
         let is_this = |block: &Block| block.address == address && block.context == context;
         let Some(mut block) = kept.exported.take(is_this) else { return };
         block.exports.users -= 1;
-        kept.put_by_users(block);
+        kept.list_released(block);
         self.note_retired(&kept);
     }
 
@@ -257,7 +257,7 @@ impl Cache {
     /// Lists a block of new memory as one in a tensor.
     pub fn settle(&self, block: &Block) -> Result<()> {
         let mut kept = self.lock();
-        kept.forget_gone(self, block.context, block.address, block.capacity);
+        kept.drop_stale_contexts(self, block.context, block.address, block.capacity);
         kept.reserve()?;
         kept.add_live(block);
         Ok(())
@@ -357,7 +357,7 @@ impl Lists {
     }
 
     /// Lists a released block as exported if processes still use it, else as retired.
-    fn put_by_users(&mut self, block: Box<Block>) {
+    fn list_released(&mut self, block: Box<Block>) {
         if block.exports.users > 0 { self.exported.push(block) } else { self.retired.push(block) }
     }
 
@@ -384,7 +384,7 @@ impl Lists {
 
     /// Drops the blocks of contexts that are gone. New memory of `context` overlaps their blocks, and no two live
     /// contexts have memory at one address.
-    fn forget_gone(&mut self, home: &Cache, context: u64, address: u64, capacity: usize) {
+    fn drop_stale_contexts(&mut self, home: &Cache, context: u64, address: u64, capacity: usize) {
         while let Some(gone) = self.overlapped(context, address, capacity) {
             let mut blocks = List(None);
             for list in self.ready.iter_mut().chain([&mut self.pending]) {
@@ -584,9 +584,9 @@ mod tests {
         released(home, 7, 0x90000, 0x1000);
         released(home, 8, 0x20000, 0x1000);
         home.take_pending(7).make_ready();
-        home.lock().forget_gone(home, 9, 0x11000, 0x1000);
+        home.lock().drop_stale_contexts(home, 9, 0x11000, 0x1000);
         assert_eq!(home.bytes.load(Ordering::Relaxed), 0x3000, "side by side");
-        home.lock().forget_gone(home, 9, 0x10800, 0x1000);
+        home.lock().drop_stale_contexts(home, 9, 0x10800, 0x1000);
         assert_eq!((addresses(home, 7), addresses(home, 8)), (vec![], vec![0x20000]));
         assert_eq!(home.bytes.load(Ordering::Relaxed), 0);
     }

@@ -209,7 +209,7 @@ impl Queue {
 
     fn free_largest(&mut self, batch: &mut Batch, context: u64) -> Result<()> {
         let Some(address) = batch.largest().map(|block| block.address) else { return Ok(()) };
-        if !self.freeing_waits(context)? {
+        if !self.free_is_fence(context)? {
             self.synchronize_context()?;
         }
         self.free(batch, address)
@@ -227,7 +227,7 @@ impl Queue {
     fn fence(&mut self, context: u64) -> Result<bool> {
         // Take the blocks out first, so that no other thread waits for the same ones.
         let mut batch = self.cache().take_pending(context);
-        if !self.freeing_waits(context)? {
+        if !self.free_is_fence(context)? {
             return Ok(false);
         }
         match self.add_smallest(&mut batch, context)? {
@@ -242,7 +242,7 @@ impl Queue {
 
     /// Returns true if cuMemFree is known to wait for all work of this context. The first call probes the context;
     /// later calls probe again while the result is unclear. An unclear result counts as false, which is safe.
-    fn freeing_waits(&mut self, context: u64) -> Result<bool> {
+    fn free_is_fence(&mut self, context: u64) -> Result<bool> {
         let unclear = match FREEING_WAITS.recall(context) {
             Some(known @ 0..UNCLEAR) => return Ok(known == 1),
             Some(unclear) if unclear >= UNCLEAR + MOST_UNCLEAR => return Ok(false),

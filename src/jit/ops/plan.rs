@@ -10,7 +10,7 @@ use crate::{
         definition::Text,
         layout::{Binding, BindingKind, Layout, Specialization},
         loops::{self, Launches, Nest, Operand, Split, Words},
-        parameters::{MOST, Of},
+        parameters::{ElementType, MOST},
     },
 };
 
@@ -163,7 +163,7 @@ impl Kernel {
     fn check_types(&self, bindings: &mut ArrayVec<Binding, MOST>) -> Result<()> {
         let resolved: ArrayVec<(Dtype, usize), MOST> = (0..bindings.len())
             .map(|index| match self.definition.parameters[index].of {
-                Of::Type(dtype) => (dtype, index),
+                ElementType::Type(dtype) => (dtype, index),
                 letter => {
                     let same = || (0..bindings.len()).filter(|&other| self.definition.parameters[other].of == letter);
                     let by = same().find(|&other| bindings[other].kind != BindingKind::Scalar).or(same().next());

@@ -149,11 +149,11 @@ pub(super) const AS_FILE: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 pub(super) fn check(driver: &Driver, code: c_int, call: &str, bytes: u64, device: Device) -> Result<()> {
-    driver.check(code, format_args!("{call} of {bytes} bytes on {device}")).map_err(is_no_share)
+    driver.check(code, format_args!("{call} of {bytes} bytes on {device}")).map_err(as_share_error)
 }
 
 /// Changes the general status Cuda to Share: the memory cannot be shared.
-pub(super) fn is_no_share(failure: Error) -> Error {
+pub(super) fn as_share_error(failure: Error) -> Error {
     match failure.status {
         Status::Cuda => Error { status: Status::Share, ..failure },
         _ => failure,
@@ -161,7 +161,7 @@ pub(super) fn is_no_share(failure: Error) -> Error {
 }
 
 /// Adds the likely cause to an error with memory that another process has sent.
-pub(super) fn said_to_be(failure: Error) -> Error {
+pub(super) fn with_likely_cause(failure: Error) -> Error {
     match failure.status {
         Status::Share => {
             error!(Share, "{}; the sender may have ended, or its device may not be reached from here", failure.message)

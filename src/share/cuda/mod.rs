@@ -27,7 +27,9 @@ use crate::{
     },
 };
 
-use mapping::{AS_FILE, Allocation, AllocationProperties, Mapping, ON_DEVICE, PINNED, check, is_no_share, said_to_be};
+use mapping::{
+    AS_FILE, Allocation, AllocationProperties, Mapping, ON_DEVICE, PINNED, as_share_error, check, with_likely_cause,
+};
 use opened::Opened;
 
 pub use opened::{Handle, Sender};
@@ -41,10 +43,10 @@ pub struct Part {
     pub file: OwnedFd,
 }
 
-/// Means by which another process gets access to memory.
-pub enum Means {
+/// Method by which another process gets access to memory.
+pub enum ExportMethod {
     /// Handle, and a loan that keeps the memory for it.
-    Handle(Handle, Lent),
+    Handle(Handle, Loan),
     Parts(Vec<Part>),
 }
 
@@ -54,19 +56,19 @@ pub struct Exported {
     /// Address of the memory in this process; 0 for a copy.
     pub address: u64,
     pub bytes: u64,
-    pub means: Means,
+    pub means: ExportMethod,
 }
 
 /// Loan of memory. While it exists, memory of this library is neither freed nor reused. It has no effect on other
 /// memory.
-pub struct Lent {
+pub struct Loan {
     device: Device,
     address: u64,
     /// Context of this library's block, which is returned on drop; None: there is no block.
     block: Option<u64>,
 }
 
-impl Lent {
+impl Loan {
     fn of(device: Device, address: u64) -> Self {
         Self { device, address, block: device.properties().cache.export(address) }
     }
@@ -77,12 +79,12 @@ impl Lent {
     }
 
     /// Keeps the memory for ever.
-    pub fn never_ends(&mut self) {
+    pub fn keep_for_ever(&mut self) {
         self.block = None;
     }
 }
 
-impl Drop for Lent {
+impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(context) = self.block {
             self.device.properties().cache.returned(self.address, context);
@@ -100,15 +102,15 @@ impl Queue {
     pub fn export(&mut self, begin: u64, end: u64) -> Result<Exported> {
         self.finish()?;
         let driver = self.device.driver;
-        let about = About::memory_at(driver, begin)?;
+        let about = PointerAttributes::memory_at(driver, begin)?;
         let instead = "GC_SHARE_COPY sends a copy, and gc_tensor_empty makes memory that can be shared";
         if about.memory_type == 0 {
             return Err(error!(InvalidArgument, "tensor: at {begin:#x} is no memory that CUDA knows"));
         }
         if about.is_managed || about.memory_type == HOST || about.pool != 0 {
             let what = match about {
-                About { is_managed: true, .. } => "managed memory (cuMemAllocManaged)",
-                About { memory_type: HOST, .. } => "memory of the host",
+                PointerAttributes { is_managed: true, .. } => "managed memory (cuMemAllocManaged)",
+                PointerAttributes { memory_type: HOST, .. } => "memory of the host",
                 _ => "memory of a pool (cuMemAllocAsync)",
             };
             return Err(error!(Share, "tensor: {what} cannot be given to another process; {instead}"));
@@ -129,7 +131,7 @@ impl Queue {
             check(driver, code, "cuIpcGetMemHandle", bytes, device)
                 .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
             let uuid = device.uuid()?;
-            let means = Means::Handle(handle.reserved.map(|byte| byte as u8), Lent::of(device, first));
+            let means = ExportMethod::Handle(handle.reserved.map(|byte| byte as u8), Loan::of(device, first));
             return Ok(Exported { uuid, address: first, bytes, means });
         }
         let ranges = self.ranges(begin, end, instead)?;
@@ -144,7 +146,7 @@ impl Queue {
         let address = ranges.first().map_or(0, |&(first, _)| first);
         let bytes = ranges.iter().map(|&(_, bytes)| bytes).sum();
         let uuid = self.device_numbered(device.unwrap_or(-1))?.uuid()?;
-        Ok(Exported { uuid, address, bytes, means: Means::Parts(parts) })
+        Ok(Exported { uuid, address, bytes, means: ExportMethod::Parts(parts) })
     }
 
     /// Returns addresses and sizes of the adjacent parts of memory that contain the bytes from `begin` to `end`.
@@ -237,7 +239,7 @@ impl Queue {
         }
         let mut parts = fallible::list(1, "parts")?;
         parts.push(Part { bytes: whole, file: allocation.export(whole, device)? });
-        Ok(Exported { uuid: device.uuid()?, address: 0, bytes: whole, means: Means::Parts(parts) })
+        Ok(Exported { uuid: device.uuid()?, address: 0, bytes: whole, means: ExportMethod::Parts(parts) })
     }
 
     /// Opens memory of another process on this device.
@@ -246,7 +248,7 @@ impl Queue {
         let (device, home) = (self.device, self.home()?);
         let opened = Opened::of(device, home.id, handle, sender, bytes)?;
         let imported = Imported { device, home, memory: Some(Memory::Opened(opened)) };
-        let (first, there) = range_of(device.driver, imported.address()).map_err(said_to_be)?;
+        let (first, there) = range_of(device.driver, imported.address()).map_err(with_likely_cause)?;
         let missing = (imported.address() - first).saturating_add(bytes).saturating_sub(there);
         if missing > 0 {
             return Err(error!(Corrupt, "socket: the message says {bytes} bytes of memory; {missing} are not there"));
@@ -266,20 +268,20 @@ impl Queue {
             let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
             // SAFETY: `handle` outlives the call, and the file is open.
             let code = unsafe { (driver.functions.cuMemImportFromShareableHandle)(&mut handle, number, AS_FILE) };
-            check(driver, code, "cuMemImportFromShareableHandle", bytes, device).map_err(said_to_be)?;
-            mapping.map(&Allocation { driver, handle }, bytes).map_err(said_to_be)?;
+            check(driver, code, "cuMemImportFromShareableHandle", bytes, device).map_err(with_likely_cause)?;
+            mapping.map(&Allocation { driver, handle }, bytes).map_err(with_likely_cause)?;
         }
         // A query for a pointer's device returns the device with the memory, so that device gets access, too.
         let opened = match owner {
             Some(owner) if owner.ordinal != device.ordinal => mapping.open_for(&[device, owner]),
             _ => mapping.open_for(&[device]),
         };
-        opened.map_err(said_to_be)?;
+        opened.map_err(with_likely_cause)?;
         Ok(Imported { device, home, memory: Some(Memory::Mapped(mapping)) })
     }
 
     /// Imports memory of this process that was sent back to it.
-    pub fn own(&mut self, uuid: Uuid, lent: Lent) -> Result<Imported> {
+    pub fn own(&mut self, uuid: Uuid, lent: Loan) -> Result<Imported> {
         if self.device.uuid()? != uuid {
             return Err(error!(
                 UnsupportedDevice,
@@ -332,7 +334,7 @@ pub struct Imported {
 enum Memory {
     Opened(Opened),
     Mapped(Mapping),
-    Own(Lent),
+    Own(Loan),
 }
 
 impl Imported {
@@ -386,7 +388,7 @@ fn is_unused(waited: Result<()>) -> bool {
 
 /// Attributes of memory, from the driver.
 #[derive(Default)]
-struct About {
+struct PointerAttributes {
     /// 0: the driver has no such memory.
     memory_type: c_uint,
     is_managed: bool,
@@ -398,7 +400,7 @@ struct About {
 
 const HOST: c_uint = 1;
 
-impl About {
+impl PointerAttributes {
     fn memory_at(driver: &Driver, address: u64) -> Result<Self> {
         const ASKED: [CUpointer_attribute; 5] = [
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -431,6 +433,6 @@ fn range_of(driver: &Driver, address: u64) -> Result<(u64, u64)> {
     let (mut first, mut bytes) = (0, 0);
     // SAFETY: `first` and `bytes` outlive the call. Any address is allowed.
     let code = unsafe { (driver.functions.cuMemGetAddressRange_v2)(&mut first, &mut bytes, address) };
-    driver.check(code, format_args!("cuMemGetAddressRange of {address:#x}")).map_err(is_no_share)?;
+    driver.check(code, format_args!("cuMemGetAddressRange of {address:#x}")).map_err(as_share_error)?;
     Ok((first, bytes as u64))
 }

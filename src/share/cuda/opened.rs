@@ -12,7 +12,7 @@ use crate::{
     ffi::error::{Result, error},
 };
 
-use super::mapping::{check, said_to_be};
+use super::mapping::{check, with_likely_cause};
 
 /// Handle by which another process opens memory from cuMemAlloc.
 pub type Handle = [u8; 64];
@@ -57,7 +57,7 @@ impl Opened {
         const ENABLE_PEER_ACCESS: c_uint = 1;
         // SAFETY: `address` outlives the call; the driver checks the handle.
         let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, named, ENABLE_PEER_ACCESS) };
-        check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(said_to_be)?;
+        check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(with_likely_cause)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if open.try_reserve(1).is_err() {
             drop(open);

@@ -7,7 +7,7 @@ use crate::{
             Codec,
             chunks::{Chunks, flags_of, scale_at},
             factor,
-            tiles::Met,
+            tiles::AtomicFlag,
         },
         plan::CodecPlan,
     },
@@ -64,7 +64,7 @@ impl Codec {
     ) -> bool {
         let plan = decoder.plan;
         let chunks = Chunks::of_payload(plan, decoder.payload.at(0));
-        let met = Met::default();
+        let met = AtomicFlag::default();
         self.worker_tiles.for_each(&plan.workers, size as i64, |tile| {
             let run = &plan.workers[tile.run];
             let mut dst = decoder.values[tile.run].at(tile.first as usize * size);

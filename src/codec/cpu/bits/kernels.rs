@@ -96,10 +96,10 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
         // SAFETY: `source` holds these elements, and `sink` has room for their kept elements and bits.
         unsafe {
             nonfinite |= source.form(first, &mut unit, count);
-            source.ask_for(next, 0);
+            source.prefetch_part(next, 0);
             nonfinite |= settle::<C::Kept>(&mut unit.0[..count], treatment.zero);
             unit.0[count..].fill(0.0);
-            source.ask_for(next, 1);
+            source.prefetch_part(next, 1);
             if is_kept::<C::Kept>() {
                 let kept = sink.kept;
                 for (index, &c) in unit.0[..count].iter().enumerate() {
@@ -107,13 +107,13 @@ unsafe fn tile_on<S: Simd<u32>, C: Source>(source: &C, sink: &Sink, treatment: T
                 }
             }
             let bits = bits_of::<S>(unit.0.as_ptr().cast(), NEGATIVE, count, &mut bytes);
-            source.ask_for(next, 2);
+            source.prefetch_part(next, 2);
             sink.chunks.write(sink.byte + (first / 8) as i64, bits);
         }
         if let Some(rule) = treatment.sum {
             sums[number] = f64::from(sum::of_unit(&unit, rule));
         }
-        source.ask_for(next, 3);
+        source.prefetch_part(next, 3);
     }
     Outcome { sum: sum::of_tile(sums, elements.div_ceil(UNIT_ELEMENTS)), nonfinite }
 }

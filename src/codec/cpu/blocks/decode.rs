@@ -3,7 +3,7 @@
 use crate::{
     codec::{
         call::Decoding,
-        cpu::{Codec, factor, sum::Unit, tiles::Met},
+        cpu::{Codec, factor, sum::Unit, tiles::AtomicFlag},
         plan::{CodecPlan, Run},
     },
     cpu::{
@@ -61,7 +61,7 @@ impl Codec {
             _ => kernels::set::<F32>,
         };
         let reader = Reader::new(self.set, plan);
-        let met = Met::default();
+        let met = AtomicFlag::default();
         self.worker_tiles.for_each(&plan.workers, size as i64 + plan.layout.format.bits / 8, |tile| {
             let (mut unit, mut coded) = (Unit([0.0; _]), Coded::new());
             for first in (0..tile.elements).step_by(STEP) {
