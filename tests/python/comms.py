@@ -334,7 +334,7 @@ KEEP_NOTHING = ONEBIT, *FORMATS
 MOST_BYTES = 1 << 20
 
 
-def is_once(size, options):
+def is_one_shot(size, options):
     """Returns True if the ranks use one-shot, according to the documents."""
     model = model_of(**options, n_chunks=size)
     small = size * size * model.stride <= MOST_BYTES

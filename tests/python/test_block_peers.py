@@ -137,7 +137,7 @@ with Begun({codec}, {error}, {raw}) as world:
 
 @pytest.mark.parametrize("codec, raw", [("INT8", [0, 0]), ("BF16", [0, 1])])
 @pytest.mark.parametrize("comes", ["dies", "writes garbage"])
-def test_one_exchange_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
+def test_one_shot_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
     """Writes the flags of rank 1, which begins a call."""
     run_seen(f"""
 with Begun({codec}, None, {raw}) as world:
@@ -228,7 +228,7 @@ with Seen() as world, contextlib.ExitStack() as stack:
 
 
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
-def test_one_exchange_is_one_launch_and_one_meeting(values):
+def test_one_shot_is_one_launch_and_one_barrier(values):
     """Checks also a launch before, for more addresses than one launch takes. The last tensor is larger than two ranks
     without peer memory exchange by one-shot."""
     run_seen(f"""

@@ -76,7 +76,7 @@ class Sent:
         return before
 
 
-def is_once(model):
+def is_one_shot(model):
     """Returns True if all ranks use one-shot between nodes, without peer memory, by the payloads of part 0."""
     payloads = model.nodes * model.nodes * model.layouts[0].stride
     return model.step_3.error is None and model.nodes == 2 and payloads <= 1 << 20
@@ -107,7 +107,7 @@ def test_what_every_step_sends_is_the_models_to_the_byte(codec, error, nodes, ra
                 same(np.frombuffer(gathered[1], np.uint8)[: chunks.size], chunks, "reduced chunks")
                 assert not any(gathered[1][chunks.size :])
                 payload = expected["encoded"][rank].reshape(-1)
-                if is_once(model):
+                if is_one_shot(model):
                     (name, data), = sent.between[rank]
                     assert name == "all_gather"
                     same(np.frombuffer(data, np.uint8), payload, "payload")

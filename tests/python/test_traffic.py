@@ -11,7 +11,7 @@ from block_model import BF16, INT8, MXFP4
 from capi import lib
 from codec_model import ONEBIT, SIGN
 from codecs_c import Host, gradient
-from comms import CheckedRanks, World, is_once
+from comms import CheckedRanks, World, is_one_shot
 
 SHARD = 1
 MIB = 1 << 20
@@ -47,7 +47,7 @@ FLAT = [
 @pytest.mark.parametrize("options, exchanges", FLAT, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_rank_of_a_flat_world_sends_what_it_says(size, options, exchanges):
-    assert is_once(size, options) == (exchanges == 1)
+    assert is_one_shot(size, options) == (exchanges == 1)
     with World(size, "board") as world, CheckedRanks(world, place, **options) as ranks:
         world.board.calls.clear()
         step(ranks, options)

@@ -14,7 +14,7 @@ from card import Card
 from codec_model import NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, Refused, call, gradient, same, views
 from comms import (
-    KEEP_NOTHING, OF_FAMILIES, CheckedRanks, World, is_once, of_family, random_handle, steps,
+    KEEP_NOTHING, OF_FAMILIES, CheckedRanks, World, is_one_shot, of_family, random_handle, steps,
 )  # fmt: skip
 from tiers import both
 
@@ -302,7 +302,7 @@ def test_the_bytes_of_one_exchange_are_those_of_two(over, size, seed):
     place, world_of = over
     rng = np.random.default_rng([seed, size])
     options = {**random_handle(rng, KEEP_NOTHING), "error": None}
-    assert is_once(size, options)
+    assert is_one_shot(size, options)
     with world_of(size) as world, CheckedRanks(world, place, **options) as ranks:
         steps(rng, ranks, options)
 

@@ -8,7 +8,7 @@ from block_model import FORMATS, INT4, INT8, MXFP8
 from capi import Status, lib
 from codec_model import CORRUPT, NONFINITE, ONEBIT, PROPAGATE, TRANSACTIONAL, ZERO, f32
 from codecs_c import Checked, Host, gradient, model_of, same, views
-from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_once, status_of, steps
+from comms import KEEP_NOTHING, CheckedRanks, Nodes, World, changed, is_one_shot, status_of, steps
 from tiers import both
 
 place = Host()
@@ -43,7 +43,7 @@ def largest(size, **options):
     low, high = 0, 1 << 26
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if is_once(size, dict(segments=[middle], **options)) else (low, middle - 1)
+        low, high = (middle, high) if is_one_shot(size, dict(segments=[middle], **options)) else (low, middle - 1)
     return low
 
 
