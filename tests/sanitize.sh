@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# sanitize.sh: runs the Rust tests, the C tests, the examples and the kernels under AddressSanitizer, with leak
-# detection. With GRADCODEC_TESTS=all also runs C tests and examples under valgrind, with the shipped library. Programs
-# with a planted defect run first, and the sanitizer must report each: a run that finds nothing is no proof.
+# sanitize.sh: runs the C tests, the examples, the kernels and the widest instruction set under AddressSanitizer, with
+# leak detection. With GRADCODEC_TESTS=all also runs the Rust tests and the other instruction sets, and C tests and
+# examples under valgrind, with the shipped library. Programs with a planted defect run first, and the sanitizer must
+# report each: a run that finds nothing is no proof.
 #
 # Works in build/sanitize; the standard library is not rebuilt. The last line counts what passed.
 set -uo pipefail
@@ -157,21 +158,28 @@ EOF
 for name in overflow leak pool; do
     step "compile $name" compile "$work/$name.c" "$work/asan/$name" "$asan" -fsanitize=address -fno-omit-frame-pointer
 done
-# Runs on every instruction set, because masked loads must be checked, too.
-for set in portable avx2 avx512; do
-    if [ $set != portable ] && ! grep -qw "${set/avx512/avx512bw}" /proc/cpuinfo; then
+# The instruction sets of this processor, the widest one last; all: every one, because masked loads must be checked, too.
+sets=(portable)
+for set in avx2 avx512; do
+    if grep -qw "${set/avx512/avx512bw}" /proc/cpuinfo; then
+        sets+=($set)
+    else
         skip "$set" "this processor does not have it"
-        continue
     fi
+done
+[ "$tier" = all ] || sets=("${sets[-1]}")
+for set in "${sets[@]}"; do
     step "an overflow is found, $set" dies_of "heap-buffer-overflow" "gc_pack_chunks_into" \
-        env GRADCODEC_CPU=$set "$work/asan/overflow"
+        env "GRADCODEC_CPU=$set" "$work/asan/overflow"
 done
 step "threads at the end" "$work/asan/pool"
 step "a leak is found" dies_of "LeakSanitizer: detected memory leaks" "gc_tensor_empty" "$work/asan/leak"
 
-# Skips the test that uses up all memory, which would leave none for the sanitizer.
-step "the Rust tests" "${instrumented[@]}" cargo test --profile fast --locked --lib --test out_of_memory --test golden --target $target -- \
-    --skip without_threads_the_caller_does_it_all
+if [ "$tier" = all ]; then
+    # Skips the test that uses up all memory, which would leave none for the sanitizer.
+    step "the Rust tests" "${instrumented[@]}" cargo test --profile fast --locked --lib --test out_of_memory --test golden \
+        --target $target -- --skip without_threads_the_caller_does_it_all
+fi
 for source in "${programs[@]}"; do
     name=$(basename "$source" .c)
     step "compile $source" \
@@ -212,12 +220,12 @@ if [ -x build/venv/bin/python ]; then
         tests/spec/test_codec.py -k "(block_codecs or random) and cuda"
     step "kernels of bits, signs and copies" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
         tests/spec/test_parity.py tests/spec/test_copies.py -k "any_layout or ((nothing_else or vote_signs) and cuda)"
-    for set in portable avx2 avx512; do # a set that the processor lacks falls back to the best one
-        step "bits and signs on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+    for set in "${sets[@]}"; do
+        step "bits and signs on the CPU, $set" env "GRADCODEC_CPU=$set" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/spec/test_parity.py -k "(nothing_else or vote_signs) and cpu"
-        step "large results on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+        step "large results on the CPU, $set" env "GRADCODEC_CPU=$set" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/python/test_bits.py -k "workers or caches"
-        step "copies on the CPU, $set" env GRADCODEC_CPU=$set "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
+        step "copies on the CPU, $set" env "GRADCODEC_CPU=$set" "${on_driver[@]}" -m pytest -q -p no:cacheprovider \
             tests/python/test_copy.py -k nowhere_else
     done
 else

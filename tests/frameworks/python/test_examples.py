@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from peers import ROOT, has_cuda
+from tiers import both
 
 EXAMPLES = ROOT / "examples" / "python"
 
@@ -71,6 +72,7 @@ SAYS = {
 # Programs that compile a source of examples_cpp; tests/frameworks/native and tests/packaging/cmake.sh run them.
 COMPILING = {"ddp.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.py"}
 BY_MPI = {"mpi_allreduce.py"}  # tests/frameworks/native/mpi.sh runs it
+SLOW = {"elastic.py"}  # starts 4 processes again and again, and takes a tenth of the time of all tests of this folder
 
 CARDS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # GPUs, if several are needed
 
@@ -79,7 +81,7 @@ def test_no_example_is_forgotten():
     assert {*SAYS, *COMPILING, *BY_MPI} == {path.name for path in EXAMPLES.glob("*.py")}
 
 
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", both(quick=[name for name in SAYS if name not in SLOW], all=SAYS))
 def test_an_example_runs_and_says_what_it_should(name):
     always, on_cuda = SAYS[name]
     is_torch = name.endswith("_hook.py") or name in ("cuda_graph.py", "diloco.py", "elastic.py")
