@@ -425,14 +425,15 @@ def shards_are_exchanged_by_the_ranks_that_have_the_same():
     fully_shard(model, mesh=mesh["shards"])
     with pytest.raises(ValueError, match="group: the ranks that have the same shard of 0.weight, a DTensor, expected"):
         DiLoCo(model)
-    begin = [one.full_tensor().detach().clone() for one in model.parameters()]
+    begin = [one.to_local().detach().clone() for one in model.parameters()]
     diloco = DiLoCo(model, outer=plain, sync_every=1, codec="bf16", group=mesh.get_group("replicas"))
     with torch.no_grad():
         for one in model.parameters():
             one -= 0.5 + mesh.get_local_rank("replicas")
     diloco.step()
     for one, its in zip(model.parameters(), begin):
-        torch.testing.assert_close(one.full_tensor().detach(), its - 1.0)
+        # PyTorch 2.11 crashes in full_tensor() over gloo on a GPU.
+        torch.testing.assert_close(one.to_local().detach(), its - 1.0)
 
 
 def over_nodes_of_two_ranks():
