@@ -106,7 +106,7 @@ struct MovedRows {
                                        __shfl_sync(WHOLE_WARP, own.z, from), __shfl_sync(WHOLE_WARP, own.w, from));
         const uint4 before = lane == 0 ? last : given;
         last = given;
-        // The last four words, shifted by 8, 4, 2 bytes, are `behind` bytes of `before`, then the first of `own`.
+        // The last four words, shifted by 8, 4, 2 bytes, are the last `behind` bytes of `before`, then `own`.
         const bool eight = behind & 8;
         unsigned words[6] = {eight ? before.x : before.z, eight ? before.y : before.w, eight ? before.z : own.x,
                              eight ? before.w : own.y,    eight ? own.x : own.z,       eight ? own.y : own.w};

@@ -8,7 +8,7 @@
 // own vectors of codes, each a block or a part of one; lanes exchange only a block's largest magnitude. Values that are
 // the same for all tiles are computed once, and payloads of the next unit are prefetched while a unit is encoded.
 // Returns the first tile that is left: `tile` if are_right(), called after the first prefetches, finds an invalid
-// payload. `many`: number of payloads, even for 4-bit codes. `ring`: the warp's ring.
+// payload. `many`: number of payloads, an even number for 4-bit codes. `ring`: the warp's ring.
 template <unsigned C, typename AreRight>
 __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsigned tile, unsigned many, float factor,
                                                     unsigned char *ring, AreRight are_right) {
@@ -110,8 +110,8 @@ __device__ __forceinline__ unsigned reduce_by_lanes(const gc_reduce &call, unsig
     return tile;
 }
 
-// Reduces where the host selects it (`Reduce::is_by_lanes`). A thread block has every gridDim.x-th tile. reduce_tile()
-// does what reduce_by_lanes() leaves: the last tile, blocks that are not usual, and all tiles if a payload is invalid.
+// Reduces where the host selects it (`Reduce::can_reduce_by_lanes`). A thread block has every gridDim.x-th tile.
+// reduce_tile() does what reduce_by_lanes() leaves: the last tile, unusual blocks, all tiles if a payload is invalid.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gc_blocks_reduce_by_lanes(const __grid_constant__ gc_reduce call) {
     __shared__ uint4 rings[WARPS * RING / sizeof(uint4)];
     const gc_codec &codec = call.codec;

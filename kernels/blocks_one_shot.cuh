@@ -1,7 +1,7 @@
 // One-shot all-reduce in one launch, for launch-latency-bound calls: every rank gets every rank's whole payload and
 // reduces all of it. The reduced chunks are encoded and decoded in registers, without being sent.
-#ifndef GRADCODEC_BLOCKS_ONCE_CUH
-#define GRADCODEC_BLOCKS_ONCE_CUH
+#ifndef GRADCODEC_BLOCKS_ONE_SHOT_CUH
+#define GRADCODEC_BLOCKS_ONE_SHOT_CUH
 
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"
@@ -12,7 +12,7 @@
 struct gc_one_shot {
     gc_codec codec;
     const float *factor;      // m_g
-    gc_peer_slot slot;         // this rank's payload in the first of two areas, the area of even barriers
+    gc_peer_slot slot;        // this rank's payload in the first of two areas, the area of even barriers
     u64 apart;                // bytes from one payload to the next
     u64 turn;                 // bytes from the first area to the second
     u64 tiles;

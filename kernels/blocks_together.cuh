@@ -7,7 +7,7 @@
 
 // Fields of the counter that detects the last thread block of a grid: thread blocks that have arrived, that have found
 // flags, and that have read `broken` as 1.
-enum : unsigned { ARRIVED = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_BLOCKS_OF_ONCE = 512 };
+enum : unsigned { ARRIVED = 1, HAS_FOUND = 1 << 10, GAVE_UP = 1 << 20, MOST_ONE_SHOT_BLOCKS = 512 };
 
 // Returns true in the last thread block of a grid, with what all thread blocks have found. All threads call it, after
 // all writes of their thread block to other ranks. The counter is then 0 for the next launch.

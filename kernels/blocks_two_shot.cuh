@@ -2,8 +2,8 @@
 // for each rank, waits at a barrier, reduces, sends the reduced chunk to all ranks, waits at a second barrier and
 // decodes. An encode, a reduce, a decode and two barriers in separate launches write the same bytes to the same places,
 // so each rank may do either.
-#ifndef GRADCODEC_BLOCKS_TWICE_CUH
-#define GRADCODEC_BLOCKS_TWICE_CUH
+#ifndef GRADCODEC_BLOCKS_TWO_SHOT_CUH
+#define GRADCODEC_BLOCKS_TWO_SHOT_CUH
 
 #include "blocks_decode.cuh"
 #include "blocks_encode.cuh"

@@ -84,7 +84,7 @@ struct gc_encode {
     gc_codec codec;
     const float *m_g, *m_e;
     unsigned char *dst;       // the payload; for a shard the chunk
-    gc_peer_slot slot;         // or the buffers of the ranks that receive it
+    gc_peer_slot slot;        // or the buffers of the ranks that receive it
     const void *values[MOST_VALUES];
 };
 SAME_LAYOUT(gc_encode)

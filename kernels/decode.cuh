@@ -87,9 +87,9 @@ __device__ __forceinline__ uint4 add_vector(uint4 old, uint4 v, bool &found) {
 }
 
 // Reads 1/8 byte and writes a T, or reads and writes a float32. A thread block decodes a tile, a thread vectors of 16
-// bytes, THREADS apart. Bits, header and scale are loaded at the same time. A *ragged* tile is not full, misaligned, or
-// in several chunks. It is decoded by chunks: a *head* of single elements up to the first aligned vector, vectors,
-// whose bits may lie in two bytes, and single elements at the end, one per thread.
+// bytes, THREADS apart. Bits, header and scale are loaded at the same time. A tile is *ragged* if it is incomplete,
+// misaligned or in several chunks. It is decoded by chunks: a *head* of single elements up to the first aligned vector,
+// vectors, whose bits may lie in two bytes, and single elements at the end, one per thread.
 template <typename T, bool ADD>
 __device__ __forceinline__ void decode(const gc_decode &call) {
     constexpr unsigned A_VECTOR = 16 / sizeof(T), STORES = TILE / (THREADS * A_VECTOR), APART = THREADS * A_VECTOR;

@@ -5,7 +5,7 @@
 use std::{
     ffi::{CString, c_char},
     mem, ptr,
-    sync::OneShot,
+    sync::Once,
 };
 
 use arbitrary::Arbitrary;
@@ -200,7 +200,7 @@ fn call(kernel: *mut gc_kernel_t, call: &Call) {
 }
 
 fuzz_target!(|input: Input| {
-    static ALONE: OneShot = OneShot::new();
+    static ALONE: Once = Once::new();
     // SAFETY: this runs before any other thread could read the environment.
     ALONE.call_once(|| unsafe {
         libc::setenv(c"GRADCODEC_NVRTC".as_ptr(), c"/nowhere".as_ptr(), 1);

@@ -411,7 +411,7 @@ pub unsafe extern "C" fn gc_codec_encode(
 ///
 /// - All errors of gc_codec_encode().
 /// - GC_STATUS_INVALID_ARGUMENT: `divisor` is negative, or `mode` is unknown.
-/// - GC_STATUS_CORRUPT: only on the CPU: this codec would not have written one of the chunks. Nothing is decoded.
+/// - GC_STATUS_CORRUPT: on the CPU, this codec would not have written one of the chunks. Values are unchanged.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
 pub unsafe extern "C" fn gc_codec_decode(
     codec: *mut gc_codec_t, payload: *const DLTensor, divisor: i32, factor: *const DLTensor, mode: gc_decode_t,

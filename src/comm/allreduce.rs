@@ -71,7 +71,7 @@ pub enum Part {
 enum Algorithm {
     /// Two-shot: encode, all_to_all of chunks, reduce, all_gather of reduced chunks, decode.
     TwoShotSteps,
-    /// Two-shot in one launch. It exchanges the same chunks and signals as `TwoShotSteps`, so other ranks may run either.
+    /// Two-shot in one launch. It has the chunks and signals of `TwoShotSteps`, so other ranks may run either.
     TwoShotKernel,
     /// One-shot: encode, all_gather of whole payloads, reduce all chunks on every rank, decode.
     OneShotSteps(Reducers),
@@ -592,7 +592,7 @@ fn record_of(parts: &Result<Parts>) -> Record {
     record
 }
 
-/// Returns the byte after the compared bytes of the third word: true if the rank can use one-shot.
+/// Returns true if the rank can use one-shot. The byte after the compared bytes of the third word is then 1.
 fn supports_one_shot(record: &Record) -> bool {
     record.word(2) >> (8 * OPTIONS.len()) & 0xff == 1
 }

@@ -169,7 +169,7 @@ impl Node {
         match &mut self.memory.queue(stream)? {
             // SAFETY: this part's payload is at most as large as the first part's, for which there is room.
             Queue::Cpu => unsafe { own.copy_from_nonoverlapping(reduced.data(), bytes) },
-            // SAFETY: the sizes are the same; both sides stay until the stream has done the copy.
+            // SAFETY: the sizes are as on the CPU; both sides stay until the stream has done the copy.
             Queue::Cuda(queue) => unsafe { queue.copy(own, reduced.data(), bytes) }?,
         }
         let gathered = self.sums.plan().gathered_bytes;

@@ -58,16 +58,17 @@ const SUBJECT: Subject = Subject::Hierarchical;
 /// since the others wait. The outer error is a failed exchange, the inner one a refusal by all ranks.
 fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<()>) -> Result<Result<()>> {
     let mut outcome = so_far;
-    let hello = IntraRecord {
+    let intra_record = IntraRecord {
         inter: inter.map(|inter| (inter.rank(), inter.world())),
         id: RandomState::new().build_hasher().finish(),
     };
-    let here = intra.all_gather_records(SUBJECT, hello.record(outcome.is_err()))?;
+    let here = intra.all_gather_records(SUBJECT, intra_record.record(outcome.is_err()))?;
     outcome = outcome.and(check_node(&here));
 
     // Exchange records with the ranks that have the same number on other nodes.
-    let greeting = InterRecord { rank: intra.rank(), ranks: intra.world(), id: IntraRecord::of(here.of(0)).id };
-    let there = inter.map(|inter| inter.all_gather_records(SUBJECT, greeting.record(outcome.is_err()))).transpose()?;
+    let inter_record = InterRecord { rank: intra.rank(), ranks: intra.world(), id: IntraRecord::of(here.of(0)).id };
+    let there =
+        inter.map(|inter| inter.all_gather_records(SUBJECT, inter_record.record(outcome.is_err()))).transpose()?;
     let column = there.as_ref().zip(inter);
     if let Some((there, inter)) = column {
         outcome = outcome.and_then(|()| check_column(there, inter.rank()));
@@ -75,16 +76,16 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
 
     // Check that all ranks of this node have found the same nodes, with as many ranks as this node.
     let ids = there.iter().flat_map(Records::iter).flat_map(|record| InterRecord::of(record).id.to_le_bytes());
-    let mut told = Record::new(SUBJECT, outcome.is_err());
-    told.set_word(0, fnv1a(ids));
+    let mut report = Record::new(SUBJECT, outcome.is_err());
+    report.set_word(0, fnv1a(ids));
     if let Some((there, inter)) = column
         && let Some((node, ranks)) = other_size(there, intra.world())
     {
-        (0..).zip([ranks, node, inter.rank()]).for_each(|(index, number)| told.set_word(1 + index, number as u64));
+        (0..).zip([ranks, node, inter.rank()]).for_each(|(index, number)| report.set_word(1 + index, number as u64));
     }
-    let told = intra.all_gather_records(SUBJECT, told)?;
+    let reports = intra.all_gather_records(SUBJECT, report)?;
     let refusal = |rank: usize, why: &str| Err(error!(InvalidArgument, "intra_node: rank {rank} {why}"));
-    let unequal = told.iter().find(|one| one.word(1) != 0);
+    let unequal = reports.iter().find(|one| one.word(1) != 0);
     if unequal.is_none() && here.iter().any(|record| IntraRecord::of(record).inter.is_none()) {
         // All ranks of this node have the record of a rank without inter_node. Ranks with its number on other nodes
         // would wait forever, so no rank can continue: give_up() ends their wait. (In a node with more ranks than
@@ -101,9 +102,9 @@ fn find_grid(intra: &Communicator, inter: Option<&Communicator>, so_far: Result<
             one.word(2),
             one.word(1)
         ));
-    } else if let Some(rank) = told.iter().position(|one| one.failed()) {
+    } else if let Some(rank) = reports.iter().position(|one| one.failed()) {
         outcome = outcome.and(refusal(rank, "rejected this pair of communicators"));
-    } else if let Some(rank) = (1..intra.world()).find(|&rank| told.of(rank).word(0) != told.of(0).word(0)) {
+    } else if let Some(rank) = (1..intra.world()).find(|&rank| reports.of(rank).word(0) != reports.of(0).word(0)) {
         outcome = outcome.and(refusal(rank, "reaches other nodes by its inter_node than rank 0"));
     }
     if let Some(inter) = inter

@@ -41,20 +41,21 @@ impl Communicator {
 fn open(bootstrap: &Communicator, device: Result<Device>, bytes: i64, timeout_ms: u32) -> Result<Peers> {
     let rank = bootstrap.rank();
     // Continue if this fails, because the other ranks wait.
-    let opening = device.and_then(|device| OwnBuffer::new(device, bytes, bootstrap.world()));
-    let greeting = opening.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |opening| opening.greeting().record());
-    let mut opening = LeakIfHanging::new(opening);
-    let records = bootstrap.all_gather_records(SUBJECT, greeting);
-    opening.leak_if(records.is_err() && bootstrap.may_hang());
+    let own_buffer = device.and_then(|device| OwnBuffer::new(device, bytes, bootstrap.world()));
+    let peer_record =
+        own_buffer.as_ref().map_or_else(|_| Record::new(SUBJECT, true), |own_buffer| own_buffer.peer_record().record());
+    let mut own_buffer = LeakIfHanging::new(own_buffer);
+    let records = bootstrap.all_gather_records(SUBJECT, peer_record);
+    own_buffer.leak_if(records.is_err() && bootstrap.may_hang());
     let records = records?;
-    let mut opening = LeakIfHanging::new(opening.into_inner()?);
-    let greetings = PeerRecord::all(&records, rank)?;
+    let mut own_buffer = LeakIfHanging::new(own_buffer.into_inner()?);
+    let peer_records = PeerRecord::all(&records, rank)?;
     let timeout_ms = timeout(timeout_ms);
-    let reached = opening.reach_all(bootstrap, &greetings, timeout_ms);
+    let reached = own_buffer.reach_all(bootstrap, &peer_records, timeout_ms);
     // After a failed exchange other ranks may have mapped this buffer, and may write to it, so it is kept.
-    opening.leak_if(reached.is_err());
+    own_buffer.leak_if(reached.is_err());
     let mut peers = reached??;
-    peers.take(opening.into_inner().buffer);
+    peers.take(own_buffer.into_inner().buffer);
     Ok(peers)
 }
 
@@ -75,20 +76,22 @@ impl OwnBuffer {
         Ok(Self { buffer, identity })
     }
 
-    fn greeting(&self) -> PeerRecord {
+    fn peer_record(&self) -> PeerRecord {
         let (host, process) = this_process();
         PeerRecord { bytes: self.buffer.bytes(), host, process, identity: self.identity }
     }
 
-    /// Maps the memory of the other ranks. The inner error says that ranks cannot reach each other; then no rank has
+    /// Maps the memory of the other ranks. The inner error says that a rank could not map all buffers; no rank then has
     /// this rank's buffer mapped any more. The outer error is a failure of the bootstrap.
-    fn reach_all(&self, bootstrap: &Communicator, greetings: &[PeerRecord], timeout_ms: u32) -> Result<Result<Peers>> {
+    fn reach_all(
+        &self, bootstrap: &Communicator, peer_records: &[PeerRecord], timeout_ms: u32,
+    ) -> Result<Result<Peers>> {
         let rank = bootstrap.rank();
-        let own = &greetings[rank];
-        let alone = greetings.iter().all(|other| other.process == own.process);
+        let own = &peer_records[rank];
+        let alone = peer_records.iter().all(|other| other.process == own.process);
         let handle = if alone { Ok(NOTHING) } else { self.buffer.handle() };
         let handles = if alone { None } else { Some(bootstrap.all_gather_bytes(handle.as_ref().unwrap_or(&NOTHING))?) };
-        let here = || greetings.iter().filter(|other| other.process == own.process);
+        let here = || peer_records.iter().filter(|other| other.process == own.process);
         let shares_gpu = here().any(|one| here().filter(|other| one.identity.uuid == other.identity.uuid).count() > 1);
         // The key is the address of the first buffer of this process. No other buffer has this address meanwhile.
         let key = here().next().map_or(0, |first| first.identity.address);
@@ -97,7 +100,7 @@ impl OwnBuffer {
             Err(failure) => (None, Err(failure)),
         };
         let made = handle.and(found).and_then(|()| {
-            let (buffers, mapped) = self.map(greetings, rank, handles.as_ref())?;
+            let (buffers, mapped) = self.map(peer_records, rank, handles.as_ref())?;
             Peers::over_own(&self.buffer, rank, &buffers, timeout_ms, mapped, arrivals.clone())
         });
         let failed = bootstrap.all_gather_records(SUBJECT, Record::new(SUBJECT, made.is_err()));
@@ -121,18 +124,18 @@ impl OwnBuffer {
 
     /// Maps the buffers of all ranks. Returns their addresses, and the mappings of other processes' buffers.
     fn map(
-        &self, greetings: &[PeerRecord], rank: usize, handles: Option<&Records>,
+        &self, peer_records: &[PeerRecord], rank: usize, handles: Option<&Records>,
     ) -> Result<(ArrayVec<u64, MOST_RANKS>, Vec<Mapped>)> {
-        let (mut buffers, mut mapped) = (ArrayVec::new(), fallible::list(greetings.len(), "buffers")?);
-        for (number, greeting) in greetings.iter().enumerate() {
+        let (mut buffers, mut mapped) = (ArrayVec::new(), fallible::list(peer_records.len(), "buffers")?);
+        for (number, peer_record) in peer_records.iter().enumerate() {
             let address = match handles {
-                Some(handles) if greeting.process != greetings[rank].process => {
+                Some(handles) if peer_record.process != peer_records[rank].process => {
                     let buffer = self.buffer.open(&handles.0[number])?;
                     let address = buffer.address;
                     mapped.push(buffer);
                     address
                 }
-                _ => self.buffer.reach(&greeting.identity)?,
+                _ => self.buffer.reach(&peer_record.identity)?,
             };
             buffers.push(address);
         }
@@ -165,25 +168,28 @@ impl PeerRecord {
         Self { bytes, host: record.small(), process, identity: Identity { uuid, address, context } }
     }
 
-    /// Returns the greetings of all ranks, if their options are the same.
+    /// Returns the records of all ranks, if their options are the same.
     fn all(records: &Records, own: usize) -> Result<ArrayVec<Self, MOST_RANKS>> {
-        let (mut greetings, own) = (ArrayVec::new(), Self::of(records.of(own)));
+        let (mut peer_records, own) = (ArrayVec::new(), Self::of(records.of(own)));
         for (rank, record) in records.iter().enumerate() {
             let refusal =
                 |why: std::fmt::Arguments<'_>| -> Error { error!(InvalidArgument, "communicator: rank {rank}: {why}") };
-            let greeting = Self::of(record);
+            let peer_record = Self::of(record);
             if record.failed() {
                 return Err(refusal(format_args!("could not allocate its buffer")));
             }
-            if greeting.bytes != own.bytes {
-                return Err(refusal(format_args!("a buffer of {} bytes expected, got {}", own.bytes, greeting.bytes)));
+            if peer_record.bytes != own.bytes {
+                return Err(refusal(format_args!(
+                    "a buffer of {} bytes expected, got {}",
+                    own.bytes, peer_record.bytes
+                )));
             }
-            if greeting.host != own.host {
+            if peer_record.host != own.host {
                 return Err(error!(UnsupportedDevice, "communicator: rank {rank} is on another node"));
             }
-            greetings.push(greeting);
+            peer_records.push(peer_record);
         }
-        Ok(greetings)
+        Ok(peer_records)
     }
 }
 

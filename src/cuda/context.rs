@@ -95,8 +95,8 @@ impl Context {
         Ok(Some(Self { driver, handle: ptr::null_mut(), id, current: true, pushed: false }))
     }
 
-    /// Returns the context that a handle was made in. A created stream must belong to it. The legacy and the per-thread
-    /// stream exist in every context.
+    /// Returns the context that a handle was made in. A created stream must belong to it. For the legacy and the
+    /// per-thread stream, the context's own stream is meant, whichever context is current.
     pub fn of_home(device: Device, stream: Stream, home: ContextRef) -> Result<Self> {
         if let Some(stream) = stream.created() {
             let context = Self::of_stream(device, stream)?;
@@ -232,7 +232,7 @@ impl ContextRef {
         self.is_primary || is_current()
     }
 
-    /// Returns true if the context is gone, or if another one has its address. The context may be entered.
+    /// Returns true if the context is gone, or if another one has its address. Requires [`Self::may_be_entered`].
     pub fn is_gone(self, device: Device) -> bool {
         let mut id = 0;
         // SAFETY: `id` outlives the call, and the context may be entered.

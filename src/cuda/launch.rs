@@ -32,7 +32,7 @@ impl Queue {
     /// Launches a kernel with enough thread blocks for `items` items.
     ///
     /// # Safety
-    /// `arguments` are the kernel's, in order and of its types. Their memory may be used until the kernel is done.
+    /// `arguments` are the kernel's, in order and of its types. It may use the memory they describe until it is done.
     pub unsafe fn launch(&mut self, kernel: &Kernel, items: u64, arguments: &mut [*mut c_void]) -> Result<()> {
         let (function, grid) = (self.ready(kernel)?, Grid::of(kernel, items)?);
         // SAFETY: `ready` put the kernel into this context, which is current or the stream's own. The caller promises

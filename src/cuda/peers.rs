@@ -38,7 +38,7 @@ impl PeerSlot {
     /// time, or NULL.
     ///
     /// # Safety
-    /// The slot's buffers are mapped here. They and `mark` stay until the stream has done this launch.
+    /// The slot's buffers are mapped here. `peers`, the buffers and `mark` stay until the stream has done this launch.
     pub unsafe fn barrier(self, queue: &mut Queue, steps: Steps, mark: *mut u8) -> Result<()> {
         let mut call = Barrier { peers: self.peers, mark, steps: steps as u32, reserved: 0 };
         // SAFETY: the argument is the kernel's struct. `peers` is memory of this rank that lists mapped buffers, and

@@ -74,6 +74,7 @@ impl From<Release> for Owner {
 ///
 /// The deleter is read here, because a tensor without one may be gone when the new tensor is released. A tensor of this
 /// library that is the last one of its allocation gives up its owner, so repeated conversions do not nest releases.
+///
 /// # Safety
 /// The caller owns `tensor`, and gives it away.
 unsafe fn take<M: ManagedTensorBase>(tensor: *mut M) -> Option<Owner> {
@@ -291,8 +292,7 @@ impl NewTensor {
     /// Returns the tensor, to be written.
     pub fn elements(&self) -> Result<Elements<'_>> {
         let (shape, data) = self.outputs.first();
-        // SAFETY: `finish` made the header, whose dtype has not changed; the memory is new, and nothing else refers to
-        // it.
+        // SAFETY: `finish` made the header, whose dtype has not changed; nothing else refers to the new memory.
         unsafe {
             let dtype = self.outputs.first.as_ref().tensor().dtype;
             Elements::of_memory(&Name::new("out"), self.device, dtype, shape, data)
@@ -376,7 +376,7 @@ unsafe fn convert<From: ManagedTensorBase, To: ManagedTensorBase>(
     described: &Described<'_>, tensor: *mut From,
 ) -> Result<Outputs<To>> {
     let headers = Headers::reserve(1, described.ndim(), described.dims())?;
-    // OneShot the tensor is taken, the described shape and strides may be gone, so they are not read from here on.
+    // Once the tensor is taken, the described shape and strides may be gone, so they are not read from here on.
     let description = described.tensor;
     // SAFETY: `described` describes `tensor`, and the caller gives it away.
     let owner = unsafe { take(tensor) };

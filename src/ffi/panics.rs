@@ -20,7 +20,7 @@ pub trait CResult {
     fn failure(status: Status) -> Self::C;
 }
 
-macro_rules! answers {
+macro_rules! c_results {
     ($($answer:ty: $c:ty, |$value:ident| $success:expr, |$status:pat_param| $failure:expr;)*) => {$(
         impl CResult for $answer {
             type C = $c;
@@ -36,7 +36,7 @@ macro_rules! answers {
         }
     )*};
 }
-answers! {
+c_results! {
     (): i32, |_done| Status::Ok as i32, |status| status as i32;
     i32: i32, |value| value, |_| -1;
     i64: i64, |value| value, |_| -1;

@@ -35,7 +35,7 @@
 //!   and its address must be a multiple of its element's size;
 //! - in a reduction: `a` and `b`, values to be reduced, and `a` in post_map; `n`: the number of elements of one output;
 //!   `_in_ind.size()`, `_out_ind.size()`; `_J` in map: the element's number among those that are reduced to one output;
-//!   `i` in post_map: the output's number; `_type_reduce`: the type of reduced values.
+//!   `i` in post_map: the output's number; `_type_reduce`: the type in which values are reduced.
 //!
 //! Inputs are broadcast against each other by NumPy's rule. Outputs have the broadcast shape, in a reduction without
 //! the reduced axes. An input on the CPU without dimensions is a *scalar*: its value is read during the call (a graph

@@ -278,7 +278,7 @@ unsafe fn release(_: *mut u8, [held, _]: [*mut c_void; 2]) {
 fn sent_by_this_process(answers: &Socket) -> Result<Option<(Uuid, Loan, u64)>> {
     let travels = Identity::of(answers.number())?;
     let table = table();
-    // OneShot the other end of an entry is closed, a new socket may have its identity.
+    // Once the other end of an entry is closed, a new socket may have its identity.
     let found = table.iter().find(|entry| entry.travels == travels && is_unanswered(entry.kept));
     Ok(found.map(|Entry { memory, .. }| (memory.uuid, memory.lent.again(), memory.bytes)))
 }

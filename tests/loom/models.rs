@@ -177,7 +177,7 @@ fn a_copy_made_at_any_moment_starts_anew() {
             let pool = pool.clone();
             thread::spawn(move || {
                 let child = copy(&pool);
-                child.start_anew();
+                child.reset_in_child();
                 let thread = looks_for_parts(&child, 1);
                 share(&child, 2);
                 thread.join().unwrap();

@@ -44,7 +44,7 @@ kernel_structs! {
     #[derive(Clone, Copy, Default)]
     pub struct Run: gc_run {
         elements: u64,
-        /// Index of the run's first place in the payload before it is cut: a byte of bits, a block or a raw element.
+        /// Index of the run's first place (byte of bits, block or raw element), before the payload is cut into chunks.
         byte: u64,
         /// Worker's run: index of its first element in a row of errors. Server's run: elements of the runs before it.
         base: u64,
@@ -63,7 +63,7 @@ kernel_structs! {
         /// Offset of the tile's bits in bytes: in the payload, or in the chunk that is reduced. Block codecs: index of
         /// the tile's first place in its chunk.
         to: u64,
-        /// Index of the tile's first place in the payload before it is cut.
+        /// Index of the tile's first place, before the payload is cut into chunks.
         byte: u64,
         run: u32,
         count: u32,

@@ -34,8 +34,8 @@ pub use sizes::{ALIGNMENT, HEADER};
 pub const UNIT: i64 = 1024;
 
 /// Limit of a one-shot all-reduce, in bytes of the payloads of all ranks together. The reducer must also keep no
-/// errors. Each rank sends at creation if it can run one-shot, since another version may have another limit. If one
-/// rank cannot, all ranks run two-shot.
+/// errors. Each rank sends at creation whether it can run one-shot, since another version may have another limit. If
+/// one rank cannot, all ranks run two-shot.
 const ONE_SHOT_BYTES: i64 = 1 << 20;
 
 /// Limit of two ranks on CUDA without peer memory. Two ranks send as many bytes one-shot as two-shot; more ranks send
@@ -46,7 +46,7 @@ const ONE_SHOT_BYTES_OF_TWO: i64 = 1 << 22;
 /// Limit of two to four ranks over peer memory: 8.5 MiB, which is 2^22 elements of INT8 on two ranks and 2^21 on four.
 /// On H200 a one-shot all-reduce takes 11 us plus 2.8 us per MB of all payloads. Two-shot takes 20 to 28 us more of the
 /// host's time, and in a CUDA graph it is slower up to these sizes.
-pub const ONE_EXCHANGE_BYTES_OF_PEERS: i64 = 17 << 19;
+pub const ONE_SHOT_BYTES_OF_PEERS: i64 = 17 << 19;
 
 /// Device and transport over which an all-reduce exchanges payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -484,7 +484,7 @@ impl CodecPlan {
         let has_kernel = self.rules.ranks == 1 && self.layout.format.segment_scale_bytes == 0;
         let most = match (over, self.n_chunks) {
             (Over::PeerMemory, _) if !has_kernel => 0,
-            (Over::PeerMemory, ..=4) => ONE_EXCHANGE_BYTES_OF_PEERS,
+            (Over::PeerMemory, ..=4) => ONE_SHOT_BYTES_OF_PEERS,
             (_, 3..) if self.rules.ranks > 1 => 0, // one-shot sends more bytes between nodes
             (Over::Cuda, 2) if self.rules.ranks == 1 => ONE_SHOT_BYTES_OF_TWO,
             _ => ONE_SHOT_BYTES,
@@ -772,7 +772,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ranks_exchange_once_if_nothing_is_kept_and_all_payloads_together_are_small() {
+    fn ranks_run_one_shot_if_nothing_is_kept_and_all_payloads_together_are_small() {
         let once = |over, rules, blocks: i64, world| {
             CodecPlan::new(rules, &[32 * blocks], &[], world, None).unwrap().is_one_shot(over)
         };

@@ -217,7 +217,8 @@ pub unsafe extern "C" fn gc_allreduce_parts(
 }
 
 /// Replaces values on every rank by their mean over the ranks. With GC_CODEC_SIGN they become +1 or -1, the sign of the
-/// majority, or NaN if a value was not finite on any rank, unless that counts as 0. All ranks end with the same bytes.
+/// majority, or NaN if a value was not finite on at least one rank, unless that counts as 0. All ranks end with the same
+/// bytes.
 ///
 /// `values`: n_values tensors, one for each segment, as for gc_codec_encode(), and written to. `value_factor`,
 /// `error_factor`: as for gc_codec_encode().

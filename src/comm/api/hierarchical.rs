@@ -49,8 +49,8 @@ use super::comm::{gc_comm_t, hand_out};
 ///
 /// If one rank fails, all do, except with BUSY or a NULL `intra_node`, or if another rank passes NULL or another
 /// communicator in place of its `inter_node`: then the others keep waiting.
-/// - GC_STATUS_INVALID_ARGUMENT: `inter_node` is NULL on a rank; nodes differ in their numbers of ranks (the message
-///   has two); one of the two connects other ranks than described; both are the same; or one is itself hierarchical.
+/// - GC_STATUS_INVALID_ARGUMENT: `inter_node` is NULL on a rank; nodes differ in size (every rank's message has two of
+///   the sizes); a communicator connects other ranks than described; both are the same; or one is hierarchical.
 /// - GC_STATUS_OUT_OF_MEMORY: memory could not be allocated.
 /// - GC_STATUS_COMM: an exchange failed.
 /// - GC_STATUS_BUSY: another call is running on this communicator.

@@ -53,8 +53,8 @@ unsafe impl Sync for Callbacks {}
 
 impl Callbacks {
     /// # Safety
-    /// The functions may be called with `ctx` on any thread, one at a time, as long as the result lives. They make the
-    /// exchange of their names with blocks of the size that they get, and nothing unwinds out of them.
+    /// The functions may be called with `ctx` on any thread, one at a time, as long as the result lives. Each makes
+    /// the exchange that its name says, with blocks of the size that it is passed, and nothing unwinds out of it.
     pub unsafe fn new(
         (rank, world): (i32, i32), ctx: *mut c_void, all_to_all: Callback, all_gather: Callback, host: bool,
     ) -> Result<Self> {

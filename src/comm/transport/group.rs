@@ -88,20 +88,20 @@ impl CallStream {
     ///
     /// # Safety
     /// The event is alive.
-    unsafe fn hold_up_for(&mut self, taken: EventHandle) -> Result<()> {
+    unsafe fn wait_for_taken(&mut self, taken: EventHandle) -> Result<()> {
         // SAFETY: the event is alive, as the caller promises.
-        let held_up = unsafe { taken.make_stream_wait(&mut self.queue) };
-        if held_up.is_err() {
+        let waiting = unsafe { taken.make_stream_wait(&mut self.queue) };
+        if waiting.is_err() {
             // SAFETY: the event is alive, as the caller promises.
             let _ = unsafe { taken.wait(&mut self.queue) };
         }
-        held_up
+        waiting
     }
 }
 
 impl Member {
-    /// Returns the lane of a call on a GPU, after recording the event at which this rank's blocks are ready.
-    fn lane(&self, exchange: &Exchange<'_>) -> Result<Option<CallStream>> {
+    /// Returns the stream of a call on a GPU, and records the event at which this rank's blocks are ready. CPU: None.
+    fn call_stream(&self, exchange: &Exchange<'_>) -> Result<Option<CallStream>> {
         let Queue::Cuda(mut queue) = exchange.queue()? else { return Ok(None) };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let events = match &*kept {
@@ -145,17 +145,17 @@ impl Member {
         Ok(())
     }
 
-    fn take_all(&self, exchange: &Exchange<'_>, own: &Post, lane: &mut Option<CallStream>) -> Result<()> {
+    fn take_all(&self, exchange: &Exchange<'_>, own: &Post, call_stream: &mut Option<CallStream>) -> Result<()> {
         for other in 0..self.world {
             let Some(post) = self.lock().posts[other] else { return Err(gone(other)) };
-            self.take(other, &post, own, exchange, lane)?;
+            self.take(other, &post, own, exchange, call_stream)?;
         }
         Ok(())
     }
 
     /// Takes the block that another rank has for this one.
     fn take(
-        &self, other: usize, post: &Post, own: &Post, exchange: &Exchange<'_>, lane: &mut Option<CallStream>,
+        &self, other: usize, post: &Post, own: &Post, exchange: &Exchange<'_>, call_stream: &mut Option<CallStream>,
     ) -> Result<()> {
         if (post.pattern, post.bytes) != (own.pattern, own.bytes) || post.events.is_some() != own.events.is_some() {
             let place = |post: &Post| if post.events.is_some() { "on a GPU" } else { "on the host" };
@@ -178,10 +178,10 @@ impl Member {
         // `recv` has room for a block of each rank. The other rank's events are alive as long as its memory.
         unsafe {
             let to = exchange.recv.add(other * own.bytes);
-            match (lane, post.events) {
-                (Some(lane), Some([ready, _])) => {
-                    ready.make_stream_wait(&mut lane.queue)?;
-                    lane.queue.copy(to, from, own.bytes)?;
+            match (call_stream, post.events) {
+                (Some(call_stream), Some([ready, _])) => {
+                    ready.make_stream_wait(&mut call_stream.queue)?;
+                    call_stream.queue.copy(to, from, own.bytes)?;
                 }
                 _ => to.copy_from_nonoverlapping(from, own.bytes),
             }
@@ -190,17 +190,17 @@ impl Member {
     }
 
     /// Makes this rank's stream wait until all ranks have taken its blocks, which later work may overwrite or free.
-    fn hold_up_for_takers(&self, lane: &mut Option<CallStream>) -> Result<()> {
-        let Some(lane) = lane else { return Ok(()) };
-        let mut held_up = Ok(());
+    fn wait_for_takers(&self, call_stream: &mut Option<CallStream>) -> Result<()> {
+        let Some(call_stream) = call_stream else { return Ok(()) };
+        let mut waiting = Ok(());
         for other in (0..self.world).filter(|&other| other != self.rank) {
             let post = self.lock().posts[other];
             if let Some([_, taken]) = post.and_then(|post| post.events) {
                 // SAFETY: each rank keeps the events that it has posted until all have left the round.
-                held_up = held_up.and(unsafe { lane.hold_up_for(taken) });
+                waiting = waiting.and(unsafe { call_stream.wait_for_taken(taken) });
             }
         }
-        held_up
+        waiting
     }
 
     /// Counts this rank, and waits until all ranks are counted. All ranks are in this round, so each one arrives.
@@ -245,22 +245,22 @@ impl Transport for Member {
     }
 
     fn exchange(&self, exchange: &Exchange<'_>) -> Result<*const u8> {
-        let mut lane = self.lane(exchange)?;
+        let mut call_stream = self.call_stream(exchange)?;
         let own = Post {
             pattern: exchange.pattern,
             bytes: exchange.bytes,
             send: exchange.send.expose_provenance(),
-            events: lane.as_ref().map(|lane| lane.events),
+            events: call_stream.as_ref().map(|call_stream| call_stream.events),
         };
         self.post(own)?;
         // Continue if this fails: the other ranks wait for this one, and blocks that it has begun to take must stay.
-        let taken = self.take_all(exchange, &own, &mut lane);
-        let recorded = lane.as_mut().map_or(Ok(()), CallStream::record_taken);
+        let taken = self.take_all(exchange, &own, &mut call_stream);
+        let recorded = call_stream.as_mut().map_or(Ok(()), CallStream::record_taken);
         self.arrive(|round| &mut round.taken);
         // Only now has every rank recorded the event after which it has taken its blocks.
-        let held_up = self.hold_up_for_takers(&mut lane);
+        let waiting = self.wait_for_takers(&mut call_stream);
         self.leave();
-        taken.and(recorded).and(held_up).map(|()| exchange.recv.cast_const())
+        taken.and(recorded).and(waiting).map(|()| exchange.recv.cast_const())
     }
 
     fn waits_on_host(&self) -> bool {

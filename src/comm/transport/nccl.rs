@@ -242,7 +242,7 @@ impl Nccl {
         let _entered = InPrimary::enter(device)?;
         let records = Some(room_for_records(device, world)?);
         let comm = match split {
-            // SAFETY: `comm` is of `library`, as above; all ranks have one color and keep their numbers.
+            // SAFETY: `comm` is of `library`; ranks have one color and keep their numbers; the new one does not block.
             true => unsafe {
                 library.make(comm, "ncclCommSplit", |place| {
                     let mut config = Config::OWN;

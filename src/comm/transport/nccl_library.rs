@@ -264,7 +264,7 @@ impl Library {
     }
 }
 
-/// Returns the NCCL that this process has loaded: RTLD_DEFAULT, or a handle that is never closed.
+/// Returns the NCCL that this process has loaded, if any: RTLD_DEFAULT, or a handle that is never closed.
 fn loaded() -> Option<*mut c_void> {
     // SAFETY: RTLD_DEFAULT is valid without an open library.
     if unsafe { dynamic::address(libc::RTLD_DEFAULT, c"ncclSend") }.is_some() {

@@ -19,7 +19,7 @@ use std::ptr;
 use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
 
 use crate::{
-    codec::plan::{ONE_EXCHANGE_BYTES_OF_PEERS, sizes::LEAST_STRIDE},
+    codec::plan::{ONE_SHOT_BYTES_OF_PEERS, sizes::LEAST_STRIDE},
     cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Card},
     dlpack::Device,
     ffi::error::{Error, Result, Status, error},
@@ -38,7 +38,7 @@ const ALIGNMENT: u64 = 256;
 
 /// Largest size of all payloads of a one-shot call, in bytes. Every world has the limit of two to four ranks: buffers
 /// for many ranks may be those of the two ranks of a node, with areas of the same sizes.
-const MOST_ONE_SHOT: u64 = ONE_EXCHANGE_BYTES_OF_PEERS as u64;
+const MOST_ONE_SHOT: u64 = ONE_SHOT_BYTES_OF_PEERS as u64;
 
 /// Sizes of the areas of a buffer, in bytes: for an exchange, and for one-shot calls.
 #[derive(Clone, Copy)]

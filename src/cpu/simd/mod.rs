@@ -2,9 +2,9 @@
 //! per set. Code on top of it (`bits`) is written once and compiled for each set (`dispatch`).
 //!
 //! **Assumptions about the platform.** Another process may write payloads while they are read (`codec::sources`,
-//! `share`). In Rust's terms, a plain load of them is a race. On the processors that have these sets, its only effect
-//! is its value. Each vector is loaded once, by an intrinsic, so that no decision depends on two loads of one byte.
-//! Bytes between strided elements are neither read nor written. ThreadSanitizer may report these loads.
+//! `share`). In Rust's terms, a plain load of them is a race. On the processors that have these sets, such a load has
+//! no effect but its value. Each vector is loaded once, by an intrinsic, so that no decision depends on two loads of
+//! one byte. Bytes between strided elements are neither read nor written. ThreadSanitizer may report these loads.
 
 mod portable;
 mod transpose;
