@@ -19,7 +19,7 @@ from tiers import both
 
 SEED = int(os.environ.get("NODES_SEED", "0"))
 CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=16, all=500)))
-CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=10, all=200)))
+CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=16, all=200)))
 BOARD_CASES = gpu.sized(card=100, quick=6, all=200)  # over callbacks, which are slow
 ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
 HOST_FLAGS = (1, 1)  # callbacks take host memory
