@@ -134,8 +134,8 @@ fn neighbours(plan: &BitPlan) -> (u64, u64) {
 /// Writes the majority of the voters, the rows of `src`, in each bit. `poll` was made from `src`; `dst` is as long.
 pub fn vote(queue: &mut Queue, poll: &Poll, src: &View<'_>, dst: &View<'_>) -> Result<()> {
     /// Maximum number of voters whose count, with a second vote, fits the planes of the kernel for few voters.
-    const MAX_MASKED_VOTERS: u64 = 30;
-    let (kernel, vector) = if poll.voters <= MAX_MASKED_VOTERS { (&SIGNS.vote_few, 16) } else { (&SIGNS.vote_many, 4) };
+    const MOST_OF_VOTE_FEW: u64 = 30;
+    let (kernel, vector) = if poll.voters <= MOST_OF_VOTE_FEW { (&SIGNS.vote_few, 16) } else { (&SIGNS.vote_many, 4) };
     let apart = src.data().addr().wrapping_sub(dst.data().addr());
     let mut vote = Vote {
         src: src.data(),
