@@ -45,7 +45,9 @@ fn elements(seed: u64, count: usize, dtype: DLDataType, wild: bool) -> Vec<u8> {
             false => (z & 1) << (width - 1) | ((z >> 1 & 15) + first) << mantissa | z >> 8 & ((1 << mantissa) - 1),
         }
     };
-    (0..count).flat_map(|index| bits(index).to_le_bytes().into_iter().take(width as usize / 8)).collect()
+    let mut elements = Vec::new();
+    (0..count).for_each(|index| elements.extend_from_slice(&bits(index).to_le_bytes()[..width as usize / 8]));
+    elements
 }
 
 /// Returns the sum over all bytes of the byte plus one, times an odd number that depends on the index.
@@ -108,6 +110,11 @@ impl Tensor {
 /// Returns a tensor with the factor, or None if `word` is not a number.
 fn factor(word: &str) -> Option<Tensor> {
     word.parse::<f32>().ok().map(|value| Tensor::of(FLOAT32, &[1], 0, &value.to_le_bytes()))
+}
+
+/// Returns the bytes of all tensors.
+fn joined(tensors: &[Option<Tensor>]) -> Vec<u8> {
+    tensors.iter().flatten().map(Tensor::bytes).collect::<Vec<_>>().concat()
 }
 
 /// Calls `call` with pointers to views of the tensors, NULL for missing ones.
@@ -206,14 +213,14 @@ impl Case {
             // SAFETY: the codec is live, and the views describe memory of `tensors`.
             unsafe { gc_codec_decode(self.codec, views[n], divisor, views[n + 1], mode, values, n, ptr::null_mut()) }
         });
-        (status, tensors[..n].iter().flatten().flat_map(Tensor::bytes).copied().collect())
+        (status, joined(&tensors[..n]))
     }
 
     /// Reduces the server's chunk of recent payloads; returns the status and the resulting chunk.
     fn reduce(&mut self, words: &[&str]) -> (gc_status_t, Vec<u8>) {
         let (count, server) = (words[0].parse::<usize>().unwrap(), self.server.unwrap());
         let chunk = |k: usize| &self.payloads[k % self.payloads.len()][server * self.stride..][..self.stride];
-        let mut chunks: Vec<u8> = (0..count).flat_map(chunk).copied().collect();
+        let mut chunks = (0..count).map(chunk).collect::<Vec<_>>().concat();
         flip(&mut chunks[(count - 1) * self.stride..], words[1]);
         let chunks = Tensor::of(UINT8, &[count, self.stride], 0, &chunks);
         let mut tensors = [Some(chunks), Some(Tensor::new(UINT8, &[self.stride], 0))];
@@ -273,7 +280,7 @@ impl Case {
             // SAFETY: the codec is live, and the views describe live tensors.
             assert_eq!(unsafe { gc_codec_errors_out(codec, views[2], views[3], stream) }, 0);
         });
-        tensors.iter().flatten().flat_map(Tensor::bytes).copied().collect()
+        joined(&tensors)
     }
 
     /// Runs a step and returns its results in the format of the file.

@@ -81,7 +81,7 @@ fn the_exported_functions_are_those_of_the_list() {
 /// Files that name every function, and the functions that each file leaves out, with the reason. tests/python checks its
 /// own list of functions, and tests/abi/abi.py checks the file of each version.
 const PLACES: [(&str, &[(&str, &str)]); 6] = [
-    ("tests/source/signatures.rs", &[]),
+    ("tests/signatures.rs", &[]),
     ("include/gradcodec/loader.h", &[]),
     ("include/gradcodec/gradcodec.hpp", &[]),
     (

@@ -1,8 +1,8 @@
-//! The headers are generated from src/capi.rs and the sources named `api`, and tests/source/signatures.rs from
+//! The headers are generated from src/capi.rs and the sources named `api`, and tests/signatures.rs from
 //! tests/abi/functions.h. All are checked in, and these tests compare them. `make header` runs the tests with
 //! GRADCODEC_WRITE set: then they write the files instead.
 
-use std::{fs, path::Path, process::Command, sync::OnceLock};
+use std::{ffi::CStr, fs, path::Path, process::Command, sync::OnceLock};
 
 use crate::{declarations, loader, promises};
 
@@ -299,5 +299,22 @@ fn constants_are_numbers() {
 
 #[test]
 fn the_promises_in_rust_are_current() {
-    compare_or_write("tests/source/signatures.rs", &promises::promises(&read("tests/abi/functions.h")));
+    let version: Vec<&str> = env!("CARGO_PKG_VERSION").split('.').collect();
+    let facts = read(&format!("tests/abi/gradcodec-{}.{}.abi", version[0], version[1]));
+    compare_or_write("tests/signatures.rs", &promises::promises(&read("tests/abi/functions.h"), &facts));
+}
+
+#[test]
+fn every_status_has_the_name_of_its_constant() {
+    let cdef = read("include/gradcodec.cdef.h");
+    let (_, body) = cdef.split_once("enum gc_status {").unwrap();
+    let mut found = 0;
+    for constant in body.split('}').next().unwrap().split(',').filter(|text| !text.trim().is_empty()) {
+        let (name, value) = constant.trim().split_once(" = ").unwrap();
+        // SAFETY: the function returns static text.
+        let given = unsafe { CStr::from_ptr(gradcodec::capi::gc_status_name(value.parse().unwrap())) };
+        assert_eq!(given.to_str().unwrap(), name);
+        found += 1;
+    }
+    assert!(found > 0);
 }

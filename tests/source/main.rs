@@ -4,8 +4,6 @@ mod boundary;
 mod declarations;
 mod header;
 mod layers;
-mod layout;
 mod loader;
 mod promises;
-mod signatures;
 mod sources;

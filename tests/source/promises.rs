@@ -1,11 +1,16 @@
-//! Makes tests/source/signatures.rs: the text below, with the functions of tests/abi/functions.h put in.
+//! Makes tests/signatures.rs: the text below, with the functions of tests/abi/functions.h and the structs of the
+//! newest tests/abi/gradcodec-*.abi put in.
 
 use crate::loader::filled;
 
 const TEXT: &str = r#"
-//! Every exported function has the type that tests/abi/functions.h promises. Generated from it by `make header`.
+//! Every exported function has the type that tests/abi/functions.h promises, and every struct the layout that it has in
+//! C, by tests/abi/gradcodec-*.abi. Generated from these files by `make header`.
 
-use std::ffi::{c_char, c_void};
+use std::{
+    ffi::{c_char, c_void},
+    mem::offset_of,
+};
 
 use gradcodec::capi::*;
 
@@ -18,6 +23,17 @@ macro_rules! promised {
 
 promised! {
 @FUNCTIONS@}
+
+/// A struct has these fields and no others, of these types and in these places, or this file does not compile.
+macro_rules! laid_out {
+    ($($name:ident, aligned to $align:literal { $($field:ident: $type:ty, $at:literal;)* })*) => {$(
+        const _: fn($name) = |$name { $($field),* }| { $(let _: $type = $field;)* };
+        const _: () = assert!(align_of::<$name>() == $align $(&& offset_of!($name, $field) == $at)*);
+    )*};
+}
+
+laid_out! {
+@STRUCTS@}
 "#;
 
 /// Returns the Rust type of a C type. A typedef of a number becomes the number that C was promised.
@@ -91,8 +107,38 @@ fn split(list: &str) -> Vec<&str> {
     parts.map(str::trim).collect()
 }
 
-/// Returns the text of tests/source/signatures.rs for the text of tests/abi/functions.h.
-pub fn promises(list: &str) -> String {
+/// Returns the Rust type of a field, which may be an array.
+fn rust_type_of_field(c: &str) -> String {
+    match c.strip_suffix(']').and_then(|array| array.split_once(" [")) {
+        Some((item, count)) => format!("[{}; {count}]", rust_type(item)),
+        None => rust_type(c),
+    }
+}
+
+/// Returns our structs by the facts of a file that tests/abi/abi.py checks. A struct's size is left out: nothing can
+/// follow the last field, and C and Rust round up its end in the same way.
+fn structs(facts: &str) -> String {
+    let mut structs = String::new();
+    for fact in facts.lines().filter_map(|fact| fact.strip_prefix("struct gc_")) {
+        let (name, alignment) = fact.split_once(": ").unwrap();
+        let alignment = alignment.rsplit(' ').next().unwrap();
+        structs += &format!("    gc_{name}, aligned to {alignment} {{\n");
+        let mut fields = Vec::new();
+        for field in facts.lines().filter_map(|fact| fact.strip_prefix(&format!("field gc_{name}."))) {
+            let (field, place) = field.rsplit_once(" at ").unwrap();
+            let (field, c) = field.split_once(' ').unwrap();
+            let place: usize = place.split(',').next().unwrap().parse().unwrap();
+            fields.push((place, format!("        {field}: {}, {place};\n", rust_type_of_field(c))));
+        }
+        fields.sort();
+        structs.extend(fields.into_iter().map(|(_, field)| field));
+        structs += "    }\n";
+    }
+    structs
+}
+
+/// Returns the text of tests/signatures.rs for the texts of tests/abi/functions.h and of a file of facts.
+pub fn promises(list: &str, facts: &str) -> String {
     let mut functions = String::new();
     for part in list.split("))\n") {
         let Some((_, promise)) = part.rsplit_once("FUNCTION(") else { continue };
@@ -103,7 +149,7 @@ pub fn promises(list: &str) -> String {
         functions +=
             &filled(&format!("    {name}"), &rust_parameters(parameters), &format!("{};", rust_result(result)));
     }
-    TEXT.trim_start().replace("@FUNCTIONS@", &functions)
+    TEXT.trim_start().replace("@FUNCTIONS@", &functions).replace("@STRUCTS@", &structs(facts))
 }
 
 #[test]
@@ -114,12 +160,20 @@ fn a_promise_in_rust_is_the_one_in_c() {
         "    gc_name(i32) -> *const c_char;\n",
         "    gc_hook(Option<unsafe extern \"C\" fn(*mut c_void, c_char)>, *const *mut i64, *mut *const c_char);\n",
     ] {
-        assert!(promises(list).contains(line), "{}", promises(list));
+        assert!(promises(list, "").contains(line), "{}", promises(list, ""));
     }
 }
 
 #[test]
 #[should_panic = "what \"gc_new_t\" is in Rust is not in tests/source/promises.rs"]
 fn an_unknown_type_is_named() {
-    promises("FUNCTION(gc_new, void, (gc_new_t *))\n");
+    promises("FUNCTION(gc_new, void, (gc_new_t *))\n", "");
+}
+
+#[test]
+fn a_struct_has_its_fields_in_their_order() {
+    let facts = "field gc_s_t.b const char *const * at 8, 8 bytes\nfield gc_s_t.a uint32_t [2] at 0, 8 bytes\n\
+                 struct gc_s_t: begins with its size, aligned to 8\n";
+    let expected = "    gc_s_t, aligned to 8 {\n        a: [u32; 2], 0;\n        b: *const *const c_char, 8;\n    }\n";
+    assert_eq!(structs(facts), expected);
 }
