@@ -350,7 +350,8 @@ $(FUNCTIONS): tests/fakes/cuda/functions.cpp tests/fakes/cuda/device.h kernels/s
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O1 -fPIC $(EMULATED) -fsanitize=alignment -fsanitize-undefined-trap-on-error -shared $< -o $@
 
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt
+# Python compiles what the tests import; pip would compile all files.
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile -c tests/constraints.txt
 
 $(VENV)/ready: tests/python/requirements.txt tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
