@@ -34,10 +34,8 @@ for theirs in ATen/dlpack.h $tvm_header; do
         order $ours "$theirs"
     done
 done
-order gradcodec/torch.hpp ATen/DLConvertor.h $tvm_header
-order gradcodec/c10d.hpp ATen/DLConvertor.h
-order $tvm_header ATen/DLConvertor.h gradcodec/torch.hpp
-[ -z "$tvm_header" ] || order ATen/DLConvertor.h $tvm_header gradcodec/torch.hpp
+order gradcodec/c10d.hpp ATen/DLConvertor.h $tvm_header # begins with gradcodec/torch.hpp
+order $tvm_header ATen/DLConvertor.h gradcodec/c10d.hpp
 
 if [ -n "$tvm_header" ]; then
     lib=$($python -c 'import tvm_ffi.libinfo as l; print(l.find_libtvm_ffi())')
