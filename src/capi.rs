@@ -88,7 +88,7 @@ pub use crate::{
 // Rust programs use the constants of C's enums in this way: `BitOrder::Big as gc_bit_order_t`.
 pub use crate::{
     bits::plan::BitOrder,
-    codec::plan::{Decode, ErrorKind, Flag, Kind, NonFinite, ScaleRule},
+    codec::plan::{Decode, ErrorKind, Flag, Kind, NonFinite, Reduction, ScaleRule},
     ffi::error::Status,
 };
 

@@ -46,7 +46,9 @@ fn elements(seed: u64, count: usize, dtype: DLDataType, wild: bool) -> Vec<u8> {
         }
     };
     let mut elements = Vec::new();
-    (0..count).for_each(|index| elements.extend_from_slice(&bits(index).to_le_bytes()[..width as usize / 8]));
+    for index in 0..count {
+        elements.extend_from_slice(&bits(index).to_le_bytes()[..width as usize / 8]);
+    }
     elements
 }
 

@@ -1,5 +1,5 @@
-//! Every exported function has the type that tests/abi/functions.h promises, and every struct the layout that it has in
-//! C, by tests/abi/gradcodec-*.abi. Generated from these files by `make header`.
+//! Every exported function has the type that tests/abi/functions.h promises, and every struct and constant the layout or
+//! value that tests/abi/gradcodec-*.abi has for C. Generated from these files by `make header`.
 
 use std::{
     ffi::{c_char, c_void},
@@ -228,4 +228,68 @@ laid_out! {
         all_to_all: Option<unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, usize, DLDevice, *mut c_void) -> i32>, 24;
         all_gather: Option<unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, usize, DLDevice, *mut c_void) -> i32>, 32;
     }
+}
+
+/// A constant has this value, or this file does not compile.
+macro_rules! valued {
+    ($($constant:path = $value:literal;)*) => { $(const _: () = assert!($constant as i64 == $value);)* };
+}
+
+valued! {
+    GC_AXIS_NONE = -2147483648;
+    BitOrder::Big = 0;
+    BitOrder::Little = 1;
+    Kind::Bf16 = 3;
+    Kind::Int4 = 6;
+    Kind::Int8 = 5;
+    Kind::Mxfp4 = 7;
+    Kind::Mxfp8 = 4;
+    Kind::Onebit = 1;
+    Kind::Sign = 2;
+    GC_COUNT_ALL = -9223372036854775808;
+    Decode::Add = 1;
+    Decode::Set = 0;
+    ErrorKind::Bfloat16 = 1;
+    ErrorKind::Float32 = 0;
+    ErrorKind::None = 2;
+    Flag::Corrupt = 1;
+    Flag::Nonfinite = 2;
+    Flag::TakenBack = 4;
+    KernelFlag::Fmad = 1;
+    KernelFlag::NoDisk = 2;
+    GC_NCCL_ID_BYTES = 128;
+    NcclFlag::Split = 1;
+    NonFinite::Propagate = 0;
+    NonFinite::Transactional = 2;
+    NonFinite::Zero = 1;
+    Part::Shard = 1;
+    Part::Worker = 0;
+    Reduction::Mean = 0;
+    Reduction::Sum = 1;
+    RunFlag::Keepdims = 1;
+    ScaleRule::Mean = 1;
+    ScaleRule::Rms = 0;
+    ShareFlag::Copy = 1;
+    Status::Busy = 8;
+    Status::Comm = 31;
+    Status::CommUnavailable = 30;
+    Status::Compile = 26;
+    Status::ContextLost = 22;
+    Status::Corrupt = 9;
+    Status::Cuda = 21;
+    Status::DriverUnavailable = 20;
+    Status::InvalidArgument = 1;
+    Status::NotContiguous = 6;
+    Status::NvrtcUnavailable = 25;
+    Status::Ok = 0;
+    Status::OutOfMemory = 10;
+    Status::Panic = 99;
+    Status::ReadOnly = 5;
+    Status::ShapeMismatch = 4;
+    Status::Share = 40;
+    Status::SizeOverflow = 7;
+    Status::Timeout = 41;
+    Status::UnsupportedDevice = 3;
+    Status::UnsupportedDtype = 2;
+    TransportFlag::Host = 1;
 }

@@ -1,6 +1,6 @@
 //! The headers are generated from src/capi.rs and the sources named `api`, and tests/signatures.rs from
-//! tests/abi/functions.h. All are checked in, and these tests compare them. `make header` runs the tests with
-//! GRADCODEC_WRITE set: then they write the files instead.
+//! tests/abi/functions.h and this version's tests/abi/gradcodec-*.abi. All are checked in, and these tests compare them.
+//! `make header` runs the tests with GRADCODEC_WRITE set: then they write the files instead.
 
 use std::{ffi::CStr, fs, path::Path, process::Command, sync::OnceLock};
 
@@ -301,7 +301,8 @@ fn constants_are_numbers() {
 fn the_promises_in_rust_are_current() {
     let version: Vec<&str> = env!("CARGO_PKG_VERSION").split('.').collect();
     let facts = read(&format!("tests/abi/gradcodec-{}.{}.abi", version[0], version[1]));
-    compare_or_write("tests/signatures.rs", &promises::promises(&read("tests/abi/functions.h"), &facts));
+    let (list, header) = (read("tests/abi/functions.h"), read("include/gradcodec.h"));
+    compare_or_write("tests/signatures.rs", &promises::promises(&list, &facts, &header, &read("cbindgen.toml")));
 }
 
 #[test]

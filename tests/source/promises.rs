@@ -1,11 +1,11 @@
-//! Makes tests/signatures.rs: the text below, with the functions of tests/abi/functions.h and the structs of the
-//! newest tests/abi/gradcodec-*.abi put in.
+//! Makes tests/signatures.rs: the text below, with the functions of tests/abi/functions.h, and the structs and constants
+//! of this version's tests/abi/gradcodec-*.abi put in.
 
 use crate::loader::filled;
 
 const TEXT: &str = r#"
-//! Every exported function has the type that tests/abi/functions.h promises, and every struct the layout that it has in
-//! C, by tests/abi/gradcodec-*.abi. Generated from these files by `make header`.
+//! Every exported function has the type that tests/abi/functions.h promises, and every struct and constant the layout or
+//! value that tests/abi/gradcodec-*.abi has for C. Generated from these files by `make header`.
 
 use std::{
     ffi::{c_char, c_void},
@@ -34,6 +34,14 @@ macro_rules! laid_out {
 
 laid_out! {
 @STRUCTS@}
+
+/// A constant has this value, or this file does not compile.
+macro_rules! valued {
+    ($($constant:path = $value:literal;)*) => { $(const _: () = assert!($constant as i64 == $value);)* };
+}
+
+valued! {
+@CONSTANTS@}
 "#;
 
 /// Returns the Rust type of a C type. A typedef of a number becomes the number that C was promised.
@@ -137,8 +145,37 @@ fn structs(facts: &str) -> String {
     structs
 }
 
-/// Returns the text of tests/signatures.rs for the texts of tests/abi/functions.h and of a file of facts.
-pub fn promises(list: &str, facts: &str) -> String {
+/// Returns our constants by the same facts. Those that are no macros in the header are variants in Rust, of the enums
+/// that cbindgen.toml names.
+fn constants(facts: &str, header: &str, cbindgen: &str) -> String {
+    let enums: Vec<(&str, String)> = cbindgen
+        .lines()
+        .filter_map(|line| line.split_once(" = \"gc_"))
+        .map(|(name, c_name)| (name, format!("GC_{}_", c_name.trim_end_matches('"').to_uppercase())))
+        .collect();
+    let mut constants = String::new();
+    for fact in facts.lines().filter_map(|fact| fact.strip_prefix("constant ")) {
+        let (constant, value) = fact.split_once(' ').unwrap();
+        if !constant.starts_with("GC_") {
+            continue; // DLPack's
+        }
+        if header.contains(&format!("#define {constant} ")) {
+            constants += &format!("    {constant} = {value};\n");
+        } else {
+            let variant = |(name, prefix): &(_, String)| Some((*name, constant.strip_prefix(prefix.as_str())?));
+            let (name, words): (&str, _) =
+                enums.iter().find_map(variant).unwrap_or_else(|| panic!("no enum has {constant}"));
+            // INVALID_ARGUMENT becomes InvalidArgument.
+            let words = words.split('_').map(|word| word[..1].to_owned() + &word[1..].to_lowercase());
+            constants += &format!("    {name}::{} = {value};\n", words.collect::<String>());
+        }
+    }
+    constants
+}
+
+/// Returns the text of tests/signatures.rs for the texts of tests/abi/functions.h, of a file of facts, of the header and
+/// of cbindgen.toml.
+pub fn promises(list: &str, facts: &str, header: &str, cbindgen: &str) -> String {
     let mut functions = String::new();
     for part in list.split("))\n") {
         let Some((_, promise)) = part.rsplit_once("FUNCTION(") else { continue };
@@ -149,7 +186,10 @@ pub fn promises(list: &str, facts: &str) -> String {
         functions +=
             &filled(&format!("    {name}"), &rust_parameters(parameters), &format!("{};", rust_result(result)));
     }
-    TEXT.trim_start().replace("@FUNCTIONS@", &functions).replace("@STRUCTS@", &structs(facts))
+    TEXT.trim_start()
+        .replace("@FUNCTIONS@", &functions)
+        .replace("@STRUCTS@", &structs(facts))
+        .replace("@CONSTANTS@", &constants(facts, header, cbindgen))
 }
 
 #[test]
@@ -160,14 +200,14 @@ fn a_promise_in_rust_is_the_one_in_c() {
         "    gc_name(i32) -> *const c_char;\n",
         "    gc_hook(Option<unsafe extern \"C\" fn(*mut c_void, c_char)>, *const *mut i64, *mut *const c_char);\n",
     ] {
-        assert!(promises(list, "").contains(line), "{}", promises(list, ""));
+        assert!(promises(list, "", "", "").contains(line), "{}", promises(list, "", "", ""));
     }
 }
 
 #[test]
 #[should_panic = "what \"gc_new_t\" is in Rust is not in tests/source/promises.rs"]
 fn an_unknown_type_is_named() {
-    promises("FUNCTION(gc_new, void, (gc_new_t *))\n", "");
+    promises("FUNCTION(gc_new, void, (gc_new_t *))\n", "", "", "");
 }
 
 #[test]
@@ -176,4 +216,11 @@ fn a_struct_has_its_fields_in_their_order() {
                  struct gc_s_t: begins with its size, aligned to 8\n";
     let expected = "    gc_s_t, aligned to 8 {\n        a: [u32; 2], 0;\n        b: *const *const c_char, 8;\n    }\n";
     assert_eq!(structs(facts), expected);
+}
+
+#[test]
+fn a_constant_of_an_enum_is_a_variant() {
+    let facts = "constant GC_STATUS_READ_ONLY 5\nconstant GC_STATUS_ALL -1\nconstant kDLCPU 1\n";
+    let made = constants(facts, "#define GC_STATUS_ALL -1\n", "Status = \"gc_status\"\n");
+    assert_eq!(made, "    Status::ReadOnly = 5;\n    GC_STATUS_ALL = -1;\n");
 }

@@ -57,7 +57,7 @@ use dlpark::ffi::DLTensor;
 
 use crate::{
     codec::api::gc_codec_options_t,
-    comm::allreduce::{AllReduce, Part},
+    comm::allreduce::AllReduce,
     cuda::Stream,
     dlpack::input,
     ffi::{
@@ -68,6 +68,8 @@ use crate::{
         panics::boundary,
     },
 };
+
+pub use crate::comm::allreduce::Part;
 
 use super::comm::gc_comm_t;
 

@@ -34,7 +34,8 @@ for theirs in ATen/dlpack.h $tvm_header; do
         order $ours "$theirs"
     done
 done
-order gradcodec/c10d.hpp ATen/DLConvertor.h $tvm_header # begins with gradcodec/torch.hpp
+# gradcodec/c10d.hpp includes gradcodec/torch.hpp before any header of torch.
+order gradcodec/c10d.hpp ATen/DLConvertor.h $tvm_header
 order $tvm_header ATen/DLConvertor.h gradcodec/c10d.hpp
 
 if [ -n "$tvm_header" ]; then
