@@ -21,6 +21,11 @@ $(error GRADCODEC_TESTS: quick or all expected, got "$(GRADCODEC_TESTS)")
 endif
 export GRADCODEC_TESTS JOBS
 
+# Python keeps its bytecode in build/, not beside the sources. Without bytecode each of the tests' processes would compile
+# the packages that it imports.
+export PYTHONPYCACHEPREFIX = $(abspath $(BUILD))/pycache
+unexport PYTHONDONTWRITEBYTECODE
+
 # LIB: folder of the library that is installed and measured. TEST_LIB: folder of the library that is tested, which
 # builds in less than a minute (Cargo.toml); TEST_LIB=target/release tests the installed one.
 ifneq ($(wildcard Cargo.toml),)

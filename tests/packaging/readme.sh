@@ -53,7 +53,7 @@ echo "ok $2: $(cat "$work/got")"
 [ -z "${3:-}" ] || sh -euc "$3"
 END
 unset LD_LIBRARY_PATH PKG_CONFIG_PATH GRADCODEC_LIBRARY MAKEFLAGS MFLAGS
-export HOME="$work/home" MAKEFLAGS="LIB=$library" PYTHONDONTWRITEBYTECODE=1
+export HOME="$work/home" MAKEFLAGS="LIB=$library"
 # Run the commands that INSTALL.md and gradcodec.h have between backticks.
 sh "$work/all.sh" install_home c_home '
     export PKG_CONFIG_PATH=$HOME/.local/lib/pkgconfig
