@@ -25,6 +25,8 @@ export GRADCODEC_TESTS JOBS
 # the packages that it imports.
 export PYTHONPYCACHEPREFIX = $(abspath $(BUILD))/pycache
 unexport PYTHONDONTWRITEBYTECODE
+# Cargo builds in target/, even if the environment names another folder.
+unexport CARGO_TARGET_DIR
 
 # LIB: folder of the library that is installed and measured. TEST_LIB: folder of the library that is tested, which
 # builds in less than a minute (Cargo.toml); TEST_LIB=target/release tests the installed one.
