@@ -189,11 +189,13 @@ test-all:
 	@echo "memory); features and build.rs of the crate, the example in Rust, the tree of make dist"
 	@GRADCODEC_TESTS=all bash tests/parts.sh $(JOBS) $(PARTS) $(MORE_PARTS)
 
+# The unit tests take less than a second, and compile in a third of the time without optimization.
 test-rust:
 	$(begin)
 ifneq ($(wildcard Cargo.toml),)
 	$(needs_cargo)
-	$(CARGO) test --profile fast
+	$(CARGO) test --profile fast --test '*'
+	$(CARGO) test --profile fast --lib --config profile.fast.opt-level=0
 endif
 
 # Checks the sources without features, and the commit that a build names.
@@ -280,7 +282,7 @@ test-python: $(TEST_LIBRARY) $(VENV)/ready $(DRIVERS) $(FUNCTIONS) $(NCCLS) $(NV
 	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/python
 	$(TESTED) $(if $(DRIVERS),GRADCODEC_DRIVERS=$(abspath $(BUILD)/tests)) \
 	    $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/spec
-	$(TESTED) $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/multi_gpu --device cpu
+	$(TESTED) $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider tests/multi_gpu --device cpu
 
 test-install: $(TEST_LIBRARY) $(VENV)/ready
 	$(begin)
