@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import gradcodec
+from gradcodec import _abi as client
+
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["-O0", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'include'}"]
 
@@ -50,10 +53,6 @@ def test_every_function_is_called_by_gradcodec_hpp_here():
 
 
 # ---- The Python client
-
-sys.path.append(str(ROOT / "python"))
-import gradcodec  # noqa: E402 the path comes first
-from gradcodec import _abi as client  # noqa: E402
 
 
 class Array:

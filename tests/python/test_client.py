@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gradcodec as gradcodec_of_module
+from gradcodec import ONEBIT, SIGN, GradCodec
+
 LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 CLIENT = Path(__file__).resolve().parents[2] / "python" / "gradcodec"
-sys.path.append(str(CLIENT.parent))
-import gradcodec as gradcodec_of_module  # noqa: E402 the path comes first
-from gradcodec import ONEBIT, SIGN, GradCodec  # noqa: E402 the path comes first
 
 NAME = "libgradcodec-of-a-test.so.0"  # no machine has this library installed
 

@@ -153,7 +153,7 @@ def test_elements_go_where_numpy_puts_them_and_nowhere_else(block):
         with case(seed=seed, source=source, target=target):
             elements = source.carve(buffer)
             found = bench.into(lib.gc_copy_into, source, buffer, target=target)
-            assert_written(target, found, cast(elements.reshape((1, *shape)), source.dtype, target.dtype)[0])
+            assert_written(target, found, cast(elements.reshape((1, *shape)), source.dtype, target.dtype)[0, ...])
             compact = bench.new(lib.gc_tensor_to_device, source, buffer, DLDevice(CPU, 0))
             assert compact.shape == shape and compact.tobytes() == elements.tobytes()
 

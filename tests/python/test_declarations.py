@@ -2,13 +2,12 @@
 
 import pathlib
 import re
-import sys
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 
+from gradcodec import GradCodec
+from gradcodec import _declarations as client
+
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path.append(str(ROOT / "python"))
-from gradcodec import GradCodec  # noqa: E402 the path comes first
-from gradcodec import _declarations as client  # noqa: E402
 
 TYPES = {
     "void": None, "void *": c_void_p, "char *": c_char_p, "void (*)(void *)": c_void_p, "float": c_float, "int": c_int,
