@@ -21,7 +21,7 @@ $(error GRADCODEC_TESTS: quick or all expected, got "$(GRADCODEC_TESTS)")
 endif
 export GRADCODEC_TESTS JOBS
 
-# Python keeps its bytecode in build/, not beside the sources. Without bytecode each of the tests' processes would compile
+# Python keeps its bytecode in build/, not beside the sources. Without bytecode each process of the tests would compile
 # the packages that it imports.
 export PYTHONPYCACHEPREFIX = $(abspath $(BUILD))/pycache
 unexport PYTHONDONTWRITEBYTECODE

@@ -39,7 +39,7 @@ RUNS = {
     "mxfp4": Run("mxfp4"), "bf16": Run("bf16"), "int8, 2 x 2": Run("int8", 2), "int4, 2 x 2": Run("int4", 2),
     "FSDP2 int8, gather int8": Run("int8", 0, "fsdp2"),
 }  # fmt: skip
-SECONDS = 1700  # of a run at most
+SECONDS = 500  # of a run at most, for each rank of a GPU
 
 
 def collect(folder, most=305_000_000, largest=400_000):
@@ -81,7 +81,8 @@ def train(here, on, task, run, seed, text):
     from torch.distributed.fsdp import fully_shard
 
     gpus = torch.cuda.device_count() if on == "cuda" else 0
-    device, shared = torch.device("cuda", here.rank % gpus) if gpus else torch.device("cpu"), 0 < gpus < here.world
+    shared = 0 < gpus < here.world
+    device = torch.device("cuda", here.rank % gpus) if gpus else torch.device("cpu")
     if on == "cuda":
         torch.cuda.set_device(device)
     store = {"init_method": f"file://{here.folder}/store", "rank": here.rank, "world_size": here.world}
@@ -178,8 +179,10 @@ def main():
     if not options.library:
         parser.error("--library expected")
     os.environ |= {"GRADCODEC_LIBRARY": os.path.abspath(options.library), "NCCL_NVLS_ENABLE": "0"}
+    import torch
     from ranks import RankError, Ranks
 
+    ranks_of_gpu = math.ceil(options.ranks / (torch.cuda.device_count() or options.ranks))
     task = SIZES[options.size]
     key = {"size": options.size, "ranks": options.ranks, "bytes": options.text.stat().st_size}
     document, failed = accuracy.kept_or_new(options.output, key), False
@@ -191,7 +194,7 @@ def main():
         try:
             with Ranks(options.ranks) as ranks:
                 about = options.device, task, RUNS[name], options.seed, options.text
-                found = ranks.call(train, *about, seconds=SECONDS)[0]
+                found = ranks.call(train, *about, seconds=SECONDS * ranks_of_gpu)[0]
         except RankError as error:
             print(error, file=sys.stderr)
             failed = True

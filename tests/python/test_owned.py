@@ -15,13 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gradcodec
 from capi import in_threads
+from gradcodec import GradCodec, GradCodecError, Status
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "python"))
-import gradcodec  # noqa: E402 the path comes first
-from gradcodec import GradCodec, GradCodecError, Status  # noqa: E402
-
 library = GradCodec(os.environ["GRADCODEC_LIBRARY"])
 VALUES = np.ones(8, "f4")
 
