@@ -109,7 +109,11 @@ class _Server:
             has_ended = True
         raised.is_broken |= not has_ended and len(interrupts) > 0
         self._status = int(not has_ended)
-        call.has_begun, call.recv, call.started, call.ended = False, None, [], []
+        if not has_ended:
+            call.started, call.ended = [], []
+        # Otherwise the parts stay until the next exchange. If a thread of gloo released a part, it would need the GIL,
+        # and in a program that ends it would abort the process.
+        call.has_begun, call.recv = False, None
 
 
 def server(perform: Callable[[Call], None], raised: Raised, resumes: bool) -> Any:
