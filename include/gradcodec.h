@@ -327,7 +327,7 @@ typedef struct gc_codec_options_t {
     DLDataType results;
     /** The storage of errors: one of GC_ERROR_*. 0 keeps errors in float32. SIGN keeps none. */
     int32_t error;
-    /** The scale rule: one of GC_SCALE_*, for ONEBIT; otherwise 0. */
+    /** The scale rule of ONEBIT: one of GC_SCALE_*. SIGN ignores it; block codecs take 0 alone. */
     int32_t scale;
     /** The policy for numbers that are not finite: one of GC_NONFINITE_*. */
     int32_t nonfinite;

@@ -105,7 +105,7 @@ pub struct gc_codec_options_t {
     pub results: DLDataType,
     /// The storage of errors: one of GC_ERROR_*. 0 keeps errors in float32. SIGN keeps none.
     pub error: i32,
-    /// The scale rule: one of GC_SCALE_*, for ONEBIT; otherwise 0.
+    /// The scale rule of ONEBIT: one of GC_SCALE_*. SIGN ignores it; block codecs take 0 alone.
     pub scale: i32,
     /// The policy for numbers that are not finite: one of GC_NONFINITE_*.
     pub nonfinite: i32,
