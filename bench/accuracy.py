@@ -9,7 +9,7 @@ on files that it was not trained on is measured, in nats per byte.
 
 All ranks share one process and one device. Each rank has its own part of every batch, its own gradient and its own
 codec with its own errors; payloads are moved unchanged. So the bytes are those of gc_allreduce_run. The weights are the
-same on all ranks, so they are kept as a stack, and one pass computes all ranks' gradients.
+same on all ranks, so one model computes the gradients, one rank after the other.
 
 Each run is written to the JSON file when it ends; runs that the file has are not run again.
 """
@@ -63,69 +63,50 @@ DECAY = 0.1  # AdamW's and Lion's weight decay
 WARM = 0.15  # part of the steps that 1-bit Adam warms up in; the learning rate rises in a third of that
 
 
-# --- the model, as a stack of W copies --------------------------------------------------------------------------------
+# --- the model --------------------------------------------------------------------------------------------------------
 
 
-class Transformer:
-    """Shapes of the weights, and the loss of each copy on its own part of a batch."""
+def transformer(torch, task, generator, device):
+    """Returns a transformer, whose call returns the mean loss of [batch, context + 1] bytes; on a GPU in bfloat16."""
+    functional, width, heads = torch.nn.functional, task.width, max(1, task.width // 64)
+    shapes = {"bytes": (256, width), "places": (task.context, width)}
+    for n in range(task.layers):
+        shapes |= {
+            f"{n}.norm1": (width,), f"{n}.attention": (width, 3 * width), f"{n}.out": (width, width),
+            f"{n}.norm2": (width,), f"{n}.up": (width, 4 * width), f"{n}.down": (4 * width, width),
+        }  # fmt: skip
+    shapes |= {"norm": (width,), "head": (width, 256)}
 
-    def __init__(self, task):
-        self.task, width = task, task.width
-        self.heads = max(1, width // 64)
-        self.shapes = {"bytes": (256, width), "places": (task.context, width)}
-        for n in range(task.layers):
-            self.shapes |= {
-                f"{n}.norm1": (width,), f"{n}.attention": (width, 3 * width), f"{n}.out": (width, width),
-                f"{n}.norm2": (width,), f"{n}.up": (width, 4 * width), f"{n}.down": (4 * width, width),
-            }  # fmt: skip
-        self.shapes |= {"norm": (width,), "head": (width, 256)}
-
-    def begin(self, name, torch, generator):
+    def begin(name):
         if "norm" in name:
-            return torch.ones(self.shapes[name])
-        narrow = 1 / math.sqrt(2 * self.task.layers) if name.endswith(("out", "down")) else 1
-        return torch.randn(self.shapes[name], generator=generator) * 0.02 * narrow
+            return torch.ones(shapes[name])
+        narrow = 1 / math.sqrt(2 * task.layers) if name.endswith(("out", "down")) else 1
+        return torch.randn(shapes[name], generator=generator) * 0.02 * narrow
 
-    def losses(self, torch, weights, examples):
-        """Returns the losses. `weights`: each with a copy for every rank; `examples`: [W, batch, context + 1]."""
-        functional = torch.nn.functional
-        world, batch, places = examples.shape[0], examples.shape[1], examples.shape[2] - 1
-        width, heads = self.task.width, self.heads
-        numbers = examples[:, :, :-1] + 256 * torch.arange(world, device=examples.device)[:, None, None]
-        x = functional.embedding(numbers, weights["bytes"].reshape(world * 256, width)) + weights["places"][:, None]
-        x = x.view(world, batch * places, width)
+    class Transformer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.ParameterList(torch.nn.Parameter(begin(name).to(device)) for name in shapes)
 
-        def norm(x, name):
-            return functional.layer_norm(x, (width,)) * weights[name][:, None]
+        @torch.autocast("cuda", torch.bfloat16, enabled=torch.device(device).type == "cuda")
+        def forward(self, examples):
+            weights = dict(zip(shapes, self.weights))
 
-        for n in range(self.task.layers):
-            three = torch.bmm(norm(x, f"{n}.norm1"), weights[f"{n}.attention"])
-            three = three.view(world * batch, places, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-            seen = functional.scaled_dot_product_attention(three[0], three[1], three[2], is_causal=True)
-            x = x + torch.bmm(seen.transpose(1, 2).reshape(world, batch * places, width), weights[f"{n}.out"])
-            up = functional.gelu(torch.bmm(norm(x, f"{n}.norm2"), weights[f"{n}.up"]))
-            x = x + torch.bmm(up, weights[f"{n}.down"])
-        said = torch.bmm(norm(x, "norm"), weights["head"]).float().view(-1, 256)
-        each = functional.cross_entropy(said, examples[:, :, 1:].reshape(-1), reduction="none")
-        return each.view(world, -1).mean(1)
+            def norm(x, name):
+                return functional.layer_norm(x, (width,)) * weights[name]
 
-    def module(self, torch, generator, device="cpu", dtype=None):
-        """Returns one copy as a module, whose call returns the mean loss of [batch, context + 1] bytes."""
-        of, on_gpu = self, torch.device(device).type == "cuda"
-        dtype = dtype or torch.float32
+            x = functional.embedding(examples[:, :-1], weights["bytes"]) + weights["places"]
+            for n in range(task.layers):
+                three = norm(x, f"{n}.norm1") @ weights[f"{n}.attention"]
+                seen = functional.scaled_dot_product_attention(
+                    *three.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4), is_causal=True
+                )
+                x = x + seen.transpose(1, 2).flatten(2) @ weights[f"{n}.out"]
+                x = x + functional.gelu(norm(x, f"{n}.norm2") @ weights[f"{n}.up"]) @ weights[f"{n}.down"]
+            said = (norm(x, "norm") @ weights["head"]).float()
+            return functional.cross_entropy(said.flatten(0, 1), examples[:, 1:].flatten())
 
-        class Module(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                begin = (of.begin(name, torch, generator).to(device, dtype) for name in of.shapes)
-                self.weights = torch.nn.ParameterList(map(torch.nn.Parameter, begin))
-
-            def forward(self, examples):
-                weights = {name: one[None] for name, one in zip(of.shapes, self.weights)}
-                with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu and dtype == torch.float32):
-                    return of.losses(torch, weights, examples[None]).mean()
-
-        return Module()
+    return Transformer()
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -202,12 +183,11 @@ class Exchange:
 class Gather:
     """Decodes the weights that all ranks compute with, from the exact ones."""
 
-    def __init__(self, library, torch, run, model, device):
+    def __init__(self, library, torch, run, shapes, device):
         self.torch, self.codec = torch, None
         if run.gather == "none":
             return
-        raw = [len(shape) < 2 for shape in model.shapes.values()]
-        self.sizes = [math.prod(shape) for shape in model.shapes.values()]
+        raw, self.sizes = [len(shape) < 2 for shape in shapes], [math.prod(shape) for shape in shapes]
         self.codec = library.codec(run.gather, self.sizes, error="none", device=device, raw=raw)
         self.payload = torch.empty(self.codec.payload_bytes, dtype=torch.uint8, device=device)
 
@@ -276,69 +256,6 @@ class Optimizer:
         self.x.add_(self.m, alpha=-rate)
 
 
-class Stack:
-    """W copies of a model's weights, and their gradients by one pass; recorded as a graph on a GPU."""
-
-    def __init__(self, torch, model, task, world, device):
-        self.torch, self.model, self.world, self.device = torch, model, world, device
-        self.sizes = [math.prod(shape) for shape in model.shapes.values()]
-        self.n = sum(self.sizes)
-        self.weights = {
-            name: torch.zeros((world, *shape), device=device, requires_grad=True) for name, shape in model.shapes.items()
-        }  # fmt: skip
-        self.gradients = torch.empty((world, self.n), device=device)
-        places = zip(torch.split(self.gradients, self.sizes, 1), model.shapes.values())
-        self.rooms = [place.unflatten(1, shape) for place, shape in places]
-        self.graph, self.examples, self.loss = None, None, None
-
-    def autocast(self):
-        kind = self.torch.device(self.device).type
-        return self.torch.autocast(kind, self.torch.bfloat16, enabled=kind == "cuda", cache_enabled=False)
-
-    def take(self, x):
-        """Sets every copy to `x`."""
-        with self.torch.no_grad():
-            parts = self.torch.split(x, self.sizes)
-            own = list(self.weights.values())
-            self.torch._foreach_copy_(own, [part.view(w.shape[1:]).expand(w.shape) for part, w in zip(parts, own)])
-
-    def once(self):
-        with self.autocast():
-            loss = self.model.losses(self.torch, self.weights, self.examples).sum()
-        found = self.torch.autograd.grad(loss, list(self.weights.values()))
-        with self.torch.no_grad():
-            self.torch._foreach_copy_(self.rooms, list(found))
-        return loss.detach() / self.world
-
-    def learn(self, examples):
-        """Writes the ranks' gradients to self.gradients, and returns the mean of the losses."""
-        examples = examples.to(self.device).view(self.world, -1, examples.shape[-1])
-        if self.device == "cpu":
-            self.examples = examples
-            return self.once()
-        if self.graph is None:
-            torch, self.examples = self.torch, examples.clone()
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.once()
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.loss = self.once()
-        self.examples.copy_(examples)
-        self.graph.replay()
-        return self.loss
-
-    def judge(self, data, count, batches):
-        """Returns the loss on held-out files."""
-        with self.torch.no_grad(), self.autocast():
-            examples = [data.judged(count, n).to(self.device).unflatten(0, (self.world, -1)) for n in range(batches)]
-            found = [self.model.losses(self.torch, self.weights, each).mean() for each in examples]
-        return self.torch.stack(found).mean().item()
-
-
 def rate_of(step, steps):
     """Returns the part of the highest rate: a rise in the first twentieth, then half a cosine down to a tenth."""
     rise = max(1, int(WARM / 3 * steps))
@@ -347,24 +264,33 @@ def rate_of(step, steps):
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - rise) / (steps - rise)))
 
 
-def train(torch, library, stack, data, task, run, seed):
+def train(torch, library, data, task, run, seed, device):
     """Trains once, and returns the results that the file keeps."""
     began, generator = time.monotonic(), torch.Generator().manual_seed(seed)
-    begin = [stack.model.begin(name, torch, generator).reshape(-1) for name in stack.model.shapes]
-    x = torch.cat(begin).to(stack.device)
-    shapes = list(stack.model.shapes.values())
-    plain = Exchange(library, torch, run, shapes, stack.device)
-    sent = plain if run.codec == "float32" else Exchange(library, torch, run, shapes, stack.device, run.codec)
-    optimizer, gathered = Optimizer(torch, run, x, task, plain, sent), Gather(library, torch, run, stack.model, stack.device)
+    model = transformer(torch, task, generator, device)
+    weights = list(model.parameters())
+    x, shapes = torch.nn.utils.parameters_to_vector(weights).detach(), [one.shape for one in weights]
+    gradients = torch.empty((run.world, x.numel()), device=device)
+    plain = Exchange(library, torch, run, shapes, device)
+    sent = plain if run.codec == "float32" else Exchange(library, torch, run, shapes, device, run.codec)
+    optimizer, gathered = Optimizer(torch, run, x, task, plain, sent), Gather(library, torch, run, shapes, device)
     for step in range(1, task.steps + 1):
-        stack.take(gathered(x))
-        stack.learn(data.batch(task.batch, generator))
-        optimizer.step(step, task.rates[run.optimizer] * rate_of(step, task.steps), stack.gradients)
-    stack.take(x)
-    loss, total = stack.judge(data, task.batch, 16), sum(each.bytes for each in {plain, sent})
+        torch.nn.utils.vector_to_parameters(gathered(x), weights)
+        for own, examples in zip(gradients, data.batch(task.batch, generator).to(device).chunk(run.world)):
+            found = torch.autograd.grad(model(examples), weights)
+            torch.cat([one.flatten() for one in found], out=own)
+        optimizer.step(step, task.rates[run.optimizer] * rate_of(step, task.steps), gradients)
+    torch.nn.utils.vector_to_parameters(x, weights)
+    loss, total = judge(torch, model, data, task, device), sum(each.bytes for each in {plain, sent})
     sent.close()
     loss = loss if math.isfinite(loss) else None
-    return {"loss": loss, "bytes": total, "parameters": stack.n, "seconds": time.monotonic() - began}
+    return {"loss": loss, "bytes": total, "parameters": x.numel(), "seconds": time.monotonic() - began}
+
+
+def judge(torch, model, data, task, device):
+    """Returns the loss on held-out files."""
+    with torch.no_grad():
+        return statistics.fmean(model(data.judged(task.batch, n).to(device)).item() for n in range(16))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -430,18 +356,15 @@ def main():
         task = task._replace(steps=options.steps)
     if options.rate:
         task = task._replace(rates=dict.fromkeys(task.rates, options.rate))
-    model, data = Transformer(task), Text(torch, task)
+    data = Text(torch, task)
     document["task"] = f"{data.described}, {task.steps} steps of {task.batch} examples, {where}"
     # Runs are made seed by seed, so that an interruption loses the last seed, not the last codecs.
     for seed in range(options.seeds):
-        stack = None
         for run in RUNS:
             title = f"{run.optimizer} {run.codec} errors={run.error} ranks={run.world} gathered={run.gather}"
             if (seed, *run) in done or not all(word in title for word in options.only.split()):
                 continue
-            if stack is None or stack.world != run.world:
-                stack = Stack(torch, model, task, run.world, device)
-            result = train(torch, library, stack, data, task, run, seed)
+            result = train(torch, library, data, task, run, seed, device)
             document["results"].append({"seed": seed, **run._asdict(), **result})
             save(options.out, document)
             print(f"seed {seed} {title}: loss {result['loss']}, {result['seconds']:.1f} s", flush=True)

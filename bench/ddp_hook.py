@@ -7,15 +7,12 @@ Python: build/bench/ddp_hook.json and a table.
 Two ranks, over gloo on the CPU and over NCCL or peer memory on two GPUs, train a model whose gradients fit in one
 bucket. After some steps each hook is called repeatedly for that bucket: a call is a whole step of the hook. On GPUs a
 call's time is that from its call to its return, with an idle GPU. On the CPU it is the CPU time of the thread, which
-excludes waits for the other rank, but includes the work. `C`: the part of a hook in Python that is within the library's
-functions, and the exchanges that they call back. The table has the median of the calls, and the least, which other
-processes on the machine disturb less.
+excludes waits for the other rank, but includes the work. The table has the median of the calls, and the least, which
+other processes on the machine disturb less.
 """
 
 import functools
-import json
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -40,51 +37,26 @@ class Model(torch.nn.Module):
         return sum((weight * gradient).sum() for weight in self.weights)
 
 
-class InC:
-    """Seconds within the library's functions since the last take()."""
-
-    def __init__(self):
-        from gradcodec._owned import _Owned
-
-        self.seconds, inner = 0.0, _Owned._call_with
-
-        @functools.wraps(inner)
-        def timed(owned, function, *arguments):
-            start = time.thread_time()
-            try:
-                return inner(owned, function, *arguments)
-            finally:
-                self.seconds += time.thread_time() - start
-
-        _Owned._call_with = timed
-
-    def take(self):
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-
 def calls(arguments, register):
-    """Returns the seconds of each call of the hook, and those in C."""
+    """Returns the seconds of each call of the hook."""
     model = DistributedDataParallel(Model(arguments.tensors, arguments.elements).to(arguments.device), bucket_cap_mb=1000)
     compression, gradient = register(model), torch.ones(arguments.elements, device=arguments.device)
     for _ in range(4):  # DDP rebuilds its buckets after the first
         model(gradient).backward()
     reducer, on_gpu = model.reducer, arguments.device == "cuda"
     (bucket,) = reducer._get_zeros_like_grad_buckets()
-    clock, hook, in_c = time.perf_counter if on_gpu else time.thread_time, [], []
+    clock, seconds = time.perf_counter if on_gpu else time.thread_time, []
     for _ in range(FIRST + (200 if arguments.quick else 1000)):
         dist.barrier()
         if on_gpu:
             torch.cuda.synchronize()
-        arguments.in_c.take()
         start = clock()
         future = reducer._run_comm_hook(bucket)
-        hook.append(clock() - start)
-        in_c.append(arguments.in_c.take())
+        seconds.append(clock() - start)
         future.wait()
     if compression is not None:
         compression.close()
-    return hook[FIRST:], in_c[FIRST:]
+    return seconds[FIRST:]
 
 
 def compressed(codec, native, model):
@@ -100,7 +72,7 @@ def rank(number, arguments, folder):
         torch.cuda.set_device(number)
     backend = "nccl" if arguments.device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=number, world_size=WORLD)
-    arguments.in_c, found, kinds = InC(), {}, dist.BuiltinCommHookType
+    found, kinds = {}, dist.BuiltinCommHookType
     hooks = {
         "PyTorch's all-reduce, C++": lambda model: model._register_builtin_comm_hook(kinds.ALLREDUCE),
         "PyTorch's fp16, C++": lambda model: model._register_builtin_comm_hook(kinds.FP16_COMPRESS),
@@ -112,7 +84,12 @@ def rank(number, arguments, folder):
     for name, register in hooks.items():
         found[name] = calls(arguments, register)
     if number == 0:
-        (pathlib.Path(folder) / "found").write_text(json.dumps(found))
+        about = f"{arguments.tensors} tensors of {arguments.elements}, {WORLD} ranks, {arguments.device}"
+        print(f"{about}, us a call:")
+        rows = [[name, *(f"{of(its) * 1e6:.1f}" for of in (statistics.median, min))] for name, its in found.items()]
+        table(["", "median", "least"], rows)
+        save(arguments.output, {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found})
+        print(arguments.output, flush=True)
     dist.barrier()
     os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
 
@@ -127,15 +104,6 @@ def main():
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank, (arguments, folder), WORLD)
-        found = json.loads((pathlib.Path(folder) / "found").read_text())
-    about = f"{arguments.tensors} tensors of {arguments.elements}, {WORLD} ranks, {arguments.device}"
-    print(f"{about}, us a call:")
-    columns = [(hook, in_c, [one - other for one, other in zip(hook, in_c)]) for hook, in_c in found.values()]
-    numbers = [[f"{of(each) * 1e6:.1f}" for each in of_hook for of in (statistics.median, min)] for of_hook in columns]
-    heads = "", "median", "least", "C: median", "least", "without: median", "least"
-    table(heads, [[name, *row] for name, row in zip(found, numbers)])
-    save(arguments.output, {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found})
-    print(arguments.output)
 
 
 if __name__ == "__main__":

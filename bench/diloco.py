@@ -16,7 +16,6 @@ and AdamW. With `--device cuda` rank r trains on GPU r, over NCCL.
 """
 
 import argparse
-import datetime
 import functools
 import json
 import math
@@ -30,7 +29,7 @@ import time
 
 import accuracy
 import nodes
-from common import commit, markdown, processor, save
+from common import about, markdown, save
 
 CONTENDERS = {
     "DDP float32": None, "DDP INT8": ("int8", "none"), "DiLoCo float32": None, "DiLoCo INT8": ("int8", "none"),
@@ -137,12 +136,12 @@ def links(a, torch, dist):
 def losses(a, torch, dist):
     """Returns, by contender, the validation loss at the end, of each seed."""
     task = accuracy.SIZES[a.size]._replace(steps=a.train)
-    text, of, found = accuracy.Text(torch, task), accuracy.Transformer(task), {name: [] for name in CONTENDERS}
+    text, found = accuracy.Text(torch, task), {name: [] for name in CONTENDERS}
 
     for seed in range(a.seeds):
         for name in CONTENDERS:
             generator = torch.Generator().manual_seed(seed)
-            model = of.module(torch, generator, a.device)
+            model = accuracy.transformer(torch, task, generator, a.device)
             adam = functools.partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=accuracy.DECAY)
             one = Contender(name, model, adam, a.sync_every)
             for step in range(1, task.steps + 1):
@@ -151,8 +150,7 @@ def losses(a, torch, dist):
                 one.step(text.batch(task.batch, generator).chunk(dist.get_world_size())[a.rank].to(a.device))
                 if one.diloco is not None:
                     one.diloco.step()
-            with torch.no_grad():
-                found[name].append(statistics.fmean(model(text.judged(task.batch, n).to(a.device)).item() for n in range(16)))
+            found[name].append(accuracy.judge(torch, model, text, task, a.device))
             if a.rank == 0:
                 print(f"seed {seed}, {name}: {found[name][-1]:.4f}", flush=True)
                 a.to.write_text(json.dumps(found))
@@ -235,12 +233,11 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel ignores it for process 1 otherwise
     if a.library:
         os.environ["GRADCODEC_LIBRARY"] = str(a.library.resolve())
-    about = {"commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name")}
-    about |= {"cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
-    about |= {name: getattr(a, name) for name in ("nodes", *(each.replace("-", "_") for each in numbers), "size")}
-    print(about, flush=True)
+    asked = {name: getattr(a, name) for name in ("nodes", *(each.replace("-", "_") for each in numbers), "size")}
+    found = about(load_before=os.getloadavg()[0], **asked, links={})
+    print(found, flush=True)
     nodes.command("ip", "link", "set", "lo", "up")
-    ends, found = nodes.connect(a.nodes), {**about, "links": {}}
+    ends = nodes.connect(a.nodes)
     for part in a.part:
         for gbit in a.gbit if part == "links" else [None]:
             if gbit is not None:

@@ -24,7 +24,6 @@ parameters.
 
 import argparse
 import contextlib
-import datetime
 import gc
 import json
 import os
@@ -38,7 +37,7 @@ import sys
 import tempfile
 import time
 
-from common import ROOT, commit, markdown, processor, save
+from common import ROOT, about, markdown, save
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "onebit"
 PLAIN = {
@@ -346,11 +345,11 @@ def measure(torch, dist, names, arguments, device, progress):
         if name != "no exchange" and digests != digests[:apart] * (len(digests) // apart):
             raise AssertionError("the weights differ between ranks")
         topology = one.compression.topology if one.compression else None
-        about = {"parameters": one.parameters, "payload": one.payload, "topology": topology}
+        its = {"parameters": one.parameters, "payload": one.payload, "topology": topology}
         if name == "no exchange":
-            about["first_gradient"] = statistics.median(one.first_gradient(text) for _ in range(5))
+            its["first_gradient"] = statistics.median(one.first_gradient(text) for _ in range(5))
         for link in links.values():
-            link["found"][name] |= about
+            link["found"][name] |= its
         one.close()
     return links
 
@@ -376,9 +375,9 @@ def rank_main(arguments):
         own = cpus[rank::world] or [cpus[rank % len(cpus)]]
         os.sched_setaffinity(0, own)  # also for the library's workers
         torch.set_num_threads(len(own))
-    about = {"torch": torch.__version__}
+    versions = {"torch": torch.__version__}
     if on_gpu:
-        about |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        versions |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     store = {"init_method": f"file://{arguments.to}.store", "rank": rank, "world_size": world}
     backend, more = ("cpu:gloo,cuda:nccl", {"device_id": device}) if on_gpu else ("gloo", {})
     dist.init_process_group(backend, **store, **more)
@@ -401,7 +400,7 @@ def rank_main(arguments):
             if on_gpu:
                 torch.cuda.empty_cache()
             if rank == 0:
-                arguments.to.write_text(json.dumps({gbit: {**about, **link} for gbit, link in links.items()}))
+                arguments.to.write_text(json.dumps({gbit: {**versions, **link} for gbit, link in links.items()}))
         dist.barrier(group=arguments.on_cpu)
     except Exception as failure:
         why = " ".join(f"{type(failure).__name__}: {failure}".split())[:400]
@@ -561,23 +560,18 @@ def main():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel ignores it for process 1 otherwise
     if arguments.library:
         os.environ["GRADCODEC_LIBRARY"] = str(arguments.library.resolve())
-    about = {
-        "commit": commit(), "date": datetime.date.today().isoformat(), "processor": processor().get("model name"),
-        "cpus": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0], "device": arguments.device,
-        "congestion_control": pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-    }  # fmt: skip
-    for name in ("nodes", "ranks", "wrap", "dtype", "no_peers", "width", "layers", "batch", "places"):
-        about[name] = getattr(arguments, name)
-    cpus, load, world = about["cpus"], about["load_before"], arguments.nodes * arguments.ranks
-    print(f"{arguments.nodes} nodes x {arguments.ranks} ranks on {cpus} CPUs of {about['processor']}, "
-          f"frames of {FRAME} bytes, {about['congestion_control']}, "
-          f"commit {about['commit']}, {about['date']}", flush=True)  # fmt: skip
+    load, control = os.getloadavg()[0], pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    asked = ("device", "nodes", "ranks", "wrap", "dtype", "no_peers", "width", "layers", "batch", "places")
+    here = about(load_before=load, congestion_control=control, **{name: getattr(arguments, name) for name in asked})
+    cpus, world = here["cpus"], arguments.nodes * arguments.ranks
+    print(f"{arguments.nodes} nodes x {arguments.ranks} ranks on {cpus} CPUs of {here['processor']}, frames of {FRAME} "
+          f"bytes, {control}, commit {here['commit']}, {here['date']}", flush=True)  # fmt: skip
     if load > 0.5 or cpus < 2 * world:
         why = f"a rank has fewer than two CPUs, or other programs run (the load is {load:.1f})"
         print(f"A TRIAL: {why}; the quartiles show how much that disturbs", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         links = measured(arguments, connect(arguments.nodes) if arguments.nodes > 1 else [], folder)
-    save(arguments.output, {**about, "links": links})
+    save(arguments.output, {**here, "links": links})
     any_link = next(iter(links.values()))
     on = f"{world} x {any_link['gpu']}, NCCL {any_link['nccl']}, " if "gpu" in any_link else ""
     size = max((one["parameters"] for one in any_link["found"].values()), default=0)

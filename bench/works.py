@@ -92,39 +92,18 @@ def itemsize(dtype):
 
 # --- bits -------------------------------------------------------------------------------------------------------------
 
-# The dtype of the elements, the function, and the same in NumPy or CuPy.
-BITS = {
-    "pack bool": ("bool", "gc_pack_chunks_into", lambda np, x: np.packbits(x)),
-    "pack int32": ("int32", "gc_pack_chunks_into", lambda np, x: np.packbits(x)),
-    "signs float32": ("float32", "gc_pack_signs_into", lambda np, x: np.packbits(~(x < 0))),
-    "signs bfloat16": ("bfloat16", "gc_pack_signs_into", None),
-    "unpack uint8": ("uint8", "gc_unpack_chunks_into", lambda np, x: np.unpackbits(x)),
-    "unpack float32": ("float32", "gc_unpack_chunks_into", lambda np, x: np.unpackbits(x).astype(np.float32)),
-}
+VERBS = ("pack", "bool"), ("pack", "int32"), ("signs", "float32"), ("signs", "bfloat16"), ("unpack", "uint8"), ("unpack", "float32")
 
 
 def bits(place, sizes):
     """Yields rows of contiguous elements; for 2^20 also an odd number, and elements one beyond a cache line."""
-    for kind, (dtype, function, peer) in BITS.items():
+    for verb, dtype in VERBS:
         for n in sizes:
             for off, odd in ((0, 0), (1, 0), (0, 1)) if n == 2**20 else ((0, 0),):
                 case = f"{count(n)}{' from [1:]' if off else ''}{' less 1' if odd else ''}"
-                make = functools.partial(bits_of, place, dtype, function, peer, n - odd, off)
-                yield Work("bits", kind, case, (n - odd) * itemsize(dtype) + -(-(n - odd) // 8), make)
-
-
-def bits_of(place, dtype, function, peer, n, off):
-    unpacks = "unpack" in function
-    elements = place.empty((n + off,), dtype) if unpacks else place.random((n + off,), dtype)
-    elements = elements[off:]
-    packed = place.random((1, -(-n // 8)), "uint8") if unpacks else place.empty((1, -(-n // 8)), "uint8")
-    source, result = (packed, elements) if unpacks else (elements, packed)
-    src = place.tensor(source, "uint8" if unpacks else dtype)
-    dst = place.tensor(result, dtype if unpacks else "uint8")
-    run = peer and (lambda: peer(place.np, source.reshape(-1)))
-    expected = peer and (lambda: run()[: result.size].reshape(result.shape))
-    call = lambda library: library.call(function, src, BIG, dst, place.stream)  # noqa: E731
-    return One(call, [result], expected, run and {place.name: run})
+                memory, view = (n - odd + off,), lambda memory, off=off: memory[off:]
+                make = functools.partial(bits_of, place, verb, dtype, memory, view, AXIS_NONE)
+                yield Work("bits", f"{verb} {dtype}", case, (n - odd) * itemsize(dtype) + -(-(n - odd) // 8), make)
 
 
 # The shape of the memory of a matrix, the view of it, memory touched for each element, the axis packed along.
@@ -139,20 +118,19 @@ LAYOUTS = {
 
 
 def layouts(place, shapes):
-    verbs = ("pack", "bool"), ("pack", "int32"), ("signs", "float32"), ("unpack", "uint8"), ("unpack", "float32")
     for name, (memory, view, touched, axis) in LAYOUTS.items():
-        for verb, dtype in verbs:
-            if verb == "signs" and axis != AXIS_NONE:
+        for verb, dtype in VERBS:
+            if dtype == "bfloat16" or (verb == "signs" and axis != AXIS_NONE):
                 continue
             for shape in shapes:
                 # A cache line that is written in part is read, too.
                 lines = 2 * touched if verb == "unpack" and touched > 1 else touched
                 moved = math.prod(shape) * (itemsize(dtype) * lines + 1 / 8)
-                make = functools.partial(layout_of, place, verb, dtype, memory(shape), view, axis)
+                make = functools.partial(bits_of, place, verb, dtype, memory(shape), view, axis)
                 yield Work("strided bits", f"{verb} {dtype} {name}", f"{shape[0]} x {shape[1]}", math.ceil(moved), make)
 
 
-def layout_of(place, verb, dtype, memory, view, axis):
+def bits_of(place, verb, dtype, memory, view, axis):
     np, unpacks = place.np, verb == "unpack"
     elements = view((place.empty if unpacks else place.random)(memory, dtype))
     if axis == AXIS_NONE:
@@ -167,8 +145,6 @@ def layout_of(place, verb, dtype, memory, view, axis):
     given = [tensors[0], *([axis] if axis != AXIS_NONE else []), BIG, tensors[1], place.stream]
 
     def expected():
-        if axis != AXIS_NONE and place.name != "numpy":
-            return None  # CuPy has no axis
         along = {} if axis == AXIS_NONE else {"axis": axis}
         if not unpacks:
             truth = ~(elements < 0) if verb == "signs" else elements
@@ -177,10 +153,18 @@ def layout_of(place, verb, dtype, memory, view, axis):
         source = packed if along else packed.reshape(-1)
         found = np.unpackbits(source, **along)
         found = found[tuple(map(slice, elements.shape))] if along else found[: elements.size]
-        return found.reshape(elements.shape).astype(elements.dtype)
+        return found.reshape(elements.shape).astype(elements.dtype, copy=False)
 
-    peer = {place.name: expected} if place.name == "numpy" else {}
-    return One(lambda library: library.call(function, *given), [elements if unpacks else packed], expected, peer)
+    def peer():
+        found = expected()
+        if not is_contiguous and unpacks:
+            elements[...] = found
+
+    on_cpu, is_contiguous = place.name == "numpy", elements.flags.c_contiguous
+    known = dtype != "bfloat16" and (on_cpu or axis == AXIS_NONE)  # CuPy has no axis
+    peers = {place.name: peer} if known and (on_cpu or is_contiguous) else {}
+    results = [elements if unpacks else packed]
+    return One(lambda library: library.call(function, *given), results, expected if known else None, peers)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -66,6 +66,5 @@ def test_hooks_in_both_languages_are_timed(tmp_path):
     _torch_native.built()  # the compiler's time, of minutes on a busy machine, is not the program's
     results, text = run("ddp_hook.py", tmp_path / "ddp_hook.json", "--quick", "--tensors", "10")
     assert len([name for name in results["seconds"] if name.endswith(", C++")]) == 6
-    for name, (hook, in_c) in results["seconds"].items():
-        assert len(hook) == len(in_c) == 200 and name in text
-        assert any(in_c) == (name.startswith("compress") and name.endswith("Python"))
+    for name, seconds in results["seconds"].items():
+        assert len(seconds) == 200 and name in text
