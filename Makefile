@@ -544,7 +544,7 @@ slow-links: $(LIBRARY) $(VENV)-peers/ready
 training-step: $(LIBRARY)
 	$(PYTHON) bench/links.py --library $(LIBRARY) --only models --output $(BUILD)/bench/training_step.json $(BENCH)
 
-## The pictures of docs/, from the tables in docs/PERFORMANCE.md and docs/CODECS.md.
+## The pictures of docs/, from the tables in docs/PERFORMANCE.md.
 plot:
 	$(PYTHON) bench/plot.py
 

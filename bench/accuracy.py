@@ -2,7 +2,6 @@
 
     python3 bench/accuracy.py --library lib/libgradcodec.so.0                   on a GPU, if torch has one
     python3 bench/accuracy.py --library lib/libgradcodec.so.0 --size small      what a CPU does in minutes
-    python3 bench/accuracy.py --table                                           only the table of what is there
 
 A transformer of 10.8 million parameters is trained on the source text of Python's own library, byte for byte. Its loss
 on files that it was not trained on is measured, in nats per byte.
@@ -336,11 +335,7 @@ def main():
     parser.add_argument("--only", default="", help="runs whose name has these words: 'adamw int4'")
     parser.add_argument("--rate", type=float, help="another learning rate, to find one")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/bench/accuracy.json")
-    parser.add_argument("--table", action="store_true", help="only print what the file has")
     options = parser.parse_args()
-    if options.table:
-        return show(json.loads(options.out.read_text()))
-
     import torch
     from gradcodec import GradCodec
 

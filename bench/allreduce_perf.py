@@ -26,7 +26,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from common import Library, about, count, number, parser, save, significant, table  # sets the path of the package
+from common import Library, about, count, markdown, number, parser, save, significant, size  # sets the path of the package
 from gradcodec._torch_states import objects_of_all
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "int8 errors", "int4 errors", "onebit errors"
@@ -34,12 +34,6 @@ CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "int8 errors", "int4 errors",
 MOST_LOST = {"bf16": 0.01, "mxfp8": 0.1, "int8": 0.03, "int4": 0.35, "mxfp4": 0.4, "onebit": 1.2, "nccl": 0.01,
              "symmetric": 0.01}  # fmt: skip
 LARGE = 300 * 2**20
-
-
-def size(text):
-    """Returns the number of elements of 64K, 300M or a plain number."""
-    unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper(), 1)
-    return int(text[:-1] if unit > 1 else text) * unit
 
 
 # --- one rank ---------------------------------------------------------------------------------------------------------
@@ -236,7 +230,7 @@ def print_table(rows, names, mode):
         mib = row["elements"] * (4 if row["dtype"] == "float32" else 2) / 2**20
         lines.append([count(row["elements"]), row["dtype"], number(mib), *cells])
     print(f"\n{mode}: us a call (times NCCL)")
-    table(["elements", "dtype", "MiB", *names], lines)
+    print(markdown(["elements", "dtype", "MiB", *names], lines))
 
 
 def main():

@@ -59,7 +59,7 @@ typedef uint64_t vector __attribute__((vector_size(64), aligned(1), may_alias));
 /* Vectors in flight: 2 were slower, 8 and 16 no faster, from every level of cache and from memory (Zen 5). */
 enum { UNROLLED = 4 };
 
-/* Loads and adds `bytes`, a multiple of 256: the least work of a function that reads all of them. */
+/* Loads and adds all: the least work of a function that reads them. */
 static __attribute__((noinline)) void read_all(const vector *from, int64_t vectors)
 {
     vector sums[UNROLLED] = { { 0 } };
@@ -84,31 +84,23 @@ static __attribute__((noinline)) void write_all(vector *to, int64_t vectors)
     __asm__ volatile("" : : : "memory");
 }
 
-static __attribute__((noinline)) void copy_all(void *to, const void *from, int64_t bytes)
-{
-    memcpy(to, from, (size_t)bytes);
-}
+enum { READ, WRITE, COPY };
 
-#define RETURN_SECONDS_OF(call)             \
-    do {                                    \
-        call;                               \
-        const double start = now();         \
-        for (int64_t i = 0; i < times; i++) \
-            call;                           \
-        return now() - start;               \
-    } while (0)
-
-double read_seconds(int64_t times, const void *from, int64_t bytes)
+/* Runs a loop over `bytes`, a multiple of 256, once untimed and then `times` times. Returns the seconds of the timed ones. */
+double loop_seconds(int64_t times, int32_t loop, void *to, const void *from, int64_t bytes)
 {
-    RETURN_SECONDS_OF(read_all(from, bytes / (int64_t)sizeof(vector)));
-}
-
-double write_seconds(int64_t times, void *to, int64_t bytes)
-{
-    RETURN_SECONDS_OF(write_all(to, bytes / (int64_t)sizeof(vector)));
-}
-
-double memcpy_seconds(int64_t times, void *to, const void *from, int64_t bytes)
-{
-    RETURN_SECONDS_OF(copy_all(to, from, bytes));
+    const int64_t vectors = bytes / (int64_t)sizeof(vector);
+    double start = 0;
+    for (int64_t i = -1; i < times; i++) {
+        if (i == 0)
+            start = now();
+        if (loop == READ)
+            read_all(from, vectors);
+        else if (loop == WRITE)
+            write_all(to, vectors);
+        else
+            memcpy(to, from, (size_t)bytes);
+        __asm__ volatile("" : : : "memory");
+    }
+    return now() - start;
 }

@@ -92,12 +92,9 @@ def timer(folder=ROOT / "build/bench"):
         flags = ["-std=gnu11", "-O3", "-march=native", "-shared", "-fPIC"]
         subprocess.run([os.environ.get("CC", "cc"), *flags, str(source), "-o", str(path)], check=True)
     functions = ctypes.CDLL(str(path))
-    for name in "call_seconds", "read_seconds", "write_seconds", "memcpy_seconds":
-        getattr(functions, name).restype = c_double
-    functions.run_calls.argtypes = [c_int64, c_void_p]
-    functions.call_seconds.argtypes = [c_int64, c_void_p]
-    functions.read_seconds.argtypes = functions.write_seconds.argtypes = [c_int64, c_void_p, c_int64]
-    functions.memcpy_seconds.argtypes = [c_int64, c_void_p, c_void_p, c_int64]
+    functions.run_calls.argtypes = functions.call_seconds.argtypes = [c_int64, c_void_p]
+    functions.loop_seconds.argtypes = [c_int64, c_int32, c_void_p, c_void_p, c_int64]
+    functions.call_seconds.restype = functions.loop_seconds.restype = c_double
     functions.run_calls.restype = c_int32
     return functions
 
@@ -172,16 +169,14 @@ def count(elements):
     return f"{elements:,}"
 
 
+def size(text):
+    """Returns the number of elements of 64K, 300M or a plain number."""
+    unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:].upper(), 1)
+    return int(text[:-1] if unit > 1 else text) * unit
+
+
 def number(value):
     return "-" if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def table(header, rows):
-    """Prints aligned columns, the first to the left."""
-    cells = [list(map(str, row)) for row in [header, *rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    for row in cells:
-        print(row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])), sep="  ")
 
 
 def markdown(header, rows, left=1):
@@ -205,7 +200,7 @@ def print_rows(rows):
                                                 if n in its else "-" for n in names)]
             for row, its in zip(of_group, map(medians, of_group))
         ]  # fmt: skip
-        table(["", *names], lines)
+        print(markdown(["", *names], lines))
         for row in of_group:
             for name, why in row.get("failures", {}).items():
                 print(f"FAILED: {row['kind']}, {row['case']}, {name}: {why}")
@@ -220,13 +215,13 @@ def print_ratios(rows):
             threads = name[3:-5]  # of "new x2, old"
             found.append((row["group"], f"{row['kind']}, {row['case']}{threads}", times[name] / times[name[:-5]]))
     print("\nnew/old speed, medians (above 1: the new build is faster)")
-    table(["row", "new/old"], [[f"{group}: {name}", f"{ratio:.2f}"] for group, name, ratio in found])
+    print(markdown(["row", "new/old"], [[f"{group}: {name}", f"{ratio:.2f}"] for group, name, ratio in found]))
     print()
     groups = dict.fromkeys(group for group, *_ in found)
     of_groups = {group: [ratio for other, _, ratio in found if other == group] for group in groups}
     lines = [[group, len(of), f"{math.exp(statistics.fmean(map(math.log, of))):.3f}", f"{statistics.median(of):.3f}",
               f"{min(of):.2f}"] for group, of in of_groups.items()]  # fmt: skip
-    table(["group", "rows", "geometric mean", "median", "least"], lines)
+    print(markdown(["group", "rows", "geometric mean", "median", "least"], lines))
     slow = sorted((ratio, f"{group}: {name}") for group, name, ratio in found if ratio < SLOW)
     print(f"\n{len(slow)} of {len(found)} rows below {SLOW:.2f}")
     for ratio, name in slow:

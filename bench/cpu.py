@@ -24,6 +24,7 @@ QUICK_SHAPES = [(257, 257), (1024, 1024)]
 SIDES, QUICK_SIDES = [64, 1024, 4096], [64, 1024]
 CODEC_SIZES, QUICK_CODEC_SIZES = [2**k for k in (12, 16, 20, 24, 26)], [2**16, 2**20]
 
+READ, WRITE, COPY = range(3)  # as in bench/calls.c
 SAMPLE_SECONDS = 200e-6  # a sample is a batch of calls that takes at least this long, or one call
 FEWEST, MOST = 7, 101  # rounds, independent of the time left
 
@@ -105,14 +106,12 @@ def measured(place, work, libraries, budget):
 
 def loops(place, work):
     """Returns a loop that reads or writes as many bytes, or a copy of half as many."""
-    size = work.bytes // 256 * 256
-    if work.group in ("copies", "codecs"):
-        size = max(64, work.bytes // 2 // 64 * 64)
-        to, of = place.empty((size,), "uint8"), place.empty((size,), "uint8")
-        return {"memcpy": lambda calls: place.timer.memcpy_seconds(calls, to.ctypes.data, of.ctypes.data, size)}
-    memory = place.empty((max(256, size),), "uint8")
-    loop = place.timer.write_seconds if "unpack" in work.kind else place.timer.read_seconds
-    return {"loop": lambda calls: loop(calls, memory.ctypes.data, memory.nbytes)}
+    copies = work.group in ("copies", "codecs")
+    size = max(256, work.bytes // (2 if copies else 1) // 256 * 256)
+    to, of = place.empty((size,), "uint8"), place.empty((size,), "uint8")
+    loop = COPY if copies else WRITE if "unpack" in work.kind else READ
+    run = place.timer.loop_seconds
+    return {"memcpy" if copies else "loop": lambda calls: run(calls, loop, to.ctypes.data, of.ctypes.data, size)}
 
 
 def main():

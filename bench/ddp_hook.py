@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from common import commit, parser, save, table
+from common import commit, markdown, parser, save
 
 WORLD, FIRST = 2, 20  # calls that are not counted
 CODECS = "bf16", "int8", "int4", "onebit"
@@ -87,7 +87,7 @@ def rank(number, arguments, folder):
         about = f"{arguments.tensors} tensors of {arguments.elements}, {WORLD} ranks, {arguments.device}"
         print(f"{about}, us a call:")
         rows = [[name, *(f"{of(its) * 1e6:.1f}" for of in (statistics.median, min))] for name, its in found.items()]
-        table(["", "median", "least"], rows)
+        print(markdown(["", "median", "least"], rows))
         save(arguments.output, {"commit": commit(), "torch": torch.__version__, "about": about, "seconds": found})
         print(arguments.output, flush=True)
     dist.barrier()

@@ -23,7 +23,6 @@ import os
 import pathlib
 import signal
 import statistics
-import subprocess
 import sys
 import time
 
@@ -158,17 +157,18 @@ def losses(a, torch, dist):
 
 
 def rank_main(a):
-    os.environ["GRADCODEC_NODE"], os.environ["GLOO_SOCKET_IFNAME"] = f"node{a.rank}", a.interface
+    links_only = a.part == ["links"]
+    os.environ |= {"GRADCODEC_NODE": f"node{a.rank}", "GLOO_SOCKET_IFNAME": "eth0" if links_only else "lo"}
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     backend = "gloo"
-    if a.device == "cuda":
+    if a.device == "cuda" and not links_only:
         torch.cuda.set_device(a.rank)
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, init_method=f"file://{a.to}.store", rank=a.rank, world_size=a.nodes)
-    found = (links if a.part == ["links"] else losses)(a, torch, dist)
+    found = (links if links_only else losses)(a, torch, dist)
     dist.barrier()
     if a.rank == 0:
         a.to.write_text(json.dumps(found))
@@ -176,22 +176,6 @@ def rank_main(a):
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-
-
-def run_ranks(a, part, to):
-    interface = "eth0" if part == "links" else "lo"
-    own = [sys.executable, __file__, "--to", str(to), "--part", part, "--interface", interface]
-    own += ["--device", a.device if part == "loss" else "cpu"]
-    for name in ("nodes", "steps", "exchanges", "width", "layers", "size", "seeds", "train", "sync_every"):
-        own += [f"--{name.replace('_', '-')}", str(getattr(a, name))]
-    ranks = []
-    for rank in range(a.nodes):
-        into = ["nsenter", f"--net=/run/netns/node{rank}"] if part == "links" else []
-        ranks.append(subprocess.Popen([*into, *own, "--rank", str(rank)]))
-    statuses = [one.wait() for one in ranks]
-    if any(statuses):
-        sys.exit(f"diloco.py: ranks ended with status {statuses}")
-    return json.loads(to.read_text())
 
 
 def table_of_links(a, gbit, found):
@@ -223,7 +207,7 @@ def main():
     parser.add_argument("--size", choices=accuracy.SIZES, default="small", help="of the transformer that is judged")
     parser.add_argument("--output", type=pathlib.Path, default=nodes.ROOT / "build/bench/diloco.json")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the loss")
-    for name, kind in ("rank", int), ("to", pathlib.Path), ("interface", str):
+    for name, kind in ("rank", int), ("to", pathlib.Path):
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.rank is not None:
@@ -242,7 +226,11 @@ def main():
         for gbit in a.gbit if part == "links" else [None]:
             if gbit is not None:
                 nodes.limit(ends, gbit, burst=256)  # less than 4 bits per weight
-            its = run_ranks(a, part, pathlib.Path(f"/run/{part}-{gbit}"))
+            to = pathlib.Path(f"/run/{part}-{gbit}")
+            why = nodes.run_ranks(a.nodes, a.nodes if part == "links" else 1, "--to", str(to), "--part", part)
+            if why:
+                sys.exit(f"diloco.py: {why}")
+            its = json.loads(to.read_text())
             found.update({"losses": its} if gbit is None else {"links": {**found["links"], f"{gbit:g}": its}})
             if gbit is not None:
                 print(table_of_links(a, gbit, its), flush=True)

@@ -45,18 +45,14 @@ class Place(works.Place):
 
     def __init__(self, libraries):
         import cupy as cp
+        import torch
 
-        try:
-            import torch
-        except ImportError:
-            torch = None
         super().__init__(libraries)
         self.np, self.torch = cp, torch
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.queue = cp.cuda.Stream(non_blocking=True)
         self.queue.use()
-        if torch:
-            torch.cuda.set_stream(torch.cuda.ExternalStream(self.queue.ptr))
+        torch.cuda.set_stream(torch.cuda.ExternalStream(self.queue.ptr))
         self.stream = c_void_p(self.queue.ptr).value
         self.start, self.end = cp.cuda.Event(), cp.cuda.Event()
         self.scratch = cp.zeros(ROTATED // 8, cp.uint64)
@@ -75,7 +71,7 @@ class Place(works.Place):
     # The contenders beside the library.
 
     def copy_peers(self, src, dst, source, target):
-        if not self.torch or any(stride < 0 for array in (src, dst) for stride in array.strides):
+        if any(stride < 0 for array in (src, dst) for stride in array.strides):
             return {}  # torch has no negative strides
         torch = self.torch
 
@@ -204,8 +200,7 @@ def main():
             results["failed"][f"{work.group} {work.kind}, {work.case}"] = f"{type(error).__name__}: {error}"[:400]
             print(f"FAILED: {work.group} {work.kind}, {work.case}: {error}", file=sys.stderr)
         place.np.get_default_memory_pool().free_all_blocks()
-        if place.torch:
-            place.torch.cuda.empty_cache()
+        place.torch.cuda.empty_cache()
         results["yardstick"]["seconds"] = place.copies
         save(options.output, results)
     print(results["about"], f"{time.monotonic() - begin:.0f} s")

@@ -94,7 +94,7 @@ def main():
             to = pathlib.Path(folder) / "nodes.json"
             done = subprocess.run([*program, *words, "--output", str(to)])
             failed |= done.returncode != 0
-            if to.exists():
+            if done.returncode == 0:
                 parts[part] = {**json.loads(to.read_text()), "table": table}
                 save(options.output, parts)
     print(f"\n{tables(parts)}")

@@ -24,6 +24,7 @@ parameters.
 
 import argparse
 import contextlib
+import datetime
 import gc
 import json
 import os
@@ -48,7 +49,7 @@ SHARDED = "int8", "int8, gather int8", "int4, gather int8"  # codecs with --wrap
 FIRST = 4  # steps of each contender that are not counted: DDP rebuilds its buckets after the first
 SLOW = 10  # Gbit/s below which GPUs take one step a turn, and two turns: a step of float32 takes 15 s at 1 Gbit/s
 FRAME = "9000"  # bytes of an Ethernet frame at most: jumbo frames, of which headers take 1 % and not 5 %
-STUCK = 180  # seconds after which a contender that completes no turn has failed
+STUCK = datetime.timedelta(seconds=180)  # the longest wait for another rank
 INSIDE = "GRADCODEC_BENCH_INSIDE"
 # Defaults by device. `turns`: in full, and with --quick. `places`: bytes of a sequence.
 DEFAULTS = {
@@ -127,24 +128,18 @@ def limit(ends, gbit, burst=2048):
 # --- a rank -----------------------------------------------------------------------------------------------------------
 
 
-def held(node, gbit):
-    """Returns, at node 0, the Gbit/s that one stream from node 1 reaches in a quarter of a second."""
+def held(node, server, gbit):
+    """Returns, at node 0, the Gbit/s that one stream from node 1 reaches in a quarter of a second. `server`: node 0's."""
     size, block = int((gbit or 10) * 1e9 / 8 / 4), bytearray(2**20)
     if node == 0:
-        with socket.create_server((address(0), 4000)) as server, server.accept()[0] as stream:
+        with server, server.accept()[0] as stream:
             arrived, began = 0, None
             while got := stream.recv_into(block):
                 began = began or time.perf_counter()
                 arrived += got
             return arrived * 8 / (time.perf_counter() - began) / 1e9
     if node == 1:
-        for attempt in range(1000):
-            try:
-                stream = socket.create_connection((address(0), 4000))
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.02)
-        with stream:
+        with socket.create_connection((address(0), 4000)) as stream:
             for _ in range(0, size, len(block)):
                 stream.sendall(block)
     return None
@@ -295,9 +290,8 @@ def transport_of(arguments):
     return "nccl" if arguments.no_peers else "flat" if is_flat else "auto"
 
 
-def measure(torch, dist, names, arguments, device, progress):
-    """Returns, by rate, what one stream of TCP reaches, and the results of contenders that take turns. `progress`:
-    called with the name of the contender under way."""
+def measure(torch, dist, names, arguments, device):
+    """Returns, by rate, what one stream of TCP reaches, and the results of contenders that take turns."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     left = sent if arguments.nodes > 1 else lambda: 0
     generator = torch.Generator().manual_seed(arguments.rank)
@@ -309,20 +303,20 @@ def measure(torch, dist, names, arguments, device, progress):
         dist.all_reduce(torch.zeros(1), group=arguments.on_cpu)
 
     for name in names:
-        progress(name)
         made[name] = Contender(torch, name, arguments, device)
     for gbit in arguments.gbit:
         wait()
         barrier()
         if arguments.rank == 0:
             limit(arguments.ends, gbit)
+        is_first = local == 0 and arguments.nodes > 1  # of its node
+        server = socket.create_server((address(0), 4000)) if is_first and node == 0 else None
         barrier()
-        link = links[f"{gbit:g}"] = {"held": held(node, gbit) if local == 0 and arguments.nodes > 1 else None}
+        link = links[f"{gbit:g}"] = {"held": held(node, server, gbit) if is_first else None}
         link["found"] = {name: {"seconds": [], "bytes": []} for name in names}
         is_slow = device.type == "cuda" and 0 < gbit < SLOW
         for turn in range(-1, 2 if is_slow else arguments.turns):
             for name, one in made.items():
-                progress(name)
                 count = 1 if is_slow else arguments.steps
                 if turn < 0:
                     count = FIRST if len(links) == 1 else 1
@@ -339,11 +333,10 @@ def measure(torch, dist, names, arguments, device, progress):
                     link["found"][name]["bytes"].append((left() - before) / count)
     apart = {"ddp": 1, "hsdp": arguments.ranks, "fsdp2": dist.get_world_size()}[arguments.wrap]  # between equal ranks
     for name, one in made.items():
-        progress(name)
         digests = [None] * dist.get_world_size()
         dist.all_gather_object(digests, one.digest(), group=arguments.on_cpu)
         if name != "no exchange" and digests != digests[:apart] * (len(digests) // apart):
-            raise AssertionError("the weights differ between ranks")
+            raise AssertionError(f"{name}: the weights differ between ranks")
         topology = one.compression.topology if one.compression else None
         its = {"parameters": one.parameters, "payload": one.payload, "topology": topology}
         if name == "no exchange":
@@ -380,33 +373,19 @@ def rank_main(arguments):
         versions |= {"gpu": torch.cuda.get_device_name(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     store = {"init_method": f"file://{arguments.to}.store", "rank": rank, "world_size": world}
     backend, more = ("cpu:gloo,cuda:nccl", {"device_id": device}) if on_gpu else ("gloo", {})
-    dist.init_process_group(backend, **store, **more)
-    arguments.on_cpu = dist.new_group(backend="gloo")
+    dist.init_process_group(backend, timeout=STUCK, **store, **more)
+    arguments.on_cpu = dist.new_group(backend="gloo", timeout=STUCK)
     arguments.ends = [end.split("=") for end in arguments.ends]
-    names, links, now = arguments.contenders, {}, None
-
-    def progress(name):
-        nonlocal now
-        now = name
+    names, links = contenders(arguments), {}
+    for group in [[name] for name in names] if on_gpu and arguments.nodes > 1 else [names]:
+        for gbit, link in measure(torch, dist, group, arguments, device).items():
+            links.setdefault(gbit, link)["found"] |= link["found"]
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
         if rank == 0:
-            pathlib.Path(f"{arguments.to}.now").write_text(name)
-
-    try:
-        for group in [[name] for name in names] if on_gpu and arguments.nodes > 1 else [names]:
-            for gbit, link in measure(torch, dist, group, arguments, device, progress).items():
-                before = links.setdefault(gbit, link)
-                before["found"] |= link["found"]
-            gc.collect()
-            if on_gpu:
-                torch.cuda.empty_cache()
-            if rank == 0:
-                arguments.to.write_text(json.dumps({gbit: {**versions, **link} for gbit, link in links.items()}))
-        dist.barrier(group=arguments.on_cpu)
-    except Exception as failure:
-        why = " ".join(f"{type(failure).__name__}: {failure}".split())[:400]
-        with contextlib.suppress(FileExistsError), open(f"{arguments.to}.failed", "x") as file:  # by the first to fail
-            json.dump([now, f"rank {rank}: {why}"], file)
-        os._exit(1)
+            arguments.to.write_text(json.dumps({gbit: {**versions, **link} for gbit, link in links.items()}))
+    dist.barrier(group=arguments.on_cpu)
     sys.stdout.flush()
     os._exit(0)  # threads of PyTorch's may abort a process whose interpreter ends
 
@@ -414,64 +393,31 @@ def rank_main(arguments):
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run_ranks(arguments, ends, names, to):
-    """Runs all ranks to their end, or until one fails or none completes a turn. Returns None, or the contender that
-    failed and why."""
-    own = ["--to", str(to), "--contenders", *names, "--gbit", *map(str, arguments.gbit), "--ends", *map("=".join, ends)]
-    own += ["--no-peers"] if arguments.no_peers else []
-    for name in ("nodes", "ranks", "device", "wrap", "dtype", "width", "layers", "batch", "places", "steps", "turns"):
-        own += [f"--{name}", str(getattr(arguments, name))]
-    program = [sys.executable, str(pathlib.Path(__file__).resolve()), *own]
-    now = pathlib.Path(f"{to}.now")
-    now.write_text("")
-    ranks = []
-    for rank in range(arguments.nodes * arguments.ranks):
-        within = ["nsenter", f"--net=/run/netns/node{rank // arguments.ranks}"] if arguments.nodes > 1 else []
-        ranks.append(subprocess.Popen([*within, *program, "--rank", str(rank)]))
-    why, statuses = None, [None]
-    while None in statuses and not why:
+def contenders(arguments):
+    """Returns the names of all that are measured."""
+    if arguments.hooks is not None:
+        sizes = [(language, mib) for language in ("Python", "C++") for mib in (0, *arguments.hooks)]
+        return [*PLAIN["ddp"], *(f"int8 {language} {mib:g} MiB" for language, mib in sizes)]
+    has_peers = arguments.nodes == 1 and arguments.device == "cuda" and not arguments.no_peers
+    again = "flat" if arguments.flat else "nccl" if has_peers and arguments.wrap == "ddp" else None
+    codecs = [name for codec in arguments.codecs for name in (codec, f"{codec} {again}")] if again else arguments.codecs
+    return [*PLAIN[arguments.wrap], *codecs]
+
+
+def run_ranks(world, nodes, *words):
+    """Runs this program for each rank, in its node's namespace if there are several nodes, to their end or until one
+    fails. `words`: arguments beside those of this process. Returns which rank failed, or None."""
+    ranks, statuses = [], [None]
+    for rank in range(world):
+        within = ["nsenter", f"--net=/run/netns/node{rank * nodes // world}"] if nodes > 1 else []
+        ranks.append(subprocess.Popen([*within, sys.executable, *sys.argv, *words, "--rank", str(rank)]))
+    while None in statuses and not any(statuses):
         time.sleep(0.05)
         statuses = [process.poll() for process in ranks]
-        ended = [f"rank {rank} ended with status {status}" for rank, status in enumerate(statuses) if status]
-        if ended:
-            why = ended[0]
-        elif time.time() - now.stat().st_mtime > STUCK:
-            why = f"no turn ended within {STUCK} s"
     for process in ranks:
         process.kill()
         process.wait()
-    said = pathlib.Path(f"{to}.failed")
-    return None if why is None else json.loads(said.read_text()) if said.exists() else (now.read_text() or None, why)
-
-
-def measured(arguments, ends, folder):
-    """Returns the results of rank 0, by rate. If a contender fails, new processes measure the others."""
-    order = [*PLAIN[arguments.wrap], *arguments.codecs]
-    has_peers = arguments.nodes == 1 and arguments.device == "cuda" and not arguments.no_peers
-    again = "flat" if arguments.flat else "nccl" if has_peers else None
-    if again and arguments.wrap == "ddp":
-        order = [*PLAIN["ddp"], *(name for codec in arguments.codecs for name in (codec, f"{codec} {again}"))]
-    if arguments.hooks is not None:
-        sizes = [(language, mib) for language in ("Python", "C++") for mib in (0, *arguments.hooks)]
-        order = [*PLAIN["ddp"], *(f"int8 {language} {mib:g} MiB" for language, mib in sizes)]
-    left, links, failed = list(order), {}, {}
-    while left:
-        to = pathlib.Path(folder) / str(len(failed))
-        failure = run_ranks(arguments, ends, left, to)
-        for gbit, link in json.loads(to.read_text()).items() if to.exists() else ():
-            links[gbit] = {**link, "found": links.get(gbit, {}).get("found", {}) | link["found"]}
-        if failure:
-            name, why = failure
-            if name is None or name in failed:
-                sys.exit(f"nodes.py: the ranks did not start: {why}")
-            print(f"{name} failed: {why}", flush=True)
-            failed[name] = why
-        found = {name for link in links.values() for name in link["found"]}
-        left = [name for name in left if name not in found and name not in failed]
-    for link in links.values():
-        link["found"] = {name: link["found"][name] for name in order if name in link["found"]}
-        link["failed"] = failed
-    return links
+    return next((f"rank {rank} ended with status {status}" for rank, status in enumerate(statuses) if status), None)
 
 
 def quartiles(seconds):
@@ -492,7 +438,6 @@ def table(gbit, nodes, result):
         cells += [f"{left / 1e6:.2f}", f"{2 * one['payload'] * (nodes - 1) / nodes / 1e6:.2f}" if one["payload"] else "-"]
         floor = f"{left * 8 / gbit / 1e6 + 1e3 * first:.1f}" if gbit and one["payload"] else "-"
         rows.append([name, *cells, floor])
-    rows += [[name, "failed", *[""] * 5] for name in result["failed"]]
     return f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}\n{markdown(heads, rows)}"
 
 
@@ -513,7 +458,7 @@ def read(words):
     for name in ("width", "layers", "batch", "places", "steps", "turns"):
         parser.add_argument(f"--{name}", type=int, help=", ".join(f"{on}: {its[name]}" for on, its in DEFAULTS.items()))
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/nodes.json")
-    own = {"rank": {"type": int}, "to": {"type": pathlib.Path}, "contenders": {"nargs": "+"}, "ends": {"nargs": "*"}}
+    own = {"rank": {"type": int}, "to": {"type": pathlib.Path}, "ends": {"nargs": "*"}}
     for name, options in own.items():
         parser.add_argument(f"--{name}", **options, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -566,11 +511,13 @@ def main():
     cpus, world = here["cpus"], arguments.nodes * arguments.ranks
     print(f"{arguments.nodes} nodes x {arguments.ranks} ranks on {cpus} CPUs of {here['processor']}, frames of {FRAME} "
           f"bytes, {control}, commit {here['commit']}, {here['date']}", flush=True)  # fmt: skip
-    if load > 0.5 or cpus < 2 * world:
-        why = f"a rank has fewer than two CPUs, or other programs run (the load is {load:.1f})"
-        print(f"A TRIAL: {why}; the quartiles show how much that disturbs", flush=True)
+    ends = map("=".join, connect(arguments.nodes) if arguments.nodes > 1 else [])
     with tempfile.TemporaryDirectory() as folder:
-        links = measured(arguments, connect(arguments.nodes) if arguments.nodes > 1 else [], folder)
+        to = pathlib.Path(folder) / "found"
+        why = run_ranks(world, arguments.nodes, "--to", str(to), "--ends", *ends)
+        if not to.exists():
+            sys.exit(f"nodes.py: {why}, and no contender ended")
+        links = json.loads(to.read_text())
     save(arguments.output, {**here, "links": links})
     any_link = next(iter(links.values()))
     on = f"{world} x {any_link['gpu']}, NCCL {any_link['nccl']}, " if "gpu" in any_link else ""
@@ -581,8 +528,8 @@ def main():
     for gbit, link in links.items():
         print(table(float(gbit), arguments.nodes, link))
     print(f"\n{arguments.output}")
-    if any(result["failed"] for result in links.values()):
-        sys.exit(1)
+    if why:
+        sys.exit(f"nodes.py: {why}; the tables have the contenders that ended before")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Draws the pictures of docs/ from the tables in PERFORMANCE.md and CODECS.md: `make plot`. Needs no package."""
+"""Draws the pictures of docs/ from the tables in PERFORMANCE.md: `make plot`. Needs no package."""
 
 import math
 import pathlib
 import re
 
 import when
-from when import DOCS, FULL, size, table_of
+from common import size
+from when import DOCS, FULL, table_of
 
 COLORS = ["#0b6e4f", "#c1440e", "#2d5da1", "#8a5a9e", "#777777", "#b08900", "#222222"]
 DARK_COLORS = ["#4cc39b", "#ff8a5c", "#82b1f2", "#c99add", "#aaaaaa", "#e0bd4a", "#dddddd"]
@@ -110,22 +111,8 @@ def factors():
     return chart(title, "GB/s each way for a rank", "times as fast", lines, x, y, level=1)
 
 
-def accuracy():
-    _, rows = table_of("CODECS.md", "loss, mean of three seeds")
-    lines = {}
-    for optimizer, codec, errors, loss, *_, sent in rows:
-        if optimizer == "AdamW":
-            name = codec.split(", ")[-1] + (", errors" if errors == "kept" else "")
-            lines[name] = [(float(sent), float(loss))]
-    ys = [y for ((_, y),) in lines.values()]
-    chosen = dict(list(lines.items())[: len(COLORS)])
-    y = [(v, f"{v:g}") for v in (1.5, 1.6, 1.8, 2, 2.4, 2.8) if min(ys) * 0.9 < v < max(ys) * 1.15]
-    title = "Loss of a transformer under AdamW, by codec"
-    return chart(title, "MB sent by a rank", "validation loss", chosen, powers(0.5, 64, 2), y)
-
-
 def main():
-    for name, draw in {"link": link, "allreduce": allreduce, "when": factors, "accuracy": accuracy}.items():
+    for name, draw in {"link": link, "allreduce": allreduce, "when": factors}.items():
         path = pathlib.Path(DOCS / f"{name}.svg")
         path.write_text(draw())
         print(path)

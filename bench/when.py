@@ -25,7 +25,7 @@ import itertools
 import re
 from collections import namedtuple
 
-from common import ROOT, markdown
+from common import ROOT, markdown, size
 
 DOCS = ROOT / "docs"
 FULL = 300 * 2**20
@@ -80,11 +80,6 @@ def once(codec, elements, world=2):
     """Returns whether the all-reduce is one-shot; a payload has a header, so exactly `most` bytes are too many."""
     codec, most = codec.removesuffix(OVER), ONCE_OF_TWO if world == 2 else ONCE
     return codec in SENT and codec != "onebit" and world * elements * SENT[codec] < most
-
-
-def size(text):
-    """Returns the elements that a table calls 64K or 300M."""
-    return int(text[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[text[-1]]
 
 
 def table_of(page, *heads):

@@ -92,7 +92,8 @@ def itemsize(dtype):
 
 # --- bits -------------------------------------------------------------------------------------------------------------
 
-VERBS = ("pack", "bool"), ("pack", "int32"), ("signs", "float32"), ("signs", "bfloat16"), ("unpack", "uint8"), ("unpack", "float32")
+VERBS = [("pack", "bool"), ("pack", "int32"), ("signs", "float32"), ("signs", "bfloat16"), ("unpack", "uint8"),
+         ("unpack", "float32")]  # fmt: skip
 
 
 def bits(place, sizes):
