@@ -128,103 +128,44 @@ macro_rules! laid_out {
 
 laid_out! {
     gc_codec_options_t, aligned to 8 {
-        struct_size: u32, 0;
-        codec: i32, 4;
-        device: DLDevice, 8;
-        values: DLDataType, 16;
-        results: DLDataType, 20;
-        error: i32, 24;
-        scale: i32, 28;
-        nonfinite: i32, 32;
-        beta: f32, 36;
-        segments: *const i64, 40;
-        n_segments: usize, 48;
-        n_elements: i64, 56;
-        n_chunks: usize, 64;
-        server: u64, 72;
-        raw: *const u8, 80;
-        reduction: i32, 88;
-        reserved: [u32; 5], 92;
+        struct_size: u32, 0; codec: i32, 4; device: DLDevice, 8; values: DLDataType, 16; results: DLDataType, 20;
+        error: i32, 24; scale: i32, 28; nonfinite: i32, 32; beta: f32, 36; segments: *const i64, 40;
+        n_segments: usize, 48; n_elements: i64, 56; n_chunks: usize, 64; server: u64, 72; raw: *const u8, 80;
+        reduction: i32, 88; reserved: [u32; 5], 92;
     }
     gc_elementwise_options_t, aligned to 8 {
-        struct_size: u32, 0;
-        flags: u32, 4;
-        inputs: *const c_char, 8;
-        outputs: *const c_char, 16;
-        operation: *const c_char, 24;
-        name: *const c_char, 32;
-        preamble: *const c_char, 40;
-        loop_prep: *const c_char, 48;
-        after_loop: *const c_char, 56;
-        options: *const *const c_char, 64;
-        n_options: usize, 72;
-        nvrtc: *mut c_void, 80;
-        reserved: [u64; 4], 88;
+        struct_size: u32, 0; flags: u32, 4; inputs: *const c_char, 8; outputs: *const c_char, 16;
+        operation: *const c_char, 24; name: *const c_char, 32; preamble: *const c_char, 40;
+        loop_prep: *const c_char, 48; after_loop: *const c_char, 56; options: *const *const c_char, 64;
+        n_options: usize, 72; nvrtc: *mut c_void, 80; reserved: [u64; 4], 88;
     }
     gc_kernel_shape_t, aligned to 4 {
-        struct_size: u32, 0;
-        threads: u32, 4;
-        items_per_block: u32, 8;
-        shared_bytes: u32, 12;
-        cluster: u32, 16;
+        struct_size: u32, 0; threads: u32, 4; items_per_block: u32, 8; shared_bytes: u32, 12; cluster: u32, 16;
         reserved: [u32; 3], 20;
     }
     gc_nccl_options_t, aligned to 8 {
-        struct_size: u32, 0;
-        flags: u32, 4;
-        comm: *mut c_void, 8;
-        dl_handle: *mut c_void, 16;
-        timeout_ms: u32, 24;
+        struct_size: u32, 0; flags: u32, 4; comm: *mut c_void, 8; dl_handle: *mut c_void, 16; timeout_ms: u32, 24;
         reserved: u32, 28;
     }
     gc_part_t, aligned to 8 {
-        segment: i64, 0;
-        first: i64, 8;
-        count: i64, 16;
+        segment: i64, 0; first: i64, 8; count: i64, 16;
     }
     gc_peers_options_t, aligned to 8 {
-        struct_size: u32, 0;
-        rank: i32, 4;
-        world_size: i32, 8;
-        timeout_ms: u32, 12;
-        device: DLDevice, 16;
-        bytes: usize, 24;
-        buffers: *const *mut c_void, 32;
+        struct_size: u32, 0; rank: i32, 4; world_size: i32, 8; timeout_ms: u32, 12; device: DLDevice, 16;
+        bytes: usize, 24; buffers: *const *mut c_void, 32;
     }
     gc_reduction_options_t, aligned to 8 {
-        struct_size: u32, 0;
-        flags: u32, 4;
-        inputs: *const c_char, 8;
-        outputs: *const c_char, 16;
-        map: *const c_char, 24;
-        reduce: *const c_char, 32;
-        post_map: *const c_char, 40;
-        identity: *const c_char, 48;
-        name: *const c_char, 56;
-        reduce_type: *const c_char, 64;
-        preamble: *const c_char, 72;
-        options: *const *const c_char, 80;
-        n_options: usize, 88;
-        nvrtc: *mut c_void, 96;
-        reserved: [u64; 4], 104;
+        struct_size: u32, 0; flags: u32, 4; inputs: *const c_char, 8; outputs: *const c_char, 16;
+        map: *const c_char, 24; reduce: *const c_char, 32; post_map: *const c_char, 40; identity: *const c_char, 48;
+        name: *const c_char, 56; reduce_type: *const c_char, 64; preamble: *const c_char, 72;
+        options: *const *const c_char, 80; n_options: usize, 88; nvrtc: *mut c_void, 96; reserved: [u64; 4], 104;
     }
     gc_run_options_t, aligned to 8 {
-        struct_size: u32, 0;
-        flags: u32, 4;
-        size: i64, 8;
-        axes: *const i32, 16;
-        n_axes: usize, 24;
-        workspace: *const DLTensor, 32;
-        capability: i32, 40;
-        reserved0: u32, 44;
-        reserved: [u64; 3], 48;
+        struct_size: u32, 0; flags: u32, 4; size: i64, 8; axes: *const i32, 16; n_axes: usize, 24;
+        workspace: *const DLTensor, 32; capability: i32, 40; reserved0: u32, 44; reserved: [u64; 3], 48;
     }
     gc_transport_t, aligned to 8 {
-        struct_size: u32, 0;
-        rank: i32, 4;
-        world_size: i32, 8;
-        flags: u32, 12;
-        ctx: *mut c_void, 16;
+        struct_size: u32, 0; rank: i32, 4; world_size: i32, 8; flags: u32, 12; ctx: *mut c_void, 16;
         all_to_all: Option<unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, usize, DLDevice, *mut c_void) -> i32>, 24;
         all_gather: Option<unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, usize, DLDevice, *mut c_void) -> i32>, 32;
     }
@@ -236,60 +177,16 @@ macro_rules! valued {
 }
 
 valued! {
-    GC_AXIS_NONE = -2147483648;
-    BitOrder::Big = 0;
-    BitOrder::Little = 1;
-    Kind::Bf16 = 3;
-    Kind::Int4 = 6;
-    Kind::Int8 = 5;
-    Kind::Mxfp4 = 7;
-    Kind::Mxfp8 = 4;
-    Kind::Onebit = 1;
-    Kind::Sign = 2;
-    GC_COUNT_ALL = -9223372036854775808;
-    Decode::Add = 1;
-    Decode::Set = 0;
-    ErrorKind::Bfloat16 = 1;
-    ErrorKind::Float32 = 0;
-    ErrorKind::None = 2;
-    Flag::Corrupt = 1;
-    Flag::Nonfinite = 2;
-    Flag::TakenBack = 4;
-    KernelFlag::Fmad = 1;
-    KernelFlag::NoDisk = 2;
-    GC_NCCL_ID_BYTES = 128;
-    NcclFlag::Split = 1;
-    NonFinite::Propagate = 0;
-    NonFinite::Transactional = 2;
-    NonFinite::Zero = 1;
-    Part::Shard = 1;
-    Part::Worker = 0;
-    Reduction::Mean = 0;
-    Reduction::Sum = 1;
-    RunFlag::Keepdims = 1;
-    ScaleRule::Mean = 1;
-    ScaleRule::Rms = 0;
-    ShareFlag::Copy = 1;
-    Status::Busy = 8;
-    Status::Comm = 31;
-    Status::CommUnavailable = 30;
-    Status::Compile = 26;
-    Status::ContextLost = 22;
-    Status::Corrupt = 9;
-    Status::Cuda = 21;
-    Status::DriverUnavailable = 20;
-    Status::InvalidArgument = 1;
-    Status::NotContiguous = 6;
-    Status::NvrtcUnavailable = 25;
-    Status::Ok = 0;
-    Status::OutOfMemory = 10;
-    Status::Panic = 99;
-    Status::ReadOnly = 5;
-    Status::ShapeMismatch = 4;
-    Status::Share = 40;
-    Status::SizeOverflow = 7;
-    Status::Timeout = 41;
-    Status::UnsupportedDevice = 3;
-    Status::UnsupportedDtype = 2;
-    TransportFlag::Host = 1;
+    GC_AXIS_NONE = -2147483648; BitOrder::Big = 0; BitOrder::Little = 1; Kind::Bf16 = 3; Kind::Int4 = 6; Kind::Int8 = 5;
+    Kind::Mxfp4 = 7; Kind::Mxfp8 = 4; Kind::Onebit = 1; Kind::Sign = 2; GC_COUNT_ALL = -9223372036854775808;
+    Decode::Add = 1; Decode::Set = 0; ErrorKind::Bfloat16 = 1; ErrorKind::Float32 = 0; ErrorKind::None = 2;
+    Flag::Corrupt = 1; Flag::Nonfinite = 2; Flag::TakenBack = 4; KernelFlag::Fmad = 1; KernelFlag::NoDisk = 2;
+    GC_NCCL_ID_BYTES = 128; NcclFlag::Split = 1; NonFinite::Propagate = 0; NonFinite::Transactional = 2;
+    NonFinite::Zero = 1; Part::Shard = 1; Part::Worker = 0; Reduction::Mean = 0; Reduction::Sum = 1;
+    RunFlag::Keepdims = 1; ScaleRule::Mean = 1; ScaleRule::Rms = 0; ShareFlag::Copy = 1; Status::Busy = 8;
+    Status::Comm = 31; Status::CommUnavailable = 30; Status::Compile = 26; Status::ContextLost = 22;
+    Status::Corrupt = 9; Status::Cuda = 21; Status::DriverUnavailable = 20; Status::InvalidArgument = 1;
+    Status::NotContiguous = 6; Status::NvrtcUnavailable = 25; Status::Ok = 0; Status::OutOfMemory = 10;
+    Status::Panic = 99; Status::ReadOnly = 5; Status::ShapeMismatch = 4; Status::Share = 40; Status::SizeOverflow = 7;
+    Status::Timeout = 41; Status::UnsupportedDevice = 3; Status::UnsupportedDtype = 2; TransportFlag::Host = 1;
 }

@@ -69,26 +69,8 @@ fn rust_type(c: &str) -> String {
         "float" => "f32",
         "int64_t" => "i64",
         "size_t" => "usize",
-        "DLDevice"
-        | "DLDataType"
-        | "DLTensor"
-        | "DLManagedTensor"
-        | "gc_kernel_shape_t"
-        | "gc_codec_options_t"
-        | "gc_codec_t"
-        | "gc_transport_t"
-        | "gc_nccl_options_t"
-        | "gc_peers_options_t"
-        | "gc_comm_t"
-        | "gc_allreduce_t"
-        | "gc_part_t"
-        | "gc_share_t"
-        | "gc_elementwise_options_t"
-        | "gc_reduction_options_t"
-        | "gc_run_options_t"
-        | "gc_kernel_t" => c,
         "struct DLManagedTensorVersioned" => "DLManagedTensorVersioned",
-        _ => panic!("tests/abi/functions.h: what {c:?} is in Rust is not in tests/source/promises.rs"),
+        _ => c, // a struct of the same name
     };
     rust.to_owned()
 }
@@ -123,6 +105,18 @@ fn rust_type_of_field(c: &str) -> String {
     }
 }
 
+/// Returns items in lines of at most 120 columns.
+fn wrapped(indent: &str, items: impl IntoIterator<Item = String>) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for item in items {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + item.len() <= 120 => *line += &format!(" {item}"),
+            _ => lines.push(format!("{indent}{item}")),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
 /// Returns our structs by the facts of a file that tests/abi/abi.py checks. A struct's size is left out: nothing can
 /// follow the last field, and C and Rust round up its end in the same way.
 fn structs(facts: &str) -> String {
@@ -136,10 +130,10 @@ fn structs(facts: &str) -> String {
             let (field, place) = field.rsplit_once(" at ").unwrap();
             let (field, c) = field.split_once(' ').unwrap();
             let place: usize = place.split(',').next().unwrap().parse().unwrap();
-            fields.push((place, format!("        {field}: {}, {place};\n", rust_type_of_field(c))));
+            fields.push((place, format!("{field}: {}, {place};", rust_type_of_field(c))));
         }
         fields.sort();
-        structs.extend(fields.into_iter().map(|(_, field)| field));
+        structs += &wrapped("        ", fields.into_iter().map(|(_, field)| field));
         structs += "    }\n";
     }
     structs
@@ -153,24 +147,24 @@ fn constants(facts: &str, header: &str, cbindgen: &str) -> String {
         .filter_map(|line| line.split_once(" = \"gc_"))
         .map(|(name, c_name)| (name, format!("GC_{}_", c_name.trim_end_matches('"').to_uppercase())))
         .collect();
-    let mut constants = String::new();
+    let mut constants = Vec::new();
     for fact in facts.lines().filter_map(|fact| fact.strip_prefix("constant ")) {
         let (constant, value) = fact.split_once(' ').unwrap();
         if !constant.starts_with("GC_") {
             continue; // DLPack's
         }
         if header.contains(&format!("#define {constant} ")) {
-            constants += &format!("    {constant} = {value};\n");
+            constants.push(format!("{constant} = {value};"));
         } else {
             let variant = |(name, prefix): &(_, String)| Some((*name, constant.strip_prefix(prefix.as_str())?));
             let (name, words): (&str, _) =
                 enums.iter().find_map(variant).unwrap_or_else(|| panic!("no enum has {constant}"));
             // INVALID_ARGUMENT becomes InvalidArgument.
             let words = words.split('_').map(|word| word[..1].to_owned() + &word[1..].to_lowercase());
-            constants += &format!("    {name}::{} = {value};\n", words.collect::<String>());
+            constants.push(format!("{name}::{} = {value};", words.collect::<String>()));
         }
     }
-    constants
+    wrapped("    ", constants)
 }
 
 /// Returns the text of tests/signatures.rs for the texts of tests/abi/functions.h, of a file of facts, of the header and
@@ -205,16 +199,10 @@ fn a_promise_in_rust_is_the_one_in_c() {
 }
 
 #[test]
-#[should_panic = "what \"gc_new_t\" is in Rust is not in tests/source/promises.rs"]
-fn an_unknown_type_is_named() {
-    promises("FUNCTION(gc_new, void, (gc_new_t *))\n", "", "", "");
-}
-
-#[test]
 fn a_struct_has_its_fields_in_their_order() {
     let facts = "field gc_s_t.b const char *const * at 8, 8 bytes\nfield gc_s_t.a uint32_t [2] at 0, 8 bytes\n\
                  struct gc_s_t: begins with its size, aligned to 8\n";
-    let expected = "    gc_s_t, aligned to 8 {\n        a: [u32; 2], 0;\n        b: *const *const c_char, 8;\n    }\n";
+    let expected = "    gc_s_t, aligned to 8 {\n        a: [u32; 2], 0; b: *const *const c_char, 8;\n    }\n";
     assert_eq!(structs(facts), expected);
 }
 
@@ -222,5 +210,5 @@ fn a_struct_has_its_fields_in_their_order() {
 fn a_constant_of_an_enum_is_a_variant() {
     let facts = "constant GC_STATUS_READ_ONLY 5\nconstant GC_STATUS_ALL -1\nconstant kDLCPU 1\n";
     let made = constants(facts, "#define GC_STATUS_ALL -1\n", "Status = \"gc_status\"\n");
-    assert_eq!(made, "    Status::ReadOnly = 5;\n    GC_STATUS_ALL = -1;\n");
+    assert_eq!(made, "    Status::ReadOnly = 5; GC_STATUS_ALL = -1;\n");
 }
