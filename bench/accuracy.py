@@ -336,6 +336,7 @@ def main():
     parser.add_argument("--rate", type=float, help="another learning rate, to find one")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/bench/accuracy.json")
     options = parser.parse_args()
+
     import torch
     from gradcodec import GradCodec
 

@@ -5,7 +5,6 @@
  * A Call is a function of the library and its arguments. All benchmarked functions take integers and pointers and return
  * a status, so on x86-64 and aarch64 one function type with ten 64-bit arguments can call them all.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <stdint.h>
 #include <string.h>
 #include <time.h>

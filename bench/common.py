@@ -95,7 +95,6 @@ def timer(folder=ROOT / "build/bench"):
     functions.run_calls.argtypes = functions.call_seconds.argtypes = [c_int64, c_void_p]
     functions.loop_seconds.argtypes = [c_int64, c_int32, c_void_p, c_void_p, c_int64]
     functions.call_seconds.restype = functions.loop_seconds.restype = c_double
-    functions.run_calls.restype = c_int32
     return functions
 
 

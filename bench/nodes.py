@@ -467,8 +467,13 @@ def read(words):
     for name, default in DEFAULTS[arguments.device].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default[arguments.quick] if name == "turns" else default)
+    gpus = 0
+    if arguments.device == "cuda":
+        import torch
+
+        gpus = torch.cuda.device_count()
     if arguments.ranks is None:
-        arguments.ranks = max(1, gpus() // arguments.nodes) if arguments.device == "cuda" else 1
+        arguments.ranks = max(1, gpus // arguments.nodes)
     for name in ("ranks", "width", "layers", "batch", "places", "steps", "turns"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name}: 1 or more expected, got {getattr(arguments, name)}")
@@ -485,15 +490,9 @@ def read(words):
         parser.error("--hooks: --wrap ddp expected")
     if arguments.library and not arguments.library.exists():
         parser.error(f"--library: there is no {arguments.library}")
-    if arguments.rank is None and arguments.device == "cuda" and gpus() < arguments.nodes * arguments.ranks:
-        parser.error(f"--device cuda: {arguments.nodes * arguments.ranks} GPUs expected, got {gpus()}")
+    if arguments.device == "cuda" and gpus < arguments.nodes * arguments.ranks:
+        parser.error(f"--device cuda: {arguments.nodes * arguments.ranks} GPUs expected, got {gpus}")
     return arguments
-
-
-def gpus():
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def main():
