@@ -502,7 +502,7 @@ compare: $(LIBRARY) $(VENV)/ready
 gpu-bench: $(LIBRARY)
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) $(BENCH)
 
-## Like `make compare`, on one GPU; python3 with CuPy.
+## Like `make compare`, on one GPU; python3 with CuPy and PyTorch.
 compare-gpu: $(LIBRARY)
 	$(PYTHON) bench/gpu.py --library $(LIBRARY) --against $(OLD) --output $(BUILD)/bench/compare_gpu.json $(BENCH)
 

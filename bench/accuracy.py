@@ -280,10 +280,10 @@ def train(torch, library, data, task, run, seed, device):
             torch.cat([one.flatten() for one in found], out=own)
         optimizer.step(step, task.rates[run.optimizer] * rate_of(step, task.steps), gradients)
     torch.nn.utils.vector_to_parameters(x, weights)
-    loss, total = judge(torch, model, data, task, device), sum(each.bytes for each in {plain, sent})
+    loss = judge(torch, model, data, task, device)
     sent.close()
-    loss = loss if math.isfinite(loss) else None
-    return {"loss": loss, "bytes": total, "parameters": x.numel(), "seconds": time.monotonic() - began}
+    found = {"loss": loss if math.isfinite(loss) else None, "bytes": sum(each.bytes for each in {plain, sent})}
+    return {**found, "parameters": x.numel(), "seconds": time.monotonic() - began}
 
 
 def judge(torch, model, data, task, device):

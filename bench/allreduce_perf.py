@@ -26,7 +26,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from common import Library, about, count, markdown, number, parser, save, significant, size  # sets the path of the package
+from common import Library, about, count, markdown, number, parser, save, significant, size  # sets the path
 from gradcodec._torch_states import objects_of_all
 
 CODECS = "bf16", "mxfp8", "int8", "int4", "mxfp4", "int8 errors", "int4 errors", "onebit errors"

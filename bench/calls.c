@@ -58,7 +58,7 @@ typedef uint64_t vector __attribute__((vector_size(64), aligned(1), may_alias));
 /* Vectors in flight: 2 were slower, 8 and 16 no faster, from every level of cache and from memory (Zen 5). */
 enum { UNROLLED = 4 };
 
-/* Loads and adds all: the least work of a function that reads them. */
+/* Loads and adds all vectors: the least work of a function that reads them. */
 static __attribute__((noinline)) void read_all(const vector *from, int64_t vectors)
 {
     vector sums[UNROLLED] = { { 0 } };
@@ -85,7 +85,7 @@ static __attribute__((noinline)) void write_all(vector *to, int64_t vectors)
 
 enum { READ, WRITE, COPY };
 
-/* Runs a loop over `bytes`, a multiple of 256, once untimed and then `times` times. Returns the seconds of the timed ones. */
+/* Runs a loop over `bytes`, a multiple of 256, once untimed and then `times` times. Returns the seconds of these. */
 double loop_seconds(int64_t times, int32_t loop, void *to, const void *from, int64_t bytes)
 {
     const int64_t vectors = bytes / (int64_t)sizeof(vector);

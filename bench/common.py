@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "python"))
 
 from gradcodec import _declarations as c  # noqa: E402 the path comes first
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3
+CPU, CUDA = 1, 2
 SLOW = 0.90  # rows below this ratio of new to old speed are listed
 
 # DLPack's code and bits of each dtype, and its name in NumPy and CuPy, where bfloat16 is uint16.

@@ -105,7 +105,7 @@ def links(a, torch, dist):
         return seconds.item()
 
     for name in CONTENDERS:
-        model = nodes.model_of(torch, a.width, a.layers)
+        a.now, model = name, nodes.model_of(torch, a.width, a.layers)
         one = Contender(name, model, torch.optim.AdamW, 100, delay=99)
         for _ in range(3):
             one.step(text)
@@ -139,7 +139,7 @@ def losses(a, torch, dist):
 
     for seed in range(a.seeds):
         for name in CONTENDERS:
-            generator = torch.Generator().manual_seed(seed)
+            a.now, generator = name, torch.Generator().manual_seed(seed)
             model = accuracy.transformer(torch, task, generator, a.device)
             adam = functools.partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=accuracy.DECAY)
             one = Contender(name, model, adam, a.sync_every)
@@ -211,7 +211,7 @@ def main():
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.rank is not None:
-        return rank_main(a)
+        return nodes.run_rank(rank_main, a)
     if nodes.INSIDE not in os.environ:
         nodes.enter()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel ignores it for process 1 otherwise

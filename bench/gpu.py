@@ -6,7 +6,7 @@ The yardstick is cuMemcpyDtoDAsync of 4 GiB, bytes read and written, measured be
 turns. Every call of a sample has memory of its own and the cache is flushed before, so that nothing is in the cache;
 the calls are enqueued behind a kernel that spins, so that the device has them all when it begins. With `--against` only
 the two builds take turns; every row's results must be the same bytes, and the program prints the speed of the new build
-over the old one and the rows below 0.90. Needs CuPy, torch for some columns. `make gpu-bench` runs it and writes
+over the old one and the rows below 0.90. Needs CuPy and PyTorch. `make gpu-bench` runs it and writes
 build/bench/gpu.json.
 """
 

@@ -98,8 +98,7 @@ def main():
                 parts[part] = {**json.loads(to.read_text()), "table": table}
                 save(options.output, parts)
     print(f"\n{tables(parts)}")
-    if failed:
-        sys.exit(1)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 from common import ROOT, about, markdown, save
 
@@ -49,7 +50,7 @@ SHARDED = "int8", "int8, gather int8", "int4, gather int8"  # codecs with --wrap
 FIRST = 4  # steps of each contender that are not counted: DDP rebuilds its buckets after the first
 SLOW = 10  # Gbit/s below which GPUs take one step a turn, and two turns: a step of float32 takes 15 s at 1 Gbit/s
 FRAME = "9000"  # bytes of an Ethernet frame at most: jumbo frames, of which headers take 1 % and not 5 %
-STUCK = datetime.timedelta(seconds=180)  # the longest wait for another rank
+STUCK = datetime.timedelta(seconds=180)  # the longest wait in a group of all ranks
 INSIDE = "GRADCODEC_BENCH_INSIDE"
 # Defaults by device. `turns`: in full, and with --quick. `places`: bytes of a sequence.
 DEFAULTS = {
@@ -129,7 +130,8 @@ def limit(ends, gbit, burst=2048):
 
 
 def held(node, server, gbit):
-    """Returns, at node 0, the Gbit/s that one stream from node 1 reaches in a quarter of a second. `server`: node 0's."""
+    """Returns, at node 0, the Gbit/s that one stream from node 1 reaches in a quarter of a second. `server`: the socket
+    of node 0, which listens."""
     size, block = int((gbit or 10) * 1e9 / 8 / 4), bytearray(2**20)
     if node == 0:
         with server, server.accept()[0] as stream:
@@ -303,6 +305,7 @@ def measure(torch, dist, names, arguments, device):
         dist.all_reduce(torch.zeros(1), group=arguments.on_cpu)
 
     for name in names:
+        arguments.now = name
         made[name] = Contender(torch, name, arguments, device)
     for gbit in arguments.gbit:
         wait()
@@ -317,6 +320,7 @@ def measure(torch, dist, names, arguments, device):
         is_slow = device.type == "cuda" and 0 < gbit < SLOW
         for turn in range(-1, 2 if is_slow else arguments.turns):
             for name, one in made.items():
+                arguments.now = name
                 count = 1 if is_slow else arguments.steps
                 if turn < 0:
                     count = FIRST if len(links) == 1 else 1
@@ -333,10 +337,11 @@ def measure(torch, dist, names, arguments, device):
                     link["found"][name]["bytes"].append((left() - before) / count)
     apart = {"ddp": 1, "hsdp": arguments.ranks, "fsdp2": dist.get_world_size()}[arguments.wrap]  # between equal ranks
     for name, one in made.items():
+        arguments.now = name
         digests = [None] * dist.get_world_size()
         dist.all_gather_object(digests, one.digest(), group=arguments.on_cpu)
         if name != "no exchange" and digests != digests[:apart] * (len(digests) // apart):
-            raise AssertionError(f"{name}: the weights differ between ranks")
+            raise AssertionError("the weights differ between ranks")
         topology = one.compression.topology if one.compression else None
         its = {"parameters": one.parameters, "payload": one.payload, "topology": topology}
         if name == "no exchange":
@@ -391,6 +396,17 @@ def rank_main(arguments):
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def run_rank(rank_main, arguments):
+    """Runs this rank. If it fails, it ends at once: an interpreter that ends may wait for other ranks."""
+    try:
+        rank_main(arguments)
+    except BaseException:
+        traceback.print_exc()
+        now = vars(arguments).get("now", "the start")
+        print(f"{sys.argv[0]}: rank {arguments.rank} failed in: {now}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def contenders(arguments):
@@ -498,7 +514,7 @@ def read(words):
 def main():
     arguments = read(None)
     if arguments.rank is not None:
-        return rank_main(arguments)
+        return run_rank(rank_main, arguments)
     if arguments.nodes > 1 and INSIDE not in os.environ:
         enter()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the kernel ignores it for process 1 otherwise

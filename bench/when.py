@@ -156,14 +156,6 @@ class Model:
             if alone:
                 self.once[who, dtype] = fitted(alone)
 
-    def between_two(self, who, dtype, elements):
-        """Returns the seconds between the two GPUs that the model is fitted to."""
-        if who == "NCCL":
-            line = self.nccl[elements * BYTES[dtype] >= SIMPLE]
-            return line.least + line.slope * elements * BYTES[dtype]
-        line = (self.once if once(who, elements) else self.lines)[who, dtype]
-        return line.least + line.slope * elements
-
     def kernels(self, codec, dtype, rate):
         """Returns the seconds of kernels for each element. The link took at least the time that it takes at its full
         rate. Over other links NCCL moves payloads, and takes longer for each byte, by what was measured of INT8.
@@ -246,14 +238,6 @@ def steps_beside():
     said = {who: payloads[who] * leaving(WAYS[who], NODES, 2) for who in WAYS}
     cells = [f"{said[who]:.0f} ({100 * (said[who] / left[who] - 1):+.1f})" for who in WAYS]
     return header, [*rows, ["MB that left a node, 2 x 2", *cells]]
-
-
-def errors(model):
-    """Returns {(who, dtype): {elements: relative error}} of the times that the model is fitted to."""
-    return {
-        (who, dtype): {n: model.between_two(who, dtype, n) / t - 1 for n, t in times.items()}
-        for (who, dtype), times in measured().items()
-    }
 
 
 def main():

@@ -111,8 +111,8 @@ class _Server:
         self._status = int(not has_ended)
         if not has_ended:
             call.started, call.ended = [], []
-        # Otherwise the parts stay until the next exchange. If a thread of gloo released a part, it would need the GIL,
-        # and in a program that ends it would abort the process.
+        # Otherwise the parts stay until the next exchange. A thread of gloo that releases a part needs the GIL, and if
+        # the program ends meanwhile, the thread aborts the process.
         call.has_begun, call.recv = False, None
 
 
