@@ -334,7 +334,7 @@ def main():
     parser.add_argument("--steps", type=int, help="of a run, if not those of the size")
     parser.add_argument("--only", default="", help="runs whose name has these words: 'adamw int4'")
     parser.add_argument("--rate", type=float, help="another learning rate, to find one")
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/bench/accuracy.json")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/bench/accuracy.json")
     options = parser.parse_args()
 
     import torch
@@ -344,8 +344,8 @@ def main():
     device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     size = options.size or ("small" if device == "cpu" else "full")
     where = torch.cuda.get_device_name() if device != "cpu" else "CPU"
-    document = kept_or_new(options.out, {"size": size, "device": where, "torch": torch.__version__, "rate": options.rate,
-                                          "steps": options.steps})  # fmt: skip
+    key = {"size": size, "device": where, "torch": torch.__version__, "rate": options.rate, "steps": options.steps}
+    document = kept_or_new(options.output, key)
     done = {(one["seed"], *(one[name] for name in Run._fields)) for one in document["results"]}
     task = SIZES[size]
     if options.steps:
@@ -362,7 +362,7 @@ def main():
                 continue
             result = train(torch, library, data, task, run, seed, device)
             document["results"].append({"seed": seed, **run._asdict(), **result})
-            save(options.out, document)
+            save(options.output, document)
             print(f"seed {seed} {title}: loss {result['loss']}, {result['seconds']:.1f} s", flush=True)
     show(document)
 

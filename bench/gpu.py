@@ -17,6 +17,8 @@ import sys
 import time
 from ctypes import c_size_t, c_uint64, c_void_p
 
+import cupy as cp
+import torch
 import works
 from common import CUDA, DTYPES, Call, Library, about, c, parser, print_ratios, print_rows, save, significant
 
@@ -41,14 +43,10 @@ extern "C" __global__ void spin(unsigned long long nanoseconds) {
 
 
 class Place(works.Place):
-    name, device_type = "cupy", CUDA
+    np, name, device_type = cp, "cupy", CUDA
 
     def __init__(self, libraries):
-        import cupy as cp
-        import torch
-
         super().__init__(libraries)
-        self.np, self.torch = cp, torch
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.queue = cp.cuda.Stream(non_blocking=True)
         self.queue.use()
@@ -73,7 +71,6 @@ class Place(works.Place):
     def copy_peers(self, src, dst, source, target):
         if any(stride < 0 for array in (src, dst) for stride in array.strides):
             return {}  # torch has no negative strides
-        torch = self.torch
 
         def tensor(array, dtype):
             if dtype != "bfloat16":
@@ -84,7 +81,6 @@ class Place(works.Place):
         return {"torch": lambda: to.copy_(of)}
 
     def kernel_peer(self, texts, axes, given, results):
-        cp = self.np
         make = cp.ElementwiseKernel if axes is None else cp.ReductionKernel
         kernel = make(*texts, "theirs", options=("--fmad=false",))  # the library's default
         more = {} if axes is None else {"axis": axes[0]}
@@ -200,7 +196,7 @@ def main():
             results["failed"][f"{work.group} {work.kind}, {work.case}"] = f"{type(error).__name__}: {error}"[:400]
             print(f"FAILED: {work.group} {work.kind}, {work.case}: {error}", file=sys.stderr)
         place.np.get_default_memory_pool().free_all_blocks()
-        place.torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
         results["yardstick"]["seconds"] = place.copies
         save(options.output, results)
     print(results["about"], f"{time.monotonic() - begin:.0f} s")

@@ -457,7 +457,7 @@ def table(gbit, nodes, result):
     return f"\n{f'{gbit:g} Gbit/s' if gbit else 'no limit'}; {stream}\n{markdown(heads, rows)}"
 
 
-def read(words):
+def read():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer turns")
     parser.add_argument("--library", type=pathlib.Path, help="of the library, if not the one that the package finds")
@@ -477,7 +477,7 @@ def read(words):
     own = {"rank": {"type": int}, "to": {"type": pathlib.Path}, "ends": {"nargs": "*"}}
     for name, options in own.items():
         parser.add_argument(f"--{name}", **options, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     if arguments.codecs is None and arguments.wrap != "ddp":
         arguments.codecs = SHARDED
     for name, default in DEFAULTS[arguments.device].items():
@@ -512,7 +512,7 @@ def read(words):
 
 
 def main():
-    arguments = read(None)
+    arguments = read()
     if arguments.rank is not None:
         return run_rank(rank_main, arguments)
     if arguments.nodes > 1 and INSIDE not in os.environ:

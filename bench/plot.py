@@ -1,12 +1,10 @@
 """Draws the pictures of docs/ from the tables in PERFORMANCE.md: `make plot`. Needs no package."""
 
 import math
-import pathlib
 import re
 
 import when
-from common import size
-from when import DOCS, FULL, table_of
+from when import DOCS, FULL, size, table_of
 
 COLORS = ["#0b6e4f", "#c1440e", "#2d5da1", "#8a5a9e", "#777777", "#b08900", "#222222"]
 DARK_COLORS = ["#4cc39b", "#ff8a5c", "#82b1f2", "#c99add", "#aaaaaa", "#e0bd4a", "#dddddd"]
@@ -113,7 +111,7 @@ def factors():
 
 def main():
     for name, draw in {"link": link, "allreduce": allreduce, "when": factors}.items():
-        path = pathlib.Path(DOCS / f"{name}.svg")
+        path = DOCS / f"{name}.svg"
         path.write_text(draw())
         print(path)
 

@@ -156,6 +156,13 @@ class Model:
             if alone:
                 self.once[who, dtype] = fitted(alone)
 
+    def between_two(self, who, dtype, elements):
+        """Returns the seconds between the two GPUs that the model is fitted to."""
+        if who == "NCCL":
+            return self.plain(elements, 2, NVLINK, dtype)
+        line = (self.once if once(who, elements) else self.lines)[who, dtype]
+        return line.least + line.slope * elements
+
     def kernels(self, codec, dtype, rate):
         """Returns the seconds of kernels for each element. The link took at least the time that it takes at its full
         rate. Over other links NCCL moves payloads, and takes longer for each byte, by what was measured of INT8.

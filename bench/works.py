@@ -143,7 +143,6 @@ def bits_of(place, verb, dtype, memory, view, axis):
     ours, theirs = place.tensor(elements, dtype), place.tensor(packed, "uint8")
     tensors = [theirs, ours] if unpacks else [ours, theirs]
     given = [tensors[0], *([axis] if axis != AXIS_NONE else []), BIG, tensors[1], place.stream]
-
     along = {} if axis == AXIS_NONE else {"axis": axis}
 
     def expected(cast=True):

@@ -28,14 +28,8 @@ def test_the_page_has_the_tables_that_the_program_prints():
 def test_the_page_says_the_share_and_the_largest_error_of_the_model(model):
     page = (ROOT / "docs/WHEN.md").read_text(encoding="utf-8")
     assert f"gets, {model.share:.2f}." in page
-    off = []
-    for (who, dtype), times in when.measured().items():
-        size = when.BYTES[dtype] if who == "NCCL" else 1
-        for n, seconds in ((n * size, t) for n, t in times.items() if n >= when.LEAST):
-            lines = model.once if when.once(who, n) else model.lines
-            line = model.nccl[n >= when.SIMPLE] if who == "NCCL" else lines[who, dtype]
-            off.append(abs((line.least + line.slope * n) / seconds - 1))
-    worst = max(off)
+    times = [(who, n, t) for who, of in when.measured().items() for n, t in of.items() if n >= when.LEAST]
+    worst = max(abs(model.between_two(*who, n) / t - 1) for who, n, t in times)
     assert "at most 15 % off" in page and 0.10 < worst < 0.15
 
 

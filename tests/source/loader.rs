@@ -161,24 +161,29 @@ pub fn functions(cdef: &str) -> Vec<Function<'_>> {
     found
 }
 
-/// Returns `head`, the parameters with their parentheses, and `tail`: a line, or several of at most 120 columns.
-pub fn filled(head: &str, parameters: &str, tail: &str) -> String {
-    let mut lines = vec![head.to_owned()];
-    for (index, parameter) in parameters.split_inclusive(", ").enumerate() {
-        // Count the tail behind the parameter, and not the blank.
-        let line = lines.last_mut().unwrap();
-        if index > 0 && line.len() + parameter.trim_end().len() + tail.len() > 120 {
-            lines.push(format!("        {parameter}"));
+/// Returns `head`, the parts with `between` and a blank between them, and `tail`: a line, or several of at most 120
+/// columns, of which all but the first begin with `indent` blanks.
+pub fn filled<T: AsRef<str>>(
+    head: &str, parts: impl IntoIterator<Item = T>, between: &str, indent: usize, tail: &str,
+) -> String {
+    let (mut text, mut column) = (head.to_owned(), head.len());
+    for (index, part) in parts.into_iter().enumerate() {
+        let (part, (between, blank)) = (part.as_ref(), if index == 0 { ("", "") } else { (between, " ") });
+        text += between;
+        column += between.len() + blank.len() + part.len();
+        if column + tail.len().max(between.len()) > 120 {
+            text += &format!("\n{:indent$}{part}", "");
+            column = indent + part.len();
         } else {
-            line.push_str(parameter);
+            text += &format!("{blank}{part}");
         }
     }
-    lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n") + tail + "\n"
+    text + tail + "\n"
 }
 
 /// Returns a member of the struct: the function's declaration with a pointer in place of its name.
 fn member(Function { result, name, parameters }: &Function) -> String {
-    filled(&format!("    {result}(*{name})"), parameters, ";")
+    filled(&format!("    {result}(*{name})"), parameters.split(", "), ",", 8, ";")
 }
 
 fn number<'a>(cdef: &'a str, what: &str) -> &'a str {

@@ -105,18 +105,6 @@ fn rust_type_of_field(c: &str) -> String {
     }
 }
 
-/// Returns items in lines of at most 120 columns.
-fn wrapped(indent: &str, items: impl IntoIterator<Item = String>) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for item in items {
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + item.len() <= 120 => *line += &format!(" {item}"),
-            _ => lines.push(format!("{indent}{item}")),
-        }
-    }
-    lines.join("\n") + "\n"
-}
-
 /// Returns our structs by the facts of a file that tests/abi/abi.py checks. A struct's size is left out: nothing can
 /// follow the last field, and C and Rust round up its end in the same way.
 fn structs(facts: &str) -> String {
@@ -133,7 +121,7 @@ fn structs(facts: &str) -> String {
             fields.push((place, format!("{field}: {}, {place};", rust_type_of_field(c))));
         }
         fields.sort();
-        structs += &wrapped("        ", fields.into_iter().map(|(_, field)| field));
+        structs += &filled("        ", fields.into_iter().map(|(_, field)| field), "", 8, "");
         structs += "    }\n";
     }
     structs
@@ -164,7 +152,7 @@ fn constants(facts: &str, header: &str, cbindgen: &str) -> String {
             constants.push(format!("{name}::{} = {value};", words.collect::<String>()));
         }
     }
-    wrapped("    ", constants)
+    filled("    ", constants, "", 4, "")
 }
 
 /// Returns the text of tests/signatures.rs for the texts of tests/abi/functions.h, of a file of facts, of the header and
@@ -177,8 +165,8 @@ pub fn promises(list: &str, facts: &str, header: &str, cbindgen: &str) -> String
         let [name, result, parameters] = split(&promise)[..] else {
             panic!("not a name, a result and (...): {promise}")
         };
-        functions +=
-            &filled(&format!("    {name}"), &rust_parameters(parameters), &format!("{};", rust_result(result)));
+        let (parameters, tail) = (rust_parameters(parameters), format!("{};", rust_result(result)));
+        functions += &filled(&format!("    {name}"), parameters.split(", "), ",", 8, &tail);
     }
     TEXT.trim_start()
         .replace("@FUNCTIONS@", &functions)

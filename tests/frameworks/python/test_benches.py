@@ -1,4 +1,4 @@
-"""bench/cpu.py, allreduce_perf.py, convergence.py and ddp_hook.py on the CPU: each runs to its end and has every row."""
+"""bench/cpu.py, allreduce_perf.py, accuracy.py, convergence.py and ddp_hook.py on the CPU, to their end, with all rows."""
 
 import json
 import os
@@ -46,6 +46,15 @@ def test_all_reduces_are_measured_by_codec_and_dtype_on_every_rank(tmp_path):
         assert set(row["seconds"]) == names and not row["failures"]
         assert {len(of["eager"]) for of in row["seconds"].values()} == {3}
     assert "eager: us a call (times NCCL)" in text
+
+
+def test_every_kind_of_codec_learns(tmp_path):
+    results, text = run("accuracy.py", tmp_path / "of.json", "--size", "tiny", "--device", "cpu", "--seeds", "1", "--only", "ranks=2")
+    runs = results["results"]
+    assert [one["codec"] for one in runs] == ["float32", "int8", "int4", "int4", "onebit", "sign"]
+    assert all(4.5 < one["loss"] < 5.3 for one in runs), "ln(256), 5.5, is the loss of a model that knows nothing"
+    assert all(one["bytes"] < 0.31 * runs[0]["bytes"] for one in runs if one["codec"] in ("int8", "int4", "sign"))
+    assert "| lion | sign | none | 2 |" in text
 
 
 def test_convergence_is_rehearsed_over_gloo_and_a_run_that_is_there_is_not_run_again(tmp_path):
