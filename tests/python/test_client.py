@@ -1,5 +1,6 @@
 """Tests of python/gradcodec: its search for a library that is not named, names of options, exceptions, signals."""
 
+import ctypes
 import importlib.util
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 
 import gradcodec as gradcodec_of_module
-from gradcodec import ONEBIT, SIGN, GradCodec
+from gradcodec import ONEBIT, SIGN, GradCodec, _comms
+from gradcodec._abi import Device
 
 LIBRARY = os.environ["GRADCODEC_LIBRARY"]
 CLIENT = Path(__file__).resolve().parents[2] / "python" / "gradcodec"
@@ -375,3 +378,19 @@ def test_a_communicator_and_an_all_reduce_say_what_they_are(gradcodec):
     for rank, which, kind, words in [(2, "shard", RuntimeError, "rank: 2"), (0, "server", ValueError, "which: one of")]:
         with pytest.raises(kind, match=words):
             one.parts(rank, which)
+
+
+def test_the_parts_of_an_exchange_stay_until_the_next_one():
+    """A thread of gloo that released the last reference to a part would abort a program that ends meanwhile."""
+    parts = []
+
+    def perform(call):
+        part = type("Part", (), {})()
+        parts.append(weakref.ref(part))
+        call.started.append(part)
+        call.ended.append(None)
+
+    function, room = _comms.server(perform, _comms.Raised(), resumes=True), ctypes.create_string_buffer(8)
+    for alive in [True], [False, True]:
+        assert function(None, ctypes.addressof(room), ctypes.addressof(room), 1, Device(1, 0), None) == 0
+        assert [part() is not None for part in parts] == alive
