@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""CPU time of DistributedDataParallel's hook, with gradcodec.torch.compress and with PyTorch's own hooks, in C++ and in
-Python: build/bench/ddp_hook.json and a table.
+"""CPU time of DistributedDataParallel's hooks in C++ and Python, ours and PyTorch's: build/bench/ddp_hook.json.
 
     python3 bench/ddp_hook.py --library PATH [--quick] [--device cuda] [--tensors 100] [--elements 64]
 

@@ -1,5 +1,6 @@
 //! Packing and unpacking of all layouts except contiguous rows. A tile of elements is copied to a dense buffer and
-//! packed there, and its bytes are copied to the output. Unpacking does these steps in reverse.
+//! packed there, and its bytes are copied to the output. Unpacking does these steps in reverse, except that long lines
+//! of adjacent elements are unpacked where they are: a copy of them would take as long as the rest.
 //!
 //! Elements that are closest in memory are adjacent in the buffer: elements of a row, or one element of each of several
 //! rows (`across`). So a copy keeps the order of memory, whichever dimension a tensor is packed along.
@@ -14,6 +15,7 @@
 use std::{mem::MaybeUninit, ops::Range};
 
 use crate::{
+    bits::plan::BitOrder,
     cpu::{moves::move_all, simd::LineAligned},
     dlpack::{
         loops::{Block, Cursor, Loop, Loops},
@@ -29,6 +31,10 @@ const ROOM: usize = 8 << 10;
 /// Bytes of elements in the buffer if rows are so long that neighbours in memory are far apart in a row; they fit in
 /// the L2 cache. With half as many, transposed matrices of 16 to 31 columns take over twice the time.
 const LARGE_ROOM: usize = 1 << 20;
+
+/// Bytes of adjacent elements from which a line is unpacked where it is. A shorter one is copied in less time than a call
+/// takes.
+const LONG_LINE: i64 = 1 << 10;
 
 /// Bytes of a cache line.
 const LINE: i64 = 64;
@@ -48,6 +54,8 @@ pub struct Tiles<'a> {
     /// Loops over rows, in the order of the elements' memory.
     rows: Loops<2>,
     closest: Closest,
+    /// The innermost loop over the elements of a row is a long line.
+    has_long_lines: bool,
     /// Maximum number of rows and of groups of a tile.
     most_rows: i64,
     most_groups: i64,
@@ -102,7 +110,8 @@ impl<'a> Tiles<'a> {
             },
         };
         let most_groups = most_groups.clamp(1, groups.max(1));
-        Self { job, rows, closest, most_rows: (room / most_groups).max(1), most_groups }
+        let has_long_lines = loops.last().is_some_and(|line| line.strides == [size] && line.count >= LONG_LINE / size);
+        Self { job, rows, closest, has_long_lines, most_rows: (room / most_groups).max(1), most_groups }
     }
 
     /// Calls `work` with each tile of a part, and a buffer for the tile.
@@ -186,6 +195,10 @@ impl<'a> Tiles<'a> {
                 self.copy_bytes(Toward::Buffer, tile, &bytes, buffer);
                 let (src, dst) = (buffer.bytes, buffer.elements);
                 match self.closest {
+                    Closest::Elements if self.has_long_lines && tile.n_rows == 1 => {
+                        src.add(all).write_bytes(0, SLACK);
+                        return self.unpack_lines(patterns, tile, &elements, buffer);
+                    }
                     Closest::Elements => {
                         kernels::unpack_rows(variant, patterns, plan.order, src, 8 * all, dst, &Rows::ONE);
                     }
@@ -198,6 +211,39 @@ impl<'a> Tiles<'a> {
                 self.copy_elements(Toward::Memory, tile, &elements, buffer);
             }
         });
+    }
+
+    /// Unpacks the bytes in the buffer to these elements of the only row of a tile, line by line.
+    ///
+    /// # Safety
+    /// See Job; the buffer has the tile's bytes, and SLACK initialized bytes after them.
+    unsafe fn unpack_lines(&self, patterns: Patterns, tile: &Tile<'_>, elements: &Range<i64>, buffer: &Buffer) {
+        let (plan, variant) = (self.job.plan, self.job.variant);
+        let mut cursor = Cursor::starting_at(&plan.elements, elements.start);
+        let (all, mut first) = (length(elements), 0);
+        while let Some(line) = cursor.next_run((all - first) as i64) {
+            let (count, shift) = (line.count as usize, first % 8);
+            let dst = self.job.elements.wrapping_offset((tile.rows.offsets[0] + line.offsets[0]) as isize);
+            // SAFETY: see Job. A line has at most the bits of the tile's bytes, so less than SLACK bytes after them are
+            // read, and its shifted bits fit in the room for the tile's elements.
+            unsafe {
+                let mut src = buffer.bytes.add(first / 8);
+                if shift > 0 {
+                    for index in (0..count.div_ceil(8)).step_by(8) {
+                        let word = src.add(index).cast::<u64>().read_unaligned();
+                        let next = u64::from(src.add(index + 8).read());
+                        let shifted = match plan.order {
+                            BitOrder::Big => (u64::from_be(word) << shift | next >> (8 - shift)).to_be(),
+                            BitOrder::Little => (u64::from_le(word) >> shift | next << (64 - shift)).to_le(),
+                        };
+                        buffer.elements.add(index).cast::<u64>().write_unaligned(shifted);
+                    }
+                    src = buffer.elements;
+                }
+                kernels::unpack_rows(variant, patterns, plan.order, src, count, dst, &Rows::ONE);
+            }
+            first += count;
+        }
     }
 
     /// Copies these elements of each row of a tile.
