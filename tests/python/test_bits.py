@@ -73,7 +73,7 @@ SHORT_RUNS = {
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "int64"])
 def test_short_runs_are_flattened_and_written_in_c_order(dtype, where):
     rng = np.random.default_rng(7)
-    for run in [*range(2, 23), 31, 32, 33, 63, 64, 65, 128, 129]:
+    for run in [*range(2, 23), 31, 32, 33, 63, 64, 65, 128, 129, 1029]:
         line = Layout(dtype, **SHORT_RUNS[where](3000 // run + 20, run))
         for chunks, order in (1, BIG), (3, LITTLE):
             both_ways(HostBench(), line, chunks, order, rng)

@@ -1,7 +1,7 @@
 //! Packing and unpacking bits on the CPU.
 //!
 //! There are two paths. Rows that are contiguous on both sides go straight through the kernels (`flat`). All other
-//! layouts are copied to and from a buffer in which they are dense, a tile at a time (`tiled`, `across`).
+//! layouts are processed in tiles, which a buffer makes dense (`tiled`, `across`).
 
 mod across;
 mod flat;

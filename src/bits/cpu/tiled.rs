@@ -1,6 +1,6 @@
 //! Packing and unpacking of all layouts except contiguous rows. A tile of elements is copied to a dense buffer and
-//! packed there, and its bytes are copied to the output. Unpacking does these steps in reverse, except that long lines
-//! of adjacent elements are unpacked where they are: a copy of them would take as long as the rest.
+//! packed there, and its bytes are copied to the output. Unpacking does these steps in reverse, but a tile of one row
+//! with long lines of adjacent elements is unpacked without a copy of the elements.
 //!
 //! Elements that are closest in memory are adjacent in the buffer: elements of a row, or one element of each of several
 //! rows (`across`). So a copy keeps the order of memory, whichever dimension a tensor is packed along.
@@ -32,8 +32,7 @@ const ROOM: usize = 8 << 10;
 /// the L2 cache. With half as many, transposed matrices of 16 to 31 columns take over twice the time.
 const LARGE_ROOM: usize = 1 << 20;
 
-/// Bytes of adjacent elements from which a line is unpacked where it is. A shorter one is copied in less time than a call
-/// takes.
+/// Bytes from which a line of adjacent elements is unpacked without a copy. Shorter ones are faster with it.
 const LONG_LINE: i64 = 1 << 10;
 
 /// Bytes of a cache line.
@@ -75,7 +74,7 @@ struct Tile<'a> {
     groups: Range<i64>,
 }
 
-/// Room for the elements and the bytes of a tile, each followed by SLACK bytes if rows are closest.
+/// Room for the elements and the bytes of a tile, each followed by SLACK bytes.
 struct Buffer {
     elements: *mut u8,
     bytes: *mut u8,
@@ -193,10 +192,10 @@ impl<'a> Tiles<'a> {
                     buffer.bytes.write_bytes(0, all);
                 }
                 self.copy_bytes(Toward::Buffer, tile, &bytes, buffer);
+                buffer.bytes.add(all).write_bytes(0, SLACK);
                 let (src, dst) = (buffer.bytes, buffer.elements);
                 match self.closest {
                     Closest::Elements if self.has_long_lines && tile.n_rows == 1 => {
-                        src.add(all).write_bytes(0, SLACK);
                         return self.unpack_lines(patterns, tile, &elements, buffer);
                     }
                     Closest::Elements => {
@@ -204,7 +203,6 @@ impl<'a> Tiles<'a> {
                     }
                     Closest::Rows => {
                         let (groups, columns) = (length(&tile.groups), tile.n_rows as usize);
-                        src.add(all).write_bytes(0, SLACK);
                         kernels::unpack_across(variant, patterns, plan.order, src, groups, dst, columns);
                     }
                 }
@@ -224,7 +222,7 @@ impl<'a> Tiles<'a> {
         while let Some(line) = cursor.next_run((all - first) as i64) {
             let (count, shift) = (line.count as usize, first % 8);
             let dst = self.job.elements.wrapping_offset((tile.rows.offsets[0] + line.offsets[0]) as isize);
-            // SAFETY: see Job. A line has at most the bits of the tile's bytes, so less than SLACK bytes after them are
+            // SAFETY: see Job. A line has at most the bits of the tile's bytes, so at most 8 bytes after them are
             // read, and its shifted bits fit in the room for the tile's elements.
             unsafe {
                 let mut src = buffer.bytes.add(first / 8);
