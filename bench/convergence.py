@@ -39,7 +39,7 @@ RUNS = {
     "mxfp4": Run("mxfp4"), "bf16": Run("bf16"), "int8, 2 x 2": Run("int8", 2), "int4, 2 x 2": Run("int4", 2),
     "FSDP2 int8, gather int8": Run("int8", 0, "fsdp2"),
 }  # fmt: skip
-SECONDS = 500  # of a run at most, for each rank of a GPU
+SECONDS = 2000  # of a run on one GPU, at most
 
 
 def collect(folder, most=305_000_000, largest=400_000):
@@ -182,7 +182,7 @@ def main():
     import torch
     from ranks import RankError, Ranks
 
-    ranks_of_gpu = math.ceil(options.ranks / (torch.cuda.device_count() or options.ranks))
+    gpus = min(options.ranks, torch.cuda.device_count() or options.ranks)
     task = SIZES[options.size]
     key = {"size": options.size, "ranks": options.ranks, "bytes": options.text.stat().st_size}
     document, failed = accuracy.kept_or_new(options.output, key), False
@@ -194,7 +194,7 @@ def main():
         try:
             with Ranks(options.ranks) as ranks:
                 about = options.device, task, RUNS[name], options.seed, options.text
-                found = ranks.call(train, *about, seconds=SECONDS * ranks_of_gpu)[0]
+                found = ranks.call(train, *about, seconds=SECONDS / gpus)[0]
         except RankError as error:
             print(error, file=sys.stderr)
             failed = True
