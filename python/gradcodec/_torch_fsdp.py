@@ -404,7 +404,7 @@ def _factor_of(op: Any) -> float:
         factor = float(op.__getstate__()[1])
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ValueError(
-            "op: the factor of PREMUL_SUM, which this PyTorch does not tell, expected; "
+            "op: the factor of PREMUL_SUM expected, which this PyTorch does not return; "
             "set_gradient_divide_factor() has to come before shard()"
         ) from None
     if not math.isfinite(factor) or factor == 0:
@@ -561,8 +561,8 @@ def shard(
         divided = [one for one in modules if any(each.gradient_divide_factor is not None for each in _groups(one))]
         if divided:
             warnings.warn(
-                "the ranks add gradients up and FSDP divides the sum, because this PyTorch does not tell the factor of "
-                "PREMUL_SUM", stacklevel=2,
+                "the ranks add gradients up and FSDP divides the sum, because this PyTorch does not return the factor "
+                "of PREMUL_SUM", stacklevel=2,
             )  # fmt: skip
         for module in divided:
             module.set_force_sum_reduction_for_comms(True)

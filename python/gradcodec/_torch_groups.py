@@ -77,7 +77,7 @@ def process_group(group: Any) -> Any:
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group: a process group that this rank belongs to expected, got {_said(group)}")
     if group.size() < 2:
-        raise ValueError(f"group: at least 2 ranks expected, got {group.size()}; a single rank has nobody to send to")
+        raise ValueError(f"group: at least 2 ranks expected, got {group.size()}")
     return group
 
 

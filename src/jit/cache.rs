@@ -611,17 +611,17 @@ mod tests {
         // SAFETY: geteuid() always succeeds.
         if unsafe { libc::geteuid() } == 0 {
             std::os::unix::fs::chown(place.folder(), Some(65534), None).unwrap();
-            assert!(open(&place.folder()).is_none(), "somebody else's");
+            assert!(open(&place.folder()).is_none(), "another user's");
             std::os::unix::fs::chown(place.folder(), Some(0), None).unwrap();
             let cache = place.cache();
             cache.keep(&KEY, b"code", "log").unwrap();
             std::os::unix::fs::chown(place.file(), Some(65534), None).unwrap();
-            assert_eq!(find(&cache, &KEY), None, "somebody else's");
+            assert_eq!(find(&cache, &KEY), None, "another user's");
         }
     }
 
     #[test]
-    fn the_least_used_go_when_all_take_too_much_and_so_does_what_nobody_finishes() {
+    fn the_least_used_go_when_all_take_too_much_and_so_do_unfinished_files() {
         let place = Place::new("tidy");
         drop(place.cache());
         let path = || CString::new(place.folder().to_str().unwrap()).unwrap();

@@ -44,7 +44,7 @@ def failing(fake, number, code, call):
     return got, failed
 
 def make_good(fake, failed):
-    """What nobody could: leaves a context, or the mode of captures, whose leaving has failed."""
+    """Leaves a context, or a capture mode, that the library failed to leave."""
     if "Pop" in failed:
         fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p()))
     elif "Exchange" in failed:

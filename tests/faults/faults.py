@@ -82,7 +82,7 @@ fault("kernels: what is corrupt is added where lanes have vectors of their own",
 fault("kernels: a ring is used anew while copies are on their way to it", "data race of a lane with itself",
       "kernels/blocks_lanes.cuh", "    wait_for_groups<0>();  // the ring will be reused\n", "",
       spec("test_codec", "test_block_codecs", "mxfp4 and cuda"))
-fault("kernels: lanes that have parts of a block do not hear of each other's largest magnitude", "wrong bits",
+fault("kernels: lanes that have parts of a block do not compare their largest magnitudes", "wrong bits",
       "kernels/blocks_lanes.cuh", "largest_of_lanes<LANES>(most)", "most",
       spec("test_codec", "test_block_codecs", "int8 and cuda"))
 fault("kernels: lanes add a code that is no number as one", "wrong bits", "kernels/blocks_lanes.cuh",
@@ -165,7 +165,7 @@ fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernel
 fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_one_shot.cuh",
       "const u64 turn = barrier.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
       python("test_block_peers", "rank_that_is_ahead"))
-fault("kernels: a rank speaks before all of its blocks have come", "data race of kernels", "kernels/blocks_together.cuh",
+fault("kernels: a rank sets its flag before its blocks are done", "data race of kernels", "kernels/blocks_together.cuh",
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
       python("test_block_peers", "take_turns", limit=120))
 fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",

@@ -307,7 +307,7 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
     assert status == Status.COMM, (status, sentence)
     expect(lib.gc_comm_async_error(world.comms[0]), Status.COMM, "aborted")
     assert lib.gc_comm_async_error(world.comms[1]) == Status.COMM, last_error()
-    assert run(2) == Status.COMM, last_error()  # a rank that comes later hears it at once
+    assert run(2) == Status.COMM, last_error()  # a rank whose call is later fails at once
     assert [lib.gc_comm_abort(comm) for comm in world.comms] == [0, 0, 0]
     expect(run(0), Status.COMM, "aborted")
 """, FAKE_DEVICES=3)

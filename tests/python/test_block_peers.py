@@ -56,7 +56,7 @@ class Seen:
     def get(self, rank, tensors):
         return [self.places[rank].get(tensor).copy() for tensor in tensors]
 
-    # What a rank hears: a number by parity and rank.
+    # The flags that a rank reads: a number by parity and rank.
     def heard(self, rank):
         return np.ctypeslib.as_array((ctypes.c_uint64 * (2 * MOST_RANKS)).from_address(self.buffers[rank]))
 

@@ -85,7 +85,7 @@ def test_numpy_takes_packed_chunks_and_gives_them_back(form):
 
 
 @both_forms
-def test_a_capsule_that_nobody_took_releases_once(form):
+def test_a_capsule_that_is_not_consumed_releases_once(form):
     lent, memory = Lent(), np.zeros(4)
     owner = capsule(lent.tensor(memory), form)
     assert lent.releases == []

@@ -43,7 +43,7 @@ def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(de
     assert deaths > 2, done.stdout
 
 
-def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_nobody_waiting():
+def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_no_rank_waiting():
     """Checks that all calls end and that errors after a rollback are the model's, or the program fails. A rank gets
     COMM unless it had all data that it needed: in step 4 the other node needs nothing of the dead rank."""
     done = subprocess.run([sys.executable, ROOT / "tests/churn/steps.py"], capture_output=True, text=True)

@@ -15,7 +15,7 @@ fake = driver()
 fake.fake_enter(0, 100)
 
 class Place:
-    # Memory of a device of the stand-in, which is the host's. Behind each array nobody may write.
+    # Memory of a device of the stand-in, which is the host's. Nothing may be written behind an array.
     device, behind = DLDevice(CUDA, 0), 64
 
     def __init__(self, card=0):

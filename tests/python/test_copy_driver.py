@@ -222,8 +222,8 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
                     named = failed.removesuffix("_v2") in last_error() or {code} == 2
                     assert got == status and named, (failed, got, last_error())
                 elif not got:
-                    # What is no error: memory that the driver does not know; no context is current; what nobody can be
-                    # told of.
+                    # These are no errors: the driver does not know the memory, no context is current, or no status can
+                    # be returned.
                     unchecked = (
                         "cuPointerGetAttribute", "cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode",
                         "cuMemFreeHost", "cuEventDestroy_v2",

@@ -226,7 +226,7 @@ def test_where_freeing_does_not_wait_nothing_is_used_again():
             lib.gc_tensor_free(src)
         assert fake.fake_allocations() - fake.fake_frees() == 401, "only the probe's memory, of each of its trials, is freed"
         waits = fake.fake_waits()
-        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what nobody uses then
+        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what is unused then
         assert fake.fake_waits() > waits and fake.fake_in_use(0) == 1024
     """, FAKE_FREE=0)
 

@@ -56,7 +56,7 @@ CALLS = {
 }
 
 def child(name, number, code, status):
-    # In a process of its own, so that what is done once is done here; the exit status tells what came of it.
+    # In a process of its own, so that what is done once is done here; the exit status is the result.
     fake, sources = driver(), {}
     if name.startswith("gc_pack"):
         sources = {
@@ -77,7 +77,7 @@ def child(name, number, code, status):
         assert got == expected, (failed, got, last_error())
         assert code in (2, 201) or failed.removesuffix("_v2") in last_error(), (failed, last_error())
     else:
-        # A stream that cannot be given back is left, and nobody told.
+        # A stream that cannot be destroyed is left, without an error.
         left = fake.fake_streams() > streams and failed in ("cuCtxGetId", "cuStreamDestroy_v2")
         assert left or code in (2, 201) or "Pop" in failed or "Exchange" in failed, f"{failed} is not checked"
     if not ("Pop" in failed or "Exchange" in failed):

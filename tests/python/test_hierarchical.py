@@ -401,7 +401,7 @@ def test_a_failure_of_either_is_one_of_the_whole(where, name):
             assert [lib.gc_comm_async_error(part) for part in world.parts(rank)] == [Status.COMM] * 2  # both aborted
 
 
-def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
+def test_a_rank_that_fails_leaves_no_rank_of_a_group_waiting():
     with Nodes([2, 2], "group", "group") as world:
         handles = world.each(lambda rank: handle_on(world.comms[rank], 100))
 
@@ -422,7 +422,7 @@ def test_a_rank_that_fails_leaves_nobody_of_a_group_waiting():
 
 @pytest.mark.parametrize("creates", ["the whole", "an all-reduce"])
 @pytest.mark.parametrize("where", ["intra", "inter"])
-def test_a_rank_whose_part_was_aborted_leaves_nobody_waiting_over_the_other(where, creates):
+def test_a_rank_whose_part_was_aborted_leaves_no_rank_waiting_over_the_other(where, creates):
     with (Parts if creates == "the whole" else Nodes)([2, 2], "group", "group") as nodes:
         assert lib.gc_comm_abort(nodes.parts(0)[where == "inter"]) == Status.OK
         options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=Host.device, n_elements=100)

@@ -257,7 +257,7 @@ def test_a_directory_that_others_may_write_to_is_left_alone(place):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_somebody_elses_directory_is_left_alone(place):
+def test_another_users_directory_is_left_alone(place):
     place.folder.mkdir(mode=0o700)
     os.chown(place.folder, 65534, 65534)
     place.run()
@@ -304,8 +304,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
     assert place.entries() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be in somebody else's home")
-def test_nothing_is_made_in_somebody_elses_home(place):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can write to another user's home")
+def test_nothing_is_made_in_another_users_home(place):
     home = place.root / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)

@@ -149,7 +149,7 @@ with Own(1) as world:
     fake.fake_leave()
     assert lib.gc_comm_async_error(world.comms[0]) == 0
 
-# A rank whose options are refused tells the others.
+# If a rank's options are refused, creation fails on all ranks.
 with Own(3) as world:
     def create(rank):
         handle = POINTER(AllReduce)()

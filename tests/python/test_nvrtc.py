@@ -76,7 +76,7 @@ def test_every_call_that_fails_is_told_and_leaves_nothing_behind():
                     assert f"({{code}})" in refusal.message
                     assert ("NVRTC_ERROR_OUT_OF_MEMORY" if code == 1 else "an unknown error") in refusal.message
                 else:
-                    # Nobody can be told that a program was not destroyed.
+                    # No status can be returned for a program that was not destroyed.
                     name = fake.fake_nvrtc_failed_call().decode()
                     if not name:
                         break

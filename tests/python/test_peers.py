@@ -290,7 +290,7 @@ assert fake.fake_in_use(1) == 0
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_where_the_bootstrap_failed_for_a_rank_alone_its_memory_stays_and_nobody_of_its_card_waits(numbers):
+def test_where_the_bootstrap_failed_for_a_rank_alone_its_memory_stays_and_no_rank_of_its_card_waits(numbers):
     run_ranks(f"""
 from capi import AllReduce
 from comms import World, status_of
@@ -298,7 +298,7 @@ for card in 0, 1:
     assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
 devices, own = cards(*{numbers}), [fake.fake_in_use(card) for card in range(2)]
 with World(2, "board") as world:
-    # What rank 1 hears of the others last, when they have its buffer.
+    # The last status that rank 1 receives, when the others have mapped its buffer.
     world.board.answer = lambda name, rank: 99 * (rank == 1 and sum(call[1] == 1 for call in world.board.calls) == 2)
     comms = [POINTER(Comm)() for _ in range(2)]
     def open(rank):

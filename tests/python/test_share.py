@@ -96,7 +96,7 @@ check(lib.gc_share_receive(ours.fileno(), DLDevice(CPU, 0), 60_000, ctypes.byref
 view = out.contents.dl_tensor
 values = np.frombuffer((ctypes.c_float * 1000).from_address(view.data), "f4")
 total = float(values.sum())
-values[:] = -1  # nobody else sees it
+values[:] = -1  # in this process alone
 ours.sendall(np.float64(total).tobytes())
 ours.recv(1)
 if sys.argv[2] == "releases":
@@ -363,7 +363,7 @@ def forbid(call):
 
 
 @pytest.mark.parametrize("call", ["fallocate", "fstatfs"])
-def test_a_system_call_that_is_forbidden_is_nobody_elses_fault(call):
+def test_a_system_call_that_is_forbidden_is_not_an_error_of_the_peer(call):
     code = FORBID + f"""
 import socket
 import numpy as np

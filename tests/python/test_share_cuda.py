@@ -299,7 +299,7 @@ def test_memory_that_cannot_be_given_away():
     """)
 
 
-def test_a_copy_shows_nothing_else_and_needs_nobody():
+def test_a_copy_shows_nothing_else_and_does_not_need_the_original():
     shares("""
     def here(end):
         tensor = on_card(np.arange(1000, dtype="f4"))
@@ -465,7 +465,7 @@ def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_
         check(lib.gc_share_wait(leases[1], LONG))
         assert fake.fake_in_use(0) == 0
         lib.gc_share_free(leases[1])
-        # And the other way round: released here when nobody there has it.
+        # The reverse: it is released here when the other process no longer has it.
         memory = held(1 << 20)
         lease = send(memory, end)
         ended(lease)
@@ -500,7 +500,7 @@ def test_a_lease_that_is_refused_or_given_up():
         ended(send(kept, end))  # finds what has ended
         lib.gc_tensor_free(kept)
         check(lib.gc_trim(CARD))
-        assert fake.fake_in_use(0) == 1 << 20, "for which nobody asked"
+        assert fake.fake_in_use(0) == 1 << 20, "without being asked for"
     def there(end):
         for _ in range(2):
             hear(gate)
@@ -593,7 +593,7 @@ def test_a_tensor_that_comes_back_with_a_socket_that_was_answered_is_a_strangers
     """)
 
 
-def test_a_tensor_that_came_back_stays_though_somebody_answers_for_it():
+def test_a_tensor_that_is_sent_back_stays_though_a_forged_answer_releases_it():
     shares("""
     the_driver()
     one, other = socket.socketpair()
@@ -697,7 +697,7 @@ def test_a_sender_that_dies():
     assert os.waitpid(pid, 0)[1] == 0
     the_driver()
     for k in range(3):
-        if k == 1:  # nobody has this memory any more
+        if k == 1:  # the memory was freed
             expect(refused(other), Status.SHARE, "cuIpcOpenMemHandle", "may have ended")
         else:
             lib.gc_tensor_free(receive(other))
@@ -912,7 +912,7 @@ def here(end):
         assert not failed and number >= (KIND == "plain" and not FLAGS), number
         say(gate, b"done")
         check(lib.gc_trim(CARD))
-        assert fake.fake_in_use(0) == 1024, "and that nobody needs is freed, though later"
+        assert fake.fake_in_use(0) == 1024, "unused memory is freed, though later"
         return
     while gate.recv(4, socket.MSG_WAITALL) == b"next":
         lease = sent()

@@ -19,8 +19,8 @@ const TEXT: &str = r#"
  *     if (gc.gc_pack_chunks(src, 4, chunks) != GC_STATUS_OK)
  *         fprintf(stderr, "%s\n", gc.gc_last_error());
  *
- * C99 or C++11; any number of files of a program may include this. All of it is the program's own code, and the struct
- * has the functions of this version of the header: hand it to nobody who was compiled with another. Before glibc 2.34
+ * C99 or C++11; any number of files of a program may include this. All of it is the program's own code. The struct has
+ * the functions of this version of the header: pass it only to code compiled with the same version. Before glibc 2.34
  * link with -ldl.
  */
 

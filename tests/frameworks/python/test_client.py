@@ -129,7 +129,7 @@ def test_memory_that_was_taken_is_released_by_its_last_user(framework):
 
 
 @pytest.mark.parametrize("asked", [None, {}, {"max_version": (1, 0)}])
-def test_what_nobody_took_is_released_once(asked):
+def test_what_is_not_taken_is_released_once(asked):
     lent = Lent(np.zeros(4))
     tensor = lent.tensor()
     if asked is not None:

@@ -456,7 +456,7 @@ def a_pytorch_that_tells_no_factor_adds_up():
     telling, _torch_fsdp._factor_of = _torch_fsdp._factor_of, lambda op: telling(None)
     try:
         model = sharded(factor=4.0)
-        with pytest.warns(UserWarning, match="FSDP divides the sum, because this PyTorch does not tell the factor"):
+        with pytest.warns(UserWarning, match="FSDP divides the sum, because this PyTorch does not return the factor"):
             shard(model, "int8", raw=())
         expected = reduced_plainly(SHAPES, 4.0, whole_numbers(0))
         torch.testing.assert_close(backward(model, whole_numbers(0)), expected, rtol=0, atol=0)
