@@ -40,7 +40,7 @@ POLICIES = dict(propagate=PROPAGATE, zero=ZERO, transactional=TRANSACTIONAL)
 DTYPES = {f"{k}{bits}": (code, bits, 1) for code, k in enumerate(("int", "uint", "float")) for bits in (8, 16, 32, 64)}
 DTYPES.update(bool=(6, 8, 1), bfloat16=(4, 16, 1))
 Exchange = dict(Transport._fields_)["all_to_all"]
-T, V, VIEW, VIEWS = POINTER(Managed), POINTER(Versioned), POINTER(DLTensor), POINTER(POINTER(DLTensor))
+T, V, VIEW = POINTER(Managed), POINTER(Versioned), POINTER(DLTensor)
 C, G, R, L, K = map(POINTER, (CodecHandle, CommHandle, AllReduceHandle, ShareHandle, KernelHandle))
 _python = ctypes.PyDLL(None)  # like ctypes.pythonapi, whose declarations all modules share
 _python.PyCapsule_New.restype, _python.PyCapsule_New.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]

@@ -281,9 +281,8 @@ class _Buckets(Compression):
         pass."""
         known = self._exchanges.get(first)
         # PyTorch must track the last exchange, so that it finds a rank that does not take part.
-        must_be_seen = is_last
         if (
-            known is not None and known.parameters == parameters and not (must_be_seen and known.handle.is_direct)
+            known is not None and known.parameters == parameters and not (is_last and known.handle.is_direct)
             and all(known.has(place, buffer) for place, buffer in enumerate(buffers))
         ):  # fmt: skip
             known.is_final = self._is_final()
@@ -302,7 +301,7 @@ class _Buckets(Compression):
         names = [self._names[each] for own in parameters for each in own]
         handle = Handle(
             self._group, self.codec, [self._sizes[name] for name in names], buffers[0].dtype, error=self.error,
-            raw=[self._raw[name] for name in names], transactional=True, direct=not must_be_seen,
+            raw=[self._raw[name] for name in names], transactional=True, direct=not is_last,
         )  # fmt: skip
         record: Any = _Record()
         if self._native is not None:
@@ -383,7 +382,7 @@ def compress(
     for name, module in ddp.module.named_modules():
         kind = torch.nn.Embedding, torch.nn.EmbeddingBag
         if isinstance(module, kind) and module.sparse and id(module.weight) not in ignored:
-            raise TypeError(f"model: {name} has sparse gradients, which are not sent so; sparse=False makes them dense")
+            raise TypeError(f"model: {name} has sparse gradients, which compress() does not send; sparse=False makes them dense")
     training = {name: one for name, one in parameters.items() if one.requires_grad and id(one) not in ignored}
     if not training:
         raise ValueError("model: one parameter that is a tensor and requires grad expected at least, got none")

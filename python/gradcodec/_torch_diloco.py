@@ -138,7 +138,8 @@ class DiLoCo:
         self._end()
         unsettled = self._unsettled
         if unsettled is not None:
-            self._reducers[unsettled[0]]._keep()
+            with self._reducers[unsettled[0]]._on_stream():
+                self._reducers[unsettled[0]]._keep()
         state = {
             "format": FORMAT, "rank": self._group.rank, "world_size": self._group.size, "about": self._about,
             "steps": self.steps, "rounds": self.rounds, "taken_back": self.taken_back, "unsettled": unsettled,

@@ -268,7 +268,7 @@ class _Shards(Compression):
 
     def _made(self, group: Group, codec: str, sizes: list[int], dtype: torch.dtype, options: dict[str, Any]) -> Handle:
         """Returns a handle. Modules that are alike share one if it has no errors."""
-        key = group.group, codec, tuple(sizes), dtype, *(tuple(options["raw"]), options["op"])
+        key = group.group, codec, tuple(sizes), dtype, tuple(options["raw"]), options["op"], options["error"]
         if key in self._alike:
             return self._alike[key]
         self._wait()  # other handles' work must be done before a handle over peer memory is created
@@ -293,6 +293,8 @@ class _Shards(Compression):
             raise ValueError(f"gradient: one on {self._group.device} expected, got one on {given.device}")
         with self._on_stream():
             its_pass = torch._C._current_graph_task_id()
+            if its_pass < 0:
+                raise RuntimeError("shard: finalize_backward() is not supported; gradients are reduced in backward()")
             if not self._pending or self._complete or (its_pass != self._pass and self._has_broken_off(comm)):
                 self._begin()
                 self._pass, engine = its_pass, cast(Any, torch.autograd.Variable._execution_engine)
@@ -352,8 +354,8 @@ class _Shards(Compression):
 
     def _begin(self) -> None:
         super()._begin()
-        if self._replicas is not None and self._replicas.peers is not None:
-            self._replicas.peers.check()
+        if self._replicas is not None:
+            self._replicas.check()
 
     def _ended(self) -> Iterator[Handle]:
         self._await_replicas()
@@ -519,9 +521,9 @@ def shard(
     exact. Parameters that `raw` names are sent in float32; if `codec` is "onebit" or "sign", those with fewer than two
     dimensions or fewer than 1,024 elements are.
 
-    `replicate_group`: for replicas of a model (HSDP), which must be sharded over a mesh of one dimension, on the ranks
-    of one replica: the ranks with the same shard, one of each replica. Gradients are averaged over it compressed, with
-    errors of their own. A step is taken back on all replicas alike.
+    `replicate_group`: the ranks that have the same shard, one of each replica of the model (HSDP). fully_shard() must
+    have a mesh of one dimension, the ranks of one replica. Gradients are averaged over the group compressed, with errors
+    of their own. A step is taken back on all replicas alike.
     """
     from torch.distributed.fsdp import FSDPModule
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from . import _torch_nvlink
-from ._abi import CODECS, CPU, CUDA, CUDA_HOST, G, Transport
+from ._abi import CODECS, CPU, CUDA, CUDA_HOST, ERRORS, G, TRANSACTIONAL, Transport
 from ._arguments import _near, _said
 from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
@@ -29,9 +29,8 @@ from ._torch_nodes import (
 )  # fmt: skip
 from ._torch_states import objects_of_all
 
-ERRORS = {"float32": 0, "bfloat16": 1, "none": 2}
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-HOST_MEMORY, TRANSACTIONAL = 1, 2
+HOST_MEMORY = 1
 BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
 BY_PAIRS = 1 << 19  # bytes per rank from which on ranks exchange by messages between pairs over gloo
@@ -490,7 +489,8 @@ def check_transport(transport: Any, group: Group) -> None:
     if transport == "peers" and group.device.type != "cuda":
         raise ValueError(f"transport: peers is for tensors on the GPUs of one node; this is on {group.device}")
     if transport == "nccl" and not group.over_gpus:
-        raise ValueError(f"transport: nccl is for tensors on a GPU and a group over NCCL; this is on {group.device}")
+        kinds = dist.get_backend_config(group.group)
+        raise ValueError(f"transport: nccl is for tensors on a GPU over NCCL; these are on {group.device} over {kinds}")
 
 
 def agree(call: str, group: Group, settings: dict[str, Any], own: Any = None) -> list[Any]:

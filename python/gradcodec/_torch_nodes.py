@@ -235,8 +235,8 @@ class Watch:
     def expect(self) -> None:
         """Records that an exchange was enqueued on the current stream. A captured exchange is not watched."""
         if not torch.cuda.is_current_stream_capturing():
-            self._last.record()
             self._enqueued_at = time.monotonic()
+            self._last.record()
 
     def handles(self) -> list[int]:
         """Returns the addresses of all communicators whose failures check() raises."""
@@ -260,6 +260,8 @@ class Watch:
                 self.check()
                 at = self._enqueued_at
                 if at is None or time.monotonic() - at <= self._timeout or self._last.query():
+                    continue
+                if self._enqueued_at != at:  # the event may be of an exchange that was enqueued meanwhile
                     continue
             except (GradCodecError, RuntimeError):  # of a communicator; of the GPU
                 pass

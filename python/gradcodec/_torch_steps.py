@@ -10,11 +10,11 @@ from typing import Any, Callable, Collection, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from ._abi import SIGNS
+from ._abi import ERRORS, SIGNS
 from ._arguments import _said
 from ._codecs import Codec
 from ._torch_eager import eager
-from ._torch_groups import ERRORS, Group, Handle, Verdict, known_codec, library, number_of
+from ._torch_groups import Group, Handle, Verdict, known_codec, library, number_of
 from ._torch_states import FORMAT, LARGEST, LARGEST_OF_SIGNS, check_all, on_all_ranks
 
 ALONE = "bf16", "mxfp8", "int8"  # precise enough without errors
@@ -535,8 +535,8 @@ def settings(codec: Any, error: Any, scaler: Any) -> str:
     if error is None:
         error = "none" if codec in (*ALONE, "sign") else "float32"
     if not isinstance(error, str) or error not in ERRORS or (codec == "sign" and error != "none"):
-        choice = "none" if codec == "sign" else ", ".join(ERRORS)
-        raise ValueError(f"error: one of {choice} expected, got {_said(error)}")
+        choice = "'none' expected with sign" if codec == "sign" else f"one of {', '.join(ERRORS)} expected"
+        raise ValueError(f"error: {choice}, got {_said(error)}")
     if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler: a torch.amp.GradScaler expected, got {_said(scaler)}")
     return str(error)

@@ -251,11 +251,6 @@ public:
         exchanges_.erase(first);
     }
 
-    void clear() {
-        std::unique_lock lock = locked();
-        exchanges_.clear();
-    }
-
     // --- for the hook
 
     FuturePointer reduce(c10d::GradBucket &bucket, const Slot &slot) {
@@ -482,8 +477,7 @@ PYBIND11_MODULE(_gradcodec_hook, module) {
         .def_readwrite("checked", &State::checked)
         .def_property_readonly("bytes_sent", [](const State &state) { return state.bytes_sent.load(); })
         .def("put", &State::put)
-        .def("remove", &State::remove)
-        .def("clear", &State::clear);
+        .def("remove", &State::remove);
     py::class_<Slot, std::shared_ptr<Slot>>(module, "Slot")
         .def(py::init<py::object, py::object>())
         .def("take", &Slot::take);

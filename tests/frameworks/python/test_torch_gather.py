@@ -95,8 +95,8 @@ def modules_that_are_alike_share_what_has_no_errors():
     for module in model:
         fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for codec, of_gradients in ("int8", 1), ("int4", 4):
-        with shard(model, codec, gather="int8") as compression:
+    for codec, gather, of_gradients in ("int8", "int8", 1), ("int4", "int8", 4), ("int4", "int4", 4):
+        with shard(model, codec, gather=gather) as compression:
             for _ in range(2):
                 model(torch.randn(4, 64)).square().sum().backward()
             handles = [unit.handle for unit in compression._units()]

@@ -463,7 +463,7 @@ def a_pytorch_that_tells_no_factor_adds_up():
         later = sharded()
         shard(later)
         divide_by(later, 4.0)
-        with pytest.raises((ValueError, RuntimeError), match="op: the factor of PREMUL_SUM, which this PyTorch"):
+        with pytest.raises((ValueError, RuntimeError), match="op: the factor of PREMUL_SUM expected, which this PyTorch"):
             backward(later, mine(0))
     finally:
         _torch_fsdp._factor_of = telling
@@ -471,8 +471,6 @@ def a_pytorch_that_tells_no_factor_adds_up():
 
 def a_group_of_its_own_for_the_reduce_scatter_is_used():
     model = sharded()
-    if not hasattr(model, "set_separate_reduce_scatter_group"):  # before PyTorch 2.15
-        return
     model.set_separate_reduce_scatter_group()
     model.set_reduce_scatter_max_input_buffers(2)
     compression = shard(model, "int8", raw=())
@@ -482,10 +480,19 @@ def a_group_of_its_own_for_the_reduce_scatter_is_used():
     torch.testing.assert_close(backward(model, whole_numbers(0)), expected, rtol=0, atol=0)
 
 
+def gradients_that_are_reduced_after_the_backward_pass_are_refused():
+    model = sharded()
+    shard(model, "int8")
+    model.set_manual_backward_finalization(True)
+    model.set_requires_gradient_sync(False)
+    model(mine(0)).backward()
+    model.set_requires_gradient_sync(True)
+    with pytest.raises(RuntimeError, match=r"finalize_backward\(\) is not supported"):
+        model.finalize_backward()
+
+
 def parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros():
     model = of_three()
-    if not hasattr(model, "set_reduce_scatter_unused_params"):  # before PyTorch 2.15
-        return
     model.set_reduce_scatter_unused_params(True)
     compression = shard(model, "int4", raw=())
     torch.manual_seed(dist.get_rank())
@@ -625,8 +632,8 @@ def test_shard(group, tmp_path):
         whatever_the_cut_and_whoever_is_not_sharded_errors_are_those_of_parameters,
         modules_that_are_sharded_together_are_one, the_sum_is_divided_by_any_factor,
         what_a_factor_multiplies_is_carried, of_signs_the_sum_is_divided, a_pytorch_that_tells_no_factor_adds_up,
-        a_group_of_its_own_for_the_reduce_scatter_is_used,
-        a_pass_whose_first_handle_is_refused_leaves_nothing_behind,
-        parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros, the_calls_of_torchtitan_give_the_sum,
-        a_rank_alone_says_for_which_others_it_waits, refusals,
+        a_pass_whose_first_handle_is_refused_leaves_nothing_behind, the_calls_of_torchtitan_give_the_sum,
+        *((a_group_of_its_own_for_the_reduce_scatter_is_used, gradients_that_are_reduced_after_the_backward_pass_are_refused,
+           parameters_without_a_gradient_keep_their_errors_where_fsdp_sends_zeros)
+          if hasattr(FSDPModule, "finalize_backward") else ()), a_rank_alone_says_for_which_others_it_waits, refusals,
     )  # fmt: skip
