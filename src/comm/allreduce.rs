@@ -95,14 +95,6 @@ impl Algorithm {
     fn is_one_shot(&self) -> bool {
         matches!(self, Self::OneShotSteps(_) | Self::OneShotKernel)
     }
-
-    fn phases(&self) -> Phases {
-        match self {
-            Self::TwoShotSteps | Self::TwoShotKernel => Phases::Both,
-            Self::OneShotSteps(_) => Phases::AllGather, // one-shot has no other exchange
-            Self::OneShotKernel => Phases::OneShot,
-        }
-    }
 }
 
 impl AllReduce {
@@ -203,7 +195,7 @@ impl AllReduce {
         // Before anything is changed, check everything that decoding would refuse.
         parts.whole().check_outputs(values.clone(), factors)?;
         parts.codec.check_inputs(factors)?;
-        let steps = Steps::begin(&self.communicator, &parts, parts.algorithm.phases(), stream)?;
+        let steps = Steps::begin(&self.communicator, &parts, Phases::Both, stream)?;
         let Some(node) = &parts.node else { return steps.run(&parts.algorithm, values, factors) };
         self.in_node(node, Phases::Both, stream, || {
             node.sum(values.clone(), factors[0].as_ref(), &parts.codec, stream)?;
@@ -319,19 +311,19 @@ impl Parts {
         }
         check_results(&descriptor)?;
         let link = communicator.of_chunks();
-        let (codec, node) = match communicator.within_node() {
+        let (codec, within) = match communicator.within_node() {
             None => (Codec::new(&Descriptor { n_chunks: world, server: link.rank as u64 + 1, ..descriptor })?, None),
             Some(intra) => {
                 let (device, error) = (descriptor.device, descriptor.plan()?.rules.error);
                 let whole = plan_of_node(&descriptor, intra.world)?;
                 let part = whole.part_between_nodes(intra.rank, link.world, Some(link.rank), error)?;
-                let codec = Codec::of_plan(device, part)?;
-                let node = Node::new(intra.clone(), whole, link.world, &codec)?;
-                (codec, Some(node))
+                (Codec::of_plan(device, part)?, Some((intra, whole)))
             }
         };
         let buffers = Buffers::new(link, &codec)?;
         let report = link.report_corrupt(&codec, buffers.memory())?;
+        // The decoders of the node also write to the codec's report.
+        let node = within.map(|(intra, whole)| Node::new(intra.clone(), whole, link.world, &codec)).transpose()?;
         let one_launch = node.is_none() && buffers.fused_launches() == Some(1) && codec.fits_one_launch()?;
         let algorithm = Algorithm::new(&codec, &buffers, one_launch)?;
         Ok(Self { codec, node, buffers, algorithm, one_launch, _report: report })
@@ -360,7 +352,7 @@ fn plan_of_node(descriptor: &Descriptor<'_>, ranks: usize) -> Result<CodecPlan> 
     if descriptor.kind == Kind::Sign {
         return Err(error!(
             InvalidArgument,
-            "options: GC_CODEC_SIGN over nodes, whose ranks sum values up, and a majority needs the bits of every rank"
+            "options: GC_CODEC_SIGN over nodes; another codec expected, because a majority needs the bits of every rank"
         ));
     }
     Descriptor { n_chunks: ranks, server: 0, error: ErrorKind::None, ..*descriptor }.plan()
@@ -468,11 +460,7 @@ impl<'a> Steps<'a> {
     fn encode_for_all<'v>(
         &self, values: impl ExactSizeIterator<Item = Result<View<'v>>>, factors: &[Option<View<'_>>; 2],
     ) -> Result<View<'a>> {
-        let encoded = self.codec.encode(values, factors, Destination::Memory(self.buffers.payload()), self.stream);
-        if encoded.is_err() {
-            self.link.transport.out_of_step(); // `begin` has passed a barrier with the other ranks
-        }
-        encoded?;
+        self.codec.encode(values, factors, Destination::Memory(self.buffers.payload()), self.stream)?;
         let exchanged = self
             .buffers
             .of_payloads(self.stream)
@@ -657,7 +645,9 @@ fn compare(records: &Records, own: usize) -> Result<()> {
             return Err(refusal(format_args!("its segments have other counts of elements, or others are raw")));
         }
         if own.word(5) != other.word(5) {
-            return Err(refusal(format_args!("it computes otherwise")));
+            return Err(refusal(format_args!(
+                "it has another version's payloads; the same version of the library expected on every rank"
+            )));
         }
     }
     Ok(())

@@ -6,8 +6,8 @@
 //! - `transport`: the four transports, behind one trait;
 //! - `link`: a transport, which one call at a time uses;
 //! - `communicator`: a link to all ranks, or one within the node and one between nodes;
-//! - `peers_setup`, `nodes_setup`: communicators that ranks create over other communicators;
 //! - `buffers`: the memory that is exchanged; `node`: sums of values within a node;
+//! - `peers_setup`, `nodes_setup`: communicators that ranks create over other communicators;
 //! - `allreduce`: the handle, whose codec keeps the errors.
 
 mod allreduce;

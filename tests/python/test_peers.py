@@ -250,6 +250,7 @@ for calls in range(100):
     if status and launched:
         broken_off.add(name)
         assert lib.gc_allreduce_run(handles[0], values, 1, None, None, None) in (Status.COMM, Status.CUDA), name
+        assert lib.gc_comm_async_error(comms[0]) in (Status.COMM, Status.TIMEOUT), name
         lib.gc_allreduce_reset(handles[0], None)
         expect(lib.gc_allreduce_run(handles[0], values, 1, None, None, None), Status.COMM, "broken off")
     free_all(handles)

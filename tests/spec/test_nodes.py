@@ -10,9 +10,9 @@ import gpu
 
 import layouts
 from block_model import FORMATS, INT4, INT8
-from capi import lib
+from capi import Status, lib
 from codec_model import NONFINITE, ONEBIT, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
-from codecs_c import Host, gradient, same
+from codecs_c import Host, gradient, same, views
 from comms import KEEP_NOTHING, OF_FAMILIES, CheckedRanks, Nodes, World, of_family, parts_of, steps
 from nodes_model import FlatModel
 from tiers import both
@@ -287,3 +287,15 @@ def test_the_policy_zero_counts_what_is_not_finite_as_zero_and_flags_it_everywhe
             assert all(np.isfinite(one).all() for one in found)
             assert ranks.flags() == [NONFINITE] * 4
         ranks.errors()
+
+
+@pytest.mark.parametrize("over", ["cuda-host transport"], indirect=True)
+def test_a_damaged_block_is_reported_on_all_ranks(over):
+    """Damages the first byte that rank 1 sends to rank 0 of its node."""
+    with over.world(2, 2) as world, CheckedRanks(world, over.place, codec=INT8, segments=[3000], values="float32") as ranks:
+        damaged = lambda name, rank, sent: bytes([sent[0] ^ ((name, rank) == ("all_to_all", 1))]) + sent[1:]  # noqa: E731
+        world.intra[0].board.before = damaged
+        put = ranks.put([[np.ones(3000, f32)]] * 4)
+        ranks.each("gc_allreduce_run", lambda rank: (views(put[rank]), 1, None, None))
+        assert [over.place.get(of_rank[0]).size for of_rank in put] == [3000] * 4  # waits
+        assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.CORRUPT] * 4

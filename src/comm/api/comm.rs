@@ -41,7 +41,7 @@ use crate::{
         api::gc_status_t,
         borrow::{self, Out},
         error::{Result, error},
-        fallible, handle,
+        handle,
         panics::boundary,
     },
 };
@@ -169,31 +169,10 @@ pub unsafe extern "C" fn gc_comm_group(world_size: i32, out: *mut *mut gc_comm_t
         let ranks = ranks.ok_or_else(|| error!(InvalidArgument, "world_size: {world_size}; at least 1 expected"))?;
         // SAFETY: the caller promises room for `ranks` pointers.
         let out = unsafe { Out::several("out", out, borrow::Count::of("world_size", ranks))? };
-        let mut handles = Handles(fallible::list(ranks, "communicators")?);
-        for member in transport::group(ranks)? {
-            handles.0.push(handle::hand_out(gc_comm_t(Arc::new(Communicator::over(member)))));
-        }
-        out.fill(handles.into_raw());
+        let made = transport::group(ranks)?.map(|member| gc_comm_t(Arc::new(Communicator::over(member))));
+        out.fill(made.map(handle::hand_out));
         Ok(())
     })
-}
-
-/// Communicators that are handed out all together, or else released.
-struct Handles(Vec<*mut gc_comm_t>);
-
-impl Handles {
-    fn into_raw(mut self) -> Vec<*mut gc_comm_t> {
-        std::mem::take(&mut self.0)
-    }
-}
-
-impl Drop for Handles {
-    fn drop(&mut self) {
-        for &handle in &self.0 {
-            // SAFETY: `handle::hand_out` made the handle, and nothing else has it.
-            unsafe { handle::release(handle) };
-        }
-    }
 }
 
 /// Returns the rank of this process or thread in a communicator: 0 to gc_comm_world_size() - 1.

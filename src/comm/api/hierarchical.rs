@@ -45,7 +45,8 @@ use super::comm::{gc_comm_t, hand_out};
 /// `intra_node`, with one rank per node the one over `inter_node`.
 ///
 /// Over peer memory the buffers of `intra_node` need the bytes that gc_allreduce_peers_bytes() returns for N nodes.
-/// Those of `inter_node` need the bytes for float32 values of ceil(n / R) elements and N ranks.
+/// Those of `inter_node` need at most the bytes that it returns for the same options with float32 values, N ranks and 1
+/// node.
 ///
 /// If one rank fails, all do, except with BUSY or a NULL `intra_node`, or if another rank passes NULL or another
 /// communicator in place of its `inter_node`: then the others keep waiting.

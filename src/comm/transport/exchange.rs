@@ -136,8 +136,6 @@ pub enum Phases {
     Both,
     AllToAll,
     AllGather,
-    /// Exchange of whole payloads over peer memory (one-shot).
-    OneShot,
 }
 
 /// Exchange as seen from one rank. In both patterns the rank receives a block from each rank, itself included, by rank.

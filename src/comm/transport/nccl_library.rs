@@ -94,7 +94,7 @@ impl Library {
             (Some(library), _) => unsafe { Self::of(library, oldest, timeout_ms) },
             (None, Some(&only)) => Err(error!(
                 CommUnavailable,
-                "NCCL is not loaded as libnccl.so.2, but {} has ncclSend: its handle as dl_handle says so",
+                "NCCL is not loaded as libnccl.so.2, but {} has ncclSend: pass that library's handle as dl_handle",
                 file_of(only)
             )),
             (None, None) => Err(error!(

@@ -24,7 +24,7 @@ use crate::{
     device::{Block, Queue},
     dlpack::Device,
     ffi::{
-        error::{Result, error},
+        error::{Error, Result, error},
         fallible,
     },
 };
@@ -229,11 +229,7 @@ impl Peers {
     fn begin_on(&self, queue: &mut cuda::Queue, phases: Phases) -> Result<()> {
         if self.is_broken() {
             self.give_up(); // ends waits of other ranks on the host
-            return Err(error!(
-                Comm,
-                "communicator: an earlier exchange of rank {} over peer memory was broken off; make another one",
-                self.rank
-            ));
+            return Err(broken_off(self.rank));
         }
         if !queue.is_capturing()? {
             // Order this call after the previous one, which may have used another stream.
@@ -341,6 +337,10 @@ impl Peers {
     }
 }
 
+fn broken_off(rank: usize) -> Error {
+    error!(Comm, "communicator: an earlier exchange of rank {rank} over peer memory was broken off; make another one")
+}
+
 impl Transport for Peers {
     fn place(&self) -> (usize, usize) {
         (self.rank, self.world())
@@ -415,6 +415,10 @@ impl Transport for Peers {
             )),
             Block::Cuda(_) => Ok(()),
         }
+    }
+
+    fn async_error(&self, rank: usize) -> Result<()> {
+        if self.is_broken() { Err(broken_off(rank)) } else { Ok(()) }
     }
 
     fn lost_rank(&self, rank: usize) -> Result<()> {
