@@ -62,6 +62,7 @@ use std::{
     ffi::{CStr, c_char, c_void},
     mem::offset_of,
     ops::Range,
+    ptr,
 };
 
 use arrayvec::ArrayVec;
@@ -74,7 +75,7 @@ use crate::{
         api::gc_status_t,
         borrow::{self, Count, Out},
         error::{Result, error},
-        handle,
+        fallible, handle,
         panics::boundary,
     },
     jit,
@@ -310,10 +311,7 @@ unsafe fn create<T: borrow::Extensible + Into<KernelOptions>>(
             texts[which as usize] = text(name, pointer)?;
         }
         let options = borrow::items("options: options", options, Count::of("options: n_options", n_options))?;
-        let mut copies = Vec::new();
-        copies
-            .try_reserve_exact(options.len())
-            .map_err(|_| error!(OutOfMemory, "options: cannot allocate a list of {} texts", options.len()))?;
+        let mut copies = fallible::list(options.len(), "options")?;
         for &option in options {
             copies.push(owned("options", borrow::text("options: options", option)?)?);
         }
@@ -454,9 +452,9 @@ pub unsafe extern "C" fn gc_kernel_run(
 }
 
 /// Compiles and loads the code that gc_kernel_run() needs with the same arguments, and launches nothing. No workspace
-/// is needed, no element is written, and only scalars are read. A combination consists of the dtypes, the choice of
-/// inputs that are scalars, the dimensions and contiguity of raw tensors, and the GPU. Shapes and strides otherwise do
-/// not matter, unless they take more than 8 loops.
+/// is needed, and no element is read or written. A combination consists of the dtypes, the choice of inputs that are
+/// scalars, the dimensions and contiguity of raw tensors, and the GPU. Shapes and strides otherwise do not matter,
+/// unless they take more than 8 loops.
 ///
 /// - All errors of gc_kernel_run().
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]
@@ -481,7 +479,13 @@ pub unsafe extern "C" fn gc_kernel_workspace_bytes(
     boundary(|| {
         let run = |kernel: &Kernel, call: &Call<'_>| kernel.workspace_bytes(call);
         // SAFETY: the caller promises pointers as described.
-        unsafe { with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run) }
+        unsafe {
+            let given = if options.is_null() { None } else { Some(borrow::options("options", options)?) };
+            let struct_size = size_of::<gc_run_options_t>() as u32;
+            let given = given.map(|given| gc_run_options_t { struct_size, workspace: ptr::null(), ..given });
+            let options = given.as_ref().map_or(ptr::null(), ptr::from_ref);
+            with_call(kernel, inputs, n_inputs, outputs, n_outputs, options, run)
+        }
     })
 }
 

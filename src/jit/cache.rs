@@ -26,7 +26,10 @@ use std::{
 use arrayvec::ArrayString;
 use sha2::{Digest, Sha256};
 
-use crate::ffi::error::{Result, error};
+use crate::ffi::{
+    error::{Result, error},
+    fallible,
+};
 
 use super::{copied, room, variable};
 
@@ -304,8 +307,7 @@ impl Drop for Listing {
 
 /// Appends to a list of files.
 fn push(files: &mut Vec<(Found, Name)>, file: (Found, Name)) -> Result<()> {
-    let count = files.len();
-    files.try_reserve(1).map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} kernels"))?;
+    fallible::reserve(files, 1, "kernels")?;
     files.push(file);
     Ok(())
 }

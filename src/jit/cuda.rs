@@ -10,7 +10,10 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary}
 
 use crate::{
     cuda::{Queue, device::Device, launch::Grid},
-    ffi::error::{Result, error},
+    ffi::{
+        error::{Result, error},
+        fallible,
+    },
 };
 
 /// Kernel of an image.
@@ -49,10 +52,7 @@ impl Image {
         queue.relax()?;
         let device = queue.device;
         let driver = device.driver;
-        let mut kernels = Vec::new();
-        kernels
-            .try_reserve_exact(suffixes.len())
-            .map_err(|_| error!(OutOfMemory, "{name}: cannot allocate a list of its kernels"))?;
+        let kernels = fallible::list(suffixes.len(), "kernels")?;
         let mut library = ptr::null_mut();
         // SAFETY: `cubin` is code whose format implies its size, and the driver copies it; there are no options.
         let code = unsafe {
@@ -133,9 +133,7 @@ impl Queue {
         }
         let mut contexts = image.contexts.write().unwrap_or_else(PoisonError::into_inner);
         if !contexts.contains(&context) {
-            contexts
-                .try_reserve(1)
-                .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} contexts", contexts.len() + 1))?;
+            fallible::reserve(&mut contexts, 1, "contexts")?;
             contexts.push(context);
         }
         Ok(())
@@ -155,7 +153,7 @@ impl Queue {
 
     /// Launches kernels of an image in sequence, with one argument. `launches`: each kernel's number and thread blocks.
     ///
-    /// The argument was made for this image's source from views, whose makers vouched for their memory. The author of
+    /// The argument was made for this image's source from views, whose makers promised valid memory. The author of
     /// the source is responsible for all other accesses.
     pub fn run_compiled(
         &mut self, image: &Image, argument: &mut [u64], launches: impl Iterator<Item = (usize, u64)>, threads: u32,

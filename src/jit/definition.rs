@@ -108,7 +108,8 @@ impl Definition {
         let defines = |option: &String| {
             ["-D", "--define-macro", "-include", "--pre-include"].iter().any(|prefix| option.starts_with(prefix))
         };
-        self.texts.iter().flatten().any(|text| text.contains('#')) || self.options.iter().any(defines)
+        let has_directives = |text: &String| text.contains('#') || text.contains("%:"); // which also stands for #
+        self.texts.iter().flatten().any(has_directives) || self.options.iter().any(defines)
     }
 
     /// Returns true if the compiled code depends on files, whose contents may change.
@@ -206,6 +207,17 @@ mod tests {
             let options: Vec<String> = options.iter().map(|&option| option.into()).collect();
             let definition = Definition::new(false, texts, options.clone(), false).unwrap();
             assert_eq!(definition.reads_files(), expected, "{text} {options:?}");
+        }
+    }
+
+    #[test]
+    fn macros_are_found_in_either_spelling() {
+        for (text, expected) in [("int x;", false), ("#define Y x", true), ("%:define Y x", true)] {
+            let mut texts = Texts::default();
+            for (which, text) in [(Text::Outputs, "T y"), (Text::Operation, ""), (Text::Preamble, text)] {
+                texts[which as usize] = Some(text.into());
+            }
+            assert_eq!(Definition::new(false, texts, vec![], false).unwrap().has_macros(), expected, "{text}");
         }
     }
 }

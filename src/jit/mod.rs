@@ -63,8 +63,9 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     log.clear();
     let cache = if request.use_disk && !request.reads_files { Cache::open()? } else { None };
     match (compile_with(&cache, request, log), &cache) {
-        // No NVRTC is named, and none is found. The code may have been compiled on another machine.
+        // No NVRTC is named, and none works. The code may have been compiled on another machine.
         (Err(why), Some(cache)) if why.status == Status::NvrtcUnavailable && request.nvrtc.is_searched() => {
+            log.clear();
             let kept = cache.find_any(&request_key(request), log)?;
             kept.map(Ok).ok_or(why)
         }

@@ -15,6 +15,7 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 use crate::ffi::{
     dynamic::{self, table},
     error::{Error, Result, Status, error},
+    fallible,
 };
 
 use super::{Compiled, Request, room};
@@ -121,10 +122,7 @@ impl Library {
         let code = unsafe { (self.functions.nvrtcGetNumSupportedArchs)(&mut count) };
         self.check(code, "nvrtcGetNumSupportedArchs")?;
         let count = usize::try_from(count).unwrap_or(0);
-        let mut levels: Vec<c_int> = Vec::new();
-        levels
-            .try_reserve_exact(count)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {count} compute capabilities"))?;
+        let mut levels: Vec<c_int> = fallible::list(count, "compute capabilities")?;
         levels.resize(count, 0);
         // SAFETY: `levels` has room for `count` numbers, as many as NVRTC has announced.
         let code = unsafe { (self.functions.nvrtcGetSupportedArchs)(levels.as_mut_ptr()) };
@@ -326,10 +324,7 @@ impl Options {
         let _ = write!(architecture, "--gpu-architecture={prefix}{level}"); // it fits
         let all = || options.iter().copied().chain([&architecture[..]]);
         let mut texts = room(all().map(|option| option.len() + 1).sum())?;
-        let mut starts = Vec::new();
-        starts
-            .try_reserve_exact(options.len() + 1)
-            .map_err(|_| error!(OutOfMemory, "cannot allocate a list of {} options", options.len() + 1))?;
+        let mut starts = fallible::list(options.len() + 1, "options")?;
         for option in all() {
             refuse_nul("options", option)?;
             starts.push(texts.as_ptr().wrapping_add(texts.len()).cast()); // all of them fit, so nothing moves

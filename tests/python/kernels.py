@@ -104,7 +104,8 @@ class Compiled:
         check(lib.gc_kernel_prepare(*self.arguments(inputs, outputs, self.options(**options)), stream))
 
     def workspace_bytes(self, inputs, outputs, **options):
-        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, self.options(**options)))
+        given = self.options(workspace=on_card(np.zeros(3)[::2]), **options)  # ignored, and no good workspace
+        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, given))
         if bytes_ < 0:
             raise Refused(-1)
         return bytes_
