@@ -222,19 +222,6 @@ const char *gc_last_error(void);
  * GC_FLAG_CORRUPT, and zeros are written. Changes within the format, such as another sign, cannot be detected.
  */
 
-/**
- * Limit of two to four ranks over peer memory: 8.5 MiB, which is 2^22 elements of INT8 on two ranks and 2^21 on four.
- * On H200 a one-shot all-reduce takes 11 us plus 2.8 us per MB of all payloads. Two-shot takes 20 to 28 us more of the
- * host's time, and in a CUDA graph it is slower up to these sizes.
- */
-#define ONE_SHOT_BYTES_OF_PEERS (17 << 19)
-
-
-
-
-
-
-
 /** Events, as bits of a number: in the flags of a codec and in the flags of a chunk. */
 enum gc_flag {
     /** A payload or a state that this codec would not have written. */
@@ -560,7 +547,8 @@ gc_status_t gc_codec_state_out(gc_codec_t *codec,
 
 /**
  * Loads a state that gc_codec_state_out() wrote. An invalid state, or a state of another codec, gives CORRUPT on the
- * CPU and sets GC_FLAG_CORRUPT on CUDA, and the codec is unchanged.
+ * CPU. CUDA checks only the header and the signs of scales: if one is wrong, it sets GC_FLAG_CORRUPT. In both cases the
+ * codec is unchanged.
  *
  * `src`: as `dst` of gc_codec_state_out(), whose statuses apply here, too.
  */
@@ -1293,7 +1281,8 @@ gc_status_t gc_comm_open_peers(gc_comm_t *bootstrap,
  * `intra_node`, with one rank per node the one over `inter_node`.
  *
  * Over peer memory the buffers of `intra_node` need the bytes that gc_allreduce_peers_bytes() returns for N nodes.
- * Those of `inter_node` need the bytes for float32 values of ceil(n / R) elements and N ranks.
+ * Those of `inter_node` need at most the bytes that it returns for the same options with float32 values, N ranks and 1
+ * node.
  *
  * If one rank fails, all do, except with BUSY or a NULL `intra_node`, or if another rank passes NULL or another
  * communicator in place of its `inter_node`: then the others keep waiting.
@@ -1636,7 +1625,7 @@ void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
  * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
  * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
  * release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
- * `byte_offset` are passed on as they are.
+ * `byte_offset` are passed on as they are; NULL and 0 if it is empty.
  *
  * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
  */
@@ -2124,9 +2113,9 @@ gc_status_t gc_kernel_run(gc_kernel_t *kernel,
 
 /**
  * Compiles and loads the code that gc_kernel_run() needs with the same arguments, and launches nothing. No workspace
- * is needed, no element is written, and only scalars are read. A combination consists of the dtypes, the choice of
- * inputs that are scalars, the dimensions and contiguity of raw tensors, and the GPU. Shapes and strides otherwise do
- * not matter, unless they take more than 8 loops.
+ * is needed, and no element is read or written. A combination consists of the dtypes, the choice of inputs that are
+ * scalars, the dimensions and contiguity of raw tensors, and the GPU. Shapes and strides otherwise do not matter,
+ * unless they take more than 8 loops.
  *
  * - All errors of gc_kernel_run().
  */

@@ -33,7 +33,7 @@ pub fn reach(dims: impl Iterator<Item = (i64, i64)>, bits: i128) -> (i128, i128)
 /// Borrowed, valid descriptor: no dimension is negative, the element count fits 63 bits, an element has at least one
 /// bit, and on supported devices every element lies within the address space.
 ///
-/// On other devices `data` may be a handle that is no address (OpenCL's, Metal's), so it is passed on unchanged.
+/// On other devices `data` may be a handle that is no address (OpenCL's, Metal's), so it stays as given.
 #[derive(Clone, Copy)]
 pub struct Described<'a> {
     /// Descriptor as given, except that `byte_offset` is added to `data` if `data` is an address.

@@ -54,8 +54,8 @@ pub unsafe fn release<T>(handle: *mut T) {
     }
 }
 
-/// Returns a number that is one higher in a forked child than in the process that it was forked from. It needs no
-/// system call, and is never reused, unlike a process id.
+/// Returns a number that is higher in a forked child than in its parent. It needs no system call, and is never reused,
+/// unlike a process id.
 fn forks() -> u32 {
     static FORKS: AtomicU32 = AtomicU32::new(0);
     static COUNTED: AtomicBool = AtomicBool::new(false);

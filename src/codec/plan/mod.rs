@@ -43,9 +43,9 @@ const ONE_SHOT_BYTES: i64 = 1 << 20;
 /// difference is a fourth of the total time at 2^19 elements of INT8, over a group of two threads.
 const ONE_SHOT_BYTES_OF_TWO: i64 = 1 << 22;
 
-/// Limit of two to four ranks over peer memory: 8.5 MiB, which is 2^22 elements of INT8 on two ranks and 2^21 on four.
-/// On H200 a one-shot all-reduce takes 11 us plus 2.8 us per MB of all payloads. Two-shot takes 20 to 28 us more of the
-/// host's time, and in a CUDA graph it is slower up to these sizes.
+/// Limit of two to four ranks over peer memory: 8.5 MiB of payloads, 4.3 million elements of INT8 on two ranks and 2.2
+/// million on four. Up to this size two-shot takes 20 to 28 us more of the host's time on H200, and is slower in a CUDA
+/// graph.
 pub const ONE_SHOT_BYTES_OF_PEERS: i64 = 17 << 19;
 
 /// Device and transport over which an all-reduce exchanges payloads.
