@@ -120,7 +120,7 @@ impl Sealed {
                 libc::O_RDWR
             ));
         }
-        // A process that reads a missing page pays for it. A sender may still remove pages.
+        // A read of a missing page allocates it for the reader. A sender may still remove pages.
         let allocated = about.st_blocks.saturating_mul(512);
         if allocated < bytes {
             return Err(error!(Corrupt, "socket: memory of {bytes} bytes came, of which {allocated} are allocated"));

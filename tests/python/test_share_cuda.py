@@ -286,7 +286,7 @@ def test_memory_that_cannot_be_given_away():
     memory.free()
     not_sent(over(address + 1023, np.ones(2, np.uint8)), Status.INVALID_ARGUMENT, "1 bytes behind")
     elsewhere = np.ones(10)
-    not_sent(over(elsewhere.ctypes.data, elsewhere), Status.INVALID_ARGUMENT, "no memory that CUDA knows")
+    not_sent(over(elsewhere.ctypes.data, elsewhere), Status.INVALID_ARGUMENT, "not in memory of CUDA")
     not_sent(over(address, np.ones(10), 7), Status.UNSUPPORTED_DEVICE, "cuda:7", "2 devices")
     many = over(address, np.ones(1))
     view = many.struct.dl_tensor

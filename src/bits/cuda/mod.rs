@@ -30,12 +30,12 @@ pub fn pack(queue: &mut Queue, plan: &BitPlan, rule: BitRule, src: &View<'_>, ds
         && let Some(kernel) = contiguous_packing(rule)
     {
         let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // SAFETY: the arguments are the kernel's (docs/ABI.md), and the makers of the views vouched for the memory.
+        // SAFETY: the arguments are the kernel's (docs/ABI.md), and the makers of the views promised valid memory.
         return unsafe {
             queue.launch(kernel, bytes, arguments![elements, dst.data(), count, bytes, plan.order as u32])
         };
     }
-    // SAFETY: the plan was made from these views, whose makers vouched for their memory.
+    // SAFETY: the plan was made from these views, whose makers promised valid memory.
     unsafe { tiled::launch(queue, plan, Operation::Pack(rule), elements, dst.data()) }
 }
 
@@ -47,14 +47,14 @@ pub fn unpack(queue: &mut Queue, plan: &BitPlan, patterns: Patterns, src: &View<
     if plan.is_contiguous_at(elements.addr()) {
         let kernel = &BITS.unpack[patterns.size.ilog2() as usize];
         let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
-        // SAFETY: the arguments are the kernel's (docs/ABI.md), and the makers of the views vouched for the memory. On
-        // little-endian CPUs, an argument that is narrower than the pattern is its beginning.
+        // SAFETY: the arguments are the kernel's (docs/ABI.md), and the makers of the views promised valid memory. On
+        // little-endian CPUs, a kernel argument narrower than `one` gets its low bytes.
         return unsafe {
             let order = plan.order as u32;
             queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, patterns.one, order])
         };
     }
-    // SAFETY: the plan was made from these views, whose makers vouched for their memory.
+    // SAFETY: the plan was made from these views, whose makers promised valid memory.
     unsafe { tiled::launch(queue, plan, Operation::Unpack(patterns), elements, src.data()) }
 }
 

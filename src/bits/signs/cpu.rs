@@ -12,32 +12,18 @@ use crate::{
         dispatch::multiversion,
         pool::{self, cut},
     },
-    dlpack::{Dtype, View, rules::Patterns},
+    dlpack::{Address, Dtype, View, rules::Patterns},
 };
 
 use super::plan::Poll;
 
-/// Pointer that parts of the work share. They access only the memory of views, whose makers vouched for it, and every
-/// part writes bytes of its own.
-#[derive(Clone, Copy)]
-struct Shared<T>(*mut T);
-
-// SAFETY: see the comment above.
-unsafe impl<T> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    fn get(&self) -> *mut T {
-        self.0
-    }
-}
-
 /// Writes +scale or -scale to the elements of `dst` for each bit in the bytes of `src`. `plan` was made from these two
 /// views; there is one scale, or one for each row of `src`.
 pub fn unpack(plan: &BitPlan, dtype: Dtype, scales: &View<'_>, src: &View<'_>, dst: &View<'_>) {
-    let first = Shared(scales.data().cast::<f32>());
+    let first = Address(scales.data());
     let patterns = |chunk: i64| {
         // SAFETY: `scales` has an element with this number; the read needs no alignment.
-        Patterns::scaled(dtype, unsafe { first.get().add(chunk as usize).read_unaligned() })
+        Patterns::scaled(dtype, unsafe { first.at(4 * chunk as usize).cast::<f32>().read_unaligned() })
     };
     if scales.elements() == 1 {
         return cpu::unpack(plan, patterns(0), src, dst);
@@ -52,17 +38,16 @@ pub fn vote(poll: &Poll, src: &View<'_>, dst: &View<'_>) {
 
 /// Votes in memory that nothing else writes, on a processor with the instructions of `set`.
 pub fn vote_with(set: InstructionSet, poll: &Poll, src: *mut u8, dst: *mut u8) {
-    let (src, dst) = (Shared(src), Shared(dst));
+    let (src, dst) = (Address(src), Address(dst));
     let read = poll.bytes.saturating_mul(poll.voters as i64);
     let parts_for = |threads: usize| {
         (read / BYTES_A_PART).min(poll.bytes / BLOCK as i64).clamp(threads as i64, i64::from(u32::MAX)) as u32
     };
     pool::run((read / BYTES_A_THREAD) as usize, parts_for, |index, parts| {
         let part = cut(poll.bytes, index, parts);
-        // SAFETY: the processor has the instructions of `set`, which was chosen for it; for the memory, see Shared.
-        unsafe {
-            vote_part(set, poll, src.get(), dst.get(), &part);
-        }
+        // SAFETY: the processor has the instructions of `set`, which was chosen for it. The makers of the views promised
+        // valid memory, and every part writes bytes of its own.
+        unsafe { vote_part(set, poll, src.at(0), dst.at(0), &part) };
     });
 }
 

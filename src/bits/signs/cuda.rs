@@ -97,7 +97,7 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, signs: Signs, src: &View<
     let (count, bytes) = (plan.elements.count() as u64, plan.bytes.count() as u64);
     if plan.is_contiguous_at(elements.addr()) {
         let kernel = &SIGNS.unpack[plan.size.ilog2() as usize];
-        // SAFETY: the arguments are the kernel's, and the makers of the views vouched for the memory.
+        // SAFETY: the arguments are the kernel's, and the makers of the views promised valid memory.
         return unsafe { queue.launch(kernel, count, arguments![src.data(), elements, count, bytes, signs]) };
     }
     let (across, width) = neighbours(plan);
@@ -115,7 +115,7 @@ fn launch_unpacking(queue: &mut Queue, plan: &BitPlan, signs: Signs, src: &View<
         loops: [DividedLoop::NONE; MAX_LOOPS],
     };
     scattered.n_loops = DividedLoop::put(&mut scattered.loops, plan.elements.as_slice().iter().copied());
-    // SAFETY: the argument is the kernel's, made from the plan of these views, whose makers vouched for their memory.
+    // SAFETY: the argument is the kernel's, made from the plan of these views, whose makers promised valid memory.
     unsafe { queue.launch(&SIGNS.unpack_strided, count.div_ceil(8), &mut argument(&mut scattered)) }
 }
 
@@ -149,6 +149,6 @@ pub fn vote(queue: &mut Queue, poll: &Poll, src: &View<'_>, dst: &View<'_>) -> R
     };
     // An additional thread block processes the ends.
     let items = (poll.bytes as u64).saturating_add(kernel.shape.items_per_block.into());
-    // SAFETY: the argument is the kernel's, and the makers of the views vouched for the memory.
+    // SAFETY: the argument is the kernel's, and the makers of the views promised valid memory.
     unsafe { queue.launch(kernel, items, &mut argument(&mut vote)) }
 }

@@ -105,7 +105,7 @@ impl Queue {
         let about = PointerAttributes::memory_at(driver, begin)?;
         let instead = "GC_SHARE_COPY sends a copy, and gc_tensor_empty makes memory that can be shared";
         if about.memory_type == 0 {
-            return Err(error!(InvalidArgument, "tensor: at {begin:#x} is no memory that CUDA knows"));
+            return Err(error!(InvalidArgument, "tensor: address {begin:#x} is not in memory of CUDA"));
         }
         if about.is_managed || about.memory_type == HOST || about.pool != 0 {
             let what = match about {
