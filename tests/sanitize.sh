@@ -49,13 +49,7 @@ compile() {
         -L"$folder" -Wl,--as-needed -lgradcodec -Wl,-rpath,"$folder" -pthread -lm -ldl
 }
 
-# arguments NAME: prints a program's command-line arguments
-arguments() {
-    case $1 in
-    digits) echo examples_c/data/digits.bin ;;
-    esac
-}
-
+declare -A argument=([digits]=examples_c/data/digits.bin) # of a program
 # dies_of WORDS WHERE COMMAND...: checks that the command fails with a report that has WORDS and the function WHERE
 dies_of() {
     local words=$1 where=$2 report
@@ -103,17 +97,11 @@ cat >"$work/overflow.c" <<'EOF'
 #include <stdlib.h>
 int main(void) {
     int64_t shape[1] = {64}, rows[2] = {1, 8};
-    DLTensor src = {NULL, {kDLCPU, 0}, 1, {kDLBool, 8, 1}, NULL, NULL, 0};
-    DLTensor dst = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, NULL, NULL, 0};
-    unsigned char *elements = malloc(32), *bytes = malloc(8);
-    gc_status_t status;
-    src.data = elements;
-    src.shape = shape;
-    dst.data = bytes;
-    dst.shape = rows;
-    status = gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL);
-    free(elements);
-    free(bytes);
+    DLTensor src = {malloc(32), {kDLCPU, 0}, 1, {kDLBool, 8, 1}, shape, NULL, 0};
+    DLTensor dst = {malloc(8), {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, rows, NULL, 0};
+    gc_status_t status = gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL);
+    free(src.data);
+    free(dst.data);
     return status;
 }
 EOF
@@ -126,8 +114,7 @@ int main(void) {
     DLDataType boolean = {kDLBool, 8, 1};
     DLManagedTensor *tensor;
     gc_status_t status = 0;
-    int k;
-    for (k = 0; k < 10; k++)
+    for (int k = 0; k < 10; k++)
         status |= gc_tensor_empty(cpu, boolean, 1, shape, &tensor);
     tensor = 0;
     return status;
@@ -140,18 +127,11 @@ cat >"$work/pool.c" <<'EOF'
 enum { ELEMENTS = 32 << 20 };
 int main(void) {
     int64_t shape[1] = {ELEMENTS}, rows[2] = {1, ELEMENTS / 8};
-    DLTensor src = {NULL, {kDLCPU, 0}, 1, {kDLBool, 8, 1}, NULL, NULL, 0};
-    DLTensor dst = {NULL, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, NULL, NULL, 0};
-    unsigned char *elements = calloc(ELEMENTS, 1), *bytes = malloc(ELEMENTS / 8);
-    gc_status_t status;
-    src.data = elements;
-    src.shape = shape;
-    dst.data = bytes;
-    dst.shape = rows;
-    gc_set_threads(4);
-    status = gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL);
-    free(elements);
-    free(bytes);
+    DLTensor src = {calloc(ELEMENTS, 1), {kDLCPU, 0}, 1, {kDLBool, 8, 1}, shape, NULL, 0};
+    DLTensor dst = {malloc(ELEMENTS / 8), {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, rows, NULL, 0};
+    gc_status_t status = gc_set_threads(4) | gc_pack_chunks_into(&src, GC_BIT_ORDER_BIG, &dst, NULL);
+    free(src.data);
+    free(dst.data);
     return status;
 }
 EOF
@@ -184,8 +164,8 @@ for source in "${programs[@]}"; do
     name=$(basename "$source" .c)
     step "compile $source" \
         compile "$source" "$work/asan/$name" "$asan" -fsanitize=address -fno-omit-frame-pointer || continue
-    # shellcheck disable=SC2046 # arguments are words
-    step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" $(arguments "$name")
+    # shellcheck disable=SC2086 # none, or one word
+    step "$name" env LD_LIBRARY_PATH="$asan" "$work/asan/$name" ${argument[$name]:-}
 done
 
 # Runs the kernels lane by lane on a driver with allocations of exact size. The first program passes a gradient with
@@ -277,7 +257,7 @@ for source in "${programs[@]}"; do
     # These train networks: minutes on an emulated processor, and no calls that other programs lack.
     case $name in digits | feedback) continue ;; esac
     step "compile $source, plain" compile "$source" "$work/plain/$name" "$work/plain" || continue
-    # shellcheck disable=SC2046 # arguments are words
-    step "$name, valgrind" "${memcheck[@]}" "$work/plain/$name" $(arguments "$name")
+    # shellcheck disable=SC2086 # none, or one word
+    step "$name, valgrind" "${memcheck[@]}" "$work/plain/$name" ${argument[$name]:-}
 done
 finish

@@ -117,8 +117,7 @@ def test_sizes_beside_a_0_may_be_as_many_and_as_large_as_they_like(shape, axis):
 
 
 def test_inputs_without_a_deleter_are_inputs():
-    source = Tensor(np.ones(16, bool))
-    source.release_to(None)
+    (source := Tensor(np.ones(16, bool))).release_to(None)
     assert [take(c).tolist() for c in pack_chunks(source, 1)] == [[255, 255]]
 
 
