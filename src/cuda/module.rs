@@ -4,6 +4,7 @@
 
 use std::{
     ffi::CStr,
+    fmt::Display,
     ptr, slice,
     sync::{Mutex, OnceLock, PoisonError},
 };
@@ -16,7 +17,7 @@ use crate::ffi::{
     fallible,
 };
 
-use super::{context::LossyCache, queue::Queue};
+use super::{context::LossyCache, driver::Driver, queue::Queue};
 
 /// Lowest compute capability that kernels are compiled for: 7.5.
 const LOWEST: i32 = 75;
@@ -323,7 +324,8 @@ impl Queue {
         let context = self.current()?.id;
         self.load(module)?;
         for kernel in module.kernels() {
-            self.load_function(kernel)?;
+            // SAFETY: the kernel's library is never unloaded, and a context is current.
+            unsafe { self.device.driver.load_function(kernel.handle()? as CUkernel, kernel.name)? };
             kernel.note_loaded_in(context);
         }
         Ok(())
@@ -339,12 +341,36 @@ impl Queue {
         }
         let driver = self.device.driver;
         let mut handles = fallible::list(module.kernels().count(), format_args!("kernels of {:?}", module.name))?;
+        // SAFETY: the fatbin contains its own size.
+        let library = unsafe { driver.load_library(module.fatbin, self.device)? };
+        for kernel in module.kernels() {
+            // SAFETY: the library was loaded above. If the search fails, no kernel has a handle of it yet.
+            let handle = unsafe {
+                driver.find_kernel(library, kernel.name).inspect_err(|_| {
+                    (driver.functions.cuLibraryUnload)(library);
+                })?
+            };
+            handles.push(handle as usize);
+        }
+        for (kernel, handle) in module.kernels().zip(handles) {
+            kernel.handle.get_or_init(|| handle);
+        }
+        Ok(())
+    }
+}
+
+impl Driver {
+    /// Loads a library of kernels. `on`: where, for the message.
+    ///
+    /// # Safety
+    /// The bytes are code in a format that contains its size.
+    pub unsafe fn load_library(&self, code: &[u8], on: impl Display) -> Result<CUlibrary> {
         let mut library = ptr::null_mut();
-        // SAFETY: the fatbin is static and contains its own size, and there are no options.
-        let code = unsafe {
-            (driver.functions.cuLibraryLoadData)(
+        // SAFETY: the caller promises code, which the driver copies; there are no options.
+        let status = unsafe {
+            (self.functions.cuLibraryLoadData)(
                 &mut library,
-                module.fatbin.as_ptr().cast(),
+                code.as_ptr().cast(),
                 ptr::null_mut(),
                 ptr::null_mut(),
                 0,
@@ -353,40 +379,37 @@ impl Queue {
                 0,
             )
         };
-        driver.check(code, format_args!("cuLibraryLoadData on {}", self.device))?;
-        for kernel in module.kernels() {
-            handles.push(self.find(library, kernel).inspect_err(|_| {
-                // SAFETY: loaded above, and no kernel has a handle of this library yet.
-                unsafe { (driver.functions.cuLibraryUnload)(library) };
-            })?);
-        }
-        for (kernel, handle) in module.kernels().zip(handles) {
-            kernel.handle.get_or_init(|| handle);
-        }
-        Ok(())
+        self.check(status, format_args!("cuLibraryLoadData on {on}"))?;
+        Ok(library)
     }
 
-    fn find(&self, library: CUlibrary, kernel: &Kernel) -> Result<usize> {
-        let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
-        // SAFETY: the library is loaded, and the name ends with a NUL.
-        let code = unsafe { (driver.functions.cuLibraryGetKernel)(&mut handle, library, kernel.name.as_ptr()) };
-        driver.check(code, format_args!("cuLibraryGetKernel of {}", kernel.name.to_string_lossy()))?;
-        Ok(handle as usize)
+    /// Returns a kernel of a library.
+    ///
+    /// # Safety
+    /// The library is loaded.
+    pub unsafe fn find_kernel(&self, library: CUlibrary, name: &CStr) -> Result<CUkernel> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: the caller promises a library, and the name ends with a NUL.
+        let status = unsafe { (self.functions.cuLibraryGetKernel)(&mut handle, library, name.as_ptr()) };
+        self.check(status, format_args!("cuLibraryGetKernel of {}", name.to_string_lossy()))?;
+        Ok(handle)
     }
 
-    /// Loads a kernel, whose handle is set, into the current context.
-    fn load_function(&self, kernel: &Kernel) -> Result<()> {
-        let (driver, name) = (self.device.driver, kernel.name.to_string_lossy());
-        let handle = kernel.handle()? as CUkernel;
+    /// Loads a kernel into the current context.
+    ///
+    /// # Safety
+    /// The kernel's library is loaded, and a context is current.
+    pub unsafe fn load_function(&self, kernel: CUkernel, name: &CStr) -> Result<()> {
         let (mut function, mut registers) = (ptr::null_mut(), 0);
-        // SAFETY: the kernel's library is never unloaded, and a context is current.
+        let name = name.to_string_lossy();
+        // SAFETY: the caller promises a kernel and a context. Drivers load lazily: the query of an attribute loads the
+        // function.
         unsafe {
-            let code = (driver.functions.cuKernelGetFunction)(&mut function, handle);
-            driver.check(code, format_args!("cuKernelGetFunction of {name}"))?;
-            // Drivers load lazily: the query of an attribute loads the function.
+            let status = (self.functions.cuKernelGetFunction)(&mut function, kernel);
+            self.check(status, format_args!("cuKernelGetFunction of {name}"))?;
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-            let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
-            driver.check(code, format_args!("cuFuncGetAttribute of {name}"))
+            let status = (self.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
+            self.check(status, format_args!("cuFuncGetAttribute of {name}"))
         }
     }
 }

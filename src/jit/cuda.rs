@@ -1,12 +1,11 @@
 //! Images of kernels that were compiled at run time; each belongs to one handle.
 
 use std::{
-    ffi::{CStr, CString, c_void},
-    ptr,
+    ffi::CString,
     sync::{PoisonError, RwLock},
 };
 
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUkernel, CUlibrary};
+use cudarc::driver::sys::{CUfunction, CUkernel, CUlibrary};
 
 use crate::{
     cuda::{Queue, device::Device, launch::Grid},
@@ -21,17 +20,6 @@ pub struct CompiledKernel {
     name: CString,
     /// CUkernel as a number, so that threads can share it.
     handle: usize,
-}
-
-impl CompiledKernel {
-    fn name(&self) -> &CStr {
-        &self.name
-    }
-
-    /// Returns the kernel as a function; launches accept both.
-    fn function(&self) -> CUfunction {
-        self.handle as CUfunction
-    }
 }
 
 /// Loaded machine code, for all contexts of all devices of its compute capability.
@@ -51,23 +39,9 @@ impl Image {
     pub fn load(queue: &mut Queue, cubin: &[u8], name: &str, suffixes: &[Option<&str>]) -> Result<Self> {
         queue.relax()?;
         let device = queue.device;
-        let driver = device.driver;
         let kernels = fallible::list(suffixes.len(), "kernels")?;
-        let mut library = ptr::null_mut();
-        // SAFETY: `cubin` is code whose format implies its size, and the driver copies it; there are no options.
-        let code = unsafe {
-            (driver.functions.cuLibraryLoadData)(
-                &mut library,
-                cubin.as_ptr().cast(),
-                ptr::null_mut(),
-                ptr::null_mut(),
-                0,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                0,
-            )
-        };
-        driver.check(code, format_args!("cuLibraryLoadData of {name} on {device}"))?;
+        // SAFETY: the format of a cubin contains its size.
+        let library = unsafe { device.driver.load_library(cubin, format_args!("{device}: {name}"))? };
         let mut image = Self { device, library: library as usize, kernels, contexts: RwLock::new(Vec::new()) };
         for suffix in suffixes {
             let kernel = suffix.map(|suffix| image.find(name, suffix)).transpose()?;
@@ -84,11 +58,8 @@ impl Image {
         bytes.extend(name.bytes().chain(suffix.bytes()));
         // The reserved capacity includes the NUL, so CString::new() does not allocate.
         let name = CString::new(bytes).map_err(|_| error!(InvalidArgument, "name: {name:?} has a NUL in it"))?;
-        let (driver, mut handle): (_, CUkernel) = (self.device.driver, ptr::null_mut());
-        // SAFETY: the library is loaded, and the name ends with a NUL.
-        let code =
-            unsafe { (driver.functions.cuLibraryGetKernel)(&mut handle, self.library as CUlibrary, name.as_ptr()) };
-        driver.check(code, format_args!("cuLibraryGetKernel of {}", name.to_string_lossy()))?;
+        // SAFETY: the library is loaded.
+        let handle = unsafe { self.device.driver.find_kernel(self.library as CUlibrary, &name)? };
         Ok(CompiledKernel { name, handle: handle as usize })
     }
 }
@@ -118,18 +89,9 @@ impl Queue {
     /// Loads an image's kernels in this call's context. Waits for all work in the context.
     pub fn put_image(&mut self, image: &Image) -> Result<()> {
         let context = self.current()?.id;
-        let driver = self.device.driver;
         for kernel in image.kernels.iter().flatten() {
-            let (mut function, mut registers) = (ptr::null_mut(), 0);
             // SAFETY: the kernel's library is loaded, and this context is current.
-            unsafe {
-                let code = (driver.functions.cuKernelGetFunction)(&mut function, kernel.handle as CUkernel);
-                driver.check(code, format_args!("cuKernelGetFunction of {}", kernel.name.to_string_lossy()))?;
-                // Drivers load lazily; the query of an attribute loads the function.
-                let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-                let code = (driver.functions.cuFuncGetAttribute)(&mut registers, attribute, function);
-                driver.check(code, format_args!("cuFuncGetAttribute of {}", kernel.name.to_string_lossy()))?;
-            }
+            unsafe { self.device.driver.load_function(kernel.handle as CUkernel, &kernel.name)? };
         }
         let mut contexts = image.contexts.write().unwrap_or_else(PoisonError::into_inner);
         if !contexts.contains(&context) {
@@ -139,19 +101,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Launches a kernel of an image that was compiled at run time. The image must be loaded in this context.
-    ///
-    /// # Safety
-    /// See [`Queue::launch`].
-    unsafe fn launch_compiled(
-        &mut self, kernel: &CompiledKernel, blocks: u64, threads: u32, arguments: &mut [*mut c_void],
-    ) -> Result<()> {
-        let grid = Grid::new(blocks, threads, 0)?;
-        // SAFETY: the caller promises that the image is loaded in this context, and that the arguments are valid.
-        unsafe { self.enqueue(kernel.function(), kernel.name(), grid, arguments) }
-    }
-
     /// Launches kernels of an image in sequence, with one argument. `launches`: each kernel's number and thread blocks.
+    /// The image must be loaded in this context.
     ///
     /// The argument was made for this image's source from views, whose makers promised valid memory. The author of
     /// the source is responsible for all other accesses.
@@ -163,8 +114,10 @@ impl Queue {
             let kernel = image.kernels.get(number).and_then(Option::as_ref).ok_or_else(|| {
                 error!(InvalidArgument, "kernel {number} of {} is not in the image", image.kernels.len())
             })?;
-            // SAFETY: the argument has the length that the source declares, and describes memory as documented above.
-            unsafe { self.launch_compiled(kernel, blocks, threads, &mut arguments)? };
+            let grid = Grid::new(blocks, threads, 0)?;
+            // SAFETY: the argument has the length that the source declares, and describes memory as documented above. A
+            // launch accepts a kernel as a function.
+            unsafe { self.enqueue(kernel.handle as CUfunction, &kernel.name, grid, &mut arguments)? };
         }
         Ok(())
     }
