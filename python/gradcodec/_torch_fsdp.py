@@ -510,7 +510,8 @@ def shard(
     gather: str | None = None, replicate_group: Any = None,
 ) -> Compression:  # fmt: skip
     """Makes FSDP2 reduce its gradients compressed, in a model for which fully_shard() was called: call this after the
-    last of these calls. PyTorch 2.9 or newer.
+    last of these calls. PyTorch 2.9 or newer. Gradients must be reduced within backward(): finalize_backward() of FSDP,
+    which PyTorch's pipeline stages call, raises a RuntimeError.
 
     The arguments are those of compress(). `group`: None: the group of the parameters' mesh, or the one that
     set_separate_reduce_scatter_group() has made before. With errors a rank keeps those of all elements that it encodes,

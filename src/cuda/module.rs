@@ -341,7 +341,7 @@ impl Queue {
         }
         let driver = self.device.driver;
         let mut handles = fallible::list(module.kernels().count(), format_args!("kernels of {:?}", module.name))?;
-        // SAFETY: the fatbin contains its own size.
+        // SAFETY: the bytes are a fatbin.
         let library = unsafe { driver.load_library(module.fatbin, self.device)? };
         for kernel in module.kernels() {
             // SAFETY: the library was loaded above. If the search fails, no kernel has a handle of it yet.
@@ -363,10 +363,10 @@ impl Driver {
     /// Loads a library of kernels. `on`: where, for the message.
     ///
     /// # Safety
-    /// The bytes are code in a format that contains its size.
+    /// The bytes are a fatbin, a cubin, or PTX that ends with a NUL.
     pub unsafe fn load_library(&self, code: &[u8], on: impl Display) -> Result<CUlibrary> {
         let mut library = ptr::null_mut();
-        // SAFETY: the caller promises code, which the driver copies; there are no options.
+        // SAFETY: the driver reads to the end of the code, and copies it; there are no options.
         let status = unsafe {
             (self.functions.cuLibraryLoadData)(
                 &mut library,

@@ -40,7 +40,7 @@ impl Image {
         queue.relax()?;
         let device = queue.device;
         let kernels = fallible::list(suffixes.len(), "kernels")?;
-        // SAFETY: the format of a cubin contains its size.
+        // SAFETY: NVRTC made the code: a cubin, or PTX with its NUL.
         let library = unsafe { device.driver.load_library(cubin, format_args!("{device}: {name}"))? };
         let mut image = Self { device, library: library as usize, kernels, contexts: RwLock::new(Vec::new()) };
         for suffix in suffixes {

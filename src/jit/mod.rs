@@ -65,9 +65,10 @@ pub fn compile(request: &Request<'_>, log: &mut String) -> Result<Compiled> {
     match (compile_with(&cache, request, log), &cache) {
         // No NVRTC is named, and none works. The code may have been compiled on another machine.
         (Err(why), Some(cache)) if why.status == Status::NvrtcUnavailable && request.nvrtc.is_searched() => {
-            log.clear();
-            let kept = cache.find_any(&request_key(request), log)?;
-            kept.map(Ok).ok_or(why)
+            let mut log_of_code = String::new();
+            let kept = cache.find_any(&request_key(request), &mut log_of_code)?.ok_or(why)?;
+            *log = log_of_code;
+            Ok(Ok(kept))
         }
         (compiled, _) => compiled,
     }

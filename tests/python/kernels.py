@@ -104,8 +104,8 @@ class Compiled:
         check(lib.gc_kernel_prepare(*self.arguments(inputs, outputs, self.options(**options)), stream))
 
     def workspace_bytes(self, inputs, outputs, **options):
-        given = self.options(workspace=on_card(np.zeros(3)[::2]), **options)  # ignored, and no good workspace
-        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, given))
+        (ignored := on_card(np.zeros(1))).struct.dl_tensor.data = None
+        bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, self.options(workspace=ignored, **options)))
         if bytes_ < 0:
             raise Refused(-1)
         return bytes_

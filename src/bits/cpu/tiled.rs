@@ -74,7 +74,7 @@ struct Tile<'a> {
     groups: Range<i64>,
 }
 
-/// Room for the elements and the bytes of a tile, each followed by SLACK bytes.
+/// Room for the elements and the bytes of a tile. SLACK bytes follow the bytes, and the elements if rows are closest.
 struct Buffer {
     elements: *mut u8,
     bytes: *mut u8,
