@@ -1625,7 +1625,7 @@ void gc_tensor_free_versioned(struct DLManagedTensorVersioned *tensor);
  * `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
  * still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
  * release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
- * `byte_offset` are passed on as they are; NULL and 0 if it is empty.
+ * `byte_offset` stay as they are. An empty tensor gets NULL and 0.
  *
  * - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
  */

@@ -31,6 +31,7 @@ BIG, LITTLE, AXIS_NONE, COUNT_ALL = 0, 1, -(2**31), -(2**63)  # bit orders, and 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ONEBIT, SIGN, BF16, MXFP8, INT8, INT4, MXFP4 = range(1, 8)  # codecs
 RMS, MEAN, PROPAGATE, ZERO, TRANSACTIONAL, SET, ADD = 0, 1, 0, 1, 2, 0, 1  # of codecs
+HOST_MEMORY = 1  # of Transport
 SIGNS = "onebit", "sign"
 CODECS = dict(onebit=ONEBIT, sign=SIGN, bf16=BF16, mxfp8=MXFP8, int8=INT8, int4=INT4, mxfp4=MXFP4)
 PARTS = dict(worker=0, shard=1)

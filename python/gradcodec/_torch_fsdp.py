@@ -268,7 +268,8 @@ class _Shards(Compression):
 
     def _made(self, group: Group, codec: str, sizes: list[int], dtype: torch.dtype, options: dict[str, Any]) -> Handle:
         """Returns a handle. Modules that are alike share one if it has no errors."""
-        key = group.group, codec, tuple(sizes), dtype, tuple(options["raw"]), options["op"], options["error"]
+        hashable = (tuple(one) if isinstance(one, list) else one for one in options.values())
+        key = group.group, codec, tuple(sizes), dtype, *hashable
         if key in self._alike:
             return self._alike[key]
         self._wait()  # other handles' work must be done before a handle over peer memory is created

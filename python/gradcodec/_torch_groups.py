@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from . import _torch_nvlink
-from ._abi import CODECS, CPU, CUDA, CUDA_HOST, ERRORS, G, TRANSACTIONAL, Transport
+from ._abi import CODECS, CPU, CUDA, CUDA_HOST, ERRORS, HOST_MEMORY, G, TRANSACTIONAL, Transport
 from ._arguments import _near, _said
 from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
@@ -30,7 +30,6 @@ from ._torch_nodes import (
 from ._torch_states import objects_of_all
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-HOST_MEMORY = 1
 BAD = 1 | 2  # GC_FLAG_CORRUPT and GC_FLAG_NONFINITE
 KEPT = 64
 BY_PAIRS = 1 << 19  # bytes per rank from which on ranks exchange by messages between pairs over gloo

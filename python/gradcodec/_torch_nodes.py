@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from ._abi import G, Transport
+from ._abi import HOST_MEMORY, G, Transport
 from ._comms import Call, Communicator, Raised, server
 from ._errors import GradCodecError
 from ._library import GradCodec
@@ -91,8 +91,7 @@ class Pairs:
         self._own, size = self._ranks.index(group.rank()), len(self._ranks)
         made, raised = G(), Raised()
         functions = [server(perform, raised, resumes=True) for perform in (self._all_to_all, self._all_gather)]
-        host_memory = 1
-        transport = Transport(ctypes.sizeof(Transport), self._own, size, host_memory, None, *functions)
+        transport = Transport(ctypes.sizeof(Transport), self._own, size, HOST_MEMORY, None, *functions)
         library.lib.gc_comm_from_transport(byref(transport), byref(made))
         self.comm = Communicator._of(library, made, raised)
         self.comm._transport = transport

@@ -1,6 +1,6 @@
 //! Addresses that threads share.
 
-/// Address in memory that threads share. Each thread accesses places of its own.
+/// Address in memory that threads share. No thread writes where another one reads or writes.
 #[derive(Clone, Copy)]
 pub struct Address(pub *mut u8);
 

@@ -96,7 +96,7 @@ pub unsafe extern "C" fn gc_tensor_free_versioned(tensor: *mut DLManagedTensorVe
 /// `src`: of any dtype and device, since no element is read. On success it belongs to `*out`; when the call fails it is
 /// still yours. If it has no deleter, the struct need not outlive the call, but its memory must stay. `*out`: yours to
 /// release, by gc_tensor_free_versioned() or its own deleter. On devices that this library does not work on, `data` and
-/// `byte_offset` are passed on as they are; NULL and 0 if it is empty.
+/// `byte_offset` stay as they are. An empty tensor gets NULL and 0.
 ///
 /// - GC_STATUS_UNSUPPORTED_DTYPE: the dtype has 0 bits or 0 lanes.
 #[cfg_attr(feature = "capi", unsafe(no_mangle))]

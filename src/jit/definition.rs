@@ -186,6 +186,14 @@ impl Definition {
 mod tests {
     use super::*;
 
+    fn with_preamble(text: &str, options: &[&str]) -> Definition {
+        let mut texts = Texts::default();
+        for (which, text) in [(Text::Outputs, "T y"), (Text::Operation, ""), (Text::Preamble, text)] {
+            texts[which as usize] = Some(text.into());
+        }
+        Definition::new(false, texts, options.iter().map(|&option| option.into()).collect(), false).unwrap()
+    }
+
     #[test]
     fn what_files_say_is_never_kept() {
         for (text, options, expected) in [
@@ -200,24 +208,14 @@ mod tests {
             ("int x;", &["--include-path=/x"], true),
             ("int x;", &["--pre-include=x"], true),
         ] {
-            let mut texts = Texts::default();
-            for (which, text) in [(Text::Outputs, "T y"), (Text::Operation, ""), (Text::Preamble, text)] {
-                texts[which as usize] = Some(text.into());
-            }
-            let options: Vec<String> = options.iter().map(|&option| option.into()).collect();
-            let definition = Definition::new(false, texts, options.clone(), false).unwrap();
-            assert_eq!(definition.reads_files(), expected, "{text} {options:?}");
+            assert_eq!(with_preamble(text, options).reads_files(), expected, "{text} {options:?}");
         }
     }
 
     #[test]
     fn macros_are_found_in_either_spelling() {
         for (text, expected) in [("int x;", false), ("#define Y x", true), ("%:define Y x", true)] {
-            let mut texts = Texts::default();
-            for (which, text) in [(Text::Outputs, "T y"), (Text::Operation, ""), (Text::Preamble, text)] {
-                texts[which as usize] = Some(text.into());
-            }
-            assert_eq!(Definition::new(false, texts, vec![], false).unwrap().has_macros(), expected, "{text}");
+            assert_eq!(with_preamble(text, &[]).has_macros(), expected, "{text}");
         }
     }
 }

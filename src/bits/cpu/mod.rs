@@ -66,8 +66,8 @@ pub fn unpack_chunks(
 
 /// Plan and its memory.
 ///
-/// The accesses below are sound for these reasons. The plan was made from two views, whose makers promised
-/// valid memory. Every offset of its loops is within the views, and the views do not overlap. No two rounds write the same
+/// The accesses below are sound for these reasons. The plan was made from two views, whose makers promised valid
+/// memory. Every offset of its loops is within the views, and the views do not overlap. No two rounds write the same
 /// place, so parts of the work may run concurrently.
 struct Job<'a> {
     plan: &'a BitPlan,
