@@ -48,10 +48,3 @@ extern "C" __global__ void __launch_bounds__(THREADS) gc_peers_push(const __grid
 extern "C" __global__ void __launch_bounds__(MOST_RANKS) gc_peers_barrier(const __grid_constant__ gc_barrier call) {
     Barrier(call.peers, call.steps).signal_and_wait(call.mark);
 }
-
-// Keeps a stream busy for a time: the allocator tests with it if cuMemFree waits for running work. Launch: 1 thread
-// block of 1 thread.
-extern "C" __global__ void gc_spin(u64 nanoseconds) {
-    const u64 begin = nanoseconds_now();
-    while (nanoseconds_now() - begin < nanoseconds) {}
-}

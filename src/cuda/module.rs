@@ -273,8 +273,6 @@ modules! {
         internal {
             push: (gc_peers_push),
             barrier: (gc_peers_barrier: 1 x 64),
-            /// Keeps a stream busy for the allocator's probe.
-            spin: (gc_spin: 1 x 1),
         }
     }
 }

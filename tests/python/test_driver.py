@@ -213,55 +213,6 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
     """, FAKE_MEMORY=16 << 30)
 
 
-def test_where_freeing_does_not_wait_nothing_is_used_again():
-    run("""
-        fake = driver()
-        addresses = [held(1000).contents.dl_tensor.data]  # stays
-        for _ in range(200):
-            tensor = held(1000)
-            dst, stream = view(tensor, (1, 100)), fake.fake_stream(0)
-            src = held(800)
-            assert lib.gc_pack_chunks_into(byref(view(src, (800,))), 0, byref(dst), ctypes.c_void_p(stream)) == 0
-            lib.gc_tensor_free(tensor)
-            lib.gc_tensor_free(src)
-        assert fake.fake_allocations() - fake.fake_frees() == 401, "only the probe's memory, of each of its trials, is freed"
-        waits = fake.fake_waits()
-        assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()  # waits, and frees what is unused then
-        assert fake.fake_waits() > waits and fake.fake_in_use(0) == 1024
-    """, FAKE_FREE=0)
-
-
-def test_a_thread_that_stalls_does_not_pass_for_one_that_waits():
-    run("""
-        fake = driver()
-        for _ in range(2):  # what is unclear is asked again
-            lib.gc_tensor_free(held(300 << 20))
-            allocations = fake.fake_allocations()
-            lib.gc_tensor_free(held(300 << 20))
-            assert fake.fake_allocations() > allocations and fake.fake_last_launch() == b"gc_spin"
-            assert fake.fake_in_use(0) >= 600 << 20, "nothing is used again"
-            assert lib.gc_trim(DLDevice(CUDA, 0)) == 0, last_error()
-            assert fake.fake_in_use(0) == 0
-    """, FAKE_FREE=13)  # milliseconds: longer than the work of every trial
-
-
-def test_the_first_fence_of_a_context_tries_whether_freeing_waits():
-    run("""
-        fake = driver()
-        launches = []
-        for context in (100, 101):
-            fake.fake_enter(0, context)
-            for _ in range(2):
-                lib.gc_tensor_free(held(300 << 20))
-                held(300 << 20)
-                assert fake.fake_last_launch() == b"gc_spin"
-                launches.append(fake.fake_launches())
-        # Three trials at least; where the machine was slow, some more.
-        assert launches[0] >= 3 and launches[1] == launches[0] and launches[2] >= launches[0] + 3, launches
-        assert launches[3] == launches[2], "once a context"
-    """)
-
-
 def test_memory_that_is_kept_in_one_context_is_not_for_another():
     run("""
         fake = driver()

@@ -320,8 +320,7 @@ def test_a_copy_shows_nothing_else_and_does_not_need_the_original():
     """)
 
 
-@pytest.mark.parametrize("environment", [{}, {"FAKE_FREE": 0}], ids=str)
-def test_unfinished_work_is_waited_for_on_both_sides(environment):
+def test_unfinished_work_is_waited_for_on_both_sides():
     # The driver reports memory that is shared or unmapped while work on it is unfinished.
     shares("""
     def here(end):
@@ -341,7 +340,7 @@ def test_unfinished_work_is_waited_for_on_both_sides(environment):
             lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
-    """, **environment)
+    """)
 
 
 def test_a_device_of_another_type_or_that_is_not_there():

@@ -199,7 +199,7 @@ static Entries all_kernels() {
     KERNEL(gc_cast_transposed_f32_bf16), KERNEL(gc_cast_transposed_f32_f16),
     KERNEL(gc_cast_transposed_bf16_f32), KERNEL(gc_cast_transposed_f16_f32),
     WIDTHS(gc_copy_gathered), KERNEL(gc_copy_general), KERNEL(gc_cast_general),
-    KERNEL(gc_peers_push), KERNEL(gc_peers_barrier), KERNEL(gc_spin);
+    KERNEL(gc_peers_push), KERNEL(gc_peers_barrier);
     return entries;
 }
 

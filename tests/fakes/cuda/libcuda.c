@@ -10,7 +10,6 @@
  *   FAKE_FAILURES  "name=code name=code ...": these functions return these codes
  *   FAKE_MEMORY    bytes of memory of each device, unlimited by default
  *   FAKE_PEERS     0: no device can access another device's memory
- *   FAKE_FREE      milliseconds that cuMemFree takes; it then does not wait for unfinished work
  *   FAKE_FIRST     index on the machine of the GPU that is device 0; processes may see different GPUs
  *
  * Memory that is shared with another process is a file without a name, which both processes map. A memory handle holds
@@ -42,7 +41,6 @@ typedef struct Stream {
     Context context;
     unsigned long long at_work; /* number of the stream's last work; 0: finished */
     int running;                /* number of running kernels */
-    uint64_t spins_until;       /* gc_spin: when the spin ends, in ns of CLOCK_MONOTONIC */
     struct Stream *next;
 } *Stream;
 
@@ -265,18 +263,6 @@ Result cuCtxGetDevice(int *device) {
     return SUCCESS;
 }
 
-static uint64_t nanoseconds_now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
-
-static void sleep_until(uint64_t end) {
-    struct timespec time = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, NULL) != 0) {
-    }
-}
-
 /* Work that runs as late as its stream allows, if a test asks for it: when a caller waits for it, or for an event
  * behind it. A caller that does not wait reads the old bytes. */
 typedef struct Late {
@@ -326,11 +312,8 @@ static void forget_uses(Context context, int all, Stream stream, unsigned long l
         blocks[k].in_use = left;
     }
     for (Stream other = streams; other; other = other->next)
-        if (other->context == context && (all || other == stream)) {
-            sleep_until(other->spins_until);
-            if (other->at_work <= until)
-                other->at_work = 0;
-        }
+        if (other->context == context && (all || other == stream) && other->at_work <= until)
+            other->at_work = 0;
 }
 
 /* Finishes all work of a context, or of one of its streams. */
@@ -378,8 +361,6 @@ Result cuStreamQuery(Stream stream) {
     MAY_FAIL;
     if ((uintptr_t)stream <= 2) /* at_work is not tracked for the legacy and the per-thread stream */
         return SUCCESS;
-    if (stream->spins_until && stream->spins_until <= nanoseconds_now())
-        stream->at_work = 0;
     return stream->at_work ? NOT_READY : SUCCESS;
 }
 
@@ -533,11 +514,7 @@ Result cuMemFree_v2(uint64_t address) {
         return INVALID_VALUE;
     if (block->context != current())
         return fault(INVALID_VALUE, "freed in another context");
-    long late = number("FAKE_FREE", -1);
-    if (late < 0)
-        finish(current(), 1, NULL);
-    else
-        sleep_until(nanoseconds_now() + (uint64_t)late * 1000000);
+    finish(current(), 1, NULL);
     if (block->in_use)
         return fault(ILLEGAL_ADDRESS, "freed while in use");
     free_block(block);
@@ -763,12 +740,6 @@ Result cuLaunchKernel(const char *kernel, unsigned x, unsigned y, unsigned z, un
     launches++;
     snprintf(last_launch, sizeof last_launch, "%s", kernel);
     Place place = place_of(stream, 0);
-    if (!strcmp(kernel, "gc_spin")) {
-        if (x != 1 || threads != 1 || !is_created(stream))
-            return fault(INVALID_VALUE, "not one thread");
-        stream->spins_until = nanoseconds_now() + *(const uint64_t *)arguments[0];
-        return SUCCESS;
-    }
     for (int k = 0; k < host_kernels; k++) {
         if (kernel == host_kernel[k].name) {
             catch_up(place.context, 0, place.stream, now);
