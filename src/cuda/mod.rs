@@ -7,6 +7,7 @@ pub mod divisor;
 pub mod driver;
 pub mod event;
 pub mod grid;
+pub mod ipc;
 pub mod launch;
 pub mod layout;
 pub mod memory;

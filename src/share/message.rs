@@ -16,7 +16,7 @@ use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDeviceType};
 
 use crate::{
     copy::ops::copy_now,
-    cuda::Uuid,
+    cuda::{Uuid, ipc::IpcHandle},
     device::tensors,
     dlpack::{Described, Device, Elements, Shape, element_bits, reach},
     ffi::{
@@ -26,13 +26,13 @@ use crate::{
 };
 
 use super::{
-    cuda::{Handle, MOST_PARTS},
+    cuda::MOST_PARTS,
     socket::{Incoming, MOST_DESCRIPTORS},
 };
 
 const HEADER: usize = 32;
 /// Bytes of a CUDA message in addition to header, sizes, strides and parts.
-const ON_CUDA: usize = 8 + size_of::<Uuid>() + size_of::<Handle>();
+const ON_CUDA: usize = 8 + size_of::<Uuid>() + size_of::<IpcHandle>();
 const MAGIC: [u8; 4] = *b"GCSH";
 const VERSION: u32 = 1;
 const CPU: u32 = DLDeviceType::CPU.0;
@@ -60,7 +60,7 @@ pub struct Place {
     /// Offset of element 0 in the memory, in bytes.
     pub offset: u64,
     pub uuid: Uuid,
-    pub handle: Handle,
+    pub handle: IpcHandle,
     /// Bytes of each part; empty if the memory has a handle.
     pub parts: Vec<u64>,
     /// Number of parts of the message. A receiver that does not need their sizes does not keep them.

@@ -16,11 +16,11 @@
 
 use std::ptr;
 
-use cudarc::driver::sys::{CUipcMemHandle, CUpointer_attribute};
+use cudarc::driver::sys::CUpointer_attribute;
 
 use crate::{
     codec::plan::{ONE_SHOT_BYTES_OF_PEERS, sizes::LEAST_STRIDE},
-    cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Card},
+    cuda::{Memory, Queue, Stream, context::ContextRef, device::Device as Card, ipc::IpcHandle},
     dlpack::Device,
     ffi::error::{Error, Result, Status, error},
 };
@@ -157,27 +157,17 @@ impl Buffer {
     }
 
     /// Returns the buffer's IPC handle, for another process.
-    pub fn handle(&self) -> Result<[u8; 64]> {
+    pub fn handle(&self) -> Result<IpcHandle> {
         let mut queue = self.queue()?;
         queue.current()?;
-        let (driver, mut handle) = (self.device.driver, CUipcMemHandle { reserved: [0; 64] });
-        // SAFETY: `handle` outlives the call; the address comes from cuMemAlloc.
-        let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, self.memory.at(0)) };
-        driver.check(code, format_args!("cuIpcGetMemHandle of {} bytes on {}", self.bytes, self.device))?;
-        Ok(handle.reserved.map(|byte| byte as u8))
+        self.device.ipc_handle(self.memory.at(0), self.bytes)
     }
 
     /// Maps the buffer of another process.
-    pub fn open(&self, handle: &[u8; 64]) -> Result<Mapped> {
-        /// Flag that enables access to the buffer's GPU, if this GPU can reach it.
-        const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+    pub fn open(&self, handle: &IpcHandle) -> Result<Mapped> {
         let mut queue = self.queue()?;
         queue.current()?;
-        let (driver, mut address) = (self.device.driver, 0);
-        let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
-        // SAFETY: `address` outlives the call; the driver checks the handle.
-        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_ENABLE_PEER_ACCESS) };
-        driver.check(code, format_args!("cuIpcOpenMemHandle on {}", self.device)).map_err(unreachable)?;
+        let address = self.device.open_ipc(handle, self.bytes).map_err(unreachable)?;
         Ok(Mapped { device: self.device, home: self.memory.home, address })
     }
 
@@ -209,8 +199,8 @@ pub struct Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         self.home.give_back(self.device, || {
-            // SAFETY: the address is from cuIpcOpenMemHandle in this context, which is current; its work is done.
-            unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(self.address) };
+            // SAFETY: the address is from `open_ipc` in this context, which is current; its work is done.
+            unsafe { self.device.close_ipc(self.address) };
         });
     }
 }

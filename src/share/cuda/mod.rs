@@ -17,10 +17,10 @@ use std::{
     ptr,
 };
 
-use cudarc::driver::sys::{CUipcMemHandle, CUmemAllocationGranularity_flags, CUmemAllocationProp, CUpointer_attribute};
+use cudarc::driver::sys::{CUmemAllocationGranularity_flags, CUmemAllocationProp, CUpointer_attribute};
 
 use crate::{
-    cuda::{Queue, Stream, Uuid, context::ContextRef, device::Device, driver::Driver},
+    cuda::{Queue, Stream, Uuid, context::ContextRef, device::Device, driver::Driver, ipc::IpcHandle},
     ffi::{
         error::{Error, Result, Status, error},
         fallible,
@@ -32,7 +32,7 @@ use mapping::{
 };
 use opened::Opened;
 
-pub use opened::{Handle, Sender};
+pub use opened::Sender;
 
 /// Maximum number of parts in which memory is shared.
 pub const MOST_PARTS: usize = 4096;
@@ -46,7 +46,7 @@ pub struct Part {
 /// Method by which another process gets access to memory.
 pub enum ExportMethod {
     /// Handle, and a loan that keeps the memory for it.
-    Handle(Handle, Loan),
+    Handle(IpcHandle, Loan),
     Parts(Vec<Part>),
 }
 
@@ -125,13 +125,11 @@ impl Queue {
                 ));
             }
             let device = self.device_numbered(about.ordinal)?;
-            let mut handle = CUipcMemHandle { reserved: [0; 64] };
-            // SAFETY: the driver writes to a local variable, which outlives the call.
-            let code = unsafe { (driver.functions.cuIpcGetMemHandle)(&mut handle, first) };
-            check(driver, code, "cuIpcGetMemHandle", bytes, device)
-                .map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
+            let handle = device.ipc_handle(first, bytes).map_err(as_share_error);
+            let handle =
+                handle.map_err(|failure| Error::new(failure.status, format_args!("{}; {instead}", failure.message)))?;
             let uuid = device.uuid()?;
-            let means = ExportMethod::Handle(handle.reserved.map(|byte| byte as u8), Loan::of(device, first));
+            let means = ExportMethod::Handle(handle, Loan::of(device, first));
             return Ok(Exported { uuid, address: first, bytes, means });
         }
         let ranges = self.ranges(begin, end, instead)?;
@@ -243,7 +241,7 @@ impl Queue {
     }
 
     /// Opens memory of another process on this device.
-    pub fn open(&mut self, uuid: Uuid, handle: Handle, sender: Sender, bytes: u64) -> Result<Imported> {
+    pub fn open(&mut self, uuid: Uuid, handle: IpcHandle, sender: Sender, bytes: u64) -> Result<Imported> {
         self.check_reach(uuid)?;
         let (device, home) = (self.device, self.home()?);
         let opened = Opened::of(device, home.id, handle, sender, bytes)?;
@@ -368,7 +366,7 @@ impl Imported {
         {
             self.home.give_back(self.device, || {
                 // SAFETY: the memory was opened in this context, which is current, and no tensor uses it any more.
-                unsafe { (self.device.driver.functions.cuIpcCloseMemHandle)(opened.address) };
+                unsafe { self.device.close_ipc(opened.address) };
             });
         }
         true

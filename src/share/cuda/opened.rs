@@ -1,21 +1,13 @@
 //! Memory that is opened by its handle, once per process and context.
 
-use std::{
-    ffi::c_uint,
-    sync::{Mutex, PoisonError},
-};
-
-use cudarc::driver::sys::CUipcMemHandle;
+use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    cuda::device::Device,
+    cuda::{device::Device, ipc::IpcHandle},
     ffi::error::{Result, error},
 };
 
-use super::mapping::{check, with_likely_cause};
-
-/// Handle by which another process opens memory from cuMemAlloc.
-pub type Handle = [u8; 64];
+use super::mapping::{as_share_error, with_likely_cause};
 
 /// Process that sent a handle, by its id and its start: once it has ended, the same handle may refer to other memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,7 +19,7 @@ pub struct Sender {
 /// Memory that was opened by its handle, by its first user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Opened {
-    handle: Handle,
+    handle: IpcHandle,
     sender: Sender,
     context: u64,
     pub(super) address: u64,
@@ -43,7 +35,7 @@ struct Open {
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
 impl Opened {
-    pub(super) fn of(device: Device, context: u64, handle: Handle, sender: Sender, bytes: u64) -> Result<Self> {
+    pub(super) fn of(device: Device, context: u64, handle: IpcHandle, sender: Sender, bytes: u64) -> Result<Self> {
         let memory = |address| Self { handle, sender, context, address };
         {
             let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,17 +44,12 @@ impl Opened {
                 return Ok(known.memory);
             }
         }
-        let (driver, mut address) = (device.driver, 0);
-        let named = CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
-        const ENABLE_PEER_ACCESS: c_uint = 1;
-        // SAFETY: `address` outlives the call; the driver checks the handle.
-        let code = unsafe { (driver.functions.cuIpcOpenMemHandle_v2)(&mut address, named, ENABLE_PEER_ACCESS) };
-        check(driver, code, "cuIpcOpenMemHandle", bytes, device).map_err(with_likely_cause)?;
+        let address = device.open_ipc(&handle, bytes).map_err(|failure| with_likely_cause(as_share_error(failure)))?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if open.try_reserve(1).is_err() {
             drop(open);
             // SAFETY: `address` was opened above, and nothing else uses it.
-            unsafe { (driver.functions.cuIpcCloseMemHandle)(address) };
+            unsafe { device.close_ipc(address) };
             return Err(error!(OutOfMemory, "cannot allocate a list of open memory"));
         }
         open.push(Open { memory: memory(address), tensors: 1 });
