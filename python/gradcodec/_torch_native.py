@@ -89,8 +89,13 @@ def _key() -> str:
 
 def _folder() -> pathlib.Path:
     """Returns the cache folder, as the library finds it (docs/ENVIRONMENT.md). Creates it if it is missing."""
-    if os.environ.get("GRADCODEC_CACHE") == "0":
+    cache, own = os.environ.get("GRADCODEC_CACHE"), os.environ.get("GRADCODEC_CACHE_DIR")
+    if cache == "0":
         raise Unavailable("GRADCODEC_CACHE=0 turns the cache off in which it is kept")
+    if cache not in (None, "", "1"):
+        raise Unavailable(f"GRADCODEC_CACHE is {cache}; 0 or 1 expected")
+    if own and not own.startswith("/"):
+        raise Unavailable(f"GRADCODEC_CACHE_DIR is {own}; an absolute path expected")
     for name, rest in ("GRADCODEC_CACHE_DIR", ""), ("XDG_CACHE_HOME", "gradcodec"), ("HOME", ".cache/gradcodec"):
         named = os.environ.get(name, "")
         if named.startswith("/"):

@@ -28,8 +28,8 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 def own_node() -> str:
     """Returns a name that the ranks of a node share: GRADCODEC_NODE, or the host's name and its kernel's boot id."""
-    if "GRADCODEC_NODE" in os.environ:
-        return os.environ["GRADCODEC_NODE"]
+    if named := os.environ.get("GRADCODEC_NODE"):
+        return named
     try:
         with open(BOOT_ID, encoding="ascii") as file:
             started = file.read().strip()

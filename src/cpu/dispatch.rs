@@ -15,6 +15,8 @@ pub enum InstructionSet {
     Avx512,
 }
 
+use crate::ffi::error::{Result, error};
+
 use InstructionSet::*;
 
 /// All instruction sets, the best first.
@@ -25,7 +27,7 @@ const ALL: [InstructionSet; 1] = [Portable];
 
 pub const SETS: usize = ALL.len();
 
-/// Index in `ALL` of the set in use, plus 1; 0 until a set is chosen. There is no lock, because a child that is forked
+/// Index in `ALL` of the set in use, plus 1; 0 if none is chosen or GRADCODEC_CPU is wrong. There is no lock, because a child that is forked
 /// during the choice could wait for it for ever. Threads that choose at the same time choose the same set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -63,25 +65,39 @@ impl InstructionSet {
         ALL.into_iter().filter(|set| set.is_available())
     }
 
-    /// Returns the set to use: the best one, or the one that GRADCODEC_CPU names if the processor has it.
+    /// Returns the set to use: the one that GRADCODEC_CPU names, or the best one.
     #[inline(always)]
     pub fn chosen() -> Self {
-        match ALL.get(CHOSEN.load(Ordering::Relaxed).wrapping_sub(1)) {
-            Some(&set) => set,
-            None => Self::choose(),
-        }
+        Self::known().unwrap_or_else(|| Self::choose().unwrap_or(Portable))
+    }
+
+    /// Checks GRADCODEC_CPU. Calls that work on CPU tensors begin with this.
+    #[inline(always)]
+    pub fn check() -> Result<()> {
+        if Self::known().is_some() { Ok(()) } else { Self::choose().map(|_| ()) }
+    }
+
+    #[inline(always)]
+    fn known() -> Option<Self> {
+        ALL.get(CHOSEN.load(Ordering::Relaxed).wrapping_sub(1)).copied()
     }
 
     #[cold]
-    fn choose() -> Self {
+    fn choose() -> Result<Self> {
         // std::env::var_os would allocate.
-        // SAFETY: the name and its value end with a NUL, and the value is read in the next statement only.
+        // SAFETY: the name and its value end with a NUL, and the value is read in this function only.
         let wanted = unsafe { libc::getenv(c"GRADCODEC_CPU".as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
-        let named = Self::available().find(|set| wanted.is_none_or(|name| name.to_bytes() == set.name().as_bytes()));
-        let chosen = named.or_else(|| Self::available().next()).unwrap_or(Portable);
-        let place = ALL.iter().position(|&set| set == chosen).unwrap_or(SETS - 1);
+        let wanted = wanted.map_or(&b""[..], CStr::to_bytes);
+        let named = |set: &Self| wanted.is_empty() || wanted == set.name().as_bytes();
+        let Some(place) = ALL.iter().position(|set| set.is_available() && named(set)) else {
+            return Err(error!(
+                InvalidArgument,
+                "GRADCODEC_CPU is {}; gc_build_info() lists the instruction sets of this processor",
+                wanted.escape_ascii()
+            ));
+        };
         CHOSEN.store(place + 1, Ordering::Relaxed);
-        chosen
+        Ok(ALL[place])
     }
 }
 

@@ -7,7 +7,7 @@ pub mod devices;
 pub mod tensors;
 
 use crate::{
-    cpu,
+    cpu::{self, InstructionSet},
     cuda::{self, Stream},
     dlpack::{Device, Owner, View},
     ffi::error::Result,
@@ -20,11 +20,12 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// Checks that the device exists. Its context is entered only when there is work.
+    /// Checks that the device exists, and that the CPU has the instruction set of GRADCODEC_CPU. A GPU's context is
+    /// entered only when there is work.
     #[inline]
     pub fn of(device: Device, stream: Stream) -> Result<Self> {
         match device {
-            Device::Cpu => Ok(Self::Cpu),
+            Device::Cpu => InstructionSet::check().map(|()| Self::Cpu),
             Device::Cuda(ordinal) => cuda::Queue::of(ordinal, stream).map(Self::Cuda),
         }
     }

@@ -77,15 +77,20 @@ pub struct Cache {
 impl Cache {
     /// Opens the directory that the environment names; creates it if needed. None: the cache is off or unusable.
     pub fn open() -> Result<Option<Self>> {
-        if variable(c"GRADCODEC_CACHE").is_some_and(|said| said == c"0") {
-            return Ok(None);
+        match variable(c"GRADCODEC_CACHE").map_or(&b"1"[..], CStr::to_bytes) {
+            b"1" => {}
+            b"0" => return Ok(None),
+            other => {
+                return Err(error!(InvalidArgument, "GRADCODEC_CACHE is {}; 0 or 1 expected", other.escape_ascii()));
+            }
+        }
+        const OWN: &CStr = c"GRADCODEC_CACHE_DIR";
+        if let Some(relative) = variable(OWN).filter(|folder| !folder.to_bytes().starts_with(b"/")) {
+            let relative = relative.to_bytes().escape_ascii();
+            return Err(error!(InvalidArgument, "GRADCODEC_CACHE_DIR is {relative}; an absolute path expected"));
         }
         // The directory of this library's own variable is created anywhere.
-        let named = [
-            (c"GRADCODEC_CACHE_DIR", "", true),
-            (c"XDG_CACHE_HOME", "/gradcodec", false),
-            (c"HOME", "/.cache/gradcodec", false),
-        ];
+        let named = [(OWN, "", true), (c"XDG_CACHE_HOME", "/gradcodec", false), (c"HOME", "/.cache/gradcodec", false)];
         let named = named.iter().find_map(|&(name, rest, anywhere)| {
             let folder = variable(name)?.to_bytes();
             folder.starts_with(b"/").then_some((folder, rest, anywhere))

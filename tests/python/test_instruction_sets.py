@@ -24,3 +24,10 @@ def test_each_set_gives_the_results_of_the_models(name, tests, chosen):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", TESTS / tests, "-k", chosen]
     done = subprocess.run(command, env={**os.environ, "GRADCODEC_CPU": name}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+
+
+def test_a_wrong_name_is_refused():
+    program = "import gradcodec; gradcodec.encode(__import__('numpy').zeros(8, 'f4'), 'int8')"
+    environment = {**os.environ, "GRADCODEC_CPU": "bogus"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "GRADCODEC_CPU is bogus; " in done.stderr

@@ -196,6 +196,13 @@ def test_what_includes_files_is_compiled_each_time(place):
     assert not place.folder.exists() or not list(place.folder.iterdir())
 
 
+@pytest.mark.parametrize("name, value", [("GRADCODEC_CACHE", "2"), ("GRADCODEC_CACHE_DIR", "here")])
+def test_wrong_values_are_refused_by_name(place, name, value):
+    process = place.start("prepare()", **{name: value})
+    assert f"INVALID_ARGUMENT: {name} is {value}; " in process.communicate()[1]
+    assert place.compiled() == 0
+
+
 def test_where_the_directory_is(place):
     def found_in(folder, **environment):
         place.run(**environment)
@@ -208,9 +215,6 @@ def test_where_the_directory_is(place):
     home.mkdir()
     base = dict(XDG_CACHE_HOME=xdg, HOME=home)
     found_in(own, GRADCODEC_CACHE_DIR=own, **base)
-    # A path that is relative, or empty, counts as not set.
-    found_in(xdg / "gradcodec", GRADCODEC_CACHE_DIR="relative", **base)
-    (xdg / "gradcodec" / place.entries(xdg / "gradcodec")[0]).unlink()
     found_in(xdg / "gradcodec", GRADCODEC_CACHE_DIR="", **base)
     found_in(home / ".cache" / "gradcodec", GRADCODEC_CACHE_DIR="", XDG_CACHE_HOME="relative", HOME=home)
     for _ in range(2):

@@ -160,9 +160,13 @@ def test_what_is_missing_is_said(place, monkeypatch, tmp_path):
         patch.setenv("GRADCODEC_CACHE", "0")
         refused("GRADCODEC_CACHE=0 turns the cache off")
     with monkeypatch.context() as patch:
-        for name in "GRADCODEC_CACHE_DIR", "XDG_CACHE_HOME", "HOME":
-            patch.setenv(name, "relative")
+        for name, value in ("GRADCODEC_CACHE_DIR", ""), ("XDG_CACHE_HOME", "relative"), ("HOME", "relative"):
+            patch.setenv(name, value)
         refused("no cache folder: none of")
+        patch.setenv("GRADCODEC_CACHE_DIR", "relative")
+        refused("GRADCODEC_CACHE_DIR is relative; an absolute path expected")
+        patch.setenv("GRADCODEC_CACHE", "2")
+        refused("GRADCODEC_CACHE is 2; 0 or 1 expected")
     with monkeypatch.context() as patch:
         patch.setenv("GRADCODEC_CACHE_DIR", "/proc/sys")  # not even root can write there
         refused("the cache folder /proc/sys cannot be written to: ")
