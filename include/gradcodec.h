@@ -339,7 +339,9 @@ typedef struct gc_codec_options_t {
 } gc_codec_options_t;
 
 /** Initializes gc_codec_options_t: set `codec` and what else you need afterwards. */
-#define GC_CODEC_OPTIONS_INIT {sizeof(gc_codec_options_t)}
+#define GC_CODEC_OPTIONS_INIT                                                                                        \
+    {sizeof(gc_codec_options_t), 0, {(DLDeviceType)0, 0}, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0, NULL, 0, 0, 0, 0, NULL, \
+     0, {0}}
 
 /** Mode of decoding: one of GC_DECODE_*. */
 typedef int32_t gc_decode_t;

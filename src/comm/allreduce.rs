@@ -6,7 +6,7 @@ use crate::{
     codec::{
         call::{Destination, Rows},
         ops::{Codec, Descriptor, Reducers},
-        plan::{CodecPlan, ErrorKind, Kind, Over, Reduction, Rules, nodes::NodePlan},
+        plan::{Kind, Over, Reduction, Rules, nodes::NodePlan},
     },
     cuda::Stream,
     device::Queue,
@@ -138,7 +138,7 @@ impl AllReduce {
             let plan = Descriptor { n_chunks: ranks * nodes, server: 0, ..*descriptor }.plan()?;
             if plan.is_one_shot(Over::PeerMemory) { plan.payload_bytes() } else { plan.stride() }
         } else {
-            let whole = plan_of_node(descriptor, ranks)?;
+            let whole = descriptor.plan_of_node(ranks)?;
             NodePlan::new(&whole, nodes, 0)?.largest_block()
         };
         let bytes = buffer_bytes(ranks, block).ok_or_else(|| {
@@ -315,7 +315,7 @@ impl Parts {
             None => (Codec::new(&Descriptor { n_chunks: world, server: link.rank as u64 + 1, ..descriptor })?, None),
             Some(intra) => {
                 let (device, error) = (descriptor.device, descriptor.plan()?.rules.error);
-                let whole = plan_of_node(&descriptor, intra.world)?;
+                let whole = descriptor.plan_of_node(intra.world)?;
                 let part = whole.part_between_nodes(intra.rank, link.world, Some(link.rank), error)?;
                 (Codec::of_plan(device, part)?, Some((intra, whole)))
             }
@@ -345,17 +345,6 @@ impl Parts {
         };
         Traffic { sent: within + of_chunks, between_nodes, exchanges: exchanges.len() as i32 }
     }
-}
-
-/// Returns the plan of all elements, with a chunk for each rank of a node.
-fn plan_of_node(descriptor: &Descriptor<'_>, ranks: usize) -> Result<CodecPlan> {
-    if descriptor.kind == Kind::Sign {
-        return Err(error!(
-            InvalidArgument,
-            "options: GC_CODEC_SIGN over nodes; another codec expected, because a majority needs the bits of every rank"
-        ));
-    }
-    Descriptor { n_chunks: ranks, server: 0, error: ErrorKind::None, ..*descriptor }.plan()
 }
 
 /// State of one call, from its first launch to its last.

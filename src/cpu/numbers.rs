@@ -1,6 +1,6 @@
 //! Converts elements to float32 exactly, in the default floating-point environment, and back with one rounding.
 
-use crate::dlpack::floats::{canonical, to_bf16};
+use crate::dlpack::floats::{canonical, to_bf16, to_f16};
 
 /// Returns `scale` times an element's sigma, which is -1 if the element is below 0, else 1.
 #[inline(always)]
@@ -93,18 +93,9 @@ impl Number for F16 {
         let denormal = (f32::from_bits(0.5f32.to_bits() | rest) - 0.5).to_bits();
         f32::from_bits(sign | if rest < 0x400 { denormal } else { normal })
     }
-    /// Like `floats::to_f16`, but without branches, so that loops over it become vectors.
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
-        const OVERFLOWS: u32 = 65520f32.to_bits();
-        const NORMAL: u32 = 0x3880_0000; // 2^-14
-        let (sign, size) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7fff_ffff);
-        let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
-        // A denormal is a multiple of 2^-24, the distance between neighbours of 0.5: the sum is rounded to one.
-        let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-        let finite = if size < NORMAL { denormal } else { normal };
-        let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
-        (if value.is_nan() { 0x7e00 } else { sign | rounded }) as u16
+        to_f16(value)
     }
     #[inline(always)]
     fn narrow_finite(value: f32) -> u16 {

@@ -20,27 +20,18 @@ pub fn to_bf16(value: f32) -> u16 {
     (if value.is_nan() { 0x7fc0 } else { rounded }) as u16
 }
 
-/// Returns a float16.
+/// Returns a float16. There is no branch, so loops over it become vectors.
+#[inline(always)]
 pub fn to_f16(value: f32) -> u16 {
     const OVERFLOWS: u32 = 65520f32.to_bits(); // the middle between 65504, the largest, and 65536: rounded to Inf
     const NORMAL: u32 = 0x3880_0000; // 2^-14
     let (sign, size) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7fff_ffff);
-    let rounded = match size {
-        _ if value.is_nan() => return 0x7e00,
-        OVERFLOWS.. => 0x7c00,
-        NORMAL.. => cut_off(size - (112 << 23), 13),
-        _ => {
-            // The result is a multiple of 2^-24. A value below half of that becomes 0.
-            let bits = 126 - (size >> 23);
-            if bits > 24 { 0 } else { cut_off(size & 0x7f_ffff | 0x80_0000, bits) }
-        }
-    };
-    (sign | rounded) as u16
-}
-
-/// Returns a value without its lowest `bits` bits, at most 31, rounded to nearest even.
-fn cut_off(value: u32, bits: u32) -> u32 {
-    (value + (1 << (bits - 1)) - 1 + (value >> bits & 1)) >> bits
+    let normal = size.wrapping_sub(112 << 23).wrapping_add(0xfff + (size >> 13 & 1)) >> 13;
+    // A denormal is a multiple of 2^-24, the distance between neighbours of 0.5: the sum is rounded to one.
+    let denormal = (f32::from_bits(size) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let finite = if size < NORMAL { denormal } else { normal };
+    let rounded = if size >= OVERFLOWS { 0x7c00 } else { finite };
+    (if value.is_nan() { 0x7e00 } else { sign | rounded }) as u16
 }
 
 /// Returns a float64, which can represent every float32.

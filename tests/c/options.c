@@ -134,7 +134,8 @@ int main(void) {
     CHECK(pages != MAP_FAILED && page >= 4096 && mprotect(pages + page, page, PROT_NONE) == 0);
     page_end = pages + page;
 
-    gc_codec_options_t codecs = {.struct_size = sizeof codecs, .codec = GC_CODEC_ONEBIT, .n_elements = 100};
+    gc_codec_options_t codecs = GC_CODEC_OPTIONS_INIT;
+    codecs.codec = GC_CODEC_ONEBIT, codecs.n_elements = 100;
     gc_transport_t transports = {.struct_size = sizeof transports, .world_size = 1, .all_to_all = exchange,
                                  .all_gather = exchange};
     gc_nccl_options_t nccls = {.struct_size = sizeof nccls};

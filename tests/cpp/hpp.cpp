@@ -276,7 +276,7 @@ static void a_codec_goes_there_and_back()
 {
     using gradcodec::Codec;
     const int64_t sizes[] = {2, 3};
-    gc_codec_options_t options{};
+    gc_codec_options_t options = GC_CODEC_OPTIONS_INIT;
     options.codec = GC_CODEC_ONEBIT;
     options.segments = sizes;
     options.n_segments = 2;

@@ -28,6 +28,6 @@ def test_each_set_gives_the_results_of_the_models(name, tests, chosen):
 
 def test_a_wrong_name_is_refused():
     program = "import gradcodec; gradcodec.encode(__import__('numpy').zeros(8, 'f4'), 'int8')"
-    environment = {**os.environ, "GRADCODEC_CPU": "bogus"}
+    environment = {**os.environ, "GRADCODEC_CPU": "bogus", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert "GRADCODEC_CPU is bogus; " in done.stderr

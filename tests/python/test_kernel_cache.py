@@ -199,7 +199,7 @@ def test_what_includes_files_is_compiled_each_time(place):
 @pytest.mark.parametrize("name, value", [("GRADCODEC_CACHE", "2"), ("GRADCODEC_CACHE_DIR", "here")])
 def test_wrong_values_are_refused_by_name(place, name, value):
     process = place.start("prepare()", **{name: value})
-    assert f"INVALID_ARGUMENT: {name} is {value}; " in process.communicate()[1]
+    assert f"Refused: 1: {name} is {value}; " in process.communicate()[1]
     assert place.compiled() == 0
 
 

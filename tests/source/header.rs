@@ -83,18 +83,16 @@ fn declarations(sources: &[&str]) -> String {
     // bindgen evaluates numbers and their sums, but not the definition of INT64_MIN in <stdint.h>.
     let text = text.replace("INT64_MIN", "(-9223372036854775807LL - 1)").replace("INT32_MIN", "(-2147483647 - 1)");
     let mut text = with_typedefs(&tidy(text.trim_matches('\n')));
-    for (name, comment) in INITIALIZED {
-        let end = format!("}} {name};");
-        let macro_name = name.trim_end_matches("_t").to_uppercase();
-        let initializer = format!("{end}\n\n/** {comment} */\n#define {macro_name}_INIT {{sizeof({name})}}");
-        text = text.replace(&end, &initializer);
-    }
+    let end = "} gc_codec_options_t;";
+    text = text.replace(end, &format!("{end}\n\n{INITIALIZER}"));
     text + "\n"
 }
 
-/// Structs with a macro that sets the first field to the struct's size and all others to 0.
-const INITIALIZED: [(&str, &str); 1] =
-    [("gc_codec_options_t", "Initializes gc_codec_options_t: set `codec` and what else you need afterwards.")];
+/// The macro has all fields, since -Wextra warns of fields that are missing.
+const INITIALIZER: &str = "/** Initializes gc_codec_options_t: set `codec` and what else you need afterwards. */
+#define GC_CODEC_OPTIONS_INIT                                                                                        \\
+    {sizeof(gc_codec_options_t), 0, {(DLDeviceType)0, 0}, {0, 0, 0}, {0, 0, 0}, 0, 0, 0, 0, NULL, 0, 0, 0, 0, NULL, \\
+     0, {0}}";
 
 /// Adds a typedef of the same name to our structs, which all other declarations use. No style of cbindgen's does that
 /// and leaves the enums without one.

@@ -30,6 +30,17 @@ pub struct Descriptor<'a> {
 }
 
 impl Descriptor<'_> {
+    /// Returns the plan of all elements within a node, with a chunk for each of its ranks.
+    pub fn plan_of_node(&self, ranks: usize) -> Result<CodecPlan> {
+        if self.kind == Kind::Sign {
+            return Err(error!(
+                InvalidArgument,
+                "options: GC_CODEC_SIGN over nodes; another codec expected, because a majority needs the bits of every rank"
+            ));
+        }
+        Descriptor { n_chunks: ranks, server: 0, error: ErrorKind::None, ..*self }.plan()
+    }
+
     pub fn plan(&self) -> Result<CodecPlan> {
         let one = [self.elements];
         let segments = match self.segments {
