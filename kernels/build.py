@@ -44,6 +44,9 @@ OPTIONS = [
     "-D__NV_TARGET_H",
 ]
 
+# Most bytes of shared memory of a thread block. A multiprocessor of 7.5 has 64 KiB, and two thread blocks hide latency.
+SHARED = 32 << 10
+
 # The list lacks "-compress-mode=size", whose output only drivers from 550 on read.
 FATBIN_OPTIONS = ["-64", "-cuda", "-compress-all"]
 
@@ -135,6 +138,9 @@ def assemble(ptx, capability):
                if (frame, stores, loads) != ("0", "0", "0")]
     if spilled:
         sys.exit(f"for sm_{capability} registers do not suffice:\n  " + "\n  ".join(spilled))
+    shared = max(map(int, re.findall(r"(\d+) bytes smem", done.stderr)), default=0)
+    if shared > SHARED:
+        sys.exit(f"for sm_{capability} a thread block takes {shared} bytes of shared memory; at most {SHARED} expected")
     return code
 
 
