@@ -1,5 +1,6 @@
-//! Compresses gradients to 1 to 16 bits per element, and passes tensors between frameworks: DLPack in, DLPack out.
+//! Compressed all-reduce of gradients: 1 to 16 bits per element, on CPU and CUDA.
 //!
+//! The library also passes tensors between frameworks, devices and processes: DLPack in, DLPack out.
 //! The product is `libgradcodec.so` with `include/gradcodec.h`; [`capi`] holds its functions under the same names.
 //!
 //! Each folder is one feature, and uses only folders that are listed before it:

@@ -366,8 +366,8 @@ def compress(
     `native`: whether the hook runs in C++, without Python in a step that is like the one before. The results are the
     same, and ranks may differ. None: in C++ on a GPU; if it cannot be compiled it runs in Python, with a warning. True:
     also on a CPU; if it cannot be compiled, every rank raises a RuntimeError. False: in Python. The first call on a
-    machine compiles it, in half a minute, and keeps it in the cache folder of GradCodec; `python -m gradcodec.torch
-    build` does so ahead of time.
+    machine compiles it and keeps it in the cache folder of GradCodec; `python -m gradcodec.torch build` does so ahead
+    of time.
     """
     ddp = _unwrapped(model)
     if getattr(ddp, "_use_python_reducer", False):

@@ -128,6 +128,7 @@ def test_there_is_one_description_of_the_project():
         "include/gradcodec.h": f"\n/*\n * {about}.\n *\n",
         "packaging/gradcodec.pc.in": f"\nDescription: {about}\n",
         "python/gradcodec/__init__.py": f'"""{about}.\n',
+        "src/lib.rs": f"//! {about}.\n",
         # These files take the description from Cargo.toml, or from the header.
         "packaging/wheel.py": '"summary": re.search(r\'^description = "(.*)"\', manifest, re.M)[1]',
         "packaging/debian.sh": "about=$(sed -n 's/^description = ",
