@@ -1,4 +1,4 @@
-"""Sphinx' settings for `make site`; the pages are put together by pages.py."""
+"""Configures Sphinx for `make site`; pages.py writes the pages."""
 
 import pathlib
 import re
@@ -14,11 +14,11 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["html_image"]
 suppress_warnings = ["myst.header"]  # pages of the repository may skip a level
 
-# What the header says is C: quotes stay as they are, and a type that is linked to must be there.
+# Comments of the header contain C, so quotes stay unchanged. A link to a type that does not exist is an error.
 smartquotes = False
 nitpicky = True
 OTHERS = "DLManagedTensor DLManagedTensorVersioned DLTensor DLDevice DLDataType int32_t int64_t uint8_t uint32_t uint64_t size_t"
-# Annotations name types of Python and of frameworks, which have no page here.
+# Types of Python and of frameworks have no page on this site.
 nitpick_ignore_regex = [("py:.*", ".*")]
 nitpick_ignore = [("c:identifier", name) for name in OTHERS.split()]
 c_maximum_signature_line_length = python_maximum_signature_line_length = 72
@@ -31,5 +31,5 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
-# Summaries are fetched, which browsers refuse for files: without them the search works from a folder, too.
+# Browsers refuse to fetch summaries from files. Without summaries the search also works from a folder.
 html_show_search_summary = False

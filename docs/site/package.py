@@ -1,7 +1,7 @@
-"""The reference of the Python package for the site, made of its sources: nothing is imported, no framework is needed.
+"""Makes the reference pages of the Python package from its sources, without importing them.
 
-A page has each module, with what its __all__ names, in that order. A class, function or method without a docstring is
-an error: what it says is the reference. Where a method is a function of the header, it links there.
+Each module has a page with the names of its __all__, in that order. A class, function or method without a docstring is
+an error, because the page shows its docstring. A method that calls a function of the header links to that function.
 """
 
 import ast
@@ -10,7 +10,7 @@ import re
 import sys
 
 MODULES = {"gradcodec": "__init__.py", "gradcodec.torch": "torch.py", "gradcodec.jax": "jax.py"}
-# Of a class: with what the functions of the header begin that its methods are.
+# Prefix of the functions of the header that the methods of each class call.
 PREFIXES = {
     "GradCodec": "gc_", "Codec": "gc_codec_", "AllReduce": "gc_allreduce_", "Communicator": "gc_comm_",
     "Kernel": "gc_kernel_", "Share": "gc_share_",
@@ -23,7 +23,7 @@ INTERNAL = {"Communicator", "Group", "Library"}
 
 
 class Package:
-    """The sources, parsed: what each file defines, and from where it imports."""
+    """Parses the source files on demand, and finds the definitions of names in them."""
 
     def __init__(self, folder):
         self.folder, self.trees = folder, {}
@@ -40,7 +40,7 @@ class Package:
         sys.exit(f"{file} has no __all__")
 
     def find(self, file, name):
-        """The definition of a name that a file defines or imports; None: it is no class and no function."""
+        """Returns the file and the node of a class or function that a file defines or imports, or None."""
         for node in self.tree(file).body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
                 return file, node
@@ -51,7 +51,7 @@ class Package:
         return None
 
     def methods(self, file, node):
-        """Those of a class and of its bases here, the nearest first, by name."""
+        """Returns the methods of a class and of its bases in this package, by name."""
         found = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
         for base in node.bases:
             inherited = self.find(file, base.id) if isinstance(base, ast.Name) else None
@@ -63,12 +63,12 @@ class Package:
 def text_of(name, node):
     text = ast.get_docstring(node)
     if not text:
-        sys.exit(f"{name} has no docstring, which is its reference")
+        sys.exit(f"{name} has no docstring, and its reference is the docstring")
     return text
 
 
 def signature(node, bound):
-    """The parameters and the result of a function, in the text of its source."""
+    """Returns the parameters and the result type of a function as source text."""
     arguments = node.args
     if bound:
         first = arguments.posonlyargs or arguments.args
@@ -86,7 +86,7 @@ def decorators(node):
 
 
 def made_by(node, methods):
-    """How a class is called: by its __init__, or with its fields. Nothing if only the package calls it."""
+    """Returns the arguments that construct a class, or an empty text if only the package constructs it."""
     fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not each.target.id.startswith("_")]
     if "__init__" in methods:
         first = methods["__init__"].args.args[1].annotation
@@ -99,7 +99,7 @@ def made_by(node, methods):
 
 
 class Reference:
-    """Pages of the package: `markdown` makes one of a docstring, `names` are those of the header."""
+    """Makes the pages of the package. `markdown` converts a docstring; `names` has the names of the header."""
 
     def __init__(self, folder, markdown, names, directive):
         self.package, self.markdown, self.names, self.directive = Package(folder), markdown, names, directive
@@ -144,5 +144,5 @@ class Reference:
         return f"# {module}\n\n{current}\n\n" + "\n\n".join(body) + "\n"
 
     def pages(self):
-        """By name, without a folder."""
+        """Returns the text of each page, by the name of its file without folder and suffix."""
         return {module.replace(".", "_"): self.page(module, file) for module, file in MODULES.items()}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The pages of the site, for Sphinx: those of the repository as they are, and the header and the Python package
-(package.py) as references.
+"""Writes the pages of the site for Sphinx: the documents of the repository, and the reference of the header and of the
+Python package (package.py).
 
     pages.py FOLDER
 
-A page of its own has each section of include/gradcodec.h, whose comments are Markdown; Sphinx knows the declarations as
-C, so that every name is found and linked. What is not named below and lies in docs/ comes at the end of the guide.
+Each section of include/gradcodec.h has its own page; its comments are Markdown. Sphinx reads the declarations as C, so
+that the search finds every name and links lead to it. Documents of docs/ that no list below names end the guide.
 """
 
 import pathlib
@@ -24,7 +24,7 @@ SPEED = ["docs/PERFORMANCE.md", "docs/WHEN.md", "bench/README.md"]
 RULES = ["docs/API.md", "docs/PLATFORMS.md", "docs/ENVIRONMENT.md", "docs/NUMERICS.md", "docs/ABI.md", "SECURITY.md"]
 PROJECT = ["CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md"]
 
-# Words that are no status where they stand alone.
+# Words that also occur with another meaning than the status of this name.
 ALSO_WORDS = {"OK", "CUDA"}
 
 
@@ -32,13 +32,13 @@ ALSO_WORDS = {"OK", "CUDA"}
 
 
 def words_of(comment):
-    """The text of a comment, without its stars."""
+    """Returns the text of a comment without its stars."""
     text = re.sub(r"^\s*/\*\*?\s?|\s*\*/\s*$", "", comment)
     return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in text.split("\n")).strip("\n")
 
 
 def parts(header):
-    """The sections of the header: the text of each, and its declarations with their comments."""
+    """Returns the sections of the header: the text of each, and its declarations with their comments."""
     declared = header.split('extern "C" {\n#endif\n', 1)[1].split("\n#ifdef __cplusplus", 1)[0]
     sections = []
     for section in re.split(r"(?m)^(?=/\*\n)", declared)[1:]:
@@ -49,7 +49,7 @@ def parts(header):
 
 
 def name_of(code):
-    """What a declaration declares."""
+    """Returns the name that a declaration declares."""
     if code.startswith("#define"):
         return code.split()[1]
     if code.startswith("enum"):
@@ -60,7 +60,7 @@ def name_of(code):
 
 
 def named(sections):
-    """Every name of the header with the role that links to it."""
+    """Returns every name of the header with the Sphinx role that links to it."""
     names = {}
     for _, items in sections:
         for _, code in items:
@@ -73,7 +73,7 @@ def named(sections):
 
 
 class Markdown:
-    """Comments as Markdown, with links to what they name."""
+    """Converts comments to Markdown, and links the names in them."""
 
     def __init__(self, names, sections):
         self.names, self.sections = names, sections
@@ -93,7 +93,7 @@ class Markdown:
         if status:
             return f"{{c:enumerator}}`{status} <{self.statuses[status]}>`"
         if page:
-            return f"[](../docs/{page}.md)"  # its title
+            return f"[](../docs/{page}.md)"  # Sphinx inserts the title
         return match[0]
 
     def section(self, match):
@@ -102,7 +102,7 @@ class Markdown:
         return f"[{title(match[0])}]({page_of(match[0])}.md)"
 
     def paragraph(self, text):
-        """A paragraph; parameters and errors as lists."""
+        """Returns a paragraph as Markdown; parameters and errors become lists."""
         text = re.sub(r"(?<=see )[A-Z][A-Z -]*[A-Z]\b", self.section, text)
         joined = " ".join(text.split())
         if not re.match(r"\s*- ", text):
@@ -137,7 +137,7 @@ def directive(name, argument, text, fence="````"):
 
 
 def declaration(comment, code, markdown):
-    """One declaration as Sphinx' C domain has it."""
+    """Returns a declaration as a directive of Sphinx' C domain."""
     if code.startswith("#define"):
         return directive("c:macro", code.split()[1], f"`{code.split(None, 2)[2]}`\n\n{markdown(comment)}")
     if "{" in code:
@@ -166,12 +166,12 @@ def page_of(heading):
 
 
 def sentence(text):
-    """The first one, on one line."""
+    """Returns the first sentence, on one line."""
     return re.match(r".*?\.(?= |$)", " ".join(text.split()))[0]
 
 
 def reference(header):
-    """The pages of the reference, by name."""
+    """Returns the text of each page of the header's reference, by the name of its file."""
     sections = parts(header)
     headings = [text.partition("\n")[0] for text, _ in sections]
     markdown = Markdown(named(sections), headings)
@@ -202,7 +202,7 @@ def toctree(caption, pages):
 
 
 def linked_names(text, names):
-    """A page in which names of the header, where they stand as code in a sentence, lead to the reference."""
+    """Returns the page with a link to the reference at each name of the header that is code in a sentence."""
     lines, fenced = [], False
     for line in text.split("\n"):
         fenced ^= line.startswith("```")
@@ -217,8 +217,8 @@ def linked_names(text, names):
 
 
 def copy(path, folder, names, pages):
-    """A page, with the files that it links to. README.md is the first page of the site. A link to one of the pages whose
-    text is the name of the file gets the title of the page."""
+    """Copies a page and the files that it links to. README.md becomes the first page of the site. If the text of a link
+    is the file name of a page, the title of the page replaces the text."""
     text = linked_names((ROOT / path).read_text(), names)
     for name, link in set(re.findall(r"\[([\w/.]+\.md)\]\(([^)#]+)\)", text)):
         page = ((ROOT / path).parent / link).resolve()
