@@ -102,7 +102,7 @@ fn with_every_large_failure<T>(
 const ALL_CODECS: std::ops::RangeInclusive<i32> = 1..=7;
 
 #[test]
-fn allocations_of_the_callers_sizes_that_fail_are_errors() {
+fn failed_allocations_of_the_callers_sizes_are_errors() {
     const CHUNKS: usize = 5000;
     let (mut bools, mut bytes) = (Room::new(6, 8, &[64 * CHUNKS as i64]), Room::new(1, 8, &[8]));
     let managed = |dl_tensor| DLManagedTensor { dl_tensor, manager_ctx: ptr::null_mut(), deleter: None };

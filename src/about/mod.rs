@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_known_by_the_last_part_of_its_path() {
+    fn a_library_is_named_by_the_last_part_of_its_path() {
         let yes = [c"/usr/lib/libcuda.so.1", c"libcuda.so", c"/a/libcuda.so/libcuda.so.580.65"];
         let no = [c"/usr/lib/libcudart.so.13", c"", c"/opt/libcuda.so.1/x.so", c"/lib/xlibcuda.so.1"];
         assert!(yes.iter().all(|path| is_of(path, "libcuda.so")));

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn loops_step_far_on_the_target_outside_and_never_backwards() {
+    fn outer_loops_have_the_larger_target_strides_and_none_is_negative() {
         let plan = plan(F32, [(8, [4, -4]), (6, [-64, 32])]);
         assert_eq!((loops(&plan), plan.starts), (vec![(6, [64, -32]), (8, [4, -4])], [-320, 160]));
     }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_copied_of_no_element() {
+    fn an_empty_copy_has_no_loops() {
         assert_eq!(plan(F32, [(i64::MAX, [4, 4]), (0, [4, 4]), (9, [4, 4])]).loops.count(), 0);
     }
 }

@@ -378,7 +378,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_remembered_of_a_context_is_never_told_of_another() {
+    fn the_cache_never_returns_the_value_of_another_context() {
         let remembered = LossyCache::nothing();
         assert_eq!(remembered.recall(0), None);
         remembered.remember(7, 3);

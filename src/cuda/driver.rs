@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_have_the_status_that_says_what_can_still_be_done() {
+    fn driver_codes_have_the_status_of_their_remedy() {
         for (code, status) in [
             (CUresult::CUDA_ERROR_OUT_OF_MEMORY, Status::OutOfMemory),
             (CUresult::CUDA_ERROR_NOT_INITIALIZED, Status::Cuda),

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_along_x_leave_hardly_more_without_work_than_the_fewest() {
+    fn threads_along_x_leave_few_threads_idle() {
         for (pieces, rounds, expected) in [
             (1, 1, 0),
             (3, 4, 2),

@@ -231,19 +231,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_one_leave_no_loop_whatever_their_stride() {
+    fn dimensions_of_size_one_need_no_loop() {
         assert_eq!(loops(&[(1, 7), (3, 4), (1, -99), (4, 1), (1, 0)]), [(12, 1)]);
         assert_eq!(loops(&[(1, 5)]), []);
     }
 
     #[test]
-    fn what_does_not_continue_stays_apart() {
+    fn dimensions_that_are_not_contiguous_are_not_merged() {
         assert_eq!(loops(&[(2, 16), (3, 4), (4, 1)]), [(2, 16), (12, 1)]);
         assert_eq!(loops(&[(4, 1), (3, 4)]), [(4, 1), (3, 4)]);
     }
 
     #[test]
-    fn sorted_loops_step_by_less_and_less_and_are_as_few_as_possible() {
+    fn sorted_loops_have_decreasing_strides_and_are_merged() {
         let sorted = |dims: &[(i64, i64)]| -> Vec<(i64, i64)> {
             let mut loops = Loops::new();
             dims.iter().for_each(|&(count, stride)| loops.push(count, [stride, 7 * stride]));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_visits_every_round_in_c_order_whatever_the_limit() {
+    fn a_cursor_visits_every_round_in_c_order_for_any_limit() {
         let mut nest = Loops::new();
         for (count, stride) in [(2, 100), (3, -10), (4, 3)] {
             nest.push(count, [stride]);

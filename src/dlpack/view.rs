@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_tangled_is_not_decided_but_by_counting() {
+    fn overlap_in_complex_layouts_is_undecided_unless_elements_outnumber_places() {
         let strides = conway_guy();
         let sums: HashSet<i64> =
             (0..1 << 17).map(|taken| (0..17).filter(|k| taken >> k & 1 == 1).map(|k| strides[k]).sum()).collect();
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn contiguity_does_not_look_at_strides_that_nothing_uses() {
+    fn contiguity_ignores_unused_strides() {
         let memory = [0; 64];
         for (mut shape, mut strides, expected) in [
             ([2, 3, 4], [12, 4, 1], true),

@@ -279,13 +279,13 @@ mod tests {
     const SEVEN: u64 = 7 << 32;
 
     #[test]
-    fn a_program_of_the_first_release_is_read_as_far_as_it_goes() {
+    fn a_struct_of_the_first_release_is_read_up_to_its_size() {
         let expected = Grown { struct_size: 16, first: 7, reserved: 0, later: 0 };
         assert_eq!(read(&[16 | SEVEN, 0]).unwrap(), expected);
     }
 
     #[test]
-    fn a_program_of_a_later_release_is_read_if_what_is_not_known_is_0() {
+    fn a_struct_of_a_later_release_is_read_if_unknown_fields_are_0() {
         let expected = Grown { struct_size: 40, first: 7, reserved: 0, later: 9 };
         assert_eq!(read(&[40 | SEVEN, 0, 9, 0, 0]).unwrap(), expected);
         assert_eq!(read(&[24 | SEVEN, 0, 9]).unwrap(), Grown { struct_size: 24, ..expected });
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_no_version_are_refused_without_a_read_behind_the_first_word() {
+    fn sizes_of_no_version_are_refused_before_further_reads() {
         for size in [0, 3, 8, 15, 17, 20, 4097, 4104, 1 << 31, u32::MAX.into()] {
             let failure = read(&[size]).unwrap_err();
             assert!(failure.message.contains(&format!("struct_size {size};")), "{failure:?}");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_written_as_far_as_both_sides_know_it() {
+    fn a_result_is_written_up_to_the_smaller_size() {
         let value = Grown { struct_size: 24, first: 1, reserved: 2, later: 3 };
         for (before, after) in [
             (&[16, 5][..], &[16 | 1 << 32, 2][..]),

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_a_thread_that_unwinds_already_is_not_broken_off() {
+    fn a_call_during_an_unwind_does_not_poison_the_lock() {
         struct Calls<'a>(&'a Lock<i32>);
         impl Drop for Calls<'_> {
             fn drop(&mut self) {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn success_leaves_the_last_error_alone() {
+    fn success_does_not_change_the_last_error() {
         assert_eq!(last_error_text(), "");
         assert_eq!(boundary(|| -> Result<()> { Err(error!(Busy, "one\0two")) }), 8);
         assert_eq!(boundary(|| Ok(())), 0);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_error_leaves_nothing_behind_a_shorter_one() {
+    fn a_shorter_error_replaces_a_longer_one_completely() {
         boundary(|| -> Result<()> { Err(error!(Busy, "{}", "x".repeat(2 * MESSAGE_LIMIT))) });
         assert_eq!(last_error_text().len(), MESSAGE_LIMIT);
         boundary(|| -> Result<()> { Err(error!(Busy, "short")) });
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_call_may_come_while_a_panic_unwinds() {
+    fn the_first_call_works_while_a_panic_unwinds() {
         let stderr = stderr_of("first_calls_while_a_panic_unwinds");
         assert!(stderr.contains("the calls returned: a defect of this library, caught: while unwinding"), "{stderr}");
         assert!(stderr.contains("the hook is there: a defect of this library, caught: "), "{stderr}");
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_keeps_its_place_when_another_thread_goes_on_with_it() {
+    fn a_panic_keeps_its_place_when_another_thread_resumes_it() {
         let status = boundary(|| -> Result<()> {
             let caught: Result<()> =
                 thread::scope(|scope| scope.spawn(|| Error::catch(|| panic!("elsewhere"))).join().unwrap());

@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_of_another_key_is_not_used_and_is_replaced() {
+    fn damaged_files_and_files_of_another_key_are_replaced() {
         let place = Place::new("damaged");
         let cache = place.cache();
         cache.keep(&KEY, b"code", "log").unwrap();
@@ -628,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_used_go_when_all_take_too_much_and_so_do_unfinished_files() {
+    fn the_least_used_and_unfinished_files_are_removed_beyond_the_limit() {
         let place = Place::new("tidy");
         drop(place.cache());
         let path = || CString::new(place.folder().to_str().unwrap()).unwrap();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_files_say_is_never_kept() {
+    fn sources_that_read_files_are_not_cached() {
         for (text, options, expected) in [
             ("int x;", &["--fmad=false", "-DINCLUDE"][..], false),
             ("#include <x>", &[], true),

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_entry_has_a_name_and_a_bit_of_its_own_and_is_asked_for() {
+    fn every_entry_has_its_own_name_and_bit_and_is_requested() {
         let nested = [false, true];
         let accesses = [Access::Vectors, Access::Elements, Access::Bytes];
         let of_elements = accesses.map(|access| nested.map(|nested| Entry::elementwise(access, nested)));

@@ -533,7 +533,7 @@ mod tests {
     ];
 
     #[test]
-    fn merged_loops_are_few_and_every_round_lies_where_it_was() {
+    fn merged_loops_visit_the_same_addresses() {
         for (dims, loops) in CASES {
             let mut nest = nest(2, dims);
             let count = dims.iter().map(|(count, _)| *count as u64).product::<u64>();
@@ -550,7 +550,7 @@ mod tests {
 
     /// A nest of 30 tensors has room for 16 rows.
     #[test]
-    fn loops_that_have_no_room_are_merged_or_counted() {
+    fn too_many_loops_are_merged_or_counted() {
         let dims: Vec<(i64, [i64; 30])> = (0..18).map(|k| (2, [1 << (17 - k); 30])).collect();
         let (mut merged, mut wide) = (Nest::new(), Nest::new());
         for (nest, factor) in [(&mut merged, 1), (&mut wide, 3)] {
@@ -566,13 +566,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_loop_leaves_no_round_whatever_the_others_count() {
+    fn an_empty_loop_leaves_no_round() {
         let nest = nest(1, &[(i64::MAX, &[1]), (i64::MAX, &[1]), (0, &[1]), (i64::MAX, &[1])]);
         assert_eq!(nest.count(), 0);
     }
 
     #[test]
-    fn sorted_loops_step_by_less_and_less_and_are_those_that_were() {
+    fn sorted_loops_are_the_same_loops_with_decreasing_strides() {
         let dims: Dims<'_> =
             &[(2, &[1, 9]), (3, &[-K33, 8]), (5, &[K32, 7]), (7, &[i64::MIN, 6]), (11, &[K32, 5]), (13, &[0, 4])];
         let mut sorted = nest(2, dims);
@@ -847,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn short_rows_lie_one_after_the_other_and_have_room() {
+    fn short_rows_are_adjacent_and_fit() {
         let operands = [operand(4, 4, true), operand(0, 4, false)];
         for (columns, pitch, step, reduced_bytes, expected) in [
             (3, 4 * 3, 4, 4, Entry::ShortRows),

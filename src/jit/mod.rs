@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_decides_what_comes_out_is_in_the_key() {
+    fn every_input_of_the_output_is_in_the_key() {
         let file = |path: &CStr, state| File { path: path.into(), state };
         let usual = file(c"/a/libnvrtc.so.12", [1, 2, 3]);
         let requests = [

@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_gets_its_machine_code_or_the_newest_ptx_that_it_can_read() {
+    fn a_device_gets_its_machine_code_or_the_newest_supported_ptx() {
         let levels = [90, 50, 75, 86];
         for (card, expected) in [
             (90, Some(Target::Machine(90))),
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn options_lie_one_after_the_other() {
+    fn options_are_adjacent() {
         let options = Options::new(&["-a", "", "-b=c"], &Target::Virtual(90)).unwrap();
         // SAFETY: the texts end with a NUL, and `options` outlives them.
         let texts = options.starts.iter().map(|&start| unsafe { CStr::from_ptr(start) });

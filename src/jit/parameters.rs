@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_none_is_refused_in_words() {
+    fn an_invalid_list_is_refused_with_a_message() {
         for (text, words) in [
             ("x", "\"x\"; a type and a name expected"),
             ("float32 x,", "parameter 1 is \"\""),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_whole() {
+    fn identifiers_match_as_whole_words() {
         assert!(mentions("z=x[i]+1", "i") && mentions("_ind.size()", "_ind") && !mentions("if (xi) i2++", "i"));
     }
 }

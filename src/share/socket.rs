@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_number_and_by_when_it_began() {
+    fn a_process_is_identified_by_its_number_and_start_time() {
         let (kept, travels) = pair().unwrap();
         let by = sender(travels.number());
         assert_eq!(by.process, std::process::id());

@@ -31,7 +31,7 @@ def fault(name, kind, path, old, new, *tests, tier="quick"):
 
 fault("a kernel takes every chunk for the first", "refusal of what is right", "kernels/blocks_reduce.cuh",
       "call.apart, tile.chunk, lane", "call.apart, codec.chunk, lane",
-      spec("test_comm", "the_bytes_of_one_exchange", "cuda and group"))
+      spec("test_comm", "one_shot_and_two_shot", "cuda and group"))
 
 fault("the second barrier of a launch is the first once more", "ranks in different exchanges", "kernels/blocks_two_shot.cuh",
       "SIGNAL | WAIT).next()", "SIGNAL | WAIT)",
@@ -53,13 +53,13 @@ fault("parts are written though a later one is corrupt", "partial result", "src/
       python("test_hierarchical", "a_damaged_header", "encoded"))
 fault("every node takes the errors of the first one's ranks", "errors of other elements", "src/comm/allreduce.rs",
       "first: rank / ranks * ranks", "first: 0",
-      spec("test_nodes", "rows_of_any_number", "cpu and group"))
+      spec("test_nodes", "any_number_of_error_rows", "cpu and group"))
 
 # ---- Block codecs
 
 fault("kernels: errors of another world are not cut", "errors of other elements", "kernels/state.cuh",
       "const bool cuts = codec.half == SERVER && call.row != 0;", "const bool cuts = false;",
-      spec("test_comm", "errors_go_on_in_a_world_of_any_size", "cuda and group"))
+      spec("test_comm", "errors_are_kept_in_a_world_of_any_size", "cuda and group"))
 fault("kernels: a shard without elements is no shard", "wrong half of a step", "kernels/blocks_reduce.cuh",
       "const bool to_shard = !KEPT && !PEERS && call.shard != 0;", "const bool to_shard = call.shard != 0 && call.dst != nullptr;",
       spec("test_comm", "the_two_halves_with_the_same_shard", "cuda and group"))
@@ -131,12 +131,12 @@ for module, name, old, new, test in (
 ):
     fault(f"Python: an argument of {name}", "swapped or lost argument", f"{CLIENT}/{module}.py", old, new, test)
 for name, module, old, new, test in (
-    ("what has no tensor goes to the legacy stream", "_codecs", "frame.home or self._home", "None", "what_has_no_tensor"),
+    ("what has no tensor goes to the legacy stream", "_codecs", "frame.home or self._home", "None", "a_call_without_tensors"),
     ("a named stream is not told to the arrays", "_reading", "if current is not None and stream is not None and",
-     "if False and", "a_named_stream_is_told"),
+     "if False and", "a_named_stream_waits"),
     ("another framework's stream is believed", "_reading", "(kind, number) != first or current != stream", "False", "of_two_frameworks"),
     ("a read-only array is written to", "_reading", "if written and not flags.writeable:", "if False:", "read_only_outputs"),
-    ("strides that elements do not divide", "_reading", "            if rest:\n", "            if False:\n", "what_only_dlpack_can"),
+    ("strides that elements do not divide", "_reading", "            if rest:\n", "            if False:\n", "arrays_that_only_dlpack"),
     ("a list keeps the NULL of another call", "_reading", "self._addresses[k] = self.places[k]", "pass", "none_in_a_list"),
 ):
     fault(f"Python: {name}", "array read wrongly", f"{CLIENT}/{module}.py", old, new, python("test_reading", test, fakes=False))
@@ -154,23 +154,23 @@ fault("a wheel without py.typed", "missing file", "packaging/wheel.py",
 
 fault("a rank that did not come is told as corrupt", "lost rank", "kernels/finish.cuh",
       "if (broken && found & CORRUPT) found", "if (broken && found & 0) found",
-      python("test_peers", "has_left_is_not_finite_and_not_corrupt"))
+      python("test_peers", "a_missing_rank_gives_non_finite"))
 
 fault("kernels: the last vector of a tensor is stored whole", "wrong bits at a tail", "kernels/blocks_decode.cuh",
       "if (at + N <= count) reinterpret_cast", "if (at < count) reinterpret_cast",
       spec("test_codec", "block"))
 fault("kernels: a rank that has given up writes blocks on", "lost rank", "kernels/blocks.cuh",
       "return slot.peers->broken ? 0 : PEERS", "return PEERS",
-      python("test_block_peers", "rank_that_has_given_up"))
+      python("test_block_peers", "after_its_timeout"))
 fault("kernels: calls that exchange once take the same area each time", "data race of ranks", "kernels/blocks_one_shot.cuh",
       "const u64 turn = barrier.number % 2 * call.turn;", "const u64 turn = 0 * call.turn;",
-      python("test_block_peers", "rank_that_is_ahead"))
+      python("test_block_peers", "a_fast_rank"))
 fault("kernels: a rank sets its flag before its blocks are done", "data race of kernels", "kernels/blocks_together.cuh",
       "last = all % HAS_FOUND == gridDim.x;", "last = all % HAS_FOUND == 1;",
-      python("test_block_peers", "take_turns", limit=120))
+      python("test_block_peers", "two_shot_calls_alternate", limit=120))
 fault("kernels: in one exchange the chunk behind is summed with the first one's", "wrong order of ranks",
       "kernels/blocks_one_shot.cuh", "sum_payloads<C>(from, piece, tile.chunk + piece.later,", "sum_payloads<C>(from, piece, tile.chunk,",
-      python("test_block_peers", "take_turns", limit=120))
+      python("test_block_peers", "two_shot_calls_alternate", limit=120))
 
 # ---- Kernels
 
@@ -197,13 +197,13 @@ fault("kernels: float64 to bfloat16 is rounded twice", "wrong bits", "kernels/co
       "to_bf16(to_odd(double_of(v)))", "to_bf16(__double2float_rn(double_of(v)))", COPIED)
 fault("kernels: the bytes of the third chunk go to the second's rank", "wrong order of ranks", "kernels/step.cuh",
       "tile.chunk + later, copy)", "tile.chunk + (later != 0), copy)",
-      spec("test_peers_cases", "those_of_the_model", ""))
+      spec("test_peers_cases", "bytes_match_the_model", ""))
 fault("kernels: blocks of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks_emit.cuh",
       "target.base(blocks.places.first + piece.later, copy,", "target.base(blocks.places.first, copy,",
-      spec("test_peers_cases", "those_of_the_model", ""))
+      spec("test_peers_cases", "bytes_match_the_model", ""))
 fault("kernels: raw elements of the next chunk go to the rank of the first", "wrong order of ranks", "kernels/blocks.cuh",
       "target.base(places.first + later, copy, chunk)", "target.base(places.first, copy, chunk)",
-      spec("test_peers_cases", "those_of_the_model", ""))
+      spec("test_peers_cases", "bytes_match_the_model", ""))
 fault("kernels: a float32 of -0.0 skips a step", "wrong bits at an edge", "kernels/state.cuh",
       "skip = *static_cast<const float *>(call.skip) != 0;", "skip = *static_cast<const int *>(call.skip) != 0;", CODECS)
 fault("kernels: of many payloads the first are not in the sum", "payload lost", "kernels/reduce.cuh",

@@ -101,7 +101,7 @@ fn a_late_thread_takes_no_part_of_another_job() {
 }
 
 #[test]
-fn a_thread_that_sleeps_is_woken_by_a_job() {
+fn a_job_wakes_a_sleeping_thread() {
     model(3, || {
         let pool = new_pool();
         let ended = Arc::new(AtomicBool::new(false));
@@ -170,7 +170,7 @@ fn copy(pool: &Pool<Failure>) -> Arc<Pool<Failure>> {
 }
 
 #[test]
-fn a_copy_made_at_any_moment_starts_anew() {
+fn a_copy_made_at_any_moment_starts_fresh() {
     model(2, || {
         let pool = new_pool();
         let forking = {

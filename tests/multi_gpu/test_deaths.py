@@ -13,7 +13,7 @@ DEATHS = 20
 
 
 @pytest.mark.parametrize("transport", ["peers", "nccl"])
-def test_ranks_die_and_the_others_go_on(pytestconfig, transport):
+def test_survivors_continue_after_ranks_die(pytestconfig, transport):
     if not pytestconfig.cards:
         pytest.skip("no GPU: tests/python/test_churn.py shows it on a driver without hardware")
     if transport == "nccl" and pytestconfig.cards < 2:

@@ -11,7 +11,7 @@ from ranks import Ranks
 OVER_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}
 
 
-def test_a_rank_that_exits_is_told_to_the_others(pytestconfig, on, usual):
+def test_the_exit_of_a_rank_is_reported_to_the_others(pytestconfig, on, usual):
     world = max(pytestconfig.worlds)
     if world == 1:
         pytest.skip("two cards needed, one found")
@@ -25,7 +25,7 @@ def test_a_rank_that_exits_is_told_to_the_others(pytestconfig, on, usual):
             assert sentence
 
 
-def test_when_a_rank_does_not_come_the_others_abort_and_all_go_on(ranks, on):
+def test_without_one_rank_the_others_abort_and_all_continue(ranks, on):
     """Shows with one GPU, where no rank waits, only that an aborted communicator can be freed."""
     if on == "cpu":
         pytest.skip("no card: no communicator of NCCL's")

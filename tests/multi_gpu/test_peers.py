@@ -23,7 +23,7 @@ def test_a_handle(peers, way, case):
 @pytest.mark.parametrize(
     "case", [Case(), Case("bfloat16", "bfloat16"), Case("float32", None, SIGN), Case("bfloat16", "bfloat16", INT8)], ids=name
 )
-def test_halves_and_handles_that_are_made_between_them(peers, case):
+def test_halves_with_a_handle_created_between_them(peers, case):
     ranks = peers.get()
     compare(ranks.call(on_rank, "cuda", "peers", cases.halves_of_handle, case), expected_of_handle(ranks.world, case))
 
@@ -68,7 +68,7 @@ def test_sizes_that_alternate(peers, in_graphs, times, kind):
 
 @pytest.mark.parametrize("kind", cases.ONE_OF)
 @pytest.mark.parametrize("dies", [False, True], ids=["stays away", "dies"])
-def test_a_rank_that_does_not_come(peers, dies, kind):
+def test_a_rank_that_does_not_call(peers, dies, kind):
     *others, last = peers.get().outcomes(cases.waits_in_vain, 2_000, dies, kind, seconds=60)
     assert (last.kind, last.value) == (("gone", 7) if dies else ("done", None))
     for other in others:
@@ -78,7 +78,7 @@ def test_a_rank_that_does_not_come(peers, dies, kind):
         assert "2000 ms" in sentence
 
 
-def test_a_rank_aborts_and_no_rank_waits_any_more(peers):
+def test_an_abort_of_one_rank_ends_the_waits_of_all(peers):
     *others, last = peers.get().call(cases.aborts_while_others_wait, seconds=60)
     assert others == [(Status.COMM, Status.COMM, True)] * len(others) and last == (True,)
 
@@ -97,13 +97,13 @@ def test_a_rank_that_dies_within_a_call(peers, kind):
 
 @pytest.mark.parametrize("way", OVER)
 @pytest.mark.parametrize("case", [Case(steps=20), Case("bfloat16", "bfloat16", segments=(300_007, 5), steps=20)], ids=name)
-def test_memory_that_is_given_back_straight_behind_a_call(peers, way, case):
+def test_memory_freed_directly_after_a_call(peers, way, case):
     ranks = peers.get()
     compare(ranks.call(cases.freed_at_once, way, case), expected_of_handle(ranks.world, case))
 
 
 @pytest.mark.parametrize("between", ["id", "staged pipes"])
-def test_two_levels_of_cards(peers, pytestconfig, between):
+def test_two_levels_of_gpus(peers, pytestconfig, between):
     """Tests peer memory within and NCCL or a host transport between nodes, which imitate machines of as many GPUs."""
     if between == "id" and pytestconfig.cards < 2:
         pytest.skip("two cards needed for NCCL, one found")
@@ -117,7 +117,7 @@ def test_two_levels_of_cards(peers, pytestconfig, between):
 
 
 @pytest.mark.parametrize("ways", [("id", "id"), ("staged pipes", "staged pipes"), ("peers", "peers")], ids=str)
-def test_two_nodes_of_two_cards(peers, pytestconfig, ways):
+def test_two_nodes_of_two_gpus(peers, pytestconfig, ways):
     """Tests NCCL on both levels, a host transport, and peer memory, which all cards of one machine have."""
     ranks = peers.get()
     if pytestconfig.cards < 4 or ranks.world != 4:
@@ -127,7 +127,7 @@ def test_two_nodes_of_two_cards(peers, pytestconfig, ways):
         compare(found, expected_of_handle(ranks.world, case, 2))
 
 
-def test_a_rank_that_waits_ends_by_a_signal(peers):
+def test_a_signal_ends_a_waiting_rank(peers):
     first, *others = peers.get().outcomes(cases.ends_by_a_signal, seconds=30)
     assert (first.kind, first.value) == ("gone", -15)
     assert all((other.kind, other.value) == ("done", "there") for other in others)
@@ -142,7 +142,7 @@ def test_a_buffer_that_is_overwritten(peers, where, status, is_nan, kind):
     assert ranks.call(cases.garbage, where, 2_000, kind, seconds=60) == [(is_nan, status, True)] * ranks.world
 
 
-def test_buffers_that_are_none(peers):
+def test_invalid_buffers(peers):
     found = peers.get().call(cases.refusals_of_buffers)[0]
     status, _, made = found.pop("good")
     assert (status, made) == (Status.OK, True)

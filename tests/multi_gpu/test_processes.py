@@ -34,7 +34,7 @@ def usable(ranks, over):
         pytest.skip("this torch does not show its communicator")
 
 
-def test_every_communicator_gives_the_bytes_of_the_model(ranks, on, over):
+def test_every_communicator_computes_the_bytes_of_the_model(ranks, on, over):
     usable(ranks, over)
     case = Case()
     compare(ranks.call(on_rank, on, over, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
@@ -52,14 +52,14 @@ def test_a_handle(ranks, on, usual, case):
     compare(ranks.call(on_rank, on, usual, cases.steps_of_handle, case), expected_of_handle(ranks.world, case))
 
 
-def test_a_step_that_is_not_finite_on_one_rank_is_taken_back_on_all(ranks, on, usual):
+def test_a_non_finite_step_of_one_rank_is_taken_back_on_all(ranks, on, usual):
     case = Case(nonfinite=TRANSACTIONAL, infinite=2)
     expected = expected_of_handle(ranks.world, case)
     assert [int(of_rank[-1][2][0]) for of_rank in expected] == [NONFINITE | TAKEN_BACK] * ranks.world
     compare(ranks.call(on_rank, on, usual, cases.steps_of_handle, case), expected)
 
 
-def test_a_large_tensor_is_that_of_a_group_on_the_cpu(ranks, on, usual):
+def test_a_large_result_matches_a_group_on_the_cpu(ranks, on, usual):
     n, steps = (2**26 + 3 if on == "cuda" else 2**20 + 3), 3
     found = ranks.call(on_rank, on, usual, cases.digest_of_handle, n, steps)
     with World(ranks.world) as group:
@@ -82,7 +82,7 @@ def test_a_call_on_a_stream_does_not_wait_for_it(ranks, on, usual):
     assert ranks.call(on_rank, on, usual, cases.is_held_back) == [True] * ranks.world
 
 
-def test_a_captured_step_that_is_not_finite_is_taken_back(ranks, on, usual):
+def test_a_captured_non_finite_step_is_taken_back(ranks, on, usual):
     if on == "cpu":
         pytest.skip("no card: nothing to capture")
     case = Case(nonfinite=TRANSACTIONAL, infinite=2, steps=6)

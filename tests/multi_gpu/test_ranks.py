@@ -24,7 +24,7 @@ def told(here, what):
     return here.gather(10 * here.rank, at="home")
 
 
-def test_all_ranks_gather_what_each_gives():
+def test_all_ranks_gather_the_data_of_each():
     with Ranks(3) as ranks:
         assert ranks.call(told, "come") == [[0, 10, 20]] * 3
         assert ranks.sound and ranks.latest == "home"
@@ -41,13 +41,13 @@ def test_a_rank_that_fails_is_named_first_and_the_others_do_not_wait(what, of_ra
         assert not ranks.sound
 
 
-def test_ranks_that_are_not_at_the_same_are_told():
+def test_ranks_in_different_calls_get_an_error():
     with Ranks(2) as ranks:
         outcomes = ranks.outcomes(told, "be elsewhere")
         assert [outcome.kind for outcome in outcomes] == ["failed"] * 2
 
 
-def test_a_rank_that_does_not_come_is_late_and_so_are_those_that_wait_for_it():
+def test_a_missing_rank_makes_itself_and_its_waiters_late():
     with Ranks(2) as ranks:
         assert ranks.outcomes(told, "stay away", seconds=4) == [Outcome("late")] * 2
         assert not ranks.sound

@@ -101,7 +101,7 @@ def test_a_run_over_a_group_ends_on_every_rank_that_waits():
 
 
 @pytest.mark.parametrize("what", ["create", "hierarchical"])
-def test_creations_over_a_group_end(what):
+def test_an_abort_ends_creations_over_a_group(what):
     with World(2) as world:
         comm, made = world.comms[0], POINTER(Comm)()
         create = {
@@ -115,7 +115,7 @@ def test_creations_over_a_group_end(what):
 
 
 @pytest.mark.parametrize("part", ["whole", "intra", "inter"])
-def test_of_two_levels_both_parts_end(part):
+def test_an_abort_of_two_levels_ends_both(part):
     """Checks that an abort of a part aborts the whole, and that a wait in that part ends."""
     nodes = Nodes([2, 2], inter="group")
     with nodes as world, CheckedRanks(world, place, **OPTIONS) as ranks:
@@ -132,7 +132,7 @@ def test_of_two_levels_both_parts_end(part):
         assert aborted == [Status.COMM] * 2, aborted
 
 
-def test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_called():
+def test_after_an_abort_no_further_callback_runs():
     with World(2, "board") as world, CheckedRanks(world, place, **OPTIONS) as ranks:
         within, go_on, inside = threading.Event(), threading.Event(), []
 
@@ -161,14 +161,14 @@ def test_a_callback_returns_when_its_owner_lets_it_and_the_next_one_is_not_calle
         assert lib.gc_comm_async_error(world.comms[1]) == Status.COMM  # its exchange has failed
 
 
-def test_a_rank_that_is_alone_is_aborted_too():
+def test_a_single_rank_is_aborted():
     with World(1) as world, CheckedRanks(world, place, **OPTIONS) as ranks:
         assert lib.gc_comm_abort(world.comms[0]) == 0
         refused_from_now_on(ranks, 0)
         check_what_goes_on(ranks, 0)
 
 
-def test_an_abort_beside_the_release_of_all_that_it_reaches():
+def test_an_abort_during_the_release_of_all_handles():
     """Aborts while a handle and another rank's communicator are released; the header forbids that for its own."""
     for _ in range(both(quick=100, all=1000)):
         with World(2) as world:
@@ -212,7 +212,7 @@ def aborted_once(over):
 
 
 @pytest.mark.parametrize("over", ["group", "board", "two levels"])
-def test_a_thousand_aborts_leave_nothing_behind(over):
+def test_a_thousand_aborts_leak_nothing(over):
     for _ in range(20):
         aborted_once(over)
     left.of_the_library = len(os.listdir("/proc/self/task")) - threading.active_count()  # the library's pool
@@ -245,7 +245,7 @@ def aborted(work, abort, within):
 
 @pytest.mark.parametrize("what", ["an exchange", "a creation"])
 @pytest.mark.parametrize("owner", ["ours", "split", "borrowed"])
-def test_over_nccl_the_host_waits_no_more_and_a_communicator_of_ours_is_aborted(owner, what):
+def test_over_nccl_an_abort_ends_the_host_wait_and_our_communicator(owner, what):
     run_nccl(f"""
 exec({ALONE!r})
 nccl = library()
@@ -313,7 +313,7 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
 """, FAKE_DEVICES=3)
 
 
-def test_over_peer_memory_a_kernel_that_begins_after_the_abort_ends_too():
+def test_over_peer_memory_a_kernel_launched_after_the_abort_ends():
     """Checks that no barrier completes: the exchange of records finds memory that no rank has written."""
     run_peers(f"""
 exec({ALONE!r})
@@ -334,7 +334,7 @@ with World(2, "peers", devices=(0, 1), timeout=0) as world:
 """, FAKE_DEVICES=2)
 
 
-def test_over_nccl_aborts_leave_what_the_gpu_may_still_use_and_nothing_else():
+def test_over_nccl_aborts_keep_only_memory_that_the_gpu_may_use():
     """Checks that memory is kept until the process ends, but no communicators, threads, descriptors and events."""
     run_nccl(f"""
 exec({ALONE!r})
@@ -372,7 +372,7 @@ assert (kept < 16 << 10).all(), kept  # what the call worked in; how far it came
 """)
 
 
-def test_over_peer_memory_aborts_leave_what_others_may_still_write_to_and_nothing_else():
+def test_over_peer_memory_aborts_keep_only_memory_that_peers_may_write():
     run_peers(f"""
 exec({ALONE!r})
 from capi import AllReduce, CodecOptions

@@ -19,7 +19,7 @@ from tiers import both
 @example(2**63 - 1, 1)
 @example(2**63 - 1, 7)
 @example(0, 1)
-def test_chunk_bytes_is_the_formula(n_elements, n_chunks):
+def test_chunk_bytes_matches_the_formula(n_elements, n_chunks):
     assert lib.gc_chunk_bytes(n_elements, n_chunks) == capi.chunk_bytes(n_elements, n_chunks)
 
 
@@ -104,7 +104,7 @@ def test_any_number_of_workers_gives_the_same_bits(layout, dtype, set_threads):
 
 
 @pytest.mark.parametrize("shape, axis", [((0, *(2,) * 63), 0), ((*(2,) * 63, 0), 63), ((2**62, 2**62, 0, 5), 2)])
-def test_sizes_beside_a_0_may_be_as_many_and_as_large_as_they_like(shape, axis):
+def test_sizes_beside_a_0_are_not_limited(shape, axis):
     source, out = Tensor(np.empty(0, np.uint8)), Managed()
     strides = [2**index for index in range(len(shape))]  # no two dimensions can be merged
     source.struct.dl_tensor = capi.DLTensor(
@@ -121,7 +121,7 @@ def test_inputs_without_a_deleter_are_inputs():
     assert [take(c).tolist() for c in pack_chunks(source, 1)] == [[255, 255]]
 
 
-def test_outputs_may_interleave_without_touching():
+def test_outputs_may_interleave_without_overlap():
     # Strides of 2 and 3 over 3 and 2 elements give 0, 3, 2, 5, 4, 7: no place twice, though no stride spans the other.
     source, memory = Tensor(np.array([[0b10110100]], np.uint8)), np.full(10, PATTERN, np.uint8)
     target = np.lib.stride_tricks.as_strided(memory, (3, 2), (2, 3))
@@ -151,7 +151,7 @@ def test_one_buffer_may_hold_both_sides_next_to_each_other():
 
 
 @pytest.mark.parametrize("dtype, n_chunks", [*zip(SIGNED, [1, 3, 7, 1, 3, 7, 1, 3])])
-def test_large_tensors_are_worked_on_by_several_threads_with_the_same_result(dtype, n_chunks):
+def test_several_threads_compute_the_same_bits_of_a_large_tensor(dtype, n_chunks):
     n = 3_000_003
     rng = np.random.default_rng(n_chunks)
     source = rng.integers(0, 256, (n_chunks, capi.chunk_bytes(n, n_chunks)), np.uint8)
@@ -178,7 +178,7 @@ def ballots(rng, voters, size):
 
 
 @pytest.mark.parametrize("voters", [2, 3, 16, 70])
-def test_a_large_vote_is_shared_by_threads_with_the_same_result(voters):
+def test_several_threads_compute_the_same_large_vote(voters):
     array = ballots(np.random.default_rng(voters), voters, 700_001)
     target = np.zeros(700_001, np.uint8)
     check(lib.gc_vote_signs_into(Tensor(array).view, 5, Tensor(target).view, None))

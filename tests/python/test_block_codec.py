@@ -30,7 +30,7 @@ def test_raw_is_any_byte_but_0(byte):
     lib.gc_codec_free(handle)
 
 
-def test_without_errors_said_errors_are_float32():
+def test_without_an_option_errors_are_float32():
     """Checks that the default is GC_ERROR_FLOAT32, 0: a block codec without state is made with GC_ERROR_NONE."""
     options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT4, n_elements=100)
     handle = ctypes.POINTER(capi.Codec)()
@@ -52,7 +52,7 @@ def test_the_pages_have_the_memory_of_every_codec():
 
 
 @pytest.mark.parametrize("name, payload", MEMORY, ids=[name for name, _ in MEMORY])
-def test_the_memory_on_the_pages_is_what_a_rank_of_eight_has(name, payload):
+def test_the_pages_have_the_memory_of_a_rank_of_eight(name, payload):
     n, errors = 2**20, {None: 0, "float32": 4 * (1 + 1 / 8)}
     for error, said in errors.items() if name != "SIGN" else [(None, 0)]:
         with Checked(HOST, codec=NUMBERS[name], error=error, segments=[n], n_chunks=8, server=1) as handle:
@@ -73,7 +73,7 @@ def test_a_codec_whose_steps_can_be_taken_back_has_its_state_twice():
     assert taken == pytest.approx([4, 8], rel=0.05)  # bytes of addresses per element
 
 
-def test_a_raw_segment_travels_as_it_is():
+def test_a_raw_segment_is_sent_unchanged():
     with Checked(HOST, codec=INT4, segments=[5, 3], raw=[0, 1]) as handle:
         g = [np.ones(5, f32), f32([1e-45, -np.pi, 3e38])]
         same(handle.decode(handle.encode(g))[1], g[1], "raw values")

@@ -15,7 +15,7 @@ CASTS = {MXFP8: ml_dtypes.float8_e4m3fn, MXFP4: ml_dtypes.float4_e2m1fn}
 
 
 @pytest.mark.parametrize("codec", CASTS, ids=("mxfp8", "mxfp4"))
-def test_codes_are_those_of_a_cast_to_the_format(codec):
+def test_codes_match_a_cast_to_the_format(codec):
     c, most = all_magnitudes(codec, 7), block_model.FORMATS[codec].most
     scales, codes, _, _ = quantize(codec, c)
     y = c.reshape(-1, 32) / 2.0 ** (scales.astype(np.float64)[:, None] - 127)
@@ -24,12 +24,12 @@ def test_codes_are_those_of_a_cast_to_the_format(codec):
 
 
 @pytest.mark.parametrize("codec", CASTS, ids=("mxfp8", "mxfp4"))
-def test_all_codes_stand_for_what_the_format_says(codec):
+def test_all_codes_have_the_values_of_the_format(codec):
     codes = np.arange(256 if codec == MXFP8 else 16).astype(np.uint8)
     np.testing.assert_array_equal(block_model.VALUES[codec], codes.view(CASTS[codec]).astype(np.float64))
 
 
-def test_bfloat16_codes_are_those_of_a_cast():
+def test_bfloat16_codes_match_a_cast():
     c = all_magnitudes(BF16, 3)
     np.testing.assert_array_equal(quantize(BF16, c)[1].reshape(-1), c.astype(ml_dtypes.bfloat16).view(np.uint16))
 
@@ -48,7 +48,7 @@ def test_the_e8m0_byte_is_the_smallest_power_of_two_that_holds_the_block(codec):
 
 
 @pytest.mark.parametrize("codec, most", ((INT8, 127), (INT4, 7)), ids=("int8", "int4"))
-def test_integer_blocks_are_within_half_a_step_of_what_they_stand_for(codec, most):
+def test_integer_blocks_are_within_half_a_step_of_the_values(codec, most):
     c = all_magnitudes(codec, 11)
     scales, codes, v, _ = quantize(codec, c)
     s = widen(scales, "bfloat16").astype(np.float64)[:, None]
@@ -63,7 +63,7 @@ def test_integer_blocks_are_within_half_a_step_of_what_they_stand_for(codec, mos
 
 
 @CODECS
-def test_what_is_sent_and_what_is_kept_are_together_what_was_there(codec):
+def test_sent_values_and_errors_add_up_to_the_gradient(codec):
     """Checks numbers exactly, as float64 holds the sum; and that decoded values are as near as the header promises."""
     c = all_magnitudes(codec, 3)
     model = BlockModel(codec, [c.size])
@@ -89,7 +89,7 @@ def test_errors_are_rounded_once(codec, dtype, error):
     np.testing.assert_array_equal(model.errors(0), e)
 
 
-def test_a_strangers_codes_and_scales_are_numbers():
+def test_codes_and_scales_of_any_bytes_are_numbers():
     model = BlockModel(INT8, [64], error=None)
     payload = model.encode([np.ones(64, f32)]).copy()
     payload[64:66] = np.frombuffer(np.uint16(0xC000).tobytes(), np.uint8)  # -2

@@ -137,7 +137,7 @@ with Begun({codec}, {error}, {raw}) as world:
 
 @pytest.mark.parametrize("codec, raw", [("INT8", [0, 0]), ("BF16", [0, 1])])
 @pytest.mark.parametrize("comes", ["dies", "writes garbage"])
-def test_one_shot_with_a_rank_that_is_lost_in_the_middle(comes, codec, raw):
+def test_one_shot_with_a_rank_lost_during_the_call(comes, codec, raw):
     """Writes the flags of rank 1, which begins a call."""
     run_seen(f"""
 with Begun({codec}, None, {raw}) as world:
@@ -163,7 +163,7 @@ with Begun({codec}, None, {raw}) as world:
 
 
 @pytest.mark.parametrize("codec, error, raw", CODECS)
-def test_a_rank_that_dies_between_two_meetings_of_a_call(codec, error, raw):
+def test_a_rank_that_dies_between_two_barriers_of_a_call(codec, error, raw):
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
     flags = world.put(0, [np.zeros(1, np.uint32)])[0]
@@ -179,7 +179,7 @@ with Begun({codec}, {error}, {raw}) as world:
 
 
 @pytest.mark.parametrize("codec, error, raw", CODECS)
-def test_a_rank_that_has_given_up_writes_nothing_more(codec, error, raw):
+def test_a_rank_writes_nothing_after_its_timeout(codec, error, raw):
     """Lets rank 0 give up at the first barrier. It still reduces, but writes nothing to rank 1, which is late."""
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
@@ -285,7 +285,7 @@ with Seen() as world, CheckedRanks(world, world.places, **case) as ranks:
 
 
 @pytest.mark.parametrize("codec", ["BF16", "INT8", "MXFP4"])
-def test_of_a_unit_in_two_chunks_only_the_corrupt_one_becomes_zeros(codec):
+def test_in_a_unit_of_two_chunks_only_the_corrupt_chunk_becomes_zeros(codec):
     """Writes in place of rank 1 what rank 0 sends, but for a byte in the headers of some chunks."""
     run_seen(f"""
 from codec_model import CORRUPT
@@ -321,7 +321,7 @@ with Seen() as world:
 """)
 
 
-def test_a_rank_that_is_ahead_leaves_what_the_others_still_read():
+def test_a_fast_rank_does_not_overwrite_data_that_others_read():
     """Writes in place of rank 1, which still reads the data of one barrier while rank 0 is at the next."""
     run_seen("""
 with Seen() as world:
@@ -353,7 +353,7 @@ with Seen() as world:
     quick=enumerate(["float32", "bfloat16", "float16"]),
     all=[(seed, dtype) for seed in range(8) for dtype in ("float32", "bfloat16", "float16")],
 ))  # fmt: skip
-def test_calls_of_one_exchange_and_of_two_take_turns(seed, values):
+def test_one_shot_and_two_shot_calls_alternate(seed, values):
     """Checks that the areas of a call are free after any other call: the bytes are the model's."""
     run_seen(f"""
 rng = np.random.default_rng({seed})

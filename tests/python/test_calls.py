@@ -34,7 +34,7 @@ def recorder(tmp_path_factory):
     return library
 
 
-def test_gradcodec_hpp_gives_every_argument_as_the_c_function_takes_it(recorder, tmp_path):
+def test_gradcodec_hpp_passes_every_argument_in_its_place(recorder, tmp_path):
     program = tmp_path / "calls"
     link = [f"-L{recorder.parent}", "-lgradcodec", f"-Wl,-rpath,{recorder.parent}"]
     compiler = os.environ.get("CXX", "c++")
@@ -44,7 +44,7 @@ def test_gradcodec_hpp_gives_every_argument_as_the_c_function_takes_it(recorder,
     assert done.stdout.strip() == "calls: ok"
 
 
-def test_every_function_is_called_by_gradcodec_hpp_here():
+def test_every_function_of_gradcodec_hpp_is_tested():
     listed = set(re.findall(r"^FUNCTION\((\w+),", (ROOT / "tests/abi/functions.h").read_text(), re.M))
     # A capsule's destructor is an address; the versioned form is called in one direction only.
     left_out = {"gc_capsule_destructor", "gc_tensor_free_versioned", "gc_tensor_from_versioned"}
@@ -168,7 +168,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_function_of_the_client_gives_every_argument_as_the_c_function_takes_it(said, name):
+def test_a_function_of_the_client_passes_every_argument_in_its_place(said, name):
     call, expected = CALLS[name]
     _, lines = said(lambda library: call(library, name))
     assert lines == [expected]
@@ -243,7 +243,7 @@ CASES = [(kind, method) for kind, (_, methods) in METHODS.items() for method in 
 
 
 @pytest.mark.parametrize("kind, method", CASES, ids=lambda name: name or "new")
-def test_a_method_of_the_client_gives_every_argument_as_the_c_function_takes_it(said, kind, method):
+def test_a_method_of_the_client_passes_every_argument_in_its_place(said, kind, method):
     make, methods = METHODS[kind]
     call, *expected = methods[method]
     made, lines = said(make)
@@ -257,7 +257,7 @@ def test_a_method_of_the_client_gives_every_argument_as_the_c_function_takes_it(
     assert lines[: len(expected)] == expected
 
 
-def test_every_function_of_the_client_is_here():
+def test_every_function_of_the_client_is_tested():
     def public(kind):
         return {name for name in vars(kind) if not name.startswith("_")}
 

@@ -56,7 +56,7 @@ both_forms = pytest.mark.parametrize("form", [LEGACY, VERSIONED], ids=["legacy",
 
 @both_forms
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in ("bfloat16", "complex64")])
-def test_numpy_takes_a_tensor_without_a_copy(form, dtype):
+def test_numpy_imports_a_tensor_without_a_copy(form, dtype):
     memory = np.arange(24).astype(dtype).reshape(2, 3, 4)
     lent = Lent()
     array = np.from_dlpack(Exporter(capsule(lent.tensor(memory), form)))
@@ -68,7 +68,7 @@ def test_numpy_takes_a_tensor_without_a_copy(form, dtype):
 
 
 @both_forms
-def test_numpy_takes_packed_chunks_and_gives_them_back(form):
+def test_numpy_imports_packed_chunks_and_exports_them(form):
     truth = np.random.default_rng(0).random(1001) < 0.5
     arrays = [np.from_dlpack(Exporter(capsule(c, form))) for c in pack_chunks(Tensor(truth), 3)]
     assert np.concatenate(arrays).tobytes() == np.packbits(truth).tobytes()  # 126 bytes, 42 in each
@@ -94,7 +94,7 @@ def test_a_capsule_that_is_not_consumed_releases_once(form):
 
 
 @both_forms
-def test_a_capsule_that_was_taken_releases_nothing(form):
+def test_a_consumed_capsule_releases_nothing(form):
     lent, memory = Lent(), np.zeros(4)
     owner = capsule(lent.tensor(memory), form)
     array = np.from_dlpack(Exporter(owner))
@@ -115,7 +115,7 @@ class GivesAway(Exporter):
 
 
 @both_forms
-def test_a_release_written_in_python_may_run_while_an_exception_is_on_its_way(form):
+def test_a_release_in_python_may_run_during_an_exception(form):
     lent, memory = Lent(), np.zeros(4, np.uint16)
     exporter = GivesAway(capsule(lent.tensor(memory, dtype="bfloat16"), form))
     with pytest.raises((BufferError, RuntimeError)):
@@ -186,7 +186,7 @@ def test_a_tensor_may_change_its_form_many_times():
 
 
 @pytest.mark.parametrize("kind", [Tensor, VersionedTensor])
-def test_of_a_tensor_without_a_deleter_nothing_is_kept(kind):
+def test_a_tensor_without_a_deleter_is_not_kept(kind):
     array = np.arange(4)
     source = kind(array)
     source.release_to(None)
@@ -203,7 +203,7 @@ def test_of_a_tensor_without_a_deleter_nothing_is_kept(kind):
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_release_gets_its_context_once():
+def test_the_release_function_receives_its_context_once():
     lent, memory = Lent(), np.zeros(3)
     first, second = (lent.tensor(memory, context=context) for context in (7, 8))
     lib.gc_tensor_free(second)
@@ -219,7 +219,7 @@ def test_a_tensor_from_a_pointer_needs_no_release():
     assert take(out).tolist() == [0, 1, 2]
 
 
-def test_freeing_nothing_is_nothing():
+def test_freeing_null_does_nothing():
     lib.gc_tensor_free(None)
     source = Tensor(np.zeros(4))
     source.release_to(None)
@@ -227,7 +227,7 @@ def test_freeing_nothing_is_nothing():
     assert source.releases == []
 
 
-def test_freeing_calls_the_deleter_of_whoever_made_the_tensor():
+def test_freeing_calls_the_deleter_of_the_tensor():
     source = Tensor(np.zeros(4))
     lib.gc_tensor_free(source.managed)
     assert source.releases == [1]
@@ -275,7 +275,7 @@ def resident_bytes():
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_released_memory_is_given_back():
+def test_released_memory_is_freed():
     truth = np.ones(2**22, bool)
 
     def work(rounds):

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests/churn/churn.py"
 
 
-def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
+def test_survivors_of_dead_ranks_follow_the_model():
     transports = ["sockets", "nodes", "group", "hierarchical", "nccl", "peers"]
     steps, session = both(quick=18, all=900) * len(transports), both(quick=6, all=30)  # every codec has its turn
     about = ["--steps", str(steps), "--session", str(session)]
@@ -34,7 +34,7 @@ def test_survivors_of_ranks_that_die_go_on_as_the_model_says():
 
 
 @pytest.mark.parametrize("devices", both(quick=[6], all=[1, 6]))
-def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(devices):
+def test_processes_with_shared_gpu_memory_survive_dead_ranks(devices):
     """Runs on the stand-in driver; tests/multi_gpu/test_deaths.py does the same on a GPU."""
     about = ["--over", "peers", "--processes", "--devices", str(devices), "--steps", str(both(quick=10, all=90))]
     done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True)
@@ -43,7 +43,7 @@ def test_processes_that_reach_each_others_gpu_memory_die_and_the_others_go_on(de
     assert deaths > 2, done.stdout
 
 
-def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_no_rank_waiting():
+def test_a_rank_that_dies_in_a_sum_over_nodes_leaves_no_rank_waiting():
     """Checks that all calls end and that errors after a rollback are the model's, or the program fails. A rank gets
     COMM unless it had all data that it needed: in step 4 the other node needs nothing of the dead rank."""
     done = subprocess.run([sys.executable, ROOT / "tests/churn/steps.py"], capture_output=True, text=True)
@@ -58,7 +58,7 @@ def test_a_rank_that_dies_within_a_step_of_a_sum_over_nodes_leaves_no_rank_waiti
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["commit", "rollback"])
-def test_a_step_that_ended_on_one_rank_alone_counts_or_not_as_the_ranks_decide(counts):
+def test_ranks_decide_whether_a_step_that_ended_on_one_rank_counts(counts):
     options = dict(codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL)
     with World(2, "board") as world, CheckedRanks(world, Host(), **options) as ranks:
         rng = np.random.default_rng(3)

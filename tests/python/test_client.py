@@ -43,7 +43,7 @@ def client(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("prefix", ["installed", "installed/share/gradcodec", "python", "home/.local"])
-def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
+def test_the_library_is_found_in_its_prefixes(client, tmp_path, prefix):
     place = tmp_path / prefix / "lib" / NAME
     place.parent.mkdir(parents=True)
     shutil.copy(LIBRARY, place)
@@ -52,7 +52,7 @@ def test_it_is_found_in_the_prefixes_where_it_may_be(client, tmp_path, prefix):
 
 
 @pytest.mark.parametrize("folder", ["gradcodec", "gradcodec/lib", "../target/release", "../target/fast", "../lib", "../../../lib"])
-def test_the_one_beside_it_comes_before_all_others(client, tmp_path, folder):
+def test_the_library_beside_the_package_is_found_first(client, tmp_path, folder):
     """Tests the wheel, the sources, the tree of `make dist` and a prefix, with another library installed."""
     python = tmp_path / "installed" / "share" / "gradcodec" / "python"
     place, other = (python / folder).resolve() / NAME, tmp_path / "python" / "lib" / NAME
@@ -62,7 +62,7 @@ def test_the_one_beside_it_comes_before_all_others(client, tmp_path, folder):
     assert client.GradCodec().lib._name == str(place)
 
 
-def test_what_is_named_and_not_there_says_who_named_it(client, tmp_path, monkeypatch):
+def test_a_missing_library_error_names_the_variable(client, tmp_path, monkeypatch):
     missing = str(tmp_path / "missing.so")
     with pytest.raises(OSError, match="path names .*missing.so.*cannot open"):
         client.GradCodec(missing)
@@ -71,12 +71,12 @@ def test_what_is_named_and_not_there_says_who_named_it(client, tmp_path, monkeyp
         client.GradCodec()
 
 
-def test_another_library_is_not_taken_for_it(client):
+def test_another_library_is_refused(client):
     with pytest.raises(OSError, match="no function gc_"):
         client.GradCodec("libc.so.6")
 
 
-def test_where_it_is_not_found_the_error_says_where_it_was_sought_and_what_to_do(client, tmp_path):
+def test_the_error_lists_the_searched_folders_and_a_remedy(client, tmp_path):
     with pytest.raises(OSError) as raised:
         client.GradCodec()
     sought = [str(tmp_path / prefix / "lib" / NAME) for prefix in ("installed", "python", "home/.local")]
@@ -84,7 +84,7 @@ def test_where_it_is_not_found_the_error_says_where_it_was_sought_and_what_to_do
         assert words in str(raised.value)
 
 
-def test_a_file_that_is_found_but_no_library_is_not_passed_over(client, tmp_path):
+def test_a_file_that_is_no_library_is_an_error(client, tmp_path):
     place = tmp_path / "installed" / "lib" / NAME
     place.parent.mkdir(parents=True)
     place.write_text("not a library")
@@ -139,7 +139,7 @@ def test_a_block_codec_is_made_by_names(gradcodec, kind):
         (dict(codec=5, scale=1), RuntimeError, "options: scale 1, and GC_CODEC_INT8"),
     ],
 )
-def test_names_that_are_none_are_refused(gradcodec, options, kind, words):
+def test_unknown_names_are_refused(gradcodec, options, kind, words):
     with pytest.raises(kind, match=words):
         gradcodec.codec(options.pop("codec", "int8"), [3], **options)
 
@@ -169,7 +169,7 @@ class Engine:
         return lambda s, r: exchange(s, r, rank), lambda s, r: exchange(s, r, 0)
 
 
-def test_what_an_engine_raises_is_the_cause(gradcodec):
+def test_an_exception_of_an_engine_is_the_cause(gradcodec):
     def broken(send, receive):
         raise ConnectionError("the network is gone")
 
@@ -185,7 +185,7 @@ def test_what_an_engine_raises_is_the_cause(gradcodec):
         gradcodec.group(0)
 
 
-def test_what_an_engine_raises_later_is_the_cause_over_two_communicators_as_well(gradcodec):
+def test_a_later_exception_of_an_engine_is_the_cause_on_two_levels(gradcodec):
     """Uses two nodes of one rank, in threads. The transport between them breaks when the handles are made."""
     engine, broken = Engine(), []
 
@@ -223,14 +223,14 @@ def test_refusals_of_the_client_say_what_to_do(gradcodec):
             call()
 
 
-def test_the_package_run_as_a_program_says_what_a_bug_report_should_include():
+def test_the_package_run_as_a_program_prints_data_for_a_bug_report():
     environment = {**os.environ, "GRADCODEC_LIBRARY": LIBRARY, "PYTHONPATH": str(CLIENT.parent)}
     run = subprocess.run([sys.executable, "-m", "gradcodec"], env=environment, capture_output=True, text=True, check=True)
     assert LIBRARY in run.stdout and GradCodec(LIBRARY).version in run.stdout and "commit" in run.stdout
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_is_no_exception_is_raised_as_it_is_and_the_communicator_is_done_with(gradcodec, kind):
+def test_a_base_exception_is_raised_unchanged_and_ends_the_communicator(gradcodec, kind):
     def interrupted(send, receive):
         raise kind("from a handler")
 
@@ -241,7 +241,7 @@ def test_what_is_no_exception_is_raised_as_it_is_and_the_communicator_is_done_wi
         comm.allreduce(ONEBIT, [8])
 
 
-def test_a_signal_at_any_moment_of_a_call_is_raised_and_gives_no_wrong_result(gradcodec):
+def test_a_signal_during_a_call_is_raised_and_corrupts_no_result(gradcodec):
     class Interrupt(BaseException):
         pass
 
@@ -345,7 +345,7 @@ def test_a_payload_is_an_array_of_numpy_and_any_bytes_are_decoded(codec):
     assert (tensor.dtype, tensor.shape) == ("bfloat16", (6,))
 
 
-def test_what_is_no_payload_is_refused_by_its_status():
+def test_invalid_payloads_raise_their_status():
     payload = gradcodec_of_module.encode(np.ones(40, "f4"))
     for damaged in (b"", b"GCPL", payload.tobytes()[:-1], payload.tobytes() + b"0", bytes(200), payload[::-1].copy()):
         with pytest.raises(gradcodec_of_module.GradCodecError, match="^payload: ") as refused:
@@ -367,7 +367,7 @@ def test_what_is_no_payload_is_refused_by_its_status():
         gradcodec_of_module.decode(payload, "float64")
 
 
-def test_a_communicator_and_an_all_reduce_say_what_they_are(gradcodec):
+def test_communicators_and_all_reduces_describe_themselves(gradcodec):
     comms = gradcodec.group(2)
     assert [(comm.rank, comm.world_size) for comm in comms] == [(0, 2), (1, 2)]
     one, other = in_threads([lambda comm=comm: comm.allreduce("int8", [100, 0, 7], raw=[False] * 2 + [True]) for comm in comms])
@@ -380,7 +380,7 @@ def test_a_communicator_and_an_all_reduce_say_what_they_are(gradcodec):
             one.parts(rank, which)
 
 
-def test_the_parts_of_an_exchange_stay_until_the_next_one():
+def test_the_parts_of_an_exchange_are_valid_until_the_next():
     """A thread of gloo that released the last reference to a part would abort a program that ends meanwhile."""
     parts = []
 

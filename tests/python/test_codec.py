@@ -89,7 +89,7 @@ def numbers_of(model):
 
 
 @pytest.mark.parametrize("policy", [0, ZERO, TRANSACTIONAL])
-def test_a_state_after_which_no_step_would_be_committed_is_refused(policy):
+def test_a_transactional_state_with_non_finite_scales_is_refused(policy):
     with Checked(HOST, codec=ONEBIT, segments=[100, 0, 3], nonfinite=policy) as codec:
         codec.encode([np.ones(n, "f4") for n in (100, 0, 3)])
         if policy == TRANSACTIONAL:
@@ -119,7 +119,7 @@ def test_a_state_of_sign_has_scales_of_1_and_0():
             assert lib.gc_codec_state_in(codec.handle, HOST.put(changed).view, None) == status, number
 
 
-def test_a_reduce_that_met_a_corrupt_chunk_has_begun_a_step():
+def test_a_reduce_of_a_corrupt_chunk_begins_a_step():
     """Checks this on the CPU, as on a GPU, whose host cannot find out what the GPU will read."""
     with Checked(HOST, codec=ONEBIT, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
         payload = codec.encode([np.ones(100, "f4")])
@@ -167,7 +167,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("at, byte, words", CHANGES)
-def test_a_refused_chunk_is_named_with_what_is_wrong_in_it(at, byte, words):
+def test_a_refused_chunk_is_named_with_the_reason(at, byte, words):
     with Checked(HOST, codec=ONEBIT, segments=[100, 0, 100], n_chunks=2, server=0) as codec:
         payload = codec.encode([gradient(np.random.default_rng(9), n, "float32", False) for n in (100, 0, 100)])
         for chunk in (0,) if at == 67 else (0, 1):  # the second chunk holds none of the first segment
@@ -238,7 +238,7 @@ def test_payloads_and_states_of_version_1_are_read(case):
     lib.gc_codec_free(handle)
 
 
-def test_the_golden_results_are_those_of_the_model_and_of_this_library():
+def test_the_golden_results_match_the_model_and_the_library():
     """Compares some cases; tests/golden.rs replays the whole file."""
     of_file = [("case" + part).splitlines() for part in ("\n" + golden.PATH.read_text()).split("\ncase")[1:]]
     assert len(of_file) == golden.CASES
@@ -269,7 +269,7 @@ def test_a_state_is_not_read_while_a_step_is_pending():
         codec.compare_all()
 
 
-def test_two_threads_in_one_codec_are_told_apart():
+def test_a_second_thread_in_a_codec_is_refused():
     """Checks that each call succeeds or returns BUSY, and that the codec is usable afterwards."""
     n = 1 << 20
     with Checked(HOST, codec=ONEBIT, segments=[n]) as codec:

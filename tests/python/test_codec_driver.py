@@ -81,7 +81,7 @@ with Checked(place, codec={kind}, segments=[3000, 0, 5], n_chunks=2, server=0, n
 """)
 
 
-def test_memory_is_freed_in_its_context_unless_that_may_be_gone():
+def test_memory_is_freed_in_its_context_unless_the_context_is_destroyed():
     # The primary context stays, and is entered. A context of the program's own may have been destroyed, and is not.
     run_codec("""
 place = Place()
@@ -316,7 +316,7 @@ for abroad in False, True:
 """)
 
 
-def test_of_a_unit_in_two_chunks_a_decode_checks_both_headers():
+def test_a_decode_checks_both_headers_of_a_unit_in_two_chunks():
     """Changes a byte of the header of one chunk. Units have 1024 elements; chunks have 1504, or 1536."""
     run_codec("""
 place, x = Place(), np.random.default_rng(1).standard_normal(3000).astype("f4")

@@ -54,7 +54,7 @@ def deepspeed(buffers, workers, server):
 
 
 @worlds(9)
-def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
+def test_fifty_steps_are_bit_identical_to_deepspeeds_formula(size, over):
     rng = np.random.default_rng(size)
     with World(size, over) as world:
         for n in (0, 1, 7, 1023, 1025, 40_003):
@@ -72,7 +72,7 @@ def test_fifty_steps_are_deepspeeds_formula_to_the_bit(size, over):
 
 @BOTH
 @pytest.mark.parametrize("family", OF_FAMILIES)
-def test_an_error_that_is_not_finite_is_zero_and_takes_no_step_back(family, over):
+def test_a_non_finite_error_becomes_zero_and_takes_no_step_back(family, over):
     rng, segments = np.random.default_rng(4), [100, 0, 1500, 70]
     options = dict(segments=segments, error="float32", nonfinite=TRANSACTIONAL, **OF_FAMILIES[family])
     with World(2, over) as world, CheckedRanks(world, place, **options) as ranks:
@@ -93,7 +93,7 @@ def test_an_error_that_is_not_finite_is_zero_and_takes_no_step_back(family, over
 # --- the halves of a step ---------------------------------------------------------------------------------------------
 
 
-def test_each_half_is_one_exchange_and_none_of_a_rank_that_is_alone():
+def test_each_half_is_one_exchange_and_a_single_rank_has_none():
     for size, expected in ((1, []), (2, ["all_to_all"] * 2 + ["all_gather"] * 2)):
         with World(size, "board") as world, CheckedRanks(world, place, codec=ONEBIT, segments=[17]) as ranks:
             world.board.calls.clear()  # drops the calls that made the handles
@@ -177,7 +177,7 @@ def test_a_rank_whose_options_are_refused_makes_all_fail(refused, words, over):
         assert created(world, [BASE] * 3) == [(Status.OK, "")] * 3
 
 
-def test_ranks_that_say_the_number_of_chunks_agree_with_those_that_do_not():
+def test_an_explicit_number_of_chunks_matches_the_default():
     with World(3) as world:
         explicit = {**BASE, "n_chunks": 3, "values": capi.dldtype("float32"), "results": capi.dldtype("float32")}
         assert created(world, [BASE, explicit, {**BASE, "beta": 1.0}]) == [(Status.OK, "")] * 3
@@ -186,7 +186,7 @@ def test_ranks_that_say_the_number_of_chunks_agree_with_those_that_do_not():
 # --- bad input, and ranks that fail -----------------------------------------------------------------------------------
 
 
-def test_a_second_call_at_once_is_refused_and_leaves_the_first_alone():
+def test_a_concurrent_second_call_is_refused_without_effect():
     options = dict(codec=ONEBIT, segments=[64])
     with World(2, "board") as world, CheckedRanks(world, place, **options) as ranks, \
             CheckedRanks(world, place, **options) as others:  # fmt: skip
@@ -365,7 +365,7 @@ def test_a_function_that_returns_7_fails_the_call_of_its_rank_with_that_number(n
 
 @pytest.mark.parametrize("codec", [ONEBIT, INT8])
 @pytest.mark.parametrize("name, n", [("all_to_all", 2_000_000), ("all_gather", 2_000_000), ("all_gather", 1000)])
-def test_an_exchange_that_a_function_leaves_out_is_corrupt_and_not_that_of_the_step_before(name, n, codec):
+def test_a_skipped_exchange_is_corrupt_and_never_the_previous_step(name, n, codec):
     with World(3, "board") as world:
         handles = world.each(lambda rank: handle_on(world.comms[rank], n, codec=codec))
         drawn = np.random.default_rng(12).standard_normal((3, n)).astype(f32)
@@ -380,7 +380,7 @@ def test_an_exchange_that_a_function_leaves_out_is_corrupt_and_not_that_of_the_s
         free_all(handles)
 
 
-def test_a_handle_is_not_made_where_telling_fails():
+def test_a_failed_exchange_of_options_creates_no_handle():
     with World(2, "board") as world:
         world.board.answer = lambda called, rank: -(2**31)
         results = created(world, [BASE] * 2)
@@ -412,7 +412,7 @@ def test_a_rank_that_is_freed_does_not_leave_the_others_waiting():
         free_all(handles)
 
 
-def test_ranks_of_a_group_that_run_different_handles_are_told_so():
+def test_ranks_of_a_group_that_run_different_handles_get_an_error():
     with World(2) as world:
         few, many = (world.each(lambda rank: handle_on(world.comms[rank], n)) for n in (100, 3000))
         handles, before = (few[0], many[1]), [np.ones(n, f32) for n in (100, 3000)]
@@ -435,7 +435,7 @@ def in_use():
         return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
 
 
-def test_a_thousand_runs_leave_nothing_behind():
+def test_a_thousand_runs_leak_nothing():
     def steps(world, count):
         def work(rank):
             tensor, handle = Tensor(np.ones(30_000, f32)), handle_on(world.comms[rank], 30_000)

@@ -37,7 +37,7 @@ class EnteredNodes(Nodes):
 
 
 @pytest.mark.parametrize("kind", ["ONEBIT", "SIGN"])
-def test_of_a_corrupt_payload_a_card_makes_a_shard_of_zeros(kind):
+def test_a_gpu_replaces_a_corrupt_payload_by_a_shard_of_zeros(kind):
     run_comm(f"""
 exec({HALVES!r})
 place, rng, segments = Place(), np.random.default_rng(1), [9000, 3, 2000]
@@ -131,7 +131,7 @@ for ways, flags, can_be in (
 
 
 @pytest.mark.parametrize("ranks", [[2, 2], [2], [1, 1]], ids=str)
-def test_between_the_launches_of_two_levels_nothing_is_freed_or_waited_for(ranks):
+def test_two_levels_neither_free_nor_wait_between_launches(ranks):
     run_comm(f"""
 exec({HALVES!r})
 
@@ -155,7 +155,7 @@ with EnteredNodes({ranks}, "board", "board") as world:
 
 # Transports of host memory, or of the card's; two nodes that use two-shot, or, without errors, one-shot.
 @pytest.mark.parametrize("flags, codec, error", [((1, 1), 1, 0), ((0, 0), 5, 2)])
-def test_whichever_call_of_the_driver_fails_two_levels_leave_nothing(flags, codec, error):
+def test_two_levels_leak_nothing_when_a_driver_call_fails(flags, codec, error):
     run_comm(f"""
 from comms import Nodes
 
@@ -186,7 +186,7 @@ assert (fake.fake_in_use(0), fake.fake_pinned(), fake.fake_events()) == (0, 0, 0
 
 @pytest.mark.parametrize("half", ["reduce_scatter", "all_gather", "run"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_on_streams_of_their_own_take_what_was_sent_in_their_turn(half, size):
+def test_ranks_on_separate_streams_read_the_data_of_their_call(half, size):
     # The driver works only when it is waited for: a rank that continues too early has sent other data by then.
     run_comm(f"""
 exec({HALVES!r})
@@ -298,7 +298,7 @@ assert not fake.fake_events(), fake.fake_events()
 """)
 
 
-def test_ranks_that_disagree_free_nothing_that_another_card_still_copies():
+def test_ranks_that_disagree_free_no_memory_that_another_gpu_copies():
     # The first two ranks have copied from each other before they read the third's call.
     run_comm(f"""
 exec({CARDS!r})
@@ -322,7 +322,7 @@ for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
 
 # With three ranks, the third may make the driver finish work for which one of the others forgets to wait.
 @pytest.mark.parametrize("size", both(quick=[2], all=[2, 3]))
-def test_whichever_call_of_the_driver_fails_no_card_frees_what_another_still_copies(size):
+def test_a_failed_driver_call_frees_no_memory_that_another_gpu_copies(size):
     # The driver reports what is freed while it is in use, or waited for after its release.
     run_comm(f"""
 exec({CARDS!r})

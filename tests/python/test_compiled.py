@@ -49,7 +49,7 @@ def run(script, nvrtc=GCC, **environment):
     return stand_in.run(PRELUDE + script, GRADCODEC_NVRTC=nvrtc, GRADCODEC_CACHE="0", **environment)
 
 
-def test_cupys_first_example_works_as_it_stands():
+def test_cupys_first_example_works_unchanged():
     run("""
     kernel = elementwise("float32 x, float32 y", "float32 z", "if (x - 2 > y) { z = x * y; } else { z = x + y; }", "my_kernel")
     x, y, z = normal(2, 3), normal(3), np.zeros((2, 3), "f4")
@@ -90,7 +90,7 @@ def test_elements_lie_anywhere():
     """)
 
 
-def test_tiles_of_rows_columns_and_what_is_transposed():
+def test_tiles_of_rows_columns_and_transposed_inputs():
     run("""
     numbered = elementwise("T x, T y, T w", "T z, int64 at", "z = x + y - w; at = i", "numbered")
     add = elementwise("T x, T y, T w", "T z", "z = x + y - w", "add")
@@ -162,7 +162,7 @@ def test_every_type_letters_and_scalars():
     ))))
 
 
-def test_raw_parameters_loops_and_outputs_that_stay():
+def test_raw_parameters_loops_and_unchanged_outputs():
     run("""
     x, y, z = normal(60), normal(6, 10)[:, ::-1], np.zeros(60, "f4")
     kernel = elementwise("T x, raw T y", "T z", "z = x + y[_ind.size() - i - 1] + y[n - 1 - i] + k",
@@ -201,7 +201,7 @@ def test_raw_parameters_loops_and_outputs_that_stay():
     """)
 
 
-def test_elements_are_in_order_also_where_a_macro_is_their_number(tmp_path):
+def test_a_macro_for_the_index_keeps_elements_in_order(tmp_path):
     header = tmp_path / "number.h"
     header.write_text("#define NUMBER i\n#define OF_REDUCTION _J\n")
     run(f"""
@@ -297,7 +297,7 @@ def test_short_rows_one_after_the_other_long_ones_and_columns():
     """)
 
 
-def test_a_layout_is_compiled_when_it_comes_and_all_of_them_when_they_are_prepared(tmp_path):
+def test_layouts_are_compiled_at_first_use_or_when_prepared(tmp_path):
     run("""
     def compiled():
         return len(open(os.environ["FAKE_NVRTC_LOG"]).readlines())
@@ -334,7 +334,7 @@ def test_a_layout_is_compiled_when_it_comes_and_all_of_them_when_they_are_prepar
 
 
 @pytest.mark.skipif(find_library("nvrtc") is not None, reason="this machine has an NVRTC, which would compile")
-def test_a_machine_without_nvrtc_runs_what_another_machine_has_compiled(tmp_path):
+def test_a_machine_without_nvrtc_runs_kernels_of_another_machine(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     script = """
     kernel = elementwise("T x", "T z", "z = 2 * x", "twice")
@@ -368,7 +368,7 @@ def test_a_machine_without_nvrtc_runs_what_another_machine_has_compiled(tmp_path
     stand_in.run(PRELUDE + script, GRADCODEC_NVRTC=tmp_path / "none.so", GRADCODEC_CACHE_DIR=there)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_launched():
+def test_wrong_arguments_are_refused_before_a_launch():
     run("""
     f = lambda *shape: np.zeros(shape, "f4")
     add = elementwise("T x, T y", "T z", "z = x + y", "add")
@@ -490,7 +490,7 @@ def test_a_child_that_is_forked_while_a_kernel_is_compiled(tmp_path):
     )
 
 
-def test_the_program_of_the_page_prints_what_it_says():
+def test_the_program_of_the_page_prints_its_comments():
     page = (Path(__file__).parents[2] / "docs" / "KERNELS.md").read_text(encoding="utf-8")
     [program], [printed] = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "text"))
     package = f"sys.path.insert(0, {str(Path(__file__).parents[2] / 'python')!r})\n"

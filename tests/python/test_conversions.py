@@ -74,7 +74,7 @@ def test_every_device_is_passed_on_without_a_driver(device):
 
 
 @pytest.mark.parametrize("device, data, offset", [(CPU, 0x1040, 0), (CUDA, 0x1040, 0), (OPENCL, 0x1000, 64), (METAL, 0x1000, 64)])
-def test_data_and_offset_are_one_only_where_data_is_an_address(device, data, offset):
+def test_data_and_offset_are_added_only_if_data_is_an_address(device, data, offset):
     source = capi.VersionedTensor(np.zeros((3, 5), np.complex64))
     view = source.struct.dl_tensor
     view.data, view.byte_offset, view.device.device_type = 0x1000, 64, device
@@ -98,7 +98,7 @@ def test_data_and_offset_are_one_only_where_data_is_an_address(device, data, off
         ((1, 4, 1), (2,), (-0x2001,), capi.Status.SIZE_OVERFLOW),
     ],
 )
-def test_what_reaches_past_memory_is_refused_in_bits(dtype, shape, strides, status):
+def test_extents_beyond_memory_are_refused_in_bits(dtype, shape, strides, status):
     lent = Lent(dtype, shape=shape, strides=strides)
     assert lent.status == status, capi.last_error()
     if status == 0:

@@ -125,7 +125,7 @@ EDGES = {name: edges(name) for name in CASTS}
 
 @pytest.mark.parametrize("target", CASTS)
 @pytest.mark.parametrize("source", CASTS)
-def test_casts_are_what_numpy_says_or_the_header(source, target):
+def test_casts_match_numpy_or_the_header(source, target):
     src = EDGES[source]
     expected = cast(src, source, target)
     dst = np.zeros(src.shape, of(target))
@@ -217,7 +217,7 @@ def test_elements_that_share_bytes_are_copied_whole(bits, shape):
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 3, 5, 7, 8, 9, 201])
-def test_elements_behind_the_last_in_its_byte_stay(bits, count):
+def test_bits_after_the_last_element_stay(bits, count):
     size = (count * bits + 7) // 8
     for filled, around in [(0xFF, 0), (0, 0xFF), (0x5A, 0xA5)]:
         src, dst = Tensor(np.full(size, filled, np.uint8)), Tensor(np.full(size + 1, around, np.uint8))
@@ -236,7 +236,7 @@ LARGE = [(1 << 22,), (3001, 1501), (7, 1 << 19), (1 << 19, 7), (130, 170, 190)]
 @pytest.mark.parametrize(
     "shape, threads", both(quick=[(LARGE[1], 3)], all=itertools.product(LARGE, (1, 3)))
 )
-def test_large_copies_are_shared_out_right(shape, threads):
+def test_large_copies_are_split_correctly(shape, threads):
     check(lib.gc_set_threads(threads))
     random = np.random.default_rng(9)
     flat = random.integers(0, 2**32, math.prod(shape), np.uint32).view(np.float32)
@@ -257,7 +257,7 @@ def test_large_copies_are_shared_out_right(shape, threads):
         assert np.array_equal(apart[..., 0], src) and not apart[..., 1].any()
 
 
-def test_the_very_same_elements_stay_as_they_are():
+def test_a_copy_onto_itself_changes_nothing():
     memory = np.arange(60, dtype=np.int32).reshape(6, 10)
     for array in (memory, memory.T, memory[::2, ::-3]):
         copy_into(array, array)

@@ -72,7 +72,7 @@ def work(script, **environment):
     return run("WORK = r'''" + WORK + "'''\nexec(WORK)\n" + __import__("textwrap").dedent(script), **environment)
 
 
-def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
+def test_usual_layouts_use_their_special_kernels():
     work("""
         rng = np.random.default_rng(1)
         casts = [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32"), ("float16", "float32"),
@@ -124,7 +124,7 @@ def test_usual_layouts_go_to_the_kernels_that_are_made_for_them():
     """)
 
 
-def test_memory_that_cards_do_not_reach_is_copied_as_on_the_cpu():
+def test_copies_without_peer_access_match_the_cpu():
     work(f"""
         for seed in range({both(quick=20, all=60)}):
             rng = np.random.default_rng(1000 + seed)
@@ -141,7 +141,7 @@ def test_memory_that_cards_do_not_reach_is_copied_as_on_the_cpu():
     ("CPU, card(0)", "float32 bfloat16"), ("card(0), CPU", "uint8 uint8"), ("card(0), CPU", "float32 bfloat16"),
     ("card(1), card(0)", "uint8 uint8"),
 ])  # fmt: skip
-def test_a_piece_of_pinned_memory_is_used_again_once_its_copy_is_done(places, dtypes):
+def test_a_staging_buffer_is_reused_after_its_copy_is_done(places, dtypes):
     # The copy takes five pieces. The driver does nothing before it is waited for.
     work(f"""
         rng, (source, target) = np.random.default_rng(6), {dtypes!r}.split()
@@ -238,7 +238,7 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_what_waits_is_refused_in_a_capture_and_changes_nothing(name):
+def test_waiting_copies_are_refused_in_a_capture_without_effect(name):
     source, target, *places, peers = COPIES[name]
     waits = "pageable" in name or not peers
     work(f"""
@@ -295,7 +295,7 @@ def test_memory_of_the_cpu_that_is_pinned_in_two_pieces_is_staged(hole):
 
 @pytest.mark.parametrize("unknown", ["", "cuPointerGetAttribute=1"])
 @pytest.mark.parametrize("kind", [0, 1])
-def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_it_may(kind, unknown):
+def test_a_kernel_reads_memory_of_another_gpu_only_with_peer_access(kind, unknown):
     work(f"""
         rng = np.random.default_rng(4)
         source, target = Layout("float32", (3000,), (0,), (1,), 0), Layout("bfloat16", (3000,), (0,), (1,), 0)
@@ -337,7 +337,7 @@ def test_a_kernel_reads_memory_of_another_card_only_where_the_driver_says_that_i
     """)
 
 
-def test_a_compact_copy_is_made_on_any_device_and_none_is_left_behind_when_that_fails():
+def test_a_failed_compact_copy_leaks_no_memory_on_any_device():
     work("""
         enter_primary(fake)
         matrix = np.arange(300, dtype="f4").reshape(20, 15)

@@ -25,7 +25,7 @@ def type_of(text):
     return POINTER(type_of(text[:-1])) if text.endswith("*") else getattr(client, text)
 
 
-def test_the_client_declares_every_function_as_it_was_promised():
+def test_the_client_declares_every_function_of_the_list():
     functions = re.findall(
         r"^FUNCTION\((\w+), (.*?), \((.*?)\)\)$", (ROOT / "tests/abi/functions.h").read_text(), re.M | re.S
     )

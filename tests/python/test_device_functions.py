@@ -31,7 +31,7 @@ def patterns_of(x):
     return np.ascontiguousarray(x, f32).view(np.uint32)
 
 
-def test_every_float16_and_what_lies_between_two_is_converted_as_the_specification_says(device):
+def test_every_float16_and_midpoint_is_rounded_as_specified(device):
     every = np.arange(2**16, dtype=np.uint32)
     half, out = codec_model.widen(every.astype(np.uint16).view(np.float16), "float16"), np.empty(2**16, np.uint32)
     device.numbers(0, ctypes.c_uint64(every.size), at(every), at(out))
@@ -60,7 +60,7 @@ def test_lanes_store_bits_and_load_them(device, each, order):
         same(signs, np.where(bits, f32(2.5), f32(-2.5)), "signs")
 
 
-def test_sums_of_lanes_and_of_partials_are_the_tree_of_the_specification(device):
+def test_sums_of_lanes_and_partials_follow_the_tree_of_the_specification(device):
     rng = np.random.default_rng(2)
     terms = (rng.standard_normal(1024) * 10.0 ** rng.integers(-6, 6, 1024)).astype(f32)
     expected = codec_model.scale_of(terms, codec_model.MEAN) * f32(1024)  # a power of two: exact

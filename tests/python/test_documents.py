@@ -51,7 +51,7 @@ def test_no_variable_is_documented_that_nothing_reads():
         assert [name for name in sorted(named) if name not in text] == []
 
 
-def test_every_test_that_a_document_names_is_there():
+def test_every_test_that_a_document_names_exists():
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     named = {found for page in pages for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)}
     assert len(named) >= 10
@@ -66,7 +66,7 @@ def rows(page, head):
     return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_losses_for_whoever_decides_are_those_that_were_measured():
+def test_losses_in_the_documents_are_the_measured_ones():
     measured = set(re.findall(r"\d\.\d+", (ROOT / "docs/CODECS.md").read_text(encoding="utf-8")))
     losses = {loss for row in rows("docs/CHOOSING.md", "measured loss") for loss in re.findall(r"\d\.\d+", row[-1])}
     assert len(losses) > 15 and losses - measured == set()

@@ -32,7 +32,7 @@ def test_without_a_driver_that_loads_cuda_is_unavailable_and_the_cpu_works(tmp_p
         ({"FAKE_CAPABILITY": 70}, "UNSUPPORTED_DEVICE", ("7.0", "7.5")),
     ],
 )
-def test_a_driver_that_will_not_do(environment, status, words):
+def test_an_unusable_driver(environment, status, words):
     run(f"""
         for _ in range(2):
             expect(lib.gc_prepare(DLDevice(CUDA, 0)), Status.{status}, *{words})
@@ -54,7 +54,7 @@ def test_a_driver_that_recovers_is_used():
     """)
 
 
-def test_the_context_is_the_callers_if_it_is_on_the_device():
+def test_the_callers_context_is_used_if_it_is_on_the_device():
     run("""
         fake = driver()
         src = held(800, 1)
@@ -81,7 +81,7 @@ def test_the_context_is_the_callers_if_it_is_on_the_device():
         ("None", 9, 5),  # no context
     ],
 )
-def test_a_call_of_ours_is_few_calls_of_the_driver(place, simple, into):
+def test_a_call_makes_few_driver_calls(place, simple, into):
     run(f"""
         fake = driver()
         assert fake.fake_calls() == 0
@@ -117,7 +117,7 @@ def test_an_empty_tensor_makes_no_context():
     """)
 
 
-def test_released_memory_is_used_again_after_a_fence_and_not_before():
+def test_released_memory_is_reused_only_after_a_fence():
     run("""
         fake = driver()
         addresses = set()
@@ -139,14 +139,14 @@ def test_released_memory_is_used_again_after_a_fence_and_not_before():
     """)
 
 
-def test_a_fence_that_finds_no_memory_gives_back_what_is_pending():
+def test_a_fence_without_memory_frees_pending_blocks():
     run("""
         lib.gc_tensor_free(held(300 << 20))
         lib.gc_tensor_free(held(300 << 20))
     """, FAKE_MEMORY=300 << 20)
 
 
-def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_first():
+def test_kept_memory_has_a_bound_and_the_largest_blocks_are_freed_first():
     run("""
         fake = driver()
         in_use = lambda: fake.fake_in_use(0)
@@ -161,7 +161,7 @@ def test_what_is_kept_stays_within_a_share_of_the_card_and_the_largest_goes_firs
     """)
 
 
-def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_each_and_others_nothing():
+def test_only_calls_that_make_tensors_free_blocks_beyond_the_bound():
     run("""
         fake = driver()
         for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
@@ -187,7 +187,7 @@ def test_calls_that_make_tensors_give_back_what_is_beyond_the_bound_few_blocks_e
     """)
 
 
-def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_hands():
+def test_an_out_of_memory_error_waits_for_blocks_of_another_thread():
     run("""
         import threading
         fake = driver()
@@ -213,7 +213,7 @@ def test_a_refusal_for_want_of_memory_waits_for_what_another_thread_has_in_its_h
     """, FAKE_MEMORY=16 << 30)
 
 
-def test_memory_that_is_kept_in_one_context_is_not_for_another():
+def test_memory_kept_in_one_context_is_not_used_in_another():
     run("""
         fake = driver()
         fake.fake_enter(0, 100)
@@ -230,7 +230,7 @@ def test_memory_that_is_kept_in_one_context_is_not_for_another():
     """)
 
 
-def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken():
+def test_memory_of_a_destroyed_context_is_dropped_when_its_address_is_reused():
     run("""
         fake = driver()
         fake.fake_enter(0, 100)
@@ -244,7 +244,7 @@ def test_memory_of_a_context_that_is_gone_is_forgotten_once_its_place_is_taken()
     """)
 
 
-def test_a_thread_that_waits_for_a_device_holds_up_no_other():
+def test_a_thread_that_waits_for_a_device_blocks_no_other_thread():
     run("""
         import threading
         fake = driver()
@@ -266,7 +266,7 @@ def test_a_thread_that_waits_for_a_device_holds_up_no_other():
     """)
 
 
-def test_trimming_a_device_that_was_never_used_takes_nothing():
+def test_trimming_an_unused_device_allocates_nothing():
     run("""
         fake = driver()
         lib.gc_tensor_free(held(1000, 0))
@@ -275,7 +275,7 @@ def test_trimming_a_device_that_was_never_used_takes_nothing():
     """)
 
 
-def test_kernels_that_are_not_there_leave_nothing_loaded():
+def test_missing_kernels_leave_nothing_loaded():
     run("""
         fake = driver()
         for _ in range(3):
@@ -294,7 +294,7 @@ def test_kernels_that_are_not_there_leave_nothing_loaded():
         (223, ("CUDA_ERROR_JIT_COMPILATION_DISABLED", "machine code", "CUDA_DISABLE_PTX_JIT")),
     ],
 )
-def test_a_card_without_machine_code_and_without_a_compiler_is_told_so(code, words):
+def test_a_gpu_without_machine_code_or_compiler_gets_an_error(code, words):
     # Some drivers compile when a library is loaded, others when a kernel is loaded into a context.
     run(f"""
         for call in "cuLibraryLoadData", "cuKernelGetFunction", "cuFuncGetAttribute":
@@ -305,7 +305,7 @@ def test_a_card_without_machine_code_and_without_a_compiler_is_told_so(code, wor
     """)
 
 
-def test_a_family_is_loaded_once_and_put_into_each_context_when_it_is_first_used_there():
+def test_a_module_is_loaded_once_and_into_a_context_at_first_use():
     run("""
         fake = driver()
         counts = []
@@ -324,7 +324,7 @@ def test_a_family_is_loaded_once_and_put_into_each_context_when_it_is_first_used
     """)
 
 
-def test_memory_that_is_kept_is_given_back_when_there_is_none_left():
+def test_kept_memory_is_freed_when_the_device_has_none_left():
     run("""
         fake = driver()
         lib.gc_tensor_free(held(900_000))
@@ -335,7 +335,7 @@ def test_memory_that_is_kept_is_given_back_when_there_is_none_left():
     """, FAKE_MEMORY=1 << 20)
 
 
-def test_memory_that_the_device_does_not_give_back_is_an_error_once_and_not_lost():
+def test_memory_that_cannot_be_freed_is_one_error_and_stays_tracked():
     run("""
         fake = driver()
         lib.gc_tensor_free(held(1000))
@@ -347,7 +347,7 @@ def test_memory_that_the_device_does_not_give_back_is_an_error_once_and_not_lost
     """)
 
 
-def test_tensors_may_be_alive_when_the_process_ends():
+def test_the_process_may_end_with_live_tensors():
     run("""
         import atexit
         late = held(1000)

@@ -115,5 +115,5 @@ FUNCTIONS = ["gc_pack_chunks", "gc_pack_signs_into", "gc_prepare", "gc_trim"]
 
 
 @pytest.mark.parametrize("function, code, status", each_code(FUNCTIONS, FUNCTIONS))
-def test_every_call_of_the_driver_fails_in_turn_and_the_next_call_works(function, code, status):
+def test_after_every_failed_driver_call_the_next_call_works(function, code, status):
     run(f"NAME, CODE, STATUS, STEP = {function!r}, {code}, Status.{status}, {STEP}\n" + EVERY_CALL)

@@ -44,7 +44,7 @@ def refused(*calls):
     return [(call_of_it() == Status.INVALID_ARGUMENT, SENTENCE in last_error()) for call_of_it in calls]
 
 
-def test_a_group_in_the_middle_of_a_call():
+def test_a_fork_during_a_call_of_a_group():
     with World(2) as world:
         handles = world.each(lambda rank: handle_on(world.comms[rank], 64))
         def run_first():
@@ -73,7 +73,7 @@ def test_a_group_in_the_middle_of_a_call():
         free_all(handles)
 
 
-def test_a_codec_in_the_middle_of_a_call():
+def test_a_fork_during_a_call_of_a_codec():
     options, codec = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, n_elements=1 << 22), POINTER(Codec)()
     call("gc_codec_create", byref(options), byref(codec))
     end = threading.Event()

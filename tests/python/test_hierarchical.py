@@ -40,7 +40,7 @@ def places_of(pieces, segments):
 
 
 @pytest.mark.parametrize("nodes, ranks", [(1, 1), (1, 3), *both(quick=GRIDS[:3], all=GRIDS)])
-def test_parts_are_those_of_the_specification(nodes, ranks):
+def test_parts_match_the_specification(nodes, ranks):
     rng = np.random.default_rng([nodes, ranks])
     for codec in (ONEBIT, INT8, INT4, *([SIGN] if nodes == 1 else [])):
         for segments in (*SEGMENTS, [1, 1, 1, 64, 64], [33, 0, 130, 2]):
@@ -86,7 +86,7 @@ def is_one_shot(model):
     quick=[*itertools.product(KEEP_NOTHING, [None, "float32"], [2], [2]), (ONEBIT, "float32", 3, 2), (INT4, None, 2, 3)],
     all=[(codec, error, *grid) for codec in KEEP_NOTHING for error in (None, "float32") for grid in GRIDS],
 ))  # fmt: skip
-def test_what_every_step_sends_is_the_models_to_the_byte(codec, error, nodes, ranks):
+def test_every_step_sends_the_bytes_of_the_model(codec, error, nodes, ranks):
     rng = np.random.default_rng([codec, nodes, ranks])
     for segments in ([1000, 0, 33, 640], [1, 1, 64, 64], [3, 4]):
         dtype = str(rng.choice(["float32", "float16", "bfloat16"]))
@@ -126,7 +126,7 @@ def test_what_every_step_sends_is_the_models_to_the_byte(codec, error, nodes, ra
                 assert total == crossed + (ranks - 1) * (model.block_bytes + model.gathered_bytes)
 
 
-def test_the_first_half_flags_the_ranks_of_the_part_alone_and_the_second_all():
+def test_the_first_half_flags_ranks_of_its_part_and_the_second_half_all():
     rng, options = np.random.default_rng(9), dict(segments=[1280], values="float32")
     with Nodes([2, 2], "group", "group") as world, CheckedRanks(
         world, place, codec=INT8, nonfinite=TRANSACTIONAL, **options
@@ -290,7 +290,7 @@ def test_ranks_without_an_inter_node_on_every_node_are_refused_everywhere(number
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_one_rank_without_an_inter_node_is_told_to_its_node_and_no_rank_gets_a_communicator(number):
+def test_one_rank_without_an_inter_node_communicator_is_refused_on_all_ranks(number):
     """Uses a short timeout: ranks with this number on other nodes wait as long as their transport does."""
     with Parts([3, 3]) as world:
         for one in world.inter:
@@ -301,7 +301,7 @@ def test_one_rank_without_an_inter_node_is_told_to_its_node_and_no_rank_gets_a_c
         assert all(status in (Status.INVALID_ARGUMENT, Status.COMM) for status, _ in found[:3]), found
 
 
-def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
+def test_ranks_with_the_wrong_number_or_node_are_refused():
     with Parts([2, 2]) as world:
         # Exchange ranks 0 and 1 of node 1.
         def crossed(rank):
@@ -327,7 +327,7 @@ def test_columns_of_ranks_with_other_numbers_or_of_other_nodes():
             assert world.make() == [(Status.OK, "")] * 4
 
 
-def test_one_of_the_two_twice_and_one_that_is_hierarchical():
+def test_a_repeated_or_hierarchical_part_is_refused():
     with Parts([3]) as world:
         all_refused(world, {1: ("intra_node and inter_node", "one communicator")}, lambda rank: (world.intra[0].comms[rank],) * 2)
     with Parts([4]) as world, Nodes([2, 2]) as made:
@@ -340,7 +340,7 @@ def test_one_of_the_two_twice_and_one_that_is_hierarchical():
             assert found == [(Status.OK, "")] * 2
 
 
-def test_a_rank_without_room_for_the_result_makes_all_fail():
+def test_a_rank_with_a_null_result_makes_all_fail():
     with Parts([2, 2, 2]) as world:
 
         def one(rank):
@@ -380,7 +380,7 @@ def test_a_vote_is_refused_on_all_ranks_of_all_nodes_and_not_on_one_level():
 
 @pytest.mark.parametrize("name", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize("where", ["intra", "inter"])
-def test_a_failure_of_either_is_one_of_the_whole(where, name):
+def test_a_failure_of_one_level_fails_the_communicator(where, name):
     ways = ("board", "group") if where == "intra" else ("group", "board")
     with Nodes([2, 2], *ways) as world:
         handles = world.each(lambda rank: handle_on(world.comms[rank], 1000))
@@ -422,7 +422,7 @@ def test_a_rank_that_fails_leaves_no_rank_of_a_group_waiting():
 
 @pytest.mark.parametrize("creates", ["the whole", "an all-reduce"])
 @pytest.mark.parametrize("where", ["intra", "inter"])
-def test_a_rank_whose_part_was_aborted_leaves_no_rank_waiting_over_the_other(where, creates):
+def test_an_abort_of_one_level_leaves_no_rank_waiting_on_the_other(where, creates):
     with (Parts if creates == "the whole" else Nodes)([2, 2], "group", "group") as nodes:
         assert lib.gc_comm_abort(nodes.parts(0)[where == "inter"]) == Status.OK
         options = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=ONEBIT, device=Host.device, n_elements=100)
@@ -435,7 +435,7 @@ def test_a_rank_whose_part_was_aborted_leaves_no_rank_waiting_over_the_other(whe
         assert nodes.each(create) == [Status.COMM] * 4
 
 
-def test_what_one_of_the_two_knows_the_whole_says():
+def test_the_communicator_reports_the_errors_of_both_levels():
     with Nodes([2, 2], "board", "group") as world:
         board = world.intra[0].board
         board.answer = lambda called, rank: 5
@@ -444,7 +444,7 @@ def test_what_one_of_the_two_knows_the_whole_says():
         assert [lib.gc_comm_async_error(comm) for comm in world.comms] == [Status.COMM, Status.COMM, Status.OK, Status.OK]
 
 
-def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
+def test_both_levels_are_busy_during_a_call_and_usable_afterwards():
     options = dict(codec=ONEBIT, segments=[500])
     with (
         Nodes([2, 2], "board", "board") as world,
@@ -480,7 +480,7 @@ def test_calls_on_the_two_are_busy_meanwhile_and_go_on_afterwards():
 
 
 @pytest.mark.parametrize("first", ["the two", "the whole"])
-def test_whatever_is_freed_first(first):
+def test_communicators_may_be_freed_in_any_order(first):
     world = Nodes([2, 2], "group", "group")
     options = dict(codec=ONEBIT, segments=[100, 7])
     with CheckedRanks(world, place, **options) as ranks:

@@ -23,7 +23,7 @@ def names_of(path):
 
 
 @pytest.mark.parametrize("path", [path for folder in THERE for path in sorted(folder.glob("*.py"))], ids=lambda path: path.name)
-def test_names_that_are_imported_are_there(path):
+def test_imported_names_exist(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             for module in [path.parent / f"{node.module}.py", HERE / f"{node.module}.py"]:
@@ -52,6 +52,6 @@ def test_no_two_modules_of_the_client_import_each_other():
     assert not rest, f"circles among {sorted(rest)}"
 
 
-def test_what_owns_the_library_is_below_what_the_library_makes():
+def test_modules_of_owners_do_not_import_modules_of_objects():
     below = set(imports_of(CLIENT / "_lib.py"))
     assert below == {"_abi", "_errors"}, below

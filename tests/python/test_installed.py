@@ -38,7 +38,7 @@ def prefix(tmp_path_factory):
     return folder
 
 
-def test_the_headers_are_those_of_the_list():
+def test_the_headers_match_the_list():
     found = sorted(str(path.relative_to(ROOT / "include")) for path in (ROOT / "include").rglob("*") if path.is_file())
     assert found == sorted(HEADERS)
 

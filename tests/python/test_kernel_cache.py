@@ -82,7 +82,7 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
-def test_another_process_finds_what_was_compiled(place):
+def test_another_process_finds_a_compiled_kernel(place):
     show = "log = prepare(); (code,) = codes(); print(code, log)"
     first = place.run(show, FAKE_NVRTC_SAYS="kernel(1): warning: odd")
     assert place.compiled() == 1
@@ -96,7 +96,7 @@ def test_another_process_finds_what_was_compiled(place):
     assert place.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_each_thing_that_matters_is_in_the_key(place):
+def test_every_input_of_a_compilation_is_in_the_key(place):
     others = [
         "", '"y = x + 1"', "capability=75", 'name="other"', 'preamble="int q;"', 'options=["-DX"]', "flags=1", 'dtype="f8"',
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def nvrtc_in(folder, name="libnvrtc.so.12"):
 
 
 @pytest.mark.parametrize("how", ["named", "in a folder", "of pip"])
-def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place, how):
+def test_another_nvrtc_compiles_again_and_a_cached_kernel_loads_none(place, how):
     packages, loads = place.root / "site-packages", ""
     if how == "of pip":
         if find_library("nvrtc"):
@@ -147,7 +147,7 @@ def test_another_nvrtc_compiles_anew_and_none_is_loaded_for_what_is_there(place,
     assert len(place.entries()) == 3
 
 
-def test_an_nvrtc_that_was_written_over_is_another(place):
+def test_an_overwritten_nvrtc_counts_as_another(place):
     """Changes only the file's time: its number and its size stay the same."""
     file = nvrtc_in(place.root / "nvrtc")
     for time in 10**18, 10**18 + 1, 10**18 + 10**9:
@@ -157,7 +157,7 @@ def test_an_nvrtc_that_was_written_over_is_another(place):
             assert place.compiled() == compiled, time
 
 
-def test_where_the_first_file_is_of_no_use_the_kernel_is_known_by_the_one_that_compiled_it(place):
+def test_the_key_has_the_nvrtc_that_compiled_the_kernel(place):
     old, good = place.root / "old", place.root / "good"
     nvrtc_in(good, "libnvrtc.so.11.2")
     old.mkdir()
@@ -169,7 +169,7 @@ def test_where_the_first_file_is_of_no_use_the_kernel_is_known_by_the_one_that_c
     assert place.compiled() == 0
 
 
-def test_one_that_is_loaded_or_given_is_the_one_that_counts(place):
+def test_a_loaded_or_given_nvrtc_determines_the_key(place):
     place.run()
     place.compiled()
     other = nvrtc_in(place.root / "other")
@@ -181,14 +181,14 @@ def test_one_that_is_loaded_or_given_is_the_one_that_counts(place):
     assert place.compiled() == 0
 
 
-def test_switches(place):
+def test_a_variable_and_a_flag_disable_the_cache(place):
     for how in dict(GRADCODEC_CACHE=0), dict(script="prepare(flags=NO_DISK)"):
         place.run(**how)
         assert place.compiled() == 1
         assert not place.folder.exists()
 
 
-def test_what_includes_files_is_compiled_each_time(place):
+def test_a_kernel_that_includes_files_is_compiled_each_time(place):
     for more in 'preamble="#include <x>"', 'options=["-I/x"]', 'options=["--include-path=/x"]':
         for _ in range(2):
             place.run(f"prepare({more})")
@@ -203,7 +203,7 @@ def test_wrong_values_are_refused_by_name(place, name, value):
     assert place.compiled() == 0
 
 
-def test_where_the_directory_is(place):
+def test_the_directory_follows_the_environment(place):
     def found_in(folder, **environment):
         place.run(**environment)
         assert place.compiled() == 1
@@ -223,7 +223,7 @@ def test_where_the_directory_is(place):
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "link", "mode", "folder"])
-def test_what_is_wrong_with_an_entry_is_compiled_anew(place, damage):
+def test_a_damaged_entry_is_compiled_again(place, damage):
     place.run()
     (name,) = place.entries()
     entry = place.folder / name
@@ -253,7 +253,7 @@ def test_what_is_wrong_with_an_entry_is_compiled_anew(place, damage):
     assert place.entries() == [name]
 
 
-def test_a_directory_that_others_may_write_to_is_left_alone(place):
+def test_a_directory_that_others_may_write_to_is_not_used(place):
     place.folder.mkdir()
     place.folder.chmod(0o777)
     place.run()
@@ -261,7 +261,7 @@ def test_a_directory_that_others_may_write_to_is_left_alone(place):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_another_users_directory_is_left_alone(place):
+def test_another_users_directory_is_not_used(place):
     place.folder.mkdir(mode=0o700)
     os.chown(place.folder, 65534, 65534)
     place.run()
@@ -276,7 +276,7 @@ def test_a_directory_that_cannot_be_written_to(place, folder):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a program that runs as root")
-def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
+def test_a_set_user_id_program_has_no_cache(place, request):
     """Runs Python as a set-user-ID program of root's, started by another user."""
     public = pathlib.Path(tempfile.mkdtemp())  # pytest's own folder is for root alone
     request.addfinalizer(lambda: shutil.rmtree(public))
@@ -297,7 +297,7 @@ def test_a_program_with_rights_of_its_own_has_no_cache(place, request):
         assert len(place.entries() if place.folder.exists() else []) == entries
 
 
-def test_a_limit_of_a_files_size_ends_no_process(place):
+def test_a_file_size_limit_ends_no_process(place):
     """Exceeds the limit: the system sends SIGXFSZ, which Python ignores and other programs do not."""
     script = """
 import resource, signal
@@ -309,7 +309,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write to another user's home")
-def test_nothing_is_made_in_another_users_home(place):
+def test_no_file_is_created_in_another_users_home(place):
     home = place.root / "home"
     home.mkdir()
     os.chown(home, 65534, 65534)
@@ -322,7 +322,7 @@ def test_nothing_is_made_in_another_users_home(place):
     assert len(place.entries(home / "kernels")) == 1
 
 
-def test_processes_that_race_all_have_it_and_one_entry_is_left(place):
+def test_racing_processes_all_succeed_and_leave_one_entry(place):
     racing = [place.start("prepare(); print(codes())", FAKE_NVRTC_SLEEP=200) for _ in range(4)]
     results = [process.communicate() for process in racing]
     assert [error for _, error in results] == [""] * 4
@@ -333,7 +333,7 @@ def test_processes_that_race_all_have_it_and_one_entry_is_left(place):
     assert place.compiled() == 0
 
 
-def test_a_process_that_dies_at_any_moment_leaves_nothing_that_is_used(place):
+def test_a_process_killed_at_any_moment_leaves_no_damaged_entry(place):
     """Kills a process again and again while it compiles and writes; then the entry is right, or there is none."""
     expected = place.run("prepare(); print(set(codes()))", GRADCODEC_CACHE_DIR=place.root / "whole")
     script = """

@@ -32,14 +32,14 @@ def entries(image):
         at += header + size
 
 
-def test_a_family_has_machine_code_and_ptx_for_all_other_cards():
+def test_a_fatbin_has_machine_code_and_ptx_for_all_other_gpus():
     found = list(entries(fatbin("bits")))
     assert sorted(c for kind, c, _ in found if kind == MACHINE_CODE) == [75, 80, 90, 100, 120]
     assert sorted(c for kind, c, _ in found if kind == PTX) == [75]
     assert all(flags & LZ4 for _, _, flags in found)
 
 
-def test_a_family_is_the_file_in_the_tree():
+def test_a_fatbin_of_the_library_is_the_file_in_the_tree():
     assert fatbin("bits") == (KERNELS / "fatbin" / "bits.fatbin").read_bytes()
 
 
@@ -50,7 +50,7 @@ def promised_kernels():
         yield from [first, *(first.rsplit("_", 1)[0] + other for other in others)]
 
 
-def test_the_kernels_that_are_promised_have_a_shape_and_no_others():
+def test_exactly_the_stable_kernels_have_a_shape():
     promised = set(promised_kernels())
     there = set(re.findall(r"\bgc_\w+", (KERNELS / "bits.cu").read_text()))
     assert len(promised) == 12 and promised < there
@@ -61,7 +61,7 @@ def test_the_kernels_that_are_promised_have_a_shape_and_no_others():
 
 
 @pytest.mark.parametrize("capability", [75, 80, 86, 87, 89, 90, 100, 103, 120, 121, 999])
-def test_a_shape_is_complete_on_every_card_from_7_5_on(capability):
+def test_a_shape_is_complete_on_every_gpu_from_7_5_on(capability):
     shape = KernelShape(ctypes.sizeof(KernelShape), *[99] * 4, (99, 99, 99))
     capi.check(lib.gc_builtin_kernel_shape(b"gc_unpack_u8", capability, byref(shape)))
     assert shape.struct_size == ctypes.sizeof(KernelShape)

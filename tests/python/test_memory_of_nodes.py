@@ -72,7 +72,7 @@ def measure(shape, codec, values, errors):
     return taken / n / size
 
 
-def test_a_handle_takes_what_the_page_says():
+def test_a_handle_uses_the_memory_of_the_page():
     # Large blocks get mappings of their own, so that none reuses freed memory.
     about = {**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
     done = subprocess.run([sys.executable, __file__], env=about, capture_output=True, text=True, check=True)
@@ -80,7 +80,7 @@ def test_a_handle_takes_what_the_page_says():
         assert found == pytest.approx(said(*case), abs=0.05), case
 
 
-def test_the_examples_of_the_page_are_its_formulas():
+def test_the_examples_of_the_page_match_its_formulas():
     header, rows = table()
     assert header[2:] == ["2 nodes of 2, float32, INT8", "2 nodes of 8, float32, INT8"]
     for name, (formula, *examples) in rows.items():
@@ -89,7 +89,7 @@ def test_the_examples_of_the_page_are_its_formulas():
             assert float(example) == pytest.approx(expected, abs=0.005), name
 
 
-def test_peer_memory_is_that_of_values_and_at_most_17_mib():
+def test_peer_memory_is_the_size_of_values_and_at_most_17_mib():
     library, n = gradcodec.GradCodec(), 2**24
     for (nodes, ranks), codec, values, errors in CASES:
         error = "none" if errors == "none" else "float32"

@@ -84,7 +84,7 @@ def run_ranks(script, **environment):
 
 
 @pytest.mark.parametrize("size, polls", both(quick=[(1, 0), (3, 5)], all=itertools.product([1, 2, 3, 5], [0, 5])))
-def test_a_world_of_an_id_gives_the_bytes_of_the_model(size, polls):
+def test_a_world_of_an_id_computes_the_bytes_of_the_model(size, polls):
     run_ranks(f"""
 with Own({size}) as world:
     same_as_the_model(world)
@@ -95,7 +95,7 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nc
 
 
 @pytest.mark.parametrize("flags, polls", [(0, 5), (1, 0), (1, 5)])
-def test_a_borrowed_communicator_stays_and_a_split_one_goes(flags, polls):
+def test_a_borrowed_communicator_stays_and_a_split_one_is_freed(flags, polls):
     run_ranks(f"""
 nccl = library()
 with Borrowed(nccl, 3, flags={flags}) as world:
@@ -131,7 +131,7 @@ with Own(2) as world:
 """)
 
 
-def test_memory_that_nccl_does_not_take_is_refused():
+def test_memory_that_nccl_cannot_use_is_refused():
     run_ranks("""
 with Own(1) as world:
     def create(device):
@@ -308,7 +308,7 @@ else:
 """)
 
 
-def test_an_asynchronous_error_is_told_without_waiting_and_the_communicator_aborted():
+def test_an_asynchronous_error_is_reported_at_once_and_aborts_the_communicator():
     run_ranks("""
 with Own(2) as world:
     nccl = library()
@@ -321,7 +321,7 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nc
 """)
 
 
-def test_a_communicator_is_aborted_before_memory_is_freed_that_its_kernels_may_use():
+def test_a_communicator_is_aborted_before_memory_of_its_kernels_is_freed():
     """Checks the order of both: cuMemFree waits for a kernel of NCCL's that waits for a lost rank."""
     run_ranks("""
 nccl, world = library(), Own(2)
@@ -360,7 +360,7 @@ assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_aborted()) == (0, 1)
 """)
 
 
-def test_what_kernels_write_to_outlives_a_communicator_whose_kernels_may_never_end():
+def test_memory_of_kernels_that_may_never_end_is_not_freed():
     run_ranks("""
 world = Own(2)
 made = world.each(lambda rank: handle_on(world.comms[rank], 100, DLDevice(CUDA, rank)))
@@ -374,7 +374,7 @@ assert fake.fake_pinned() == pinned
 """)
 
 
-def test_after_a_failed_exchange_a_communicator_of_its_own_is_aborted():
+def test_after_a_failed_exchange_an_owned_communicator_is_aborted():
     run_ranks("""
 with Own(2) as world:
     nccl = library()
@@ -416,7 +416,7 @@ def run_borrow(script, **environment):
 
 
 @pytest.mark.parametrize("mode", [os.RTLD_LOCAL, os.RTLD_GLOBAL])
-def test_the_one_that_is_loaded_is_found(mode):
+def test_a_loaded_library_is_found(mode):
     run_borrow(f"""
 assert borrow(library(mode={int(mode)})) == 0, last_error()
 """)
@@ -435,7 +435,7 @@ with Own(2) as world:  # whichever it is
 """)
 
 
-def test_one_of_another_name_needs_a_handle(tmp_path):
+def test_a_library_of_another_name_needs_a_handle(tmp_path):
     other = tmp_path / "libwith_nccl_within.so"
     nccl = (pathlib.Path(DRIVERS) / "driver" / "libnccl.so.2").read_bytes()
     other.write_bytes(nccl.replace(b"libnccl.so.2\0", b"libwithin.so\0"))  # its SONAME
@@ -507,7 +507,7 @@ assert not comm
 """)
 
 
-def test_a_communicator_that_stays_at_work_is_waited_for_so_long():
+def test_the_wait_for_a_busy_communicator_ends_at_its_timeout():
     """Uses an NCCL that stays at work longer than any test runs: TIMEOUT comes from the options' timeout_ms."""
     run_ranks("""
 nccl = library()
@@ -526,7 +526,7 @@ assert "ncclCommInitRank" in last_error() and "20 ms" in last_error(), last_erro
 """, FAKE_NCCL_POLLS=2**31)
 
 
-def test_memory_that_a_call_waited_for_too_long_may_still_use_is_not_freed():
+def test_memory_of_a_call_that_timed_out_is_not_freed():
     """Frees nothing: freeing would wait for the missing rank."""
     run_ranks("""
 world = Own(2, timeout_ms=1000)

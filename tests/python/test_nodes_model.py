@@ -55,7 +55,7 @@ def kept(world):
 
 @pytest.mark.parametrize("nodes, ranks", both(quick=[(3, 2), (1, 4)], all=[(2, 2), (3, 2), (2, 4), (4, 3), (1, 4), (4, 1)]))
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_arrives_and_what_is_kept_are_the_sum_of_the_gradients(codec, nodes, ranks):
+def test_results_and_errors_add_up_to_the_sum_of_the_gradients(codec, nodes, ranks):
     rng, segments = np.random.default_rng([codec, nodes, ranks]), [300, 0, 7, 1000]
     for reduction in (MEAN, SUM):
         options = dict(reduction=reduction, **({"raw": [0, 0, 0, 1]} if codec in FORMATS else {}))

@@ -57,7 +57,7 @@ def with_nvrtc(script, driver="fake_nvrtc", **environment):
     return run(SCRIPT + textwrap.dedent(script), driver=driver, **environment)
 
 
-def test_every_call_that_fails_is_told_and_leaves_nothing_behind():
+def test_every_failed_call_is_reported_and_leaks_nothing():
     names = with_nvrtc(f"""
         library()
         failed = []
@@ -91,7 +91,7 @@ def test_every_call_that_fails_is_told_and_leaves_nothing_behind():
     assert sorted(set(names.split())) == sorted(COMPILING.split())
 
 
-def test_every_call_for_ptx_that_fails_is_told():
+def test_every_failed_call_for_ptx_is_reported():
     for name in "nvrtcGetPTXSize", "nvrtcGetPTX":
         with_nvrtc(
             f'refused({COMPILE}, "{name}: NVRTC_ERROR_INVALID_INPUT (3)", capability=100); assert library().fake_nvrtc_programs() == 0',
@@ -99,7 +99,7 @@ def test_every_call_for_ptx_that_fails_is_told():
         )
 
 
-def test_what_the_compiler_refuses_is_said_in_its_words():
+def test_a_compiler_error_is_reported_with_its_text():
     says = '''operation(1): warning #177-D: unused
 
 operation(2): error: identifier "q" is undefined
@@ -132,13 +132,13 @@ operation(2): error: identifier "q" is undefined
         ("nvrtcVersion=3", "", UNAVAILABLE, "nvrtcVersion: NVRTC_ERROR_INVALID_INPUT (3)"),
     ],
 )
-def test_a_failure_has_the_status_that_says_what_to_do(failures, says, status, words):
+def test_a_failure_has_the_status_of_its_remedy(failures, says, status, words):
     with_nvrtc(f"refused({status}, {words!r})", FAKE_NVRTC_FAILURES=failures, FAKE_NVRTC_SAYS=says,
                GRADCODEC_NVRTC=named("fake_nvrtc"))  # fmt: skip
 
 
 @pytest.mark.parametrize("code, stays", [(5, True), (6, True), (2, False), (11, False), (1, False)])
-def test_what_is_not_the_sources_fault_is_tried_again(code, stays):
+def test_a_failure_that_the_source_did_not_cause_is_retried(code, stays):
     with_nvrtc(
         f"""
         kernel = elementwise("float32 x", "float32 y", "y = x", flags=NO_DISK)
@@ -159,7 +159,7 @@ def test_what_is_not_the_sources_fault_is_tried_again(code, stays):
     )
 
 
-def test_what_files_are_missing_for_is_compiled_again():
+def test_a_failed_source_with_includes_is_compiled_again():
     """Compiles again, but not where no file is read: the source is the same as before."""
     for more, again in [
         ({}, False), (dict(preamble="#include <x>"), True), (dict(options=["-I/x"]), True),
@@ -186,7 +186,7 @@ def test_what_files_are_missing_for_is_compiled_again():
         )
 
 
-def test_the_log_is_of_the_latest_compilation_and_earlier_ones_stay():
+def test_the_log_has_the_latest_compilation_and_earlier_kernels_stay():
     with_nvrtc("""
         kernel = elementwise("T x", "T y", "y = x", flags=NO_DISK)
 
@@ -214,7 +214,7 @@ def test_the_log_is_of_the_latest_compilation_and_earlier_ones_stay():
 
 
 @pytest.mark.parametrize("capability, kind", [(90, b"machine code: "), (75, b"machine code: "), (121, b"PTX: "), (89, b"PTX: ")])
-def test_a_card_gets_machine_code_or_the_newest_ptx_that_it_can_read(tmp_path, capability, kind):
+def test_a_gpu_gets_machine_code_or_the_newest_ptx_that_it_supports(tmp_path, capability, kind):
     architecture = {90: "sm_90", 75: "sm_75", 121: "compute_90", 89: "compute_80"}[capability]
     with_nvrtc(f"""
         assert prepare({capability}, flags=0) == ""
@@ -223,7 +223,7 @@ def test_a_card_gets_machine_code_or_the_newest_ptx_that_it_can_read(tmp_path, c
         """, GRADCODEC_CACHE_DIR=tmp_path / "cache")
 
 
-def test_a_card_that_nvrtc_has_dropped():
+def test_a_gpu_that_nvrtc_no_longer_supports():
     with_nvrtc(f'refused({UNSUPPORTED_DEVICE}, "NVRTC 12", "7.0", "7.5", capability=70)')
 
 
@@ -232,12 +232,12 @@ def test_warnings_are_in_the_log():
 
 
 @pytest.mark.parametrize("version, words", [("11.1", "NVRTC is of 11.1; 11.2 or later"), ("10.2", "10.2; 11.2 or later")])
-def test_an_nvrtc_that_is_too_old_says_so(version, words):
+def test_an_nvrtc_that_is_too_old_is_refused_with_its_version(version, words):
     with_nvrtc(f"refused({UNAVAILABLE}, {words!r})", FAKE_NVRTC_VERSION=version, GRADCODEC_NVRTC=named("fake_nvrtc"))
 
 
 @pytest.mark.parametrize("version", ["11.2", "14.0"])
-def test_newer_ones_are_taken(version):
+def test_newer_versions_of_nvrtc_are_accepted(version):
     with_nvrtc("prepare()", FAKE_NVRTC_VERSION=version)
 
 
@@ -251,7 +251,7 @@ def copy_to(folder, name, source="fake_nvrtc"):
     return pathlib.Path(shutil.copy(pathlib.Path(DRIVERS) / source / "libnvrtc.so.12", folder / name))
 
 
-def test_the_handle_wins_and_then_the_environment_and_then_what_is_loaded(tmp_path):
+def test_a_handle_precedes_the_environment_and_loaded_libraries(tmp_path):
     """Uses another copy for each case. The failures set in a copy show that it was called."""
     one, two, three = (copy_to(tmp_path / name, "libnvrtc.so.12") for name in "abc")
     with_nvrtc(
@@ -275,13 +275,13 @@ def test_the_handle_wins_and_then_the_environment_and_then_what_is_loaded(tmp_pa
     )
 
 
-def test_one_that_is_loaded_under_an_odd_name_is_found(tmp_path):
+def test_an_nvrtc_loaded_under_another_name_is_found(tmp_path):
     odd = copy_to(tmp_path, "libnvrtc-672ee683.so.11.2")
     with_nvrtc(f"library({str(odd)!r}, ctypes.RTLD_LOCAL); fake.fake_nvrtc_fail_call(1, 3); refused({COMPILE}, '(3)')",
                driver="nothing")  # fmt: skip
 
 
-def test_one_that_is_too_old_does_not_end_the_search(tmp_path):
+def test_an_nvrtc_that_is_too_old_does_not_end_the_search(tmp_path):
     old, new = copy_to(tmp_path / "a", "libnvrtc.so.12", "old_nvrtc"), copy_to(tmp_path / "b", "libnvrtc.so.12")
     with_nvrtc(
         f"""
@@ -300,7 +300,7 @@ IN_PACKAGES = "cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12", "cuda_
 
 @needs_a_bare_machine
 @pytest.mark.parametrize("file", IN_PACKAGES)
-def test_one_of_pip_is_found_beside_another_package(tmp_path, file):
+def test_an_nvrtc_of_pip_is_found_beside_another_package(tmp_path, file):
     packages = tmp_path / "site-packages"
     nvrtc = packages / "nvidia" / file
     copy_to(nvrtc.parent, nvrtc.name)
@@ -320,13 +320,13 @@ def test_one_of_pip_is_found_beside_another_package(tmp_path, file):
 
 
 @needs_a_bare_machine
-def test_why_the_only_one_is_of_no_use_is_said(tmp_path):
+def test_the_error_says_why_the_only_nvrtc_is_unusable(tmp_path):
     old = copy_to(tmp_path, "libnvrtc.so.12", "old_nvrtc")
     with_nvrtc(f'ctypes.CDLL({str(old)!r}); refused({UNAVAILABLE}, "NVRTC has no nvrtcGetNumSupportedArchs")', driver="nothing")
 
 
 @needs_a_bare_machine
-def test_where_it_was_looked_for_is_said():
+def test_the_error_lists_the_searched_places():
     with_nvrtc(
         f"""
         words = "libnvrtc.so.13, .so.12, .so.11.2", "pip has put none", "1 folders of Python packages", "GRADCODEC_NVRTC may", "pip install nvidia-cuda-nvrtc"
@@ -336,7 +336,7 @@ def test_where_it_was_looked_for_is_said():
     )
 
 
-def test_one_that_is_named_and_not_there(tmp_path):
+def test_an_nvrtc_that_is_named_but_missing(tmp_path):
     with_nvrtc(f'refused({UNAVAILABLE}, "cannot load GRADCODEC_NVRTC", "{tmp_path}/no.so")', driver="nothing",
                GRADCODEC_NVRTC=tmp_path / "no.so")  # fmt: skip
     with_nvrtc(f'refused({UNAVAILABLE}, "GRADCODEC_NVRTC is libnvrtc.so.12: the whole path of a file expected")',

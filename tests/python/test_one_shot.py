@@ -17,7 +17,7 @@ FEW = both(quick=[ONEBIT, INT8], all=KEEP_NOTHING)
 
 @pytest.mark.parametrize("codec", both(quick=[INT8], all=KEEP_NOTHING))
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_two_nodes_exchange_small_parts_once_and_more_nodes_never(nodes, codec):
+def test_only_two_nodes_exchange_small_parts_by_one_shot(nodes, codec):
     """Checks that part 0 decides (docs/NUMERICS.md 12). In the last case part 1, a unit smaller, would fit."""
     rng, options = np.random.default_rng(nodes), dict(codec=codec, error=None)
     unit = FORMATS[codec].block if codec in FORMATS else 8
@@ -49,7 +49,7 @@ def largest(size, **options):
 
 @pytest.mark.parametrize("size", both(quick=[2, 5], all=[2, 3, 5, 9]))
 @pytest.mark.parametrize("codec", FEW)
-def test_from_so_many_bytes_on_there_are_two_exchanges(codec, size):
+def test_from_a_number_of_bytes_on_two_shot_is_used(codec, size):
     options = dict(codec=codec, error=None, values="bfloat16", results="bfloat16")
     n = largest(size, **options)
     rng = np.random.default_rng(codec)
@@ -66,7 +66,7 @@ def test_from_so_many_bytes_on_there_are_two_exchanges(codec, size):
                 ranks.flags()
 
 
-def test_what_is_sent_is_the_payload_of_a_codec():
+def test_one_shot_sends_the_payload_of_a_codec():
     rng, segments = np.random.default_rng(4), [1000, 0, 33]
     options = dict(codec=INT4, segments=segments, error=None, raw=[0, 0, 1])
     with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
@@ -84,7 +84,7 @@ def test_what_is_sent_is_the_payload_of_a_codec():
 
 
 @pytest.mark.parametrize("codec", KEEP_NOTHING)
-def test_what_one_rank_has_sent_as_zero_is_flagged_on_all(codec):
+def test_a_value_that_one_rank_sends_as_zero_is_flagged_on_all(codec):
     """Checks the header's flag: the values that arrive are finite."""
     with World(3) as world, CheckedRanks(world, place, codec=codec, segments=[300, 2000], error=None, nonfinite=ZERO) as ranks:
         gradients = [[np.ones(n, f32) for n in (300, 2000)] for _ in range(3)]
@@ -96,7 +96,7 @@ def test_what_one_rank_has_sent_as_zero_is_flagged_on_all(codec):
 @pytest.mark.parametrize("of_chunk", [None, 0, 2])
 @pytest.mark.parametrize("index", [0, 20, 48])
 @pytest.mark.parametrize("codec", [ONEBIT, INT8, MXFP8])
-def test_a_payload_of_a_stranger_is_corrupt_on_every_rank_and_changes_nothing(codec, index, of_chunk):
+def test_an_invalid_payload_is_corrupt_on_every_rank_and_changes_nothing(codec, index, of_chunk):
     rng = np.random.default_rng(8)
     options = dict(codec=codec, segments=[1000, 50], error=None, nonfinite=TRANSACTIONAL)
     with World(3, "board") as world, CheckedRanks(world, place, **options) as ranks:
@@ -122,7 +122,7 @@ def test_a_payload_of_a_stranger_is_corrupt_on_every_rank_and_changes_nothing(co
         ranks.commit()
 
 
-def test_a_function_that_fails_fails_the_call_and_a_later_one_goes_on():
+def test_a_failed_callback_fails_its_call_but_not_the_next_call():
     with World(3, "board") as world, CheckedRanks(world, place, codec=INT8, segments=[70], error=None) as ranks:
         world.board.answer = lambda name, rank: 7 if rank == 1 else 0
         put = [[place.put(np.ones(70, f32))] for _ in range(3)]
@@ -135,7 +135,7 @@ def test_a_function_that_fails_fails_the_call_and_a_later_one_goes_on():
         ranks.run([[np.ones(70, f32)] for _ in range(3)])
 
 
-def test_a_half_beside_a_run_is_told_on_both_ranks():
+def test_a_half_during_a_run_is_an_error_on_both_ranks():
     """Calls the first half on one rank and a run on the other: over a group both errors name the difference."""
     with World(2) as world, CheckedRanks(world, place, codec=INT8, segments=[300], error=None) as ranks:
         put = [place.put(np.ones(300, f32)) for _ in range(2)]
@@ -152,7 +152,7 @@ def test_a_half_beside_a_run_is_told_on_both_ranks():
         assert "AllGather" in found[0][1] and "AllToAll" in found[1][1] and "same order" in found[0][1], found
 
 
-def test_where_one_rank_cannot_exchange_once_none_does():
+def test_if_one_rank_cannot_use_one_shot_no_rank_does():
     options = dict(codec=INT8, segments=[300, 40], error=None)
     with World(3, "board") as world:
 

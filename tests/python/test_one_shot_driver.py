@@ -12,7 +12,7 @@ from comms import changed
 """
 
 
-def test_without_peer_memory_two_ranks_exchange_four_times_as_many_bytes_once_as_more_ranks():
+def test_without_peer_memory_the_one_shot_limit_of_two_ranks_is_4_times_larger():
     run_comm("""
 place = Place()
 for ranks, most in (2, 1 << 22), (3, 1 << 20):
@@ -24,7 +24,7 @@ place.release()
 
 
 @pytest.mark.parametrize("ranks, most", [(2, 17 << 19), (3, 17 << 19), (4, 17 << 19), (5, 1 << 20)])
-def test_over_peer_memory_up_to_four_ranks_exchange_8_912_896_bytes_once(ranks, most):
+def test_over_peer_memory_up_to_four_ranks_send_8_912_896_bytes_by_one_shot(ranks, most):
     """Uses the memory of gc_allreduce_peers_bytes(). With one-shot the all-reduce sends the whole payload."""
     run_comm(f"""
 exec({ONCE!r})
@@ -51,7 +51,7 @@ for n, exchanges in (32 * {ranks} * blocks, 1), (32 * {ranks} * blocks + 1, 2):
 
 
 @pytest.mark.parametrize("inter, exchanges", [("group", 1), ("peers", 2)])
-def test_two_nodes_exchange_a_small_part_once_but_not_over_peer_memory(inter, exchanges):
+def test_two_nodes_use_one_shot_for_a_small_part_but_not_over_peer_memory(inter, exchanges):
     run_comm(f"""
 exec({HALVES!r})
 place = Place()
@@ -62,7 +62,7 @@ for codec in 1, 5:
 """)
 
 
-def test_without_room_for_whole_payloads_ranks_over_peer_memory_exchange_twice():
+def test_peer_buffers_below_the_payload_size_use_two_shot():
     run_comm(f"""
 exec({ONCE!r})
 from capi import CodecOptions
@@ -89,7 +89,7 @@ place.release()
 """)
 
 
-def test_a_unit_in_two_chunks_over_peer_memory_gives_the_bytes_of_the_model():
+def test_a_unit_in_two_chunks_over_peer_memory_matches_the_model():
     """Tests also a block in one chunk that is not finite, and sums whose third, the mean, is denormal."""
     run_comm(f"""
 exec({ONCE!r})
@@ -109,7 +109,7 @@ place.release()
 
 
 @pytest.mark.parametrize("of_chunk", [None, 0, 2])
-def test_of_a_payload_of_a_stranger_a_card_makes_zeros_on_every_rank(of_chunk):
+def test_a_gpu_replaces_an_invalid_payload_by_zeros_on_every_rank(of_chunk):
     """Checks that a chunk of one corrupt payload is corrupt on all ranks; other chunks are unchanged, or zeros."""
     run_comm(f"""
 exec({ONCE!r})
@@ -140,7 +140,7 @@ for codec in 1, 5, 7:
 """)
 
 
-def test_the_bytes_are_those_of_the_model_over_nccl():
+def test_the_bytes_over_nccl_match_the_model():
     run_ranks("""
 for size in 2, 3:
     with Own(size) as world:
@@ -149,7 +149,7 @@ for size in 2, 3:
 """)
 
 
-def test_a_run_is_captured_and_between_its_launches_nothing_is_freed_or_waited_for():
+def test_a_captured_run_neither_frees_nor_waits_between_launches():
     run_comm(f"""
 exec({ONCE!r})
 place, sizes = Place(), [3000, 7]
@@ -172,7 +172,7 @@ for codec in 1, 5:
 """)
 
 
-def test_a_call_that_is_refused_over_two_levels_takes_part_in_nothing():
+def test_a_refused_call_over_two_levels_exchanges_nothing():
     """Checks that a refused call makes no barrier over peer memory: others would take its next call for this one."""
     run_comm(f"""
 exec({ONCE!r})

@@ -46,7 +46,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name != "Tensor"])
-def test_what_owns_something_is_not_copied(name):
+def test_owners_cannot_be_copied(name):
     made = MADE[name][0]()
     for call in copy.copy, copy.deepcopy, pickle.dumps:
         with pytest.raises(TypeError, match=f"^{name} cannot be copied or pickled"):
@@ -55,7 +55,7 @@ def test_what_owns_something_is_not_copied(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_close_releases_once_and_what_is_closed_says_so(name):
+def test_close_releases_once_and_later_calls_are_refused(name):
     make, use = MADE[name]
     made = make()
     made.close()
@@ -76,7 +76,7 @@ def test_close_releases_once_and_what_is_closed_says_so(name):
         made.__del__()  # aborts nothing, and neither does the second one
 
 
-def test_every_method_says_that_it_is_closed():
+def test_every_method_of_a_closed_object_is_refused():
     codec, reduce = library.codec(1, [8]), library.group(1)[0].allreduce(1, [8])
     comm, kernel = library.group(1)[0], library.elementwise("T x", "T y", "y = x")
     closed = [codec, reduce, comm, kernel]
@@ -97,7 +97,7 @@ def test_every_method_says_that_it_is_closed():
             call()
 
 
-def test_an_all_reduce_goes_on_when_its_communicator_is_closed():
+def test_an_all_reduce_works_after_its_communicator_is_closed():
     comm = library.communicator(0, 1, lambda s, r: r.__setitem__(slice(None), s), lambda s, r: r.__setitem__(slice(None), s))
     reduce = comm.allreduce("onebit", [8])
     comm.close()
@@ -107,7 +107,7 @@ def test_an_all_reduce_goes_on_when_its_communicator_is_closed():
     assert values.tolist() == [-3] * 8
 
 
-def test_a_tensor_that_was_taken_outlives_its_close():
+def test_an_exported_tensor_outlives_its_close():
     tensor = library.pack_bits(np.ones(64, bool))
     array = np.from_dlpack(tensor)
     with pytest.raises(BufferError, match="was taken before"):
@@ -122,7 +122,7 @@ def test_a_tensor_that_was_taken_outlives_its_close():
     assert tensor.shape == (8,)
 
 
-def test_what_is_in_use_is_not_closed():
+def test_an_object_in_use_is_not_closed():
     """Closes within a function of the transport, which runs in a call on the communicator and an all-reduce."""
     found, made = [], []
 
@@ -147,7 +147,7 @@ def test_threads_that_close_at_the_same_time_release_once():
         in_threads(4, lambda _: (barrier.wait(), codec.close()))
 
 
-def test_the_interpreter_may_end_with_all_of_them():
+def test_the_interpreter_may_end_with_open_objects():
     program = f"""
 import sys
 sys.path[:0] = [{str(ROOT / "python")!r}, {str(ROOT / "tests" / "python")!r}]
@@ -171,7 +171,7 @@ def test_a_codecs_docstring_lists_every_keyword(function):
 # --- statuses ---------------------------------------------------------------------------------------------------------
 
 
-def test_statuses_are_those_of_the_header():
+def test_statuses_match_the_header():
     header = (ROOT / "include" / "gradcodec.h").read_text()
     found = {name: int(value) for name, value in re.findall(r"\bGC_STATUS_(\w+) = (\d+)", header)}
     assert {status.name: status.value for status in Status} == found

@@ -47,7 +47,7 @@ def run_ranks(script, **environment):
     run_codec(f"exec({RANKS!r})\n" + script, **environment)
 
 
-def test_more_ranks_than_kernels_have_places_for_are_refused_and_the_bootstrap_still_works():
+def test_too_many_ranks_are_refused_and_the_bootstrap_still_works():
     run_ranks("""
 group = (POINTER(Comm) * 65)()
 assert lib.gc_comm_group(65, group) == 0
@@ -61,7 +61,7 @@ nothing_is_left()
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_whichever_call_of_the_driver_fails_all_ranks_are_told_and_nothing_is_left(numbers):
+def test_a_failed_driver_call_fails_all_ranks_and_leaks_nothing(numbers):
     run_ranks(f"""
 for rank in range(2):  # contexts, kernels
     assert lib.gc_prepare(DLDevice(CUDA, rank)) == 0
@@ -80,7 +80,7 @@ assert failures > 10 and statuses == [0, 0], (failures, found)
 """)
 
 
-def test_cards_that_do_not_reach_each_other_are_refused_on_all_ranks():
+def test_gpus_without_peer_access_are_refused_on_all_ranks():
     run_ranks("""
 for status, sentence, _ in opened(cards(0, 1)):
     assert status == Status.UNSUPPORTED_DEVICE, sentence
@@ -92,7 +92,7 @@ nothing_is_left()
 """, FAKE_PEERS=0)
 
 
-def test_ranks_that_want_something_else_are_told():
+def test_ranks_with_different_arguments_are_refused():
     run_ranks("""
 for status, sentence, _ in opened(cards(0, 1), (8192, 200_000)):
     assert status == Status.INVALID_ARGUMENT and "bytes expected, got" in sentence, sentence
@@ -116,7 +116,7 @@ nothing_is_left()
 """)
 
 
-def test_after_a_reset_that_failed_nothing_is_sent_and_a_later_one_lets_go_on():
+def test_after_a_failed_reset_nothing_is_sent_until_a_reset_succeeds():
     run_ranks("""
 from comms import CheckedRanks, World
 
@@ -135,7 +135,7 @@ with World(2, "peers") as world, CheckedRanks(world, place := Place(), codec=ONE
 """)
 
 
-def test_over_two_a_late_rank_of_the_same_node_is_a_timeout():
+def test_on_two_levels_a_late_rank_of_the_node_is_a_timeout():
     run_ranks(f"""
 from comms import Nodes
 # On the host, whose clock no test holds: the ranks are to find each other meanwhile.
@@ -183,7 +183,7 @@ for size in needed, needed - 1024:  # areas have multiples of 256 bytes
     (half, 1 + (half == (codec == "INT8")), codec, raw, error) for half in (False, True) for codec, raw, error in [
         ("ONEBIT", None, "float32"), ("INT8", [0, 0], "float32"), ("MXFP4", [1, 0], "bfloat16"), ("INT8", [0, 1], None)]
 ])  # fmt: skip
-def test_what_a_rank_that_did_not_come_has_left_is_not_finite_and_not_corrupt(half, levels, codec, raw, error):
+def test_a_missing_rank_gives_non_finite_but_not_corrupt_values(half, levels, codec, raw, error):
     run_ranks(f"""
 from block_model import INT8, MXFP4
 from capi import AllReduce
@@ -226,7 +226,7 @@ with world:
 
 # INT8 has too many tiles for one launch.
 @pytest.mark.parametrize("codec, n", [("ONEBIT", 1000), ("INT8", 30_000)])
-def test_a_call_that_the_driver_breaks_off_between_its_launches_is_the_last(codec, n):
+def test_a_call_that_fails_between_its_launches_ends_the_communicator(codec, n):
     """Breaks a call off: other ranks have a part of its data, or count one barrier more."""
     run_ranks(f"""
 from block_model import INT8
@@ -262,7 +262,7 @@ assert not name and any("Launch" in one for one in broken_off), (name, broken_of
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_a_rank_that_does_not_come_is_waited_for_so_long_and_memory_stays_that_it_may_write_to(numbers):
+def test_a_wait_for_a_missing_rank_times_out_and_keeps_its_memory(numbers):
     run_ranks(f"""
 numbers = {numbers}
 for card in numbers:
@@ -291,7 +291,7 @@ assert fake.fake_in_use(1) == 0
 
 
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
-def test_where_the_bootstrap_failed_for_a_rank_alone_its_memory_stays_and_no_rank_of_its_card_waits(numbers):
+def test_a_bootstrap_that_fails_on_one_rank_keeps_its_memory_and_ends(numbers):
     run_ranks(f"""
 from capi import AllReduce
 from comms import World, status_of
@@ -318,7 +318,7 @@ assert kept == [2 * 8192, 0] if {numbers} == (0, 0) else kept == [8192, 8192], k
 """)
 
 
-def test_a_rank_that_comes_after_another_has_aborted_is_told_so():
+def test_a_rank_that_calls_after_an_abort_gets_an_error():
     run_ranks("""
 from capi import PeersOptions
 for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other

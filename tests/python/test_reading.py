@@ -85,7 +85,7 @@ def test_a_table_is_read_without_a_capsule_on_its_current_stream(said):
 
 
 @pytest.mark.parametrize("named, asked", [(7, [7]), (99, []), (1, [1])])
-def test_a_named_stream_is_told_to_those_that_are_not_on_it(said, named, asked):
+def test_a_named_stream_waits_for_arrays_of_other_streams(said, named, asked):
     kind = Tables(current=99).type(Whole)
     a, b = kind(1), kind(2)
     said(lambda g: g.copy_into(a, b))  # the type is cached from now on
@@ -93,14 +93,14 @@ def test_a_named_stream_is_told_to_those_that_are_not_on_it(said, named, asked):
     assert lines == [f"gc_copy_into(t1, t2, {named:#x})"] and (a.streams, b.streams) == (asked, asked)
 
 
-def test_what_is_complete_when_it_returns_works_on_the_legacy_stream(said):
+def test_a_call_that_completes_before_it_returns_uses_the_legacy_stream(said):
     kind = Tables(current=99).type(Whole)
     a = kind(1)
     _, lines = said(lambda g: g.pack_bits(a))
     assert lines[0].startswith("gc_pack_bits(t1,") and a.streams == [1]
 
 
-def test_of_two_frameworks_the_first_tells_the_stream_and_the_other_is_told(said):
+def test_the_first_of_two_frameworks_determines_the_stream(said):
     first, second = Tables(current=99), Tables(current=5)
     a, b = first.type(Whole)(1), second.type(Whole)(2)
     _, lines = said(lambda g: g.copy_into(a, b))
@@ -110,7 +110,7 @@ def test_of_two_frameworks_the_first_tells_the_stream_and_the_other_is_told(said
     assert lines == ["gc_copy_into(t3, t2, 0x5)"] and (silent.streams, b.streams) == ([5], [99])
 
 
-def test_of_two_devices_the_other_is_told_as_well(said):
+def test_an_array_of_a_second_device_is_synchronized_too(said):
     kind = Tables(current=99).type(Whole)
     a, b, host = kind(1, (CUDA, 0)), kind(2, (CUDA, 1)), kind(3, (CPU, 0))
     _, lines = said(lambda g: g.copy_into(a, b))
@@ -131,7 +131,7 @@ def test_subclasses_share_a_table_and_a_list_is_read_at_once(said):
     assert lines[-2].endswith(f"[{names}], 70, NULL, NULL, t5, 0x63)") and of.asked == [(CUDA, 0)]
 
 
-def test_a_kernel_that_runs_again_is_told_what_is_new(said):
+def test_a_kernel_that_runs_again_reads_new_arrays(said):
     of = Tables(current=99)
     kind, foreign = of.type(Whole), Tables(current=5).type(Whole)
     second, other = kind(6, (CUDA, 1)), foreign(2)
@@ -169,7 +169,7 @@ def test_a_kernel_that_runs_again_is_told_what_is_new(said):
 
 
 @pytest.mark.parametrize("absent", [0, 1, 3])
-def test_none_in_a_list_is_null_once(said, absent):
+def test_none_in_a_list_is_null_only_in_its_call(said, absent):
     kind = Tables().type()
     values = [None if k == absent else kind(k + 10) for k in range(4)]
 
@@ -184,7 +184,7 @@ def test_none_in_a_list_is_null_once(said, absent):
     assert f"[{' '.join(names)}]" in encodes[0] and "[t20 t21 t22 t23]" in encodes[1]
 
 
-def test_a_table_of_another_version_is_not_called_but_an_older_one_behind_it(said):
+def test_a_table_of_another_version_is_skipped_for_an_older_one(said):
     strange = Tables(version=2).type(Whole)(1)
     _, lines = said(lambda g: g.copy_into(strange, strange))
     assert lines == ["gc_copy_into(t1, t1, 0x1)"] and strange.streams == [1, 1]
@@ -196,7 +196,7 @@ def test_a_table_of_another_version_is_not_called_but_an_older_one_behind_it(sai
 
 
 @pytest.mark.parametrize("table", [None, 7, object(), "capsule"])
-def test_what_is_no_table_is_passed_over(said, table):
+def test_an_invalid_table_is_ignored(said, table):
     if table == "capsule":
         table = client._python.PyCapsule_New(8, b"another", None)
     odd = type("Odd", (Whole,), {"__dlpack_c_exchange_api__": table})(1)
@@ -204,7 +204,7 @@ def test_what_is_no_table_is_passed_over(said, table):
     assert lines == ["gc_copy_into(t1, t1, 0x7)"] and odd.streams == [7, 7]
 
 
-def test_a_type_that_raises_is_asked_by_dlpack_and_otherwise_heard(said):
+def test_a_type_that_raises_is_read_by_dlpack_or_its_error_is_raised(said):
     class Refused(Exception):
         pass
 
@@ -222,7 +222,7 @@ def test_a_type_that_raises_is_asked_by_dlpack_and_otherwise_heard(said):
         said(lambda g: g.codec(1, [4] * 9).encode([bare] * 9, both))
 
 
-def test_what_has_no_tensor_goes_to_the_stream_of_the_last_that_had_one(said):
+def test_a_call_without_tensors_uses_the_stream_of_the_last_call(said):
     of = Tables(current=99)
     kind = of.type()
 
@@ -240,7 +240,7 @@ def test_what_has_no_tensor_goes_to_the_stream_of_the_last_that_had_one(said):
     assert [line.split()[-1] for line in lines[4:10]] == ["0x1)", "0x63)", "0x63)", "0x37)", "0x7)", "0x37)"], lines
 
 
-def test_a_call_within_a_call_does_not_disturb_it(said):
+def test_a_nested_call_does_not_change_the_outer_call(said):
     class Calling(Whole):
         def __dlpack__(self, stream=None):
             self.library.copy_into(Array(8), Array(9), 3)
@@ -256,7 +256,7 @@ def test_a_call_within_a_call_does_not_disturb_it(said):
     assert lines == ["gc_copy_into(t8, t9, 0x3)", "gc_copy_into(t1, t2, 0x4)"]
 
 
-def test_nothing_is_kept_of_a_call(said):
+def test_a_call_keeps_no_reference(said):
     kind = Tables().type(Whole)
     arrays = [kind(1), kind(2), Array(3)]
     alive = [weakref.ref(array) for array in arrays]
@@ -374,14 +374,14 @@ DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_is_what_it_is(library, no_capsules, dtype):
+def test_every_dtype_is_read_correctly(library, no_capsules, dtype):
     source, target = np.array([0, 1, 3, 100], dtype), np.zeros((4, 3), dtype)
     library.copy_into(source, target[:, 1])
     assert target[:, 1].tolist() == source.tolist() and not target[:, ::2].any()
     assert np.from_dlpack(library.tensor_to_device(source, (CPU, 0))).dtype == source.dtype
 
 
-def test_what_only_dlpack_can_or_refuses_goes_there(library):
+def test_arrays_that_only_dlpack_describes_are_read_by_dlpack(library):
     deep = BASE.reshape((1,) * 6 + BASE.shape)  # nine dimensions
     assert np.array_equal(np.from_dlpack(library.pack_signs(deep, 1)[0]), np.packbits(BASE >= 0))
 
@@ -416,7 +416,7 @@ def test_threads_read_at_the_same_time(library):
     in_threads(6, work)
 
 
-def test_what_is_taken_away_during_a_call_stays_until_its_end(library):
+def test_arrays_removed_during_a_call_stay_until_its_end(library):
     """Removes an argument in a function of the transport, which runs during the call."""
     gone = []
 
@@ -436,7 +436,7 @@ def test_what_is_taken_away_during_a_call_stays_until_its_end(library):
     assert sys.getrefcount(array) == before - bool(gone) and True not in gone and (array == 2).all()
 
 
-def test_many_types_do_not_pile_up(said):
+def test_the_cache_of_types_has_a_bound(said):
     of = Tables()
     for k in range(600):
         kind = of.type()
@@ -444,7 +444,7 @@ def test_many_types_do_not_pile_up(said):
     assert len(_reading._KINDS) <= _reading._MOST_KINDS
 
 
-def test_parts_of_a_tensor_are_where_it_lies_now():
+def test_parts_of_a_tensor_follow_its_address():
     parts = _reading._Parts([3, 0, 5], "float16", (CUDA, 2))
     for address in 4096, 512, 0:
         found = [client.DLTensor.from_address(place) for place in parts.at(address).places]

@@ -1178,7 +1178,7 @@ def is_sentence(text):
 
 
 @pytest.mark.parametrize("function", CALLS)
-def test_the_calls_of_the_table_are_good_without_a_fault(function):
+def test_the_calls_of_the_table_succeed_without_a_fault(function):
     arguments = CALLS[function]()
     check(getattr(lib, function)(*marshal(function, arguments)))
     for value, kind in zip(arguments.values(), capi.declared.FUNCTIONS[function][1], strict=True):
@@ -1223,7 +1223,7 @@ def test_a_pointer_that_is_not_aligned_is_refused(function, name):
     assert name in last_error() and "aligned" in last_error(), last_error()
 
 
-def test_the_last_error_is_the_threads_own_and_success_leaves_it_alone():
+def test_the_last_error_belongs_to_a_thread_and_success_keeps_it():
     assert lib.gc_chunk_bytes(-77, 1) == -1
     mine = last_error()
     seen = []
@@ -1241,7 +1241,7 @@ def test_the_last_error_is_the_threads_own_and_success_leaves_it_alone():
     assert last_error() == mine and says(mine, -77)
 
 
-def test_every_status_has_a_name_of_its_own():
+def test_every_status_has_its_own_name():
     names = {status: lib.gc_status_name(status).decode() for status in Status}
     assert all(status.name in name for status, name in names.items()), names
     assert len(set(names.values())) == len(Status)
@@ -1264,7 +1264,7 @@ def info_of_another_process(program, **environment):
     return lines, others == "True"
 
 
-def test_build_info_says_what_a_bug_report_needs_and_loads_nothing():
+def test_build_info_has_the_data_for_a_bug_report_and_loads_nothing():
     lines, others = info_of_another_process("")
     version = lib.gc_version_string().decode()
     assert re.fullmatch(rf"gradcodec {version}, commit (unknown|[0-9a-f]{{12}}(-dirty)?)", lines[0]), lines
@@ -1276,7 +1276,7 @@ def test_build_info_says_what_a_bug_report_needs_and_loads_nothing():
     assert lines[2].startswith("instruction set: portable, of "), lines
 
 
-def test_build_info_has_the_versions_and_files_of_what_is_loaded(tmp_path):
+def test_build_info_has_the_versions_and_files_of_loaded_libraries(tmp_path):
     # Two NVRTCs are loaded at once. A file with none of NVRTC's functions has no version.
     source = tmp_path / "other.c"
     for name, text in {

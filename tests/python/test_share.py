@@ -69,7 +69,7 @@ def ends(nothing_is_left):
 
 
 @pytest.mark.parametrize("layout, dtype", [*zip(LAYOUTS, itertools.cycle(["uint8", "bool", "int16", "float32", "float64"]))])
-def test_what_arrives_is_what_was_sent(ends, dtype, layout):
+def test_the_received_tensor_is_the_sent_one(ends, dtype, layout):
     whole = np.random.default_rng(3).integers(0, 255, (6, 7, 10)).astype(dtype)
     sent = LAYOUTS[layout](whole)
     lease = send(capi.Tensor(sent), ends[0])
@@ -107,7 +107,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("how", ["releases", "dies"])
-def test_another_process(how):
+def test_another_process_receives_a_tensor(how):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -146,7 +146,7 @@ def test_a_child_that_has_inherited_a_tensor_does_not_release_it(ends):
     ended(lease, 0)
 
 
-def test_a_lease_may_be_refused_and_a_tensor_outlive_it(ends):
+def test_a_tensor_may_outlive_a_refused_lease(ends):
     tensor = capi.Tensor(np.arange(5, dtype="i4"))
     check(lib.gc_share_send(tensor.managed, ends[0].fileno(), 0, 0, None))
     lib.gc_share_free(send(tensor, ends[0]))
@@ -156,7 +156,7 @@ def test_a_lease_may_be_refused_and_a_tensor_outlive_it(ends):
         lib.gc_tensor_free(got)
 
 
-def test_no_descriptor_goes_to_a_program_that_is_started(ends):
+def test_a_started_program_inherits_no_descriptor(ends):
     def is_open(number):
         try:
             return fcntl.fcntl(number, fcntl.F_GETFD) is not None
@@ -185,7 +185,7 @@ def test_a_receiver_that_closes_its_socket_is_noticed(ends):
     assert status == Status.SHARE and os.strerror(errno.EPIPE) in last_error()
 
 
-def test_bytes_of_the_program_lie_between_messages(ends):
+def test_other_bytes_may_lie_between_messages(ends):
     for at in range(3):
         ends[0].sendall(b"before %d" % at)
         lib.gc_share_free(send(capi.Tensor(np.full(at, at)), ends[0]))
@@ -198,7 +198,7 @@ def test_bytes_of_the_program_lie_between_messages(ends):
         assert ends[1].recv(5) == b"after"
 
 
-def test_nothing_comes_in_time(ends):
+def test_a_message_after_the_timeout(ends):
     for blocking in True, False:
         for end in ends:
             end.setblocking(blocking)
@@ -206,7 +206,7 @@ def test_nothing_comes_in_time(ends):
         assert ends[1].getblocking() == blocking
 
 
-def test_a_message_that_is_not_taken(ends):
+def test_a_message_that_nobody_receives(ends):
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     tensor = capi.Tensor(np.ones((1,) * 60))
     for _ in range(1000):
@@ -217,7 +217,7 @@ def test_a_message_that_is_not_taken(ends):
 
 
 @pytest.mark.parametrize("what", ["a file", "a pipe", "datagrams", "TCP", "closed"])
-def test_a_socket_that_is_none_of_these(what, tmp_path):
+def test_a_socket_of_another_type(what, tmp_path):
     def closed():
         number = os.dup(0)
         os.close(number)
@@ -249,7 +249,7 @@ def test_a_socket_that_is_not_connected():
 # --- messages of a stranger -------------------------------------------------------------------------------------------
 
 
-def test_a_message_of_the_test_is_a_good_one():
+def test_the_message_of_the_test_is_valid():
     with Stranger() as stranger:
         stranger.send(host_message(), [sealed(40)])
         got = receive(stranger.end)
@@ -283,7 +283,7 @@ def test_a_message_of_the_test_is_a_good_one():
     (dict(shape=(2**61,)), ["2^63"]),
     (dict(shape=(2**63 - 1, 0, 2**63 - 1)), [0]),
 ])  # fmt: skip
-def test_a_message_that_does_not_hold_together(fields, words):
+def test_an_inconsistent_message(fields, words):
     with Stranger() as stranger:
         stranger.send(host_message(**fields), [sealed(40)])
         expect(refused(stranger.end), Status.CORRUPT, *words)
@@ -315,7 +315,7 @@ def read_only(n_bytes):
     ("memory of huge pages", 2 << 20, lambda _: [sealed(2 << 20, flags=os.MFD_HUGETLB)], ["pages"]),
     ("memory without pages", 4 << 20, lambda _: [sealed(4 << 20, pages=False)], ["0 are allocated"]),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
-def test_descriptors_that_are_not_what_they_should_be(what, n_bytes, files, words, tmp_path):
+def test_descriptors_of_other_files(what, n_bytes, files, words, tmp_path):
     (tmp_path / "file").write_bytes(bytes(40))
     with Stranger() as stranger:
         stranger.send(host_message((n_bytes // 4,), n_bytes), files(tmp_path))
@@ -324,7 +324,7 @@ def test_descriptors_that_are_not_what_they_should_be(what, n_bytes, files, word
         assert stranger.answer() == (b"" if words[0] in ("1 descriptors", "3 descriptors", "50 descriptors") else bytes([9]))
 
 
-def test_descriptors_in_another_order_or_with_no_socket_to_answer_on_or_in_two_messages(ends, tmp_path):
+def test_descriptors_reordered_or_split_or_without_a_socket(ends, tmp_path):
     (tmp_path / "file").write_bytes(bytes(40))
     text, memory = host_message(), sealed(40)
     file, (mine, theirs) = os.open(tmp_path / "file", os.O_RDWR), socket.socketpair()
@@ -398,7 +398,7 @@ SO_PASSPIDFD = 76
 
 
 @pytest.mark.parametrize("option", [socket.SO_PASSCRED, SO_PASSPIDFD])
-def test_a_socket_that_tells_who_sends(ends, option):
+def test_a_socket_that_passes_credentials(ends, option):
     try:
         ends[1].setsockopt(socket.SOL_SOCKET, option, 1)
     except OSError as refusal:
@@ -411,7 +411,7 @@ def test_a_socket_that_tells_who_sends(ends, option):
     lib.gc_tensor_free(got)
 
 
-def test_an_urgent_byte_in_place_of_an_answer(ends):
+def test_an_urgent_byte_instead_of_an_answer(ends):
     lease = send(capi.Tensor(np.ones(3)), ends[0])
     _, numbers, *_ = socket.recv_fds(ends[1], 1000, 10)
     with socket.socket(fileno=numbers[1]) as answers:
@@ -421,7 +421,7 @@ def test_an_urgent_byte_in_place_of_an_answer(ends):
     lib.gc_share_free(lease)
 
 
-def test_a_message_that_comes_byte_by_byte():
+def test_a_message_that_arrives_byte_by_byte():
     with Stranger() as stranger:
         text, out = host_message(), []
         thread = threading.Thread(target=lambda: out.append(receive(stranger.end, LONG)))
@@ -434,7 +434,7 @@ def test_a_message_that_comes_byte_by_byte():
         lib.gc_tensor_free(out[0])
 
 
-def test_no_descriptor_left_for_what_comes():
+def test_no_free_descriptor_for_a_message():
     with Stranger() as stranger:
         stranger.send(host_message(), [sealed(40)])
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)

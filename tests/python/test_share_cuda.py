@@ -224,7 +224,7 @@ def test_elements_of_less_than_a_byte_and_of_several_lanes():
 
 
 @pytest.mark.parametrize("parts", [2, 253, 254, 600])
-def test_a_tensor_over_many_parts(parts):
+def test_a_tensor_over_many_allocations(parts):
     shares(f"""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
@@ -255,7 +255,7 @@ def test_a_tensor_over_many_parts(parts):
     """)
 
 
-def test_more_parts_than_a_message_has():
+def test_more_allocations_than_a_message_can_list():
     shares("""
     the_driver()
     memory = Mapped([GRANULE] * 4097)
@@ -268,7 +268,7 @@ def test_more_parts_than_a_message_has():
     """)
 
 
-def test_memory_that_cannot_be_given_away():
+def test_memory_that_cannot_be_shared():
     shares("""
     the_driver()
     tensor = held(1000)
@@ -299,7 +299,7 @@ def test_memory_that_cannot_be_given_away():
     """)
 
 
-def test_a_copy_shows_nothing_else_and_does_not_need_the_original():
+def test_a_copy_exposes_nothing_else_and_outlives_the_original():
     shares("""
     def here(end):
         tensor = on_card(np.arange(1000, dtype="f4"))
@@ -320,7 +320,7 @@ def test_a_copy_shows_nothing_else_and_does_not_need_the_original():
     """)
 
 
-def test_unfinished_work_is_waited_for_on_both_sides():
+def test_both_sides_wait_for_unfinished_work():
     # The driver reports memory that is shared or unmapped while work on it is unfinished.
     shares("""
     def here(end):
@@ -343,7 +343,7 @@ def test_unfinished_work_is_waited_for_on_both_sides():
     """)
 
 
-def test_a_device_of_another_type_or_that_is_not_there():
+def test_a_device_of_another_type_or_a_missing_one():
     shares("""
     def here(end):
         mapped = Mapped([GRANULE] * 300)
@@ -365,7 +365,7 @@ def test_a_device_of_another_type_or_that_is_not_there():
 
 @pytest.mark.parametrize("environment", [{}, {"FAKE_PEERS": 0}], ids=str)
 @pytest.mark.parametrize("first", [0, 1, 5])
-def test_devices_that_are_numbered_otherwise_there(first, environment):
+def test_devices_with_other_numbers_in_the_receiver(first, environment):
     shares(f"""
     def here(end):
         mapped = Mapped([GRANULE] * 2, device=1)
@@ -437,7 +437,7 @@ def test_threads_that_open_and_release_the_same_allocation():
     """)
 
 
-def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_again():
+def test_memory_stays_until_the_receiver_releases_it_and_is_not_reused():
     shares("""
     def here(end):
         memory = held(1 << 20)
@@ -484,7 +484,7 @@ def test_memory_of_the_library_stays_until_it_is_released_there_and_is_not_used_
     """)
 
 
-def test_a_lease_that_is_refused_or_given_up():
+def test_a_lease_that_is_refused_or_abandoned():
     shares("""
     def here(end):
         for asks in False, True:
@@ -512,7 +512,7 @@ def test_a_lease_that_is_refused_or_given_up():
     """)
 
 
-def test_memory_of_others_is_left_alone():
+def test_memory_of_another_allocator_is_not_freed():
     shares("""
     import ctypes
     def here(end):
@@ -531,7 +531,7 @@ def test_memory_of_others_is_left_alone():
     """)
 
 
-def test_a_tensor_that_comes_back_to_its_process():
+def test_a_tensor_that_is_sent_back_to_its_process():
     shares("""
     the_driver()
     one, other = socket.socketpair()
@@ -577,7 +577,7 @@ def test_a_tensor_that_comes_back_to_its_process():
     """)
 
 
-def test_a_tensor_that_comes_back_with_a_socket_that_was_answered_is_a_strangers():
+def test_a_returned_tensor_with_an_answered_socket_counts_as_foreign():
     shares("""
     the_driver()
     one, other = socket.socketpair()
@@ -592,7 +592,7 @@ def test_a_tensor_that_comes_back_with_a_socket_that_was_answered_is_a_strangers
     """)
 
 
-def test_a_tensor_that_is_sent_back_stays_though_a_forged_answer_releases_it():
+def test_a_forged_answer_does_not_free_a_returned_tensor():
     shares("""
     the_driver()
     one, other = socket.socketpair()
@@ -760,7 +760,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_messages_that_do_not_hold_together():
+def test_inconsistent_messages():
     shares(f"""
     exec({STRANGER!r})
     for fields in dict(), dict(strides=(-1,), offset=36), dict(shape=(2**40,), strides=(0,)), dict(shape=(), strides=()):
@@ -790,7 +790,7 @@ def test_messages_that_do_not_hold_together():
     """)
 
 
-def test_descriptors_and_handles_that_are_not_what_they_should_be():
+def test_descriptors_and_handles_of_other_objects():
     shares(f"""
     exec({STRANGER!r})
     for what, files, status, words in (
@@ -823,7 +823,7 @@ def test_descriptors_and_handles_that_are_not_what_they_should_be():
     """)
 
 
-def test_a_handle_of_less_memory_than_is_said():
+def test_a_handle_of_less_memory_than_the_message_states():
     shares(f"""
     def here(end):
         lease = send(on_card(np.ones(100, "f4")), end)
@@ -972,7 +972,7 @@ two(here, there)
         all=[(*memory, code) for memory in [("plain", 0), ("mapped", 0), ("plain", 1)] for code in (2, 700, 123456)],
     ),
 )
-def test_every_call_of_the_driver_fails_in_turn_and_leaves_nothing(tried, kind, flags, code):
+def test_every_failed_driver_call_leaks_nothing(tried, kind, flags, code):
     statuses = {2: "(Status.OUT_OF_MEMORY,)", 700: "(Status.CONTEXT_LOST,)", 123456: "(Status.SHARE, Status.CUDA)"}[code]
     head = f"TRIED, KIND, FLAGS, CODE, STATUSES = {tried!r}, {kind!r}, {flags}, {code}, {statuses}\n"
     shares(head + EVERY_CALL)

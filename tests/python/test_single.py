@@ -19,22 +19,22 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("codec", cases.CODECS)
-def test_payloads_are_the_models_on_the_cpu(codec):
+def test_payloads_match_the_model_on_the_cpu(codec):
     cases.payloads_are_the_models(Host(), SIZES + LARGE, [codec])
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_on_the_cpu(case):
+def test_calls_match_the_model_on_the_cpu(case):
     getattr(cases, case)(Host())
 
 
 @pytest.mark.parametrize("codec", both(quick=[1, 5], all=cases.CODECS))
-def test_payloads_are_the_models_on_the_stand_in(codec):
+def test_payloads_match_the_model_on_the_stand_in(codec):
     run(PLACE + f"import single_cases\nsingle_cases.payloads_are_the_models(Place(), {[0, 1, 33, 100, 1100]}, [{codec}])")
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_on_the_stand_in(case):
+def test_calls_match_the_model_on_the_stand_in(case):
     more = ", (0x02,)" if case == "damaged_headers_are_corrupt" else ""
     run(PLACE + f"import single_cases\nsingle_cases.{case}(Place(){more})")
 

@@ -46,7 +46,7 @@ FLAT = [
 
 @pytest.mark.parametrize("options, exchanges", FLAT, ids=str)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_of_a_flat_world_sends_what_it_says(size, options, exchanges):
+def test_a_rank_of_a_flat_world_sends_the_reported_bytes(size, options, exchanges):
     assert is_one_shot(size, options) == (exchanges == 1)
     with World(size, "board") as world, CheckedRanks(world, place, **options) as ranks:
         world.board.calls.clear()
@@ -57,13 +57,13 @@ def test_a_rank_of_a_flat_world_sends_what_it_says(size, options, exchanges):
             assert (lib.gc_comm_rank(world.comms[rank]), lib.gc_comm_world_size(world.comms[rank])) == (rank, size)
 
 
-def test_a_rank_that_is_alone_sends_nothing():
+def test_a_single_rank_sends_nothing():
     with World(1) as world, CheckedRanks(world, place, codec=INT8, error=None, segments=[1000]) as ranks:
         assert said(ranks.handles[0]) == (0, -1, 2)
         assert (lib.gc_comm_rank(world.comms[0]), lib.gc_comm_world_size(world.comms[0])) == (0, 1)
 
 
-def test_parts_say_busy_while_a_call_is_under_way():
+def test_parts_are_busy_during_a_call():
     with World(2, "board") as world, CheckedRanks(world, place, codec=INT8, error="float32", segments=[100]) as ranks:
         told = []
 
@@ -93,7 +93,7 @@ def buffer_bytes(codec, elements, world, error):
 @pytest.mark.parametrize("codec", [ONEBIT, INT8, BF16])
 @pytest.mark.parametrize("error", [0, 2])
 @pytest.mark.parametrize("world", [2, 4, 64])
-def test_peer_buffers_are_as_large_as_the_header_says(codec, error, world):
+def test_peer_buffers_have_the_size_in_the_header(codec, error, world):
     """Checks 2 P + 2 min(P, 8.5 MiB), one-shot 4 x world_size x P, at most 2 KiB more, at least 320 bytes a rank."""
     seen = set()
     for elements in (0, 1000, 100_000, 1_000_000, 10_000_000):

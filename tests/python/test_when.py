@@ -25,7 +25,7 @@ def test_the_page_has_the_tables_that_the_program_prints():
     assert len(tables) == 3 and [table for table in tables if table not in page] == []
 
 
-def test_the_page_says_the_share_and_the_largest_error_of_the_model(model):
+def test_the_page_has_the_share_and_the_largest_error_of_the_model(model):
     page = (ROOT / "docs/WHEN.md").read_text(encoding="utf-8")
     assert f"gets, {model.share:.2f}." in page
     times = [(who, n, t) for who, of in when.measured().items() for n, t in of.items() if n >= when.LEAST]
@@ -33,7 +33,7 @@ def test_the_page_says_the_share_and_the_largest_error_of_the_model(model):
     assert "at most 15 % off" in page and 0.10 < worst < 0.15
 
 
-def test_the_page_says_how_far_the_model_is_off_the_measured_steps_between_nodes():
+def test_the_page_has_the_error_of_the_model_for_measured_steps_between_nodes():
     page = (ROOT / "docs/WHEN.md").read_text(encoding="utf-8")
     header, rows = when.steps_beside()
     found = {name: dict(zip(header[1:], cells)) for name, *cells in rows}

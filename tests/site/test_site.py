@@ -39,7 +39,7 @@ def pages():
     return {name: Page(SITE / name) for name in PAGES}
 
 
-def test_there_are_pages():
+def test_pages_exist():
     assert {"index.html", "search.html", "genindex.html", "reference/bits.html", "docs/PERFORMANCE.html"} <= set(PAGES)
 
 
@@ -68,7 +68,7 @@ def test_titles_are_short_and_links_to_pages_read_as_titles():
     assert [(name, found) for name in PAGES for found in link.findall((SITE / name).read_text())] == []
 
 
-def test_nothing_is_fetched_from_elsewhere(pages):
+def test_nothing_is_fetched_from_other_sites(pages):
     assert [need for page in pages.values() for need in page.needs if urllib.parse.urlsplit(need).scheme] == []
 
 
@@ -130,7 +130,7 @@ def as_wide_as(browser, width):
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_as_wide_as_its_window_and_complains_of_nothing(browser, name, width):
+def test_a_page_fits_its_window_and_logs_no_error(browser, name, width):
     as_wide_as(browser, width)
     browser.get((SITE / name).as_uri())
     browser.execute_script("window.scrollTo(1000, 0)")
@@ -151,7 +151,7 @@ def test_a_page_is_as_wide_as_its_window_and_complains_of_nothing(browser, name,
 
 
 @pytest.mark.parametrize("words", ["gc_pack_chunks", "error feedback", "GRADCODEC_CPU"])
-def test_the_search_finds(browser, words):
+def test_the_search_finds_functions(browser, words):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 

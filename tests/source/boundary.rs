@@ -70,7 +70,7 @@ fn listed() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_exported_functions_are_those_of_the_list() {
+fn the_exported_functions_match_the_list() {
     let exported: BTreeSet<String> =
         functions().into_iter().filter(|function| function.exported).map(|function| function.name).collect();
     let different: Vec<_> = exported.symmetric_difference(&listed()).cloned().collect();
@@ -139,7 +139,7 @@ fn words(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn no_file_that_names_every_function_misses_one() {
+fn files_that_name_every_function_are_complete() {
     for (path, excepted) in PLACES {
         let text = read(path);
         let excepted = excepted.iter().map(|(name, _)| name.to_string()).collect();

@@ -118,7 +118,7 @@ fn with_typedefs(text: &str) -> String {
 }
 
 #[test]
-fn a_struct_has_a_typedef_and_goes_by_it() {
+fn a_struct_has_a_typedef_and_is_named_by_it() {
     let text = "struct gc_a_t;\n\nstruct gc_x_t {\n    struct gc_a_t *of;\n};\n\nenum gc_e {\n    GC_E,\n};\n\
                 void gc_f(const struct gc_x_t *x,\n          struct DLManagedTensorVersioned *y);";
     let expected = "typedef struct gc_a_t gc_a_t;\n\ntypedef struct gc_x_t {\n    gc_a_t *of;\n} gc_x_t;\n\n\
@@ -296,7 +296,7 @@ fn constants_are_numbers() {
 }
 
 #[test]
-fn the_promises_in_rust_are_current() {
+fn the_signatures_in_rust_are_current() {
     let version: Vec<&str> = env!("CARGO_PKG_VERSION").split('.').collect();
     let facts = read(&format!("tests/abi/gradcodec-{}.{}.abi", version[0], version[1]));
     let (list, header) = (read("tests/abi/functions.h"), read("include/gradcodec.h"));

@@ -1,11 +1,11 @@
-//! Checks that each room of src/ uses only the rooms before it.
+//! Checks that each module of src/ uses only the modules before it.
 
 use crate::sources;
 
 use std::{collections::HashMap, fs, path::Path};
 
 /// Modules of the crate, the lowest first. CONTRIBUTING.md describes each.
-const ROOMS: [&str; 13] =
+const MODULES: [&str; 13] =
     ["ffi", "dlpack", "cpu", "cuda", "device", "bits", "copy", "share", "jit", "codec", "comm", "about", "capi"];
 
 /// Returns true if a source for one kind of device uses the other kind.
@@ -67,27 +67,27 @@ fn module(path: &Path) -> String {
     parts.join("::")
 }
 
-fn room(name: &str) -> usize {
+fn position(name: &str) -> usize {
     let first = name.split("::").next().unwrap_or_default();
-    ROOMS
+    MODULES
         .iter()
-        .position(|&room| room == first)
-        .unwrap_or_else(|| panic!("{name} is in no room of tests/source/layers.rs"))
+        .position(|&module| module == first)
+        .unwrap_or_else(|| panic!("{name} is in no module of tests/source/layers.rs"))
 }
 
 #[test]
-fn every_room_uses_only_those_before_it() {
+fn every_module_uses_only_modules_before_it() {
     let (mut wrong, mut looked_at) = (Vec::new(), 0);
     for path in sources::paths().iter().filter(|path| !path.ends_with("lib.rs")) {
         let module = module(path.strip_prefix(sources::root()).unwrap());
         let text = fs::read_to_string(path).unwrap();
-        assert!(!text.contains("super::super"), "{module}: a path from crate:: says which room is used");
-        // Files beside this one in its room count, too: `super::cuda` in `bits::cpu`.
+        assert!(!text.contains("super::super"), "{module}: a path from crate:: shows which module is used");
+        // Files beside this one in its module count, too: `super::cuda` in `bits::cpu`.
         let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
         let beside = used_after("super::", &text).into_iter().map(|name| format!("{parent}::{name}"));
         for name in used(&text).into_iter().chain(beside.filter(|_| !parent.is_empty())) {
             looked_at += 1;
-            if is_across(&module, &name) || room(&name) > room(&module) {
+            if is_across(&module, &name) || position(&name) > position(&module) {
                 wrong.push(format!("{module} uses {name}"));
             }
         }
@@ -96,7 +96,7 @@ fn every_room_uses_only_those_before_it() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Checks that sources which define an operation, or places of elements, read and write no memory.
+/// Checks that the sources of operations and plans, which read and write no memory, forbid unsafe code.
 #[test]
 fn operations_and_plans_forbid_unsafe_code() {
     let forbids = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.contains("\n#![forbid(unsafe_code)]\n"));
@@ -223,7 +223,7 @@ impl Imports {
 
 /// Checks that no two files use each other: code that both need belongs to a third file below both.
 #[test]
-fn no_file_uses_one_that_uses_it() {
+fn no_two_files_use_each_other() {
     let sources = sources::paths().into_iter().filter(|path| !path.ends_with("lib.rs"));
     let sources =
         sources.map(|path| (module(path.strip_prefix(sources::root()).unwrap()), fs::read_to_string(&path).unwrap()));
@@ -235,7 +235,7 @@ fn no_file_uses_one_that_uses_it() {
 }
 
 #[test]
-fn circles_are_found_also_through_re_exports() {
+fn circles_through_re_exports_are_found() {
     let sources = |texts: &[(&str, &str)]| {
         Imports::of(texts.iter().map(|&(module, text)| (module.to_owned(), text.to_owned())).collect())
     };

@@ -175,7 +175,7 @@ pub fn promises(list: &str, facts: &str, header: &str, cbindgen: &str) -> String
 }
 
 #[test]
-fn a_promise_in_rust_is_the_one_in_c() {
+fn a_signature_in_rust_matches_the_one_in_c() {
     let list = "FUNCTION(gc_name, const char *, (gc_status_t))\n\
                 FUNCTION(gc_hook, void, (void (*)(void *, char),\n    int64_t *const *, const char **))\n";
     for line in [

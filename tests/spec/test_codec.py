@@ -31,7 +31,7 @@ MOST = gpu.sized(card=1_000_000, quick=20_000, all=20_000)  # elements
 
 
 @pytest.mark.parametrize("options", [random_options, random_block_options], ids=["bits", "blocks"])
-def test_random_codecs_do_what_the_specification_says(place, options):
+def test_random_codecs_match_the_specification(place, options):
     is_host = isinstance(place, Host)
     cases, most = (CPU_CASES, 100_000) if is_host else (CASES, MOST)
     if options is random_block_options:  # test_block_codecs has more of these
@@ -55,12 +55,12 @@ def test_block_codecs(place, name):
 
 
 @pytest.mark.parametrize("kind", [ONEBIT, SIGN])
-def test_what_a_stranger_sends_is_reported_and_not_decoded(place, kind):
+def test_invalid_payloads_are_reported_and_not_decoded(place, kind):
     strangers(place, kind)
 
 
 @pytest.mark.parametrize("kind", [ONEBIT, *NAMES])
-def test_a_state_is_refused_while_a_step_is_pending_and_later_stays(place, kind):
+def test_a_state_is_refused_during_a_pending_step_and_kept_later(place, kind):
     """Checks that a state is refused while a reduce is pending; later it stays, for any step pending before."""
     with Checked(place, codec=kind, segments=[100], nonfinite=TRANSACTIONAL, server=0) as codec:
         payload = codec.encode([np.arange(-30, 70, dtype="f4")])
@@ -83,7 +83,7 @@ def test_a_state_is_refused_while_a_step_is_pending_and_later_stays(place, kind)
         codec.compare_all()
 
 
-def test_a_scalar_takes_a_step_back_unless_it_is_0(place):
+def test_a_skip_scalar_other_than_0_takes_a_step_back(place):
     """Checks that any scalar but 0 takes a step back: -0.0 is 0, and 256 is not, though its lowest byte is."""
     for skip in (np.bool_(0), np.bool_(1), np.int32(0), np.int32(256), np.int32(-(2**31)), np.float32(0.0),
                  np.float32(-0.0), np.float32(1e-45), np.float32(np.nan)):  # fmt: skip
@@ -101,7 +101,7 @@ def card(memory):
 
 
 @pytest.mark.parametrize("kind", [ONEBIT, *NAMES])
-def test_states_go_from_the_device_to_the_cpu_and_back(card, kind):
+def test_states_move_from_the_device_to_the_cpu_and_back(card, kind):
     rng = np.random.default_rng(1)
     options = dict(codec=kind, segments=[70_000, 3], n_chunks=2, server=1)
     with Checked(card, **options) as there, Checked(Host(), **options) as here:
@@ -132,7 +132,7 @@ def test_a_state_of_another_codec_is_flagged_and_changes_nothing(card):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [ONEBIT, INT8, MXFP4])
-def test_a_captured_step_replayed_is_as_many_calls(card, stream, kind):
+def test_each_replay_of_a_captured_step_counts_as_a_call(card, stream, kind):
     """Captures encode, decode, reduce and commit in one graph, and replays it 100 times: the state is on the device."""
     rng = np.random.default_rng(9)
     options = dict(codec=kind, segments=[50_001, 0, 1000], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
@@ -166,7 +166,7 @@ def test_a_captured_step_replayed_is_as_many_calls(card, stream, kind):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [ONEBIT, MXFP8])
-def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream, kind):
+def test_a_decode_waits_for_earlier_work_on_its_stream(card, stream, kind):
     """Tests launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
     rng, n = np.random.default_rng(10), 3_000_001
     with Checked(card, codec=kind, segments=[n], n_chunks=1) as codec:
@@ -196,7 +196,7 @@ def test_a_decode_waits_for_whatever_is_ahead_of_it(card, stream, kind):
             graph.destroy()
 
 
-def test_flags_and_scales_go_to_pinned_memory(card, stream):
+def test_flags_and_scales_are_written_to_pinned_memory(card, stream):
     with Checked(card, codec=ONEBIT, segments=[10, 0]) as codec, driver.Memory(64, "pinned") as memory:
         codec.encode([np.full(10, np.nan, "f4"), np.zeros(0, "f4")])
         driver.synchronize()
@@ -215,7 +215,7 @@ def test_flags_and_scales_go_to_pinned_memory(card, stream):
         assert refusal.value.status == Status.INVALID_ARGUMENT
 
 
-def test_a_codec_keeps_to_its_context(card):
+def test_a_codec_stays_in_its_context(card):
     with Checked(card, codec=ONEBIT, segments=[1000]) as codec:
         g = card.put(np.ones(1000, "f4"))
         payload = card.put(np.zeros(codec.model.stride, np.uint8))
@@ -237,7 +237,7 @@ def launched():
 # A launch takes the addresses of 448 segments (MOST_ADDRESSES in kernels/state.cuh).
 @pytest.mark.parametrize("count", gpu.sized(card=[1000], quick=[449], all=[448, 449, 897, 1000]))
 @pytest.mark.parametrize("kind", [ONEBIT, INT4])
-def test_more_segments_than_one_launch_has_addresses_of(place, kind, count):
+def test_more_segments_than_one_launch_can_address(place, kind, count):
     rng = np.random.default_rng(6)
     segments = [int(n) for n in rng.integers(0, gpu.sized(card=3000, quick=30, all=30), count)]
     with Checked(place, codec=kind, segments=segments, n_chunks=3, server=2) as codec:

@@ -93,7 +93,7 @@ def test_a_handle_is_a_codec_for_each_rank_and_two_exchanges(over, size, seed):
 
 
 @worlds(seeds=8)
-def test_the_two_halves_with_the_same_shard_are_a_run_to_the_byte(over, size, seed):
+def test_the_two_halves_with_the_same_shard_are_bit_identical_to_a_run(over, size, seed):
     rng = np.random.default_rng([1, seed, size])
     place, world_of = over
     options = handle_for(place, rng, seed)
@@ -141,7 +141,7 @@ def optimizer(rng, special):
 
 
 @worlds(seeds=8)
-def test_halves_do_what_the_formula_says_of_any_shard_and_in_any_order(over, size, seed):
+def test_halves_match_the_formula_for_any_shard_and_order(over, size, seed):
     rng = np.random.default_rng([2, seed, size])
     place, world_of = over
     options = handle_for(place, rng, seed)
@@ -173,7 +173,7 @@ def test_halves_do_what_the_formula_says_of_any_shard_and_in_any_order(over, siz
 
 
 @pytest.mark.parametrize("codec", [ONEBIT, SIGN])
-def test_halves_without_segments_are_of_nothing(over, codec):
+def test_halves_without_segments_do_nothing(over, codec):
     place, world_of = over
     options = dict(codec=codec, segments=[], values="float32", results="float32", error=None, nonfinite=TRANSACTIONAL)
     with world_of(2) as world, CheckedRanks(world, place, **options) as ranks:
@@ -182,7 +182,7 @@ def test_halves_without_segments_are_of_nothing(over, codec):
         ranks.flags()
 
 
-def test_each_half_of_a_step_is_committed_and_taken_back_for_itself(over):
+def test_each_half_of_a_step_is_committed_or_taken_back_separately(over):
     place, world_of = over
     rng, segments = np.random.default_rng(13), [300, 7, 2000]
     options = dict(codec=ONEBIT, segments=segments, error="float32", nonfinite=TRANSACTIONAL)
@@ -250,7 +250,7 @@ def test_an_infinity_on_one_rank_takes_the_step_back_on_all(over, codec):
     all=[(*sizes, error) for sizes in ((3, 3), (2, 3), (4, 1), (1, 3), (3, 5)) for error in ("float32", "bfloat16")],
 ))  # fmt: skip
 @pytest.mark.parametrize("family", OF_FAMILIES)
-def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
+def test_errors_are_kept_in_a_world_of_any_size(over, old, new, error, family):
     """Hands errors of `old` ranks over to `new` ranks."""
     (place, world_of), rng, segments = over, np.random.default_rng(6), [100, 0, 1500, 70]
     options = dict(segments=segments, error=error, **OF_FAMILIES[family])
@@ -279,7 +279,7 @@ def test_errors_go_on_in_a_world_of_any_size(over, old, new, error, family):
 
 
 @pytest.mark.parametrize("policy", [PROPAGATE, ZERO, TRANSACTIONAL])
-def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(over, policy):
+def test_non_finite_values_in_a_shard_match_the_mean(over, policy):
     (place, world_of), rng, segments = over, np.random.default_rng(2), [1500, 3, 9000]
     for kind, error in (ONEBIT, "bfloat16"), (SIGN, None):
         start_again(place)
@@ -298,7 +298,7 @@ def test_what_is_not_finite_in_a_shard_is_as_in_the_mean(over, policy):
 @pytest.mark.parametrize("size, seed", both(
     quick=[(2, 0), (3, 1), (5, 2)], all=[(size, seed) for size in range(2, 10) for seed in range(12)]
 ))  # fmt: skip
-def test_the_bytes_of_one_exchange_are_those_of_two(over, size, seed):
+def test_one_shot_and_two_shot_compute_the_same_bytes(over, size, seed):
     place, world_of = over
     rng = np.random.default_rng([seed, size])
     options = {**random_handle(rng, KEEP_NOTHING), "error": None}
@@ -318,7 +318,7 @@ def run(ranks, put, streams, rank):
     call("gc_allreduce_run", ranks.handles[rank], views([put[rank]]), 1, None, None, streams[rank].handle)
 
 
-def test_calls_return_while_the_card_is_at_work(card, gate):
+def test_calls_return_while_the_gpu_works(card, gate):
     """Runs two ranks of a context while a kernel runs: an allocation or release on the GPU would wait for it."""
     n, size, rng, streams = 300_001, 2, np.random.default_rng(6), streams_of(2)
     gradients = [[rng.standard_normal(n).astype(f32)] for _ in range(size)]

@@ -133,7 +133,7 @@ def sides():
     "names", [("card", "other"), ("pinned", "card"), ("card", "pinned"), ("pageable", "card"), ("card", "pageable")],
     ids=" to ".join,
 )  # fmt: skip
-def test_any_layout_and_any_cast_is_copied_as_on_the_cpu(sides, stream, names, block):
+def test_any_layout_and_any_cast_matches_the_cpu(sides, stream, names, block):
     for seed in seeds(block):
         source, buffer, target = random_copy(np.random.default_rng(seed))
         with case(seed=seed, source=source, target=target):
@@ -148,7 +148,7 @@ SHAPES = gpu.sized(
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_usual_layouts_are_copied_wherever_they_begin(sides, stream, shape, dtype):
+def test_usual_layouts_are_copied_at_any_alignment(sides, stream, shape, dtype):
     ndim, rng = len(shape), np.random.default_rng(5)
     for order in (tuple(range(ndim)), tuple(reversed(range(ndim)))):
         for first, second in (0, 0), (1, 0), (0, 1), (3, 5), (16, 4):
@@ -166,7 +166,7 @@ PAIRS = [(source, target) for source in CASTS for target in CASTS]
 @pytest.mark.parametrize("source, target", both(
     quick=[pair for pair in PAIRS if {*pair} & {"bool", "bfloat16", "float64"}], all=PAIRS
 ))  # fmt: skip
-def test_casts_of_edge_values_are_those_of_the_cpu(sides, stream, source, target):
+def test_casts_of_edge_values_match_the_cpu(sides, stream, source, target):
     values = edges(source)
     values = np.resize(values, 48 * -(-values.size // 48))
     for shape, order in ((values.size,), (0,)), ((values.size // 48, 48), (1, 0)):
@@ -194,7 +194,7 @@ def test_elements_of_any_size_are_copied_as_they_are(sides, stream, size):
     assert (found == memory.transpose(1, 0, 2)).all()
 
 
-def test_large_pageable_copies_go_in_pieces(sides, stream):
+def test_large_pageable_copies_are_split(sides, stream):
     rng = np.random.default_rng(8)
     scale = gpu.sized(card=4, quick=1, all=1)  # factor of the sizes
     for source, target, shape, order in (
@@ -208,7 +208,7 @@ def test_large_pageable_copies_go_in_pieces(sides, stream):
             copies(source, buffer, target, [sides[name] for name in names], stream)
 
 
-def test_nothing_is_copied_of_no_element(sides, stream):
+def test_an_empty_copy_writes_nothing(sides, stream):
     for name in "other", "pinned", "pageable":
         with driver.Stream() as own:
             src = gpu.at(0, (0, 5), "float32")
@@ -218,7 +218,7 @@ def test_nothing_is_copied_of_no_element(sides, stream):
 
 
 @pytest.mark.gpu
-def test_memory_of_the_cpu_that_is_pinned_all_the_same(sides, stream):
+def test_pinned_memory_described_as_cpu_memory(sides, stream):
     layout = Layout("float32", (1000, 999), (1, 0))
     buffer = random_bytes(np.random.default_rng(1), layout)
     memory = np.zeros((buffer.size // 4096 + 2) * 4096, np.uint8)
@@ -268,7 +268,7 @@ def test_a_captured_copy_is_done_at_every_replay(sides, stream, name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("names", [("pageable", "card"), ("card", "pageable")], ids=" to ".join)
-def test_pageable_memory_is_refused_in_a_capture_which_goes_on(sides, stream, names):
+def test_pageable_memory_is_refused_in_a_capture_that_stays_valid(sides, stream, names):
     layout = Layout("float32", (5000,))
     buffer, before = random_bytes(np.random.default_rng(2), layout), layout.buffer()
     src, dst = place(layout, buffer, sides[names[0]]), place(layout, before, sides[names[1]])
@@ -286,7 +286,7 @@ def test_pageable_memory_is_refused_in_a_capture_which_goes_on(sides, stream, na
     graph.destroy()
 
 
-def test_a_copy_waits_for_its_stream_and_for_nothing_else(sides, gate, stream):
+def test_a_copy_waits_only_for_its_stream(sides, gate, stream):
     layout = Layout("float32", (5000,))
     buffer, before = random_bytes(np.random.default_rng(2), layout), layout.buffer()
     src, dst = place(layout, buffer, sides["card"]), place(layout, before, sides["other"])
@@ -305,7 +305,7 @@ def test_a_copy_waits_for_its_stream_and_for_nothing_else(sides, gate, stream):
 
 
 @pytest.mark.two_devices
-def test_between_devices_any_layout_and_any_cast_is_copied_as_on_the_cpu(stream):
+def test_between_devices_any_layout_and_any_cast_matches_the_cpu(stream):
     with driver.using(driver.primary(1)):
         there = Card(SIZE, 1)
     here = Card(SIZE)

@@ -22,7 +22,7 @@ def refused(status, expected, *words):
 
 @pytest.mark.parametrize("kind", [capi.CUDA, CUDA_MANAGED])
 @pytest.mark.parametrize("index", [97, -1, 2**31 - 1])
-def test_a_device_that_is_not_there_is_refused(index, kind):
+def test_a_missing_device_is_refused(index, kind):
     where, out = gpu.device(index, kind), Managed()
     source = gpu.at(0x10000, (64,), "bool", index=index, kind=kind)
     rows = gpu.at(0x20000, (1, 8), index=index, kind=kind)
@@ -38,7 +38,7 @@ def test_a_device_that_is_not_there_is_refused(index, kind):
     assert not out
 
 
-def test_memory_of_a_device_that_is_not_there_is_believed_and_no_work_is_done_on_it():
+def test_memory_of_a_missing_device_is_described_but_not_used():
     released, out, chunk = [], Managed(), Managed()
     release = capi.RELEASE(released.append)
     arguments = 0x7000_0000, gpu.device(97), capi.dldtype("uint8"), 1, capi.int64s([4]), None, release, 42
@@ -48,13 +48,13 @@ def test_memory_of_a_device_that_is_not_there_is_believed_and_no_work_is_done_on
     assert released == [42]
 
 
-def test_an_empty_tensor_of_a_device_that_is_not_there_is_refused_too():
+def test_an_empty_tensor_of_a_missing_device_is_refused():
     out = Managed()
     status = lib.gc_pack_chunks(gpu.at(None, (0,), "bool", index=97).managed, 1, byref(out))
     refused(status, Status.UNSUPPORTED_DEVICE, 97)
 
 
-def test_more_memory_than_there_is_is_refused_and_nothing_is_lost():
+def test_an_allocation_beyond_the_memory_is_refused_without_a_leak():
     out, before = Managed(), driver.free_bytes()
     for size in (driver.total_bytes() + GIB, 2**50, 2**62):
         status = lib.gc_tensor_empty(gpu.device(), capi.dldtype("uint8"), 1, capi.int64s([size]), byref(out))
@@ -68,7 +68,7 @@ def test_more_memory_than_there_is_is_refused_and_nothing_is_lost():
         gpu.take(capi.empty(1000, device=gpu.device()))
 
 
-def test_the_simple_tier_runs_out_of_memory_and_goes_on():
+def test_the_simple_tier_works_after_an_out_of_memory_error():
     check(lib.gc_trim(gpu.device()))
     before = driver.free_bytes()
     with driver.Memory(GIB // 8) as packed:
@@ -90,7 +90,7 @@ def test_the_simple_tier_runs_out_of_memory_and_goes_on():
     assert before - driver.free_bytes() <= 16 * 2**20
 
 
-def test_a_pending_error_of_the_caller_is_not_taken_for_ours():
+def test_a_pending_error_of_the_caller_is_not_reported_as_ours():
     # A driver call of the caller that fails leaves nothing behind that a call of ours would report.
     assert driver.raw("cuMemFree_v2", ctypes.c_uint64(0x1234)) != 0
     with Prepared("pack_chunks") as work:
@@ -98,7 +98,7 @@ def test_a_pending_error_of_the_caller_is_not_taken_for_ours():
         work.check()
 
 
-def test_after_a_device_fault_every_call_says_so_and_deleters_return():
+def test_after_a_device_fault_every_call_fails_and_deleters_return():
     gpu.run_child("fault")
 
 

@@ -50,7 +50,7 @@ def test_a_kernel_is_launched_by_name_through_the_driver(elements, order):
     np.testing.assert_array_equal(found, [*expected, 0, 0, 0, *[layouts.PATTERN] * 8])
 
 
-def test_every_promised_kernel_loads_and_has_a_shape():
+def test_every_stable_kernel_loads_and_has_a_shape():
     module = driver.load(fatbin())
     for name in KERNELS:
         assert driver.kernel(module, name)

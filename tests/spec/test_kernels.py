@@ -60,7 +60,7 @@ DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(7, 5), (130, 260), (1000, 1003)])
-def test_elements_are_numpys_to_the_bit_in_any_layout(layout, shape):
+def test_elements_are_bit_identical_to_numpy_in_any_layout(layout, shape):
     of = LAYOUTS[layout]
     x, y = of(normal(*shape)), of(normal(*shape, seed=1))
     z = of(cupy.full(shape, 7, "f4"))
@@ -70,7 +70,7 @@ def test_elements_are_numpys_to_the_bit_in_any_layout(layout, shape):
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
-def test_what_is_broadcast_may_lie_at_any_byte(dtype):
+def test_broadcast_inputs_may_have_any_alignment(dtype):
     """Tests an element, a row and a column at no multiple of their size, beside an operand read in vectors."""
     rng, size = np.random.default_rng(0), np.dtype(dtype).itemsize
     x = cupy.asarray(rng.integers(-99, 100, (64, 256)).astype(dtype))
@@ -90,7 +90,7 @@ def test_what_is_broadcast_may_lie_at_any_byte(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_is_broadcast_and_added_as_by_cupy(dtype):
+def test_broadcasts_and_sums_of_every_type_match_cupy(dtype):
     high, rng = 2 if dtype == "bool" else 100, np.random.default_rng(0)
     x = cupy.asarray(rng.integers(0, high, (33, 1, 70)).astype(dtype))
     y = cupy.asarray(rng.integers(0, high, (5, 1)).astype(dtype))
@@ -106,7 +106,7 @@ def test_every_type_is_broadcast_and_added_as_by_cupy(dtype):
         assert cupy.allclose(out, expected), axes
 
 
-def test_raw_parameters_scalars_and_what_surrounds_the_loop():
+def test_raw_parameters_scalars_and_code_around_the_loop():
     x, y = normal(1000), normal(10, 100, seed=1)[:, ::-1]
     texts = "T x, raw T y, float32 c", "T z", "z = x + y[_ind.size() - i - 1] * c + k"
     prep = "const int k = 3;"

@@ -200,7 +200,7 @@ def run_compiled(kernel, inputs, outputs, **options):
 
 
 @pytest.mark.parametrize("start", [0, 1, 16])
-def test_a_kernel_goes_over_more_than_two_to_the_32_elements(start):
+def test_a_kernel_processes_more_than_two_to_the_32_elements(start):
     """Runs in vectors, from an odd address, with element numbers beyond 32 bits, and a part of a vector at the end."""
     total = 2**32 + 3
     x, z = poisoned((start + total,)), poisoned((start + total + 64,))

@@ -125,7 +125,7 @@ def test_released_memory_is_not_reused_before_the_work_that_was_enqueued(name, s
     maker.memory.free()
 
 
-def test_this_would_be_seen(gate):
+def test_the_test_detects_early_reuse(gate):
     careless = Careless()
     assert not reader_sees_the_old_bytes(careless, gate, 2)
     for piece in careless.released:
@@ -133,7 +133,7 @@ def test_this_would_be_seen(gate):
     careless.memory.free()
 
 
-def test_a_chunk_keeps_the_memory_of_all_from_reuse(gate):
+def test_one_chunk_keeps_the_memory_of_all_chunks_from_reuse(gate):
     size = 3 * MIB
     with driver.Memory(24 * MIB) as memory, driver.Stream() as reader, driver.Memory(size) as seen:
         driver.fill(memory.address, 1, memory.size)
@@ -149,7 +149,7 @@ def test_a_chunk_keeps_the_memory_of_all_from_reuse(gate):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_making_and_releasing_again_and_again_takes_no_more_memory_and_trim_gives_it_back(name):
+def test_repeated_allocation_uses_no_more_memory_and_trim_frees_it(name):
     maker = Maker(name, 64 * MIB)
     check(lib.gc_trim(gpu.device()))
     before = driver.free_bytes()
@@ -161,7 +161,7 @@ def test_making_and_releasing_again_and_again_takes_no_more_memory_and_trim_give
     maker.memory.free()
 
 
-def test_trim_leaves_what_is_in_use_alone(gate):
+def test_trim_keeps_memory_in_use(gate):
     maker = Maker("pack_chunks")
     kept = maker.make(1)
     maker.free(maker.make(1))
@@ -179,7 +179,7 @@ def test_trim_leaves_what_is_in_use_alone(gate):
 
 
 @pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
-def test_a_capture_survives_what_another_thread_makes_and_releases(mode, stream):
+def test_a_capture_survives_allocations_and_releases_of_another_thread(mode, stream):
     # Allocate enough for memory to be used again and freed while the capture lasts.
     def make_and_release(_):
         for _ in range(100):
@@ -202,7 +202,7 @@ def test_a_capture_survives_what_another_thread_makes_and_releases(mode, stream)
         graph.destroy()
 
 
-def test_a_release_is_refused_by_no_capture(stream):
+def test_a_release_works_during_a_capture(stream):
     # The thread that captures drops a tensor, as a collector of garbage may at any time.
     maker = Maker("pack_chunks")
     made = [maker.make(1) for _ in range(4)]
@@ -250,7 +250,7 @@ def test_a_release_needs_no_context_and_changes_none():
 
 
 @pytest.mark.parametrize("alive", [False, True], ids=["released before", "released after"])
-def test_outputs_of_a_context_that_is_destroyed_are_let_go_quietly(alive):
+def test_outputs_of_a_destroyed_context_are_released_without_an_error(alive):
     kept = []
     for _ in range(3):
         with driver.own_context():

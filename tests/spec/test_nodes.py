@@ -128,7 +128,7 @@ def one_case(way, seed):
 
 
 @pytest.mark.parametrize("over", WAYS, indirect=True)
-def test_random_worlds_do_what_the_specification_says(over):
+def test_random_worlds_match_the_specification(over):
     cases = CPU_CASES if isinstance(over.place, Host) else CASES
     cases = min(cases, BOARD_CASES) if "board" in over.over else cases
     print(f"NODES_SEED={SEED}, {cases} cases")
@@ -144,7 +144,7 @@ def test_random_worlds_do_what_the_specification_says(over):
     quick=[(ONEBIT, "bfloat16"), (INT4, "float32")],
     all=[(codec, error) for codec in KEEP_NOTHING for error in ("float32", "bfloat16")],
 ))  # fmt: skip
-def test_errors_of_all_ranks_are_the_models_over_many_steps(over, codec, error, nodes, ranks):
+def test_errors_of_all_ranks_match_the_model_over_many_steps(over, codec, error, nodes, ranks):
     rng, segments = np.random.default_rng([codec, nodes, ranks]), [700, 0, 33, 2050]
     raw = dict(raw=[0, 0, 1, 0]) if codec in FORMATS else {}
     options = dict(codec=codec, segments=segments, values="float32", error=error, nonfinite=TRANSACTIONAL, **raw)
@@ -161,7 +161,7 @@ def test_errors_of_all_ranks_are_the_models_over_many_steps(over, codec, error, 
 
 
 @pytest.mark.parametrize("nodes, ranks", both(quick=[(1, 2), (2, 1)], all=[(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]))
-def test_one_node_and_one_rank_per_node_are_flat(over, nodes, ranks):
+def test_one_node_or_one_rank_per_node_is_a_flat_world(over, nodes, ranks):
     """Compares with a flat world: the model, exchanges, bytes, parts."""
     rng, size = np.random.default_rng([nodes, ranks]), nodes * ranks
     for codec, error in ((ONEBIT, "float32"), (SIGN, None), (INT8, "float32"), (INT4, None)):
@@ -201,7 +201,7 @@ def kept(workers, server, size, is_sum):
     quick=[("onebit", "bfloat16"), ("int8", "float32"), ("mean", "float32"), ("sum", "bfloat16")],
     all=[(family, error) for family in OF_FAMILIES for error in ROUNDING],
 ))  # fmt: skip
-def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
+def test_kept_errors_stay_constant_from_world_to_world(over, family, error):
     rng, segments, before = np.random.default_rng(6), [100, 0, 1500, 70], None
     options = dict(segments=segments, values="float32", error=error, **OF_FAMILIES[family])
     is_sum = family == "sum"
@@ -225,7 +225,7 @@ def test_what_is_kept_stays_constant_from_world_to_world(over, family, error):
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 6, 7])
 @pytest.mark.parametrize("family", OF_FAMILIES)
-def test_rows_of_any_number_come_in_as_the_specification_says(over, family, rows):
+def test_any_number_of_error_rows_is_imported_as_specified(over, family, rows):
     rng, segments = np.random.default_rng(rows), [100, 0, 1500, 70]
     for error in ("float32", "bfloat16"):
         with over.world(2, 2) as world, CheckedRanks(
@@ -277,7 +277,7 @@ def test_an_infinity_on_one_rank_takes_the_step_back_on_all_nodes(over, codec):
 
 
 @pytest.mark.parametrize("codec", KEEP_NOTHING)
-def test_the_policy_zero_counts_what_is_not_finite_as_zero_and_flags_it_everywhere(over, codec):
+def test_the_policy_zero_replaces_non_finite_values_and_flags_them_everywhere(over, codec):
     rng, options = np.random.default_rng(8), dict(segments=[300, 2000], values="float32")
     with over.world(2, 2) as world, CheckedRanks(world, over.place, codec=codec, nonfinite=ZERO, **options) as ranks:
         for wrong in (np.nan, np.inf, -np.inf):

@@ -128,7 +128,7 @@ def test_unpack_signs_into_writes_scales_and_minus_them_and_nothing_else(bench, 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_scale_is_rounded_once_and_any_nan_is_the_one(bench, dtype):
+def test_a_scale_is_rounded_once_and_every_nan_is_canonical(bench, dtype):
     scales = np.concatenate([SCALES, np.arange(0, 2**32, 65537, np.uint64).astype(np.uint32).view(np.float32)])
     source, target = Layout("uint8", (scales.size, 1)), Layout(dtype, (8 * scales.size,))
     buffer = random_bytes(np.random.default_rng(0), source)
@@ -152,7 +152,7 @@ def votes(bench, rng, source, turns):
 
 
 @blocks
-def test_vote_signs_into_is_what_more_than_half_have_and_ties_go_by_turns(bench, block):
+def test_vote_signs_into_is_the_majority_and_ties_alternate(bench, block):
     for seed, rng in seeded(bench, block):
         voters = int(rng.integers(1, rng.choice((8, 31, 200))))
         rows = random_rows(rng, (voters, int(rng.integers(0, rng.choice((70, 700, LONG_VOTE))))))
@@ -163,7 +163,7 @@ def test_vote_signs_into_is_what_more_than_half_have_and_ties_go_by_turns(bench,
 
 
 @pytest.mark.parametrize("voters", [63, 64, 65, 128, 255, 256, 1000, 65_536, 70_001])
-def test_any_number_of_voters_is_counted_right(bench, voters):
+def test_any_number_of_voters_is_counted_correctly(bench, voters):
     votes(bench, np.random.default_rng(voters), Layout("uint8", (voters, 33)), (0, voters - 1, 2**64 - 1))
 
 
@@ -348,7 +348,7 @@ def test_each_special_value_has_the_sign_of_the_rule_in_every_place(bench, dtype
 
 
 @pytest.mark.parametrize("shape, axis, count", [((0,), 0, 9), ((3, 0), 1, 5), ((0, 3), 0, 17), ((0,), AXIS_NONE, 1)])
-def test_a_count_for_an_empty_tensor_gives_zeros(bench, shape, axis, count):
+def test_a_count_for_an_empty_tensor_returns_zeros(bench, shape, axis, count):
     expected = list(shape) if axis != AXIS_NONE else [0]
     expected[0 if axis == AXIS_NONE else axis] = count
     source = Layout("uint8", shape)
@@ -356,7 +356,7 @@ def test_a_count_for_an_empty_tensor_gives_zeros(bench, shape, axis, count):
     np.testing.assert_array_equal(found, np.zeros(expected, np.uint8))
 
 
-def test_empty_tensors_have_no_data_and_give_none(bench):
+def test_empty_tensors_have_no_data_and_return_none(bench):
     out = Managed()
     with bench.operand(np.empty((3, 0), np.int32)) as source:
         source.struct.dl_tensor.data = None
@@ -375,7 +375,7 @@ def strided_views():
 
 
 @pytest.mark.parametrize("line, array", list(strided_views()), ids=["windows that overlap", "64 dimensions"])
-def test_views_are_read_as_they_are(bench, line, array):
+def test_views_are_read_in_their_layout(bench, line, array):
     with bench.operand(line) as source:
         dl = source.struct.dl_tensor
         dl.ndim, dl.shape, dl.strides = array.ndim, capi.int64s(array.shape), capi.int64s(array.strides)

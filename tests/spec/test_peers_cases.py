@@ -35,7 +35,7 @@ def options_for(seed, size, most):
 # A new communicator for every 10 cases.
 @pytest.mark.parametrize("size, seeds", [(size, range(first, min(count, first + 10))) for size, count in CASES
                                          for first in range(0, count, 10)], ids=str)  # fmt: skip
-def test_the_bytes_are_those_of_the_model(memory, size, seeds):
+def test_the_bytes_match_the_model(memory, size, seeds):
     streams = [driver.Stream() for _ in range(size)]
     cases = [options_for(seed, size, MOST if seeds[0] % 20 else 5_000) for seed in seeds]
     each = [options_of(model_of(**options, n_chunks=size), Host.device) for options in cases]

@@ -40,7 +40,7 @@ SOURCES = ["torch", "torch, expandable", "cupy", "cuMemCreate", "cuMemAlloc", "g
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_both_sides_see_what_either_writes(source):
+def test_both_sides_read_the_writes_of_each_other(source):
     print(two("sender", "receiver", source))
 
 
@@ -52,12 +52,12 @@ def test_small_allocations(source):
 @two_devices
 @pytest.mark.parametrize("devices", [(0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("source", ["torch", "torch, expandable", "cuMemCreate", "gc_tensor_empty"])
-def test_both_sides_see_what_either_writes_on_two_devices(source, devices):
+def test_both_sides_on_two_devices_read_the_writes_of_each_other(source, devices):
     print(two("sender", "receiver", source, devices))
 
 
 @pytest.mark.parametrize("source", ["cupy, a pool of the driver", "torch, a pool of the driver", "cupy, managed"])
-def test_memory_that_cannot_be_given_away_is_refused_with_advice_and_copied(source):
+def test_memory_that_cannot_be_shared_is_refused_with_advice_and_copied(source):
     print(two("not_sender", "copy_receiver", source))
 
 
@@ -65,7 +65,7 @@ THOUSAND = ["torch", "torch, expandable", "torch, copied", "gc_tensor_empty", "g
 
 
 @pytest.mark.parametrize("source", THOUSAND)
-def test_a_thousand_shares_take_no_descriptor_and_no_memory(source):
+def test_a_thousand_shares_leak_no_descriptor_and_no_memory(source):
     two("thousand_sender", "thousand_receiver", source)
 
 

@@ -56,7 +56,7 @@ def in_thread(function):
 
 @streams
 @works
-def test_a_call_takes_its_place_on_the_stream_and_returns_at_once(name, kind, gate):
+def test_a_call_is_enqueued_on_its_stream_and_returns_at_once(name, kind, gate):
     with Prepared(name, seed=1) as work, Streams(kind) as stream:
         inputs, copied = driver.Memory(work.size), driver.Memory(work.out_size)
         driver.copy(inputs.address, work.source.address, work.size, LEGACY)
@@ -123,7 +123,7 @@ def test_a_call_allocates_nothing(name, kind, gate):
 
 @pytest.mark.parametrize("kind", [kind for kind in Streams.NAMES])
 @works
-def test_a_thread_without_a_context_works_and_stays_without(name, kind):
+def test_a_thread_without_a_context_works_and_gets_none(name, kind):
     with Prepared(name, seed=6) as work, Streams(kind) as stream:
 
         def call():
@@ -139,7 +139,7 @@ def test_a_thread_without_a_context_works_and_stays_without(name, kind):
 
 
 @works
-def test_the_stream_of_a_context_of_the_callers_own_is_followed_there(name):
+def test_a_stream_of_the_callers_context_is_used_in_that_context(name):
     with driver.own_context() as own:
         with Prepared(name, seed=7) as work, driver.Stream() as stream:
             for current in own, driver.primary(), None:
@@ -159,7 +159,7 @@ def test_the_stream_of_a_context_of_the_callers_own_is_followed_there(name):
 
 @pytest.mark.parametrize("stream", [None, LEGACY, PER_THREAD], ids=["NULL", "legacy", "per-thread"])
 @works
-def test_the_default_streams_are_those_of_the_current_context(name, stream):
+def test_the_default_streams_belong_to_the_current_context(name, stream):
     with driver.own_context() as own, Prepared(name, seed=8) as work:
         check(work.call(stream))
         assert driver.current() == own
@@ -194,7 +194,7 @@ def test_a_call_is_captured_and_replayed(name, mode, kind):
         graph.destroy()
 
 
-def test_a_refused_call_leaves_the_capture_sound(stream):
+def test_a_refused_call_keeps_the_capture_valid(stream):
     with Prepared("pack_chunks", seed=14) as work, Prepared("unpack_chunks", seed=14) as other:
         driver.synchronize()
         with driver.Graph(stream) as graph:
@@ -213,5 +213,5 @@ def test_a_refused_call_leaves_the_capture_sound(stream):
 
 @pytest.mark.parametrize("mode", ["GLOBAL", "THREAD_LOCAL", "RELAXED"])
 @pytest.mark.parametrize("first", ["prepare", "into", "simple", "prepare_here"])
-def test_a_first_call_of_a_process_leaves_the_capture_of_another_thread_sound(first, mode):
+def test_a_first_call_keeps_the_capture_of_another_thread_valid(first, mode):
     gpu.run_child("first_call_while_capturing", first, mode)

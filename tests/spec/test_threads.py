@@ -21,7 +21,7 @@ def together(function, count=THREADS):
     in_threads(count, lambda k: (start.wait(), function(k)))
 
 
-def test_threads_with_streams_of_their_own():
+def test_threads_with_separate_streams():
     def work(k):
         driver.use(driver.primary())
         with driver.Stream() as stream:
@@ -50,7 +50,7 @@ def test_threads_on_the_per_thread_stream_without_a_context():
         one.free()
 
 
-def test_threads_make_and_release_outputs_of_each_other():
+def test_threads_release_outputs_of_each_other():
     mailbox, lock = [], threading.Lock()
 
     def work(k):
@@ -90,7 +90,7 @@ def test_threads_work_while_memory_is_trimmed():
         together(work)
 
 
-def test_preparing_twice_and_at_once_is_fine():
+def test_preparing_twice_or_concurrently_works():
     together(lambda k: check(lib.gc_prepare(gpu.device())))
     assert driver.current() == driver.primary()
 
@@ -99,7 +99,7 @@ def test_preparing_twice_and_at_once_is_fine():
 
 
 @pytest.mark.gpu
-def test_managed_memory_is_the_cards_work():
+def test_kernels_on_the_gpu_use_managed_memory():
     if not driver.supports_managed_memory():
         pytest.skip("the device has no managed memory")
     truth = np.random.default_rng(2).random(100_003) < 0.5
@@ -125,7 +125,7 @@ def test_managed_memory_is_the_cards_work():
 
 @pytest.mark.two_devices
 @pytest.mark.parametrize("name", WORKS)
-def test_work_goes_where_the_tensor_is(name):
+def test_work_runs_on_the_device_of_the_tensor(name):
     with driver.using(driver.primary(1)):
         work, stream = Prepared(name, seed=1, index=1), driver.Stream()
     for current in driver.primary(0), driver.primary(1), None:
@@ -144,7 +144,7 @@ def test_work_goes_where_the_tensor_is(name):
 
 
 @pytest.mark.two_devices
-def test_outputs_are_on_the_card_of_the_inputs_and_released_from_the_other():
+def test_outputs_are_on_the_gpu_of_the_inputs_and_released_from_the_other():
     truth = np.random.default_rng(3).random(100_003) < 0.5
     check(lib.gc_prepare(gpu.device(1)))
     with driver.using(driver.primary(1)):
@@ -170,7 +170,7 @@ def test_outputs_are_on_the_card_of_the_inputs_and_released_from_the_other():
 
 
 @pytest.mark.two_devices
-def test_tensors_on_two_cards_are_refused():
+def test_tensors_on_two_gpus_are_refused():
     with driver.Memory(4096) as here:
         source, target = gpu.at(here.address, (64,), "bool"), gpu.at(0x7000_0000, (1, 8), index=1)
         status = lib.gc_pack_chunks_into(source.view, BIG, target.view, None)
@@ -182,7 +182,7 @@ def test_tensors_on_two_cards_are_refused():
 
 
 @pytest.mark.two_devices
-def test_a_stream_of_another_card_is_refused():
+def test_a_stream_of_another_gpu_is_refused():
     with driver.using(driver.primary(1)):
         stream = driver.Stream()
     with Prepared("pack_chunks") as work:
@@ -195,7 +195,7 @@ def test_a_stream_of_another_card_is_refused():
         stream.destroy()
 
 
-def test_a_tensor_on_the_cpu_and_one_on_the_card_are_refused():
+def test_tensors_on_the_cpu_and_on_the_gpu_are_refused():
     rows = np.zeros((1, 8), np.uint8)
     with driver.Memory(4096) as memory:
         source, target = gpu.at(memory.address, (64,), "bool"), capi.Tensor(rows)

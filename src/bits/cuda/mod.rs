@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_goes_to_the_kernel_that_keeps_it_or_to_none() {
+    fn a_rule_selects_the_kernel_that_implements_it_or_none() {
         let signs = BitRule::not_below_zero;
         for (rule, expected) in [
             (BitRule::nonzero(Dtype::BOOL), Some(c"gc_pack_truth_u8")),

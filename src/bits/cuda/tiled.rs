@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_several_loops_is_joined_unless_its_lines_cover_whole_bytes() {
+    fn a_row_of_several_loops_is_merged_unless_its_lines_cover_whole_bytes() {
         for (packs, elements, bytes, joined) in [
             (true, [(3, 1), (16, 3)], (6, 1), 0),
             (true, [(3, 1), (16, 3)], (6, -2), 0),

@@ -494,7 +494,7 @@ mod tests {
 
     /// Checks the limits of kernels/blocks_lanes.cuh: with an odd number of payloads of 4 bits its loop would not end.
     #[test]
-    fn lanes_serve_what_they_can() {
+    fn lanes_reduce_only_supported_calls() {
         let serve = |kind, reduction: Reduction, payloads, change: fn(&mut Half)| {
             // SAFETY: the struct has only numbers and pointers, for which 0 is a valid value.
             let mut call: Reduce = unsafe { std::mem::zeroed() };
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_of_bits_is_in_one_tile_that_knows_its_place() {
+    fn every_byte_of_bits_is_in_one_tile_at_its_place() {
         let plan = plan(&[20_000, 0, 8192, 13], 3, None);
         let tables = Tables::of_workers(&plan, &TILING).unwrap();
         let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.first_tile, run.tiles)).collect();
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_all_chunks_lie_in_their_own_and_each_chunk_has_a_tile() {
+    fn parts_lie_in_their_chunk_and_each_chunk_has_a_tile() {
         // The segments are blocks 0 and 1, raw elements 0 to 9, and blocks 2 to 257. Each of 6 chunks has 43 blocks and
         // 2 raw elements.
         let of = |segments: &[i64]| {
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_lies_where_its_chunk_has_it() {
+    fn a_part_has_the_offset_of_its_chunk() {
         let plan = plan(&[20_000, 0, 8192, 13], 3, Some(2));
         let tables = Tables::of_servers(&plan, 2, &TILING).unwrap();
         let runs: Vec<_> = tables.runs.iter().map(|run| (run.elements, run.byte, run.base)).collect();

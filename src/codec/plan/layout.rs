@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_as_long_as_those_of_the_specification() {
+    fn payloads_have_the_length_of_the_specification() {
         // The expected sizes are the examples by hand of docs/NUMERICS.md 11: three elements.
         for (kind, bytes) in
             [(Kind::Bf16, 64), (Kind::Mxfp8, 48), (Kind::Int8, 80), (Kind::Int4, 32), (Kind::Mxfp4, 32)]
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_raw_elements_are_shared_out_each_by_itself() {
+    fn blocks_and_raw_elements_are_split_separately() {
         // The segments are blocks 0..2, raw elements 0..5, block 2, and blocks 3..6.
         let segments = [33, 5, 7, 96];
         let parts = |chunk| {

@@ -691,7 +691,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_header_gives_its_plan_back_and_a_damaged_one_another_plan_or_none() {
+    fn a_header_restores_its_plan_and_a_damaged_header_does_not() {
         for kind in Kind::ALL {
             for (values, results) in [(Dtype::F32, Dtype::BF16), (Dtype::F16, Dtype::F32), (Dtype::BF16, Dtype::F16)] {
                 for elements in [0, 1, 1023, 1 << 40] {
@@ -734,7 +734,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn fields_follow_each_other_and_are_where_kernels_write_them() {
+    fn fields_are_adjacent_and_where_kernels_write_them() {
         let mut end = 0;
         for (name, field) in FIELDS {
             assert_eq!(field.start, end, "{name}");
@@ -747,7 +747,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn parts_are_what_of_segments_lies_in_a_chunk() {
+    fn parts_are_the_pieces_of_segments_in_a_chunk() {
         // The bytes of bits are 0..2, 2..2, 2..5 and 5..6. Chunks of 2 bytes are 0..2, 2..4 and 4..6.
         let segments = [13, 0, 17, 8];
         let part = |segment, first, elements, place| Run {
@@ -772,7 +772,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ranks_run_one_shot_if_nothing_is_kept_and_all_payloads_together_are_small() {
+    fn ranks_run_one_shot_without_errors_if_all_payloads_are_small() {
         let once = |over, rules, blocks: i64, world| {
             CodecPlan::new(rules, &[32 * blocks], &[], world, None).unwrap().is_one_shot(over)
         };
@@ -835,7 +835,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn states_lie_behind_the_scales_in_whole_units() {
+    fn states_follow_the_scales_in_whole_units() {
         let plan = CodecPlan::new(rules(Some(Dtype::BF16)), &[1025, 0, 7], &[], 2, Some(1)).unwrap();
         let states: Vec<i64> = plan.workers.iter().chain(&plan.servers).map(|run| run.state).collect();
         // Header and scales have 64 + 2 * 12 bytes, padded to 256. A unit has 2048 bytes.
@@ -845,7 +845,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn sizes_that_overflow_are_refused() {
         for segments in [vec![i64::MAX, 1], vec![i64::MAX - 7]] {
             assert!(CodecPlan::new(rules(Some(Dtype::F32)), &segments, &[], 1, None).is_err(), "{segments:?}");
         }

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_has_room_for_its_blocks_and_up_to_a_size_for_those_of_one_exchange() {
+    fn a_buffer_has_room_for_blocks_and_up_to_a_size_for_one_shot() {
         for (world, block) in
             [(1, 16), (2, 16), (2, 1 << 20), (2, 1 << 21), (2, 1 << 22), (4, 17 << 17), (3, 1 << 30), (64, 16_400)]
         {

@@ -111,7 +111,7 @@ mod tests {
     use crate::ffi::error::Status;
 
     #[test]
-    fn all_pass_once_all_have_come() {
+    fn all_ranks_pass_after_the_last_arrives() {
         let kept = Rendezvous::find(41, 3).unwrap();
         let passed = thread::scope(|scope| {
             let ranks: Vec<_> = (0..3)
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_is_waited_for_so_long() {
+    fn the_wait_for_a_missing_rank_ends_at_the_timeout() {
         let barrier = Rendezvous::find(42, 2).unwrap();
         assert_eq!(barrier.wait(1).unwrap_err().status, Status::Timeout);
         barrier.give_up();

@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_goes_to_the_kernel_of_its_class() {
+    fn a_plan_selects_the_kernel_of_its_class() {
         let transposed = [(100, [400, 4]), (100, [4, 400])];
         for (conversion, beyond, dims, expected) in [
             (F32, [0, 4], &[(100, [4, 4])][..], c"gc_copy_rows_u32"),
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_lie_alike_only_if_all_rows_do() {
+    fn vectors_are_used_only_if_all_rows_are_aligned_alike() {
         for (conversion, beyond, dims, expected) in [
             (F32, [0, 0], &[(100, [4, 4])][..], 1),
             (F32, [4, 20], &[(100, [4, 4])], 1),
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_read_ends_with_the_first_and_the_last_element() {
+    fn the_readable_range_ends_at_the_first_and_last_element() {
         let tiles = work(F32, [0, 4000], &[(10, [400, -100]), (100, [4, 8])]).tiles;
         let base = (1 << 40) + 4000;
         assert_eq!((tiles.begin, tiles.end), (base - 900, base + 792 + 4));

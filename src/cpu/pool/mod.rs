@@ -293,7 +293,7 @@ mod tests {
     }
 
     alone! {
-        fn a_slow_thread_holds_up_no_more_than_a_part() {
+        fn a_slow_thread_delays_at_most_one_part() {
             set_threads(3).unwrap();
             let (slow, done, parts) = (Barrier::new(2), AtomicUsize::new(0), 100);
             super::run(3, |threads| { assert_eq!(threads, 3); parts }, |index, parts| {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     alone! {
-        fn as_many_threads_work_as_are_wanted_the_caller_counted() {
+        fn the_number_of_threads_includes_the_caller() {
             for wanted in [2, 5, 3, 5, 9] {
                 set_threads(wanted).unwrap();
                 assert_eq!(threads_of(wanted as usize).len(), wanted as usize);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     alone! {
-        fn without_threads_the_caller_does_it_all() {
+        fn without_threads_the_caller_runs_all_parts() {
             set_threads(4).unwrap();
             let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             // SAFETY: limits of this process, which is this test's own: no more memory for stacks.
@@ -373,7 +373,7 @@ mod tests {
     }
 
     alone! {
-        fn a_caller_who_finds_the_threads_at_work_works_alone() {
+        fn a_caller_works_alone_while_the_threads_are_busy() {
             set_threads(3).unwrap();
             let parts_within = Mutex::new(Vec::new());
             run(3, |_, _| parts_within.lock().unwrap().push(runs_of(3)));
@@ -408,7 +408,7 @@ mod tests {
 
     /// Runs in the process that the next test starts.
     #[test]
-    fn jobs_of_which_parts_panic() {
+    fn a_part_that_panics() {
         if env::var_os(ALONE).is_none() {
             return;
         }
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_part_is_silent_and_names_its_place() {
-        let stderr = String::from_utf8(again_alone("jobs_of_which_parts_panic").stderr).unwrap();
+        let stderr = String::from_utf8(again_alone("a_part_that_panics").stderr).unwrap();
         let lines: Vec<&str> = stderr.lines().collect();
         assert_eq!(lines.len(), 4, "two sentences of two lines, and nothing else: {stderr}");
         for sentence in lines.chunks(2) {

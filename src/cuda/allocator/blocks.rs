@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_was_lent_in_a_context_that_is_gone_is_not_the_one_that_lies_there_now() {
+    fn a_block_of_a_destroyed_context_is_not_returned() {
         let home = of_device();
         let gone = live_block(home, 7, 4096, 1024);
         assert_eq!(home.export(4096), Some(7));
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_comes_to_lie_where_a_spent_one_is_being_freed_can_be_lent() {
+    fn a_block_at_a_freed_address_can_be_exported() {
         let home = of_device();
         let owner = live_block(home, 7, 4096, 1024);
         home.export(4096);
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_were_taken_and_not_freed_are_pending_again() {
+    fn taken_blocks_that_are_not_freed_are_pending_again() {
         let home = of_device();
         released(home, 7, 4096, 1024);
         drop(home.take_pending(7));
@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_a_context_that_is_gone_leave_when_their_place_is_taken() {
+    fn blocks_of_a_destroyed_context_are_dropped_when_their_address_is_reused() {
         let home = of_device();
         released(home, 7, 0x10000, 0x1000);
         released(home, 7, 0x90000, 0x1000);

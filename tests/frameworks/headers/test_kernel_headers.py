@@ -72,7 +72,7 @@ def folders(version, with_cupy):
 @pytest.mark.parametrize("dtype", both(quick=["float32"], all=["float32", "float16", "bfloat16"]))
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_kernel_that_includes_them_compiles(version, name, dtype):
+def test_a_kernel_that_includes_the_headers_compiles(version, name, dtype):
     [nvrtc] = [file for lib in ("cuda_nvrtc", "cu13") for file in (FOLDER / version / "nvidia" / lib).glob("lib/libnvrtc.so.1?")]
     include, more = CASES[name]
     for with_cupy in [True] if "cupy" in include else [False, True]:

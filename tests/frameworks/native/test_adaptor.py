@@ -15,7 +15,7 @@ CODES = {torch.bool: 6, torch.bfloat16: 4, **{dtype: 1 for dtype in model.UNSIGN
 
 
 @pytest.mark.parametrize("dtype", (*model.TRUTHS, *model.FLOATS), ids=str)
-def test_a_view_is_the_tensor(adaptor, device, dtype):
+def test_a_view_describes_the_tensor(adaptor, device, dtype):
     for layout in model.LAYOUTS.values():
         x = layout(torch.zeros(27, 37, dtype=dtype, device=device))
         code = CODES.get(dtype, 2 if dtype.is_floating_point else 0)
@@ -25,7 +25,7 @@ def test_a_view_is_the_tensor(adaptor, device, dtype):
 
 
 @pytest.mark.parametrize("dtype", (*model.TRUTHS, *model.FLOATS), ids=str)
-def test_through_dlpack_it_is_the_same_memory(adaptor, device, dtype):
+def test_dlpack_shares_the_memory(adaptor, device, dtype):
     for layout in model.LAYOUTS.values():
         x = layout(torch.zeros(27, 37, dtype=dtype, device=device))
         y = adaptor.through_dlpack(x)
@@ -37,7 +37,7 @@ def test_through_dlpack_it_is_the_same_memory(adaptor, device, dtype):
     assert x.eq(1).all()
 
 
-def test_what_the_library_allocates_is_not_copied(adaptor, device):
+def test_memory_of_the_library_is_not_copied(adaptor, device):
     x = torch.arange(999, device=device) % 3 == 0
     packed, address = adaptor.packed_by_the_library(x)
     assert packed.data_ptr() == address and packed.device == x.device
@@ -47,7 +47,7 @@ def test_what_the_library_allocates_is_not_copied(adaptor, device):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_into_tensors_of_ours(adaptor, device, order):
+def test_results_are_written_to_torch_tensors(adaptor, device, order):
     x = model.floats(torch.float32, device, "transposed")
     bits = model.signs(x).reshape(-1)
     packed = torch.full((1, 125), 0xA5, dtype=torch.uint8, device=device)
@@ -61,7 +61,7 @@ def test_into_tensors_of_ours(adaptor, device, order):
     assert model.same(out[:, ::2], (model.array(x) < 0).astype(np.float32)) and out[:, 1::2].eq(7).all()
 
 
-def test_copies_are_torch_s_and_new_ones_are_compact(adaptor, device):
+def test_new_copies_are_compact_tensors_of_torch(adaptor, device):
     x = torch.arange(999.0, device=device).view(27, 37).t()
     for there in {"cpu", device}:
         copy = adaptor.tensor_to_device(x, torch.device(there))
@@ -107,7 +107,7 @@ def test_a_tensor_that_is_shared_is_released_by_torch(adaptor, device, sockets, 
     adaptor.share_free(number)
 
 
-def test_what_is_shared_and_cannot_be_torch_s_is_released(adaptor, sockets):
+def test_a_received_tensor_that_torch_cannot_hold_is_released(adaptor, sockets):
     number = adaptor.share_send(torch.zeros(3), sockets[0], 0)
     with pytest.raises(RuntimeError, match="device: "):
         adaptor.share_receive(sockets[1], torch.device("meta"))
@@ -125,7 +125,7 @@ def test_what_is_shared_and_cannot_be_torch_s_is_released(adaptor, sockets):
     adaptor.share_free(number)
 
 
-def test_a_call_that_is_refused_leaves_the_version_and_the_elements(adaptor, device):
+def test_a_refused_call_changes_neither_version_nor_elements(adaptor, device):
     factor, x = torch.ones(9, device=device), torch.ones(9, device=device, requires_grad=True)
     y = (x * factor).sum()
     before = factor._version
@@ -150,7 +150,7 @@ def test_an_inference_tensor_is_written_to_in_inference_mode_only(adaptor, devic
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_bits_along_an_axis_are_numpy_s(adaptor, device, order):
+def test_bits_along_an_axis_match_numpy(adaptor, device, order):
     x = model.integers(torch.int16, device)
     packed_all = adaptor.pack_bits(x, None, ORDERS[order])
     for axis in (None, 0, 1, -1, -2):
@@ -175,7 +175,7 @@ def test_memory_that_is_shared_until_written_to_stays_shared(adaptor):
     assert adaptor.written_at(y) != address and not torch._C._is_cow_tensor(y)
 
 
-def test_what_is_no_plain_tensor_is_refused(adaptor, device):
+def test_only_plain_tensors_are_accepted(adaptor, device):
     negated = torch.complex(torch.zeros(9), torch.ones(9)).to(device).conj().imag
     with pytest.raises(RuntimeError, match="src: a lazily negated view"):
         adaptor.described(negated)
@@ -221,7 +221,7 @@ def test_the_stream_of_the_cpu_is_none(adaptor):
     assert adaptor.current_stream(torch.zeros(1)) == 0
 
 
-def test_the_stream_is_torch_s(adaptor, cuda):
+def test_the_stream_is_the_current_stream_of_torch(adaptor, cuda):
     x = torch.zeros(1, device=cuda)
     assert adaptor.current_stream(x) == torch.cuda.current_stream().cuda_stream == 0
     for stream in (torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream()):
@@ -231,7 +231,7 @@ def test_the_stream_is_torch_s(adaptor, cuda):
         assert adaptor.current_stream(x) == torch.cuda.current_stream().cuda_stream
 
 
-def test_a_codec_takes_and_gives_tensors(adaptor, device):
+def test_a_codec_reads_and_returns_tensors(adaptor, device):
     """Uses two constant gradients, whose scales, and that of the mean, can be calculated."""
     ours, theirs = [torch.full((3, 5), 2.0), torch.full((7,), -4.0)], [torch.full((3, 5), 6.0), torch.full((7,), 4.0)]
     ours, theirs = ([x.to(device) for x in xs] for xs in (ours, theirs))
@@ -246,7 +246,7 @@ def test_a_codec_takes_and_gives_tensors(adaptor, device):
     assert out[0].eq(6).all() and out[1].eq(-4).all()  # (3 * 2 + 6) / 2, (3 * -4 + 4) / 2
 
 
-def test_what_a_codec_refuses_is_an_error_of_torch(adaptor):
+def test_a_refusal_of_a_codec_raises_a_torch_error(adaptor):
     x = [torch.zeros(4)]
     for ours, out, words in [
         ([torch.zeros(4, dtype=torch.int32)], x, "int32"), (x, [torch.zeros(5)], "4 elements expected, got 5"),

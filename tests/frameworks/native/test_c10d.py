@@ -65,7 +65,7 @@ def run(rank, world, library, folder):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_processes_have_the_bytes_of_threads(library, world, tmp_path):
+def test_processes_and_threads_compute_the_same_bytes(library, world, tmp_path):
     torch.multiprocessing.spawn(run, (world, library, str(tmp_path)), world)
 
 
@@ -88,7 +88,7 @@ def test_an_inference_tensor_is_refused_by_the_name_of_its_argument(library):
 
 
 @pytest.mark.parametrize("how", ["torch", "standard", "other", "late", "aborted"])
-def test_what_a_group_throws_is_a_status(library, how):
+def test_an_exception_of_a_group_becomes_a_status(library, how):
     status, sentence, later, thrown = torch.ops.gradcodec_c10d.failure(how)
     assert (status, later) == (COMM, COMM)
     assert sentence == "all_gather: the transport's function returned 1"
@@ -108,5 +108,5 @@ def on_stream(rank, library):
         assert torch.ops.gradcodec_c10d.on_stream(77, gather) == [1, 0, 1]
 
 
-def test_an_exchange_on_a_card_is_on_the_stream_of_the_call(library):
+def test_an_exchange_on_a_gpu_runs_on_the_stream_of_the_call(library):
     torch.multiprocessing.spawn(on_stream, (library,), 1)

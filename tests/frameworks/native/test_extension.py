@@ -25,7 +25,7 @@ def wheel_at(folder):
     return commands
 
 
-def test_the_page_s_extension_prints_what_the_page_says(tmp_path):
+def test_the_extension_of_the_page_prints_the_lines_of_the_page(tmp_path):
     page = (ROOT / "docs" / "FRAMEWORKS.md").read_text()
     (section,) = re.findall(r"(?ms)^## A C\+\+ extension of PyTorch\n(.*?)(?=^## |\Z)", page)
     blocks = dict(re.findall(r"(?ms)^```(\w+)\n(.*?)^```", section))

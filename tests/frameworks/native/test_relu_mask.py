@@ -26,7 +26,7 @@ def gradients(relu, x, upstream):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_and_gradients_are_those_of_torch_to_the_bit(ops, device, dtype):
+def test_values_and_gradients_are_bit_identical_to_torch(ops, device, dtype):
     # Put every special value before and behind every other one, in the vector loops of the CPU and in their tails.
     special = torch.tensor(SPECIAL, device=device, dtype=dtype)
     x = special.repeat_interleave(len(special)).repeat(7)
@@ -35,7 +35,7 @@ def test_values_and_gradients_are_those_of_torch_to_the_bit(ops, device, dtype):
         assert torch.equal(bits(ours), bits(theirs))
 
 
-def test_derivatives_by_differences(ops):
+def test_derivatives_match_finite_differences(ops):
     x = torch.randn(37, dtype=torch.float64)
     x += x.sign()  # away from the bend
     assert torch.autograd.gradcheck(relu_mask.packed_relu, x.requires_grad_())
@@ -56,7 +56,7 @@ def test_a_block_keeps_a_bit_instead_of_an_activation(ops, device, dtype):
     assert torch.equal(bits(kept[torch.relu][1]), bits(kept[relu_mask.packed_relu][1]))
 
 
-def test_the_peak_on_the_card_is_lower(ops, cuda):
+def test_the_peak_of_gpu_memory_is_lower(ops, cuda):
     peaks = {}
     for relu in (torch.relu, relu_mask.packed_relu):
         # Four blocks: the memory that a block keeps for its backward pass is allocated while the next ones run forward.

@@ -23,12 +23,12 @@ def stable():
 
 
 @pytest.mark.parametrize("layout", model.LAYOUTS)
-def test_signs_are_those_of_numpy(stable, device, layout):
+def test_signs_match_numpy(stable, device, layout):
     x = model.floats(torch.float32, device, layout)
     assert model.same(stable.pack_signs(x), model.chunks(model.signs(x), 1))
 
 
-def test_torch_hpp_says_that_it_is_not_for_the_stable_abi(tmp_path):
+def test_torch_hpp_refuses_the_stable_abi(tmp_path):
     (tmp_path / "unit.cpp").write_text("#include <gradcodec/torch.hpp>\n")
     command = ["g++", "-std=c++20", "-fsyntax-only", TARGET, *INCLUDES, str(tmp_path / "unit.cpp")]
     run = subprocess.run(command, capture_output=True, text=True)

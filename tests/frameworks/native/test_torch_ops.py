@@ -12,7 +12,7 @@ N_CHUNKS = (1, 3, 8)
 
 
 @pytest.mark.parametrize("layout", model.LAYOUTS)
-def test_signs_and_truths_are_those_of_numpy(ops, device, layout):
+def test_signs_and_booleans_match_numpy(ops, device, layout):
     x, y = model.floats(torch.bfloat16, device, layout), model.integers(torch.int16, device, layout)
     for n_chunks in N_CHUNKS:
         packed = ops.pack_signs(x, n_chunks)
@@ -22,7 +22,7 @@ def test_signs_and_truths_are_those_of_numpy(ops, device, layout):
 
 
 @pytest.mark.parametrize("dtype", (*model.TRUTHS, *model.FLOATS), ids=str)
-def test_unpacked_is_what_numpy_unpacks(ops, device, dtype):
+def test_unpacked_bits_match_numpy(ops, device, dtype):
     for shape in ((), (0,), (1,), (8,), (999,), (3, 5, 7)):
         for n_chunks in N_CHUNKS:
             n = int(np.prod(shape))
@@ -55,7 +55,7 @@ def chain(x):
 
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("backend", ("eager", "aot_eager", "inductor"))
-def test_compiled_is_eager(ops, device, backend, dynamic):
+def test_compiled_results_match_eager_results(ops, device, backend, dynamic):
     if backend == "inductor" and not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("inductor compiles against Python.h, which is not there")
     if backend == "inductor" and device == "cuda":
@@ -77,7 +77,7 @@ def test_a_lazily_negated_tensor_is_negated_first(ops, device):
     assert model.same(ops.pack_signs(x), model.chunks(model.signs(x.resolve_neg()), 1))
 
 
-def test_what_is_packed_carries_no_gradient(ops, device):
+def test_packed_tensors_have_no_gradient(ops, device):
     x = torch.randn(8, device=device, requires_grad=True)
     assert not ops.pack_signs(x).requires_grad
     assert not ops.unpack(ops.pack_signs(x), [8], torch.float32).requires_grad
@@ -97,7 +97,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_refusal_is_the_library_s_sentence(ops, device, what):
+def test_a_refusal_has_the_message_of_the_library(ops, device, what):
     call, sentence = REFUSED[what]
     with pytest.raises(RuntimeError) as caught:
         call(ops, device)
@@ -142,7 +142,7 @@ def test_one_allocation_a_call(ops, cuda):
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 2
 
 
-def test_a_graph_packs_what_is_there_when_it_runs(ops, adaptor, cuda):
+def test_a_graph_packs_the_values_of_each_replay(ops, adaptor, cuda):
     adaptor.prepare(torch.device(cuda, 0))
     x = torch.zeros(1 << 16, device=cuda)
     graph = torch.cuda.CUDAGraph()

@@ -28,7 +28,7 @@ def run(program, output, *more):
     return json.loads(output.read_text()), done.stdout
 
 
-def test_two_builds_on_the_cpu_take_turns_and_their_ratios_are_printed(tmp_path):
+def test_two_builds_alternate_on_the_cpu_and_their_ratios_are_printed(tmp_path):
     another = tmp_path / "libgradcodec.so.0"
     another.symlink_to(LIBRARY)
     results, text = run("cpu.py", tmp_path / "cpu.json", "--quick", "--only", "bits pack bool", "--against", str(another))
@@ -57,7 +57,7 @@ def test_every_kind_of_codec_learns(tmp_path):
     assert "| lion | sign | none | 2 |" in text
 
 
-def test_convergence_is_rehearsed_over_gloo_and_a_run_that_is_there_is_not_run_again(tmp_path):
+def test_convergence_is_rehearsed_over_gloo_and_finished_runs_are_skipped(tmp_path):
     (tmp_path / "a.c").write_bytes(bytes(range(256)) * 1000)
     of = ["--of", str(tmp_path), "--text", str(tmp_path / "text")]
     subprocess.run([sys.executable, str(ROOT / "bench/convergence.py"), *of], check=True)

@@ -26,7 +26,7 @@ BYTES = 3072  # packed size; its 3 or 4 chunks are aligned to 256 bytes, so JAX 
 # --- the package ------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_typed():
+def test_the_package_is_typed():
     pytest.importorskip("mypy")
     folder = ROOT / "build" / "mypy"
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder), str(CLIENT)]
@@ -34,7 +34,7 @@ def test_it_is_typed():
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_it_needs_nothing_but_the_standard_library():
+def test_the_package_imports_only_the_standard_library():
     program = (
         f"import sys; sys.path.insert(0, {str(CLIENT.parent)!r}); import gradcodec as g; "
         "t = g.GradCodec().tensor_empty((3, 5), 'int16'); print(t.shape, t.device, g.GradCodec().chunk_bytes(1000, 4))"
@@ -43,7 +43,7 @@ def test_it_needs_nothing_but_the_standard_library():
     assert (alone.stdout, alone.stderr) == ("(3, 5) (1, 0) 32\n", "")
 
 
-def test_the_program_of_getting_started_prints_what_it_says(capsys):
+def test_the_program_of_getting_started_prints_its_comments(capsys):
     text = (ROOT / "docs" / "START.md").read_text(encoding="utf-8")
     (program,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "import numpy" in block]
     exec(program, {})
@@ -95,7 +95,7 @@ def test_an_empty_tensor_of_every_dtype(framework):
         assert dtype in str(array.dtype) and tuple(array.shape) == (64, 2, 3)
 
 
-def test_tensors_of_the_library_go_in_again():
+def test_tensors_of_the_library_are_accepted_as_inputs():
     chunks = gradcodec.pack_chunks(TRUTH, 4)
     np.testing.assert_array_equal(np.from_dlpack(gradcodec.unpack_chunks(chunks, TRUTH.size)), TRUTH.ravel())
     rows = gradcodec.tensor_empty((4, chunks[0].shape[0]), "uint8")
@@ -114,7 +114,7 @@ def aligned(size):
 
 
 @frameworks(device=CPU)
-def test_memory_that_was_taken_is_released_by_its_last_user(framework):
+def test_exported_memory_is_released_by_its_last_user(framework):
     memory = aligned(64 * 8)
     lent = Lent(memory)
     tensor = lent.tensor()
@@ -129,7 +129,7 @@ def test_memory_that_was_taken_is_released_by_its_last_user(framework):
 
 
 @pytest.mark.parametrize("asked", [None, {}, {"max_version": (1, 0)}])
-def test_what_is_not_taken_is_released_once(asked):
+def test_a_tensor_that_is_not_exported_is_released_once(asked):
     lent = Lent(np.zeros(4))
     tensor = lent.tensor()
     if asked is not None:
@@ -147,7 +147,7 @@ def test_a_capsule_keeps_the_tensor_beyond_its_object():
     assert lent.releases == [42]
 
 
-def test_the_form_is_the_one_that_is_asked_for_and_may_change():
+def test_the_dlpack_version_is_the_requested_one_and_may_change():
     name_of = client._abi._python.PyCapsule_GetName
     lent = Lent(np.arange(4.0))
     tensor = lent.tensor()
@@ -164,7 +164,7 @@ def test_the_form_is_the_one_that_is_asked_for_and_may_change():
     assert lent.releases == [42]
 
 
-def test_a_tensor_is_taken_once():
+def test_a_tensor_is_exported_once():
     lent = Lent(np.zeros(4))
     tensor = lent.tensor()
     array = np.from_dlpack(tensor)
@@ -177,7 +177,7 @@ def test_a_tensor_is_taken_once():
     assert lent.releases == [42]
 
 
-def test_after_a_refusal_another_framework_may_take_it():
+def test_after_a_refusal_another_framework_may_import_the_tensor():
     lent = Lent(aligned(128).view(np.uint16))
     tensor = lent.tensor("bfloat16")
     with pytest.raises((BufferError, RuntimeError)):  # not SystemError: the capsule's destructor is native
@@ -207,7 +207,7 @@ exporters = pytest.mark.parametrize("exporter", [Exporter, OldExporter])
 
 @made_forms
 @exporters
-def test_inputs_are_borrowed_and_let_go(name, exporter):
+def test_inputs_are_borrowed_and_released(name, exporter):
     made = Made(TRUTH, name=name)
     (chunk,) = gradcodec.pack_chunks(exporter(made), 1)
     assert made.releases == [1]
@@ -224,7 +224,7 @@ def test_inputs_are_borrowed_and_let_go(name, exporter):
 
 @made_forms
 @exporters
-def test_inputs_are_let_go_when_the_call_fails(name, exporter):
+def test_inputs_are_released_when_the_call_fails(name, exporter):
     floats, other = Made(VALUES, name=name), Made(np.zeros(3), name=name)
     for call in (
         lambda: gradcodec.pack_chunks(exporter(floats), 4),
@@ -237,7 +237,7 @@ def test_inputs_are_let_go_when_the_call_fails(name, exporter):
     assert len(floats.releases) == 4 and len(other.releases) == 1
 
 
-def test_many_calls_leave_nothing_behind():
+def test_many_calls_leak_nothing():
     wide = np.ones(2**20, bool)
 
     def work(rounds):
@@ -286,7 +286,7 @@ print(released)
 # --- the protocol -----------------------------------------------------------------------------------------------------
 
 
-def test_the_newer_form_is_asked_for_and_no_stream_of_a_cpu():
+def test_the_newer_dlpack_version_is_requested_without_a_stream_on_the_cpu():
     exporter = Exporter(Made(TRUTH))
     gradcodec.pack_bits(exporter)
     assert exporter.requests == [{"max_version": (1, 0)}]
@@ -356,7 +356,7 @@ def test_another_major_version_is_refused():
 
 
 @pytest.mark.parametrize("flags, refused", [(0, False), (1, True), (2, True), (3, True), (4, False)])
-def test_what_may_not_be_written_to_is_read_only(flags, refused):
+def test_read_only_arrays_are_refused_as_outputs(flags, refused):
     made = Made(np.full((1, BYTES), 7, np.uint8), name=VERSIONED, flags=flags)
     if refused:
         with pytest.raises(GradCodecError) as error:
@@ -474,12 +474,12 @@ def shared(g):
     (lambda g: shared(g).wait(2**32), ValueError, "timeout_ms: at most 2147483647 expected, got 4294967296"),
     (lambda g: shared(g).wait(-(2**32)), ValueError, "timeout_ms: at least -2147483648 expected, got -4294967296"),
 ])  # fmt: skip
-def test_what_cannot_be_an_argument_is_said_by_its_name(call, kind, words):
+def test_a_wrong_argument_is_named(call, kind, words):
     with pytest.raises(kind, match=words):
         call(gradcodec)
 
 
-def test_whole_numbers_and_dtypes_may_be_those_of_numpy():
+def test_integers_and_dtypes_of_numpy_are_accepted():
     assert gradcodec.chunk_bytes(np.int64(1000), np.uint8(4)) == 32
     assert len(gradcodec.pack_chunks(TRUTH, np.int32(3))) == 3
     for dtype in np.float32, np.dtype("float32"), "float32":
@@ -492,7 +492,7 @@ def test_whole_numbers_and_dtypes_may_be_those_of_numpy():
     assert np.array_equal(np.asarray(gradcodec.unpack_bits(packed, None, None)), TRUTH.ravel())
 
 
-def test_a_tensor_says_what_it_is():
+def test_a_tensor_describes_itself():
     tensor = gradcodec.tensor_empty((3, 5), "bfloat16")
     assert repr(tensor) == "Tensor(shape=(3, 5), dtype='bfloat16', device=(1, 0))" and len(tensor) == 3
     with pytest.raises(TypeError, match="no len"):
@@ -500,7 +500,7 @@ def test_a_tensor_says_what_it_is():
     assert repr(gradcodec).endswith(f"version {gradcodec.version}")
 
 
-def test_a_tensor_is_an_array_of_numpy_s_where_one_is_asked_for():
+def test_a_tensor_converts_to_a_numpy_array():
     rows = gradcodec.pack_chunks(TRUTH, 3)
     np.testing.assert_array_equal(np.stack(rows), chunk_rows(TRUTH, 3))
     lent = Lent(np.arange(4.0))
@@ -522,14 +522,14 @@ def test_a_tensor_is_an_array_of_numpy_s_where_one_is_asked_for():
         np.asarray(gradcodec.tensor_empty((3,), "bfloat16"))  # no array of objects
 
 
-def test_a_tensor_elsewhere_says_who_takes_it():
+def test_a_tensor_of_a_gpu_names_frameworks_that_can_import_it():
     tensor = gradcodec.tensor_empty((3,), "int8")
     tensor.device = CUDA, 0
     with pytest.raises(TypeError, match="cupy.from_dlpack"):
         np.asarray(tensor)
 
 
-def test_every_public_method_says_what_it_does():
+def test_every_public_method_has_a_docstring():
     types = [thing for thing in vars(client).values() if isinstance(thing, type)]
     ours = [one for one in types if one.__module__ == "gradcodec" and not one.__name__.startswith("_")]
     classes = [thing for thing in ours if not issubclass(thing, ctypes.Structure)]

@@ -77,12 +77,12 @@ SLOW = {"elastic.py"}  # starts 4 processes again and again, and takes a tenth o
 CARDS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # GPUs, if several are needed
 
 
-def test_no_example_is_forgotten():
+def test_every_example_is_tested():
     assert {*SAYS, *COMPILING, *BY_MPI} == {path.name for path in EXAMPLES.glob("*.py")}
 
 
 @pytest.mark.parametrize("name", both(quick=[name for name in SAYS if name not in SLOW], all=SAYS))
-def test_an_example_runs_and_says_what_it_should(name):
+def test_an_example_prints_the_expected_lines(name):
     always, on_cuda = SAYS[name]
     is_torch = name.endswith("_hook.py") or name in ("cuda_graph.py", "diloco.py", "elastic.py")
     module = "torch" if is_torch else name.split("_")[0]
@@ -106,7 +106,7 @@ def test_an_example_runs_and_says_what_it_should(name):
 
 
 @pytest.mark.parametrize("module", ["torch", "jax", "cupy"])
-def test_an_example_without_its_framework_says_so(module, tmp_path):
+def test_an_example_without_its_framework_prints_why_it_ends(module, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module}')")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
     of_torch = [*EXAMPLES.glob("*_hook.py"), EXAMPLES / "diloco.py", EXAMPLES / "elastic.py"] if module == "torch" else []

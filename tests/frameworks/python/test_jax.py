@@ -70,7 +70,7 @@ CODECS = [gj.Codec(kind) for kind in KINDS] + [
 @pytest.mark.parametrize("codec, dtype", [
     *((codec, "float32") for codec in CODECS), (gj.Codec("int4"), "float16"), (gj.Codec("onebit"), "bfloat16"),
 ], ids=str)  # fmt: skip
-def test_payloads_values_and_errors_are_those_of_a_handle(on, codec, dtype):
+def test_payloads_values_and_errors_match_a_handle(on, codec, dtype):
     more = {} if codec.beta == 1 else {"beta": codec.beta}
     if codec.scale:
         more["scale"] = codec.scale
@@ -112,7 +112,7 @@ def test_payloads_values_and_errors_are_those_of_a_handle(on, codec, dtype):
             assert (worker, server, errors) == (None, None, None)
 
 
-def test_votes_with_a_traced_turn_are_those_of_all_calls_before(on):
+def test_votes_with_a_traced_turn_match_earlier_calls(on):
     codec, like = gj.Codec("sign"), jnp.zeros(999)
     handle = library.codec("sign", [999], n_chunks=2, server=1)
     rows, payload = aligned((4, handle.payload_bytes // 2)), aligned((handle.payload_bytes,))
@@ -170,7 +170,7 @@ def of_handles(world, kind, steps, counts, **options):
     *((gj.Codec(kind), 1000) for kind in ("bf16", "int4", "onebit", "sign")), (CODECS[7], 1000), (CODECS[8], 300_000),
     (gj.Codec("int8"), 300_000), (gj.Codec("mxfp4"), 300_000),
 ], ids=str)  # fmt: skip
-def test_all_reduces_are_those_of_handles(on, codec, size):
+def test_all_reduces_match_handles(on, codec, size):
     world, shapes = len(on), {"bias": (7,), "weight": (size // 100, 100)}
     counts = [7, size]
     steps = [[values(10 * step + rank, shapes=shapes) for rank in range(world)] for step in range(3)]
@@ -200,7 +200,7 @@ def test_all_reduces_are_those_of_handles(on, codec, size):
     assert "all-gather" in run.lower(stacked, errors, turn).compile().as_text() or world == 1
 
 
-def test_a_small_one_without_errors_exchanges_once_and_a_large_one_twice():
+def test_a_small_all_reduce_without_errors_is_one_shot_and_a_large_one_two_shot():
     on = jax.devices("cpu")
     mesh, each = Mesh(np.array(on), ("data",)), PartitionSpec("data")
     for kind, size, twice in ("int8", 1 << 12, False), ("int8", 1 << 21, True), ("sign", 64, True), ("int4", 64, True):
@@ -212,7 +212,7 @@ def test_a_small_one_without_errors_exchanges_once_and_a_large_one_twice():
         assert ("all_to_all" in traced, "all_gather" in traced) == (twice, True), kind
 
 
-def test_a_scan_carries_errors_and_leaves_those_that_it_was_given(on):
+def test_a_scan_carries_errors_and_does_not_change_its_input(on):
     codec, gradients = gj.Codec("int4", raw=(False,)), np.stack([values(0)["weight"]] * 60)
     first = codec.errors(gradients[0]).worker
 
@@ -234,7 +234,7 @@ def test_a_scan_carries_errors_and_leaves_those_that_it_was_given(on):
     same(again[1], sent)
 
 
-def test_programs_that_run_at_once_do_not_meet(on):
+def test_concurrent_programs_do_not_exchange_with_each_other(on):
     codec, number = gj.Codec("mxfp4", raw=(False,)), 8
     run = jax.jit(lambda x, worker: codec.encode(x, worker))
     given = [jax.device_put((values(k)["weight"], values(k)["weight"].ravel()), on[k % len(on)]) for k in range(number)]
@@ -250,14 +250,14 @@ def test_programs_that_run_at_once_do_not_meet(on):
                 same(worker, of_worker)
 
 
-def test_a_batch_goes_one_by_one(on):
+def test_a_batch_runs_element_by_element(on):
     codec, batch = gj.Codec("int8", raw=(False,)), np.stack([values(k)["weight"] for k in range(3)])
     payloads, _ = jax.jit(jax.vmap(codec.encode))(jax.device_put(batch, on[0]))
     for row, each in zip(payloads, batch):
         same(row, codec.encode(each)[0])
 
 
-def test_bits_and_signs_are_numpys(on):
+def test_bits_and_signs_match_numpy(on):
     x = np.random.default_rng(3).standard_normal((27, 37), np.float32)
     there = jax.device_put(x, on[0])
     packed = np.packbits(~(x < 0).ravel())
@@ -282,7 +282,7 @@ def test_bits_and_signs_are_numpys(on):
         same(jax.jit(gj.vote_signs)(ballots, turn), np.packbits(np.where(ayes == 2, in_turn, ayes > 2), axis=1).ravel())
 
 
-def test_what_is_not_finite_is_nan_and_never_an_error_that_is_kept(on):
+def test_non_finite_values_become_nan_and_never_a_kept_error(on):
     codec, x = gj.Codec("int8", "float32", raw=(False,)), jnp.asarray(values(0)["weight"]).at[0, 0].set(jnp.inf)
     payload, worker = jax.jit(codec.encode)(jax.device_put(x, on[0]), codec.errors(x).worker)
     back = np.asarray(codec.decode(payload, x)).ravel()
@@ -322,7 +322,7 @@ PAYLOAD = jnp.zeros((1, 64), jnp.uint8)
     (lambda: gj.pack_bits(X > 0, 2), ValueError, "axis: at most 1 expected, got 2"),
     (lambda: gj.pack_signs(X, 0), ValueError, "n_chunks: at least 1 expected, got 0"),
 ])  # fmt: skip
-def test_what_is_refused_is_said_before_anything_runs(call, kind, words):
+def test_refusals_are_raised_before_anything_runs(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
 
@@ -333,21 +333,21 @@ def test_what_is_refused_is_said_before_anything_runs(call, kind, words):
     (lambda x: gj.vote_signs(jnp.zeros((0, 2), jnp.uint8)), "voter"),
     (lambda x: gj.Codec().decode(PAYLOAD, x), "payload: "),
 ], ids=["pack_chunks", "order", "vote", "decode"])  # fmt: skip
-def test_what_the_library_refuses_is_an_error_of_xla_with_its_words(on, call, words):
+def test_a_refusal_of_the_library_is_an_xla_error_with_its_message(on, call, words):
     with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: ") as error:
         jax.block_until_ready(jax.jit(call)(jax.device_put(X, on[0])))
     assert words in str(error.value)
     same(jax.jit(gj.pack_signs)(jax.device_put(X, on[0])), np.full((1, 200), 255, np.uint8))  # later calls succeed
 
 
-def test_a_payload_that_was_damaged_is_not_decoded():
+def test_a_damaged_payload_is_not_decoded():
     codec = gj.Codec("int8")
     payload, _ = codec.encode(on_cpu(X))
     with pytest.raises(jax.errors.JaxRuntimeError, match="CORRUPT"):
         jax.block_until_ready(codec.decode(payload.at[0, 8].add(1), X))
 
 
-def test_structures_are_those_of_xla(tmp_path):
+def test_structures_match_those_of_xla(tmp_path):
     fields = {
         "XLA_FFI_Api": (_jax_ffi._Api, {"XLA_FFI_Error_Create": "error_create", "XLA_FFI_Stream_Get": "stream_get",
             "XLA_FFI_DeviceOrdinal_Get": "device_ordinal_get", "api_version": "version"}),
@@ -428,7 +428,7 @@ class Xla:
         return _jax_ffi._ON[platform](ctypes.addressof(self.frame))
 
 
-def test_the_handler_for_cuda_hands_on_the_device_and_the_stream(monkeypatch):
+def test_the_cuda_handler_passes_the_device_and_the_stream(monkeypatch):
     seen = []
 
     def pack(src, order, dst, stream):
@@ -445,7 +445,7 @@ def test_the_handler_for_cuda_hands_on_the_device_and_the_stream(monkeypatch):
     assert seen[2:] == [[(0x1000, 1, 0, 32, 8), (0x2000, 1, 0, 8, 8)], (1, 0)]
 
 
-def test_each_stream_has_a_handle_of_its_own_and_calls_on_one_share_it(monkeypatch):
+def test_each_stream_has_its_own_handle(monkeypatch):
     made = []
 
     class Handle:
@@ -474,7 +474,7 @@ def test_errors_have_xlas_codes(monkeypatch, status, code):
     assert xla.call("CUDA") == 99 and xla.messages == [(code, str(gradcodec.GradCodecError("no luck", status)))]
 
 
-def test_an_xla_of_another_interface_is_refused_in_words():
+def test_an_xla_with_another_interface_is_refused_with_a_message():
     for change in {"major": 1}, {"size": 48}:
         xla = Xla(b"{}", 0, 1)
         xla.api.version.major, xla.api.size = change.get("major", 0), change.get("size", xla.api.size)

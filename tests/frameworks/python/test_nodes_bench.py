@@ -46,7 +46,7 @@ def run(output, *options, **more):
     return json.loads(output.read_text())["links"]["0.2"], done
 
 
-def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, tmp_path):
+def test_links_have_their_rate_and_codecs_send_their_bytes(allowed, tmp_path):
     link, done = run(tmp_path / "nodes.json", "--nodes", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 0 < link["held"] < 1, "a veth without a rate has several times as much"
@@ -59,7 +59,7 @@ def test_the_links_have_their_rate_and_every_codec_sends_its_bytes(allowed, tmp_
     assert all(f"| {name} | " in done.stdout for name in sent)
 
 
-def test_one_node_needs_no_network_and_has_the_hook_in_both_languages(tmp_path):
+def test_one_node_needs_no_network_and_runs_both_hooks(tmp_path):
     output = tmp_path / "nodes.json"
     words = ["--nodes", "1", "--ranks", "2", "--gbit", "0", "--turns", "2", "--hooks", "1", "--output", str(output)]
     _torch_native.built()  # the compiler's time, of minutes on a busy machine, is not the program's
@@ -71,7 +71,7 @@ def test_one_node_needs_no_network_and_has_the_hook_in_both_languages(tmp_path):
     assert {(len(one["seconds"]), *one["bytes"]) for one in found.values()} == {(2, 0, 0)}
 
 
-def test_nothing_is_left_of_a_run_that_is_killed(allowed):
+def test_a_killed_run_leaves_nothing(allowed):
     before = networks()
     endless = [*PROGRAM, "--turns", "100000", "--gbit", "1"]
     run = subprocess.Popen(endless, stdout=subprocess.PIPE, start_new_session=True)
@@ -85,7 +85,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(allowed):
     assert networks() == before
 
 
-def test_a_machine_without_the_means_is_told_in_a_sentence(tmp_path):
+def test_a_machine_without_the_tools_gets_an_error_message(tmp_path):
     for name in "unshare", "mount", "ip", "tc", "nsenter":
         (tmp_path / name).write_text("#!/bin/sh\necho not allowed >&2\nexit 1\n")
         (tmp_path / name).chmod(0o755)

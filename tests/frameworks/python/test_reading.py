@@ -74,7 +74,7 @@ def test_tensors_are_read_by_capsules(monkeypatch):
 
 
 @needs_table
-def test_every_dtype_is_what_it_is(no_capsules):
+def test_every_dtype_is_read_correctly(no_capsules):
     for name in "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split():
         dtype = getattr(torch, name)
         source, target = torch.tensor([0, 1, 3, 100]).to(dtype), torch.zeros(4, 3, dtype=dtype)
@@ -179,7 +179,7 @@ def test_tensors_without_memory_are_refused(ways, name):
     assert bits.item() == 7
 
 
-def test_a_storage_that_is_gone_is_refused(ways):
+def test_a_freed_storage_is_refused(ways):
     tensor = torch.randn(8)
     tensor.untyped_storage().resize_(0)
     with pytest.raises((GradCodecError, BufferError, RuntimeError)):
@@ -195,12 +195,12 @@ def test_within_vmap_a_tensor_is_refused():
         torch.func.vmap(pack)(torch.randn(2, 8))
 
 
-def test_a_subclass_that_answers_for_itself_is_asked(ways):
+def test_a_subclass_with_its_own_dlpack_method_is_asked(ways):
     with pytest.raises(KeyError, match="not for you"):
         gradcodec.pack_signs_into(torch.randn(8).as_subclass(Function), torch.zeros(1, 1, dtype=torch.uint8))
 
 
-def test_nothing_is_kept_of_a_call(ways):
+def test_a_call_keeps_no_reference(ways):
     tensors = [torch.zeros(16), torch.zeros(1, 2, dtype=torch.uint8)]
     alive = [weakref.ref(tensor) for tensor in tensors]
     gradcodec.pack_signs_into(*tensors)
@@ -213,14 +213,14 @@ def test_nothing_is_kept_of_a_call(ways):
 
 
 @needs_table
-def test_the_layout_of_the_table_is_dlpack_s():
+def test_the_layout_of_the_table_matches_dlpack():
     assert ctypes.sizeof(_reading._Api) == 56
     read, current = _reading._functions(torch.Tensor)
     assert read and current and _reading._functions(torch.nn.Parameter) == (read, current)
 
 
 @frameworks(Torch, device=CUDA)
-def test_without_a_stream_a_call_goes_to_the_current_one(framework):
+def test_a_call_without_a_stream_runs_on_the_current_stream(framework):
     values = np.random.default_rng(1).standard_normal((64, 64)).astype("f4")
     fresh, rows = framework.array(values), framework.array(np.zeros((1, 512), np.uint8))
     source, side = framework.array(np.zeros_like(values)), torch.cuda.Stream()

@@ -66,5 +66,5 @@ def replayed(codec, transport, native, steps):
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 @pytest.mark.parametrize("transport", ["auto", "peers", "nccl"])
 @pytest.mark.parametrize("codec", ["int8", "int4"])
-def test_a_captured_step_is_the_step(codec, transport, native, tmp_path):
+def test_a_captured_step_matches_an_uncaptured_one(codec, transport, native, tmp_path):
     on_ranks(("nccl", "cuda", 2), replayed, tmp_path, codec, transport, native, 1000)

@@ -542,7 +542,7 @@ def check_what_survives(diloco, before):
 
 
 @pytest.mark.parametrize("deaths", both(quick=[[6, 2, 4]], all=[[6, 2, 4], *([n % 9, n % 7, n % 5] for n in range(16))]))
-def test_survivors_of_ranks_that_die_within_exchanges_lose_nothing(deaths, tmp_path):
+def test_survivors_of_ranks_that_die_in_exchanges_lose_no_gradient(deaths, tmp_path):
     """Each of w ranks sends w - 1 messages of chunks and as many of means, and then its result. If one of four ranks
     dies after two messages, two of the others have all chunks, and the third has not."""
     spawn = torch.multiprocessing.get_context("spawn")

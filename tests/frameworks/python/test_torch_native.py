@@ -62,7 +62,7 @@ def place(tmp_path, monkeypatch, compiled):
     return made
 
 
-def test_it_is_compiled_once_and_kept(place):
+def test_the_hook_is_compiled_once_and_cached(place):
     path = native.built()
     assert native.built() == path and path.parent == place.folder and place.runs() == 1
     assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700 and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -72,7 +72,7 @@ def test_it_is_compiled_once_and_kept(place):
     assert native._imported(path).Slot
 
 
-def test_it_is_compiled_anew_for_another_pytorch_python_library_or_source(place, monkeypatch, tmp_path):
+def test_another_pytorch_python_library_or_source_compiles_the_hook_again(place, monkeypatch, tmp_path):
     paths = [native.built()]
     monkeypatch.setattr(torch, "__version__", torch.__version__ + ".other")
     paths.append(native.built())
@@ -87,7 +87,7 @@ def test_it_is_compiled_anew_for_another_pytorch_python_library_or_source(place,
     assert len(set(paths)) == place.runs() == 5
 
 
-def test_a_file_that_is_damaged_is_compiled_anew(place, monkeypatch):
+def test_a_damaged_file_is_compiled_again(place, monkeypatch):
     path = native.built()
     whole = path.read_bytes()
     for damaged in whole[:-1], whole[:100], b"", whole[:5000] + b"\0\1" + whole[5002:]:
@@ -100,7 +100,7 @@ def test_a_file_that_is_damaged_is_compiled_anew(place, monkeypatch):
         native.built()
 
 
-def test_several_processes_compile_it_once(place):
+def test_several_processes_compile_the_hook_once(place):
     place.compiler(seconds=1)
     processes = [place.program("build") for _ in range(4)]
     for process in processes:
@@ -109,7 +109,7 @@ def test_several_processes_compile_it_once(place):
     assert place.runs() == 1
 
 
-def test_a_build_that_was_killed_stops_no_other(place):
+def test_a_killed_build_blocks_no_other_build(place):
     place.compiler(seconds=60)
     process = place.program("build")
     while not place.runs():
@@ -138,7 +138,7 @@ def test_a_process_that_does_not_end_is_not_waited_for(place, monkeypatch):
     process.communicate()
 
 
-def test_what_is_missing_is_said(place, monkeypatch, tmp_path):
+def test_a_missing_tool_is_named(place, monkeypatch, tmp_path):
     def refused(words):
         with pytest.raises(native.Unavailable, match=words):
             native._imported(native.built())
@@ -180,7 +180,7 @@ def test_what_is_missing_is_said(place, monkeypatch, tmp_path):
     refused("torch-.*so cannot be loaded: ")
 
 
-def test_what_another_user_may_have_written_is_not_loaded(place):
+def test_files_that_another_user_can_write_are_not_loaded(place):
     path = native.built()
     for mode in 0o602, 0o620:
         path.chmod(mode)
@@ -192,7 +192,7 @@ def test_what_another_user_may_have_written_is_not_loaded(place):
         native.built()
 
 
-def test_the_command_says_what_it_has_done(place, monkeypatch):
+def test_the_command_prints_its_actions(place, monkeypatch):
     for arguments, status, words in [
         ("build", 0, f"{place.folder}/torch-"), ("", 2, "usage: "), ("bake", 2, "usage: "),
     ]:  # fmt: skip
@@ -265,5 +265,5 @@ def _lacking():
     model(torch.ones(2, 64)).sum().backward()
 
 
-def test_a_rank_that_lacks_it_is_named_on_every_rank(tmp_path, compiled):
+def test_a_rank_without_the_hook_is_named_on_every_rank(tmp_path, compiled):
     on_ranks(("gloo", "cpu", 2), _lacking, tmp_path)

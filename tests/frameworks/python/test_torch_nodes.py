@@ -259,7 +259,7 @@ def rank_1_dies(step):
 
 
 @pytest.mark.parametrize("step", [2, 4])  # tests/churn/steps.py kills a rank in each step
-def test_a_rank_that_dies_is_not_waited_for_longer_than_the_timeout(step, tmp_path):
+def test_the_wait_for_a_dead_rank_ends_at_the_timeout(step, tmp_path):
     on_ranks(("gloo", "cpu", 4), rank_1_dies, tmp_path, step)
 
 

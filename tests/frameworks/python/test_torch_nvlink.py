@@ -79,5 +79,5 @@ def test_a_gpu_that_another_process_sees(libraries, status, answer):
     assert _torch_nvlink.are_linked([SEEN[0], UNSEEN], 0) is answer
 
 
-def test_without_nvml_it_is_not_known(libraries):
+def test_without_nvml_links_are_unknown(libraries):
     assert not _torch_nvlink.are_linked([SEEN[0], UNSEEN], 0)

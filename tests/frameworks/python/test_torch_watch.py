@@ -73,7 +73,7 @@ def test_an_exchange_that_does_not_end_is_aborted(watch):
     assert comm.aborted.wait(LIMIT)
 
 
-def test_an_exchange_that_has_ended_is_not(watch, monkeypatch):
+def test_an_exchange_that_has_ended_is_not_aborted(watch, monkeypatch):
     monkeypatch.setattr(Event, "done", True)
     comm = Comm()
     made = watch(comm, timeout=0)
