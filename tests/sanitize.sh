@@ -175,11 +175,11 @@ import driver
 assert driver.device_count()  # initializes the driver
 driver.use(driver.primary())  # before the library looks for a driver
 import numpy as np
-from card import Card
+from arena import Arena
 from capi import int64s
 from codecs_c import Checked, call, views
 
-place = Card(exact=True)
+place = Arena(exact=True)
 with Checked(place, codec=5, segments=[100], error=None) as codec:
     gradient, payload = place.put(np.ones(97, "f4")), place.put(np.zeros((1, codec.model.stride), np.uint8))
     gradient.struct.dl_tensor.shape = int64s((100,))

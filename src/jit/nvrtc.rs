@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_device_gets_its_machine_code_or_the_newest_supported_ptx() {
         let levels = [90, 50, 75, 86];
-        for (card, expected) in [
+        for (gpu, expected) in [
             (90, Some(Target::Machine(90))),
             (75, Some(Target::Machine(75))),
             (121, Some(Target::Virtual(90))),
@@ -375,7 +375,7 @@ mod tests {
             (52, Some(Target::Virtual(50))),
             (49, None),
         ] {
-            assert_eq!(choose(card, &levels), expected, "{card}");
+            assert_eq!(choose(gpu, &levels), expected, "{gpu}");
         }
         assert_eq!(choose(90, &[]), None);
     }

@@ -105,7 +105,7 @@ int main(void) {
     CHECK_OK(gc_set_threads(WORKERS));
     fork_during(keep_packing, pack_with_threads_of_its_own); /* includes the process's first calls */
     if (getenv("GRADCODEC_DRIVERS") == NULL) {
-        puts("fork: left out: CUDA calls, which take a driver without a card in GRADCODEC_DRIVERS");
+        puts("fork: left out: CUDA calls, which take a driver without a GPU in GRADCODEC_DRIVERS");
         return 0;
     }
     snprintf(path, sizeof path, "%s/driver/libcuda.so.1", getenv("GRADCODEC_DRIVERS"));

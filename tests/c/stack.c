@@ -120,7 +120,7 @@ int main(void) {
     if (getenv("GRADCODEC_DRIVERS") != NULL)
         a_prepared_run_allocates_nothing(getenv("GRADCODEC_DRIVERS"));
     else
-        puts("stack: left out: prepared kernels, which take a driver without a card in GRADCODEC_DRIVERS");
+        puts("stack: left out: prepared kernels, which take a driver without a GPU in GRADCODEC_DRIVERS");
     puts("stack: ok");
     return 0;
 }

@@ -65,8 +65,8 @@ def held(n_bytes, device=0):
     assert status == 0, last_error()
     return out
 
-def on_card(array, device=0, code=None):
-    """A tensor of the library on a card, compact, with what the array has; its memory is the host's here."""
+def on_gpu(array, device=0, code=None):
+    """A tensor of the library on a GPU, compact, with what the array has; its memory is the host's here."""
     tensor = held(max(1, array.nbytes), device)
     compact = np.ascontiguousarray(array)
     ctypes.memmove(tensor.contents.dl_tensor.data, compact.ctypes.data, array.nbytes)
@@ -81,8 +81,8 @@ def like(tensor, array, code=None):
     dl.dtype.code = dl.dtype.code if code is None else code
     return described
 
-def from_card(tensor, shape, dtype):
-    """What a tensor on a card has."""
+def from_gpu(tensor, shape, dtype):
+    """What a tensor on a GPU has."""
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(ctypes.string_at(tensor.contents.dl_tensor.data, count), dtype).reshape(shape)
 

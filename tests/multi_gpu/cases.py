@@ -19,9 +19,9 @@ import numpy as np
 import capi
 import driver
 import gpu
+from arena import Arena
 from block_model import INT4, INT8
 from capi import EXCHANGE, AllReduce, CodecOptions, Comm, NcclOptions, PeersOptions, Transport, lib
-from card import Card
 from codec_model import ONEBIT, PROPAGATE, TRANSACTIONAL
 from codecs_c import Host, call, dtype_name, gradient, model_of, options_of, same, views
 from comms import World
@@ -45,7 +45,7 @@ class OnHost(Host):
         pass
 
 
-class OnCard(Card):
+class OnGpu(Arena):
     """Memory of a GPU, and a stream there. Makes the GPU current in this thread."""
 
     def __init__(self, index):
@@ -74,7 +74,7 @@ class OnCard(Card):
 
 def place_of(here, on):
     if "place" not in here.kept:
-        here.kept["place"] = OnHost() if on == "cpu" else OnCard(here.rank % driver.device_count())
+        here.kept["place"] = OnHost() if on == "cpu" else OnGpu(here.rank % driver.device_count())
     return here.kept["place"]
 
 

@@ -32,28 +32,28 @@ def pytest_configure(config):
     if not os.path.exists(os.environ["GRADCODEC_LIBRARY"]):
         raise pytest.UsageError(f"no library at {os.environ['GRADCODEC_LIBRARY']}; GRADCODEC_LIBRARY names it")
     on_cpu = config.getoption("device") == "cpu"
-    config.cards = 0 if on_cpu else driver.device_count()
-    most = config.getoption("ranks") if on_cpu else config.cards
+    config.gpus = 0 if on_cpu else driver.device_count()
+    most = config.getoption("ranks") if on_cpu else config.gpus
     config.worlds = list(range(2, most + 1)) or [1]
     config.groups = sorted({*SMALL_GROUPS, *config.worlds} - {1})
-    if not on_cpu and not config.cards:
+    if not on_cpu and not config.gpus:
         raise pytest.UsageError("no CUDA device; --device cpu rehearses these tests without one")
 
 
 def pytest_report_header(config):
     worlds, groups = (", ".join(map(str, sizes)) for sizes in (config.worlds, config.groups))
-    if not config.cards:
-        return [f"no card: processes exchange through pipes, in worlds of {worlds} ranks; groups of {groups}"]
-    names = ", ".join(f"{k}: {driver.name(k)}" for k in range(config.cards))
-    lines = [f"cards: {config.cards} ({names})"]
-    if config.cards == 1:
-        lines.append("over NCCL: a world of 1 only, for its ranks cannot share a card; NOT RUN: any exchange over NCCL")
+    if not config.gpus:
+        return [f"no GPU: processes exchange through pipes, in worlds of {worlds} ranks; groups of {groups}"]
+    names = ", ".join(f"{k}: {driver.name(k)}" for k in range(config.gpus))
+    lines = [f"GPUs: {config.gpus} ({names})"]
+    if config.gpus == 1:
+        lines.append("over NCCL: a world of 1 only, for its ranks cannot share a GPU; NOT RUN: any exchange over NCCL")
     else:
-        lines.append(f"over NCCL, a process a card: worlds of {worlds}")
-    shared = [str(size) for size in config.groups if size > config.cards]
+        lines.append(f"over NCCL, a process a GPU: worlds of {worlds}")
+    shared = [str(size) for size in config.groups if size > config.gpus]
     lines.append(f"in one process, a thread a rank: groups of {groups}")
     if shared:
-        lines.append(f"  of which ranks share cards in those of {', '.join(shared)}")
+        lines.append(f"  of which ranks share GPUs in those of {', '.join(shared)}")
     return lines
 
 
@@ -62,8 +62,8 @@ def pytest_generate_tests(metafunc):
     if "pool" in metafunc.fixturenames:
         metafunc.parametrize("pool", config.worlds, indirect=True, scope="session", ids=lambda n: f"{n} ranks")
     if "over" in metafunc.fixturenames:
-        peers = ["peers", "mapped peers"] if config.cards > 1 else []
-        ways = ["id", "borrowed", "split", "torch", "torch, split", *peers] if config.cards else ["pipes"]
+        peers = ["peers", "mapped peers"] if config.gpus > 1 else []
+        ways = ["id", "borrowed", "split", "torch", "torch, split", *peers] if config.gpus else ["pipes"]
         metafunc.parametrize("over", ways)
     if "group_size" in metafunc.fixturenames:
         metafunc.parametrize("group_size", config.groups)
@@ -72,16 +72,16 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def peers(pytestconfig):
     """Yields ranks that reach each other's memory: a GPU each, or, if there is one GPU, two that share it."""
-    if not pytestconfig.cards:
-        pytest.skip("no card: no peer memory")
-    pool = Pool(max(2, pytestconfig.cards))
+    if not pytestconfig.gpus:
+        pytest.skip("no GPU: no peer memory")
+    pool = Pool(max(2, pytestconfig.gpus))
     yield pool
     pool.close()
 
 
 @pytest.fixture(scope="session")
 def on(pytestconfig):
-    return "cuda" if pytestconfig.cards else "cpu"
+    return "cuda" if pytestconfig.gpus else "cpu"
 
 
 @pytest.fixture(scope="session")

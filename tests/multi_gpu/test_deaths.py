@@ -14,11 +14,11 @@ DEATHS = 20
 
 @pytest.mark.parametrize("transport", ["peers", "nccl"])
 def test_survivors_continue_after_ranks_die(pytestconfig, transport):
-    if not pytestconfig.cards:
+    if not pytestconfig.gpus:
         pytest.skip("no GPU: tests/python/test_churn.py shows it on a driver without hardware")
-    if transport == "nccl" and pytestconfig.cards < 2:
+    if transport == "nccl" and pytestconfig.gpus < 2:
         pytest.skip("two GPUs needed for NCCL, one found")
-    about = ["--over", transport, "--processes", "--devices", str(pytestconfig.cards), "--deaths", str(DEATHS)]
+    about = ["--over", transport, "--processes", "--devices", str(pytestconfig.gpus), "--deaths", str(DEATHS)]
     done = subprocess.run([sys.executable, PROGRAM, *about], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     good = "0 hangs, 0 wrong bits;"

@@ -14,7 +14,7 @@ OVER_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "S
 def test_the_exit_of_a_rank_is_reported_to_the_others(pytestconfig, on, usual):
     world = max(pytestconfig.worlds)
     if world == 1:
-        pytest.skip("two cards needed, one found")
+        pytest.skip("two GPUs needed, one found")
     with Ranks(world, OVER_SOCKETS) as ranks:
         *others, last = ranks.outcomes(cases.last_rank_exits, on, usual, 60)
         assert (last.kind, last.value) == ("gone", 7)
@@ -28,7 +28,7 @@ def test_the_exit_of_a_rank_is_reported_to_the_others(pytestconfig, on, usual):
 def test_without_one_rank_the_others_abort_and_all_continue(ranks, on):
     """Shows with one GPU, where no rank waits, only that an aborted communicator can be freed."""
     if on == "cpu":
-        pytest.skip("no card: no communicator of NCCL's")
+        pytest.skip("no GPU: no communicator of NCCL's")
     waited, found = zip(*ranks.call(cases.a_rank_does_not_come, seconds=90))
     assert list(waited) == [False] + [True] * (ranks.world - 1)
     compare(found, expected_of_handle(ranks.world, cases.ONE))

@@ -14,7 +14,7 @@ from test_processes import KINDS, name
 @pytest.fixture
 def place(pytestconfig):
     """Returns a function that makes the place of a rank, for the rank's thread."""
-    return lambda rank: cases.OnCard(rank % pytestconfig.cards) if pytestconfig.cards else cases.OnHost()
+    return lambda rank: cases.OnGpu(rank % pytestconfig.gpus) if pytestconfig.gpus else cases.OnHost()
 
 
 def each(world, place, function, *arguments):
@@ -37,9 +37,9 @@ def test_a_handle(group_size, place, case):
 
 @pytest.fixture
 def peers(group_size, pytestconfig):
-    if not pytestconfig.cards:
-        pytest.skip("no card: no peer memory")
-    with World(group_size, "peers", devices=range(pytestconfig.cards)) as world:
+    if not pytestconfig.gpus:
+        pytest.skip("no GPU: no peer memory")
+    with World(group_size, "peers", devices=range(pytestconfig.gpus)) as world:
         yield world
 
 

@@ -30,8 +30,8 @@ def test_halves_with_a_handle_created_between_them(peers, case):
 
 def test_memory_that_nccl_maps(peers, pytestconfig):
     """Tests windows of NCCL. examples/python/peers.py has memory of gc_share and PyTorch's symmetric memory."""
-    if pytestconfig.cards < 2:
-        pytest.skip("two cards needed for NCCL, one found")
+    if pytestconfig.gpus < 2:
+        pytest.skip("two GPUs needed for NCCL, one found")
     ranks = peers.get()
     for case in Case(), Case("bfloat16", None, SIGN):
         found = ranks.call(cases.steps_over_source, "windows", case)
@@ -105,8 +105,8 @@ def test_memory_freed_directly_after_a_call(peers, way, case):
 @pytest.mark.parametrize("between", ["id", "staged pipes"])
 def test_two_levels_of_gpus(peers, pytestconfig, between):
     """Tests peer memory within and NCCL or a host transport between nodes, which imitate machines of as many GPUs."""
-    if between == "id" and pytestconfig.cards < 2:
-        pytest.skip("two cards needed for NCCL, one found")
+    if between == "id" and pytestconfig.gpus < 2:
+        pytest.skip("two GPUs needed for NCCL, one found")
     ranks = peers.get()
     halves = {2} if between == "id" and ranks.world % 2 == 0 else set()
     for machines in sorted({1, ranks.world, *halves}):
@@ -118,10 +118,10 @@ def test_two_levels_of_gpus(peers, pytestconfig, between):
 
 @pytest.mark.parametrize("ways", [("id", "id"), ("staged pipes", "staged pipes"), ("peers", "peers")], ids=str)
 def test_two_nodes_of_two_gpus(peers, pytestconfig, ways):
-    """Tests NCCL on both levels, a host transport, and peer memory, which all cards of one machine have."""
+    """Tests NCCL on both levels, a host transport, and peer memory, which all GPUs of one machine have."""
     ranks = peers.get()
-    if pytestconfig.cards < 4 or ranks.world != 4:
-        pytest.skip("four cards needed")
+    if pytestconfig.gpus < 4 or ranks.world != 4:
+        pytest.skip("four GPUs needed")
     for case in Case(), Case("bfloat16", "float32", INT4, raw=(0, 0, 1, 0)), Case("float16", None, INT8):
         found = ranks.call(cases.steps_over_two, "cuda", ways, 2, case)
         compare(found, expected_of_handle(ranks.world, case, 2))

@@ -71,19 +71,19 @@ def test_a_large_result_matches_a_group_on_the_cpu(ranks, on, usual):
 @pytest.mark.parametrize("case", [Case(steps=30), Case("bfloat16", "bfloat16", steps=30)], ids=name)
 def test_a_graph_launched_again_and_again(ranks, on, over, case):
     if on == "cpu":
-        pytest.skip("no card: nothing to capture")
+        pytest.skip("no GPU: nothing to capture")
     usable(ranks, over)
     compare(ranks.call(on_rank, on, over, cases.graph_of_handle, case), expected_of_handle(ranks.world, case))
 
 
 def test_a_call_on_a_stream_does_not_wait_for_it(ranks, on, usual):
     if on == "cpu":
-        pytest.skip("no card: no stream")
+        pytest.skip("no GPU: no stream")
     assert ranks.call(on_rank, on, usual, cases.is_held_back) == [True] * ranks.world
 
 
 def test_a_captured_non_finite_step_is_taken_back(ranks, on, usual):
     if on == "cpu":
-        pytest.skip("no card: nothing to capture")
+        pytest.skip("no GPU: nothing to capture")
     case = Case(nonfinite=TRANSACTIONAL, infinite=2, steps=6)
     compare(ranks.call(on_rank, on, usual, cases.graph_of_handle, case), expected_of_handle(ranks.world, case))

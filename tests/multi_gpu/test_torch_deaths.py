@@ -17,8 +17,8 @@ RAISED = 7  # exit status of a rank whose step raised GradCodecError
 
 @pytest.mark.parametrize("how", ["ends", "stops"])
 def test_a_lost_rank_is_reported_to_the_others(pytestconfig, tmp_path, how):
-    if pytestconfig.cards < 4:
-        pytest.skip(f"four GPUs needed, {pytestconfig.cards} found")
+    if pytestconfig.gpus < 4:
+        pytest.skip(f"four GPUs needed, {pytestconfig.gpus} found")
     ranks = [
         subprocess.Popen([sys.executable, __file__, how, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE)
         for rank in range(4)

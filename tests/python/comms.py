@@ -58,7 +58,7 @@ class Board:
 
 class World:
     """`world` communicators: of a group in this process; over `Board`, with the flags of a transport; or over the
-    memory of cards, which a group finds, with buffers of `room` bytes."""
+    memory of GPUs, which a group finds, with buffers of `room` bytes."""
 
     def __init__(self, world, over="group", flags=0, room=1 << 20, devices=(0,), timeout=60_000):
         self.size = world

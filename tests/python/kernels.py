@@ -27,7 +27,7 @@ def check(status):
         raise Refused(status)
 
 
-def on_card(array, **how):
+def on_gpu(array, **how):
     """Returns a GPU's tensor over the array's memory. A Tensor (a scalar, for example) is returned unchanged."""
     if isinstance(array, Tensor):
         return array
@@ -84,7 +84,7 @@ class Compiled:
         return options
 
     def arguments(self, inputs, outputs, options):
-        inputs, outputs = [on_card(x) for x in inputs], [on_card(x) for x in outputs]
+        inputs, outputs = [on_gpu(x) for x in inputs], [on_gpu(x) for x in outputs]
         self.kept = inputs, outputs, options
         return self.handle, views(inputs), len(inputs), views(outputs), len(outputs), byref(options)
 
@@ -95,7 +95,7 @@ class Compiled:
         if workspace is None and bytes_ > 0:  # a refusal here is repeated below
             memory = np.full(bytes_ + 16, 0xA5, np.uint8)
             start = -memory.ctypes.data % 16
-            given.workspace = (kept := on_card(memory[start : start + bytes_])).view
+            given.workspace = (kept := on_gpu(memory[start : start + bytes_])).view
             self.memory = kept
         check(lib.gc_kernel_run(*self.arguments(inputs, outputs, given), stream))
         return outputs[0]
@@ -104,7 +104,7 @@ class Compiled:
         check(lib.gc_kernel_prepare(*self.arguments(inputs, outputs, self.options(**options)), stream))
 
     def workspace_bytes(self, inputs, outputs, **options):
-        (ignored := on_card(np.zeros(1))).struct.dl_tensor.data = None
+        (ignored := on_gpu(np.zeros(1))).struct.dl_tensor.data = None
         bytes_ = lib.gc_kernel_workspace_bytes(*self.arguments(inputs, outputs, self.options(workspace=ignored, **options)))
         if bytes_ < 0:
             raise Refused(-1)

@@ -73,7 +73,7 @@ def host_message(shape=(10,), n_bytes=40, dtype=(2, 32, 1), magic=b"GCSH", versi
     return head + struct.pack(f"={len(shape)}q", *shape) + rest
 
 
-def card_message(strides=(1,), offset=0, handle=b"", uuid=b"stand-in card \0\0", parts=(GRANULE, GRANULE), **fields):
+def gpu_message(strides=(1,), offset=0, handle=b"", uuid=b"stand-in GPU \0\0\0", parts=(GRANULE, GRANULE), **fields):
     rest = struct.pack(f"={len(strides)}q", *strides) + struct.pack("=Q64s16s", offset, handle, uuid)
     return host_message(**dict(n_bytes=2 * GRANULE, device=2) | fields, rest=rest + struct.pack(f"={len(parts)}Q", *parts))
 

@@ -6,7 +6,7 @@ import pytest
 from test_peers import run_ranks
 from tiers import both
 
-# Two ranks, a card each, over buffers that the test reads and writes.
+# Two ranks, a GPU each, over buffers that the test reads and writes.
 SEEN = """
 from block_model import BF16, INT4, INT8, MXFP4, MXFP8
 from capi import AllReduce, PeersOptions
@@ -23,9 +23,9 @@ class Seen:
 
     def __init__(self, timeout=60_000, area=AREA):
         self.area = area
-        for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
+        for _, _, comm in opened(gpus(0, 1)):  # from here on the GPUs reach each other
             lib.gc_comm_free(comm)
-        self.places = [Place(card) for card in range(2)]
+        self.places = [Place(gpu) for gpu in range(2)]
         self.bytes = HEARD + 4 * area
         tensors = [place.put(np.zeros(self.bytes + 256, "u1")) for place in self.places]
         self.buffers = [-(-tensor.struct.dl_tensor.data // 256) * 256 for tensor in tensors]

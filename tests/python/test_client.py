@@ -292,7 +292,7 @@ def test_a_signal_during_a_call_is_raised_and_corrupts_no_result(gradcodec):
 
 @pytest.mark.skipif("GRADCODEC_DRIVERS" not in os.environ, reason="wants an NVRTC without a compiler")
 def test_a_kernel_is_prepared(gradcodec, monkeypatch):
-    """Prepares for a card that is not here, by an NVRTC that compiles nothing, which GRADCODEC_NVRTC names."""
+    """Prepares for a GPU that is not here, by an NVRTC that compiles nothing, which GRADCODEC_NVRTC names."""
     nvrtc = Path(os.environ["GRADCODEC_DRIVERS"]) / "fake_nvrtc" / "libnvrtc.so.12"
     monkeypatch.setenv("GRADCODEC_NVRTC", str(nvrtc))
     monkeypatch.setenv("GRADCODEC_CACHE", "0")

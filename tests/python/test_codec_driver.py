@@ -18,8 +18,8 @@ class Place:
     # Memory of a device of the stand-in, which is the host's. Nothing may be written behind an array.
     device, behind = DLDevice(CUDA, 0), 64
 
-    def __init__(self, card=0):
-        self.owners, self.device = [], DLDevice(CUDA, card)
+    def __init__(self, gpu=0):
+        self.owners, self.device = [], DLDevice(CUDA, gpu)
 
     def release(self):
         # All that was put there.

@@ -104,7 +104,7 @@ def test_two_levels_are_captured_if_both_can_be():
     run_comm(f"exec({HALVES!r})" + """
 place, n = Place(), 500
 
-# Callbacks that take a card's memory enqueue; what is on the host waits, and ranks of a process that share a card do.
+# Callbacks that take a GPU's memory enqueue; what is on the host waits, and ranks of a process that share a GPU do.
 for ways, flags, can_be in (
     (("board", "board"), (0, 0), True), (("board", "board"), (0, 1), False), (("board", "board"), (1, 0), False),
     (("group", "board"), (0, 0), False), (("board", "group"), (0, 0), False), (("peers", "board"), (0, 0), False),
@@ -153,7 +153,7 @@ with EnteredNodes({ranks}, "board", "board") as world:
 """)
 
 
-# Transports of host memory, or of the card's; two nodes that use two-shot, or, without errors, one-shot.
+# Transports of host memory, or of the GPU's; two nodes that use two-shot, or, without errors, one-shot.
 @pytest.mark.parametrize("flags, codec, error", [((1, 1), 1, 0), ((0, 0), 5, 2)])
 def test_two_levels_leak_nothing_when_a_driver_call_fails(flags, codec, error):
     run_comm(f"""
@@ -174,7 +174,7 @@ with Nodes([2, 2], "board", "board", {flags}) as world:
         free_all(handles)
         if not name:
             break
-        # The place where a card reports stays with the communicator of each rank.
+        # The place where a GPU reports stays with the communicator of each rank.
         assert fake.fake_in_use(0) == before[0] and fake.fake_pinned() - before[1] <= 4, name
         if any(statuses):
             assert all(statuses) and Status.OUT_OF_MEMORY in statuses, (name, statuses)
@@ -223,7 +223,7 @@ with Entered(size, "group") as world, CheckedRanks(world, place, streams, codec=
 """)
 
 
-CARDS = """
+GPUS = """
 import threading
 from ctypes import POINTER
 from capi import Comm
@@ -231,13 +231,13 @@ from capi import Comm
 fake.fake_leave()  # everybody works in the primary contexts
 rng = np.random.default_rng(5)
 
-def cards(count):
+def gpus(count):
     # Each of them reaches the memory of the others.
-    found, contexts = [Place(card) for card in range(count)], [ctypes.c_void_p() for _ in range(count)]
+    found, contexts = [Place(gpu) for gpu in range(count)], [ctypes.c_void_p() for _ in range(count)]
     for place in found:
         assert lib.gc_prepare(place.device) == 0
-    for card, context in enumerate(contexts):
-        assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + card) == 0
+    for gpu, context in enumerate(contexts):
+        assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + gpu) == 0
     for context in contexts:
         fake.cuCtxPushCurrent_v2(context)
         for other in contexts:
@@ -255,16 +255,16 @@ def free(world, rank, handles):
 @pytest.mark.parametrize("then", ["frees", "goes_on"])
 def test_events_stay_until_every_rank_has_waited_for_them(then):
     # Rank 1 has signalled that it has taken everything, and is about to wait for an event of rank 0. Rank 0 gives the
-    # event up when it frees its communicator, or continues on another card.
+    # event up when it frees its communicator, or continues on another GPU.
     run_comm(f"""
-exec({CARDS!r})
+exec({GPUS!r})
 from comms import is_asleep
 
-first, second = cards(2)
-tensors = [[card.put(np.ones(1000, "f4")) for card in (first, second)] for _ in range(2)]
+first, second = gpus(2)
+tensors = [[gpu.put(np.ones(1000, "f4")) for gpu in (first, second)] for _ in range(2)]
 found, has_left, is_over = [[], []], threading.Event(), threading.Event()
 with World(2) as world:
-    handles = world.each(lambda rank: [handle_on(world.comms[rank], 1000, card.device) for card in (first, second)])
+    handles = world.each(lambda rank: [handle_on(world.comms[rank], 1000, gpu.device) for gpu in (first, second)])
 
     def leader():
         found[0].append(run_on(handles[0][0], tensors[0][0]))
@@ -301,22 +301,22 @@ assert not fake.fake_events(), fake.fake_events()
 def test_ranks_that_disagree_free_no_memory_that_another_gpu_copies():
     # The first two ranks have copied from each other before they read the third's call.
     run_comm(f"""
-exec({CARDS!r})
+exec({GPUS!r})
 
-of_ranks = cards(3)
+of_ranks = gpus(3)
 for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
     with World(3) as world:
         sizes = 1000, 1000, 2000
         handles = world.each(lambda rank: [handle_on(world.comms[rank], n, of_ranks[rank].device) for n in (1000, 2000)])
-        each = [card.put(np.ones(n, "f4")) for card, n in zip(of_ranks, sizes)]
+        each = [gpu.put(np.ones(n, "f4")) for gpu, n in zip(of_ranks, sizes)]
         found = world.each(lambda rank: run_on(handles[rank][rank == 2], each[rank]))
         assert all(status == Status.COMM and "where rank" in sentence for status, sentence in found), found
         for rank in order:
             free(world, rank, handles[rank])
-    for card in of_ranks:
-        card.release()
-        lib.gc_trim(card.device)
-    assert [fake.fake_in_use(card) for card in range(3)] == [0, 0, 0], order
+    for gpu in of_ranks:
+        gpu.release()
+        lib.gc_trim(gpu.device)
+    assert [fake.fake_in_use(gpu) for gpu in range(3)] == [0, 0, 0], order
 """, FAKE_DEVICES=3)
 
 
@@ -325,10 +325,10 @@ for order in (0, 1, 2), (1, 0, 2), (2, 1, 0):
 def test_a_failed_driver_call_frees_no_memory_that_another_gpu_copies(size):
     # The driver reports what is freed while it is in use, or waited for after its release.
     run_comm(f"""
-exec({CARDS!r})
+exec({GPUS!r})
 
-of_ranks = cards({size})
-each, failures = [card.put(np.ones(1000, "f4")) for card in of_ranks], set()
+of_ranks = gpus({size})
+each, failures = [gpu.put(np.ones(1000, "f4")) for gpu in of_ranks], set()
 for calls in range(10_000):
     with World({size}) as world:
         handles = world.each(lambda rank: handle_on(world.comms[rank], 1000, of_ranks[rank].device))

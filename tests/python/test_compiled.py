@@ -17,7 +17,7 @@ REAL = os.environ.get("GRADCODEC_REAL_NVRTC", "")
 
 PRELUDE = """
     import kernels
-    from kernels import Refused, bfloat16, elementwise, from_bfloat16, on_card, reduction, scalar
+    from kernels import Refused, bfloat16, elementwise, from_bfloat16, on_gpu, reduction, scalar
 
     rng = np.random.default_rng(1)
     DRIVER = driver()
@@ -70,7 +70,7 @@ def test_elements_lie_anywhere():
     for a, b in [((300, 400), (400,)), ((300, 400), (300, 1)), ((300, 401), (300, 1)), ((5, 1, 7), (6, 1)), ((3, 4), ())]:
         x, y = normal(*a), normal(*b)
         z = np.zeros((x + y).shape, "f4")
-        kernel([x, y if b else on_card(y)], [z])
+        kernel([x, y if b else on_gpu(y)], [z])
         same(z, x + y)
     many = normal(*[2] * 12).transpose(*range(0, 12, 2), *range(1, 12, 2))  # more loops than usual
     z = np.zeros([2] * 12, "f4")
@@ -157,7 +157,7 @@ def test_every_type_letters_and_scalars():
     x, z = np.array([0, 1, 2, 255], "u1").view("?"), np.zeros(4, "?")
     flag([x, scalar(300, "i4") if False else scalar(1, "i4")], [z])
     same(z, [False, True, True, True])
-    """.replace("capi_bf16(", "(lambda a: on_card(a, dtype='bfloat16'))(").replace("DTYPES", repr(both(
+    """.replace("capi_bf16(", "(lambda a: on_gpu(a, dtype='bfloat16'))(").replace("DTYPES", repr(both(
         quick=["?", "i1", "u4", "f2"], all=["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
     ))))
 
@@ -212,7 +212,7 @@ def test_a_macro_for_the_index_keeps_elements_in_order(tmp_path):
         same(z, np.arange(600).reshape(20, 30))
         weighed = reduction("int64 x", "int64 y", "x * OF_REDUCTION", "a + b", "y = a", "0", "weighed", **macro)
         x, y = integers(30, 20, dtype="i8").T, np.zeros((), "i8")
-        weighed([x], [on_card(y)])
+        weighed([x], [on_gpu(y)])
         same(y, (x.reshape(-1) * np.arange(600)).sum())
     """)
 
@@ -238,7 +238,7 @@ def test_reductions_over_any_axes():
     sums([np.zeros((0, 4), "f4")], [y], axes=0)
     same(y, np.zeros(4))
     # No element, of axes that are more than 64 bits count.
-    x, y, many = on_card(np.zeros((0, 2, 2), "f4")), np.zeros(0, "f4"), 0x7FFFFFFFFFFFFFFF
+    x, y, many = on_gpu(np.zeros((0, 2, 2), "f4")), np.zeros(0, "f4"), 0x7FFFFFFFFFFFFFFF
     x.struct.dl_tensor.shape[1] = x.struct.dl_tensor.shape[2] = many
     assert sums.workspace_bytes([x], [y], axes=(1, 2)) == 0
     sums([x], [y], axes=(1, 2))
@@ -253,7 +253,7 @@ def test_the_sum_of_floats_does_not_depend_on_where_they_lie():
         memory = np.zeros(40007 + offset, "f4")
         memory[offset:] = x
         y = np.zeros((), "f4")
-        sums([memory[offset:]], [on_card(y)])
+        sums([memory[offset:]], [on_gpu(y)])
         results.add(y.tobytes())
     assert len(results) == 1
     entered = set()
@@ -378,7 +378,7 @@ def test_wrong_arguments_are_refused_before_a_launch():
     refuses(2, "float32 by inputs[0] (x), got float64", add, [f(3), f(3).astype("f8")], [f(3)])
     refuses(3, "on the CPU", add, [f(3), capi.Tensor(f(3))], [f(3)])
     refuses(3, "on the CPU", add, [f(3), f(3)], [capi.Tensor(f(3))])
-    other = on_card(f(3))
+    other = on_gpu(f(3))
     other.struct.dl_tensor.device.device_id = 1
     refuses(1, "cuda:1", add, [f(3), other], [f(3)])
     x = f(10)
@@ -401,7 +401,7 @@ def test_wrong_arguments_are_refused_before_a_launch():
     refuses(1, "intersect", sums, [x], [x[:1].reshape(())])
     big = f(300000)
     assert sums.workspace_bytes([big], [f(1).reshape(())]) > 16
-    refuses(4, "bytes at least expected", sums, [big], [f(1).reshape(())], workspace=on_card(np.zeros(16, "u1")))
+    refuses(4, "bytes at least expected", sums, [big], [f(1).reshape(())], workspace=on_gpu(np.zeros(16, "u1")))
     refuses(26, "operation", elementwise("T x", "T z", "z = q", "wrong"), [f(3)], [f(3)])
     before = DRIVER.fake_launches()
     add([f(3), f(3)], [f(3)])
@@ -411,7 +411,7 @@ def test_wrong_arguments_are_refused_before_a_launch():
 
 FORMS = """
     f = lambda *shape, dtype="f4": np.zeros(shape, dtype)
-    bf = lambda *shape: on_card(np.zeros(shape, "u2"), dtype="bfloat16")
+    bf = lambda *shape: on_gpu(np.zeros(shape, "u2"), dtype="bfloat16")
     def prepare(kernel, inputs, outputs, **options):
         try:
             kernel.prepare(inputs, outputs, capability=CAPABILITY, **options)

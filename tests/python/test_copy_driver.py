@@ -22,11 +22,11 @@ def at(layout, address, device=DLDevice(1, 0)):
 
 CPU, HOST = DLDevice(1, 0), DLDevice(3, 0)
 
-def card(index):
+def gpu(index):
     return DLDevice(CUDA, index)
 
 class Memory:
-    # So many bytes on a device: of the host, pinned, of a card.
+    # So many bytes on a device: of the host, pinned, of a gpu.
     def __init__(self, device, contents):
         self.device, self.size = device, contents.size
         if device.device_type == CUDA:
@@ -83,7 +83,7 @@ def test_usual_layouts_use_their_special_kernels():
             out = np.dtype(capi.DTYPES[target][0]).itemsize
             return copies_as_on_the_cpu(
                 rng, Layout(source, shape, order, steps, shifts[0] * size, row=row),
-                Layout(target, shape, (0, 1), (1, 1), shifts[1] * out), card(0), card(0),
+                Layout(target, shape, (0, 1), (1, 1), shifts[1] * out), gpu(0), gpu(0),
             )
         for source, target in casts:
             name = f"gc_cast_rows_{short[source]}_{short[target]}"
@@ -114,7 +114,7 @@ def test_usual_layouts_use_their_special_kernels():
                     layouts = Layout(dtype, shape, order, (1,) * len(shape), shifts[0] * bits // 8), Layout(
                         dtype, shape, tuple(range(len(shape))), (1,) * len(shape), shifts[1] * bits // 8
                     )
-                    assert copies_as_on_the_cpu(rng, *layouts, card(0), card(0)) == f"gc_copy_gathered_u{bits}"
+                    assert copies_as_on_the_cpu(rng, *layouts, gpu(0), gpu(0)) == f"gc_copy_gathered_u{bits}"
         assert kernel("int64", "float16", (70, 33), (1, 0)) == "gc_cast_transposed"
         assert kernel("int64", "float16", (70, 33)) == "gc_cast_general"
         for shifts in (0, 0), (1, 0), (0, 1), (5, 2):
@@ -133,13 +133,13 @@ def test_copies_without_peer_access_match_the_cpu():
             if rng.random() < 0.5:
                 dtypes[1] = dtypes[0]
             source, target = (random_layout(rng, [dtype], shape, writable=k == 1) for k, dtype in enumerate(dtypes))
-            copies_as_on_the_cpu(rng, source, target, card(1), card(0))
+            copies_as_on_the_cpu(rng, source, target, gpu(1), gpu(0))
     """, FAKE_PEERS=0)
 
 
 @pytest.mark.parametrize("places, dtypes", [
-    ("CPU, card(0)", "float32 bfloat16"), ("card(0), CPU", "uint8 uint8"), ("card(0), CPU", "float32 bfloat16"),
-    ("card(1), card(0)", "uint8 uint8"),
+    ("CPU, gpu(0)", "float32 bfloat16"), ("gpu(0), CPU", "uint8 uint8"), ("gpu(0), CPU", "float32 bfloat16"),
+    ("gpu(1), gpu(0)", "uint8 uint8"),
 ])  # fmt: skip
 def test_a_staging_buffer_is_reused_after_its_copy_is_done(places, dtypes):
     # The copy takes five pieces. The driver does nothing before it is waited for.
@@ -161,18 +161,18 @@ def test_a_staging_buffer_is_reused_after_its_copy_is_done(places, dtypes):
 
 
 COPIES = {
-    "bytes": ("float32", "float32", "card(0)", "card(0)", 1),
-    "a cast": ("float32", "bfloat16", "card(0)", "card(0)", 1),
-    "from pageable": ("float32", "bfloat16", "CPU", "card(0)", 1),
-    "to pageable": ("float32", "float32", "card(0)", "CPU", 1),
-    "from pinned": ("float32", "float32", "HOST", "card(0)", 1),
-    "between cards": ("float32", "float32", "card(1)", "card(0)", 1),
-    "between cards, a cast": ("float32", "bfloat16", "card(1)", "card(0)", 1),
-    "between cards that do not reach each other, a cast": ("float32", "bfloat16", "card(1)", "card(0)", 0),
+    "bytes": ("float32", "float32", "gpu(0)", "gpu(0)", 1),
+    "a cast": ("float32", "bfloat16", "gpu(0)", "gpu(0)", 1),
+    "from pageable": ("float32", "bfloat16", "CPU", "gpu(0)", 1),
+    "to pageable": ("float32", "float32", "gpu(0)", "CPU", 1),
+    "from pinned": ("float32", "float32", "HOST", "gpu(0)", 1),
+    "between GPUs": ("float32", "float32", "gpu(1)", "gpu(0)", 1),
+    "between GPUs, a cast": ("float32", "bfloat16", "gpu(1)", "gpu(0)", 1),
+    "between GPUs that do not reach each other, a cast": ("float32", "bfloat16", "gpu(1)", "gpu(0)", 0),
 }
 
 # Copies on one device, with memory that is staged, and with two contexts.
-FEW = ["bytes", "from pageable", "between cards, a cast"]
+FEW = ["bytes", "from pageable", "between GPUs, a cast"]
 
 PREPARED = """
 def prepared(source, target, places, n=5000):
@@ -198,12 +198,12 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
         memories, src, dst, expected = prepared({source!r}, {target!r}, ({places[0]}, {places[1]}))
         copy = lambda: lib.gc_copy_into(src.view, dst.view, None)
         status = {{2: Status.OUT_OF_MEMORY, 700: Status.CONTEXT_LOST}}.get({code}, Status.CUDA)
-        capi.check(lib.gc_prepare(card(1)))
+        capi.check(lib.gc_prepare(gpu(1)))
         failed_calls = set()
         for fresh in True, False:  # with what is made once, and with it there
             for number in range(100):
                 if fresh:
-                    capi.check(lib.gc_trim(card(0)))
+                    capi.check(lib.gc_trim(gpu(0)))
                 fake.fake_finish()
                 pinned, events, depth = fake.fake_pinned(), fake.fake_events(), fake.fake_depth()
                 # Where a context cannot be left in the middle of a call, what follows is in the wrong one, and a fault.
@@ -246,7 +246,7 @@ def test_waiting_copies_are_refused_in_a_capture_without_effect(name):
         memories, src, dst, expected = prepared({source!r}, {target!r}, ({places[0]}, {places[1]}))
         before = memories[1].read().copy()
         stream = ctypes.c_void_p(fake.fake_stream(0))
-        capi.check(lib.gc_prepare(card(0)))
+        capi.check(lib.gc_prepare(gpu(0)))
         fake.fake_capture(1)
         launches, pinned, waited = fake.fake_launches(), fake.fake_pinned(), fake.fake_waits()
         got = lib.gc_copy_into(src.view, dst.view, stream)
@@ -266,10 +266,10 @@ def test_memory_of_the_cpu_that_is_pinned_is_not_staged():
         rng = np.random.default_rng(2)
         layout, narrow = Layout("float32", (5000,), (0,), (1,), 0), Layout("bfloat16", (5000,), (0,), (1,), 0)
         contents = random_bytes(rng, layout)
-        memory, there = Memory(HOST, contents), Memory(card(0), np.zeros(contents.size, np.uint8))
+        memory, there = Memory(HOST, contents), Memory(gpu(0), np.zeros(contents.size, np.uint8))
         pinned, waits = fake.fake_pinned(), fake.fake_waits()
         for target in layout, narrow:
-            on_host, on_device = at(layout, memory.address, CPU), at(target, there.address, card(0))
+            on_host, on_device = at(layout, memory.address, CPU), at(target, there.address, gpu(0))
             capi.check(lib.gc_copy_into(on_host.view, on_device.view, None))
             capi.check(lib.gc_copy_into(on_device.view, on_host.view, None))
         assert fake.fake_pinned() == pinned and fake.fake_waits() >= waits + 4
@@ -281,12 +281,12 @@ def test_memory_of_the_cpu_that_is_pinned_in_two_pieces_is_staged(hole):
     work(f"""
         layout = Layout("float32", (5000,), (0,), (1,), 0)
         contents = random_bytes(np.random.default_rng(2), layout)
-        memory, there = Memory(CPU, contents), Memory(card(0), np.zeros(contents.size, np.uint8))
+        memory, there = Memory(CPU, contents), Memory(gpu(0), np.zeros(contents.size, np.uint8))
         half = contents.size // 2
         for begin, end in (0, half), (half + {hole}, contents.size):
             fake.fake_register(ctypes.c_void_p(memory.address + begin), ctypes.c_size_t(end - begin))
         pinned = fake.fake_pinned()
-        capi.check(lib.gc_copy_into(at(layout, memory.address, CPU).view, at(layout, there.address, card(0)).view, None))
+        capi.check(lib.gc_copy_into(at(layout, memory.address, CPU).view, at(layout, there.address, gpu(0)).view, None))
         assert fake.fake_pinned() == pinned + 1, "its ends are pinned, but not by one piece"
         margin = slice(MARGIN, contents.size - MARGIN)
         assert (there.read()[margin] == contents[margin]).all()
@@ -304,11 +304,11 @@ def test_a_kernel_reads_memory_of_another_gpu_only_with_peer_access(kind, unknow
         copy = lambda src, dst, stream=None: lib.gc_copy_into(at(source, *src).view, at(target, *dst).view, stream)
         capi.check(copy((contents.ctypes.data,), (expected.ctypes.data,)))
         enter_primary(fake)
-        src, dst = Memory(card(1), contents), Memory(card(0), before)
-        there, here = (src.address, card(1)), (dst.address, card(0))
+        src, dst = Memory(gpu(1), contents), Memory(gpu(0), before)
+        there, here = (src.address, gpu(1)), (dst.address, gpu(0))
         fake.fake_kind(ctypes.c_uint64(src.address), {kind})
         fake.fake_finish()
-        capi.check(lib.gc_prepare(card(0))), capi.check(lib.gc_prepare(card(1)))
+        capi.check(lib.gc_prepare(gpu(0))), capi.check(lib.gc_prepare(gpu(1)))
         fail(**dict([{unknown!r}.split("=")] if {unknown!r} else ()))
         staged = bool({kind} or {unknown!r})
         # In a capture, nothing of what would be staged is enqueued.
@@ -323,8 +323,8 @@ def test_a_kernel_reads_memory_of_another_gpu_only_with_peer_access(kind, unknow
         else:
             assert status == 0, last_error()
         fake.fake_finish()
-        # Work on the legacy stream of the source's card, which has nothing to do with this.
-        other = Memory(card(1), contents)
+        # Work on the legacy stream of the source's GPU, which has nothing to do with this.
+        other = Memory(gpu(1), contents)
         enter_primary(fake, 1)
         assert fake.fake_use(ctypes.c_void_p(other.address), ctypes.c_size_t(1), 1, None) == 0
         assert fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p())) == 0
@@ -341,12 +341,12 @@ def test_a_failed_compact_copy_leaks_no_memory_on_any_device():
     work("""
         enter_primary(fake)
         matrix = np.arange(300, dtype="f4").reshape(20, 15)
-        for source in CPU, card(0):
-            src = capi.Tensor(matrix.T) if source is CPU else on_card(matrix)
+        for source in CPU, gpu(0):
+            src = capi.Tensor(matrix.T) if source is CPU else on_gpu(matrix)
             if source is not CPU:
                 src = like(src.memory, matrix.T)
             in_use = [fake.fake_in_use(k) for k in range(2)]
-            for device in CPU, card(0), card(1):
+            for device in CPU, gpu(0), gpu(1):
                 for number in range(100):
                     out = Managed()
                     fake.fake_finish()
@@ -364,10 +364,10 @@ def test_a_failed_compact_copy_leaks_no_memory_on_any_device():
                         view = out.contents.dl_tensor
                         found, wanted = ((place.device_type, place.device_id) for place in (view.device, device))
                         assert found == wanted
-                        assert (from_card(out, (15, 20), "f4") == matrix.T).all(), failed
+                        assert (from_gpu(out, (15, 20), "f4") == matrix.T).all(), failed
                         lib.gc_tensor_free(out)
                     for k in range(2):
-                        capi.check(lib.gc_trim(card(k)))
+                        capi.check(lib.gc_trim(gpu(k)))
                         assert fake.fake_in_use(k) == in_use[k], failed
                     if not failed:
                         break

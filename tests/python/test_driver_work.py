@@ -9,12 +9,12 @@ from tiers import TIER, each_code
 def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
     run("""
         fake = driver()
-        byte = on_card(np.ones(1, np.uint8))
+        byte = on_gpu(np.ones(1, np.uint8))
         # Nothing so large is there: a tensor whose elements are all the same byte, and room that is believed.
         n = 2**48
         src = byte.struct
         src.dl_tensor.ndim, src.dl_tensor.shape, src.dl_tensor.strides = 1, int64s((n,)), int64s((0,))
-        dst = on_card(np.ones((1, 1), np.uint8))
+        dst = on_gpu(np.ones((1, 1), np.uint8))
         dst.struct.dl_tensor.data = 2**50
         dst.struct.dl_tensor.shape, dst.struct.dl_tensor.strides = int64s((1, n // 8)), None
         status = lib.gc_pack_chunks_into(byref(src.dl_tensor), 0, dst.view, None)
@@ -37,14 +37,15 @@ def pack_chunks(fake, sources):
     if status:
         assert not any(out), "untouched"
         return status
-    assert (np.concatenate([from_card(tensor, (10,), np.uint8) for tensor in out]) == bits).all(), "success, and something else"
+    found = np.concatenate([from_gpu(tensor, (10,), np.uint8) for tensor in out])
+    assert (found == bits).all(), "the call succeeded with wrong bits"
     free_all(out)
     return 0
 
 def pack_signs_into(fake, sources):
     dst = sources["dst"]
     status = lib.gc_pack_signs_into(sources["signs"].view, 0, dst.view, sources["stream"])
-    assert status or (from_card(dst.memory, (40,), np.uint8) == bits).all()
+    assert status or (from_gpu(dst.memory, (40,), np.uint8) == bits).all()
     fake.fake_finish()
     return status
 
@@ -60,8 +61,8 @@ def child(name, number, code, status):
     fake, sources = driver(), {}
     if name.startswith("gc_pack"):
         sources = {
-            "mask": on_card(mask), "signs": on_card(np.where(mask, 1, -1).astype("f4")),
-            "dst": on_card(np.zeros((1, 40), np.uint8)), "stream": ctypes.c_void_p(fake.fake_stream(0)),
+            "mask": on_gpu(mask), "signs": on_gpu(np.where(mask, 1, -1).astype("f4")),
+            "dst": on_gpu(np.zeros((1, 40), np.uint8)), "stream": ctypes.c_void_p(fake.fake_stream(0)),
         }
     if name == "gc_trim" or number % 2:
         tensors = [held(300) for _ in range(40)]  # enough to be worth a fence

@@ -37,7 +37,7 @@ def options(**fields):
     return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
 
 def communicator(nccl, size, rank, id):
-    # A caller's own, in a thread that has the rank's card.
+    # A caller's own, in a thread that has the rank's GPU.
     enter_primary(fake, rank)
     comm = c_void_p()
     state = nccl.ncclCommInitRank(byref(comm), size, id, rank)
@@ -50,7 +50,7 @@ class Threads:
     __exit__ = World.__exit__
 
 class Own(Threads):
-    # A world of an id, on a card for each rank.
+    # A world of an id, on a GPU for each rank.
     def __init__(self, size, **fields):
         self.size, self.comms = size, [POINTER(Comm)() for _ in range(size)]
         id = (c_uint8 * 128)()
@@ -69,7 +69,7 @@ class Borrowed(Threads):
                                     byref(self.comms[rank])))
 
 def same_as_the_model(world, **options):
-    # Values and errors of all ranks, on a card for each.
+    # Values and errors of all ranks, on a GPU for each.
     rng, places = np.random.default_rng(0), [Place(rank) for rank in range(world.size)]
     for segments in [1], [9001], [3000, 0, 5]:
         with CheckedRanks(world, places, **dict(codec=ONEBIT) | options, segments=segments) as ranks:

@@ -34,12 +34,12 @@ def nothing_is_left():
     assert [fake.fake_in_use(k) for k in range(2)] == [0, 0], "device memory"
     assert (fake.fake_pinned(), fake.fake_events()) == (0, 0), "pinned memory or events"
 
-def cards(*numbers):
+def gpus(*numbers):
     return [DLDevice(CUDA, number) for number in numbers]
 
 def handles_on(comms, numbers, n):
     # Of both ranks.
-    return each(lambda rank: handle_on(comms[rank], n, cards(*numbers)[rank]))
+    return each(lambda rank: handle_on(comms[rank], n, gpus(*numbers)[rank]))
 """
 
 
@@ -60,14 +60,14 @@ nothing_is_left()
 """)
 
 
-@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one GPU", "two GPUs"])
 def test_a_failed_driver_call_fails_all_ranks_and_leaks_nothing(numbers):
     run_ranks(f"""
 for rank in range(2):  # contexts, kernels
     assert lib.gc_prepare(DLDevice(CUDA, rank)) == 0
 failures = 0
 for calls in range(1000):
-    found, name = failing(fake, calls, 999, lambda: opened(cards(*{numbers})))
+    found, name = failing(fake, calls, 999, lambda: opened(gpus(*{numbers})))
     statuses = [status for status, _, _ in found]
     free_all(comm for _, _, comm in found)
     nothing_is_left()
@@ -82,10 +82,10 @@ assert failures > 10 and statuses == [0, 0], (failures, found)
 
 def test_gpus_without_peer_access_are_refused_on_all_ranks():
     run_ranks("""
-for status, sentence, _ in opened(cards(0, 1)):
+for status, sentence, _ in opened(gpus(0, 1)):
     assert status == Status.UNSUPPORTED_DEVICE, sentence
 nothing_is_left()
-for status, sentence, comm in opened(cards(1, 1)):
+for status, sentence, comm in opened(gpus(1, 1)):
     assert status == 0, sentence
     lib.gc_comm_free(comm)
 nothing_is_left()
@@ -94,22 +94,22 @@ nothing_is_left()
 
 def test_ranks_with_different_arguments_are_refused():
     run_ranks("""
-for status, sentence, _ in opened(cards(0, 1), (8192, 200_000)):
+for status, sentence, _ in opened(gpus(0, 1), (8192, 200_000)):
     assert status == Status.INVALID_ARGUMENT and "bytes expected, got" in sentence, sentence
-(_, why, _), _ = opened(cards(0, 1), (-1, 8192))  # what gc_allreduce_peers_bytes() returns after a failure
+(_, why, _), _ = opened(gpus(0, 1), (-1, 8192))  # what gc_allreduce_peers_bytes() returns after a failure
 least = int(re.search("at least ([0-9]+) expected for 2 ranks", why)[1])
 for few in -1, least - 1, -2**63:
-    (own, why, _), (other, told, _) = opened(cards(0, 1), (few, 8192))
+    (own, why, _), (other, told, _) = opened(gpus(0, 1), (few, 8192))
     assert own == Status.INVALID_ARGUMENT and f"{few} bytes; at least {least} expected" in why, why
     assert "gc_allreduce_peers_bytes" in why, why
     assert other == Status.INVALID_ARGUMENT and "rank 0: could not allocate its buffer" in told, told
-for status, sentence, comm in opened(cards(0, 1), (least, least)):
+for status, sentence, comm in opened(gpus(0, 1), (least, least)):
     assert status == 0, sentence
     lib.gc_comm_free(comm)
 (own, why, _), (other, told, _) = opened([DLDevice(CPU, 0), DLDevice(CUDA, 1)])
 assert own == Status.UNSUPPORTED_DEVICE and "cpu" in why, why
 assert other == Status.INVALID_ARGUMENT and "rank 0: could not allocate its buffer" in told, told
-(own, why, _), (other, told, _) = opened(cards(7, 1))
+(own, why, _), (other, told, _) = opened(gpus(7, 1))
 assert own == Status.UNSUPPORTED_DEVICE and "cuda:7" in why, why
 assert other == Status.INVALID_ARGUMENT, told
 nothing_is_left()
@@ -160,7 +160,7 @@ from capi import AllReduce
 options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=INT8, n_elements=100_000)
 needed = lib.gc_allreduce_peers_bytes(byref(options), 2, 1)
 for size in needed, needed - 1024:  # areas have multiples of 256 bytes
-    found = opened(cards(0, 1), (size, size))
+    found = opened(gpus(0, 1), (size, size))
     assert all(status == 0 for status, *_ in found), found
 
     def create(rank):
@@ -232,12 +232,12 @@ def test_a_call_that_fails_between_its_launches_ends_the_communicator(codec, n):
 from block_model import INT8
 from capi import AllReduce
 
-for card in range(2):
-    assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
+for gpu in range(2):
+    assert lib.gc_prepare(DLDevice(CUDA, gpu)) == 0
 place, broken_off = Place(), set()
 for calls in range(100):
     fake.fake_hold_clock(1)
-    comms = [comm for _, _, comm in opened(cards(0, 1), (1 << 18, 1 << 18), timeout=20)]
+    comms = [comm for _, _, comm in opened(gpus(0, 1), (1 << 18, 1 << 18), timeout=20)]
     handles = [POINTER(AllReduce)() for _ in comms]
     options = [capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec={codec}, n_elements={n},
                                  device=DLDevice(CUDA, rank)) for rank in range(2)]
@@ -261,16 +261,16 @@ assert not name and any("Launch" in one for one in broken_off), (name, broken_of
 """)
 
 
-@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one GPU", "two GPUs"])
 def test_a_wait_for_a_missing_rank_times_out_and_keeps_its_memory(numbers):
     run_ranks(f"""
 numbers = {numbers}
-for card in numbers:
-    assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
+for gpu in numbers:
+    assert lib.gc_prepare(DLDevice(CUDA, gpu)) == 0
 place = Place()
 values = place.put(np.ones(1000, "f4"))
 own = fake.fake_in_use(0)
-comms = [comm for _, _, comm in opened(cards(*numbers), timeout=200)]
+comms = [comm for _, _, comm in opened(gpus(*numbers), timeout=200)]
 handles = handles_on(comms, numbers, 1000)
 status, _ = run_on(handles[0], values)
 if numbers == (0, 0):  # which wait on the host
@@ -290,14 +290,14 @@ assert fake.fake_in_use(1) == 0
 """)
 
 
-@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one card", "two cards"])
+@pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one GPU", "two GPUs"])
 def test_a_bootstrap_that_fails_on_one_rank_keeps_its_memory_and_ends(numbers):
     run_ranks(f"""
 from capi import AllReduce
 from comms import World, status_of
-for card in 0, 1:
-    assert lib.gc_prepare(DLDevice(CUDA, card)) == 0
-devices, own = cards(*{numbers}), [fake.fake_in_use(card) for card in range(2)]
+for gpu in 0, 1:
+    assert lib.gc_prepare(DLDevice(CUDA, gpu)) == 0
+devices, own = gpus(*{numbers}), [fake.fake_in_use(gpu) for gpu in range(2)]
 with World(2, "board") as world:
     # The last status that rank 1 receives, when the others have mapped its buffer.
     world.board.answer = lambda name, rank: 99 * (rank == 1 and sum(call[1] == 1 for call in world.board.calls) == 2)
@@ -313,7 +313,7 @@ if {numbers} == (0, 0):  # whose ranks wait on the host
 assert lib.gc_comm_abort(comms[0]) == 0  # which writes to the buffer of rank 1
 lib.gc_comm_free(comms[0])
 assert lib.gc_trim(devices[0]) == 0
-kept = [fake.fake_in_use(card) - before for card, before in enumerate(own)]
+kept = [fake.fake_in_use(gpu) - before for gpu, before in enumerate(own)]
 assert kept == [2 * 8192, 0] if {numbers} == (0, 0) else kept == [8192, 8192], kept  # that of rank 0, which has aborted, too
 """)
 
@@ -321,10 +321,10 @@ assert kept == [2 * 8192, 0] if {numbers} == (0, 0) else kept == [8192, 8192], k
 def test_a_rank_that_calls_after_an_abort_gets_an_error():
     run_ranks("""
 from capi import PeersOptions
-for _, _, comm in opened(cards(0, 1)):  # from here on the cards reach each other
+for _, _, comm in opened(gpus(0, 1)):  # from here on the GPUs reach each other
     lib.gc_comm_free(comm)
 room = 65536
-owners = [held(room + 256, card) for card in range(2)]
+owners = [held(room + 256, gpu) for gpu in range(2)]
 buffers = [-(-owner.contents.dl_tensor.data // 256) * 256 for owner in owners]
 for buffer in buffers:
     ctypes.memset(buffer, 0, room)

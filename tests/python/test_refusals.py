@@ -32,7 +32,7 @@ OUT_OF_MEMORY = Status.OUT_OF_MEMORY
 
 
 def cuda_answer():
-    """Returns the status for a CUDA tensor here: no driver, or (see conftest.py) one that shows no card."""
+    """Returns the status for a CUDA tensor here: no driver, or (see conftest.py) one that shows no GPU."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -292,7 +292,7 @@ def compiled(given=None):
 
 
 def kernel_call(stream=True, **options):
-    """Returns a call for a card that need not be here; the call checks all but devices."""
+    """Returns a call for a GPU that need not be here; the call checks all but devices."""
     call = dict(
         kernel=compiled(), inputs=[floats(5, 80)], n_inputs=1, outputs=[floats(5, 80)], n_outputs=1,
         options=run_options(**options),
@@ -310,7 +310,7 @@ def of_int8(**fields):
     return capi.CodecOptions(**dict(struct_size=ctypes.sizeof(capi.CodecOptions), codec=5, n_elements=100) | fields)
 
 
-# Calls that return -1 if they are refused; and calls that succeed with a card, or a compiler.
+# Calls that return -1 if they are refused; and calls that succeed with a GPU, or a compiler.
 ELSEWHERE = {
     "gc_chunk_bytes": lambda: dict(n_elements=8, n_chunks=1),
     "gc_kernel_workspace_bytes": lambda: kernel_call(stream=False, capability=90),
@@ -591,7 +591,7 @@ TABLE = [
         for function in WITH_AXIS
         for axis in (2, -3, 2**31 - 1, AXIS_NONE + 1)
     ),
-    # devices: CUDA where no card is shown, and tensors on different ones
+    # devices: CUDA where no GPU is shown, and tensors on different ones
     *(
         (function, {f"{name}.device": device for name in dict.fromkeys(n.partition("[")[0] for n in names)}, NO_CUDA)
         for function, names in TENSORS.items()

@@ -10,10 +10,10 @@ SHARES = r'''
 import pathlib, resource, signal, socket, struct, traceback
 import sharing
 from capi import Share, c_strides, check, shape_of
-from sharing import COPY, GRANULE, HOST, LAYOUTS, LONG, card_message, ended, managed, send
+from sharing import COPY, GRANULE, HOST, LAYOUTS, LONG, gpu_message, ended, managed, send
 from ctypes import c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
-CARD, OTHER = DLDevice(CUDA, 0), DLDevice(CUDA, 1)
+GPU, OTHER = DLDevice(CUDA, 0), DLDevice(CUDA, 1)
 
 class Properties(ctypes.Structure):
     _fields_ = [("type", c_uint), ("types", c_uint), ("where", c_uint), ("device", c_int), ("rest", c_void_p * 2)]
@@ -65,7 +65,7 @@ def over(address, array, device=0, dtype=None):
     return described
 
 def span(tensor):
-    # What the elements of a tensor on a card lie in, as this process sees it: an array over it.
+    # What the elements of a tensor on a GPU lie in, as this process sees it: an array over it.
     dl = tensor.contents.dl_tensor
     shape, itemsize = shape_of(tensor), dl.dtype.bits // 8
     its = dl.dtype.code, dl.dtype.bits
@@ -88,10 +88,10 @@ def not_sent(tensor, code, *words, flags=0):
         except BlockingIOError:
             pass
 
-def receive(at, device=CARD):
+def receive(at, device=GPU):
     return sharing.receive(at, device)
 
-def refused(at, device=CARD):
+def refused(at, device=GPU):
     return sharing.refused(at, device)
 
 def say(to, text=b"."):
@@ -200,7 +200,7 @@ def test_elements_of_less_than_a_byte_and_of_several_lanes():
              (capi.DLDataType(1, 4, 1), (2, 2), (4, 1)), (capi.DLDataType(17, 4, 2), (9,), None)]
     def here(end):
         for dtype, shape, strides in cases:
-            memory = on_card(text)
+            memory = on_gpu(text)
             view = memory.struct.dl_tensor
             view.dtype, view.ndim, view.shape = dtype, len(shape), int64s(shape)
             view.strides = strides and int64s(strides)
@@ -294,7 +294,7 @@ def test_memory_that_cannot_be_shared():
     not_sent(many, Status.INVALID_ARGUMENT, 65)
     before = fake.fake_in_use(0)
     lib.gc_tensor_free(tensor)
-    check(lib.gc_trim(CARD))
+    check(lib.gc_trim(GPU))
     assert in_use()[1:] == (0, 0, 0)
     """)
 
@@ -302,7 +302,7 @@ def test_memory_that_cannot_be_shared():
 def test_a_copy_exposes_nothing_else_and_outlives_the_original():
     shares("""
     def here(end):
-        tensor = on_card(np.arange(1000, dtype="f4"))
+        tensor = on_gpu(np.arange(1000, dtype="f4"))
         fake.fake_kind(tensor.struct.dl_tensor.data, 1)  # of a pool, even
         before = in_use()
         check(lib.gc_share_send(tensor.managed, end.fileno(), COPY, 0, None))
@@ -377,7 +377,7 @@ def test_devices_with_other_numbers_in_the_receiver(first, environment):
                 lib.gc_share_free(lease)
     def there(end):
         for _ in range(2):
-            for device in CARD, OTHER:
+            for device in GPU, OTHER:
                 is_its_own = {first} + device.device_id == 1
                 if os.environ.get("FAKE_PEERS") and not is_its_own:
                     if {first} <= 1:
@@ -453,7 +453,7 @@ def test_memory_stays_until_the_receiver_releases_it_and_is_not_reused():
                 assert others[-1].contents.dl_tensor.data != address
             free_all(others)
             others.clear()
-            check(lib.gc_trim(CARD))
+            check(lib.gc_trim(GPU))
         none_there()
         assert fake.fake_in_use(0) == 1 << 20
         say(end)
@@ -492,13 +492,13 @@ def test_a_lease_that_is_refused_or_abandoned():
             check(lib.gc_share_send(memory, end.fileno(), 0, 0, byref(lease) if asks else None))
             lib.gc_tensor_free(memory)
             lib.gc_share_free(lease)
-            check(lib.gc_trim(CARD))
+            check(lib.gc_trim(GPU))
             say(gate)
             hear(gate)
         kept = held(10)
         ended(send(kept, end))  # finds what has ended
         lib.gc_tensor_free(kept)
-        check(lib.gc_trim(CARD))
+        check(lib.gc_trim(GPU))
         assert fake.fake_in_use(0) == 1 << 20, "without being asked for"
     def there(end):
         for _ in range(2):
@@ -522,7 +522,7 @@ def test_memory_of_another_allocator_is_not_freed():
         assert fake.cuMemAlloc_v2(byref(address), c_size_t(1000)) == 0
         lease = send(over(address.value, np.ones(100)), end)
         ended(lease)
-        check(lib.gc_trim(CARD))
+        check(lib.gc_trim(GPU))
         assert ctypes.string_at(address.value, 1000) is not None
         assert fake.cuMemFree_v2(address) == 0
     def there(end):
@@ -535,7 +535,7 @@ def test_a_tensor_that_is_sent_back_to_its_process():
     shares("""
     the_driver()
     one, other = socket.socketpair()
-    memory, mapped = on_card(np.arange(100.0)), Mapped([GRANULE] * 2)
+    memory, mapped = on_gpu(np.arange(100.0)), Mapped([GRANULE] * 2)
     before = in_use()
     for sent, array, flags in (
         (memory, np.arange(100.0), 0),
@@ -570,7 +570,7 @@ def test_a_tensor_that_is_sent_back_to_its_process():
     np.testing.assert_array_equal(span(got), np.arange(100.0))
     lib.gc_tensor_free(got)
     ended(lease, 0)
-    check(lib.gc_trim(CARD))
+    check(lib.gc_trim(GPU))
     mine.close(), one.close(), other.close()
     mapped.free()
     assert in_use()[1:] == (0, 0, 0) and fake.fake_in_use(0) == 512, "what Mapped has made first"
@@ -581,7 +581,7 @@ def test_a_returned_tensor_with_an_answered_socket_counts_as_foreign():
     shares("""
     the_driver()
     one, other = socket.socketpair()
-    memory = on_card(np.arange(100.0))
+    memory = on_gpu(np.arange(100.0))
     lease = send(memory, one)
     text, numbers, *_ = socket.recv_fds(other, 10_000, 10)
     os.write(numbers[0], bytes([Status.OK]))
@@ -607,12 +607,12 @@ def test_a_forged_answer_does_not_free_a_returned_tensor():
     os.write(numbers[0], bytes([Status.OK]))
     ended(lease, 0)
     lib.gc_tensor_free(memory)
-    check(lib.gc_trim(CARD))
+    check(lib.gc_trim(GPU))
     others = [held(1 << 20) for _ in range(4)]
     assert address not in [tensor.contents.dl_tensor.data for tensor in others]
     assert ctypes.string_at(address, 1 << 20) == bytes([7]) * (1 << 20)
     free_all([*others, got])
-    check(lib.gc_trim(CARD))
+    check(lib.gc_trim(GPU))
     assert fake.fake_in_use(0) == 0
     """)
 
@@ -620,7 +620,7 @@ def test_a_forged_answer_does_not_free_a_returned_tensor():
 def test_a_forked_child_closes_nothing():
     shares("""
     def here(end):
-        memory = on_card(np.arange(10.0))
+        memory = on_gpu(np.arange(10.0))
         mapped = Mapped([GRANULE])
         leases = [send(tensor, end) for tensor in (memory, over(mapped.address, np.ones(4)))]
         hear(end)
@@ -765,13 +765,13 @@ def test_inconsistent_messages():
     exec({STRANGER!r})
     for fields in dict(), dict(strides=(-1,), offset=36), dict(shape=(2**40,), strides=(0,)), dict(shape=(), strides=()):
         with Stranger() as stranger:
-            stranger.send(card_message(**fields))
+            stranger.send(gpu_message(**fields))
             tensor = receive(stranger.end)
             assert fake.fake_reservations() == 1
             lib.gc_tensor_free(tensor)
             assert stranger.answer() == b"\\0"
     with Stranger() as stranger:
-        stranger.send(card_message(shape=(0,), n_bytes=0, parts=()), [])
+        stranger.send(gpu_message(shape=(0,), n_bytes=0, parts=()), [])
         tensor = receive(stranger.end)
         assert not tensor.contents.dl_tensor.data
         lib.gc_tensor_free(tensor)
@@ -779,7 +779,7 @@ def test_inconsistent_messages():
     calls = fake.fake_calls()
     for fields, words in {HOSTILE!r}:
         with Stranger() as stranger:
-            stranger.send(card_message(**fields))
+            stranger.send(gpu_message(**fields))
             stranger.at.close()
             status = refused(stranger.end)
             assert status in (Status.CORRUPT, Status.SHARE), (fields, status, last_error())
@@ -811,13 +811,13 @@ def test_descriptors_and_handles_of_other_objects():
             resource.setrlimit(resource.RLIMIT_NOFILE, (12_000, hard))
         with Stranger() as stranger:
             stranger.at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            stranger.send(card_message(), files())
+            stranger.send(gpu_message(), files())
             expect(refused(stranger.end), status, *words)
             # What came as the socket to answer on was one, where there were as many as there should be.
             assert stranger.answer() == (bytes([status]) if status == Status.SHARE else b""), what
     for handle in b"", b"x" * 64, b"stand-in" + bytes(56), b"stand-in" + struct.pack("=iiiQQ", 1, 0, 0, 0, 100):
         with Stranger() as stranger:
-            stranger.send(card_message(parts=(), n_bytes=100, handle=handle), [])
+            stranger.send(gpu_message(parts=(), n_bytes=100, handle=handle), [])
             expect(refused(stranger.end), Status.SHARE, "cuIpcOpenMemHandle", "100 bytes")
             assert stranger.answer() == bytes([Status.SHARE])
     """)
@@ -826,7 +826,7 @@ def test_descriptors_and_handles_of_other_objects():
 def test_a_handle_of_less_memory_than_the_message_states():
     shares(f"""
     def here(end):
-        lease = send(on_card(np.ones(100, "f4")), end)
+        lease = send(on_gpu(np.ones(100, "f4")), end)
         ended(lease, LONG, Status.SHARE, "GC_STATUS_CORRUPT")
         hear(end)
     def there(end):
@@ -834,7 +834,7 @@ def test_a_handle_of_less_memory_than_the_message_states():
         text, files, *_ = socket.recv_fds(end, 10_000, 10)
         handle = text[32 + 16 + 8 : 32 + 16 + 8 + 64]
         with Stranger() as stranger:
-            socket.send_fds(stranger.at, [card_message(parts=(), n_bytes=1001, handle=handle, shape=(1,))], files)
+            socket.send_fds(stranger.at, [gpu_message(parts=(), n_bytes=1001, handle=handle, shape=(1,))], files)
             expect(refused(stranger.end), Status.CORRUPT, 1001, "489 are not there")
         os.close(files[0])
         say(end)
@@ -873,8 +873,8 @@ def each_call(call, after):
 
 def here(end):
     mapped = Mapped([GRANULE] * 3)
-    check(lib.gc_prepare(CARD))
-    ended(send(on_card(np.ones(1)), end))
+    check(lib.gc_prepare(GPU))
+    ended(send(on_gpu(np.ones(1)), end))
     def made():
         return held(5000) if KIND == "plain" else over(mapped.address + GRANULE - 8, np.ones(GRANULE // 8 + 2)).managed
     if TRIED == "send":
@@ -910,7 +910,7 @@ def here(end):
                 break
         assert not failed and number >= (KIND == "plain" and not FLAGS), number
         say(gate, b"done")
-        check(lib.gc_trim(CARD))
+        check(lib.gc_trim(GPU))
         assert fake.fake_in_use(0) == 1024, "unused memory is freed, though later"
         return
     while gate.recv(4, socket.MSG_WAITALL) == b"next":
@@ -935,7 +935,7 @@ def there(end):
         say(gate, b"next")
         hear(gate, b"sent")
         if TRIED == "receive":
-            return lib.gc_share_receive(end.fileno(), CARD, LONG, byref(out))
+            return lib.gc_share_receive(end.fileno(), GPU, LONG, byref(out))
         # The failure that was asked for is of what follows.
         number = fake.fake_left()
         fake.fake_fail_call(-1, 0)

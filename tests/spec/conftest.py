@@ -82,12 +82,12 @@ def memory():
     """Yields memory of the device, from which `place` cuts operands."""
     import gpu
     import layouts
-    from card import Card
+    from arena import Arena
 
     driver.use(driver.primary())
-    card = Card(512 << 20, layouts.EXACT)
-    yield card
-    card.free()
+    arena = Arena(512 << 20, layouts.EXACT)
+    yield arena
+    arena.free()
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -97,6 +97,6 @@ def place(request):
         from codecs_c import Host
 
         return Host()
-    card = request.getfixturevalue("memory")
-    card.start_again()
-    return card
+    arena = request.getfixturevalue("memory")
+    arena.start_again()
+    return arena

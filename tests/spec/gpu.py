@@ -39,9 +39,9 @@ def run_child(name, *arguments, environment=None, silent=True):
     return child.stdout
 
 
-def sized(*, card, quick, all):
-    """Returns how much is tested: `card` on a GPU; on the stand-in driver, which is slow, an amount by tier."""
-    return both(quick=quick, all=all) if driver.IS_STAND_IN else card
+def sized(*, gpu, quick, all):
+    """Returns how much is tested: `gpu` on a GPU; on the stand-in driver, which is slow, an amount by tier."""
+    return both(quick=quick, all=all) if driver.IS_STAND_IN else gpu
 
 
 # --- the device -------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Bench(HostBench):
 
     def __init__(self, size=96 << 20):
         self.source, self.target = driver.Memory(size), driver.Memory(size)
-        self.cases = sized(card=200, quick=25, all=50)
+        self.cases = sized(gpu=200, quick=25, all=50)
 
     def take(self, tensor):
         return take(tensor)

@@ -19,9 +19,9 @@ import driver  # noqa: E402
 import gpu  # noqa: E402
 import layouts  # noqa: E402
 import kernels  # noqa: E402
+from arena import Arena  # noqa: E402
 from block_model import INT4, INT8  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
-from card import Card  # noqa: E402
 from codecs_c import one_case, random_block_options, random_options, strangers  # noqa: E402
 from comms import CheckedRanks, Nodes, World  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, check, lib  # noqa: E402
@@ -228,57 +228,57 @@ def race():
 
 def codecs():
     """Runs every kernel of the codecs, on operands that end with their memory."""
-    card = Card(1 << 20, exact=True)
+    arena = Arena(1 << 20, exact=True)
     for seed in range(40):
         for options in random_options, random_block_options:
             with case(seed=seed):
-                one_case(card, seed, 30_000, options)
-                card.start_again()
+                one_case(arena, seed, 30_000, options)
+                arena.start_again()
     for kind in ONEBIT, SIGN:
-        strangers(card, kind)
-        card.start_again()
+        strangers(arena, kind)
+        arena.start_again()
 
 
-class OnCard(World):
+class OnGpu(World):
     """World whose threads have the GPU's context: the tool reports a query without a current one as an error."""
 
     def each(self, function):
-        def on_card(rank):
+        def on_gpu(rank):
             driver.use(driver.primary(0))
             return function(rank)
 
-        return World.each(self, on_card)
+        return World.each(self, on_gpu)
 
 
-class NodesOnCard(Nodes):
-    each, level = OnCard.each, OnCard
+class NodesOnGpu(Nodes):
+    each, level = OnGpu.each, OnGpu
 
 
 def group():
     """Runs an all-reduce, and its halves with shards that end with their memory, aligned and not."""
-    card, rng = Card(1 << 20, exact=True), np.random.default_rng(5)
+    arena, rng = Arena(1 << 20, exact=True), np.random.default_rng(5)
     for kind, size, segments in (
         (ONEBIT, 1, [8192, 3, 1030]), (ONEBIT, 3, [20_003]), (SIGN, 2, [9000, 0, 5]), (INT8, 1, [8192, 3, 1030]),
         (INT4, 3, [20_003, 5]),
     ):  # fmt: skip
         error = None if kind == SIGN else "float32"
-        with OnCard(size) as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
+        with OnGpu(size) as world, CheckedRanks(world, arena, codec=kind, segments=segments, error=error) as ranks:
             for step in range(3):
                 gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(size)]
                 shards = ranks.reduce_scatter(gradients, aligned=step != 1)
                 ranks.all_gather([np.float32(-0.1) * shard for shard in shards], aligned=step != 1)
                 ranks.run(gradients)
                 ranks.errors()
-        card.start_again()
+        arena.start_again()
 
 
 def peers():
     """Runs ranks that write to each other's memory, on one level and within the nodes of two levels."""
-    card, rng = Card(1 << 20, exact=True), np.random.default_rng(6)
-    for make, signs in (lambda: OnCard(4, "peers"), [SIGN]), (lambda: NodesOnCard([2, 2], "peers", "group"), []):
+    arena, rng = Arena(1 << 20, exact=True), np.random.default_rng(6)
+    for make, signs in (lambda: OnGpu(4, "peers"), [SIGN]), (lambda: NodesOnGpu([2, 2], "peers", "group"), []):
         for kind in ONEBIT, *signs, INT8:
             segments, error = [20_003, 0, 5], None if kind == SIGN else "float32"
-            with make() as world, CheckedRanks(world, card, codec=kind, segments=segments, error=error) as ranks:
+            with make() as world, CheckedRanks(world, arena, codec=kind, segments=segments, error=error) as ranks:
                 for step in range(3):
                     gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(world.size)]
                     if step == 1:
@@ -286,7 +286,7 @@ def peers():
                     else:
                         ranks.run(gradients)
                 ranks.errors()
-            card.start_again()
+            arena.start_again()
 
 
 VIEWS = (
@@ -303,7 +303,7 @@ def compiled():
         memories.append(memory)
         driver.upload(memory.address + off, array)
         seen = view(array)
-        tensor = kernels.on_card(seen)
+        tensor = kernels.on_gpu(seen)
         tensor.struct.dl_tensor.data = memory.address + off + seen.ctypes.data - array.ctypes.data
         return tensor, seen
 

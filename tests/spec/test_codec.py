@@ -26,8 +26,8 @@ from tiers import both
 SEED = int(os.environ.get("CODEC_SEED", "0"))
 # Random cases of each family: on the CPU, and on the device.
 CPU_CASES = int(os.environ.get("CODEC_CASES", both(quick=40, all=3000)))
-CASES = int(os.environ.get("CODEC_CASES", gpu.sized(card=300, quick=60, all=1000)))
-MOST = gpu.sized(card=1_000_000, quick=20_000, all=20_000)  # elements
+CASES = int(os.environ.get("CODEC_CASES", gpu.sized(gpu=300, quick=60, all=1000)))
+MOST = gpu.sized(gpu=1_000_000, quick=20_000, all=20_000)  # elements
 
 
 @pytest.mark.parametrize("options", [random_options, random_block_options], ids=["bits", "blocks"])
@@ -95,16 +95,16 @@ def test_a_skip_scalar_other_than_0_takes_a_step_back(place):
 
 
 @pytest.fixture
-def card(memory):
+def arena(memory):
     memory.start_again()
     return memory
 
 
 @pytest.mark.parametrize("kind", [ONEBIT, *NAMES])
-def test_states_move_from_the_device_to_the_cpu_and_back(card, kind):
+def test_states_move_from_the_device_to_the_cpu_and_back(arena, kind):
     rng = np.random.default_rng(1)
     options = dict(codec=kind, segments=[70_000, 3], n_chunks=2, server=1)
-    with Checked(card, **options) as there, Checked(Host(), **options) as here:
+    with Checked(arena, **options) as there, Checked(Host(), **options) as here:
         for step in range(6):
             gradients = [gradient(rng, n, "float32", False) for n in options["segments"]]
             one, other = (there, here) if step % 2 else (here, there)
@@ -117,14 +117,14 @@ def test_states_move_from_the_device_to_the_cpu_and_back(card, kind):
             other.errors()
 
 
-def test_a_state_of_another_codec_is_flagged_and_changes_nothing(card):
-    with Checked(card, codec=ONEBIT, segments=[100]) as codec:
+def test_a_state_of_another_codec_is_flagged_and_changes_nothing(arena):
+    with Checked(arena, codec=ONEBIT, segments=[100]) as codec:
         codec.encode([np.ones(100, "f4")])
         state = codec.state()
         for at in [*range(56), 64 + 3]:
             changed = state.copy()
             changed[at] ^= 0x80
-            call("gc_codec_state_in", codec.handle, card.put(changed).view, None)
+            call("gc_codec_state_in", codec.handle, arena.put(changed).view, None)
             codec.model.note(CORRUPT)
             codec.flags()
         codec.state()
@@ -132,16 +132,16 @@ def test_a_state_of_another_codec_is_flagged_and_changes_nothing(card):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [ONEBIT, INT8, MXFP4])
-def test_each_replay_of_a_captured_step_counts_as_a_call(card, stream, kind):
+def test_each_replay_of_a_captured_step_counts_as_a_call(arena, stream, kind):
     """Captures encode, decode, reduce and commit in one graph, and replays it 100 times: the state is on the device."""
     rng = np.random.default_rng(9)
     options = dict(codec=kind, segments=[50_001, 0, 1000], n_chunks=2, server=0, nonfinite=TRANSACTIONAL)
     g = [gradient(rng, n, "float32", False) for n in options["segments"]]
-    with Checked(card, **options) as codec:
-        put = [card.put(x) for x in g]
-        payload = card.put(np.zeros((2, codec.model.stride), np.uint8))
-        dst = card.put(np.zeros(codec.model.stride, np.uint8))
-        values = [card.put(np.zeros(n, "f4")) for n in options["segments"]]
+    with Checked(arena, **options) as codec:
+        put = [arena.put(x) for x in g]
+        payload = arena.put(np.zeros((2, codec.model.stride), np.uint8))
+        dst = arena.put(np.zeros(codec.model.stride, np.uint8))
+        values = [arena.put(np.zeros(n, "f4")) for n in options["segments"]]
         chunks = gpu.at(payload.struct.dl_tensor.data, (1, codec.model.stride))
         driver.synchronize()
         with driver.Graph(stream) as graph:
@@ -156,27 +156,27 @@ def test_each_replay_of_a_captured_step_counts_as_a_call(card, stream, kind):
             reduced = codec.model.reduce(sent[:1])
             codec.model.commit()
         driver.wait_for(stream)
-        same(card.get(payload), sent, "payload")
-        same(card.get(dst), reduced, "reduced chunk")
+        same(arena.get(payload), sent, "payload")
+        same(arena.get(dst), reduced, "reduced chunk")
         for one, expected in zip(values, decoded):
-            same(card.get(one), expected, "values")
+            same(arena.get(one), expected, "values")
         codec.compare_all()
         graph.destroy()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [ONEBIT, MXFP8])
-def test_a_decode_waits_for_earlier_work_on_its_stream(card, stream, kind):
+def test_a_decode_waits_for_earlier_work_on_its_stream(arena, stream, kind):
     """Tests launches that may begin early, behind a copy and behind a kernel, in a graph and without one."""
     rng, n = np.random.default_rng(10), 3_000_001
-    with Checked(card, codec=kind, segments=[n], n_chunks=1) as codec:
-        sent = [card.put(np.zeros(codec.model.stride, np.uint8)) for _ in range(2)]
+    with Checked(arena, codec=kind, segments=[n], n_chunks=1) as codec:
+        sent = [arena.put(np.zeros(codec.model.stride, np.uint8)) for _ in range(2)]
         for one in sent:
-            g = card.put(rng.standard_normal(n, np.float32))
+            g = arena.put(rng.standard_normal(n, np.float32))
             call("gc_codec_encode", codec.handle, views([g]), 1, None, None, one.view, stream)
-        payload, values = card.put(np.zeros(codec.model.stride, np.uint8)), card.put(np.zeros(n, "f4"))
+        payload, values = arena.put(np.zeros(codec.model.stride, np.uint8)), arena.put(np.zeros(n, "f4"))
         driver.wait_for(stream)
-        expected = [codec.model.decode(card.get(one))[0] for one in sent]
+        expected = [codec.model.decode(arena.get(one))[0] for one in sent]
 
         def decode_behind(one):
             driver.copy(payload.struct.dl_tensor.data, one.struct.dl_tensor.data, codec.model.stride, stream)
@@ -191,13 +191,13 @@ def test_a_decode_waits_for_earlier_work_on_its_stream(card, stream, kind):
             one = turn % 2
             graphs[one].replay(stream) if turn < 10 else decode_behind(sent[one])
             driver.wait_for(stream)
-            same(card.get(values), expected[one], f"turn {turn}")
+            same(arena.get(values), expected[one], f"turn {turn}")
         for graph in graphs:
             graph.destroy()
 
 
-def test_flags_and_scales_are_written_to_pinned_memory(card, stream):
-    with Checked(card, codec=ONEBIT, segments=[10, 0]) as codec, driver.Memory(64, "pinned") as memory:
+def test_flags_and_scales_are_written_to_pinned_memory(arena, stream):
+    with Checked(arena, codec=ONEBIT, segments=[10, 0]) as codec, driver.Memory(64, "pinned") as memory:
         codec.encode([np.full(10, np.nan, "f4"), np.zeros(0, "f4")])
         driver.synchronize()
         flags, scales = (
@@ -215,10 +215,10 @@ def test_flags_and_scales_are_written_to_pinned_memory(card, stream):
         assert refusal.value.status == Status.INVALID_ARGUMENT
 
 
-def test_a_codec_stays_in_its_context(card):
-    with Checked(card, codec=ONEBIT, segments=[1000]) as codec:
-        g = card.put(np.ones(1000, "f4"))
-        payload = card.put(np.zeros(codec.model.stride, np.uint8))
+def test_a_codec_stays_in_its_context(arena):
+    with Checked(arena, codec=ONEBIT, segments=[1000]) as codec:
+        g = arena.put(np.ones(1000, "f4"))
+        payload = arena.put(np.zeros(codec.model.stride, np.uint8))
         with driver.own_context():
             with driver.Stream() as foreign, pytest.raises(Refused) as refusal:
                 call("gc_codec_encode", codec.handle, views([g]), 1, None, None, payload.view, foreign.handle)
@@ -226,7 +226,7 @@ def test_a_codec_stays_in_its_context(card):
             # NULL is the codec's own stream, for any current context.
             call("gc_codec_encode", codec.handle, views([g]), 1, None, None, payload.view, None)
         driver.synchronize()
-        same(card.get(payload).reshape(-1), codec.model.encode([np.ones(1000, "f4")]), "payload")
+        same(arena.get(payload).reshape(-1), codec.model.encode([np.ones(1000, "f4")]), "payload")
 
 
 def launched():
@@ -235,11 +235,11 @@ def launched():
 
 
 # A launch takes the addresses of 448 segments (MOST_ADDRESSES in kernels/state.cuh).
-@pytest.mark.parametrize("count", gpu.sized(card=[1000], quick=[449], all=[448, 449, 897, 1000]))
+@pytest.mark.parametrize("count", gpu.sized(gpu=[1000], quick=[449], all=[448, 449, 897, 1000]))
 @pytest.mark.parametrize("kind", [ONEBIT, INT4])
 def test_more_segments_than_one_launch_can_address(place, kind, count):
     rng = np.random.default_rng(6)
-    segments = [int(n) for n in rng.integers(0, gpu.sized(card=3000, quick=30, all=30), count)]
+    segments = [int(n) for n in rng.integers(0, gpu.sized(gpu=3000, quick=30, all=30), count)]
     with Checked(place, codec=kind, segments=segments, n_chunks=3, server=2) as codec:
         launches = [launched()]
         payload = codec.encode([gradient(rng, n, "float32", False) for n in segments])

@@ -8,9 +8,9 @@ import pytest
 
 import driver
 import gpu
+from arena import Arena
 from block_model import FORMATS
 from capi import Status
-from card import Card
 from codec_model import NONFINITE, ONEBIT, PROPAGATE, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, f32
 from codecs_c import Host, Refused, call, gradient, same, views
 from comms import (
@@ -18,7 +18,7 @@ from comms import (
 )  # fmt: skip
 from tiers import both
 
-ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
+ROOM = gpu.sized(gpu=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
 WAYS = {
     "cpu-group": ("group",), "cpu-board": ("board",),
     "cuda-group": ("group",), "cuda-host transport": ("board", 1), "cuda-peers": ("peers", 0, ROOM),
@@ -31,13 +31,13 @@ def over(request):
     way = WAYS[request.param]
     if request.param.startswith("cpu"):
         return Host(), lambda size: World(size, *way)
-    card = request.getfixturevalue("memory")
-    card.start_again()
-    return card, lambda size: World(size, *way)
+    arena = request.getfixturevalue("memory")
+    arena.start_again()
+    return arena, lambda size: World(size, *way)
 
 
 @pytest.fixture
-def card(memory):
+def arena(memory):
     memory.start_again()
     return memory
 
@@ -53,14 +53,14 @@ def worlds(seeds, largest=9):
 def handle_for(place, rng, seed):
     """Returns random options; on a GPU, for every second seed, with more elements."""
     options = random_handle(rng)
-    if isinstance(place, Card) and not driver.IS_STAND_IN and seed % 2:
+    if isinstance(place, Arena) and not driver.IS_STAND_IN and seed % 2:
         segments = [100_003, 0, 7, 200_000]
         options |= dict(segments=segments, **of_family(rng, options["codec"], segments))
     return options
 
 
 def start_again(place):
-    if isinstance(place, Card):
+    if isinstance(place, Arena):
         place.start_again()
 
 
@@ -318,12 +318,12 @@ def run(ranks, put, streams, rank):
     call("gc_allreduce_run", ranks.handles[rank], views([put[rank]]), 1, None, None, streams[rank].handle)
 
 
-def test_calls_return_while_the_gpu_works(card, gate):
+def test_calls_return_while_the_gpu_works(arena, gate):
     """Runs two ranks of a context while a kernel runs: an allocation or release on the GPU would wait for it."""
     n, size, rng, streams = 300_001, 2, np.random.default_rng(6), streams_of(2)
     gradients = [[rng.standard_normal(n).astype(f32)] for _ in range(size)]
-    with World(size) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[n]) as ranks:
-        put = [[card.put(of_rank[0]) for of_rank in gradients] for _ in range(2)]
+    with World(size) as world, CheckedRanks(world, arena, codec=ONEBIT, segments=[n]) as ranks:
+        put = [[arena.put(of_rank[0]) for of_rank in gradients] for _ in range(2)]
         driver.synchronize()
         with gate.closed(streams[0].handle):
             for of_step in put:
@@ -337,9 +337,9 @@ def test_calls_return_while_the_gpu_works(card, gate):
 
 
 @pytest.mark.gpu
-def test_a_group_does_not_become_part_of_a_graph(card, stream):
-    with World(2) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[1000]) as ranks:
-        values = card.put(np.zeros(1000, f32))
+def test_a_group_does_not_become_part_of_a_graph(arena, stream):
+    with World(2) as world, CheckedRanks(world, arena, codec=ONEBIT, segments=[1000]) as ranks:
+        values = arena.put(np.zeros(1000, f32))
         driver.synchronize()
         with driver.Graph(stream) as graph:
             with pytest.raises(Refused) as refusal:
@@ -350,10 +350,10 @@ def test_a_group_does_not_become_part_of_a_graph(card, stream):
 
 
 @pytest.mark.gpu
-def test_a_thousand_runs_leave_the_memory_as_it_was(card):
+def test_a_thousand_runs_leave_the_memory_as_it_was(arena):
     streams = streams_of(2)
-    with World(2) as world, CheckedRanks(world, card, codec=ONEBIT, segments=[10_000]) as ranks:
-        put = [card.put(np.ones(10_000, f32)) for _ in range(2)]
+    with World(2) as world, CheckedRanks(world, arena, codec=ONEBIT, segments=[10_000]) as ranks:
+        put = [arena.put(np.ones(10_000, f32)) for _ in range(2)]
         driver.synchronize()
 
         def runs(rank):

@@ -16,7 +16,7 @@ from test_copy import edges
 from tiers import both
 
 CASTS = ("bool", *INTEGERS, *FLOATS)
-BLOCKS, CASES = gpu.sized(card=4, quick=1, all=4), gpu.sized(card=150, quick=40, all=60)
+BLOCKS, CASES = gpu.sized(gpu=4, quick=1, all=4), gpu.sized(gpu=150, quick=40, all=60)
 
 blocks = pytest.mark.parametrize("block", range(BLOCKS))
 
@@ -48,7 +48,7 @@ class Host:
             self.memory.free()
 
 
-class Card:
+class Arena:
     def __init__(self, size, index=0):
         self.size, self.device = size, gpu.device(index)
         self.memory = driver.Memory(size)
@@ -64,7 +64,7 @@ class Card:
 
 def place(layout, buffer, side):
     """Returns the layout in a copy of its buffer on a side."""
-    if isinstance(side, Card):
+    if isinstance(side, Arena):
         with driver.using(driver.primary(side.device.device_id)):
             if layouts.EXACT:
                 side.resize(buffer.size)
@@ -76,7 +76,7 @@ def place(layout, buffer, side):
 
 
 def download(side, size):
-    if isinstance(side, Card):
+    if isinstance(side, Arena):
         with driver.using(driver.primary(side.device.device_id)):
             return driver.download(side.address, size)
     return side.bytes[:size].copy()
@@ -119,7 +119,7 @@ SIZE = 64 << 20
 @pytest.fixture(scope="module")
 def sides():
     driver.use(driver.primary())
-    made = {"card": Card(SIZE), "other": Card(SIZE), "pinned": Host("pinned", SIZE), "pageable": Host("pageable", SIZE)}
+    made = {"gpu": Arena(SIZE), "other": Arena(SIZE), "pinned": Host("pinned", SIZE), "pageable": Host("pageable", SIZE)}
     yield made
     for side in made.values():
         side.free()
@@ -130,7 +130,7 @@ def sides():
 
 @blocks
 @pytest.mark.parametrize(
-    "names", [("card", "other"), ("pinned", "card"), ("card", "pinned"), ("pageable", "card"), ("card", "pageable")],
+    "names", [("gpu", "other"), ("pinned", "gpu"), ("gpu", "pinned"), ("pageable", "gpu"), ("gpu", "pageable")],
     ids=" to ".join,
 )  # fmt: skip
 def test_any_layout_and_any_cast_matches_the_cpu(sides, stream, names, block):
@@ -141,7 +141,7 @@ def test_any_layout_and_any_cast_matches_the_cpu(sides, stream, names, block):
 
 
 SHAPES = gpu.sized(
-    card=[(1, 70_001), (1, 1 << 20), (257, 4099), (1000, 1000), (4096, 513), (3, 5, 7, 11), (513, 2, 300)],
+    gpu=[(1, 70_001), (1, 1 << 20), (257, 4099), (1000, 1000), (4096, 513), (3, 5, 7, 11), (513, 2, 300)],
     quick=[(1, 5001), (65, 130), (3, 5, 7, 11)], all=[(1, 5001), (65, 130), (200, 17), (3, 5, 7, 11), (33, 2, 70)],
 )  # fmt: skip
 
@@ -157,7 +157,7 @@ def test_usual_layouts_are_copied_at_any_alignment(sides, stream, shape, dtype):
                 source = Layout(dtype, shape, order, (1,) * (ndim - 1) + (step,), shift=first * size)
                 target = Layout(dtype, shape, shift=second * size)
                 with case(source=source, target=target):
-                    copies(source, random_bytes(rng, source), target, [sides["card"], sides["other"]], stream)
+                    copies(source, random_bytes(rng, source), target, [sides["gpu"], sides["other"]], stream)
 
 
 PAIRS = [(source, target) for source in CASTS for target in CASTS]
@@ -173,7 +173,7 @@ def test_casts_of_edge_values_match_the_cpu(sides, stream, source, target):
         layout = Layout(source, shape, order)
         buffer = layout.buffer()
         layout.carve(buffer).view(f"u{of(source).itemsize}")[...] = values.reshape(shape).view(f"u{of(source).itemsize}")
-        copies(layout, buffer, Layout(target, shape), [sides["card"], sides["other"]], stream)
+        copies(layout, buffer, Layout(target, shape), [sides["gpu"], sides["other"]], stream)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 31, 32])
@@ -181,10 +181,10 @@ def test_elements_of_any_size_are_copied_as_they_are(sides, stream, size):
     """Describes elements of `size` bytes, as lanes of 8 bits."""
     rng = np.random.default_rng(size)
     memory = rng.integers(0, 256, (37, 53, size), np.uint8)
-    driver.upload(sides["card"].address, memory)
+    driver.upload(sides["gpu"].address, memory)
     driver.fill(sides["other"].address, 0, memory.size)
     tensors = []
-    for side, shape, strides in (sides["card"], (53, 37), (1, 53)), (sides["other"], (53, 37), (37, 1)):
+    for side, shape, strides in (sides["gpu"], (53, 37), (1, 53)), (sides["other"], (53, 37), (37, 1)):
         tensor = gpu.at(side.address, shape, "uint8", strides=strides)
         tensor.struct.dl_tensor.dtype.lanes = size
         tensors.append(tensor)
@@ -196,7 +196,7 @@ def test_elements_of_any_size_are_copied_as_they_are(sides, stream, size):
 
 def test_large_pageable_copies_are_split(sides, stream):
     rng = np.random.default_rng(8)
-    scale = gpu.sized(card=4, quick=1, all=1)  # factor of the sizes
+    scale = gpu.sized(gpu=4, quick=1, all=1)  # factor of the sizes
     for source, target, shape, order in (
         ("uint8", "uint8", (scale * 11 << 20,), (0,)), ("float32", "bfloat16", (scale * 2 << 20,), (0,)),
         ("bfloat16", "float32", (scale * 2 << 20,), (0,)), ("float32", "float32", (scale * 700 + 1, 2503), (1, 0)),
@@ -204,7 +204,7 @@ def test_large_pageable_copies_are_split(sides, stream):
     ):  # fmt: skip
         source, target = Layout(source, shape, order, shift=4), Layout(target, shape)
         buffer = random_bytes(rng, source)
-        for names in ("pageable", "card"), ("card", "pageable"):
+        for names in ("pageable", "gpu"), ("gpu", "pageable"):
             copies(source, buffer, target, [sides[name] for name in names], stream)
 
 
@@ -230,8 +230,8 @@ def test_pinned_memory_described_as_cpu_memory(sides, stream):
         side.bytes, side.size = memory[begin:], size
         side.address = side.bytes.ctypes.data
         for target in Layout("float32", layout.shape), Layout("bfloat16", layout.shape):
-            copies(layout, buffer, target, [side, sides["card"]], stream)
-            copies(Layout("float32", layout.shape), buffer, Layout("float32", layout.shape), [sides["card"], side], stream)
+            copies(layout, buffer, target, [side, sides["gpu"]], stream)
+            copies(Layout("float32", layout.shape), buffer, Layout("float32", layout.shape), [sides["gpu"], side], stream)
     finally:
         driver.call("cuMemHostUnregister", c_void_p(memory.ctypes.data + begin))
 
@@ -239,11 +239,11 @@ def test_pinned_memory_described_as_cpu_memory(sides, stream):
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 CAPTURED = {
-    "bytes": (Layout("float32", (70_001,)), Layout("float32", (70_001,)), "card", "other"),
-    "a cast": (Layout("float32", (70_001,)), Layout("bfloat16", (70_001,)), "card", "other"),
-    "transposed": (Layout("float32", (301, 413), (1, 0)), Layout("float32", (301, 413)), "card", "other"),
-    "from pinned": (Layout("float32", (70_001,)), Layout("float32", (70_001,)), "pinned", "card"),
-    "to pinned, every other": (Layout("int16", (9001,), steps=(2,)), Layout("float64", (9001,)), "card", "pinned"),
+    "bytes": (Layout("float32", (70_001,)), Layout("float32", (70_001,)), "gpu", "other"),
+    "a cast": (Layout("float32", (70_001,)), Layout("bfloat16", (70_001,)), "gpu", "other"),
+    "transposed": (Layout("float32", (301, 413), (1, 0)), Layout("float32", (301, 413)), "gpu", "other"),
+    "from pinned": (Layout("float32", (70_001,)), Layout("float32", (70_001,)), "pinned", "gpu"),
+    "to pinned, every other": (Layout("int16", (9001,), steps=(2,)), Layout("float64", (9001,)), "gpu", "pinned"),
 }
 
 
@@ -267,7 +267,7 @@ def test_a_captured_copy_is_done_at_every_replay(sides, stream, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("names", [("pageable", "card"), ("card", "pageable")], ids=" to ".join)
+@pytest.mark.parametrize("names", [("pageable", "gpu"), ("gpu", "pageable")], ids=" to ".join)
 def test_pageable_memory_is_refused_in_a_capture_that_stays_valid(sides, stream, names):
     layout = Layout("float32", (5000,))
     buffer, before = random_bytes(np.random.default_rng(2), layout), layout.buffer()
@@ -276,10 +276,10 @@ def test_pageable_memory_is_refused_in_a_capture_that_stays_valid(sides, stream,
     with driver.Graph(stream) as graph:
         assert lib.gc_copy_into(src.view, dst.view, stream) == Status.INVALID_ARGUMENT
         assert "capture" in capi.last_error()
-        if names[0] == "card":
+        if names[0] == "gpu":
             check(lib.gc_copy_into(src.view, other.view, stream))
     assert np.array_equal(download(sides[names[1]], before.size), before)
-    if names[0] == "card":
+    if names[0] == "gpu":
         graph.replay(stream)
         driver.wait_for(stream)
         assert_written(layout, download(sides["other"], before.size), layout.carve(buffer))
@@ -289,7 +289,7 @@ def test_pageable_memory_is_refused_in_a_capture_that_stays_valid(sides, stream,
 def test_a_copy_waits_only_for_its_stream(sides, gate, stream):
     layout = Layout("float32", (5000,))
     buffer, before = random_bytes(np.random.default_rng(2), layout), layout.buffer()
-    src, dst = place(layout, buffer, sides["card"]), place(layout, before, sides["other"])
+    src, dst = place(layout, buffer, sides["gpu"]), place(layout, before, sides["other"])
     check(lib.gc_copy_into(src.view, dst.view, stream))  # loads the kernels
     driver.wait_for(stream)
     driver.upload(sides["other"].address, before)
@@ -307,15 +307,15 @@ def test_a_copy_waits_only_for_its_stream(sides, gate, stream):
 @pytest.mark.two_devices
 def test_between_devices_any_layout_and_any_cast_matches_the_cpu(stream):
     with driver.using(driver.primary(1)):
-        there = Card(SIZE, 1)
-    here = Card(SIZE)
+        there = Arena(SIZE, 1)
+    here = Arena(SIZE)
     try:
-        for seed in range(gpu.sized(card=300, quick=30, all=60)):
+        for seed in range(gpu.sized(gpu=300, quick=30, all=60)):
             source, buffer, target = random_copy(np.random.default_rng(seed))
             with case(seed=seed, source=source, target=target):
                 copies(source, buffer, target, [there, here], stream)
         with driver.using(driver.primary(1)), driver.Stream() as other:
-            for seed in range(gpu.sized(card=50, quick=10, all=20)):
+            for seed in range(gpu.sized(gpu=50, quick=10, all=20)):
                 source, buffer, target = random_copy(np.random.default_rng(seed))
                 with case(seed=seed, source=source, target=target):
                     copies(source, buffer, target, [here, there], other.handle)
@@ -399,7 +399,7 @@ def test_larger_matrices_than_32_bits_count(torch, room):
 def test_a_compact_copy_is_made_on_a_device(sides, where):
     source = Layout("int16", (300, 7, 11), (2, 0, 1), (1, 2, -1), shift=2)
     buffer = random_bytes(np.random.default_rng(4), source)
-    for name in "card", "pageable", "pinned":
+    for name in "gpu", "pageable", "pinned":
         out = capi.Managed()
         src = place(source, buffer, sides[name])
         device = gpu.device(0, CPU if where == "CPU" else capi.CUDA)

@@ -19,9 +19,9 @@ from tiers import both
 
 SEED = int(os.environ.get("NODES_SEED", "0"))
 CPU_CASES = int(os.environ.get("NODES_CASES", both(quick=16, all=500)))
-CASES = int(os.environ.get("NODES_CASES", gpu.sized(card=100, quick=16, all=200)))
-BOARD_CASES = gpu.sized(card=100, quick=6, all=200)  # over callbacks, which are slow
-ROOM = gpu.sized(card=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
+CASES = int(os.environ.get("NODES_CASES", gpu.sized(gpu=100, quick=16, all=200)))
+BOARD_CASES = gpu.sized(gpu=100, quick=6, all=200)  # over callbacks, which are slow
+ROOM = gpu.sized(gpu=64 << 20, quick=1 << 20, all=1 << 20)  # bytes of a rank's buffer, over peer memory
 HOST_FLAGS = (1, 1)  # callbacks take host memory
 # Transports within a node and between nodes.
 WAYS = {
@@ -30,7 +30,7 @@ WAYS = {
     "cuda-peers within": ("peers", "board", HOST_FLAGS, ROOM), "cuda-peers": ("peers", "peers", (0, 0), ROOM),
 }  # fmt: skip
 # The random cases have all of them.
-FEW_WAYS = gpu.sized(card=list(WAYS), quick=["cpu-group", "cuda-peers within"], all=list(WAYS))
+FEW_WAYS = gpu.sized(gpu=list(WAYS), quick=["cpu-group", "cuda-peers within"], all=list(WAYS))
 SEGMENTS = (
     [0], [5], [1025], [0, 7, 0, 3000, 1], [8, 8, 8, 8], [0, 0], [2048, 1023, 65], [4003], [1] * 20, [], [1, 1, 1, 64, 64],
     [33, 0, 130, 2], [640],
@@ -149,7 +149,7 @@ def test_errors_of_all_ranks_match_the_model_over_many_steps(over, codec, error,
     raw = dict(raw=[0, 0, 1, 0]) if codec in FORMATS else {}
     options = dict(codec=codec, segments=segments, values="float32", error=error, nonfinite=TRANSACTIONAL, **raw)
     with over.world(nodes, ranks) as world, CheckedRanks(world, over.place, **options) as checked:
-        for step in range(gpu.sized(card=10, quick=5, all=10)):
+        for step in range(gpu.sized(gpu=10, quick=5, all=10)):
             over.start_again()
             checked.run(random_gradients(rng, nodes * ranks, options))
             checked.commit(None if step % 4 else np.array([step == 4]))
@@ -187,7 +187,7 @@ def test_one_node_or_one_rank_per_node_is_a_flat_world(over, nodes, ranks):
 
 # Nodes, ranks per node; None: flat.
 WORLDS = [(None, 4), (2, 2), (4, 1), (1, 4), (2, 3), (None, 6), (3, 2), (2, 2), (None, 2)]
-WORLDS = gpu.sized(card=WORLDS, quick=[(None, 4), (2, 2), (3, 2), (None, 2)], all=WORLDS)
+WORLDS = gpu.sized(gpu=WORLDS, quick=[(None, 4), (2, 2), (3, 2), (None, 2)], all=WORLDS)
 # Largest rounding relative to the numbers that are added: errors are rounded to their dtype, sums are float32.
 ROUNDING = {"float32": 2.0**-20, "bfloat16": 2.0**-8}
 

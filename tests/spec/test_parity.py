@@ -20,15 +20,15 @@ from models import (
 )  # fmt: skip
 
 CHUNKS = (1, 2, 3, 7, 100)
-BLOCKS = gpu.sized(card=4, quick=1, all=4)  # tests of random cases, bench.cases in each
+BLOCKS = gpu.sized(gpu=4, quick=1, all=4)  # tests of random cases, bench.cases in each
 
-LONG_VOTE = gpu.sized(card=20_000, quick=900, all=2000)  # bytes
+LONG_VOTE = gpu.sized(gpu=20_000, quick=900, all=2000)  # bytes
 
 blocks = pytest.mark.parametrize("block", range(BLOCKS))
 
 
 @pytest.fixture(scope="module")
-def card():
+def gpu_bench():
     driver.use(driver.primary())
     bench = gpu.Bench()
     yield bench
@@ -38,7 +38,7 @@ def card():
 
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
 def bench(request):
-    return HostBench() if request.param == "cpu" else request.getfixturevalue("card")
+    return HostBench() if request.param == "cpu" else request.getfixturevalue("gpu_bench")
 
 
 def seeded(bench, block):
@@ -228,8 +228,8 @@ def test_unpack_bits_is_unpackbits_and_nothing_else_is_written(bench, block):
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-POWERS = range(8, gpu.sized(card=18, quick=12, all=14))
-SHORT = [n for n in range(131) if n < 35 or n % 8 in gpu.sized(card=range(8), quick=(0, 1, 7), all=range(8))]
+POWERS = range(8, gpu.sized(gpu=18, quick=12, all=14))
+SHORT = [n for n in range(131) if n < 35 or n % 8 in gpu.sized(gpu=range(8), quick=(0, 1, 7), all=range(8))]
 LENGTHS = [*SHORT, *sorted({2**k + d for k in POWERS for d in (-9, -8, -1, 0, 1, 7, 8, 9)})]
 
 
@@ -242,19 +242,19 @@ def test_every_length_around_a_vector_and_a_block(bench, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", UNPACKED)
-def test_every_length_around_a_large_power_of_two(card, dtype):
+def test_every_length_around_a_large_power_of_two(gpu_bench, dtype):
     rng = np.random.default_rng(14)
     for count in (2**18 + 1, 2**20 - 1, 2**20, 2**22 + 1 + 8 * 257):
-        both_ways(card, Layout(dtype, (count,)), 1, BIG, rng)
+        both_ways(gpu_bench, Layout(dtype, (count,)), 1, BIG, rng)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", "int32", "uint64", "bfloat16", "float32", "float64"])
-def test_every_address_on_both_sides(card, dtype):
+def test_every_address_on_both_sides(gpu_bench, dtype):
     rng = np.random.default_rng(15)
-    addresses = gpu.sized(card=range(16), quick=(0, 1, 3, 8, 15), all=range(16))
+    addresses = gpu.sized(gpu=range(16), quick=(0, 1, 3, 8, 15), all=range(16))
     for shift, row_shift in itertools.product(addresses, repeat=2):
         for count in (1, 130, 4099):
-            both_ways(card, Layout(dtype, (count,), shift=shift), 1, BIG, rng, row_shift=row_shift)
+            both_ways(gpu_bench, Layout(dtype, (count,), shift=shift), 1, BIG, rng, row_shift=row_shift)
 
 
 # Shapes in memory whose tiles are of several kinds: words of four bools, lines that are not a multiple of four, more lines
@@ -264,15 +264,15 @@ TILES = [(3, 41, 152), (2, 9, 301), (70, 2, 40), (1, 3000, 3), (4, 5, 700)]
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64"])
 @pytest.mark.parametrize("lie", [dict(), dict(order=(2, 1, 0)), dict(steps=(1, -1, 1))], ids=["C", "turned", "backwards"])
-def test_tiles_of_every_kind_are_packed_and_unpacked_along_every_axis(card, lie, dtype):
+def test_tiles_of_every_kind_are_packed_and_unpacked_along_every_axis(gpu_bench, lie, dtype):
     rng = np.random.default_rng(18)
     for shape in TILES:
-        along_axes(card, Layout(dtype, shape[::-1] if "order" in lie else shape, **lie), BIG, rng)
+        along_axes(gpu_bench, Layout(dtype, shape[::-1] if "order" in lie else shape, **lie), BIG, rng)
 
 
 @pytest.mark.parametrize("dtype, order", [("bool", 1), ("int16", 0), ("float64", 1)])
 @pytest.mark.parametrize("shape", gpu.sized(
-    card=[(19, 67, 131), (5, 33, 18, 70), (3, 64, 129, 16)], quick=[(5, 33, 35)], all=[(5, 33, 35), (3, 9, 18, 16)]
+    gpu=[(19, 67, 131), (5, 33, 18, 70), (3, 64, 129, 16)], quick=[(5, 33, 35)], all=[(5, 33, 35), (3, 9, 18, 16)]
 ), ids=str)  # fmt: skip
 def test_dimensions_in_any_order_are_read_and_written_in_c_order(bench, shape, order, dtype):
     rng = np.random.default_rng(6)
@@ -313,10 +313,10 @@ if driver.IS_STAND_IN:
 
 @pytest.mark.parametrize("dtype, order", [("bool", 0), ("int32", 1), ("bfloat16", 0), ("float64", 1)])
 @pytest.mark.parametrize("name", LARGE)
-def test_large_layouts_are_packed_and_unpacked_whole(card, name, dtype, order):
+def test_large_layouts_are_packed_and_unpacked_whole(gpu_bench, name, dtype, order):
     # A single chunk has no padding, three chunks may have.
     for n_chunks in 1, 3:
-        both_ways(card, Layout(dtype, **LARGE[name]), n_chunks, order, np.random.default_rng(5))
+        both_ways(gpu_bench, Layout(dtype, **LARGE[name]), n_chunks, order, np.random.default_rng(5))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -384,9 +384,9 @@ def test_views_are_read_in_their_layout(bench, line, array):
     np.testing.assert_array_equal(bench.take(out[0]), np.packbits(array))
 
 
-def test_many_dimensions_that_do_not_merge_are_read_in_c_order(card):
+def test_many_dimensions_that_do_not_merge_are_read_in_c_order(gpu_bench):
     # Twelve dimensions in an order in which no two can be merged: more than a kernel may have built in.
     shape = (2, 3) * 6
     order = (*range(1, 12, 2), *range(0, 12, 2))
-    both_ways(card, Layout("int16", shape, order=order[::-1]), 2, BIG, np.random.default_rng(9))
-    both_ways(card, Layout("bool", shape, order=order, steps=(1, -1) * 6), 2, BIG, np.random.default_rng(10))
+    both_ways(gpu_bench, Layout("int16", shape, order=order[::-1]), 2, BIG, np.random.default_rng(9))
+    both_ways(gpu_bench, Layout("bool", shape, order=order, steps=(1, -1) * 6), 2, BIG, np.random.default_rng(10))

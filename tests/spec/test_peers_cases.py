@@ -13,9 +13,9 @@ from codecs_c import Host, options_of
 from comms import BITS, CheckedRanks, World, random_handle, steps
 
 # Most elements of a case in total; number of cases by the size of the world.
-MOST = gpu.sized(card=100_000, quick=6000, all=6000)
+MOST = gpu.sized(gpu=100_000, quick=6000, all=6000)
 CASES = [
-    (2, gpu.sized(card=80, quick=6, all=20)), (4, gpu.sized(card=70, quick=4, all=16)), (8, gpu.sized(card=50, quick=2, all=8)),
+    (2, gpu.sized(gpu=80, quick=6, all=20)), (4, gpu.sized(gpu=70, quick=4, all=16)), (8, gpu.sized(gpu=50, quick=2, all=8)),
 ]  # fmt: skip
 SIZES = [0, 1, 2, 7, 8, 9, 63, 65, 1023, 1024, 1025, 4097, 8193]
 

@@ -12,7 +12,7 @@ import layouts
 from capi import BIG, CPU, CUDA_MANAGED, Managed, Status, byref, check, free_all, in_threads, lib
 from gpu import WORKS, Prepared
 
-THREADS, ROUNDS = 8, gpu.sized(card=60, quick=20, all=60)
+THREADS, ROUNDS = 8, gpu.sized(gpu=60, quick=20, all=60)
 
 
 def together(function, count=THREADS):

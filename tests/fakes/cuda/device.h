@@ -202,23 +202,23 @@ static T __shfl_down_sync(unsigned, T value, unsigned by) {
     return any;
 }
 // Clock of the GPUs: its delay behind the host's clock, and the time at which a test stopped it, or 0; in nanoseconds.
-static struct { std::atomic<uint64_t> behind, held_at; } clock_of_cards;
+static struct { std::atomic<uint64_t> behind, held_at; } clock_of_gpus;
 [[maybe_unused]] static uint64_t nanoseconds_of_host() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
 }
 [[maybe_unused]] static void hold_clock(bool holds) {
-    if (holds == (clock_of_cards.held_at != 0)) return;
-    const uint64_t now = nanoseconds_of_host() - clock_of_cards.behind;
-    if (!holds) clock_of_cards.behind += now - clock_of_cards.held_at;
-    clock_of_cards.held_at = holds ? now : 0;
+    if (holds == (clock_of_gpus.held_at != 0)) return;
+    const uint64_t now = nanoseconds_of_host() - clock_of_gpus.behind;
+    if (!holds) clock_of_gpus.behind += now - clock_of_gpus.held_at;
+    clock_of_gpus.held_at = holds ? now : 0;
 }
 // Called by a kernel that waits for another thread's kernel. The clock stops for at most 60 s, so that a test whose
 // rank waits in vain ends.
 [[maybe_unused]] static uint64_t nanoseconds_of_card() {
     sched_yield();
-    const uint64_t held_at = clock_of_cards.held_at, now = nanoseconds_of_host() - clock_of_cards.behind;
+    const uint64_t held_at = clock_of_gpus.held_at, now = nanoseconds_of_host() - clock_of_gpus.behind;
     return held_at && now - held_at < 60000000000 ? held_at : now;
 }
 [[maybe_unused]] static void __threadfence() {}
@@ -296,12 +296,12 @@ static thread_local unsigned groups[MOST_THREADS];
 [[maybe_unused]] static double __longlong_as_double(long long x) { return value_of<double>(uint64_t(x)); }
 // Built without contraction, so each operation rounds. A GPU's NaN is always 0x7fffffff; other processors keep the
 // sign.
-static float of_card(float x) { return x != x ? value_of<float>(0x7fffffff) : x; }
-[[maybe_unused]] static float __fadd_rn(float a, float b) { return of_card(a + b); }
-[[maybe_unused]] static float __fsub_rn(float a, float b) { return of_card(a - b); }
-[[maybe_unused]] static float __fmul_rn(float a, float b) { return of_card(a * b); }
-[[maybe_unused]] static float __fdiv_rn(float a, float b) { return of_card(a / b); }
-[[maybe_unused]] static float __fmaf_rn(float a, float b, float c) { return of_card(std::fmaf(a, b, c)); }
+static float of_gpu(float x) { return x != x ? value_of<float>(0x7fffffff) : x; }
+[[maybe_unused]] static float __fadd_rn(float a, float b) { return of_gpu(a + b); }
+[[maybe_unused]] static float __fsub_rn(float a, float b) { return of_gpu(a - b); }
+[[maybe_unused]] static float __fmul_rn(float a, float b) { return of_gpu(a * b); }
+[[maybe_unused]] static float __fdiv_rn(float a, float b) { return of_gpu(a / b); }
+[[maybe_unused]] static float __fmaf_rn(float a, float b, float c) { return of_gpu(std::fmaf(a, b, c)); }
 [[maybe_unused]] static double __dadd_rn(double a, double b) { return a + b; }
 [[maybe_unused]] static double __ddiv_rn(double a, double b) { return a / b; }
 [[maybe_unused]] static double __dsqrt_rn(double a) { return std::sqrt(a); }

@@ -937,7 +937,7 @@ static struct Physical {
     size_t bytes;
 } physicals[PHYSICALS];
 
-static int first_card(void) { return (int)number("FAKE_FIRST", 0); }
+static int first_gpu(void) { return (int)number("FAKE_FIRST", 0); }
 
 typedef struct {
     char bytes[16];
@@ -947,8 +947,8 @@ Result cuDeviceGetUuid_v2(Uuid *uuid, int device) {
     MAY_FAIL;
     if (device < 70)
         return INVALID_DEVICE;
-    *uuid = (Uuid){"stand-in card "};
-    uuid->bytes[14] = (char)(first_card() + device - 70);
+    *uuid = (Uuid){"stand-in GPU "};
+    uuid->bytes[14] = (char)(first_gpu() + device - 70);
     return SUCCESS;
 }
 
@@ -978,7 +978,7 @@ Result cuPointerGetAttributes(unsigned count, const int *attributes, void **data
         if (block && attributes[k] == 2) /* type */
             value = kind == OF_HOST ? 1 : 2;
         if (block && attributes[k] == 9) /* device: the owner's for mapped memory, the opener's for an opened handle */
-            value = block->physical ? physicals[block->physical - 1].device - first_card() : block->context->device;
+            value = block->physical ? physicals[block->physical - 1].device - first_gpu() : block->context->device;
         memcpy(data[k], &value, sizeof value);
     }
     return SUCCESS;
@@ -1022,7 +1022,7 @@ Result cuIpcGetMemHandle(Name *name, uint64_t address) {
     }
     struct stat about;
     fstat(block->file, &about);
-    int device = first_card() + block->context->device;
+    int device = first_gpu() + block->context->device;
     *name = (Name){"stand-in", getpid(), block->file, device, about.st_ino, block->bytes, ""};
     return SUCCESS;
 }
@@ -1035,7 +1035,7 @@ Result cuIpcOpenMemHandle_v2(uint64_t *address, Name name, unsigned flags) {
     struct stat about;
     if (memcmp(name.magic, "stand-in", 8))
         return INVALID_VALUE;
-    if (name.device != first_card() + current()->device && (!peers_reach() || !(flags & 1)))
+    if (name.device != first_gpu() + current()->device && (!peers_reach() || !(flags & 1)))
         return PEER_ACCESS_UNSUPPORTED;
     for (int k = 0; k < BLOCKS; k++)
         if (blocks[k].memory && blocks[k].opened && fstat(blocks[k].file, &about) == 0 && about.st_ino == name.inode)
@@ -1121,7 +1121,7 @@ Result cuMemCreate(uint64_t *handle, size_t bytes, const Properties *properties,
     if (bytes > (size_t)number("FAKE_MEMORY", INT64_MAX))
         return OUT_OF_MEMORY;
     char name[64];
-    int device = first_card() + properties->device;
+    int device = first_gpu() + properties->device;
     snprintf(name, sizeof name, "stand-in part %d %u", device, properties->types);
     return new_physical(handle, new_file(name, bytes), bytes, device, properties->types);
 }
@@ -1151,7 +1151,7 @@ Result cuMemGetAllocationPropertiesFromHandle(Properties *properties, uint64_t h
     struct Physical *physical = physical_of(handle);
     if (!physical)
         return INVALID_VALUE;
-    *properties = (Properties){1, physical->types, 1, physical->device - first_card(), {NULL, NULL}};
+    *properties = (Properties){1, physical->types, 1, physical->device - first_gpu(), {NULL, NULL}};
     return SUCCESS;
 }
 
@@ -1264,7 +1264,7 @@ Result cuMemSetAccess(uint64_t address, size_t bytes, const Access *access, size
         if (!block || !block->physical)
             return INVALID_VALUE;
         for (size_t k = 0; k < count; k++) {
-            if (first_card() + access[k].device != physicals[block->physical - 1].device && !peers_reach())
+            if (first_gpu() + access[k].device != physicals[block->physical - 1].device && !peers_reach())
                 return NOT_SUPPORTED;
             block->access |= 1u << access[k].device;
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels import NO_DISK, Refused, elementwise, on_card
+from kernels import NO_DISK, Refused, elementwise, on_gpu
 from tiers import both
 
 FOLDER = Path(os.environ["GRADCODEC_HEADERS"]).absolute()
@@ -81,7 +81,7 @@ def test_a_kernel_that_includes_the_headers_compiles(version, name, dtype):
             nvrtc=ctypes.CDLL(str(nvrtc))._handle, flags=NO_DISK,
             options=["--std=c++17", *(f"-I{folder}" for folder in folders(version, with_cupy))],
         )  # fmt: skip
-        of = lambda: on_card(np.zeros(3, {"float32": "f4"}.get(dtype, "u2")), dtype=dtype)  # noqa: E731
+        of = lambda: on_gpu(np.zeros(3, {"float32": "f4"}.get(dtype, "u2")), dtype=dtype)  # noqa: E731
         try:
             kernel.prepare([of(), of()], [of()], capability=90)
         except Refused as refusal:

@@ -17,7 +17,7 @@ case $nvcc in "$wheels"/*) set -- "$@" -L"$wheels/lib" ;; esac # nvcc does not s
 
 for source in examples_cpp/*.cu; do
     program=$work/$(basename "$source" .cu)
-    # Machine code for the oldest cards and for Hopper. All cards after Hopper compile the PTX.
+    # Machine code for the oldest GPUs and for Hopper. All GPUs after Hopper compile the PTX.
     "$nvcc" -std=c++17 -O2 -ccbin "$cxx" -gencode arch=compute_75,code=sm_75 \
         -gencode arch=compute_90,code=[sm_90,compute_90] -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
         "$source" -o "$program" "$@"

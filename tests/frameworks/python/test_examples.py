@@ -18,7 +18,7 @@ def has(module):
     return importlib.util.find_spec(module) is not None
 
 
-def cards_of_torch():
+def gpus_of_torch():
     import torch
 
     return torch.cuda.device_count()
@@ -74,7 +74,7 @@ COMPILING = {"ddp.py", "relu_mask.py", "this_tree.py", "torch_ops.py", "tvm_ops.
 BY_MPI = {"mpi_allreduce.py"}  # tests/frameworks/native/mpi.sh runs it
 SLOW = {"elastic.py"}  # starts 4 processes again and again, and takes a tenth of the time of all tests of this folder
 
-CARDS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # GPUs, if several are needed
+GPUS = {"cuda_graph.py": 2, "ddp_hook.py": 2, "elastic.py": 2, "fsdp_hook.py": 2}  # GPUs, if several are needed
 
 
 def test_every_example_is_tested():
@@ -97,7 +97,7 @@ def test_an_example_prints_the_expected_lines(name):
     expected = list(always)
     if on_cuda:
         framework, said = on_cuda
-        shown = has_cuda() and has(framework) and (name not in CARDS or cards_of_torch() >= CARDS[name])
+        shown = has_cuda() and has(framework) and (name not in GPUS or gpus_of_torch() >= GPUS[name])
         expected += said if shown else ["SKIPPED: no "]
         assert ("SKIPPED" in child.stdout) != shown
     missing = [text for text in expected if text not in child.stdout]

@@ -10,7 +10,7 @@ import layouts
 BEHIND = 64  # bytes behind each operand, which no call may write
 
 
-class Card:
+class Arena:
     """A piece of device memory from which operands are cut, one after the other. With `exact` each has an allocation of
     its own that ends with it, for compute-sanitizer and AddressSanitizer."""
 
