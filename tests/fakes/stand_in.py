@@ -36,7 +36,7 @@ def fail(**failures):
     os.environ["FAKE_FAILURES"] = " ".join(f"{name}={code}" for name, code in failures.items())
 
 def failing(fake, number, code, call):
-    """What a call gives while the call of the driver with that number within it fails, and whose name that is, if any."""
+    """Fails driver call `number` within a call. Returns the call's result and the name of the failed driver call."""
     fake.fake_fail_call(number, code)
     got = call()
     failed = fake.fake_failed_call().decode()
@@ -51,7 +51,7 @@ def make_good(fake, failed):
         fake.cuThreadExchangeStreamCaptureMode(byref(ctypes.c_int(0)))
 
 def enter_primary(fake, device=0):
-    """As CUDA's runtime does: the primary context is current on this thread."""
+    """Makes the primary context current on this thread, as CUDA's runtime does."""
     context = ctypes.c_void_p()
     assert fake.cuDevicePrimaryCtxRetain(byref(context), 70 + device) == 0 and fake.cuCtxPushCurrent_v2(context) == 0
 
@@ -66,23 +66,23 @@ def held(n_bytes, device=0):
     return out
 
 def on_gpu(array, device=0, code=None):
-    """A tensor of the library on a GPU, compact, with what the array has; its memory is the host's here."""
+    """Returns a compact tensor of the library on a GPU of the stand-in, with the elements of the array."""
     tensor = held(max(1, array.nbytes), device)
     compact = np.ascontiguousarray(array)
     ctypes.memmove(tensor.contents.dl_tensor.data, compact.ctypes.data, array.nbytes)
     return like(tensor, array, code)
 
 def like(tensor, array, code=None):
-    """The same memory, described as the array: shape, strides, dtype."""
+    """Returns the memory of a tensor, described with the shape, strides and dtype of the array."""
     described = capi.Tensor(array)
-    described.memory = tensor  # the caller's, to release
+    described.memory = tensor  # the caller releases it
     dl = described.struct.dl_tensor
     dl.data, dl.device = tensor.contents.dl_tensor.data, tensor.contents.dl_tensor.device
     dl.dtype.code = dl.dtype.code if code is None else code
     return described
 
 def from_gpu(tensor, shape, dtype):
-    """What a tensor on a GPU has."""
+    """Returns the elements of a tensor on a GPU as an array."""
     count = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(ctypes.string_at(tensor.contents.dl_tensor.data, count), dtype).reshape(shape)
 

@@ -685,17 +685,17 @@ def dies_in_the_middle(here, milliseconds, kind="onebit"):
     handle.run(tensors)
     place.wait()
 
-    def heard():
+    def flags():
         return driver.download(here.kept["buffers"][0], 1024).tobytes()
 
-    before = heard()
+    before = flags()
     *_, last = here.gather(os.getpid())
     if here.rank == here.world - 1:
         handle.run(tensors)
-        assert until(20, lambda: heard() != before), f"nothing was said in the buffer of rank 0, of {size} bytes"
+        assert until(20, lambda: flags() != before), f"the buffer of rank 0, of {size} bytes, did not change"
         os._exit(7)
-    assert until(20, lambda: heard() != before), "the last rank said nothing"
-    assert until(20, lambda: is_gone(last)), "the last rank is still there"
+    assert until(20, lambda: flags() != before), "the last rank has sent nothing"
+    assert until(20, lambda: is_gone(last)), "the last rank has not ended"
     handle.run(tensors)
     place.wait()
     values = place.get(tensors[0])
@@ -793,7 +793,7 @@ def ends_by_a_signal(here):
 
 def garbage(here, where, milliseconds, kind="onebit"):
     """Overwrites the first rank's buffer after the other ranks' call and before its own: the flags in the first 1,024
-    bytes (`where` is "heard"), or the payloads behind."""
+    bytes (`where` is "flags"), or the payloads after them."""
     place = place_of(here, "cuda")
     size = room_for(100_000, here.world)
     comm = over_mapped_peers(here, milliseconds, 100_000)
@@ -803,15 +803,15 @@ def garbage(here, where, milliseconds, kind="onebit"):
         handle.run(tensors)
         place.wait()
         if here.rank > 0:
-            heard = lambda: driver.download(here.kept["buffers"][0], 1024).tobytes()  # noqa: E731
-            before = heard()
+            flags = lambda: driver.download(here.kept["buffers"][0], 1024).tobytes()  # noqa: E731
+            before = flags()
             handle.run(tensors)
-            assert until(20, lambda: heard() != before)
+            assert until(20, lambda: flags() != before)
         here.gather()
         if here.rank == 0:
             noise = np.random.default_rng(0).integers(1, 256, size, np.uint8)
-            heard = 1024
-            at, part = (0, noise[:heard]) if where == "heard" else (heard, noise[heard:])
+            flag_bytes = 1024
+            at, part = (0, noise[:flag_bytes]) if where == "flags" else (flag_bytes, noise[flag_bytes:])
             driver.upload(buffer + at, part)
             handle.run(tensors)
         place.wait()

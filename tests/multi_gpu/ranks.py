@@ -82,7 +82,7 @@ class Ranks:
         for pipe in self.pipes:
             pipe.close()
         for process in self.processes:
-            process.join(10 if self.sound else 0)  # they end with their pipes, unless they wait for each other
+            process.join(10 if self.sound else 0)  # ranks end with their pipes, unless they wait for each other
             if process.is_alive():
                 process.kill()
                 process.join()

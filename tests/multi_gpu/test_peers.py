@@ -135,7 +135,7 @@ def test_a_signal_ends_a_waiting_rank(peers):
 
 # No kind here uses one-shot, whose payloads are pushed only when all ranks have begun.
 @pytest.mark.parametrize("kind", ["onebit", "int8"])
-@pytest.mark.parametrize("where, status, is_nan", [("heard", Status.TIMEOUT, True), ("areas", Status.CORRUPT, False)])
+@pytest.mark.parametrize("where, status, is_nan", [("flags", Status.TIMEOUT, True), ("areas", Status.CORRUPT, False)])
 def test_a_buffer_that_is_overwritten(peers, where, status, is_nan, kind):
     """Checks that invalid flags count as missing ones, and invalid payloads as corrupt, on all ranks."""
     ranks = peers.get()

@@ -208,11 +208,11 @@ def read(tensor, device=(CPU, 0), bytes_at=ctypes.string_at):
     shape = shape_of(tensor)
     dtype = next(np.dtype(d) for d, code, bits in DTYPES.values() if (code, bits) == (view.dtype.code, view.dtype.bits))
     count = int(np.prod(shape, dtype=np.int64))
-    assert managed.deleter, "an output has a deleter, always"
+    assert managed.deleter, "an output has no deleter"
     assert (view.device.device_type, view.device.device_id, view.dtype.lanes) == (*device, 1)
     assert view.byte_offset == 0
-    assert view.ndim == 0 or view.strides, "an output's strides are explicit"
-    assert bool(view.data) == (count > 0), "an empty output has no data, any other has"
+    assert view.ndim == 0 or view.strides, "an output has no strides"
+    assert bool(view.data) == (count > 0), "exactly an empty output has no data"
     if count == 0:
         return np.empty(shape, dtype)
     assert all(n == 1 or s == c for n, s, c in zip(shape, view.strides[: view.ndim], c_strides(shape)))

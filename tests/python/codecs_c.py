@@ -295,7 +295,7 @@ def of_both(rng, most):
     )
 
 
-def of_a_stranger(rng, model, chunks):
+def forged_chunks(rng, model, chunks):
     """Changes chunks for a reduce to what no encoder writes: bits behind the last element of a segment, scales that are
     not finite or so small that their error is rounded to 0, a wrong bit in a header."""
     if model.codec not in FORMATS:
@@ -340,7 +340,7 @@ def one_case(place, seed, most, options_of_case=random_options):
                     other = model_of(**{**options, "server": None})
                     chunks.append(other.encode(g).reshape(model.n_chunks, -1)[model.server])
                 count = int(rng.integers(1, 10 if rng.random() < 0.8 else 41))
-                codec.reduce(of_a_stranger(rng, model, np.stack([chunks[k % len(chunks)] for k in range(count)])))
+                codec.reduce(forged_chunks(rng, model, np.stack([chunks[k % len(chunks)] for k in range(count)])))
             if model.nonfinite == TRANSACTIONAL and rng.random() < 0.7:
                 skip = [None, np.array([rng.random() < 0.5]), np.array([0, 3][rng.integers(0, 2)], np.int32),
                         np.array([0.0, 0.5][rng.integers(0, 2)], np.float32)][rng.integers(0, 4)]  # fmt: skip
@@ -387,7 +387,7 @@ def corruptions(model, payload):
     yield "a scale where there are no elements", changed
 
 
-def strangers(place, kind):
+def invalid_payloads(place, kind):
     """Checks that each corrupt payload is reported, and that it writes nothing (on CUDA zeros)."""
     rng = np.random.default_rng(2)
     error = None if kind == SIGN else "float32"

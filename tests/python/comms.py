@@ -302,7 +302,7 @@ def parts_of(handle, rank, which):
         pieces = (Part * (count + 1))(*[Part(-7, -7, -7)] * (count + 1))
         assert lib.gc_allreduce_parts(handle, rank, which, pieces, room) == count, last_error()
         found = [(piece.segment, piece.first, piece.count) for piece in pieces]
-        assert set(found[room:]) == {(-7, -7, -7)}, "written behind the room"
+        assert set(found[room:]) == {(-7, -7, -7)}, "a call has written after the end of the memory"
     return found[:count]
 
 
@@ -377,7 +377,7 @@ def changed(rank, index, of_chunk=None):
     return before
 
 
-# In the last two a shard is not one piece of all elements.
+# In the last two cases a shard has several pieces of the elements.
 OF_FAMILIES = dict(
     onebit=dict(codec=ONEBIT), int8=dict(codec=INT8), mean=dict(codec=INT4, raw=[1, 0, 0, 1]),
     sum=dict(codec=INT4, raw=[0, 0, 1, 0], reduction=SUM),

@@ -78,7 +78,7 @@ def gpu_message(strides=(1,), offset=0, handle=b"", uuid=b"stand-in GPU \0\0\0",
     return host_message(**dict(n_bytes=2 * GRANULE, device=2) | fields, rest=rest + struct.pack(f"={len(parts)}Q", *parts))
 
 
-class Stranger:
+class UntrustedSender:
     """Sends bytes and descriptors to `end`, and keeps the end that receives the answer."""
 
     def __init__(self):

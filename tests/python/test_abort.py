@@ -33,7 +33,7 @@ def waiting(work):
 
     def join():
         thread.join(60)
-        assert not thread.is_alive(), "it waits for ever"
+        assert not thread.is_alive(), "the call waits for ever"
         return found[0]
 
     return join
@@ -187,14 +187,14 @@ def test_an_abort_during_the_release_of_all_handles():
             ranks.__exit__()
 
 
-# --- what is left behind ----------------------------------------------------------------------------------------------
+# --- leaks ------------------------------------------------------------------------------------------------------------
 
 
 def left():
     """Returns resident bytes and numbers of mappings, descriptors and shared mappings, once joined threads ended."""
     end = time.monotonic() + 10
     while len(os.listdir("/proc/self/task")) > threading.active_count() + left.of_the_library:
-        assert time.monotonic() < end, "threads are left"
+        assert time.monotonic() < end, "threads have not ended"
     with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
         resident, lines = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"), maps.readlines()
     shared = sum("/dev/shm" in line or "memfd:" in line for line in lines)
@@ -226,7 +226,7 @@ def test_a_thousand_aborts_leak_nothing(over):
     assert after == before and mappings_after <= mappings + 20
 
 
-# Runs a call of a rank that is alone; another thread aborts it once it waits.
+# Runs a call of a single rank. Another thread aborts it once it waits.
 ALONE = """
 from comms import is_asleep
 
@@ -238,7 +238,7 @@ def aborted(work, abort, within):
         os.sched_yield()
     assert abort() == 0, last_error()
     thread.join(60)
-    assert not thread.is_alive(), "it waits for ever"
+    assert not thread.is_alive(), "the call waits for ever"
     return found[0]
 """
 
@@ -263,7 +263,7 @@ if {what == "a creation"}:
 else:
     work = run
 if {owner == "borrowed"}:
-    # Here a call blocks in the stand-in, which its owner ends, by aborting his communicator.
+    # A call blocks in the stand-in. The owner of the communicator ends the call by aborting the communicator.
     expect(lib.gc_comm_abort(comm), 0)
     status, sentence = work(), last_error()
     assert nccl.fake_nccl_aborted() == 0
@@ -297,7 +297,7 @@ with World(3, "peers", devices={devices}, timeout=0) as world:
         return lib.gc_allreduce_create(world.comms[rank], byref(options), byref(POINTER(AllReduce)()))
     def abort():
         while {len(set(devices))} > 1 and fake.fake_running() < 2:
-            pass  # not before both are at a meeting
+            pass  # waits until both ranks are at a barrier
         return lib.gc_comm_abort(world.comms[0])
     second = threading.Thread(target=run, args=(1,))
     second.start()
@@ -368,7 +368,7 @@ for _ in range({both(quick=10, all=100)}):
 files, events, memory = zip(*found)
 assert len(set(files)) == 1 and len(set(events)) == 1, (files, events)
 kept = np.diff(memory)
-assert (kept < 16 << 10).all(), kept  # what the call worked in; how far it came differs
+assert (kept < 16 << 10).all(), kept  # the call's working memory, whose size varies with its progress
 """)
 
 
@@ -384,14 +384,14 @@ def once():
         create = lambda: lib.gc_allreduce_create(world.comms[0], byref(options), byref(POINTER(AllReduce)()))
         def abort():
             while fake.fake_running() < 1:
-                pass  # not before it is at the meeting
+                pass  # waits until the rank is at the barrier
             return lib.gc_comm_abort(world.comms[0])
         status, sentence = aborted(create, abort, lambda thread: True)
         assert status == Status.COMM, sentence
 
 def numbers():
     while len(os.listdir("/proc/self/task")) > threads:
-        pass  # that of Python, which was joined, is on its way out
+        pass  # the joined Python thread may still be ending
     return len(os.listdir("/proc/self/fd")), fake.fake_in_use(0), fake.fake_in_use(1)
 
 for _ in range(2):

@@ -14,19 +14,19 @@ from codec_model import NONFINITE, PROPAGATE, TRANSACTIONAL, ZERO
 from codecs_c import gradient, model_of, options_of
 from comms import CheckedRanks, World
 
-HEARD, AREA = 1024, 1 << 16
+FLAG_BYTES, AREA = 1024, 1 << 16
 MOST_RANKS = 64
 
-# Areas: of all to all, of what all gather, and two in turn of payloads that are exchanged once.
+# A buffer has four areas: all-to-all, all-gather, and two that one-shot payloads use alternately.
 class Seen:
     size, each = 2, World.each
 
     def __init__(self, timeout=60_000, area=AREA):
         self.area = area
-        for _, _, comm in opened(gpus(0, 1)):  # from here on the GPUs reach each other
+        for _, _, comm in opened(gpus(0, 1)):  # gives the GPUs access to each other
             lib.gc_comm_free(comm)
         self.places = [Place(gpu) for gpu in range(2)]
-        self.bytes = HEARD + 4 * area
+        self.bytes = FLAG_BYTES + 4 * area
         tensors = [place.put(np.zeros(self.bytes + 256, "u1")) for place in self.places]
         self.buffers = [-(-tensor.struct.dl_tensor.data // 256) * 256 for tensor in tensors]
         options = [PeersOptions(struct_size=ctypes.sizeof(PeersOptions), rank=rank, world_size=2, timeout_ms=timeout,
@@ -43,7 +43,7 @@ class Seen:
         free_all(self.comms)
 
     def handle_of(self, options):
-        # A handle of each rank.
+        # Returns a handle for each rank.
         made = [POINTER(AllReduce)() for _ in self.comms]
         given = [options_of(model_of(**options, n_chunks=2), place.device) for place in self.places]
         each(lambda rank: call("gc_allreduce_create", self.comms[rank], byref(given[rank]), byref(made[rank])))
@@ -56,23 +56,23 @@ class Seen:
     def get(self, rank, tensors):
         return [self.places[rank].get(tensor).copy() for tensor in tensors]
 
-    # The flags that a rank reads: a number by parity and rank.
-    def heard(self, rank):
+    # Returns the flags that a rank reads: a number by parity and rank.
+    def flags_of(self, rank):
         return np.ctypeslib.as_array((ctypes.c_uint64 * (2 * MOST_RANKS)).from_address(self.buffers[rank]))
 
-    def says(self, rank, to, number):
-        self.heard(to)[number % 2 * MOST_RANKS + rank] = number
+    def set_flag(self, rank, to, number):
+        self.flags_of(to)[number % 2 * MOST_RANKS + rank] = number
 
     def wait_for(self, rank, at, number):
         slot = number % 2 * MOST_RANKS + rank
-        while self.heard(at)[slot] != number:
+        while self.flags_of(at)[slot] != number:
             os.sched_yield()
 
     def write(self, rank, first, array):
         ctypes.memmove(self.buffers[rank] + first, array.ctypes.data, array.nbytes)
 
 class Begun(Seen):
-    # Both ranks have had a call with ones. The clock stands until a rank is to be lost.
+    # Both ranks have completed a call with ones. The clock stands still until a rank must be late.
     def __init__(self, codec, error, raw):
         fake.fake_hold_clock(1)
         super().__init__(timeout=200)
@@ -109,26 +109,26 @@ def run_seen(script):
 CODECS = [("ONEBIT", "'float32'", None), ("INT8", "'float32'", [0, 1]), ("MXFP4", "'bfloat16'", [0, 0])]
 
 
-@pytest.mark.parametrize("where", ["heard", "areas"])
+@pytest.mark.parametrize("where", ["flags", "areas"])
 @pytest.mark.parametrize("codec, error, raw", CODECS)
 def test_a_buffer_that_is_overwritten_within_a_call(codec, error, raw, where):
     """Checks that invalid flags count as missing ones, and invalid payloads as corrupt, on all ranks."""
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
-    last = int(world.heard(0).max())
+    last = int(world.flags_of(0).max())
     other = started(lambda: world.run(1))
     world.wait_for(1, 0, last + 1)
-    first, end = (0, HEARD) if {where!r} == "heard" else (HEARD, world.bytes)
+    first, end = (0, FLAG_BYTES) if {where!r} == "flags" else (FLAG_BYTES, world.bytes)
     world.write(0, first, noise(end - first))
     fake.fake_hold_clock({where!r} == "areas")
     assert world.run(0) == 0
     other.join()
     values = [world.values(rank) for rank in range(2)]
     statuses = [lib.gc_comm_async_error(comm) for comm in world.comms]
-    if {where!r} == "heard":
+    if {where!r} == "flags":
         assert np.isnan(values).all() and statuses == [Status.TIMEOUT] * 2, (values, statuses)
     else:
-        # Of the first chunk, which rank 0 reduces, nothing is left.
+        # No values of the first chunk, which rank 0 reduces, remain.
         assert statuses == [Status.CORRUPT] * 2 and not np.isnan(values).any(), statuses
         same(*values, "both ranks")
         assert (values[0] == 0).any() and (values[0] == 1).any()
@@ -141,17 +141,17 @@ def test_one_shot_with_a_rank_lost_during_the_call(comes, codec, raw):
     """Writes the flags of rank 1, which begins a call."""
     run_seen(f"""
 with Begun({codec}, None, {raw}) as world:
-    number = int(world.heard(0).max()) + 1
+    number = int(world.flags_of(0).max()) + 1
     if {comes!r} == "dies":
         fake.fake_hold_clock(0)
         assert world.run(0) == 0
     else:
         other = started(lambda: world.run(0))
         world.wait_for(0, 1, number)
-        # In the area of this meeting, behind rank 0's own payload.
+        # This is the area of this barrier, after the payload of rank 0.
         payload = 2 * model_of(**handle({codec}, [3000, 70], None, {raw}), n_chunks=2).stride
-        world.write(0, HEARD + (2 + number % 2) * world.area + payload, noise(payload))
-        world.says(1, 0, number)
+        world.write(0, FLAG_BYTES + (2 + number % 2) * world.area + payload, noise(payload))
+        world.set_flag(1, 0, number)
         other.join()
     values, status = world.values(0), lib.gc_comm_async_error(world.comms[0])
     if {comes!r} == "dies":
@@ -167,7 +167,7 @@ def test_a_rank_that_dies_between_two_barriers_of_a_call(codec, error, raw):
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
     flags = world.put(0, [np.zeros(1, np.uint32)])[0]
-    world.says(1, 0, int(world.heard(0).max()) + 1)
+    world.set_flag(1, 0, int(world.flags_of(0).max()) + 1)
     fake.fake_hold_clock(0)
     assert world.run(0) == 0
     assert np.isnan(world.values(0)).all()
@@ -183,8 +183,8 @@ def test_a_rank_writes_nothing_after_its_timeout(codec, error, raw):
     """Lets rank 0 give up at the first barrier. It still reduces, but writes nothing to rank 1, which is late."""
     run_seen(f"""
 with Begun({codec}, {error}, {raw}) as world:
-    gathered = lambda: ctypes.string_at(world.buffers[1] + HEARD + world.area, world.area)
-    world.write(1, HEARD + world.area, noise(world.area))
+    gathered = lambda: ctypes.string_at(world.buffers[1] + FLAG_BYTES + world.area, world.area)
+    world.write(1, FLAG_BYTES + world.area, noise(world.area))
     before = gathered()
     fake.fake_hold_clock(0)
     assert world.run(0) == 0
@@ -193,7 +193,7 @@ with Begun({codec}, {error}, {raw}) as world:
 """)
 
 
-# Alternates one-shot and two-shot, so that an area is written to that was read last.
+# Alternates one-shot and two-shot, so that each call writes to the area that was read last.
 @pytest.mark.parametrize("codec, error, raw", [*CODECS, ("INT8", "None", [1, 0]), ("INT4", "None", [0, 0])])
 def test_graphs_are_captured_once_and_replayed_between_calls_of_other_sizes(codec, error, raw):
     run_seen(f"""
@@ -238,9 +238,9 @@ with Seen(area=1 << 23) as world:
         handles = world.handle_of(options)
         zeros = [np.zeros(n, dict(float32="f4", bfloat16="u2")[{values!r}]) for n in segments]
         tensors = [[place.put(array, {values!r}) for array in zeros] for place in world.places]
-        before, met = fake.fake_launches(), int(world.heard(0).max())
+        before, barriers = fake.fake_launches(), int(world.flags_of(0).max())
         assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
-        assert fake.fake_launches() - before == 2 * launches and int(world.heard(0).max()) - met == 1
+        assert fake.fake_launches() - before == 2 * launches and int(world.flags_of(0).max()) - barriers == 1
 """)
 
 
@@ -256,9 +256,9 @@ with Seen() as world:
     options = dict(handle({codec}, [{n}, 70], {error!r}), values={values!r}, results={values!r})
     handles, dtype = world.handle_of(options), dict(float32="f4", bfloat16="u2")[{values!r}]
     tensors = [[place.put(np.zeros(size, dtype), {values!r}) for size in ({n}, 70)] for place in world.places]
-    before, met = fake.fake_launches(), int(world.heard(0).max())
+    before, barriers = fake.fake_launches(), int(world.flags_of(0).max())
     assert each(lambda rank: run(handles[rank], tensors[rank])) == [0, 0]
-    assert (fake.fake_launches() - before, int(world.heard(0).max()) - met) == (2 * {launches}, 2)
+    assert (fake.fake_launches() - before, int(world.flags_of(0).max()) - barriers) == (2 * {launches}, 2)
 """)
 
 
@@ -294,11 +294,11 @@ case = handle({codec}, [n], None)
 with Seen() as world:
     handles, stride = world.handle_of(case), model_of(**case, n_chunks=2).stride
     per_chunk = 1536 if {codec} == INT8 else 1504
-    area_of = lambda number: HEARD + (2 + number % 2) * world.area
+    area_of = lambda number: FLAG_BYTES + (2 + number % 2) * world.area
     x = rng.standard_normal(n).astype("f4")
 
     def result(corrupt):
-        number = int(world.heard(0).max()) + 1
+        number = int(world.flags_of(0).max()) + 1
         tensors, flags = world.put(0, [x]), world.put(0, [np.zeros(1, np.uint32)])[0]
         other = started(lambda: run(handles[0], tensors))
         world.wait_for(0, 1, number)
@@ -306,7 +306,7 @@ with Seen() as world:
         for chunk in corrupt:
             payload[chunk * stride + 4] ^= 0x40
         world.write(0, area_of(number) + 2 * stride, payload)
-        world.says(1, 0, number)
+        world.set_flag(1, 0, number)
         other.join()
         call("gc_allreduce_flags", handles[0], flags.view, None)
         assert world.get(0, [flags])[0] == (CORRUPT if corrupt else 0)
@@ -327,7 +327,7 @@ def test_a_fast_rank_does_not_overwrite_data_that_others_read():
 with Seen() as world:
     handles = world.handle_of(handle(BF16, [3000, 70], None))
     whole = 2 * model_of(**handle(BF16, [3000, 70], None), n_chunks=2).stride
-    area_of = lambda number: HEARD + (2 + number % 2) * world.area
+    area_of = lambda number: FLAG_BYTES + (2 + number % 2) * world.area
     came = lambda number: ctypes.string_at(world.buffers[1] + area_of(number), whole)
 
     def comes_to(number, value):
@@ -335,11 +335,11 @@ with Seen() as world:
         other = started(lambda: run(handles[0], tensors))
         world.wait_for(0, 1, number)
         world.write(0, area_of(number) + whole, np.frombuffer(came(number), "u1"))
-        world.says(1, 0, number)
+        world.set_flag(1, 0, number)
         other.join()
         same(world.get(0, tensors)[0], np.full(3000, value, "f4"), "a mean of equals")
 
-    first = int(world.heard(0).max()) + 1
+    first = int(world.flags_of(0).max()) + 1
     comes_to(first, 1)
     payload = came(first)
     comes_to(first + 1, 2)

@@ -105,7 +105,7 @@ def shared(prefix):
     return {name: (given(*its), f"{prefix}_{name}(h, {said[len(its)]}0x7)") for name, its in calls.items()}
 
 
-# Call of each method, and the call of C that it becomes.
+# Each row has the call of a method, and the resulting call of the C function.
 OPTIONS = dict(
     values="float16", results="float32", error=1, scale=1, nonfinite=2, beta=0.75, device=(2, 3), n_chunks=4, server=5
 )

@@ -62,7 +62,7 @@ def test_numpy_imports_a_tensor_without_a_copy(form, dtype):
     array = np.from_dlpack(Exporter(capsule(lent.tensor(memory), form)))
     np.testing.assert_array_equal(array, memory)
     assert (array.dtype, array.ctypes.data) == (memory.dtype, memory.ctypes.data)
-    assert array.flags.writeable == (form is VERSIONED)  # NumPy takes legacy tensors for read-only
+    assert array.flags.writeable == (form is VERSIONED)  # NumPy treats legacy tensors as read-only
     del array
     assert lent.releases == [42]
 
@@ -102,7 +102,7 @@ def test_a_consumed_capsule_releases_nothing(form):
     assert lent.releases == []
     piece = array[1:3]
     del array
-    assert lent.releases == [], "the last user is the slice"
+    assert lent.releases == [], "the slice still uses the memory"
     del piece
     assert lent.releases == [42]
 
@@ -191,7 +191,7 @@ def test_a_tensor_without_a_deleter_is_not_kept(kind):
     source = kind(array)
     source.release_to(None)
     taken = to_versioned(source.managed) if kind is Tensor else from_versioned(source.managed)
-    # The struct is gone. Its memory now holds something else, which must not be taken for a deleter.
+    # The struct is freed. Its memory now holds other data, which must not be called as a deleter.
     ctypes.memset(ctypes.addressof(source.struct), 0, ctypes.sizeof(source.struct))
     source.release_to(lambda _: source.releases.append(1))
     tensor = from_versioned(taken) if kind is Tensor else taken

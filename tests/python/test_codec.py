@@ -46,7 +46,7 @@ def test_sums_of_units_are_added_in_the_order_of_the_specification():
             payload = codec.encode([g.reshape(-1)])
         same(payload[0, 64:68], np.array([expected], np.float32).view(np.uint8), f"scale of trial {trial}")
         scales.add(expected)
-    assert len(scales) == 2, "either happens"
+    assert len(scales) == 2, "one of the two outcomes never happened"
 
 
 # --- payloads and states of other senders -----------------------------------------------------------------------------

@@ -9,20 +9,20 @@ from tiers import CODES, each_code
 PLACE = """
 import codec_model, codecs_c
 from codec_model import CORRUPT, MEAN, NONFINITE, ONEBIT, RMS, SIGN, TAKEN_BACK, TRANSACTIONAL, ZERO, narrow, widen
-from codecs_c import Checked, Refused, call, gradient, one_case, or_null, same, strangers, views
+from codecs_c import Checked, Refused, call, gradient, invalid_payloads, one_case, or_null, same, views
 
 fake = driver()
 fake.fake_enter(0, 100)
 
 class Place:
-    # Memory of a device of the stand-in, which is the host's. Nothing may be written behind an array.
+    # Allocates arrays on a device of the stand-in driver. No call may write after the end of an array.
     device, behind = DLDevice(CUDA, 0), 64
 
     def __init__(self, gpu=0):
         self.owners, self.device = [], DLDevice(CUDA, gpu)
 
     def release(self):
-        # All that was put there.
+        # Frees all arrays.
         while self.owners:
             lib.gc_tensor_free(self.owners.pop())
 
@@ -46,7 +46,7 @@ class Place:
         fake.fake_finish()
         array = tensor.what
         text = ctypes.string_at(tensor.struct.dl_tensor.data, array.nbytes + self.behind)
-        assert text[array.nbytes:] == self.behind * bytes([0xA5]), "written behind it"
+        assert text[array.nbytes:] == self.behind * bytes([0xA5]), "a call has written after the end of the array"
         return np.frombuffer(text[:array.nbytes], array.dtype).reshape(array.shape)
 """
 
@@ -69,7 +69,7 @@ with Checked(place, codec={kind}, segments=[3000, 0, 5], n_chunks=2, server=0, n
         call("gc_codec_encode", codec.handle, views(g), 3, None, None, payload.view, None)
         call("gc_codec_decode", codec.handle, payload.view, 1, None, 0, views(g), 3, None)
         call("gc_codec_reduce", codec.handle, 0, chunks.view, dst.view, None)
-        # One for each call, whatever the segments; ONEBIT makes its scales by another.
+        # Each call is one launch for any segments. ONEBIT computes its scales by a second launch.
         assert fake.fake_launches() - launches == (3 if {kind} > 2 else 5)
         call("gc_codec_commit", codec.handle, None, None)
         call("gc_codec_flags", codec.handle, flags.view, None)
@@ -82,7 +82,7 @@ with Checked(place, codec={kind}, segments=[3000, 0, 5], n_chunks=2, server=0, n
 
 
 def test_memory_is_freed_in_its_context_unless_the_context_is_destroyed():
-    # The primary context stays, and is entered. A context of the program's own may have been destroyed, and is not.
+    # The library enters the primary context to free memory. It does not enter another context, which may be destroyed.
     run_codec("""
 place = Place()
 for of_its_own in False, True:
@@ -119,7 +119,7 @@ for at in range(200):
         assert status == 0
         lib.gc_codec_free(handle)
         break
-    if status == 0:  # it was the thread that could not be left as it was
+    if status == 0:  # the failed call restores the capture mode of the thread
         assert failed == "cuThreadExchangeStreamCaptureMode"
         lib.gc_codec_free(handle)
     else:
@@ -131,12 +131,12 @@ else:
 """)
 
 
-# Each call on a codec: a function that makes it, and one that applies it to the model and returns what is written
-# where. `m` is the memory that is passed.
+# Each call on a codec has a function that makes it, and one that applies it to the model and returns the expected
+# contents of each array. `m` has the arrays of the call.
 CALLS = """
 import types
 
-SEGMENTS = [7] * (15 if NAME == "encode" else 2) + [1500, 0]  # encode: more than a launch has addresses of
+SEGMENTS = [7] * (15 if NAME == "encode" else 2) + [1500, 0]  # more segments than one launch of encode can address
 GRADIENTS = [np.linspace(-1, 2, n, dtype="f4") for n in SEGMENTS]
 N = len(SEGMENTS)
 
@@ -171,13 +171,13 @@ CALLS = {
                    lambda model, m: {"worker": model.errors(0), "server": model.errors(1)}),
     "errors_in": (lambda c, m: lib.gc_codec_errors_in(c, m.worker.view, m.server.view, m.stream), take_errors_in),
 }
-# Where as many launches went well as stand here, and the next one did not, the state is neither the old nor the new one:
-# of addresses and encode; of reduce; of the check and the worker's half; of the worker's half. Block codecs encode and
-# reduce by one launch.
+# Number of launches after which a failing launch leaves a state that is neither old nor new. For encode they are the
+# addresses and encode, for state_in the check and the worker's half, for errors_in the worker's half. Block codecs
+# encode and reduce by one launch.
 TORN = {"state_in": 2, "errors_in": 1} | ({"encode": 2, "reduce": 1} if KIND == ONEBIT else {})
 
 def prepared(name, place):
-    # A codec with something in every part of its state, and what the calls take.
+    # Returns a codec with data in every part of its state, and the arrays for the calls.
     policy = TRANSACTIONAL if name in ("commit", "rollback") else codec_model.PROPAGATE
     raw = {} if KIND == ONEBIT else {"raw": [n % 3 == 0 for n in SEGMENTS]}
     codec = Checked(place, codec=KIND, **raw, segments=SEGMENTS, n_chunks=2, server=1, nonfinite=policy)
@@ -186,7 +186,7 @@ def prepared(name, place):
     codec.reduce(sent[1:2])
     if policy == TRANSACTIONAL:
         codec.commit()
-        codec.encode(GRADIENTS)  # pending
+        codec.encode(GRADIENTS)  # begins a pending step
         m.state = m.kept = None
     else:
         kept = codec.state()
@@ -219,8 +219,8 @@ NAMES = [
 ]  # fmt: skip
 
 
-# Calls whose failure poisons the codec: encode, reduce, state_in, errors_in. Only launches: commit; copies: state_out.
-# For a block codec: the calls that differ from ONEBIT's.
+# A failure of encode, reduce, state_in or errors_in poisons the codec. commit only launches, and state_out copies.
+# A block codec runs only the calls that differ from ONEBIT's.
 @pytest.mark.parametrize(
     "name, code, status, kind",
     [(*one, 1) for one in each_code(NAMES, few=["encode", "reduce", "state_in", "errors_in", "commit", "state_out"])]
@@ -239,7 +239,7 @@ stream_at_home = fake.fake_stream_here()
 torn_ones, calls = set(), 0
 
 def one_failure(name, number, stream, abroad):
-    # False if there are fewer calls of the driver.
+    # Returns False if the call makes fewer driver calls.
     make, apply = CALLS[name]
     codec, m = prepared(name, place)
     m.stream = None if stream is None else ctypes.c_void_p(stream)
@@ -293,7 +293,7 @@ def test_every_call_of_the_driver_may_fail_when_a_codec_is_freed(code):
 place = Place()
 for abroad in False, True:
     for number in range(50):
-        if abroad:  # the primary context is the home then
+        if abroad:  # the codec belongs to the primary context
             fake.fake_leave()
         codec = Checked(place, codec=ONEBIT, segments=[100_000], server=0)
         if abroad:
@@ -302,7 +302,7 @@ for abroad in False, True:
         _, failed = failing(fake, number, {code}, lambda: lib.gc_codec_free(codec.handle))
         freed = in_use - fake.fake_in_use(0)
         make_good(fake, failed)
-        # Without a context, or in a capture of another thread, nothing can be freed; else all of it is.
+        # Without a context, or in a capture of another thread, no memory can be freed. Otherwise all is freed.
         assert freed > 800_000 or failed and freed == 0, (failed, freed)
         assert freed or failed in ("cuCtxGetId", "cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode",
                                    "cuMemFree_v2"), failed

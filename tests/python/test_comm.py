@@ -335,7 +335,7 @@ def test_a_step_or_a_half_that_fails_writes_nothing_and_can_be_taken_back(step, 
             # The failed call has begun a step.
             which, half = (1, model.reducer) if step == "all_gather" else (0, model.worker)
             model.pending[which] = half
-        # No rank has given up: run the second half with the ranks' shards, and then another step.
+        # No rank has timed out. Run the second half with the ranks' shards, and then another step.
         world.board.before, world.board.answer = sound
         if step == "reduce_scatter":
             ranks.all_gather([place.get(shard) for shard in own])
@@ -426,7 +426,7 @@ def test_ranks_of_a_group_that_run_different_handles_get_an_error():
         free_all([*few, *many])
 
 
-# --- what is left behind ----------------------------------------------------------------------------------------------
+# --- leaks ------------------------------------------------------------------------------------------------------------
 
 
 def in_use():

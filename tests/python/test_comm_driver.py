@@ -24,7 +24,7 @@ home = ctypes.c_void_p()
 assert fake.cuInit(0) == 0 and fake.cuCtxGetCurrent(byref(home)) == 0
 
 class Entered(World):
-    # All ranks in the context in which the tensors are.
+    # All ranks run in the context of the tensors.
     def each(self, function):
         def run(rank):
             assert fake.cuCtxPushCurrent_v2(home) == 0
@@ -45,7 +45,7 @@ options = dict(codec={kind}, segments=segments, error=None if {kind} == SIGN els
 with Entered(3, "board", 1) as world, CheckedRanks(world, place, **options) as ranks:
 
     def before(name, sender, sent):
-        # The chunk for rank 0.
+        # Damages the chunk for rank 0.
         return bytes([sent[0] ^ 1]) + sent[1:] if name == "all_to_all" and sender == 1 else sent
 
     gradients = [[rng.standard_normal(n).astype("f4") for n in segments] for _ in range(3)]
@@ -84,7 +84,7 @@ from comms import KEEP_NOTHING, steps
 place, ranks = Place(), {ranks}
 
 def room_of(options):
-    # Within a node, and of one level. Parts between nodes need less than all of it.
+    # The first size is for the ranks of a node, the second for one level. Parts between nodes need less.
     given = codecs_c.options_of(codecs_c.model_of(**options), place.device)
     worlds = (ranks[0], len(ranks)), (sum(ranks), 1), (len(ranks), 1)
     return max(lib.gc_allreduce_peers_bytes(byref(given), each, nodes) for each, nodes in worlds)
@@ -104,7 +104,7 @@ def test_two_levels_are_captured_if_both_can_be():
     run_comm(f"exec({HALVES!r})" + """
 place, n = Place(), 500
 
-# Callbacks that take a GPU's memory enqueue; what is on the host waits, and ranks of a process that share a GPU do.
+# Callbacks for GPU memory only enqueue. Transports on the host wait, and so do ranks of a process on one GPU.
 for ways, flags, can_be in (
     (("board", "board"), (0, 0), True), (("board", "board"), (0, 1), False), (("board", "board"), (1, 0), False),
     (("group", "board"), (0, 0), False), (("board", "group"), (0, 0), False), (("peers", "board"), (0, 0), False),
@@ -140,13 +140,13 @@ with EnteredNodes({ranks}, "board", "board") as world:
     handles = world.each(lambda rank: handle_on(world.comms[rank], n, place.device))
     put = [place.put(np.ones(n, "f4")) for _ in range(size)]
     run = lambda rank: call("gc_allreduce_run", handles[rank], views([put[rank]]), 1, None, None, None)
-    world.each(run)  # what is loaded is there from here on
+    world.each(run)  # loads all kernels
     free_all([held(1 << 30) for _ in range(4)])
     counts = lambda: (fake.fake_frees(), fake.fake_waits(), fake.fake_in_use(0))
     before, launches = counts(), fake.fake_launches()
     world.each(run)
     assert counts() == before and fake.fake_launches() > launches, (before, counts())
-    # Of 64 GiB the bound is 2 GiB: a call that makes a tensor gives back what is beyond.
+    # The bound for 64 GiB is 2 GiB. A call that makes a tensor frees blocks beyond the bound.
     lib.gc_tensor_free(held(1000))
     assert fake.fake_in_use(0) <= before[2] - (2 << 30) + 1024, (before, counts())
     free_all(handles)
@@ -168,13 +168,13 @@ with Nodes([2, 2], "board", "board", {flags}) as world:
         handle = POINTER(AllReduce)()
         return lib.gc_allreduce_create(world.comms[rank], byref(options), byref(handle)), handle
 
-    for calls in range(0, 1000, {3 if TIER == 'quick' else 1}):  # in no order, for they are calls of four threads
+    for calls in range(0, 1000, {3 if TIER == 'quick' else 1}):  # the order varies, because four threads make the calls
         made, name = failing(fake, calls, 2, lambda: world.each(create))
         statuses, handles = zip(*made)
         free_all(handles)
         if not name:
             break
-        # The place where a GPU reports stays with the communicator of each rank.
+        # Each communicator keeps the memory to which its GPU writes a status.
         assert fake.fake_in_use(0) == before[0] and fake.fake_pinned() - before[1] <= 4, name
         if any(statuses):
             assert all(statuses) and Status.OUT_OF_MEMORY in statuses, (name, statuses)
@@ -199,7 +199,7 @@ with Entered(size, "group") as world, CheckedRanks(world, place, streams, codec=
     parts = [[place.put(shard) for shard in of_step] for of_step in shards]
 
     def steps(rank):
-        # Three in a row, of each rank in its own thread.
+        # Each rank makes three calls in its own thread.
         for of_values, of_parts in zip(values, parts):
             given, handle, part = views([of_values[rank]]), ranks.handles[rank], of_parts[rank].view
             if {half!r} == "run":
@@ -228,11 +228,11 @@ import threading
 from ctypes import POINTER
 from capi import Comm
 
-fake.fake_leave()  # everybody works in the primary contexts
+fake.fake_leave()  # all threads use the primary contexts
 rng = np.random.default_rng(5)
 
 def gpus(count):
-    # Each of them reaches the memory of the others.
+    # Gives each GPU access to the memory of the others.
     found, contexts = [Place(gpu) for gpu in range(count)], [ctypes.c_void_p() for _ in range(count)]
     for place in found:
         assert lib.gc_prepare(place.device) == 0
@@ -254,8 +254,8 @@ def free(world, rank, handles):
 
 @pytest.mark.parametrize("then", ["frees", "goes_on"])
 def test_events_stay_until_every_rank_has_waited_for_them(then):
-    # Rank 1 has signalled that it has taken everything, and is about to wait for an event of rank 0. Rank 0 gives the
-    # event up when it frees its communicator, or continues on another GPU.
+    # Rank 1 has signalled that it has copied everything, and is about to wait for an event of rank 0. Rank 0 destroys
+    # the event when it frees its communicator, or continues on another GPU.
     run_comm(f"""
 exec({GPUS!r})
 from comms import is_asleep
@@ -276,7 +276,7 @@ with World(2) as world:
         is_over.wait()
 
     def preempted():
-        # In each of two exchanges a rank waits until both have something to take, and until the other has taken.
+        # In each of two exchanges a rank waits until both have data, and until the other has copied it.
         fake.fake_hold_wait(5)
         found[1].append(run_on(handles[1][0], tensors[1][0]))
         if {then!r} != "frees":

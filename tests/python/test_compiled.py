@@ -126,7 +126,7 @@ def test_tiles_of_rows_columns_and_transposed_inputs():
     assert entered("add_elements"), DRIVER.fake_last_launch()
     turned = np.zeros((300, 301), "f4").T.copy().T
     before = turned.copy()
-    numbered([x, turned, x], [turned, np.zeros((300, 301), "i8")])  # in place, where the output lies so, too
+    numbered([x, turned, x], [turned, np.zeros((300, 301), "i8")])  # in place, if the output has this layout, too
     same(turned, before)
     """.replace("DTYPES", repr(both(quick=["f4", "u1"], all=["f4", "u1", "f8", "f2", "?"]))))
 
@@ -181,7 +181,7 @@ def test_raw_parameters_loops_and_unchanged_outputs():
     z = np.full(60, -1, "f4")
     some([x], [z])
     same(z, np.where(x > 0, x, -1))
-    # Of neighbours in a vector, too.
+    # Elements of one vector may differ, too.
     x = normal(1003)
     for word in "return", "continue", "break":
         ends = elementwise("T x, raw T y", "T z, raw T w", f"z = x; w[i] = x; if (x > 0) {word}; z = y[i] - 1; w[i] = -x",
@@ -237,7 +237,7 @@ def test_reductions_over_any_axes():
     y = np.ones(4, "f4")
     sums([np.zeros((0, 4), "f4")], [y], axes=0)
     same(y, np.zeros(4))
-    # No element, of axes that are more than 64 bits count.
+    # There is no element, although the product of the axes exceeds 64 bits.
     x, y, many = on_gpu(np.zeros((0, 2, 2), "f4")), np.zeros(0, "f4"), 0x7FFFFFFFFFFFFFFF
     x.struct.dl_tensor.shape[1] = x.struct.dl_tensor.shape[2] = many
     assert sums.workspace_bytes([x], [y], axes=(1, 2)) == 0

@@ -26,7 +26,7 @@ def gpu(index):
     return DLDevice(CUDA, index)
 
 class Memory:
-    # So many bytes on a device: of the host, pinned, of a gpu.
+    # Holds bytes in pageable, pinned or GPU memory.
     def __init__(self, device, contents):
         self.device, self.size = device, contents.size
         if device.device_type == CUDA:
@@ -106,7 +106,7 @@ def test_usual_layouts_use_their_special_kernels():
             apart = f"gc_copy_gathered_u{bits}" if bits < 32 else "gc_copy_general"
             for steps in (1, 2), (1, 3):
                 assert kernel(dtype, dtype, (30, 130), steps=steps) == apart
-            assert kernel(dtype, dtype, (30, 130), steps=(1, -1)) == f"gc_copy_gathered_u{bits}"  # short, and one follows
+            assert kernel(dtype, dtype, (30, 130), steps=(1, -1)) == f"gc_copy_gathered_u{bits}"  # short rows
             assert kernel(dtype, dtype, (3, 600), steps=(1, -1)) == apart
             # Channels of pixels, last to first and back: words of the target, wherever it begins.
             for shape, order in ((3, 130), (1, 0)), ((130, 3), (1, 0)), ((5, 3, 70), (0, 2, 1)), ((5, 70, 3), (0, 2, 1)):
@@ -200,13 +200,13 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
         status = {{2: Status.OUT_OF_MEMORY, 700: Status.CONTEXT_LOST}}.get({code}, Status.CUDA)
         capi.check(lib.gc_prepare(gpu(1)))
         failed_calls = set()
-        for fresh in True, False:  # with what is made once, and with it there
+        for fresh in True, False:  # first calls, and calls after the first
             for number in range(100):
                 if fresh:
                     capi.check(lib.gc_trim(gpu(0)))
                 fake.fake_finish()
                 pinned, events, depth = fake.fake_pinned(), fake.fake_events(), fake.fake_depth()
-                # Where a context cannot be left in the middle of a call, what follows is in the wrong one, and a fault.
+                # If a call cannot leave a context, the driver reports later calls in the wrong context.
                 stderr = os.dup(2)
                 if not {peers}:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -222,8 +222,8 @@ def test_every_call_of_the_driver_may_fail_in_a_copy(name, code):
                     named = failed.removesuffix("_v2") in last_error() or {code} == 2
                     assert got == status and named, (failed, got, last_error())
                 elif not got:
-                    # These are no errors: the driver does not know the memory, no context is current, or no status can
-                    # be returned.
+                    # These failures are no errors: the driver does not own the memory, no context is current, or no
+                    # status can be returned.
                     unchecked = (
                         "cuPointerGetAttribute", "cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode",
                         "cuMemFreeHost", "cuEventDestroy_v2",
@@ -257,7 +257,7 @@ def test_waiting_copies_are_refused_in_a_capture_without_effect(name):
         else:
             assert got == 0, last_error()
             assert (memories[1].read() == expected).all()
-        assert fake.fake_waits() == waited, "nothing is waited for in a capture"
+        assert fake.fake_waits() == waited, "a call in a capture has waited"
     """, FAKE_PEERS=peers)
 
 
@@ -287,7 +287,7 @@ def test_memory_of_the_cpu_that_is_pinned_in_two_pieces_is_staged(hole):
             fake.fake_register(ctypes.c_void_p(memory.address + begin), ctypes.c_size_t(end - begin))
         pinned = fake.fake_pinned()
         capi.check(lib.gc_copy_into(at(layout, memory.address, CPU).view, at(layout, there.address, gpu(0)).view, None))
-        assert fake.fake_pinned() == pinned + 1, "its ends are pinned, but not by one piece"
+        assert fake.fake_pinned() == pinned + 1, "two registrations pin the ends, so the copy must stage"
         margin = slice(MARGIN, contents.size - MARGIN)
         assert (there.read()[margin] == contents[margin]).all()
     """)
@@ -311,7 +311,7 @@ def test_a_kernel_reads_memory_of_another_gpu_only_with_peer_access(kind, unknow
         capi.check(lib.gc_prepare(gpu(0))), capi.check(lib.gc_prepare(gpu(1)))
         fail(**dict([{unknown!r}.split("=")] if {unknown!r} else ()))
         staged = bool({kind} or {unknown!r})
-        # In a capture, nothing of what would be staged is enqueued.
+        # In a capture, no part of a staged copy is enqueued.
         stream, launches, pinned = ctypes.c_void_p(fake.fake_stream(0)), fake.fake_launches(), fake.fake_pinned()
         fake.fake_capture(1)
         status = copy(there, here, stream)
@@ -323,14 +323,14 @@ def test_a_kernel_reads_memory_of_another_gpu_only_with_peer_access(kind, unknow
         else:
             assert status == 0, last_error()
         fake.fake_finish()
-        # Work on the legacy stream of the source's GPU, which has nothing to do with this.
+        # This work on the legacy stream of the source's GPU is unrelated to the copy.
         other = Memory(gpu(1), contents)
         enter_primary(fake, 1)
         assert fake.fake_use(ctypes.c_void_p(other.address), ctypes.c_size_t(1), 1, None) == 0
         assert fake.cuCtxPopCurrent_v2(byref(ctypes.c_void_p())) == 0
         launches = fake.fake_launches()
         capi.check(copy(there, here, stream))
-        assert fake.fake_pending() == (1 if staged else 3), "what is staged is done, and that work not waited for"
+        assert fake.fake_pending() == (1 if staged else 3), "a staged copy is pending, or unrelated work is not"
         assert fake.fake_launches() == launches + 1
         assert fake.fake_pinned() == pinned + staged
         assert (dst.read() == expected).all()
@@ -350,7 +350,7 @@ def test_a_failed_compact_copy_leaks_no_memory_on_any_device():
                 for number in range(100):
                     out = Managed()
                     fake.fake_finish()
-                    if source is not CPU:  # what makes it is under way on its legacy stream
+                    if source is not CPU:  # the source is still written on its legacy stream
                         begin = src.memory.contents.dl_tensor.data
                         assert fake.fake_use(ctypes.c_void_p(begin), ctypes.c_size_t(1200), 1, None) == 0
                     copy = lambda: lib.gc_tensor_to_device(src.managed, device, byref(out))
@@ -359,7 +359,7 @@ def test_a_failed_compact_copy_leaks_no_memory_on_any_device():
                     if status:
                         assert not out, failed
                     else:
-                        # Where a context could not be left, another one's legacy stream was waited for.
+                        # If a context could not be left, the call waited for the legacy stream of another context.
                         assert fake.fake_pending() == 0 or "Pop" in failed, f"{failed}: not done when the call returned"
                         view = out.contents.dl_tensor
                         found, wanted = ((place.device_type, place.device_id) for place in (view.device, device))

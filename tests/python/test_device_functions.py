@@ -53,7 +53,7 @@ def test_lanes_store_bits_and_load_them(device, each, order):
         bits, room = rng.integers(0, 2, n).astype(np.uint8), np.full((n + 7) // 8 + 3, 0xA5, np.uint8)
         device.store_bits_of_lanes(each, at(bits), ctypes.c_uint64(n), order, at(room[1:]))
         same(room[1:-2], np.packbits(bits, bitorder=("big", "little")[order]), f"{n} bits")
-        assert room[0] == 0xA5 and (room[-2:] == 0xA5).all(), "written beside the bits"
+        assert room[0] == 0xA5 and (room[-2:] == 0xA5).all(), "a call has written beside the bits"
         loaded, signs = np.empty(n, np.uint8), np.empty(n, f32)
         device.load_bits_and_signs(at(room[1:]), ctypes.c_uint64(n), order, ctypes.c_float(2.5), at(loaded), at(signs))
         same(loaded, bits, "loaded bits")

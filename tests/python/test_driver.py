@@ -61,10 +61,10 @@ def test_the_callers_context_is_used_if_it_is_on_the_device():
         assert (fake.fake_retained(0), fake.fake_retained(1), fake.fake_depth()) == (0, 1, 0)
         fake.fake_enter(0, 100)
         lib.gc_tensor_free(held(100, 0))
-        assert fake.fake_retained(0) == 0, "the caller's was there"
+        assert fake.fake_retained(0) == 0, "the caller's context was not used"
         lib.gc_tensor_free(held(100, 1))
-        assert fake.fake_depth() == 1, "and is still current"
-        # Memory that is kept belongs to a context, and goes with it.
+        assert fake.fake_depth() == 1, "the caller's context is not current"
+        # Kept memory belongs to a context, and is freed with the context.
         before = fake.fake_allocations()
         fake.fake_leave()
         fake.fake_enter(0, 101)
@@ -97,7 +97,7 @@ def test_a_call_makes_few_driver_calls(place, simple, into):
             stream=lambda: lib.gc_pack_chunks_into(*packing, stream),
             empty=lambda: empty(0)[0],
         ).items():
-            assert call() == 0  # finds out what is remembered
+            assert call() == 0  # fills the caches of contexts and devices
             before = fake.fake_calls()
             assert call() == 0, last_error()
             counts[name] = fake.fake_calls() - before
@@ -121,7 +121,7 @@ def test_released_memory_is_reused_only_after_a_fence():
     run("""
         fake = driver()
         addresses = set()
-        for _ in range(31):  # fewer than are worth a fence
+        for _ in range(31):  # too few blocks for a fence
             tensor = held(1000)
             assert tensor.contents.dl_tensor.data not in addresses and fake.fake_frees() == 0
             addresses.add(tensor.contents.dl_tensor.data)
@@ -131,11 +131,11 @@ def test_released_memory_is_reused_only_after_a_fence():
         assert fake.fake_allocations() < 100
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         assert fake.fake_allocations() == fake.fake_frees()
-        # 300 MiB are worth a fence by themselves; this memory is never touched.
+        # One block of 300 MiB causes a fence. This memory is never touched.
         lib.gc_tensor_free(held(300 << 20))
         allocations = fake.fake_allocations()
         lib.gc_tensor_free(held(300 << 20))
-        assert fake.fake_allocations() == allocations + 1, "a fence allocates and frees; the tensor took what was there"
+        assert fake.fake_allocations() == allocations + 1, "only the fence may allocate; the tensor reuses the block"
     """)
 
 
@@ -153,9 +153,9 @@ def test_kept_memory_has_a_bound_and_the_largest_blocks_are_freed_first():
         sizes = [64 << 20, 700 << 20, 3 << 20, 600 << 20, 800 << 20, 500 << 20]
         tensors = [held(size) for size in sizes]
         free_all(tensors)
-        assert in_use() == sum(sizes), "a release calls no driver"
+        assert in_use() == sum(sizes), "a release has called the driver"
         small = held(1000)
-        # Of 64 GiB the bound is 2 GiB: the largest alone was beyond it.
+        # The bound for 64 GiB is 2 GiB. Freeing the largest block is enough.
         assert in_use() == sum(sizes) - (800 << 20) + 1024, in_use() >> 20
         lib.gc_tensor_free(small)
     """)
@@ -164,7 +164,7 @@ def test_kept_memory_has_a_bound_and_the_largest_blocks_are_freed_first():
 def test_only_calls_that_make_tensors_free_blocks_beyond_the_bound():
     run("""
         fake = driver()
-        for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
+        for _ in range(6):  # learns how the driver frees; on a loaded machine a trial may be unclear
             lib.gc_tensor_free(held(1000))
             assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         src, dst = held(800), held(100)
@@ -181,7 +181,7 @@ def test_only_calls_that_make_tensors_free_blocks_beyond_the_bound():
         for _ in range(5):
             frees = fake.fake_frees()
             lib.gc_tensor_free(held(1000))
-            assert fake.fake_frees() - frees <= 9, "one for a fence"
+            assert fake.fake_frees() - frees <= 9, "a call frees at most 8 blocks, and one for a fence"
             left.append(fake.fake_in_use(0) >> 30)
         assert left == [12, 4, 1, 1, 1], left  # 2 GiB and the small blocks would be beyond the bound
     """)
@@ -191,18 +191,18 @@ def test_an_out_of_memory_error_waits_for_blocks_of_another_thread():
     run("""
         import threading
         fake = driver()
-        for _ in range(6):  # how the driver frees is known then: on a loaded machine trials of it are unclear
+        for _ in range(6):  # learns how the driver frees; on a loaded machine a trial may be unclear
             lib.gc_tensor_free(held(1000))
             assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         filler = held(15 << 30)
-        free_all([held(240 << 20), held(240 << 20)])  # pending: worth a fence, and within the bound
+        free_all([held(240 << 20), held(240 << 20)])  # these pending blocks cause a fence, and are within the bound
         fake.fake_hold_frees(1)
         made = []
         threads = [threading.Thread(target=lambda size=size: made.append(held(size))) for size in (10 << 20, 700 << 20)]
         threads[0].start()
         while not fake.fake_held():
             pass
-        threads[1].start()  # finds neither memory nor anything kept until the other is done
+        threads[1].start()  # finds no free memory and no kept block until the other thread has finished
         while fake.fake_refused() == 0:
             pass
         fake.fake_hold_frees(0)
@@ -218,14 +218,14 @@ def test_memory_kept_in_one_context_is_not_used_in_another():
         fake = driver()
         fake.fake_enter(0, 100)
         free_all([held(300 << 20) for _ in range(3)])
-        tensors = [held(300 << 20)]  # behind a fence: one is used again, and two could be
+        tensors = [held(300 << 20)]  # after a fence one of the three blocks is reused
         allocations = fake.fake_allocations()
         fake.fake_enter(0, 101)
         tensors.append(held(300 << 20))
         assert fake.fake_allocations() == allocations + 1
         fake.fake_leave()
         tensors += [held(300 << 20), held(300 << 20)]
-        assert fake.fake_allocations() == allocations + 1, "which are still there"
+        assert fake.fake_allocations() == allocations + 1, "the kept blocks of the first context were not reused"
         assert len({tensor.contents.dl_tensor.data for tensor in tensors}) == 4
     """)
 
@@ -235,9 +235,9 @@ def test_memory_of_a_destroyed_context_is_dropped_when_its_address_is_reused():
         fake = driver()
         fake.fake_enter(0, 100)
         free_all([held(100 << 20) for _ in range(10)])
-        fake.fake_destroy()  # with its memory
+        fake.fake_destroy()  # frees the memory of the context
         fake.fake_enter(0, 101)
-        tensors = [held(100 << 20) for _ in range(30)]  # some where memory of the other was
+        tensors = [held(100 << 20) for _ in range(30)]  # some have addresses of the destroyed context
         free_all(tensors)
         assert lib.gc_trim(DLDevice(CUDA, 0)) == 0
         assert fake.fake_in_use(0) == 0
@@ -351,7 +351,7 @@ def test_the_process_may_end_with_live_tensors():
     run("""
         import atexit
         late = held(1000)
-        fail(cuMemFree_v2=4, cuCtxGetId=4)  # the driver is on its way out
+        fail(cuMemFree_v2=4, cuCtxGetId=4)  # the driver is shutting down
         atexit.register(lib.gc_tensor_free, late)
     """)
 

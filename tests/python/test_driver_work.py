@@ -10,7 +10,7 @@ def test_work_of_more_blocks_than_a_launch_can_have_is_refused():
     run("""
         fake = driver()
         byte = on_gpu(np.ones(1, np.uint8))
-        # Nothing so large is there: a tensor whose elements are all the same byte, and room that is believed.
+        # The source broadcasts one byte. The library believes the size of the output, which does not exist.
         n = 2**48
         src = byte.struct
         src.dl_tensor.ndim, src.dl_tensor.shape, src.dl_tensor.strides = 1, int64s((n,)), int64s((0,))
@@ -31,7 +31,7 @@ mask = np.random.default_rng(1).integers(0, 2, 320).astype(np.uint8)
 bits = np.packbits(mask)
 
 def pack_chunks(fake, sources):
-    # New tensors, or the places untouched.
+    # A refused call must not write to `out`.
     out = (Managed * 4)()
     status = lib.gc_pack_chunks(sources["mask"].managed, 4, out)
     if status:
@@ -57,7 +57,7 @@ CALLS = {
 }
 
 def child(name, number, code, status):
-    # In a process of its own, so that what is done once is done here; the exit status is the result.
+    # Runs in its own process, so that first-use work happens here. The exit status is the result.
     fake, sources = driver(), {}
     if name.startswith("gc_pack"):
         sources = {
@@ -65,20 +65,20 @@ def child(name, number, code, status):
             "dst": on_gpu(np.zeros((1, 40), np.uint8)), "stream": ctypes.c_void_p(fake.fake_stream(0)),
         }
     if name == "gc_trim" or number % 2:
-        tensors = [held(300) for _ in range(40)]  # enough to be worth a fence
+        tensors = [held(300) for _ in range(40)]  # enough blocks for a fence
         free_all(tensors)
     call, streams = CALLS[name], fake.fake_streams()
     got, failed = failing(fake, number, code, lambda: call(fake, sources))
     if not failed:
         assert got == 0, last_error()
-        return 1  # fewer calls than that
+        return 1  # the call makes fewer driver calls
     if got:
         expected = Status.DRIVER_UNAVAILABLE if failed in ("cuInit", "cuDriverGetVersion") else status
-        # A second chance, where there is one: the sentence is then of another call.
+        # If the library retries, the message may name another driver call.
         assert got == expected, (failed, got, last_error())
         assert code in (2, 201) or failed.removesuffix("_v2") in last_error(), (failed, last_error())
     else:
-        # A stream that cannot be destroyed is left, without an error.
+        # A stream that cannot be destroyed stays, and the call reports no error.
         left = fake.fake_streams() > streams and failed in ("cuCtxGetId", "cuStreamDestroy_v2")
         assert left or code in (2, 201) or "Pop" in failed or "Exchange" in failed, f"{failed} is not checked"
     if not ("Pop" in failed or "Exchange" in failed):

@@ -19,7 +19,7 @@ from ctypes import POINTER, c_int, c_uint8, c_void_p
 from capi import AllReduce, CodecOptions, Comm, NcclOptions
 from comms import CheckedRanks, World, handle_on, run_on
 
-fake.fake_leave()  # everybody works in the primary contexts
+fake.fake_leave()  # all threads use the primary contexts
 assert fake.cuInit(0) == 0
 SPLIT = 1
 
@@ -37,7 +37,7 @@ def options(**fields):
     return NcclOptions(struct_size=ctypes.sizeof(NcclOptions), **fields)
 
 def communicator(nccl, size, rank, id):
-    # A caller's own, in a thread that has the rank's GPU.
+    # Returns a communicator that the caller made, in a thread with the rank's GPU.
     enter_primary(fake, rank)
     comm = c_void_p()
     state = nccl.ncclCommInitRank(byref(comm), size, id, rank)
@@ -50,7 +50,7 @@ class Threads:
     __exit__ = World.__exit__
 
 class Own(Threads):
-    # A world of an id, on a GPU for each rank.
+    # Makes a world of an id, with a GPU for each rank.
     def __init__(self, size, **fields):
         self.size, self.comms = size, [POINTER(Comm)() for _ in range(size)]
         id = (c_uint8 * 128)()
@@ -59,7 +59,7 @@ class Own(Threads):
                                     DLDevice(CUDA, rank), byref(self.comms[rank])))
 
 class Borrowed(Threads):
-    # Of communicators of the caller's.
+    # Makes a world of communicators of the caller.
     def __init__(self, nccl, size, flags=0, **fields):
         self.size, self.comms = size, [POINTER(Comm)() for _ in range(size)]
         id = Id()
@@ -69,7 +69,7 @@ class Borrowed(Threads):
                                     byref(self.comms[rank])))
 
 def same_as_the_model(world, **options):
-    # Values and errors of all ranks, on a GPU for each.
+    # Returns values and errors of all ranks, each on its GPU.
     rng, places = np.random.default_rng(0), [Place(rank) for rank in range(world.size)]
     for segments in [1], [9001], [3000, 0, 5]:
         with CheckedRanks(world, places, **dict(codec=ONEBIT) | options, segments=segments) as ranks:
@@ -143,7 +143,7 @@ with Own(1) as world:
     expect(create(DLDevice(1, 0)), Status.UNSUPPORTED_DEVICE, "NCCL", "cpu", "cuda:0")
     expect(create(DLDevice(CUDA, 1)), Status.INVALID_ARGUMENT, "cuda:1", "cuda:0")
     assert create(DLDevice(CUDA, 0)) == 0, last_error()
-    # The legacy stream of another context is another.
+    # The legacy stream of another context is another stream.
     fake.fake_enter(0, 100)
     expect(create(DLDevice(CUDA, 0)), Status.INVALID_ARGUMENT, "primary", "cuda:0")
     fake.fake_leave()
@@ -266,7 +266,7 @@ for code in {both(quick=[77], all=[1, 2, 4, 6, 8, 77])}:
             assert results == [(0, "")] * 2, results
             break
         seen.add(failed)
-        # One that is being split off is NCCL's, as long as it does not say that it is done.
+        # NCCL owns a communicator that is being split off until the split is complete.
         assert left == 0 or (failed == "ncclCommGetAsyncError" and {what == "splitting" and polls > 0}), (failed, left)
         of_free = failed == "ncclCommGetAsyncError" and [s for s, _ in results] == [0, 0]
         for status, sentence in results:
@@ -314,7 +314,7 @@ with Own(2) as world:
     nccl = library()
     assert lib.gc_comm_async_error(world.comms[0]) == 0
     nccl.fake_nccl_async_error(7)
-    assert lib.gc_comm_async_error(world.comms[0]) == 0  # at work is no error
+    assert lib.gc_comm_async_error(world.comms[0]) == 0  # a busy communicator is no error
     nccl.fake_nccl_async_error(6)
     expect(lib.gc_comm_async_error(world.comms[1]), Status.COMM, "rank 1", "remote process", 6)
 assert (nccl.fake_nccl_communicators(), nccl.fake_nccl_destroyed(), nccl.fake_nccl_aborted()) == (0, 0, 2)
@@ -347,8 +347,8 @@ assert nccl.fake_nccl_aborted() == 2
 def test_a_communicator_that_could_not_be_aborted_can_be_later():
     run_ranks("""
 nccl, world = library(), Own(1)
-fake.fake_fail_call(0, 999)  # the next call of the driver is that of the thread that aborts, to enter the context
-for _ in range(10**6):  # the first one's thread may not have ended yet
+fake.fake_fail_call(0, 999)  # the aborting thread makes the next driver call, to enter the context
+for _ in range(10**6):  # the thread of the first abort may not have ended yet
     assert lib.gc_comm_abort(world.comms[0]) == 0, last_error()
     if fake.fake_failed_call():
         fake.fake_fail_call(-1, 0)

@@ -207,7 +207,7 @@ def test_the_log_has_the_latest_compilation_and_earlier_kernels_stay():
                 ("i8", "x(1): warning: odd", 0), ("u1", "", 1), ("u2", "x(3): error: odd", 1), ("u4", "", 0)]
         found = [(log_of(*how), how[1]) for how in logs]
         assert all(ctypes.string_at(at).decode() == says for at, says in found)
-        # However often it fails.
+        # Repeats the failure, which must not change the logs.
         same = [log_of("u8", says, 1) for says in ("again", "", "and again")]
         assert same == [log_of("u8", says, 1) for says in ("again", "", "and again")]
         """)
@@ -266,7 +266,7 @@ def test_a_handle_precedes_the_environment_and_loaded_libraries(tmp_path):
         asked(named, nvrtc=named._handle)
         asked(said)
         del os.environ["GRADCODEC_NVRTC"]
-        # The first of those that are loaded; where it says nothing, others would be asked.
+        # The first loaded NVRTC counts. If it gave no answer, the library would use another.
         loaded.fake_nvrtc_fail_call(1, 3)
         refused({COMPILE}, "nvrtcGetNumSupportedArchs: NVRTC_ERROR_INVALID_INPUT (3)")
         """,
@@ -304,7 +304,7 @@ def test_an_nvrtc_of_pip_is_found_beside_another_package(tmp_path, file):
     packages = tmp_path / "site-packages"
     nvrtc = packages / "nvidia" / file
     copy_to(nvrtc.parent, nvrtc.name)
-    # Any libraries will do: one of a package that the process uses, and NVRTC's companion.
+    # Any two libraries serve here: one of a package that the process uses, and NVRTC's companion.
     other, builtins = packages / "other.so", nvrtc.parent / "libnvrtc-builtins.so.12.0"
     for library in other, builtins:
         shutil.copy(pathlib.Path(DRIVERS) / "driver" / "libcuda.so.1", library)

@@ -116,7 +116,7 @@ def test_an_invalid_payload_is_corrupt_on_every_rank_and_changes_nothing(codec, 
         ranks.rollback()
         for model in ranks.models:
             model.flags = 0
-        # No rank has given up.
+        # No rank has timed out.
         world.board.before = sound
         ranks.run(gradients)
         ranks.commit()
@@ -158,7 +158,7 @@ def test_if_one_rank_cannot_use_one_shot_no_rank_does():
 
         def unable(name, rank, sent):
             record = bytearray(sent)
-            assert record[38] == 1  # behind the bytes that ranks compare
+            assert record[38] == 1  # after the bytes that ranks compare
             record[38] = rank != 2
             return bytes(record)
 

@@ -68,11 +68,11 @@ exec({ONCE!r})
 from capi import CodecOptions
 place, sizes, launches = Place(), [3000, 7], {{}}
 needed = {{}}
-for n in 600_000, 3007:  # many are exchanged once between two ranks alone
+for n in 600_000, 3007:  # only two ranks exchange this many by one-shot
     for error in 0, 2:
         given = CodecOptions(struct_size=ctypes.sizeof(CodecOptions), codec=5, n_elements=n, error=error)
         needed[error] = lib.gc_allreduce_peers_bytes(byref(given), 2, 1)
-    # Whole payloads are twice as many bytes as chunks; 4 KiB more are for a segment more.
+    # Whole payloads have twice the bytes of chunks. The extra 4 KiB are for another segment.
     assert needed[2] > needed[0] + 4096, needed
 for room in needed[0] + 4096, needed[2] + 4096:
     options = dict(codec=5, segments=sizes, error=None)
@@ -83,7 +83,7 @@ for room in needed[0] + 4096, needed[2] + 4096:
         before = fake.fake_launches()
         world.each(lambda rank: call("gc_allreduce_run", ranks.handles[rank], views(put[rank]), 2, None, None, None))
         launches[room] = fake.fake_launches() - before
-# Encode, reduce, decode, and two steps of a meeting behind the first two; or all up to the meeting's first step, and the rest.
+# Two-shot is encode, reduce, decode and two launches for each of its two barriers; one-shot is two launches.
 assert list(launches.values()) == [2 * (3 + 4), 2 * 2], launches
 place.release()
 """)

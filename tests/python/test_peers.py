@@ -10,13 +10,13 @@ from ctypes import POINTER
 from capi import CPU, Comm
 from comms import handle_on, run_on
 
-fake.fake_leave()  # everybody works in the primary contexts
+fake.fake_leave()  # all threads use the primary contexts
 
 def each(function, ranks=2):
     return capi.in_threads(ranks, function)
 
 def opened(devices, sizes=(8192, 8192), timeout=60_000):
-    # Of each rank the status, the last error, and the communicator.
+    # Returns the status, the last error and the communicator of each rank.
     group = (POINTER(Comm) * 2)()
     assert lib.gc_comm_group(2, group) == 0
 
@@ -38,7 +38,7 @@ def gpus(*numbers):
     return [DLDevice(CUDA, number) for number in numbers]
 
 def handles_on(comms, numbers, n):
-    # Of both ranks.
+    # Returns a handle for each of the two ranks.
     return each(lambda rank: handle_on(comms[rank], n, gpus(*numbers)[rank]))
 """
 
@@ -63,7 +63,7 @@ nothing_is_left()
 @pytest.mark.parametrize("numbers", [(0, 0), (0, 1)], ids=["one GPU", "two GPUs"])
 def test_a_failed_driver_call_fails_all_ranks_and_leaks_nothing(numbers):
     run_ranks(f"""
-for rank in range(2):  # contexts, kernels
+for rank in range(2):  # makes contexts, and loads kernels
     assert lib.gc_prepare(DLDevice(CUDA, rank)) == 0
 failures = 0
 for calls in range(1000):
@@ -138,12 +138,12 @@ with World(2, "peers") as world, CheckedRanks(world, place := Place(), codec=ONE
 def test_on_two_levels_a_late_rank_of_the_node_is_a_timeout():
     run_ranks(f"""
 from comms import Nodes
-# On the host, whose clock no test holds: the ranks are to find each other meanwhile.
+# Waits on the host use the host's clock, which no test stops. The ranks must connect within the timeout.
 with Nodes([3], "peers", "group", timeout=1000) as world:
     place = Place()
     handles = world.each(lambda rank: handle_on(world.comms[rank], 1000, place.device))
     values = place.put(np.ones(1000, "f4"))
-    # Rank 2 never comes, and rank 1 when rank 0 has given up.
+    # Rank 2 never calls, and rank 1 calls after the timeout of rank 0.
     for rank, (status, words) in enumerate(((Status.TIMEOUT, "1 of 3 ranks"), (Status.COMM, "given up"))):
         expect(run_on(handles[rank], values)[0], status, words)
         expect(lib.gc_comm_async_error(world.comms[rank]), Status.TIMEOUT, f"rank {{rank}}", "1000 ms")
@@ -190,7 +190,7 @@ from capi import AllReduce
 from codec_model import NONFINITE, PROPAGATE
 from codecs_c import model_of, options_of
 from comms import Nodes, World
-fake.fake_hold_clock(1)  # until rank 1 is to come too late
+fake.fake_hold_clock(1)  # stops the clock until rank 1 is late
 peers = dict(devices=(0, 1), timeout=200)
 world = World(2, "peers", **peers) if {levels} == 1 else Nodes([2], "peers", "group", **peers)
 with world:
@@ -213,7 +213,7 @@ with world:
         call("gc_allreduce_run", handles[0], views(values), 2, None, None, None)
         written = values
     assert all(np.isnan(place.get(one)).all() for one in written)
-    # Of what did not come nothing is kept.
+    # Errors of data that did not arrive are not kept.
     server = place.put(np.ones(models[0].shard_elements(), "f4"))
     call("gc_allreduce_errors_out", handles[0], None, server.view, None)
     assert not place.get(server).any()
@@ -273,7 +273,7 @@ own = fake.fake_in_use(0)
 comms = [comm for _, _, comm in opened(gpus(*numbers), timeout=200)]
 handles = handles_on(comms, numbers, 1000)
 status, _ = run_on(handles[0], values)
-if numbers == (0, 0):  # which wait on the host
+if numbers == (0, 0):  # ranks of one GPU wait on the host
     expect(status, Status.TIMEOUT, "1 of 2 ranks", "200 ms")
 else:
     assert status == 0
@@ -299,7 +299,7 @@ for gpu in 0, 1:
     assert lib.gc_prepare(DLDevice(CUDA, gpu)) == 0
 devices, own = gpus(*{numbers}), [fake.fake_in_use(gpu) for gpu in range(2)]
 with World(2, "board") as world:
-    # The last status that rank 1 receives, when the others have mapped its buffer.
+    # Rank 1 fails at its last exchange, when rank 0 has mapped its buffer.
     world.board.answer = lambda name, rank: 99 * (rank == 1 and sum(call[1] == 1 for call in world.board.calls) == 2)
     comms = [POINTER(Comm)() for _ in range(2)]
     def open(rank):
@@ -307,21 +307,22 @@ with World(2, "board") as world:
     (status, sentence), (failed, why) = world.each(open)
     assert status == 0, sentence
     assert failed == Status.COMM and not comms[1], why
-if {numbers} == (0, 0):  # whose ranks wait on the host
+if {numbers} == (0, 0):  # ranks of one GPU wait on the host
     options = capi.CodecOptions(struct_size=ctypes.sizeof(capi.CodecOptions), codec=1, device=devices[0], n_elements=100)
     expect(lib.gc_allreduce_create(comms[0], byref(options), byref(POINTER(AllReduce)())), Status.COMM, "given up")
-assert lib.gc_comm_abort(comms[0]) == 0  # which writes to the buffer of rank 1
+assert lib.gc_comm_abort(comms[0]) == 0  # writes to the buffer of rank 1
 lib.gc_comm_free(comms[0])
 assert lib.gc_trim(devices[0]) == 0
 kept = [fake.fake_in_use(gpu) - before for gpu, before in enumerate(own)]
-assert kept == [2 * 8192, 0] if {numbers} == (0, 0) else kept == [8192, 8192], kept  # that of rank 0, which has aborted, too
+# Rank 0 has aborted, so its buffer is kept, too.
+assert kept == [2 * 8192, 0] if {numbers} == (0, 0) else kept == [8192, 8192], kept
 """)
 
 
 def test_a_rank_that_calls_after_an_abort_gets_an_error():
     run_ranks("""
 from capi import PeersOptions
-for _, _, comm in opened(gpus(0, 1)):  # from here on the GPUs reach each other
+for _, _, comm in opened(gpus(0, 1)):  # gives the GPUs access to each other
     lib.gc_comm_free(comm)
 room = 65536
 owners = [held(room + 256, gpu) for gpu in range(2)]

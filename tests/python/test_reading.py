@@ -211,7 +211,7 @@ def test_a_type_that_raises_is_read_by_dlpack_or_its_error_is_raised(said):
     def refuse(self):
         raise Refused("not this one")
 
-    # A function of C that leaves an exception, which a callback cannot do.
+    # A C function that sets an exception; a callback cannot do this.
     of = Tables(read=ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, c_void_p).value)
     both, bare = of.type(Whole, __bool__=refuse)(1), of.type(__bool__=refuse)(2)
     _, lines = said(lambda g: g.copy_into(both, both))

@@ -450,7 +450,7 @@ def tensors_in(arguments):
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-FAR_AWAY = 2**40  # no memory is there, so a call that reads it before it refuses its arguments crashes
+FAR_AWAY = 2**40  # the memory does not exist, so a call that reads it before it refuses its arguments crashes
 UNALIGNED = ctypes.cast(FAR_AWAY + 1, ctypes.POINTER(ctypes.c_int64))
 
 # Faults of any tensor argument.

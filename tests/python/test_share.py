@@ -1,4 +1,4 @@
-"""Tests of tensors for another process: elements that arrive, ends of leases, and messages of a stranger."""
+"""Tests of tensors for another process: elements that arrive, ends of leases, and messages of a sender."""
 
 import ctypes
 import errno
@@ -20,7 +20,7 @@ import pytest
 
 import capi
 from capi import CPU, Managed, Status, check, expect, last_error, lib
-from sharing import HOST, LAYOUTS, LONG, SEALS, Stranger, ended, host_message, sealed
+from sharing import HOST, LAYOUTS, LONG, SEALS, UntrustedSender, ended, host_message, sealed
 import sharing
 
 SOON = 50  # milliseconds that a call waits if nothing arrives
@@ -246,16 +246,16 @@ def test_a_socket_that_is_not_connected():
         assert refused(alone, LONG) in (Status.SHARE, Status.INVALID_ARGUMENT)
 
 
-# --- messages of a stranger -------------------------------------------------------------------------------------------
+# --- messages of an untrusted sender ----------------------------------------------------------------------------------
 
 
 def test_the_message_of_the_test_is_valid():
-    with Stranger() as stranger:
-        stranger.send(host_message(), [sealed(40)])
-        got = receive(stranger.end)
+    with UntrustedSender() as sender:
+        sender.send(host_message(), [sealed(40)])
+        got = receive(sender.end)
         assert array_of(got, "f4").tolist() == [0] * 10
         lib.gc_tensor_free(got)
-        assert stranger.answer() == b"\0"
+        assert sender.answer() == b"\0"
 
 
 @pytest.mark.parametrize("fields, words", [
@@ -284,10 +284,10 @@ def test_the_message_of_the_test_is_valid():
     (dict(shape=(2**63 - 1, 0, 2**63 - 1)), [0]),
 ])  # fmt: skip
 def test_an_inconsistent_message(fields, words):
-    with Stranger() as stranger:
-        stranger.send(host_message(**fields), [sealed(40)])
-        expect(refused(stranger.end), Status.CORRUPT, *words)
-        assert stranger.answer() == b""
+    with UntrustedSender() as sender:
+        sender.send(host_message(**fields), [sealed(40)])
+        expect(refused(sender.end), Status.CORRUPT, *words)
+        assert sender.answer() == b""
 
 
 def read_only(n_bytes):
@@ -317,11 +317,11 @@ def read_only(n_bytes):
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_descriptors_of_other_files(what, n_bytes, files, words, tmp_path):
     (tmp_path / "file").write_bytes(bytes(40))
-    with Stranger() as stranger:
-        stranger.send(host_message((n_bytes // 4,), n_bytes), files(tmp_path))
-        expect(refused(stranger.end), Status.CORRUPT, *words)
+    with UntrustedSender() as sender:
+        sender.send(host_message((n_bytes // 4,), n_bytes), files(tmp_path))
+        expect(refused(sender.end), Status.CORRUPT, *words)
         # The message is answered if it has the right number of descriptors.
-        assert stranger.answer() == (b"" if words[0] in ("1 descriptors", "3 descriptors", "50 descriptors") else bytes([9]))
+        assert sender.answer() == (b"" if words[0] in ("1 descriptors", "3 descriptors", "50 descriptors") else bytes([9]))
 
 
 def test_descriptors_reordered_or_split_or_without_a_socket(ends, tmp_path):
@@ -384,14 +384,14 @@ assert status == Status.SHARE and {call!r} in last_error(), (status, last_error(
 @pytest.mark.parametrize("known", [0, 1, 31, 32, 39])
 @pytest.mark.parametrize("then", ["nothing", "closes"])
 def test_part_of_a_message(known, then):
-    with Stranger() as stranger:
+    with UntrustedSender() as sender:
         if known:
-            stranger.send(host_message()[:known], [sealed(40)])
+            sender.send(host_message()[:known], [sealed(40)])
         if then == "closes":
-            stranger.at.close()
-            expect(refused(stranger.end, LONG), Status.SHARE, "within a message" if known else "and no message came")
+            sender.at.close()
+            expect(refused(sender.end, LONG), Status.SHARE, "within a message" if known else "and no message came")
         else:
-            expect(refused(stranger.end), Status.TIMEOUT)
+            expect(refused(sender.end), Status.TIMEOUT)
 
 
 SO_PASSPIDFD = 76
@@ -422,21 +422,21 @@ def test_an_urgent_byte_instead_of_an_answer(ends):
 
 
 def test_a_message_that_arrives_byte_by_byte():
-    with Stranger() as stranger:
+    with UntrustedSender() as sender:
         text, out = host_message(), []
-        thread = threading.Thread(target=lambda: out.append(receive(stranger.end, LONG)))
+        thread = threading.Thread(target=lambda: out.append(receive(sender.end, LONG)))
         thread.start()
-        stranger.send(text[:1], [sealed(40)])
+        sender.send(text[:1], [sealed(40)])
         for at in range(1, len(text)):
-            stranger.at.sendall(text[at : at + 1])
+            sender.at.sendall(text[at : at + 1])
         thread.join()
         assert out[0].contents.dl_tensor.shape[0] == 10
         lib.gc_tensor_free(out[0])
 
 
 def test_no_free_descriptor_for_a_message():
-    with Stranger() as stranger:
-        stranger.send(host_message(), [sealed(40)])
+    with UntrustedSender() as sender:
+        sender.send(host_message(), [sealed(40)])
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), limits[1]))
         filled = []
@@ -444,7 +444,7 @@ def test_no_free_descriptor_for_a_message():
             while True:
                 filled.append(os.dup(0))
         except OSError:
-            status, sentence = refused(stranger.end), last_error()
+            status, sentence = refused(sender.end), last_error()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             for number in filled:

@@ -1,5 +1,5 @@
 """Tests of tensors on CUDA for another process, on a driver of host memory (tests/fakes/cuda/libcuda.c): the elements
-on both sides, releases, the messages of a stranger, and what a driver that fails leaves behind."""
+on both sides, releases, messages of an untrusted sender, and what remains after the driver fails."""
 
 import pytest
 
@@ -22,7 +22,7 @@ class Access(ctypes.Structure):
     _fields_ = [("where", c_uint), ("device", c_int), ("flags", c_uint)]
 
 def the_driver():
-    # Of this process: to be asked for behind a fork.
+    # Loads the driver of this process. Call it after a fork.
     global fake
     fake = driver()
     fake.fake_kind.argtypes = c_uint64, c_int
@@ -37,10 +37,10 @@ def the_driver():
     return fake
 
 class Mapped:
-    # Memory of several parts, as PyTorch's expandable segments.
+    # Maps several allocations side by side, as PyTorch's expandable segments do.
     def __init__(self, sizes, device=0, types=1):
         address, handle, self.sizes = c_uint64(), c_uint64(), sizes
-        held(1)  # the driver is there
+        held(1)  # loads the driver
         assert fake.cuMemAddressReserve(byref(address), sum(sizes), 0, 0, 0) == 0
         self.address = at = address.value
         for size in sizes:
@@ -58,14 +58,14 @@ class Mapped:
         assert fake.cuMemAddressFree(self.address, sum(self.sizes)) == 0
 
 def over(address, array, device=0, dtype=None):
-    # Memory at an address, described as the array.
+    # Returns the memory at an address, described as the array.
     described = capi.Tensor(array, dtype)
     dl = described.struct.dl_tensor
     dl.data, dl.device = address, DLDevice(CUDA, device)
     return described
 
 def span(tensor):
-    # What the elements of a tensor on a GPU lie in, as this process sees it: an array over it.
+    # Returns an array over the memory of a tensor's elements, as this process maps it.
     dl = tensor.contents.dl_tensor
     shape, itemsize = shape_of(tensor), dl.dtype.bits // 8
     its = dl.dtype.code, dl.dtype.bits
@@ -94,22 +94,22 @@ def receive(at, device=GPU):
 def refused(at, device=GPU):
     return sharing.refused(at, device)
 
-def say(to, text=b"."):
+def notify(to, text=b"."):
     to.sendall(text)
 
-def hear(at, text=b"."):
+def await_text(at, text=b"."):
     assert at.recv(len(text), socket.MSG_WAITALL) == text
 
 def descriptors():
-    # For a look at what is too much.
+    # Returns the open descriptors, to show which one is left.
     return sorted(str(path.readlink()) for path in pathlib.Path("/proc/self/fd").iterdir() if path.exists())
 
 def in_use():
     return len(os.listdir("/proc/self/fd")), fake.fake_opened(), fake.fake_reservations(), fake.fake_physicals()
 
 def two(here, there, environment={}):
-    # Each with an end of a pair of sockets, in a process of its own, and with a driver of its own.
-    # `gate` is a second pair, for words that no message lies between.
+    # Runs both functions, each in its own process with its own driver and one end of a socket pair.
+    # `gate` is a second pair, for synchronization that no message interrupts.
     global gate
     pairs = socket.socketpair(), socket.socketpair()
     pid = os.fork()
@@ -138,7 +138,7 @@ def shares(script, **environment):
     run(f"exec({SHARES!r})\n" + __import__("textwrap").dedent(script), **environment)
 
 
-# Each layout, each kind of memory, and each kind with elements that are not contiguous, and with none.
+# The cases have each layout and each kind of memory; each kind has elements that are not contiguous, and no elements.
 @pytest.mark.parametrize(
     "layout, memory",
     [("compact", "plain"), ("transposed", "mapped"), ("every other", "a copy"), ("reversed", "plain"), ("reversed", "a copy"),
@@ -152,23 +152,23 @@ def test_both_sides_see_the_same_elements(layout, memory):
     sent, reached = view(whole), view(np.arange(whole.size).reshape(whole.shape)).reshape(-1)
     def here(end):
         if memory == "mapped":
-            address = Mapped([GRANULE] * 2).address + GRANULE - 256  # over the boundary
+            address = Mapped([GRANULE] * 2).address + GRANULE - 256  # the elements cross the boundary
         else:
             address = held(whole.nbytes).contents.dl_tensor.data
         ctypes.memmove(address, whole.ctypes.data, whole.nbytes)
         offset = sent.ctypes.data - whole.ctypes.data if sent.size else 0
         lease = send(over(address + offset, sent), end, flags)
-        hear(end, b"read")
+        await_text(end, b"read")
         np.frombuffer((ctypes.c_uint8 * whole.nbytes).from_address(address), "f8")[:] = 77
-        say(end, b"written")
-        hear(end, b"written too")
+        notify(end, b"written")
+        await_text(end, b"written too")
         seen = np.frombuffer(ctypes.string_at(address, whole.nbytes), "f8")
         expected = np.full(whole.size, 77.0)
         if not flags:
             expected[reached] = 78
         np.testing.assert_array_equal(seen, expected)
         expect(lib.gc_share_wait(lease, 0), Status.TIMEOUT, "not released")
-        say(end)
+        notify(end)
         ended(lease)
     def there(end):
         tensor = receive(end, OTHER)
@@ -180,13 +180,13 @@ def test_both_sides_see_the_same_elements(layout, memory):
         assert bool(dl.data) == (sent.size > 0)
         if sent.size:
             np.testing.assert_array_equal(span(tensor), sent)
-        say(end, b"read")
-        hear(end, b"written")
+        notify(end, b"read")
+        await_text(end, b"written")
         if sent.size:
             assert flags or (span(tensor) == 77).all()
             span(tensor)[...] = 78
-        say(end, b"written too")
-        hear(end)
+        notify(end, b"written too")
+        await_text(end)
         lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there)
@@ -234,11 +234,11 @@ def test_a_tensor_over_many_allocations(parts):
         whole = np.ndarray(({parts}, step), "i4", (ctypes.c_uint8 * sum(memory.sizes)).from_address(memory.address))
         whole[:, :2] = np.arange({parts})[:, None]
         before = in_use()
-        tensor = over(memory.address + 4 * (step - 1), whole.reshape(-1)[step - 1 : -1])  # neither end is a part's
+        tensor = over(memory.address + 4 * (step - 1), whole.reshape(-1)[step - 1 : -1])  # within allocations
         lease = send(tensor, end)
         ended(lease)
         assert in_use() == before
-        assert (whole[:, 1] == np.arange({parts}) + 1000).all(), "written there"
+        assert (whole[:, 1] == np.arange({parts}) + 1000).all(), "the receiver has not written"
     def there(end):
         before = in_use()
         tensor = receive(end)
@@ -248,7 +248,7 @@ def test_a_tensor_over_many_allocations(parts):
         assert elements.base is not None
         second = tensor.contents.dl_tensor.data + 4 - 4 * (step - 1)
         fixed = np.ndarray((1,), "i4", (ctypes.c_uint8 * 4).from_address(second))
-        fixed += 1000  # of the first part, which the tensor begins in
+        fixed += 1000  # in the first allocation, in which the tensor begins
         lib.gc_tensor_free(tensor)
         assert in_use() == before
     two(here, there)
@@ -303,19 +303,19 @@ def test_a_copy_exposes_nothing_else_and_outlives_the_original():
     shares("""
     def here(end):
         tensor = on_gpu(np.arange(1000, dtype="f4"))
-        fake.fake_kind(tensor.struct.dl_tensor.data, 1)  # of a pool, even
+        fake.fake_kind(tensor.struct.dl_tensor.data, 1)  # memory of a pool can be copied, too
         before = in_use()
         check(lib.gc_share_send(tensor.managed, end.fileno(), COPY, 0, None))
         assert in_use() == before
         np.frombuffer((ctypes.c_uint8 * 4000).from_address(tensor.struct.dl_tensor.data), "f4")[:] = 0
-        hear(end)
+        await_text(end)
     def there(end):
         tensor = receive(end)
         memory = ctypes.string_at(tensor.contents.dl_tensor.data, GRANULE)
         assert (np.frombuffer(memory, "f4", 1000) == np.arange(1000)).all() and not any(memory[4000:])
         lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
-        say(end)
+        notify(end)
     two(here, there)
     """)
 
@@ -388,7 +388,7 @@ def test_devices_with_other_numbers_in_the_receiver(first, environment):
                 tensor = receive(end, device)
                 dl = tensor.contents.dl_tensor
                 assert dl.device.device_id == device.device_id
-                assert fake.fake_use(dl.data, 72, 1, fake.fake_stream(device.device_id)) == 0, "it is for this device"
+                assert fake.fake_use(dl.data, 72, 1, fake.fake_stream(device.device_id)) == 0, "not mapped here"
                 lib.gc_tensor_free(tensor)
         assert in_use()[1:] == (0, 0, 0)
     two(here, there, dict(FAKE_FIRST="{first}"))
@@ -444,7 +444,7 @@ def test_memory_stays_until_the_receiver_releases_it_and_is_not_reused():
         address = memory.contents.dl_tensor.data
         (ctypes.c_uint8 * 100).from_address(address)[:] = bytes(range(100))
         leases = [send(memory, end) for _ in range(2)]
-        hear(end)
+        await_text(end)
         lib.gc_tensor_free(memory)
         others = []
         def none_there():
@@ -456,15 +456,15 @@ def test_memory_stays_until_the_receiver_releases_it_and_is_not_reused():
             check(lib.gc_trim(GPU))
         none_there()
         assert fake.fake_in_use(0) == 1 << 20
-        say(end)
+        notify(end)
         ended(leases[0])
         none_there()
-        assert fake.fake_in_use(0) == 1 << 20, "one has it still"
-        say(end)
+        assert fake.fake_in_use(0) == 1 << 20, "the receiver still has one tensor"
+        notify(end)
         check(lib.gc_share_wait(leases[1], LONG))
         assert fake.fake_in_use(0) == 0
         lib.gc_share_free(leases[1])
-        # The reverse: it is released here when the other process no longer has it.
+        # The sender releases the memory after the receiver has released it.
         memory = held(1 << 20)
         lease = send(memory, end)
         ended(lease)
@@ -474,9 +474,9 @@ def test_memory_stays_until_the_receiver_releases_it_and_is_not_reused():
         assert fake.fake_allocations() == fake.fake_frees() + 1 and fake.fake_frees() > frees
     def there(end):
         tensors = [receive(end) for _ in range(2)]
-        say(end)
+        notify(end)
         for tensor in tensors:
-            hear(end)
+            await_text(end)
             assert ctypes.string_at(tensor.contents.dl_tensor.data, 100) == bytes(range(100))
             lib.gc_tensor_free(tensor)
         lib.gc_tensor_free(receive(end))
@@ -493,20 +493,20 @@ def test_a_lease_that_is_refused_or_abandoned():
             lib.gc_tensor_free(memory)
             lib.gc_share_free(lease)
             check(lib.gc_trim(GPU))
-            say(gate)
-            hear(gate)
+            notify(gate)
+            await_text(gate)
         kept = held(10)
-        ended(send(kept, end))  # finds what has ended
+        ended(send(kept, end))  # this call finds the ended leases
         lib.gc_tensor_free(kept)
         check(lib.gc_trim(GPU))
-        assert fake.fake_in_use(0) == 1 << 20, "without being asked for"
+        assert fake.fake_in_use(0) == 1 << 20, "memory that was sent without a lease stays"
     def there(end):
         for _ in range(2):
-            hear(gate)
+            await_text(gate)
             tensor = receive(end)
             assert len(ctypes.string_at(tensor.contents.dl_tensor.data, 1 << 20)) == 1 << 20
             lib.gc_tensor_free(tensor)
-            say(gate)
+            notify(gate)
         lib.gc_tensor_free(receive(end))
     two(here, there)
     """)
@@ -555,14 +555,14 @@ def test_a_tensor_that_is_sent_back_to_its_process():
     lease = send(memory, one)
     expect(refused(other, OTHER), Status.UNSUPPORTED_DEVICE, "cuda:1", "process that has sent it")
     ended(lease, 0, Status.SHARE)
-    # With another socket to answer on it is a stranger's word, whatever it says.
+    # A message with another answer socket counts as foreign, even with the same bytes.
     lease = send(memory, one)
     text, numbers, *_ = socket.recv_fds(other, 10_000, 10)
     mine, theirs = socket.socketpair()
     socket.send_fds(one, [text], [theirs.fileno()])
     theirs.close()
     expect(refused(other), Status.SHARE, "cuIpcOpenMemHandle")
-    # The tensor is released first, and the one who has it last.
+    # The sender releases the tensor before the receiver opens it.
     lib.gc_tensor_free(memory.memory)
     socket.send_fds(one, [text], numbers)
     os.close(numbers[0])
@@ -573,7 +573,7 @@ def test_a_tensor_that_is_sent_back_to_its_process():
     check(lib.gc_trim(GPU))
     mine.close(), one.close(), other.close()
     mapped.free()
-    assert in_use()[1:] == (0, 0, 0) and fake.fake_in_use(0) == 512, "what Mapped has made first"
+    assert in_use()[1:] == (0, 0, 0) and fake.fake_in_use(0) == 512, "only the tensor that Mapped has made is left"
     """)
 
 
@@ -623,7 +623,7 @@ def test_a_forked_child_closes_nothing():
         memory = on_gpu(np.arange(10.0))
         mapped = Mapped([GRANULE])
         leases = [send(tensor, end) for tensor in (memory, over(mapped.address, np.ones(4)))]
-        hear(end)
+        await_text(end)
         pid = os.fork()
         if not pid:
             free_all(leases)
@@ -632,7 +632,7 @@ def test_a_forked_child_closes_nothing():
         assert os.waitpid(pid, 0)[1] == 0
         for lease in leases:
             expect(lib.gc_share_wait(lease, 0), Status.TIMEOUT)
-        say(end)
+        notify(end)
         for lease in leases:
             ended(lease)
     def there(end):
@@ -642,8 +642,8 @@ def test_a_forked_child_closes_nothing():
             free_all(tensors)
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        say(end)
-        hear(end)
+        notify(end)
+        await_text(end)
         assert (span(tensors[0]) == np.arange(10)).all()
         free_all(tensors)
         assert in_use()[1:] == (0, 0, 0)
@@ -662,18 +662,18 @@ def test_a_receiver_that_dies(when):
             if isinstance(tensor, Managed):
                 lib.gc_tensor_free(tensor)
             leases.append(lease)
-        hear(gate)
+        await_text(gate)
         for lease in leases:
             expect(lib.gc_share_wait(lease, 0), Status.TIMEOUT)
-        say(gate)
+        notify(gate)
         for lease in leases:
             ended(lease, LONG, Status.SHARE, "ended without")
         assert in_use() == before and fake.fake_in_use(0) == 512
     def there(end):
         if {when!r} != "before it has taken it":
             tensors = [receive(end) for _ in range(2)]
-        say(gate)
-        hear(gate)
+        notify(gate)
+        await_text(gate)
         os._exit(0)
     two(here, there)
     """)
@@ -705,15 +705,15 @@ def test_a_sender_that_dies():
     """)
 
 
-# --- messages of a stranger -------------------------------------------------------------------------------------------
+# --- messages of an untrusted sender ----------------------------------------------------------------------------------
 
-STRANGER = r"""
+UNTRUSTED = r"""
 def part(size=GRANULE, name="stand-in part 0 1"):
     file = os.memfd_create(name)
     os.truncate(file, size)
     return file
 
-class Stranger(sharing.Stranger):
+class UntrustedSender(sharing.UntrustedSender):
     def __enter__(self):
         self.before = in_use()
         return self
@@ -730,7 +730,7 @@ the_driver()
 lib.gc_tensor_free(held(1))
 """
 
-# Messages that are wrong on CUDA alone; test_share.py has the others.
+# These messages are wrong on CUDA alone; test_share.py has the others.
 HOSTILE = [
     (dict(length=152 + 8 - 1), []),
     (dict(length=2**32 - 1), [2**32 - 1]),
@@ -762,37 +762,37 @@ HOSTILE = [
 
 def test_inconsistent_messages():
     shares(f"""
-    exec({STRANGER!r})
+    exec({UNTRUSTED!r})
     for fields in dict(), dict(strides=(-1,), offset=36), dict(shape=(2**40,), strides=(0,)), dict(shape=(), strides=()):
-        with Stranger() as stranger:
-            stranger.send(gpu_message(**fields))
-            tensor = receive(stranger.end)
+        with UntrustedSender() as sender:
+            sender.send(gpu_message(**fields))
+            tensor = receive(sender.end)
             assert fake.fake_reservations() == 1
             lib.gc_tensor_free(tensor)
-            assert stranger.answer() == b"\\0"
-    with Stranger() as stranger:
-        stranger.send(gpu_message(shape=(0,), n_bytes=0, parts=()), [])
-        tensor = receive(stranger.end)
+            assert sender.answer() == b"\\0"
+    with UntrustedSender() as sender:
+        sender.send(gpu_message(shape=(0,), n_bytes=0, parts=()), [])
+        tensor = receive(sender.end)
         assert not tensor.contents.dl_tensor.data
         lib.gc_tensor_free(tensor)
-        assert stranger.answer() == b"\\0"
+        assert sender.answer() == b"\\0"
     calls = fake.fake_calls()
     for fields, words in {HOSTILE!r}:
-        with Stranger() as stranger:
-            stranger.send(gpu_message(**fields))
-            stranger.at.close()
-            status = refused(stranger.end)
+        with UntrustedSender() as sender:
+            sender.send(gpu_message(**fields))
+            sender.at.close()
+            status = refused(sender.end)
             assert status in (Status.CORRUPT, Status.SHARE), (fields, status, last_error())
             assert status == Status.CORRUPT or "closed it" in last_error(), fields
             assert all(str(word) in last_error() for word in words), (fields, last_error())
-            assert stranger.answer() == b""
-    assert fake.fake_calls() == calls, "the driver was not asked"
+            assert sender.answer() == b""
+    assert fake.fake_calls() == calls, "the driver was called"
     """)
 
 
 def test_descriptors_and_handles_of_other_objects():
     shares(f"""
-    exec({STRANGER!r})
+    exec({UNTRUSTED!r})
     for what, files, status, words in (
         ("none", lambda: [], Status.CORRUPT, ["1 descriptors", "3 expected"]),
         ("one", lambda: [part()], Status.CORRUPT, ["2 descriptors"]),
@@ -800,7 +800,7 @@ def test_descriptors_and_handles_of_other_objects():
         ("300", lambda: [part()] * 300, Status.CORRUPT, ["301 descriptors"]),
         ("5000", lambda: [part()] * 5000, Status.CORRUPT, ["4097 and more"]),
         ("files", lambda: [os.open("/dev/null", os.O_RDWR) for _ in range(2)], Status.SHARE, ["cuMemImport"]),
-        ("sockets", lambda: [os.dup(stranger.mine.fileno()) for _ in range(2)], Status.SHARE, ["cuMemImport"]),
+        ("sockets", lambda: [os.dup(sender.mine.fileno()) for _ in range(2)], Status.SHARE, ["cuMemImport"]),
         ("the second is none", lambda: [part(), part(name="file")], Status.SHARE, ["cuMemImport"]),
         ("smaller", lambda: [part(), part(GRANULE // 2)], Status.SHARE, ["cuMemMap"]),
     ):
@@ -809,17 +809,17 @@ def test_descriptors_and_handles_of_other_objects():
             if hard < 12_000:
                 continue
             resource.setrlimit(resource.RLIMIT_NOFILE, (12_000, hard))
-        with Stranger() as stranger:
-            stranger.at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            stranger.send(gpu_message(), files())
-            expect(refused(stranger.end), status, *words)
-            # What came as the socket to answer on was one, where there were as many as there should be.
-            assert stranger.answer() == (bytes([status]) if status == Status.SHARE else b""), what
+        with UntrustedSender() as sender:
+            sender.at.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            sender.send(gpu_message(), files())
+            expect(refused(sender.end), status, *words)
+            # The receiver answers only if the number of descriptors is right, because then the last one is a socket.
+            assert sender.answer() == (bytes([status]) if status == Status.SHARE else b""), what
     for handle in b"", b"x" * 64, b"stand-in" + bytes(56), b"stand-in" + struct.pack("=iiiQQ", 1, 0, 0, 0, 100):
-        with Stranger() as stranger:
-            stranger.send(gpu_message(parts=(), n_bytes=100, handle=handle), [])
-            expect(refused(stranger.end), Status.SHARE, "cuIpcOpenMemHandle", "100 bytes")
-            assert stranger.answer() == bytes([Status.SHARE])
+        with UntrustedSender() as sender:
+            sender.send(gpu_message(parts=(), n_bytes=100, handle=handle), [])
+            expect(refused(sender.end), Status.SHARE, "cuIpcOpenMemHandle", "100 bytes")
+            assert sender.answer() == bytes([Status.SHARE])
     """)
 
 
@@ -828,16 +828,16 @@ def test_a_handle_of_less_memory_than_the_message_states():
     def here(end):
         lease = send(on_gpu(np.ones(100, "f4")), end)
         ended(lease, LONG, Status.SHARE, "GC_STATUS_CORRUPT")
-        hear(end)
+        await_text(end)
     def there(end):
-        exec({STRANGER!r}, globals())
+        exec({UNTRUSTED!r}, globals())
         text, files, *_ = socket.recv_fds(end, 10_000, 10)
         handle = text[32 + 16 + 8 : 32 + 16 + 8 + 64]
-        with Stranger() as stranger:
-            socket.send_fds(stranger.at, [gpu_message(parts=(), n_bytes=1001, handle=handle, shape=(1,))], files)
-            expect(refused(stranger.end), Status.CORRUPT, 1001, "489 are not there")
+        with UntrustedSender() as sender:
+            socket.send_fds(sender.at, [gpu_message(parts=(), n_bytes=1001, handle=handle, shape=(1,))], files)
+            expect(refused(sender.end), Status.CORRUPT, 1001, "489 are not there")
         os.close(files[0])
-        say(end)
+        notify(end)
     two(here, there)
     """)
 
@@ -845,16 +845,16 @@ def test_a_handle_of_less_memory_than_the_message_states():
 # --- a driver that fails ----------------------------------------------------------------------------------------------
 
 EVERY_CALL = r"""
-# Nobody can be told of these: they give something back, or leave a context as it was found.
+# No status reports a failure of these calls: they free something, or restore a context.
 GIVES_BACK = ("cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuIpcCloseMemHandle", "cuCtxPopCurrent_v2",
               "cuThreadExchangeStreamCaptureMode")
-# Where these fail when a tensor is released, the context counts as gone, with what was opened in it.
+# If one of these fails in a release, the context counts as destroyed, together with the memory opened in it.
 CONTEXT = "cuCtxGetId", "cuCtxGetCurrent", "cuCtxPushCurrent_v2"
-# Where these fail, its work could not be waited for.
+# If one of these fails, the library could not wait for the work on the memory.
 kept = []
 
 def each_call(call, after):
-    # Lets each call of the driver within a call fail in turn. What is held afterwards is what was held before.
+    # Fails each driver call within a call in turn, and checks that the same resources are in use as before.
     before = in_use()
     for number in range(400):
         got, failed = failing(fake, number, CODE, call)
@@ -880,38 +880,38 @@ def here(end):
     if TRIED == "send":
         lease = ctypes.POINTER(Share)()
         tensor = made()
-        say(gate, b"sent")
+        notify(gate, b"sent")
         ended(send(tensor, end, FLAGS))
         def after(got, failed):
             nonlocal lease
             if got:
                 assert not lease
             else:
-                say(gate, b"sent")
+                notify(gate, b"sent")
                 ended(lease)
                 lease = ctypes.POINTER(Share)()
         each_call(lambda: lib.gc_share_send(tensor, end.fileno(), FLAGS, LONG, byref(lease)), after)
-        say(gate, b"done")
+        notify(gate, b"done")
         return
     def sent():
         tensor = made()
         lease = send(tensor, end, FLAGS)
-        say(gate, b"sent")
+        notify(gate, b"sent")
         if KIND == "plain":
             lib.gc_tensor_free(tensor)
         return lease
     if TRIED == "wait":
         for number in range(60):
             lease = sent()
-            hear(gate)
+            await_text(gate)
             _, failed = failing(fake, number, CODE, lambda: check(lib.gc_share_wait(lease, LONG)))
             lib.gc_share_free(lease)
             if not failed:
                 break
         assert not failed and number >= (KIND == "plain" and not FLAGS), number
-        say(gate, b"done")
+        notify(gate, b"done")
         check(lib.gc_trim(GPU))
-        assert fake.fake_in_use(0) == 1024, "unused memory is freed, though later"
+        assert fake.fake_in_use(0) == 1024, "unused memory is not freed"
         return
     while gate.recv(4, socket.MSG_WAITALL) == b"next":
         lease = sent()
@@ -928,28 +928,28 @@ def there(end):
         while gate.recv(4, socket.MSG_WAITALL) == b"sent":
             lib.gc_tensor_free(receive(end))
             if TRIED == "wait":
-                say(gate)
+                notify(gate)
         return
     out = Managed()
     def call():
-        say(gate, b"next")
-        hear(gate, b"sent")
+        notify(gate, b"next")
+        await_text(gate, b"sent")
         if TRIED == "receive":
             return lib.gc_share_receive(end.fileno(), GPU, LONG, byref(out))
-        # The failure that was asked for is of what follows.
+        # The requested failure is for the release that follows.
         number = fake.fake_left()
         fake.fake_fail_call(-1, 0)
         out_of = receive(end)
         before = in_use()
         fake.fake_fail_call(number, CODE)
         lib.gc_tensor_free(out_of)
-        # What could not be waited for stays mapped, with the socket to answer on.
+        # Memory whose work did not complete stays mapped, and its answer socket stays open.
         if in_use()[0] == before[0]:
             assert CODE != 700 and in_use() == before, (in_use(), before)
             kept.append(fake.fake_failed_call().decode())
-            say(gate, b"kept")
+            notify(gate, b"kept")
         else:
-            say(gate, b"free")
+            notify(gate, b"free")
         return 0
     def after(got, failed):
         nonlocal out
@@ -957,7 +957,7 @@ def there(end):
         lib.gc_tensor_free(out)
         out = Managed()
     each_call(call, after)
-    say(gate, b"done")
+    notify(gate, b"done")
     assert bool(kept) == (TRIED == "release" and CODE != 700), kept
 
 two(here, there)

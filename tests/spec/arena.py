@@ -7,7 +7,7 @@ import driver
 import gpu
 import layouts
 
-BEHIND = 64  # bytes behind each operand, which no call may write
+BEHIND = 64  # bytes after each operand, which no call may write
 
 
 class Arena:
@@ -58,5 +58,5 @@ class Arena:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         driver.synchronize()
         found = driver.download(view.data, size + self.behind)
-        assert (found[size:] == layouts.PATTERN).all(), "written behind it"
+        assert (found[size:] == layouts.PATTERN).all(), "a call has written after the end of the operand"
         return found[:size].view(dtype).reshape(shape)

@@ -55,7 +55,7 @@ def first_call_while_capturing(first, mode):
             thread.join()
     results = [failure for failure in failures if not isinstance(failure, list)]
     assert not results, results
-    assert (driver.download(filled.address, 4096) == 1).all(), "what is captured does not run"
+    assert (driver.download(filled.address, 4096) == 1).all(), "captured work has run"
     graph.replay(stream.handle)
     stream.synchronize()
     side.synchronize()

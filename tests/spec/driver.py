@@ -14,7 +14,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
-LEGACY, PER_THREAD = 1, 2  # stream handles that the driver takes too; NULL is the legacy stream as well
+LEGACY, PER_THREAD = 1, 2  # stream handles that the driver accepts; NULL is also the legacy stream
 NON_BLOCKING = 1
 NOT_READY = 600
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # modes of a capture

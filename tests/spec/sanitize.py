@@ -22,7 +22,7 @@ import kernels  # noqa: E402
 from arena import Arena  # noqa: E402
 from block_model import INT4, INT8  # noqa: E402
 from codec_model import ONEBIT, SIGN  # noqa: E402
-from codecs_c import one_case, random_block_options, random_options, strangers  # noqa: E402
+from codecs_c import invalid_payloads, one_case, random_block_options, random_options  # noqa: E402
 from comms import CheckedRanks, Nodes, World  # noqa: E402
 from capi import AXIS_NONE, BIG, DTYPES, FLOATS, LITTLE, Managed, byref, check, lib  # noqa: E402
 from layouts import Layout, case, chunk_rows, truth_of, unpackbits  # noqa: E402
@@ -211,7 +211,7 @@ def wild():
     """Promises twice the memory that exists in a descriptor, so that our kernel reads beyond it."""
     size = 4 << 20
     with driver.Memory(size) as one, driver.Memory(size) as other:
-        # The source is behind the target: a source that reaches into the target would be refused.
+        # The source is after the target, because a source that overlaps the target would be refused.
         target, source = sorted([one.address, other.address])
         driver.fill(source, 1, size)
         src, dst = gpu.at(source, (2 * size,), "bool"), gpu.at(target, (1, size // 4))
@@ -235,7 +235,7 @@ def codecs():
                 one_case(arena, seed, 30_000, options)
                 arena.start_again()
     for kind in ONEBIT, SIGN:
-        strangers(arena, kind)
+        invalid_payloads(arena, kind)
         arena.start_again()
 
 

@@ -50,11 +50,11 @@ def ended(lease):
     lib.gc_share_free(lease)
 
 
-def say(gate, word):
+def notify(gate, word):
     gate.sendall(word.encode() + b"\n")
 
 
-def hear(gate, word=None):
+def await_text(gate, word=None):
     text = b""
     while not text.endswith(b"\n"):
         byte = gate.recv(1)
@@ -136,19 +136,19 @@ def sender(source, end, gate, device):
     driver.upload(address, np.arange(n, dtype="f4"))
     backwards = over(address + 4 * (n - 1), (9, 7), device, (-1000, -3))
     leases = [send(over(address, (n,), device), end), send(backwards, end)]
-    say(gate, "sent")
-    hear(gate, "written there")
+    notify(gate, "sent")
+    await_text(gate, "written there")
     seen = driver.download(address, 4 * n)
     assert (seen == 7).all()
     driver.fill(address, 9, 4 * n)
-    say(gate, "written here")
+    notify(gate, "written here")
     for lease in leases:
         ended(lease)
 
 
 def receiver(source, end, gate, device):
     n = 25 * MIB
-    hear(gate, "sent")
+    await_text(gate, "sent")
     tensor, other = receive(end, device), receive(end, device)
     view, its = tensor.contents.dl_tensor, other.contents.dl_tensor
     assert (view.device.device_type, view.device.device_id) == (CUDA, device)
@@ -159,11 +159,11 @@ def receiver(source, end, gate, device):
     assert (whole == np.arange(n, dtype="f4")).all()
     assert driver.download(its.data - 4 * 1000, 4).view("f4")[0] == n - 1001
     driver.fill(view.data, 7, 4 * n)
-    say(gate, "written there")
-    hear(gate, "written here")
+    notify(gate, "written there")
+    await_text(gate, "written here")
     assert (driver.download(view.data, 4 * n) == 9).all()
     lib.gc_tensor_free(tensor)
-    assert (driver.download(its.data, 4) == 9).all(), "the other is still there"
+    assert (driver.download(its.data, 4) == 9).all(), "the other tensor is still valid"
     lib.gc_tensor_free(other)
 
 
@@ -182,7 +182,7 @@ def small_receiver(source, end, gate, device):
     for k, tensor in enumerate(tensors):
         assert (driver.download(tensor.contents.dl_tensor.data, 1000) == k).all(), k
     for k, tensor in enumerate(tensors):
-        assert (driver.download(tensor.contents.dl_tensor.data, 1000) == k).all(), "those before are gone"
+        assert (driver.download(tensor.contents.dl_tensor.data, 1000) == k).all(), "earlier tensors are still mapped"
         lib.gc_tensor_free(tensor)
 
 
@@ -196,19 +196,19 @@ def not_sender(source, end, gate, device):
     print(capi.last_error())
     check(lib.gc_share_send(tensor, end.fileno(), COPY, PATIENCE, None))
     driver.fill(address, 0, 4 * MIB)
-    say(gate, "sent")
-    hear(gate, "done")
+    notify(gate, "sent")
+    await_text(gate, "done")
     assert (driver.download(address, 4 * MIB) == 0).all()
 
 
 def copy_receiver(source, end, gate, device):
-    hear(gate, "sent")
+    await_text(gate, "sent")
     tensor = receive(end)
     address = tensor.contents.dl_tensor.data
     assert (driver.download(address, 4 * MIB).view("f4") == np.arange(MIB)).all()
     driver.fill(address, 1, 4 * MIB)
     lib.gc_tensor_free(tensor)
-    say(gate, "done")
+    notify(gate, "done")
 
 
 def descriptors():
@@ -230,10 +230,10 @@ def thousand_sender(source, end, gate, device):
             lib.gc_tensor_free(kept)
         ended(lease)
         if k in (10, 1000):
-            say(gate, "ended")
-            hear(gate, "measured")
+            notify(gate, "ended")
+            await_text(gate, "measured")
             now = descriptors(), driver.free_bytes()
-            say(gate, "measured")
+            notify(gate, "measured")
             if k == 10:
                 before = now
     assert now == before, f"descriptors and free memory: {before} after 10, {now} after 1,000"
@@ -243,10 +243,10 @@ def thousand_receiver(source, end, gate, device):
     for k in range(1, 1001):
         lib.gc_tensor_free(receive(end))
         if k in (10, 1000):
-            hear(gate, "ended")
+            await_text(gate, "ended")
             now = descriptors(), driver.free_bytes()
-            say(gate, "measured")
-            hear(gate, "measured")
+            notify(gate, "measured")
+            await_text(gate, "measured")
             if k == 10:
                 before = now
     assert now == before, f"descriptors and free memory: {before} after 10, {now} after 1,000"

@@ -18,8 +18,8 @@ from block_model import INT4, INT8, MXFP4, MXFP8
 from capi import CUDA_HOST, Status
 from codec_model import CORRUPT, NONFINITE, ONEBIT, SIGN, TRANSACTIONAL
 from codecs_c import (
-    Checked, Host, Refused, call, gradient, one_case, random_block_options, random_options, same,
-    strangers, views,
+    Checked, Host, Refused, call, gradient, invalid_payloads, one_case, random_block_options, random_options,
+    same, views,
 )  # fmt: skip
 from tiers import both
 
@@ -45,7 +45,7 @@ def test_random_codecs_match_the_specification(place, options):
 
 
 ON_BOTH = [(place, name) for place in ("cpu", "cuda") for name in block_cases.CASES]
-# On the CPU a case runs with two of the five codecs, another two than the case before.
+# On the CPU a case runs with two of the five codecs, and the next case with two others.
 FEW = [(place, name) for k, (place, name) in enumerate(ON_BOTH) if place == "cuda" or (k - k // 5) % 5 in (0, 2)]
 
 
@@ -56,7 +56,7 @@ def test_block_codecs(place, name):
 
 @pytest.mark.parametrize("kind", [ONEBIT, SIGN])
 def test_invalid_payloads_are_reported_and_not_decoded(place, kind):
-    strangers(place, kind)
+    invalid_payloads(place, kind)
 
 
 @pytest.mark.parametrize("kind", [ONEBIT, *NAMES])
@@ -76,7 +76,7 @@ def test_a_state_is_refused_during_a_pending_step_and_kept_later(place, kind):
         codec.compare_all()
         call("gc_codec_state_in", codec.handle, state.view, None)
         codec.model.worker, codec.model.reducer = halves
-        codec.commit()  # nothing is pending
+        codec.commit()  # no step is pending
         codec.compare_all()
         codec.reduce(payload[:1])
         codec.commit()

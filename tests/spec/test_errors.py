@@ -91,7 +91,7 @@ def test_the_simple_tier_works_after_an_out_of_memory_error():
 
 
 def test_a_pending_error_of_the_caller_is_not_reported_as_ours():
-    # A driver call of the caller that fails leaves nothing behind that a call of ours would report.
+    # A failed driver call of the caller leaves no error that a call of the library would report.
     assert driver.raw("cuMemFree_v2", ctypes.c_uint64(0x1234)) != 0
     with Prepared("pack_chunks") as work:
         check(work.call(None))

@@ -40,7 +40,7 @@ def test_a_kernel_is_launched_by_name_through_the_driver(elements, order):
     function, shape = driver.kernel(driver.load(fatbin()), "gc_pack_truth_u8"), shape_here("gc_pack_truth_u8")
     truth = np.random.default_rng(elements).random(elements) < 0.5
     expected = layouts.chunk_rows(truth, 1, order)[0]
-    size = expected.size + 3  # the bytes behind the last element are zeroed
+    size = expected.size + 3  # the bytes after the last element are zeroed
     with driver.Memory(elements) as source, driver.Memory(size + 8) as target:
         driver.upload(source.address, truth)
         driver.fill(target.address, layouts.PATTERN, size + 8)

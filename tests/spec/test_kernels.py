@@ -160,7 +160,7 @@ def test_threads_share_a_kernel():
         cupy.cuda.Device().synchronize()
         np.testing.assert_array_equal(z.get(), x.get() + np.float32(1))
 
-    cupy.cuda.Device().synchronize()  # x is there for every thread's stream
+    cupy.cuda.Device().synchronize()  # x must be complete for every thread's stream
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(work) for _ in range(4)]:
             done.result(timeout=120)

@@ -104,7 +104,7 @@ def reader_sees_the_old_bytes(maker, gate, count, release=None):
 MAKERS = ("pack_chunks", "unpack_chunks", "pack_bits", "unpack_bits", "tensor_empty")
 
 
-# Tests one output, which is soon used again if at all; and enough outputs that some must be.
+# Tests one output, whose memory is reused soon or never, and enough outputs that some memory must be reused.
 @pytest.mark.parametrize(
     "size, count, where",
     [

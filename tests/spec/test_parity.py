@@ -122,7 +122,7 @@ def test_unpack_signs_into_writes_scales_and_minus_them_and_nothing_else(bench, 
         expected = scaled_signs(bits, target.dtype, each).reshape(target.shape)
         operand = bench.operand(values, int(rng.integers(0, 4))) if n_scales else contextlib.nullcontext()
         with case(seed=seed, source=source, target=target, order=order, scales=n_scales), operand as scales:
-            # Between the source and the order, where into() has room for more arguments.
+            # These arguments of into() are between the source and the order.
             found = bench.into(lib.gc_unpack_signs_into, source, buffer, scales and scales.view, order, target=target)
             assert_patterns(target, found, expected)
 
@@ -156,7 +156,7 @@ def test_vote_signs_into_is_the_majority_and_ties_alternate(bench, block):
     for seed, rng in seeded(bench, block):
         voters = int(rng.integers(1, rng.choice((8, 31, 200))))
         rows = random_rows(rng, (voters, int(rng.integers(0, rng.choice((70, 700, LONG_VOTE))))))
-        # Each row has a gap behind it, the last row is first, or all voters have one row.
+        # Each row has a gap after it, the last row is first, or all voters have one row.
         rows = replace(rows, steps=(int(rng.choice((1, 1, 2, -1, 0))), 1))
         with case(seed=seed):
             votes(bench, rng, rows, [int(rng.integers(0, 2**63))])

@@ -420,7 +420,7 @@ mod tests {
                 run(4, |_, _| {
                     barrier.wait();
                     done.fetch_add(1, Ordering::Relaxed);
-                    assert!((thread::current().id() == caller) != caller_panics, "not to be heard");
+                    assert!((thread::current().id() == caller) != caller_panics, "not to be printed");
                 });
                 Ok(())
             });
@@ -439,7 +439,7 @@ mod tests {
         for sentence in lines.chunks(2) {
             assert!(sentence[0].starts_with("99 after 4 parts: a defect of this library, caught: "), "{stderr}");
             assert!(sentence[0].contains("src/cpu/pool/mod.rs:"), "{stderr}");
-            assert_eq!(sentence[1], "not to be heard", "{stderr}");
+            assert_eq!(sentence[1], "not to be printed", "{stderr}");
         }
     }
 }

@@ -535,7 +535,7 @@ mod tests {
         drop(gone);
         assert_eq!(home.export(4096), Some(8));
         drop(owner);
-        assert!(home.take_retired(8).is_none(), "one has it still");
+        assert!(home.take_retired(8).is_none(), "one receiver still has it");
         home.returned(4096, 8);
         assert_eq!(home.take_retired(8).unwrap().largest().unwrap().address, 4096);
     }
@@ -558,7 +558,7 @@ mod tests {
         home.take_pending(7).make_ready();
         assert!(taken(home, 7, 1000, 1024).is_none());
         home.returned(4096, 7);
-        assert!(home.take_retired(7).is_none(), "one has it still");
+        assert!(home.take_retired(7).is_none(), "one receiver still has it");
         home.returned(4096, 7);
         let mut freed = home.take_retired(7).unwrap();
         home.returned(4096, 7); // one return too many

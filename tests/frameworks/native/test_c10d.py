@@ -104,7 +104,7 @@ def on_stream(rank, library):
         for handle, number in (1001, 1), (64, 64), (0, 0):
             seen = torch.ops.gradcodec_c10d.on_stream(handle, gather)
             assert seen == [8192, 4096, 96, sent, True, False, number, 0, 0, 1], seen
-        # Torch takes this handle for another stream, so the group must not be called.
+        # Torch treats this handle as another stream, so the library must not call the group.
         assert torch.ops.gradcodec_c10d.on_stream(77, gather) == [1, 0, 1]
 
 

@@ -27,7 +27,7 @@ def gradients(relu, x, upstream):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_and_gradients_are_bit_identical_to_torch(ops, device, dtype):
-    # Put every special value before and behind every other one, in the vector loops of the CPU and in their tails.
+    # Puts every special value before and after every other one, in the vector loops of the CPU and in their tails.
     special = torch.tensor(SPECIAL, device=device, dtype=dtype)
     x = special.repeat_interleave(len(special)).repeat(7)
     upstream = special.repeat(len(special)).repeat(7)

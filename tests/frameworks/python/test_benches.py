@@ -24,7 +24,7 @@ def run(program, output, *more):
     # The timeout ends a program that hangs, and no other: a busy machine takes minutes.
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not list(temporary.iterdir()), "files stayed"
+    assert not list(temporary.iterdir()), "the program left files"
     return json.loads(output.read_text()), done.stdout
 
 
@@ -52,7 +52,7 @@ def test_every_kind_of_codec_learns(tmp_path):
     results, text = run("accuracy.py", tmp_path / "of.json", "--size", "tiny", "--device", "cpu", "--seeds", "1", "--only", "ranks=2")
     runs = results["results"]
     assert [one["codec"] for one in runs] == ["float32", "int8", "int4", "int4", "onebit", "sign"]
-    assert all(4.5 < one["loss"] < 5.3 for one in runs), "ln(256), 5.5, is the loss of a model that knows nothing"
+    assert all(4.5 < one["loss"] < 5.3 for one in runs), "an untrained model has a loss of ln(256), 5.5"
     assert all(one["bytes"] < 0.31 * runs[0]["bytes"] for one in runs if one["codec"] in ("int8", "int4", "sign"))
     assert "| lion | sign | none | 2 |" in text
 

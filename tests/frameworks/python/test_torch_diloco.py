@@ -267,7 +267,7 @@ def a_round_that_some_ranks_have_applied_is_applied_on_all():
             assert all(torch.equal(one, other) for one, other in zip(model.parameters(), twin_model.parameters()))
         for step in range(9, 17):
             for its, which in (model, diloco), (twin_model, twin):
-                # Until the next round rank 1 is behind, and its moves are lost as with a delay.
+                # Rank 1 lags until the next round, and its updates are lost as with a delay.
                 if in_a_new_world or rank != 1 or step > 8 + 4 // fragments:
                     move(its, step)
                 which.step()

@@ -10,7 +10,7 @@ import torch
 from gradcodec import GradCodecError
 from gradcodec._torch_nodes import Watch
 
-LIMIT = 30  # seconds until a test gives up
+LIMIT = 30  # seconds until a test fails
 
 
 class Comm:
