@@ -27,8 +27,9 @@ const ALL: [InstructionSet; 1] = [Portable];
 
 pub const SETS: usize = ALL.len();
 
-/// Index in `ALL` of the set in use, plus 1; 0 if none is chosen or GRADCODEC_CPU is wrong. There is no lock, because a child that is forked
-/// during the choice could wait for it for ever. Threads that choose at the same time choose the same set.
+/// Index in `ALL` of the set in use, plus 1; 0 if none is chosen or GRADCODEC_CPU is wrong. There is no lock, because a
+/// child that is forked during the choice could wait for it for ever. Threads that choose at the same time choose the
+/// same set.
 static CHOSEN: AtomicUsize = AtomicUsize::new(0);
 
 impl InstructionSet {
